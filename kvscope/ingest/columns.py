@@ -147,10 +147,20 @@ class Columns:
     """The requests of one trace in file order, checked for what concerns every format.
 
     Requests become columns a field at a time: request by request takes several times as long.
+    `isolated`: hash ids differ from tenant to tenant already, as the numbers of a stored trace's
+    blocks do.
     """
 
-    def __init__(self, default_block_size: int, options: ReadOptions, rejects: Rejects) -> None:
+    def __init__(
+        self,
+        default_block_size: int,
+        options: ReadOptions,
+        rejects: Rejects,
+        *,
+        isolated: bool = False,
+    ) -> None:
         self.options = options
+        self._isolated = isolated
         self.trie = Trie()
         self.names: dict[str, dict[str, int]] = {name: {} for name in _NAMED}
         self.tenants: dict[Tenant, int] = {}
@@ -334,7 +344,7 @@ class Columns:
         tenants: list[Tenant] = list(zip(*columns, strict=True))
         for tenant in dict.fromkeys(tenants):
             self.tenants.setdefault(tenant, len(self.tenants))
-        if len(self.tenants) > 1:
+        if len(self.tenants) > 1 and not self._isolated:
             first = next(iter(self.tenants))
             for row, tenant in enumerate(tenants):
                 if tenant != first and batch.blocks[row]:

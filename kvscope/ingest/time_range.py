@@ -38,7 +38,7 @@ def ingest_range(
     words = f"{first_s:.12g}-{'' if end_s is None else f'{end_s:.12g}'}s"
     content_hash = f"{words} of {trace.content_hash}"
     name = f"{trace.name}@{words}"
-    columns = Columns(trace.block_size, ReadOptions(), Rejects(name, strict=True))
+    columns = Columns(trace.block_size, ReadOptions(), Rejects(name, strict=True), isolated=True)
     with stores.reading() as store:
         if known := traces.find_content(store, content_hash):
             return known

@@ -99,3 +99,21 @@ def test_stored_once(tmp_path: Path) -> None:
             ingest_range(store, whole, 5, 2)
         hashes = store.columns("ingest/hash_ids", trace_id=part.trace_id)["hash_id"]
         assert np.array_equal(hashes, [7, 11, 12, 13])
+
+
+def test_tenants_stay_apart(store: Store) -> None:
+    """Models with equal hash ids share no blocks in a range either, and blocks keep their names."""
+    requests = [
+        Request(
+            input_tokens=2 * SIZE,
+            output_tokens=1,
+            arrival_s=float(at),
+            hash_ids=[7, 8],
+            model="ab"[at % 2],
+        )
+        for at in range(8)
+    ]
+    whole = small_traces.stored(store, requests, SIZE)
+    part = ingest_range(store, whole, 2, 6)
+    assert (part.requests, part.distinct_blocks) == (4, 4)
+    assert _columns(store, part) == _columns(store, small_traces.stored(store, requests[2:6], SIZE))
