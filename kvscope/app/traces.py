@@ -11,6 +11,7 @@ from kvscope.app.monitor import Monitor
 from kvscope.app.options import AS_STORED, Reading
 from kvscope.core import memory
 from kvscope.core.errors import InputError, Stopped, UsageError
+from kvscope.core.files import exists, files_of, size_of
 from kvscope.core.trace import Prompts, Trace
 from kvscope.store import traces
 from kvscope.store.file import CANNOT_STORE, Stores
@@ -76,8 +77,8 @@ def load_range(
 
 
 def is_file(text: str) -> bool:
-    """Return whether `text` names a file to read rather than a stored trace."""
-    return text == STANDARD_INPUT or Path(text).exists()
+    """Return whether `text` names something to read rather than a stored trace."""
+    return text == STANDARD_INPUT or exists(text)
 
 
 def check_source(stores: Stores, source: str | None) -> None:
@@ -120,10 +121,8 @@ def ingest_file(
     """
     from kvscope.ingest.formats.base import ReadOptions
     from kvscope.ingest.pipeline import IngestOptions, UnusableLinesError, ingest
-    from kvscope.ingest.source import size_of
 
-    file = Path(path)
-    size = size_of(path) if file.is_file() or file.is_dir() else None
+    size = size_of(path) if all(file.is_file() for file in files_of(path)) else None
     options = IngestOptions(
         name=reading.name,
         format=reading.trace_format,

@@ -46,7 +46,7 @@ TraceArgument = Annotated[
     typer.Argument(
         metavar="TRACE",
         parser=parsed_by(values.called),
-        help="A file, a folder, the name of a stored trace, or nothing: the trace last worked on.",
+        help="A file, a folder, a pattern, a stored trace, or nothing: the trace last worked on.",
         show_default=False,
     ),
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import glob
 import gzip
 import os
 import shutil
@@ -204,3 +205,28 @@ def _compressed(file: BinaryIO, suffix: str) -> Iterator[BinaryIO]:
             yield cast(BinaryIO, writer)
     else:
         yield file
+
+
+def size_of(path: str) -> int:
+    """Return the bytes on disk of the files at `path`."""
+    return sum(file.stat().st_size for file in files_of(path))
+
+
+def files_of(path: str) -> list[Path]:
+    """Return the file at `path`; or by name those in that folder, or that match that pattern.
+
+    Hidden files are left out, as are folders in the folder. A file whose own name looks like a
+    pattern is that file.
+    """
+    place = Path(path)
+    if place.is_dir():
+        path = str(Path(glob.escape(path)) / "*")
+    elif place.exists() or not glob.has_magic(path):
+        return [place]
+    matches = glob.glob(path, recursive=True)  # noqa: PTH207 - Path.glob raises for some patterns
+    return sorted(file for file in map(Path, matches) if file.is_file())
+
+
+def exists(path: str) -> bool:
+    """Return whether there is a file, or a folder, or a file that matches a pattern, at `path`."""
+    return Path(path).exists() or (glob.has_magic(path) and bool(files_of(path)))

@@ -61,9 +61,9 @@ def build(columns: Columns, reader_notes: list[str]) -> Built:
         order = len(order) - 1 - order
     else:
         order = np.argsort(rows["arrival_s"], kind="stable")
-    rows["session_parent"] = _previous_in_session(rows["session"], order)
     tenant = rows.pop("tenant")[order]
-    links = {name: rows.pop(name) for name in ("parent_chat_id", "session_parent", "session")}
+    links = {name: rows.pop(name) for name in ("parent_chat_id", "session")}
+    links["session_parent"] = _previous_in_session(links["session"], order)
     requests = {name: values[order] for name, values in rows.items()}
     size, trie = columns.block_size, columns.trie
     inputs, outputs, blocks, leaf = (

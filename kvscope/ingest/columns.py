@@ -55,7 +55,6 @@ _TYPECODES = {
     "chat_id": "q",
     "parent_chat_id": "q",
     "user_id": "q",
-    "session_parent": "i",  # row of the session's previous request, or -1
     "session": "i",  # row of the session's first request, or -1
     "clock": "i",  # row of the first request that the same clock times, or -1: the trace's own
     "leaf": "i",  # last block of the prompt
@@ -353,13 +352,12 @@ class Columns:
         self._extend("tenant", np.array([self.tenants[tenant] for tenant in tenants]))
 
     def _append_times(self, batch: RequestBatch) -> None:
-        """Append when each request arrives, and its predecessor in its session."""
+        """Append when each request arrives, and in which session, by which clock."""
         rows, arrival_s = batch.requests, self._columns["arrival_s"]
         sessions, clocks = self._columns["session"], self._columns["clock"]
         if len(batch.arrivals_s) == len(rows) and all(
             row.session_id is None and row.clock is None for row in rows
         ):
-            self._extend("session_parent", np.full(len(rows), -1))
             self._extend("session", np.full(len(rows), -1))
             self._extend("clock", np.full(len(rows), -1))
             arrival_s.fromlist(batch.arrivals_s)
@@ -370,7 +368,6 @@ class Columns:
                 session = key(row.session_id)
                 previous = self._last_in_session.get(session, -1)
                 self._last_in_session[session] = at
-            self._columns["session_parent"].append(previous)
             if previous >= 0:
                 sessions.append(sessions[previous])
             else:

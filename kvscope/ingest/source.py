@@ -1,7 +1,7 @@
-"""Bytes of a trace: a file, a folder of files or standard input, hashed while they are read.
+"""Bytes of a trace: a file, several files or standard input, hashed while they are read.
 
-Files are plain, gzip or zstd, those of a folder each for itself. They count as one file: lines are
-numbered on from one to the next.
+Files are plain, gzip or zstd. Those of a folder, or that match a pattern, count as one file: lines
+are numbered on from one to the next.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import zstandard
 
 from kvscope.core.background import in_background
 from kvscope.core.errors import InputError
-from kvscope.core.files import STANDARD_STREAM
+from kvscope.core.files import STANDARD_STREAM, files_of, size_of
 from kvscope.core.units import MIB
 from kvscope.ingest.limits import (
     EXPANSION_FREE_BYTES,
@@ -175,21 +175,6 @@ class Source:
         self._raw.close()
 
 
-def size_of(path: str) -> int:
-    """Return the bytes on disk of a file, or of all files of a folder."""
-    return sum(file.stat().st_size for file in files_of(path))
-
-
-def files_of(path: str) -> list[Path]:
-    """Return the file at `path`, or those directly in that folder by name, hidden ones left out."""
-    place = Path(path)
-    if not place.is_dir():
-        return [place]
-    return sorted(
-        file for file in place.iterdir() if file.is_file() and not file.name.startswith(".")
-    )
-
-
 def _line_feeds(text: bytes) -> int:
     """Return the number of line feeds without holding the interpreter as `bytes.count` does."""
     return int(np.count_nonzero(np.frombuffer(text, dtype=np.uint8) == _LINE_FEED))
@@ -209,7 +194,7 @@ class _Counted(io.RawIOBase):
     def readinto(self, buffer: object) -> int:
         count = cast(io.BufferedReader, self._inner).readinto(cast(bytearray, buffer))
         inner = self._inner
-        read = inner.bytes_read - self.bytes_read if isinstance(inner, _Folder) else count
+        read = inner.bytes_read - self.bytes_read if isinstance(inner, _Joined) else count
         self.bytes_read += read
         if self._advance is not None:
             self._advance(read)
@@ -221,8 +206,8 @@ class _Counted(io.RawIOBase):
         super().close()
 
 
-class _Folder(io.RawIOBase):
-    """The decompressed files of a folder one after another, each ended by a line feed."""
+class _Joined(io.RawIOBase):
+    """Decompressed files one after another, each ended by a line feed."""
 
     def __init__(self, files: list[Path]) -> None:
         self._files = iter(files)
@@ -264,8 +249,8 @@ def _open(path: str) -> BinaryIO:
     if path == STANDARD_STREAM:
         return sys.stdin.buffer
     try:
-        if Path(path).is_dir():
-            return cast(BinaryIO, _Folder(files_of(path)))
+        if (files := files_of(path)) != [Path(path)]:
+            return cast(BinaryIO, _Joined(files))
         return _opened_pipe(path) if Path(path).is_fifo() else _opened(path)
     except FileNotFoundError as error:
         raise InputError("no such file", where=path) from error

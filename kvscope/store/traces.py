@@ -79,6 +79,8 @@ def free_name(store: Store, path: str) -> str:
     stem = "stdin" if path == STANDARD_STREAM else Path(path).name
     for suffix in (".gz", ".zst", ".jsonl", ".json", ".csv", ".parquet"):
         stem = stem.removesuffix(suffix)
+    if "*" in stem or "?" in stem:  # several files
+        stem = stem.replace("*", "").replace("?", "").strip("-_.")
     stem = stem.strip() or "trace"  # a file may be called " .jsonl"
     taken = {trace.name for trace in all_traces(store)}
     name, number = stem, 2

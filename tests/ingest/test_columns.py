@@ -206,7 +206,7 @@ def test_requests_without_a_time_follow_their_predecessor() -> None:
     columns, _ = settled(*((one,) for one in trace))
     arrays = columns.arrays()
     assert arrays["arrival_s"].tolist() == [10.0, 11.0, 15.0, 15.0]
-    assert columns.arrays()["session_parent"].tolist() == [-1, -1, 0, -1]
+    assert arrays["session"].tolist() == [0, 1, 0, 3]  # the row of its first request
     assert columns.untimed == 2
 
 

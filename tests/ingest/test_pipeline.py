@@ -454,6 +454,7 @@ def test_a_folder_is_one_trace_in_time_order(tmp_path: Path) -> None:
         alone = ingest(store, write(tmp_path / "whole.jsonl", whole)).trace
         assert joined.trace.requests == alone.requests == 9
         assert joined.trace.name == "logs"
+        assert ingest(store, str(folder / "log.?")).trace == joined.trace
         assert joined.trace.distinct_blocks == alone.distinct_blocks
         arrivals = [load_prompts(store, trace).arrival_s for trace in (joined.trace, alone)]
         assert np.array_equal(*arrivals)
