@@ -432,11 +432,15 @@ def test_an_interrupt_while_kernels_run_is_not_kept_waiting(
         going_on.wait(60)
 
     monkeypatch.setattr("kvscope.ingest.pipeline.build", endless)
-    with open_store(MEMORY) as store:
-        with pytest.raises(KeyboardInterrupt):
-            ingest(store, path)
-        assert not any(rows(store).values())
-    going_on.set()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background
+    try:  # ignore it, and so would the tests
+        with open_store(MEMORY) as store:
+            with pytest.raises(KeyboardInterrupt):
+                ingest(store, path)
+            assert not any(rows(store).values())
+    finally:
+        signal.signal(signal.SIGINT, before)
+        going_on.set()
 
 
 def test_a_folder_is_one_trace_in_time_order(tmp_path: Path) -> None:
