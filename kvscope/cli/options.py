@@ -59,7 +59,24 @@ FailOn = Annotated[
         "CONDITION,...",
     ),
 ]
+Baseline = Annotated[
+    str | None,
+    Option(
+        "Earlier result for --fail-on 'regression>5%': its --json file; of `simulate` also run:N,"
+        " a stored run.",
+        "FILE|run:N",
+        values.called,
+    ),
+]
 Json = Annotated[bool, Option("Print one JSON document instead of tables.", flags=("--json",))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateOptions:
+    """When a command ends with exit code 4 for its result."""
+
+    fail_on: FailOn = None
+    baseline: Baseline = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
