@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,10 +19,15 @@ from kvscope.cli import diagnostics
 from kvscope.core import memory
 from kvscope.core.errors import ExitCode, InputError
 from kvscope.core.memory import OutOfMemoryError, available_bytes, out_of_memory, require
+from kvscope.core.hits import standard
 from kvscope.core.units import GIB, MIB
 from kvscope.ingest.pipeline import ingest
-from kvscope.replay.footprint import analysis_bytes, replays_bytes
-from kvscope.store.db import open_store
+from kvscope.learning.offline.learners import tables_for
+from kvscope.policies.gittins import Gittins
+from kvscope.replay.footprint import analysis_bytes, replays_bytes, tables_bytes
+from kvscope.replay.traffic import traffic
+from kvscope.store.db import MEMORY, open_store
+from kvscope.store.traces import load_prompts
 
 
 @pytest.fixture
@@ -139,7 +145,7 @@ def run(arguments: list[str], limit_bytes: int | None = None) -> tuple[int, str,
     return code, process.stderr, peak_kib * 1024
 
 
-def traces(folder: Path, count: int, blocks: int) -> Path:
+def traces(folder: Path, count: int, blocks: int, apart_ms: int = 1) -> Path:
     """Write a trace of so many requests, with prompts of so many blocks, half of them shared."""
     path = folder / f"{count}.jsonl"
     half = blocks // 2
@@ -148,7 +154,7 @@ def traces(folder: Path, count: int, blocks: int) -> Path:
             first = at % 997 * half
             ids = [*range(first, first + half), *range((1000 + at) * half, (1001 + at) * half)]
             file.write(
-                f'{{"timestamp":{at},"input_length":{512 * 2 * half},"output_length":9,'
+                f'{{"timestamp":{at * apart_ms},"input_length":{512 * 2 * half},"output_length":9,'
                 f'"hash_ids":{ids}}}\n'
             )
     return path
@@ -175,6 +181,20 @@ def test_estimates_are_near_the_peaks(tmp_path: Path) -> None:
         small, large = (estimate(stored[count]) for count in sizes)
         ratio = (peaks[sizes[1]] - peaks[sizes[0]]) / (large - small)
         assert 1 / 3 < ratio < 1.5, (command, ratio)
+
+
+@pytest.mark.parametrize("apart_s", [1, 100, 1_000])
+def test_learned_tables_take_no_more_than_estimated(tmp_path: Path, apart_s: int) -> None:
+    """Those of gittins grow with its refits: a slow trace of a month has thousands."""
+    with open_store(MEMORY) as store:
+        trace = ingest(store, str(traces(tmp_path, 2_000, 4, 1_000 * apart_s))).trace
+        requests = traffic(load_prompts(store, trace), standard())
+    tables_for(requests, Gittins)  # compiled
+    tracemalloc.start()
+    tables_for(requests, Gittins)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < tables_bytes(requests, Gittins()) < 4 * peak
 
 
 @pytest.mark.slow
