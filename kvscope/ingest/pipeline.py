@@ -177,6 +177,12 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
         "reuses": reuse.reuses[1:],
     }
     store.append("ingest/add_blocks", blocks, trace_id=number, no_request=NONE)
+    if built.own_hash_ids:
+        own: dict[str, NDArray[Any]] = {
+            "block": np.array([*built.own_hash_ids], dtype=np.int32),
+            "hash_id": np.array([*built.own_hash_ids.values()], dtype=np.int64),
+        }
+        store.append("ingest/set_own_hash_ids", own, trace_id=number)
     arrival_s = requests["arrival_s"]
     runs: dict[str, NDArray[Any]] = {
         "request": reuse.request,

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from functools import partial
+from math import log2
 
 from kvscope.app.documents.explain import explain_document
 from kvscope.app.explain import AVOIDABLE, ExplainedRequest, Explanation, Finding
 from kvscope.core import units
-from kvscope.replay.attribution import Cause
+from kvscope.replay.attribution import COMPUTED, Cause
+from kvscope.replay.observed_hits import Gap
 from kvscope.report import style
 from kvscope.report.report import Report
 from kvscope.report.section import Section, Table, bar, tabulate
 from kvscope.report.words import Sizes, count, counted, definition_in_words, share
 
+_OWN_WIDTH = 4.0  # of the request in its prefix tree; 1 is one other request
 SECTIONS = ("summary", "requests")
 """What `--section` of `kvscope explain` takes."""
 
 _WORDS: dict[Cause, str] = {
     "evicted": "computed before, then evicted",
+    "in-flight": "of an earlier request, not computed yet",
+    "routed": "computed before by another worker",
+    "salt": "computed before under another cache salt",
+    "lora": "computed before under another LoRA adapter",
+    "model": "computed before by another model",
+    "periodic": "behind a shared block that changes with the time",
     "diverged": "the previous turn's prompt was changed",
     "output-changed": "the previous turn's output was changed or left out",
     "growth": "new, after a shared prefix",
@@ -27,6 +36,16 @@ _WORDS: dict[Cause, str] = {
     "no-hash": "no block hashes in the trace",
     "rejected": "request longer than the pool",
 }
+
+
+_GAPS: dict[Gap, str] = {
+    "routed": "predicted ones were on another worker",
+    "in-flight": "predicted ones were still being computed",
+    "evicted": "predicted ones were evicted earlier",
+    "kept": "were kept longer than predicted",
+    "cached-before": "were cached before the trace began",
+}
+_PERIODS = {1: "every second", 60: "every minute", 3600: "hourly", 86400: "daily", 604800: "weekly"}
 
 
 def report(explanation: Explanation) -> Report:
@@ -56,11 +75,19 @@ def _cache(explanation: Explanation) -> str:
     return f"{explanation.policy.name}{pool} {_sizes(explanation).in_words(blocks)}"
 
 
+def _caches(explanation: Explanation) -> str:
+    """Return in words what hits: one cache, or one for each worker."""
+    if explanation.workers == 1:
+        return f"{_cache(explanation)} hits"
+    one = "an infinite cache" if explanation.capacity_blocks is None else _cache(explanation)
+    return f"{count(explanation.workers)} workers, each {one}, hit"
+
+
 def _summary(explanation: Explanation) -> Section:
     total = explanation.input_tokens
     lost = sum(each.tokens for each in explanation.causes if each.cause in AVOIDABLE)
     answer = (
-        f"{_cache(explanation)} hits {share(explanation.hit_tokens / total)} of the input tokens;"
+        f"{_caches(explanation)} {share(explanation.hit_tokens / total)} of the input tokens;"
         f" {share(explanation.missed_tokens / total)} miss, {share(lost / total)} avoidably."
     )
     finite = explanation.capacity_blocks is not None
@@ -87,16 +114,20 @@ def _summary(explanation: Explanation) -> Section:
 
 
 def _observed(explanation: Explanation) -> str | None:
-    """Return what the engine reported against the prediction, None where it reported nothing."""
+    """Return what an engine reported against the prediction, None where none reported hits."""
     observed = explanation.observed
     if observed is None:
         return None
+    engine = "The engine reported"
+    if observed.source == "validation":
+        engine = f"`kvscope validate` measured, with {count(observed.engine_blocks or 0)} blocks,"
+    off = ", ".join(
+        f"{count(each.tokens)} {_GAPS[each.cause]}" for each in observed.gaps if each.tokens
+    )
     return (
-        f"The engine reported {count(observed.observed_hit_tokens)} hit tokens for"
+        f"{engine} {count(observed.observed_hit_tokens)} hit tokens for"
         f" {counted(observed.requests, 'request')}; {count(observed.predicted_hit_tokens)} are"
-        f" predicted. {count(observed.fewer_tokens)} predicted ones missed,"
-        f" {count(observed.more_tokens)} were kept longer than predicted, and"
-        f" {count(observed.unseen_tokens)} were cached before the trace began."
+        f" predicted{f': {off}' if off else ''}."
     )
 
 
@@ -104,7 +135,14 @@ def _finding(explanation: Explanation, finding: Finding) -> str:
     """Return what costs hits and what to change, in words."""
     text = f"{finding.cause}: {share(finding.share)} of the input tokens,"
     text += f" {counted(finding.requests, 'request')}"
-    if finding.at_token is not None:
+    if finding.period_s is not None:
+        every = units.duration_in_words(finding.period_s)
+        often = _PERIODS.get(finding.period_s, f"every {every}")
+        first = count((finding.at_token or 0) + explanation.trace.block_size)
+        stable = f"the first {count(finding.at_token)}" if finding.at_token else "none"
+        text += f": of the first {first} tokens of shared prompts, {stable} stay and the rest"
+        text += f" changes {often} ({count(finding.values or 0)} values)"
+    elif finding.at_token is not None:
         text += f", from token {count(finding.at_token)} on (median)"
     text += f": {finding.remedy}."
     if finding.needed_blocks is not None:
@@ -137,7 +175,12 @@ def _requests(explanation: Explanation) -> Section:
 
 def _one(explanation: Explanation) -> Section:
     (request,) = explanation.requests
-    answer = f"{_cache(explanation)} hits {count(request.predicted_hit_tokens)} of the"
+    return request_section(explanation, request)
+
+
+def request_section(explanation: Explanation, request: ExplainedRequest) -> Section:
+    """Return why tokens of one request missed, with its surroundings in the prefix tree."""
+    answer = f"{_caches(explanation)} {count(request.predicted_hit_tokens)} of the"
     answer += f" {count(request.input_tokens)} input tokens of request {request.request};"
     answer += f" {count(request.missed_tokens)} miss."
     sentences = [answer]
@@ -163,7 +206,16 @@ def _one(explanation: Explanation) -> Section:
             more = request.needed_blocks - explanation.capacity_blocks
             text += f" LRU would have kept them with {_sizes(explanation).in_words(more)} more."
         sentences.append(text)
-    return Section.of("Summary", *sentences, _table_of(request))
+    sentences += [
+        f"Request {each.request} last used what was {_WORDS[each.cause]}."
+        for each in request.computed_by
+    ]
+    if request.observed_hit_tokens is not None:
+        off = ", ".join(f"{count(each.tokens)} {_GAPS[each.cause]}" for each in request.gaps)
+        text = f"Observed: {count(request.observed_hit_tokens)} hit tokens"
+        sentences.append(f"{text}; {off}." if off else f"{text}, as predicted.")
+    tree = partial(prefix_tree, request, explanation.trace.block_size)
+    return Section.of("Summary", *sentences, _table_of(request), tree)
 
 
 def _table_of(request: ExplainedRequest) -> Table | None:
@@ -191,4 +243,46 @@ def causes_chart(explanation: Explanation) -> style.Figure:
         marker_color=style.VERMILION,
     )
     chart.update_yaxes(tickformat=".0%")
+    return chart
+
+
+def prefix_tree(request: ExplainedRequest, block_size: int) -> style.Figure:
+    """Build the request's path from its head down, and where earlier requests leave it."""
+    hit, inputs = request.predicted_hit_tokens, request.input_tokens
+    away = sum(each.tokens for each in request.causes if each.cause in COMPUTED)
+    known = hit + away
+    leaving = {min(each.blocks * block_size, inputs): each for each in request.branches}
+    ends = sorted({*leaving, hit, known, inputs} - {0})
+    chart = style.figure(f"Prefix tree around request {request.request}", "", "", height=460)
+    ids, labels, parents, values, colours = ([""] * 0, [""] * 0, [""] * 0, [0.0] * 0, [""] * 0)
+    begin, above = 0, ""
+    for end in ends:
+        state, colour = ("new", style.VERMILION) if end > known else ("missed", style.ORANGE)
+        if end <= hit:
+            state, colour = "hit", style.BLUE
+        ids.append(str(end))
+        labels.append(f"tokens {count(begin)}-{count(end)}: {state}")
+        parents.append(above)
+        values.append(_OWN_WIDTH if end == inputs else 0.0)
+        colours.append(colour)
+        if end in leaving and end < inputs:
+            branch = leaving[end]
+            ids.append(f"{end} others")
+            text = f"{counted(branch.requests, 'request')} leave here, last {branch.latest}"
+            labels.append(text if branch.requests > 1 else f"request {branch.latest} leaves here")
+            parents.append(str(end))
+            values.append(1 + log2(branch.requests))
+            colours.append(style.GREY)
+        begin, above = end, str(end)
+    chart.add_icicle(
+        ids=ids,
+        labels=labels,
+        parents=parents,
+        values=values,
+        branchvalues="remainder",
+        marker={"colors": colours},
+        tiling={"orientation": "v"},
+        hovertemplate="%{label}<extra></extra>",
+    )
+    chart.update_layout(margin={"l": 10, "r": 10, "t": 50, "b": 10})
     return chart
