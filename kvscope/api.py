@@ -35,6 +35,7 @@ from kvscope.app.options import (
     parsed,
 )
 from kvscope.core.errors import InputError, KvscopeError, UsageError
+from kvscope.core.files import one_path
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -376,7 +377,7 @@ Source = str | PathLike[str] | OpenTrace | None
 
 
 def open_trace(
-    source: str | PathLike[str] | None,
+    source: str | PathLike[str] | Sequence[str | PathLike[str]] | None,
     *,
     db: str = MEMORY,
     name: str | None = None,
@@ -387,15 +388,20 @@ def open_trace(
     strict: bool = False,
     max_bad: Share = 0.01,
 ) -> OpenTrace:
-    """Return the trace at a path, ingested if the store lacks it, or a stored trace by its name."""
+    """Return the trace at a path, ingested if the store lacks it, or a stored trace by its name.
+
+    Several paths are one trace.
+    """
     reading = parsed(Reading, locals())
     from kvscope.app.traces import load_trace
     from kvscope.store.file import StoreFile
 
     store = StoreFile(db, _Logged().note)
+    if isinstance(source, str | PathLike):
+        source = [source]
+    path = one_path([fspath(each) for each in source]) if source else None
     try:
-        text = None if source is None else fspath(source)
-        return OpenTrace(store, load_trace(store, text, _Logged(), reading))
+        return OpenTrace(store, load_trace(store, path, _Logged(), reading))
     except BaseException:
         store.close()
         raise

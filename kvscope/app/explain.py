@@ -56,7 +56,7 @@ AVOIDABLE: tuple[Cause, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class TraceEvidence:
     """What the store knows of a trace's requests apart from their prompts.
 
     `tenants` are None where all requests share blocks. `measured_hit_tokens` (R entries, -1: not
@@ -218,13 +218,13 @@ class Explanation:
         return self.input_tokens - self.hit_tokens
 
 
-def read_evidence(stores: Stores, trace: Trace, request: ExplainRequest) -> Evidence:
+def read_evidence(stores: Stores, trace: Trace, request: ExplainRequest) -> TraceEvidence:
     """Return what the store knows that explains misses.
 
     Raises UsageError for an unknown request.
     """
     with stores.reading() as store:
-        evidence = Evidence(
+        evidence = TraceEvidence(
             traces.load_tenants(store, trace), request=_number(store, trace, request.request)
         )
         for validation in stored_validations(store, trace):
@@ -264,10 +264,10 @@ def explain(
     prompts: Prompts,
     request: ExplainRequest,
     monitor: Monitor | None = None,
-    evidence: Evidence | None = None,
+    evidence: TraceEvidence | None = None,
 ) -> Explanation:
     """Return the cause of every missed token."""
-    evidence = evidence or Evidence()
+    evidence = evidence or TraceEvidence()
     replayed, _ = timed(request.replayed, trace, prompts, monitor or Monitor())
     named = replayed.capacities.in_blocks(replayed.model, trace.block_size)
     capacity = named[0] if named else None
@@ -329,7 +329,7 @@ def explain(
 
 
 def _gaps(
-    prompts: Prompts, setting: RunSetting, causes: Attribution, evidence: Evidence
+    prompts: Prompts, setting: RunSetting, causes: Attribution, evidence: TraceEvidence
 ) -> HitGaps | None:
     """Return why observed hits are not the predicted ones; None where none were observed."""
     observed = evidence.measured_hit_tokens
@@ -347,7 +347,7 @@ def _are_reported(prompts: Prompts) -> bool:
 
 
 def observed_hits(
-    prompts: Prompts, causes: Attribution, gaps: HitGaps, evidence: Evidence
+    prompts: Prompts, causes: Attribution, gaps: HitGaps, evidence: TraceEvidence
 ) -> Observed:
     """Return the observed hits against the predicted ones."""
     known, by_cause = gaps.known, {name: int(of.sum()) for name, of in gaps.tokens.items()}
@@ -403,7 +403,7 @@ _REMEDIES: dict[Cause, str] = {
 
 def _findings(causes: Attribution, block_size: int) -> tuple[Finding, ...]:
     """Return what can be changed, what costs the most tokens first."""
-    found = [
+    ranked = [
         Finding(
             each.cause,
             each.tokens,
@@ -416,8 +416,8 @@ def _findings(causes: Attribution, block_size: int) -> tuple[Finding, ...]:
         for each in _totals(causes)
         if each.share >= _NEGLIGIBLE and each.cause in _REMEDIES and each.cause != "periodic"
     ]
-    found += [each for each in _periodic(causes, block_size) if each.share >= _NEGLIGIBLE]
-    return tuple(sorted(found, key=lambda each: -each.tokens))
+    ranked += [each for each in _periodic(causes, block_size) if each.share >= _NEGLIGIBLE]
+    return tuple(sorted(ranked, key=lambda each: -each.tokens))
 
 
 def _periodic(causes: Attribution, block_size: int) -> list[Finding]:

@@ -58,7 +58,7 @@ COMMANDS: tuple[tuple[str, Lazy], ...] = (
     ("doctor", Lazy("stored:doctor", "Check a store; save what can be read.")),
     ("export", Lazy("stored:export", "Write a stored trace in another format.")),
     ("synth", Lazy("synth:synth", "Generate a synthetic trace.")),
-    ("hash", Lazy("hash:hash_", "Turn logs with prompts into a hashed trace.")),
+    ("hash", Lazy("record:hash_", "Turn logs with prompts into a hashed trace.")),
     ("record", Lazy("record:record", "Record a running vLLM as a trace.")),
     ("policies", Lazy("catalog:policies", "List the eviction policies.")),
     ("routers", Lazy("catalog:routers", "List the routers of fleets.")),

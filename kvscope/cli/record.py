@@ -1,4 +1,4 @@
-"""`kvscope record`: a running vLLM as a trace, from outside."""
+"""`kvscope record` and `kvscope hash`: a trace of a running engine, and of logs with prompts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from kvscope.app import values
+from kvscope.app.hash_logs import HashOptions
 from kvscope.app.options import Option, Time
 from kvscope.cli.diagnostics import note
+from kvscope.cli.options import parsed_by
+from kvscope.cli.terminal import Terminal
 from kvscope.core.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
@@ -47,6 +52,16 @@ Quiet = Annotated[
     float | None,
     Time(
         "Time without growth after which a chain of blocks counts as a whole request.", default="5s"
+    ),
+]
+
+Logs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="LOGS",
+        parser=parsed_by(values.called),
+        help="Log files, plain, .gz or .zst; - is standard input.",
+        show_default=False,
     ),
 ]
 
@@ -91,6 +106,18 @@ def record(
             note(f"{path}: {file.lines:,} requests, {listening.in_words}; {_missed(chains)}")
     if not listening.heard:
         raise EngineError("heard nothing", where=endpoint, remedy=_SILENT)
+
+
+def hash_(*, logs: Logs, options: HashOptions) -> None:
+    """Turn logs with prompts into a trace: salted hashes, lengths and times, never content.
+
+    Reads OpenAI chats, conversations and completions, LiteLLM's payloads and OpenTelemetry spans.
+    """
+    from kvscope.app.hash_logs import hash_logs
+
+    counts = hash_logs(logs, options, Terminal())
+    if options.output != values.STANDARD_STREAM:
+        note(f"{options.output}: {counts.requests:,} requests, {counts.tokens:,} input tokens")
 
 
 @dataclass(slots=True)

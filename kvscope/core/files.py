@@ -12,11 +12,12 @@ import errno
 import glob
 import gzip
 import os
+import shlex
 import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -212,12 +213,33 @@ def size_of(path: str) -> int:
     return sum(file.stat().st_size for file in files_of(path))
 
 
-def files_of(path: str) -> list[Path]:
-    """Return the file at `path`; or by name those in that folder, or that match that pattern.
+def one_path(paths: Sequence[str]) -> str:
+    """Return a path that stands for all of `paths`: their names, as a shell would take them."""
+    return paths[0] if len(paths) == 1 else shlex.join(paths)
 
-    Hidden files are left out, as are folders in the folder. A file whose own name looks like a
-    pattern is that file.
+
+def parts_of(path: str) -> list[str]:
+    """Return the paths that `path` stands for: itself, or those that `one_path` has joined."""
+    if os.path.lexists(path):
+        return [path]
+    try:
+        return shlex.split(path) or [path]
+    except ValueError:  # a quotation mark without its other one
+        return [path]
+
+
+def files_of(path: str) -> list[Path]:
+    """Return the file at `path`; or those in that folder, by name, or that match that pattern.
+
+    Of several paths those of each, one after another, none twice. Hidden files are left out, as are
+    folders in the folder. A file whose own name looks like a pattern is that file.
     """
+    parts = parts_of(path)
+    if len(parts) > 1:
+        files: dict[Path, Path] = {}
+        for file in (each for part in parts for each in files_of(part)):
+            files.setdefault(file.resolve(), file)
+        return [*files.values()]
     place = Path(path)
     if place.is_dir():
         path = str(Path(glob.escape(path)) / "*")
@@ -227,6 +249,10 @@ def files_of(path: str) -> list[Path]:
     return sorted(file for file in map(Path, matches) if file.is_file())
 
 
-def exists(path: str) -> bool:
-    """Return whether there is a file, or a folder, or a file that matches a pattern, at `path`."""
-    return Path(path).exists() or (glob.has_magic(path) and bool(files_of(path)))
+def missing_from(path: str) -> list[str]:
+    """Return which of the paths that `path` stands for are neither file, folder nor pattern."""
+    return [
+        part
+        for part in parts_of(path)
+        if not (Path(part).exists() or (glob.has_magic(part) and files_of(part)))
+    ]

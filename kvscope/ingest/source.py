@@ -253,7 +253,7 @@ def _open(path: str) -> BinaryIO:
             return cast(BinaryIO, _Joined(files))
         return _opened_pipe(path) if Path(path).is_fifo() else _opened(path)
     except FileNotFoundError as error:
-        raise InputError("no such file", where=path) from error
+        raise InputError("no such file", where=error.filename or path) from error
     except OSError as error:
         raise InputError(error.strerror or str(error), where=path) from error
 

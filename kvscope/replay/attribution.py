@@ -133,11 +133,11 @@ def elsewhere(steps: Walk, hit_blocks: Int32s, cause: Cause) -> Elsewhere:
 
 def across_tenants(steps: Walk, tenants: Tenants, hit_blocks: Int32s) -> tuple[Elsewhere, ...]:
     """Return what had been computed under another cache salt, LoRA adapter and model, in turn."""
-    one = np.zeros(len(steps.leaf), dtype=np.int32)
+    shared = np.zeros(len(steps.leaf), dtype=np.int32)
     levels: tuple[tuple[Cause, Int32s, Int32s], ...] = (
         ("salt", tenants.salt, _pairs(tenants.model, tenants.adapter)),
         ("lora", tenants.adapter, tenants.model),
-        ("model", tenants.model, one),
+        ("model", tenants.model, shared),
     )
     return tuple(
         elsewhere(regrouped(steps, tenants.hash_id, group), hit_blocks, cause)
@@ -146,9 +146,9 @@ def across_tenants(steps: Walk, tenants: Tenants, hit_blocks: Int32s) -> tuple[E
     )
 
 
-def _pairs(one: Int32s, other: Int32s) -> Int32s:
+def _pairs(first: Int32s, second: Int32s) -> Int32s:
     """Return a number for each pair of numbers."""
-    _, number = np.unique(np.stack((one, other)), axis=1, return_inverse=True)
+    _, number = np.unique(np.stack((first, second)), axis=1, return_inverse=True)
     return number.reshape(-1).astype(np.int32)
 
 

@@ -79,8 +79,8 @@ def _caches(explanation: Explanation) -> str:
     """Return in words what hits: one cache, or one for each worker."""
     if explanation.workers == 1:
         return f"{_cache(explanation)} hits"
-    one = "an infinite cache" if explanation.capacity_blocks is None else _cache(explanation)
-    return f"{count(explanation.workers)} workers, each {one}, hit"
+    cache = "an infinite cache" if explanation.capacity_blocks is None else _cache(explanation)
+    return f"{count(explanation.workers)} workers, each {cache}, hit"
 
 
 def _summary(explanation: Explanation) -> Section:

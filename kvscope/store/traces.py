@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvscope.core.errors import InputError
-from kvscope.core.files import STANDARD_STREAM
+from kvscope.core.files import STANDARD_STREAM, parts_of
 from kvscope.core.trace import Measurements, Prompts, Tenants, Trace
 from kvscope.store.db import Store
 
@@ -75,13 +75,18 @@ def has_size(store: Store, source_bytes: int) -> bool:
 
 
 def free_name(store: Store, path: str) -> str:
-    """Return an unused name for the trace at `path`: its stem, numbered if need be."""
-    stem = "stdin" if path == STANDARD_STREAM else Path(path).name
+    """Return an unused name for the trace at `path`: its stem, numbered if need be.
+
+    Of several paths it is the first one's, with the number of the others.
+    """
+    first, *others = parts_of(path)
+    stem = "stdin" if path == STANDARD_STREAM else Path(first).name
     for suffix in (".gz", ".zst", ".jsonl", ".json", ".csv", ".parquet"):
         stem = stem.removesuffix(suffix)
     if "*" in stem or "?" in stem:  # several files
         stem = stem.replace("*", "").replace("?", "").strip("-_.")
     stem = stem.strip() or "trace"  # a file may be called " .jsonl"
+    stem += f"+{len(others)}" if others else ""
     taken = {trace.name for trace in all_traces(store)}
     name, number = stem, 2
     while name in taken:

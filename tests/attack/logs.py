@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvscope.chat_logs.convert import Converter
-from kvscope.chat_logs.formats.registry import FORMATS
+from kvscope.chat_logs.convert import FORMATS, Converter
 from kvscope.chat_logs.hashing import SALT_BYTES, Hasher
 from kvscope.core.errors import InputError
 from kvscope.ingest.formats.base import ReadOptions, Rejects

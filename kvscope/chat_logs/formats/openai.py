@@ -23,11 +23,10 @@ from kvscope.chat_logs.formats.base import (
     Prompt,
     Response,
     Tool,
-    Usage,
-    difference,
-    seconds,
 )
 from kvscope.ingest.formats.base import BadLine, Identifier
+from kvscope.ingest.formats.litellm import Usage
+from kvscope.ingest.formats.times import between, in_seconds, moment
 
 ASSISTANT = "assistant"
 
@@ -64,6 +63,7 @@ class _Row(msgspec.Struct, gc=False, kw_only=True):
     cache_salt: str | None = None
     worker: Identifier | None = None
     ttft_ms: float | None = None
+    queue_ms: float | None = None
     duration_ms: float | None = None
 
 
@@ -84,13 +84,13 @@ class OpenAI(LogFormat):
         row = msgspec.convert(fields, _Row)
         start_s = _time(fields, _TIMES)
         common: dict[str, Any] = {
-            "session": _identifier(fields, _SESSIONS),
-            "user": _identifier(fields, _USERS),
+            "session_id": _identifier(fields, _SESSIONS),
+            "user_id": _identifier(fields, _USERS),
             "type": row.type,
             "model": row.model,
             "adapter": row.lora_name or row.lora_id,
             "cache_salt": row.cache_salt,
-            "worker": None if row.worker is None else str(row.worker),
+            "worker": row.worker,
         }
         if row.messages is not None:
             answers = _answers(row)
@@ -101,9 +101,9 @@ class OpenAI(LogFormat):
             prompts = texts(fields.get("prompt"))
         response = row.response if isinstance(row.response, Response) else Response()
         usage = row.usage or response.usage or Usage()
-        duration_s = difference(start_s, _time(fields, _ENDS))
+        duration_s = between(start_s, _time(fields, _ENDS))
         if row.duration_ms is not None:
-            duration_s = row.duration_ms / 1000
+            duration_s = in_seconds(row.duration_ms)
         if len(prompts) > 1:  # what is measured is measured of all of them together
             return [LoggedRequest(prompt=each, arrival_s=start_s, **common) for each in prompts]
         return [
@@ -114,7 +114,8 @@ class OpenAI(LogFormat):
                 output_tokens=usage.completion_tokens,
                 cached_tokens=usage.cached_tokens,
                 arrival_s=start_s,
-                ttft_s=None if row.ttft_ms is None else row.ttft_ms / 1000,
+                ttft_s=in_seconds(row.ttft_ms),
+                queue_s=in_seconds(row.queue_ms),
                 duration_s=duration_s,
                 **common,
             )
@@ -198,8 +199,8 @@ def _conversation(
 ) -> list[LoggedRequest]:
     """Return a request per answer; the conversation's time is that of the first."""
     messages = row.messages or []
-    if common["session"] is None:
-        common["session"] = randbits(62)  # the conversation has no name
+    if common["session_id"] is None:
+        common["session_id"] = randbits(62)  # the conversation has no name
     requests = []
     for number, at in enumerate(answers):
         asked_s = _time(messages[at - 1], _TIMES)
@@ -215,7 +216,7 @@ def _conversation(
 
 
 def _time(fields: Mapping[str, Any], names: Sequence[str]) -> float | None:
-    times = (seconds(fields.get(name), name) for name in names)
+    times = (moment(fields.get(name), name) for name in names)
     return next((time_s for time_s in times if time_s is not None), None)
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from kvscope.ingest.formats.base import BadLine, Identifier, ReadOptions, Request, TraceFormat
 from kvscope.ingest.formats.json_lines import RowReader, common_keys
+from kvscope.ingest.formats.times import in_seconds
 
 _SCHEMA = "dynamo.agentic_mooncake"
 _VERSION = 2
@@ -71,19 +72,19 @@ class _AgenticReader(RowReader):
             raise BadLine("Object missing required field `not_before_ms`")
         if any(each.relation != "sequence" for each in row.dependencies or ()):
             self.note(_FANS)
-        play, api_ms = row.play_id, row.recorded_api_time_ms
+        play = row.play_id
         session = row.session_id
         return Request(
             input_tokens=inputs,
             output_tokens=outputs or 0,
-            arrival_s=row.not_before_ms / 1000,
+            arrival_s=in_seconds(row.not_before_ms),
             hash_ids=row.hash_ids,
             session_id=session if play is None or session is None else f"{play}/{session}",
             scope=None if play is None else str(play),
             clock=play if self._own_clocks else None,
             block_size=self._block_size,
             model=row.model,
-            duration_s=None if api_ms is None else api_ms / 1000,
+            duration_s=in_seconds(row.recorded_api_time_ms),
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypedDict
 
 import msgspec
 
@@ -75,6 +75,20 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     queue_s: float | None = None
     duration_s: float | None = None
     cached_tokens: int | None = None
+
+
+class Service(TypedDict, total=False):
+    """What a log says about a request that was served, its prompt aside: fields of `Request`."""
+
+    arrival_s: float | None
+    session_id: Identifier | None
+    user_id: Identifier | None
+    model: str | None
+    worker: Identifier | None
+    ttft_s: float | None
+    queue_s: float | None
+    duration_s: float | None
+    cached_tokens: int | None
 
 
 class BadLine(Exception):

@@ -14,6 +14,7 @@ import msgspec
 from kvscope.ingest.formats.base import BadLine, HashIds, Identifier, Request, TraceFormat
 from kvscope.ingest.formats.exporter import LineExporter, Row, milliseconds
 from kvscope.ingest.formats.json_lines import RowReader, ServiceRow, common_keys
+from kvscope.ingest.formats.times import in_seconds
 from kvscope.ingest.hash_ids import decoded
 
 TEXT_PROMPTS = "prompts as text, without input_length"
@@ -76,8 +77,8 @@ class _MooncakeReader(RowReader):
         return Request(
             input_tokens=inputs,
             output_tokens=outputs,
-            arrival_s=None if arrival_ms is None else arrival_ms / 1000,
-            delay_s=None if delay_ms is None else delay_ms / 1000,
+            arrival_s=in_seconds(arrival_ms),
+            delay_s=in_seconds(delay_ms),
             hash_ids=_whole_prompt(row.hash_ids),
             session_id=row.session_id,
             user_id=row.user_id,
