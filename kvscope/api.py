@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import (
     AnalyzeOptions,
+    DiffOptions,
     ExplainOptions,
     FitOptions,
     FleetOptions,
@@ -42,18 +43,21 @@ if TYPE_CHECKING:
     import polars as pl
 
     from kvscope.app.analyze import Analysis
+    from kvscope.app.diff import Comparison
     from kvscope.app.explain import Explanation
     from kvscope.app.fleet import FleetStudy
     from kvscope.app.simulate import Simulation
     from kvscope.app.tune import Recommendation
     from kvscope.app.tune_fleet import FleetRecommendation
     from kvscope.core.trace import Prompts, Trace
+    from kvscope.deployment.models import KvDtype
     from kvscope.report.report import Report
     from kvscope.reuse_models.results import Fit
     from kvscope.store.file import StoreFile
 
 __all__ = [
     "AnalysisResult",
+    "DiffResult",
     "ExplanationResult",
     "FitResult",
     "FleetResult",
@@ -65,6 +69,7 @@ __all__ = [
     "TuneResult",
     "UsageError",
     "analyze",
+    "diff",
     "explain",
     "fit",
     "hash_logs",
@@ -169,7 +174,7 @@ class _Result(ABC):
         """The result in every form."""
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._report.trace.name}>"
+        return f"<{type(self).__name__} of {self._report.name}>"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of the command, as docs/json.md describes it."""
@@ -320,6 +325,23 @@ class TuneResult(_Result):
         from kvscope.report.recommendation import report
 
         return report(self.recommendation)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DiffResult(_Result):
+    """What `diff` returns; `comparison` has it all."""
+
+    comparison: Comparison
+
+    def to_polars(self, table: str = "differences") -> pl.DataFrame:
+        """Return a list of the document: `differences` or `same`."""
+        return self._frame(table)
+
+    @property
+    def _report(self) -> Report:
+        from kvscope.report.comparison import report
+
+        return report(self.comparison)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -483,6 +505,37 @@ def explain(
         evidence = read_evidence(opened.store, opened.facts, asked)
         prompts = replayable(opened.store, opened.facts)
         return ExplanationResult(run(opened.facts, prompts, asked, _Logged(), evidence))
+
+
+def diff(
+    left: str | PathLike[str],
+    right: str | PathLike[str],
+    *,
+    model: str | None = None,
+    kv_dtype: KvDtype | None = None,
+    hbm: Amount = None,
+    db: str = MEMORY,
+) -> DiffResult:
+    """Compare two traces, two stored runs (`run:7`) or two files of `kvscope tune`."""
+    with _arguments():
+        from kvscope.app.requests import kv_model
+
+        options = parsed(DiffOptions, {"model": model, "kv_dtype": kv_dtype, "hbm": hbm})
+        sizes = kv_model(options.model, options.kv_dtype)
+    from kvscope.app.diff import diff as run
+    from kvscope.store.file import StoreFile
+
+    with StoreFile(db) as store:
+        return DiffResult(
+            run(
+                store,
+                fspath(left),
+                fspath(right),
+                model=sizes,
+                hbm_bytes=options.hbm,
+                monitor=_Logged(),
+            )
+        )
 
 
 def fit(

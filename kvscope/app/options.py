@@ -264,6 +264,15 @@ class AnalyzeOptions(DeploymentOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DiffOptions:
+    """What `diff` takes: in what to size the capacities of traces."""
+
+    model: Model = None
+    kv_dtype: KvDtype = None
+    hbm: Hbm = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FitOptions:
     """What `fit` takes; all from `policy` on need `export`."""
 

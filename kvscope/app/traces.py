@@ -154,8 +154,8 @@ def ingest_file(
     if not ingested.created:
         if reading.strict and trace.bad_lines:
             with stores.reading() as store:
-                line, reason = traces.bad_lines(store, trace)[0]
-            raise InputError(reason, where=f"{path}:{line}")
+                place, reason = traces.bad_lines(store, trace)[0]
+            raise InputError(reason, where=place)
         monitor.note(f"{path}: already in the store as {trace.name!r}, {_how_it_was_read(trace)}")
         _mark_used(stores, trace)
     notes = list(trace.notes) if ingested.created else []

@@ -52,6 +52,7 @@ COMMANDS: tuple[tuple[str, Lazy], ...] = (
     ("validate", Lazy("engines:validate", "Replay the trace on a real engine; compare.")),
     ("deployment", Lazy("deployment:app", "Show, create or check the deployment to advise on.")),
     ("dashboard", Lazy("dashboard:dashboard", "Open the dashboard in a browser.")),
+    ("diff", Lazy("reports:diff", "Compare two traces, runs or recommendations.")),
     ("runs", Lazy("stored:runs_app", "List, compare or remove stored replays.")),
     ("ingest", Lazy("stored:ingest", "Read traces into the store.")),
     ("traces", Lazy("stored:traces_app", "List or remove stored traces.")),

@@ -46,7 +46,7 @@ def report(result: Report, printing: ScreenOptions) -> None:
             emit_json(result.document())
         else:
             chosen = result.select(printing.section, full=printing.full)
-            _print(console(), f"{result.trace.name}: {result.lead}")
+            _print(console(), f"{result.name}: {result.lead}")
             show_sections(chosen)
     if printing.html is not None:
         write_text(Path(printing.html), result.html())

@@ -18,6 +18,7 @@ import typer
 from kvscope.app import values
 from kvscope.app.options import (
     AnalyzeOptions,
+    DiffOptions,
     ExplainOptions,
     FitOptions,
     FleetOptions,
@@ -29,7 +30,7 @@ from kvscope.app.options import (
 )
 from kvscope.cli import output
 from kvscope.cli.diagnostics import end_on, note
-from kvscope.cli.options import DEFAULT_DB, Db, GateOptions, ScreenOptions, TraceArgument
+from kvscope.cli.options import DEFAULT_DB, Db, GateOptions, ScreenOptions, TraceArgument, parsed_by
 from kvscope.cli.terminal import Terminal, stoppable
 from kvscope.core.errors import ExitCode, Stopped, UsageError
 from kvscope.core.jit import load_in_background
@@ -49,6 +50,14 @@ TunesFleet = Annotated[
     ),
 ]
 Explain = Annotated[bool, Option("The same as --full.")]
+Compared = Annotated[
+    str,
+    typer.Argument(
+        parser=parsed_by(values.called),
+        help="A trace (file or stored name), run:N of `kvscope runs`, or a recommendation (.toml).",
+        show_default=False,
+    ),
+]
 Output = Annotated[str, Target("File for the recommendation; - writes none.", flags=("--output",))]
 
 
@@ -120,6 +129,32 @@ def explain(
             explanation = run(stored, prompts, request, Terminal(), evidence)
     output.report(report.report(explanation), printing)
     end_on(gates, explain_figures(explanation), baseline)
+
+
+def diff(
+    left: Compared,
+    right: Compared,
+    *,
+    db: Db = DEFAULT_DB,
+    options: DiffOptions,
+    printing: ScreenOptions,
+) -> None:
+    """Compare two traces, two stored runs or two recommendations; the largest differences first.
+
+    Prints only what differs; --full has all figures.
+    """
+    from kvscope.app.requests import kv_model
+
+    model = kv_model(options.model, options.kv_dtype)
+    from kvscope.app.diff import diff as compare
+    from kvscope.report.comparison import report
+    from kvscope.store.file import StoreFile
+
+    with StoreFile(db, note) as store:
+        compared = compare(
+            store, left, right, model=model, hbm_bytes=options.hbm, monitor=Terminal()
+        )
+    output.report(report(compared), printing)
 
 
 def fit(

@@ -92,7 +92,7 @@ def ingest(
         return Ingested(known, False, Rejects(path))
     with closing(Source(path, advance)) as source:
         chosen = _format(source, options)
-        rejects = Rejects(path, options.strict)
+        rejects = Rejects(path, options.strict, source.place)
         reader = chosen.reader(options.read)
         columns = Columns(chosen.default_block_size, options.read, rejects)
         readable = takewhile(lambda _: not rejects.is_hopeless, reader.records(source))
@@ -194,7 +194,10 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
     store.append("ingest/add_reuses", runs, trace_id=number)
     if rejects.lines:
         numbers, reasons = map(list, zip(*rejects.lines, strict=True))
-        store.run("ingest/add_bad_lines", trace_id=number, numbers=numbers, reasons=reasons)
+        # without what is no Unicode: a file's name may hold any bytes
+        places = [rejects.where(line).encode(errors="replace").decode() for line in numbers]
+        bad = {"numbers": numbers, "places": places, "reasons": reasons}
+        store.run("ingest/add_bad_lines", trace_id=number, **bad)
     return trace
 
 
@@ -242,7 +245,7 @@ def _refuse_if_too_bad(rejects: Rejects, chosen: type[TraceFormat], options: Ing
         detected = "" if options.format else ", the nearest format"
         what = f"none of its {lines:,} lines can be read as {chosen.name}{detected}"
     line, reason = rejects.lines[0]
-    what = f"{what}; the first: {rejects.path}:{line}: {reason}"
+    what = f"{what}; the first: {rejects.where(line)}: {reason}"
     raise UnusableLinesError(what, rejects, _remedy(rejects, chosen, options))
 
 

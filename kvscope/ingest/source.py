@@ -1,7 +1,7 @@
 """Bytes of a trace: a file, several files or standard input, hashed while they are read.
 
-Files are plain, gzip or zstd. Those of a folder, or that match a pattern, count as one file: lines
-are numbered on from one to the next.
+Files are plain, gzip or zstd. Those of a folder, or that match a pattern, count as one file, whose
+lines are numbered on from one to the next; `Source.place` names a line's own file.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import io
 import os
 import sys
 import zlib
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -55,7 +58,10 @@ class Source:
         self.path = path
         self.is_cut = False
         self.unterminated = 0
-        self._raw = _Counted(_open(path), advance)
+        self._files = list[tuple[int, str]]()  # with the number of each one's first line
+        opened = _open(path)
+        self._begins = opened.begins if isinstance(opened, _Joined) else deque[tuple[int, str]]()
+        self._raw = _Counted(opened, advance)
         self._digest = hashlib.blake2b(digest_size=16)
         self._line = 0
         self._bytes_read = 0
@@ -90,7 +96,11 @@ class Source:
         longer than MAX_LINE_BYTES comes by itself, as None.
         """
         first, parts, size = 1, list[bytes](), 0  # of the line that goes on in the next chunk
+        offset = 0
         for chunk in self.chunks():
+            while self._begins and (at := self._begins[0][0] - offset) < len(chunk):
+                self.begin_file(first + chunk.count(b"\n", 0, at), self._begins.popleft()[1])
+            offset += len(chunk)
             end = chunk.find(b"\n")
             if end >= 0 and size + end > MAX_LINE_BYTES:
                 yield first, None
@@ -113,6 +123,23 @@ class Source:
             rest = b"".join(parts)
             yield first, rest.removeprefix(_UTF8_BOM) if first == 1 else rest
 
+    def begin_file(self, line: int, path: str) -> None:
+        """Count line `line` and those after it as lines of one of several files."""
+        self._files.append((line, path))
+
+    def place(self, line: int) -> tuple[str, int]:
+        """Return the file that a line read so far lies in, and its number there."""
+        at = bisect_right(self._files, line, key=lambda file: file[0]) - 1
+        if at < 0:
+            return self.path, line
+        first, path = self._files[at]
+        return path, line - first + 1
+
+    def line_in_words(self, line: int) -> str:
+        """Return `line 1,204`, with the file where there are several."""
+        path, number = self.place(line)
+        return f"line {number:,}" + (f" of {path}" if path != self.path else "")
+
     def drain(self) -> str:
         """Read to the end and return the content hash."""
         for _ in self.chunks():
@@ -129,9 +156,11 @@ class Source:
         except EOFError:
             self.is_cut = True
         except (zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+            begun = (self._begins[-1][1], 0) if self._begins else None
+            path, line = begun or self.place(self._line)
             raise InputError(
-                f"the compressed data is damaged after line {self._line} ({error})",
-                where=self.path,
+                f"the compressed data is damaged after line {line} ({error})",
+                where=path,
                 remedy="copy the file again, or decompress what can be saved",
             ) from error
         except OSError as error:
@@ -166,7 +195,7 @@ class Source:
         if size > MAX_ENDLESS_BYTES:
             raise InputError(
                 f"no line feed within {MAX_ENDLESS_BYTES // MIB} MiB: not lines of text",
-                where=f"{self.path}:{line}",
+                where="{}:{}".format(*self.place(line)),
                 remedy="see `kvscope formats`",
             )
 
@@ -207,10 +236,16 @@ class _Counted(io.RawIOBase):
 
 
 class _Joined(io.RawIOBase):
-    """Decompressed files one after another, each ended by a line feed."""
+    """Decompressed files one after another, with a line feed between where the first has none.
+
+    `begins` has the offset of each file's first byte, once it is opened, and its path.
+    """
 
     def __init__(self, files: list[Path]) -> None:
-        self._files = iter(files)
+        self.begins = deque[tuple[int, str]]()
+        self._files: Iterator[Path] = iter(files)
+        self._size = 0  # of what was returned so far
+        self._raw: _Counted | None = None
         self._current: io.BufferedIOBase | None = None
         self._ended = True  # by a line feed
         self.bytes_read = 0  # from disk
@@ -228,21 +263,29 @@ class _Joined(io.RawIOBase):
                 file = next(self._files, None)
                 if file is None:
                     return 0
-                self._current = _decompressed(_Counted(file.open("rb"), self._count))
+                if not self._ended:
+                    self._files = chain([file], self._files)
+                    target[:1], self._ended = b"\n", True
+                    self._size += 1
+                    return 1
+                self.begins.append((self._size, str(file)))
+                self._raw = _Counted(file.open("rb"), self._count)
+                self._current = _decompressed(self._raw)
             if data := self._current.read1(len(target)):
                 target[: len(data)] = data
                 self._ended = data.endswith(b"\n")
+                self._size += len(data)
                 return len(data)
-            self._current.close()
-            self._current = None
-            if not self._ended:
-                target[:1], self._ended = b"\n", True
-                return 1
+            self._close_current()
 
     def close(self) -> None:
-        if self._current is not None:
-            self._current.close()
+        self._close_current()
         super().close()
+
+    def _close_current(self) -> None:
+        if self._raw is not None:
+            self._raw.close()  # which a stream that decompresses leaves open
+        self._raw = self._current = None
 
 
 def _open(path: str) -> BinaryIO:

@@ -108,10 +108,10 @@ def add(store: Store, **columns: Any) -> Trace:
     return _trace(store.row("ingest/add_trace", **columns))
 
 
-def bad_lines(store: Store, trace: Trace) -> list[tuple[int, str]]:
-    """Return (line, reason) of the lines that could not be used; of very many only the first."""
+def bad_lines(store: Store, trace: Trace) -> list[tuple[str, str]]:
+    """Return (path:line, reason) of lines that could not be used; of very many only the first."""
     rows = store.rows("ingest/bad_lines", trace_id=trace.trace_id)
-    return [(row["line"], row["reason"]) for row in rows]
+    return [(row["place"], row["reason"]) for row in rows]
 
 
 def load_prompts(store: Store, trace: Trace) -> Prompts:
