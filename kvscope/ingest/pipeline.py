@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvscope.core.background import consume_in_background, in_background
 from kvscope.core.errors import InputError
-from kvscope.core.files import STANDARD_STREAM
+from kvscope.core.files import STANDARD_STREAM, without_query
 from kvscope.core.trace import PromptPaths, Trace
 from kvscope.ingest.build import Built, build
 from kvscope.ingest.columns import MEASURED, NONE, TOO_MANY_IDS, Columns
@@ -119,7 +119,7 @@ def ingest(
             return Ingested(known, False, rejects)
         origin = Origin(
             name=options.name or traces.free_name(store, path),
-            source=path,
+            source=without_query(path),
             source_bytes=size,
             content_hash=content_hash,
             format=chosen.name,
