@@ -224,9 +224,9 @@ def read_evidence(stores: Stores, trace: Trace, request: ExplainRequest) -> Trac
     Raises UsageError for an unknown request.
     """
     with stores.reading() as store:
-        evidence = TraceEvidence(
-            traces.load_tenants(store, trace), request=_number(store, trace, request.request)
-        )
+        asked = request.request
+        number = None if asked is None else request_number(store, trace, asked)
+        evidence = TraceEvidence(traces.load_tenants(store, trace), request=number)
         for validation in stored_validations(store, trace):
             for run in validation.runs:
                 if run.policy != request.replayed.variants[0].policy.name:
@@ -242,10 +242,11 @@ def read_evidence(stores: Stores, trace: Trace, request: ExplainRequest) -> Trac
     return evidence
 
 
-def _number(store: Store, trace: Trace, request: str | None) -> int | None:
-    """Return the number of a request: its number itself, or the trace's id of it."""
-    if request is None:
-        return None
+def request_number(store: Store, trace: Trace, request: str) -> int:
+    """Return the number of a request: its number itself, or the trace's id of it.
+
+    Raises UsageError where there is none.
+    """
     if request.isdecimal() and int(request) < trace.requests:
         return int(request)
     chat_id = request.removeprefix(_BY_ID)

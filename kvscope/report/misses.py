@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import log2
+from typing import NamedTuple
 
 from kvscope.app.documents.explain import explain_document
 from kvscope.app.explain import AVOIDABLE, ExplainedRequest, Explanation, Finding
@@ -16,7 +17,7 @@ from kvscope.report.section import Section, Table, bar, tabulate
 from kvscope.report.words import Sizes, count, counted, definition_in_words, share
 
 _OWN_WIDTH = 4.0  # of the request in its prefix tree; 1 is one other request
-SECTIONS = ("summary", "requests")
+SECTIONS = ("summary", "requests", "request")
 """What `--section` of `kvscope explain` takes."""
 
 _WORDS: dict[Cause, str] = {
@@ -50,9 +51,11 @@ _PERIODS = {1: "every second", 60: "every minute", 3600: "hourly", 86400: "daily
 
 def report(explanation: Explanation) -> Report:
     """Return the explanation in every form."""
-    every = [_one(explanation)] if explanation.single else [_summary(explanation)]
-    if not explanation.single and explanation.requests:
-        every.append(_requests(explanation))
+    if explanation.single:
+        (request,) = explanation.requests
+        every = [request_section(explanation, request)]
+    else:
+        every = sections(explanation)
     return Report(
         "Misses",
         explanation.trace,
@@ -60,6 +63,14 @@ def report(explanation: Explanation) -> Report:
         screen=lambda: every[:1],
         sections=lambda: every,
     )
+
+
+def sections(explanation: Explanation) -> list[Section]:
+    """Return the causes over the trace with what to change, and the requests that lost most."""
+    every = [_summary(explanation)]
+    if explanation.requests:
+        every.append(_requests(explanation))
+    return every
 
 
 def _sizes(explanation: Explanation) -> Sizes:
@@ -105,7 +116,8 @@ def _summary(explanation: Explanation) -> Section:
         },
         words=("meaning",),
     )
-    findings = [_finding(explanation, each) for each in explanation.findings]
+    ranked = enumerate(explanation.findings, start=1)
+    findings = [_finding(explanation, rank, each) for rank, each in ranked]
     counted_as = f"Counted: {definition_in_words(explanation.setting.definition)}."
     chart = partial(causes_chart, explanation)
     return Section.of(
@@ -131,20 +143,18 @@ def _observed(explanation: Explanation) -> str | None:
     )
 
 
-def _finding(explanation: Explanation, finding: Finding) -> str:
+def _finding(explanation: Explanation, rank: int, finding: Finding) -> str:
     """Return what costs hits and what to change, in words."""
-    text = f"{finding.cause}: {share(finding.share)} of the input tokens,"
-    text += f" {counted(finding.requests, 'request')}"
+    text = f"{rank}. {finding.cause}, -{100 * finding.share:.1f} pp"
     if finding.period_s is not None:
         every = units.duration_in_words(finding.period_s)
         often = _PERIODS.get(finding.period_s, f"every {every}")
-        first = count((finding.at_token or 0) + explanation.trace.block_size)
-        stable = f"the first {count(finding.at_token)}" if finding.at_token else "none"
-        text += f": of the first {first} tokens of shared prompts, {stable} stay and the rest"
-        text += f" changes {often} ({count(finding.values or 0)} values)"
+        first = finding.at_token or 0
+        text += f": tokens {count(first)}-{count(first + explanation.trace.block_size - 1)} of"
+        text += f" shared prompts change {often} ({count(finding.values or 0)} values)"
     elif finding.at_token is not None:
-        text += f", from token {count(finding.at_token)} on (median)"
-    text += f": {finding.remedy}."
+        text += f" from token {count(finding.at_token)} on (median)"
+    text += f", {counted(finding.requests, 'request')}: {finding.remedy}."
     if finding.needed_blocks is not None:
         needed = _sizes(explanation).in_words(finding.needed_blocks)
         text += f" LRU keeps at least half of these tokens with {needed}."
@@ -167,15 +177,9 @@ def _requests(explanation: Explanation) -> Section:
             "missed": lambda each: count(each.missed_tokens),
             "largest causes": causes,
         },
-        "--request N explains one of them.",
         words=("largest causes",),
     )
     return Section.of("Requests", table)
-
-
-def _one(explanation: Explanation) -> Section:
-    (request,) = explanation.requests
-    return request_section(explanation, request)
 
 
 def request_section(explanation: Explanation, request: ExplainedRequest) -> Section:
@@ -215,7 +219,8 @@ def request_section(explanation: Explanation, request: ExplainedRequest) -> Sect
         text = f"Observed: {count(request.observed_hit_tokens)} hit tokens"
         sentences.append(f"{text}; {off}." if off else f"{text}, as predicted.")
     tree = partial(prefix_tree, request, explanation.trace.block_size)
-    return Section.of("Summary", *sentences, _table_of(request), tree)
+    title = f"Request: {request.request}"
+    return Section.of(title, *sentences, _table_of(request), tree)
 
 
 def _table_of(request: ExplainedRequest) -> Table | None:
@@ -235,52 +240,65 @@ def _table_of(request: ExplainedRequest) -> Table | None:
 
 def causes_chart(explanation: Explanation) -> style.Figure:
     """Build the share of the input tokens that missed for each cause."""
-    chart = style.figure("Input tokens that miss, by cause", "", "input tokens")
     known = [each for each in explanation.causes if each.tokens]
-    chart.add_bar(
-        x=[each.cause for each in known],
-        y=[each.share for each in known],
-        marker_color=style.VERMILION,
-    )
-    chart.update_yaxes(tickformat=".0%")
-    return chart
+    title, shares = "Input tokens that miss, by cause", [each.share for each in known]
+    names = [each.cause for each in known]
+    height = 120 + 28 * len(known)
+    chart = style.bars(title, "input tokens", "", names, {"missed": shares}, height=height)
+    return chart.update_xaxes(tickformat=".0%")
+
+
+class _Node(NamedTuple):
+    """A rectangle of the prefix tree, below the one called `above`."""
+
+    name: str
+    above: str
+    label: str
+    width: float
+    colour: str
+    ink: str
+
+
+_LOOKS = {  # colours of a rectangle and its text
+    "hit": (style.BLUE, "white"),
+    "computed before, missed": (style.ORANGE, "black"),
+    "new": (style.VERMILION, "black"),
+    "others": (style.GREY, "white"),
+}
 
 
 def prefix_tree(request: ExplainedRequest, block_size: int) -> style.Figure:
     """Build the request's path from its head down, and where earlier requests leave it."""
     hit, inputs = request.predicted_hit_tokens, request.input_tokens
-    away = sum(each.tokens for each in request.causes if each.cause in COMPUTED)
-    known = hit + away
+    known = hit + sum(each.tokens for each in request.causes if each.cause in COMPUTED)
     leaving = {min(each.blocks * block_size, inputs): each for each in request.branches}
     ends = sorted({*leaving, hit, known, inputs} - {0})
-    chart = style.figure(f"Prefix tree around request {request.request}", "", "", height=460)
-    ids, labels, parents, values, colours = ([""] * 0, [""] * 0, [""] * 0, [0.0] * 0, [""] * 0)
+    nodes: list[_Node] = []
     begin, above = 0, ""
     for end in ends:
-        state, colour = ("new", style.VERMILION) if end > known else ("missed", style.ORANGE)
-        if end <= hit:
-            state, colour = "hit", style.BLUE
-        ids.append(str(end))
-        labels.append(f"tokens {count(begin)}-{count(end)}: {state}")
-        parents.append(above)
-        values.append(_OWN_WIDTH if end == inputs else 0.0)
-        colours.append(colour)
+        state = "hit" if end <= hit else "computed before, missed" if end <= known else "new"
+        label = f"tokens {count(begin)}-{count(end)}: {state}"
+        width = _OWN_WIDTH if end == inputs else 0.0
+        nodes.append(_Node(str(end), above, label, width, *_LOOKS[state]))
         if end in leaving and end < inputs:
             branch = leaving[end]
-            ids.append(f"{end} others")
-            text = f"{counted(branch.requests, 'request')} leave here, last {branch.latest}"
-            labels.append(text if branch.requests > 1 else f"request {branch.latest} leaves here")
-            parents.append(str(end))
-            values.append(1 + log2(branch.requests))
-            colours.append(style.GREY)
+            label = f"{counted(branch.requests, 'request')} leave here, last {branch.latest}"
+            if branch.requests == 1:
+                label = f"request {branch.latest} leaves here"
+            width = 1 + log2(branch.requests)
+            nodes.append(_Node(f"{end} others", str(end), label, width, *_LOOKS["others"]))
         begin, above = end, str(end)
+    title = f"Prefix tree around request {request.request}"
+    chart = style.figure(title, "", "", height=120 + 60 * len(ends))
     chart.add_icicle(
-        ids=ids,
-        labels=labels,
-        parents=parents,
-        values=values,
+        ids=[each.name for each in nodes],
+        labels=[each.label for each in nodes],
+        parents=[each.above for each in nodes],
+        values=[each.width for each in nodes],
         branchvalues="remainder",
-        marker={"colors": colours},
+        marker={"colors": [each.colour for each in nodes]},
+        textfont={"color": [each.ink for each in nodes]},
+        leaf={"opacity": 1},
         tiling={"orientation": "v"},
         hovertemplate="%{label}<extra></extra>",
     )
