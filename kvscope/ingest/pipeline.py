@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvscope.core.background import consume_in_background, in_background
 from kvscope.core.errors import InputError
-from kvscope.core.files import STANDARD_STREAM
+from kvscope.core.files import STANDARD_STREAM, without_query
 from kvscope.core.trace import PromptPaths, Trace
 from kvscope.ingest.build import Built, build
 from kvscope.ingest.columns import MEASURED, NONE, TOO_MANY_IDS, Columns
@@ -119,7 +119,7 @@ def ingest(
             return Ingested(known, False, rejects)
         origin = Origin(
             name=options.name or traces.free_name(store, path),
-            source=path,
+            source=without_query(path),
             source_bytes=size,
             content_hash=content_hash,
             format=chosen.name,
@@ -177,6 +177,12 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
         "reuses": reuse.reuses[1:],
     }
     store.append("ingest/add_blocks", blocks, trace_id=number, no_request=NONE)
+    if built.own_hash_ids:
+        own: dict[str, NDArray[Any]] = {
+            "block": np.array([*built.own_hash_ids], dtype=np.int32),
+            "hash_id": np.array([*built.own_hash_ids.values()], dtype=np.int64),
+        }
+        store.append("ingest/set_own_hash_ids", own, trace_id=number)
     arrival_s = requests["arrival_s"]
     runs: dict[str, NDArray[Any]] = {
         "request": reuse.request,
