@@ -18,8 +18,8 @@ import pytest
 from kvscope.cli import diagnostics
 from kvscope.core import memory
 from kvscope.core.errors import ExitCode, InputError
-from kvscope.core.memory import OutOfMemoryError, available_bytes, out_of_memory, require
 from kvscope.core.hits import standard
+from kvscope.core.memory import OutOfMemoryError, available_bytes, out_of_memory, require
 from kvscope.core.units import GIB, MIB
 from kvscope.ingest.pipeline import ingest
 from kvscope.learning.offline.learners import tables_for
