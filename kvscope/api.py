@@ -482,7 +482,8 @@ def analyze(
 def explain(
     trace: Source,
     *,
-    request: int | None = None,
+    request: int | str | None = None,
+    pooled: bool = False,
     policy: str = "lru",
     param: Sequence[str] | None = None,
     capacity: Amount = None,
@@ -497,11 +498,13 @@ def explain(
 
         asked = explain_request(_parsed(ExplainOptions, locals()))
     from kvscope.app.explain import explain as run
+    from kvscope.app.explain import read_evidence
     from kvscope.app.traces import replayable
 
     with _opened(trace, db) as opened:
+        evidence = read_evidence(opened.store, opened.facts, asked)
         prompts = replayable(opened.store, opened.facts)
-        return ExplanationResult(run(opened.facts, prompts, asked, _Logged()))
+        return ExplanationResult(run(opened.facts, prompts, asked, _Logged(), evidence))
 
 
 def diff(

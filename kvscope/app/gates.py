@@ -50,8 +50,8 @@ _BY_SLO = ("attainment", "tel")
 _FIGURES = (*_PERCENTILES, "hit-rate", *_BY_SLO)
 _QUEUED_FIGURES = tuple(f"{_QUEUED}{name}" for name in (*_PERCENTILES, *_BY_SLO))
 _CAUSES = (
-    *("missed", "evicted", "diverged", "output-changed", "growth", "cold", "last-token"),
-    *("below-block", "no-hash", "rejected"),
+    *("missed", "evicted", "in-flight", "routed", "salt", "lora", "model", "periodic", "diverged"),
+    *("output-changed", "growth", "cold", "last-token", "below-block", "no-hash", "rejected"),
 )
 _EQUALITY = ("=", "!=")
 _ORDER: Mapping[str, Callable[[Decimal, Decimal], bool]] = {

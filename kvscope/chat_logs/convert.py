@@ -108,6 +108,7 @@ class Converter:
         `advance` gets the number of bytes read. Raises InputError where the log cannot be read.
         """
         with closing(Source(path, advance)) as source:
+            rejects.place = source.place
             kind = FORMATS[format_name] if format_name else None
             reader = (kind or detect(source.head, path))()
             waiting: deque[tuple[list[_Record], Future[list[Tokens]]]] = deque()
@@ -234,7 +235,7 @@ def refuse_if_too_bad(rejects: Rejects, max_bad: float) -> None:
     share = f"more than {100 * max_bad:.3g}% of them" if rejects.accepted else "all of them"
     what = f"{rejects.count:,} of {lines:,} lines cannot be used, {share}"
     raise UnusableLinesError(
-        f"{what}; the first: {rejects.path}:{line}: {reason}",
+        f"{what}; the first: {rejects.where(line)}: {reason}",
         rejects,
         "correct them, or allow more with --max-bad; nothing was written",
     )

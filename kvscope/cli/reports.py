@@ -116,6 +116,7 @@ def explain(
         baseline = baseline_figures(gate.baseline, gates, "explain", store)
         load_in_background()
         from kvscope.app.explain import explain as run
+        from kvscope.app.explain import read_evidence
         from kvscope.app.simulate import kernels
         from kvscope.app.traces import prompts_to_replay
         from kvscope.report import misses as report
@@ -124,7 +125,8 @@ def explain(
         check_names(printing.section, report.SECTIONS)
         needed = kernels(request.replayed)
         with prompts_to_replay(store, trace, needed, Terminal(), reading) as (stored, prompts):
-            explanation = run(stored, prompts, request, Terminal())
+            evidence = read_evidence(store, stored, request)
+            explanation = run(stored, prompts, request, Terminal(), evidence)
     output.report(report.report(explanation), printing)
     end_on(gates, explain_figures(explanation), baseline)
 

@@ -180,8 +180,8 @@ def bad_lines(context: typer.Context, name: Name, db: Db = DEFAULT_DB) -> None:
     with _existing(_named_store(context, db)).reading() as store:
         trace = stored.find(store, name)
         lines = stored.bad_lines(store, trace)
-    for line, reason in lines:
-        output.emit(f"{trace.source}:{line}: {reason}")
+    for place, reason in lines:
+        output.emit(f"{place}: {reason}")
     if len(lines) < trace.bad_lines:
         note(f"the first {len(lines):,} of {trace.bad_lines:,} bad lines")
     elif not lines:

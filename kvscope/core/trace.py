@@ -110,6 +110,20 @@ class Measurements:
 
 
 @dataclass(frozen=True, slots=True)
+class Tenants:
+    """Which model, LoRA adapter and cache salt each of R requests names: numbers, -1 for none.
+
+    Requests that differ in one of them share no blocks. `hash_id` (N + 1 entries, entry 0 being the
+    root's) has the trace's own ids, which are equal for equal tokens, whatever the tenant.
+    """
+
+    model: Int32s
+    adapter: Int32s
+    salt: Int32s
+    hash_id: Int64s
+
+
+@dataclass(frozen=True, slots=True)
 class Prompts(PromptPaths):
     """The same with arrivals, outputs, conversations, users and categories.
 

@@ -26,13 +26,15 @@ class Built:
     """A trace ready for the store: `requests` has a column per field, in order of arrival.
 
     `names` are those that a column of the same name numbers. Missing ids are NO_ID, missing names,
-    parents and measured values NONE. `tenants` differ in model, adapter or salt.
+    parents and measured values NONE. `tenants` differ in model, adapter or salt. Their first
+    blocks have hash ids that tell them apart; `own_hash_ids` has the trace's own ones, by block.
     """
 
     block_size: int
     requests: dict[str, NDArray[Any]]
     names: dict[str, tuple[str, ...]]
     tenants: int
+    own_hash_ids: dict[int, int]
     trie: Trie
     reuse: TraceReuse
     lineage: Lineage
@@ -99,12 +101,23 @@ def build(columns: Columns, reader_notes: list[str]) -> Built:
         requests=requests,
         names={name: tuple(names) for name, names in columns.names.items()},
         tenants=len(columns.tenants),
+        own_hash_ids=_own_hash_ids(columns),
         trie=trie,
         reuse=reuse,
         lineage=kind,
         out_of_order=int(np.count_nonzero(np.diff(rows["arrival_s"]) < 0)),
         notes=(*notes, *reader_notes, *_notes(columns, kind)),
     )
+
+
+def _own_hash_ids(columns: Columns) -> dict[int, int]:
+    """Return the trace's own hash ids of the first blocks that were renamed, by block."""
+    if not columns.own_ids:
+        return {}
+    first = np.flatnonzero(columns.trie.parent[1:] == 0) + 1
+    ids = columns.trie.hash_id[first].tolist()
+    pairs = zip(first.tolist(), ids, strict=True)
+    return {block: columns.own_ids[each] for block, each in pairs if each in columns.own_ids}
 
 
 def _previous_in_session(session: Int32s, order: Int64s) -> Int32s:

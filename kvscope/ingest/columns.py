@@ -163,6 +163,7 @@ class Columns:
         self.trie = Trie()
         self.names: dict[str, dict[str, int]] = {name: {} for name in _NAMED}
         self.tenants: dict[Tenant, int] = {}
+        self.own_ids: dict[int, int] = {}  # of first blocks, by the ids that tell tenants apart
         self.untimed = 0
         self.unhashed = 0
         self.short = 0  # hash ids for a part of the prompt only
@@ -348,7 +349,9 @@ class Columns:
             for row, tenant in enumerate(tenants):
                 if tenant != first and batch.blocks[row]:
                     at = batch.starts[row]
-                    batch.ids[at] = key(f"{tenant}/{batch.ids[at]}")
+                    own = int(batch.ids[at])
+                    batch.ids[at] = key(f"{tenant}/{own}")
+                    self.own_ids[int(batch.ids[at])] = own
         self._extend("tenant", np.array([self.tenants[tenant] for tenant in tenants]))
 
     def _append_times(self, batch: RequestBatch) -> None:

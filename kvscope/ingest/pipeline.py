@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvscope.core.background import consume_in_background, in_background
 from kvscope.core.errors import InputError
-from kvscope.core.files import STANDARD_STREAM
+from kvscope.core.files import STANDARD_STREAM, without_query
 from kvscope.core.trace import PromptPaths, Trace
 from kvscope.ingest.build import Built, build
 from kvscope.ingest.columns import MEASURED, NONE, TOO_MANY_IDS, Columns
@@ -92,7 +92,7 @@ def ingest(
         return Ingested(known, False, Rejects(path))
     with closing(Source(path, advance)) as source:
         chosen = _format(source, options)
-        rejects = Rejects(path, options.strict)
+        rejects = Rejects(path, options.strict, source.place)
         reader = chosen.reader(options.read)
         columns = Columns(chosen.default_block_size, options.read, rejects)
         readable = takewhile(lambda _: not rejects.is_hopeless, reader.records(source))
@@ -119,7 +119,7 @@ def ingest(
             return Ingested(known, False, rejects)
         origin = Origin(
             name=options.name or traces.free_name(store, path),
-            source=path,
+            source=without_query(path),
             source_bytes=size,
             content_hash=content_hash,
             format=chosen.name,
@@ -177,6 +177,12 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
         "reuses": reuse.reuses[1:],
     }
     store.append("ingest/add_blocks", blocks, trace_id=number, no_request=NONE)
+    if built.own_hash_ids:
+        own: dict[str, NDArray[Any]] = {
+            "block": np.array([*built.own_hash_ids], dtype=np.int32),
+            "hash_id": np.array([*built.own_hash_ids.values()], dtype=np.int64),
+        }
+        store.append("ingest/set_own_hash_ids", own, trace_id=number)
     arrival_s = requests["arrival_s"]
     runs: dict[str, NDArray[Any]] = {
         "request": reuse.request,
@@ -188,7 +194,10 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
     store.append("ingest/add_reuses", runs, trace_id=number)
     if rejects.lines:
         numbers, reasons = map(list, zip(*rejects.lines, strict=True))
-        store.run("ingest/add_bad_lines", trace_id=number, numbers=numbers, reasons=reasons)
+        # without what is no Unicode: a file's name may hold any bytes
+        places = [rejects.where(line).encode(errors="replace").decode() for line in numbers]
+        bad = {"numbers": numbers, "places": places, "reasons": reasons}
+        store.run("ingest/add_bad_lines", trace_id=number, **bad)
     return trace
 
 
@@ -236,7 +245,7 @@ def _refuse_if_too_bad(rejects: Rejects, chosen: type[TraceFormat], options: Ing
         detected = "" if options.format else ", the nearest format"
         what = f"none of its {lines:,} lines can be read as {chosen.name}{detected}"
     line, reason = rejects.lines[0]
-    what = f"{what}; the first: {rejects.path}:{line}: {reason}"
+    what = f"{what}; the first: {rejects.where(line)}: {reason}"
     raise UnusableLinesError(what, rejects, _remedy(rejects, chosen, options))
 
 

@@ -281,5 +281,6 @@ def _validation_run(run: Any) -> dict[str, Any]:
         "measured": asdict(run.measured),
         "failed_requests": len(run.failed),
         **{name: getattr(run, name)[run.counted].tolist() for name in _BY_REQUEST},
+        "request_numbers": run.numbers[run.counted].tolist() if len(run.numbers) else None,
         **_with_maps({"params": run.params}),
     }

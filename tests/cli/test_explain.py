@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,73 @@ def test_one_request_says_what_it_shares_and_why_it_stops(
     assert f"request {worst['last_use']}" in out
     assert f"{worst['written_blocks']:,} blocks were written since" in out
     assert run(["explain", TRACE, *options, "--request", "100000000"]) == ExitCode.USAGE
+
+
+def line(number: int, ids: list[int], **more: object) -> str:
+    """Return a request in blocks of 16 tokens, one second after the other, its last block cut."""
+    return json.dumps(
+        {
+            "chat_id": f"request-{number}",
+            "timestamp": float(number),
+            "input_length": 16 * len(ids) + 1,
+            "output_length": 1,
+            "hash_ids": [*ids, 10**6 + number],
+            **more,
+        }
+    )
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> str:
+    """Return a trace whose requests share a prompt, but not a worker, salt, adapter or model."""
+    prompt = [1, 2, 3, 4]
+    path = tmp_path / "served.jsonl"
+    lines = (
+        line(0, prompt, worker="a"),
+        line(1, prompt, worker="b", cached_tokens=0),
+        line(2, prompt, worker="a", cached_tokens=64),
+        line(3, prompt, worker="a", cache_salt="x"),
+        line(4, prompt, worker="a", lora_name="tuned"),
+        line(5, prompt, worker="a", model="other"),
+    )
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def explained(capsys: pytest.CaptureFixture[str], *command: str) -> dict[str, Any]:
+    """Return the document of `kvscope explain`."""
+    assert run(["explain", *command, "--json"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_misses_of_workers_and_tenants_are_told_apart(
+    served: str, db: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each its 4 blocks; with one cache for all workers, the other worker's are hits."""
+    found = explained(capsys, served, "--db", db)
+    causes = {each["cause"]: each["tokens"] for each in found["causes"] if each["tokens"]}
+    assert causes == dict.fromkeys(("cold", "routed", "salt", "lora", "model"), 64) | {
+        "below-block": 6
+    }
+    assert (found["workers"], found["hit_tokens"]) == (2, 64)
+    assert {each["cause"] for each in found["findings"]} == {*causes} - {"cold"}
+    assert found["observed"]["fewer_tokens"] == found["observed"]["more_tokens"] == 0
+    pooled = explained(capsys, served, "--db", db, "--pooled")
+    assert (pooled["workers"], pooled["hit_tokens"]) == (1, 128)
+    assert pooled["observed"]["gaps"][0] == {"cause": "routed", "tokens": 64}
+    assert run(["explain", served, "--db", db]) == 0
+    assert "2 workers, each an infinite cache, hit" in capsys.readouterr().out
+
+
+def test_a_request_is_named_by_its_id_too(
+    served: str, db: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The third one, which another request under no salt had before."""
+    (request,) = explained(capsys, served, "--db", db, "--request", "request-3")["requests"]
+    assert (request["request"], request["computed_by"]) == (3, [{"cause": "salt", "request": 2}])
+    assert run(["explain", served, "--db", db, "--request", "id:3"]) == ExitCode.USAGE
+    assert "none with the id '3'" in capsys.readouterr().err
 
 
 def test_every_cause_can_be_a_condition() -> None:

@@ -82,8 +82,9 @@ def answered(port: int, expression: str) -> list[Any]:
             result: list[Any] = json.load(answer)["data"]["result"]
             return result
     except urllib.error.HTTPError as error:
-        with error:
-            assert error.code == SERVICE_UNAVAILABLE, error.read().decode()
+        error.close()
+        if error.code != SERVICE_UNAVAILABLE:  # it is not ready yet
+            raise
         return []
     except urllib.error.URLError:
         return []

@@ -15,7 +15,7 @@ from kvscope.core.hits import HitDefinition
 class ExplainDocument(GatedDocument):
     """Why input tokens missed; `causes` add up to `missed_tokens`.
 
-    `capacity_blocks` is null for an infinite cache.
+    `capacity_blocks` is null for an infinite cache; each of several `workers` has one.
     """
 
     command: Literal["explain"] = "explain"
@@ -27,6 +27,7 @@ class ExplainDocument(GatedDocument):
     params: Mapping[str, float]
     capacity_model: str
     capacity_blocks: int | None
+    workers: int
     input_tokens: int
     hit_tokens: int
     missed_tokens: int
