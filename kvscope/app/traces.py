@@ -11,7 +11,7 @@ from kvscope.app.monitor import Monitor
 from kvscope.app.options import AS_STORED, Reading
 from kvscope.core import memory
 from kvscope.core.errors import InputError, Stopped, UsageError
-from kvscope.core.files import files_of, missing_from, parts_of, size_of
+from kvscope.core.files import missing_from, parts_of, size_of
 from kvscope.core.trace import Prompts, Trace
 from kvscope.store import traces
 from kvscope.store.file import CANNOT_STORE, Stores
@@ -127,7 +127,6 @@ def ingest_file(
     from kvscope.ingest.formats.base import ReadOptions
     from kvscope.ingest.pipeline import IngestOptions, UnusableLinesError, ingest
 
-    size = size_of(path) if all(file.is_file() for file in files_of(path)) else None
     options = IngestOptions(
         name=reading.name,
         format=reading.trace_format,
@@ -136,7 +135,7 @@ def ingest_file(
         read=ReadOptions(reading.block_size, reading.session_arrivals, reading.seed),
     )
     try:
-        with monitor.steps(f"reading {path}", size, unit="bytes") as advance:
+        with monitor.steps(f"reading {path}", size_of(path), unit="bytes") as advance:
 
             def read_on(amount: int) -> None:
                 if monitor.stop.is_set():

@@ -26,7 +26,7 @@ import zstandard
 
 from kvscope.core.background import in_background
 from kvscope.core.errors import InputError
-from kvscope.core.files import STANDARD_STREAM, files_of, size_of
+from kvscope.core.files import STANDARD_STREAM, files_of, is_remote, missing_from, parts_of, size_of
 from kvscope.core.units import MIB
 from kvscope.ingest.limits import (
     EXPANSION_FREE_BYTES,
@@ -75,8 +75,9 @@ class Source:
 
     @property
     def bytes_on_disk(self) -> int:
-        """The file's size; for standard input, the bytes read so far."""
-        return self._raw.bytes_read if self.path == STANDARD_STREAM else size_of(self.path)
+        """The size of the files; where it is unknown, the bytes read so far."""
+        size = None if self.path == STANDARD_STREAM else size_of(self.path)
+        return self._raw.bytes_read if size is None else size
 
     def content_hash(self) -> str:
         """Return the digest of the decompressed bytes read so far (32 hex digits)."""
@@ -126,6 +127,11 @@ class Source:
     def begin_file(self, line: int, path: str) -> None:
         """Count line `line` and those after it as lines of one of several files."""
         self._files.append((line, path))
+
+    @property
+    def has_several_files(self) -> bool:
+        """Return True once a file of several is read."""
+        return bool(self._files)
 
     def place(self, line: int) -> tuple[str, int]:
         """Return the file that a line read so far lies in, and its number there."""
@@ -241,9 +247,9 @@ class _Joined(io.RawIOBase):
     `begins` has the offset of each file's first byte, once it is opened, and its path.
     """
 
-    def __init__(self, files: list[Path]) -> None:
+    def __init__(self, files: list[str]) -> None:
         self.begins = deque[tuple[int, str]]()
-        self._files: Iterator[Path] = iter(files)
+        self._files = iter(files)
         self._size = 0  # of what was returned so far
         self._raw: _Counted | None = None
         self._current: io.BufferedIOBase | None = None
@@ -268,8 +274,8 @@ class _Joined(io.RawIOBase):
                     target[:1], self._ended = b"\n", True
                     self._size += 1
                     return 1
-                self.begins.append((self._size, str(file)))
-                self._raw = _Counted(file.open("rb"), self._count)
+                self.begins.append((self._size, file))
+                self._raw = _Counted(_opened(file), self._count)
                 self._current = _decompressed(self._raw)
             if data := self._current.read1(len(target)):
                 target[: len(data)] = data
@@ -291,17 +297,24 @@ class _Joined(io.RawIOBase):
 def _open(path: str) -> BinaryIO:
     if path == STANDARD_STREAM:
         return sys.stdin.buffer
+    if missing := missing_from(path):
+        where = path if missing == parts_of(path) else missing[0]
+        raise InputError("no such file", where=where)
     try:
-        if (files := files_of(path)) != [Path(path)]:
+        if (files := files_of(path)) != [path]:
             return cast(BinaryIO, _Joined(files))
         return _opened_pipe(path) if Path(path).is_fifo() else _opened(path)
     except FileNotFoundError as error:
-        raise InputError("no such file", where=error.filename or path) from error
+        raise InputError("no such file", where=path) from error
     except OSError as error:
         raise InputError(error.strerror or str(error), where=path) from error
 
 
 def _opened(path: str) -> BinaryIO:
+    if is_remote(path):
+        from kvscope.core.remote import open_remote  # loads HTTP
+
+        return open_remote(path)
     return Path(path).open("rb")
 
 

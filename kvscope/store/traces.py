@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvscope.core.errors import InputError
-from kvscope.core.files import STANDARD_STREAM, parts_of
+from kvscope.core.files import STANDARD_STREAM, parts_of, without_query
 from kvscope.core.trace import Measurements, Prompts, Tenants, Trace
 from kvscope.store.db import Store
 
@@ -79,7 +79,7 @@ def free_name(store: Store, path: str) -> str:
 
     Of several paths it is the first one's, with the number of the others.
     """
-    first, *others = parts_of(path)
+    first, *others = parts_of(without_query(path))
     stem = "stdin" if path == STANDARD_STREAM else Path(first).name
     for suffix in (".gz", ".zst", ".jsonl", ".json", ".csv", ".parquet"):
         stem = stem.removesuffix(suffix)
