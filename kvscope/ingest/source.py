@@ -128,6 +128,11 @@ class Source:
         """Count line `line` and those after it as lines of one of several files."""
         self._files.append((line, path))
 
+    @property
+    def has_several_files(self) -> bool:
+        """Return True once a file of several is read."""
+        return bool(self._files)
+
     def place(self, line: int) -> tuple[str, int]:
         """Return the file that a line read so far lies in, and its number there."""
         at = bisect_right(self._files, line, key=lambda file: file[0]) - 1

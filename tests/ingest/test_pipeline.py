@@ -445,6 +445,25 @@ def test_an_interrupt_while_kernels_run_is_not_kept_waiting(
         going_on.set()
 
 
+def test_files_that_overlap_in_time_are_named(tmp_path: Path) -> None:
+    """And requests that are in both."""
+    lines = [
+        f'{{"timestamp":{at},"input_length":40,"output_length":1,"hash_ids":[{at}]}}\n'
+        for at in range(6)
+    ]
+    paths = [tmp_path / name for name in ("a", "b", "c")]
+    for path, part in zip(paths, (lines[:3], lines[1:5], lines[5:]), strict=True):
+        path.write_text("".join(part))
+    with open_store(MEMORY) as store:
+        (note,) = [x for x in ingest(store, str(tmp_path)).trace.notes if "overlap" in x]
+        assert note == (
+            f"2 of 3 files overlap in time, as {paths[0]} and {paths[1]} do: merged in order of"
+            " time; 2 requests equal another one in time, lengths and blocks: logged twice?"
+        )
+        paths[1].write_text("".join(lines[3:5]))
+        assert not [x for x in ingest(store, str(tmp_path)).trace.notes if "overlap" in x]
+
+
 def test_a_folder_is_one_trace_in_time_order(tmp_path: Path) -> None:
     """Files, compressed or not, one without its last line feed, are one trace, twice the same."""
     whole = lines(9)
