@@ -61,6 +61,7 @@ COMMANDS: tuple[tuple[str, Lazy], ...] = (
     ("synth", Lazy("synth:synth", "Generate a synthetic trace.")),
     ("hash", Lazy("record:hash_", "Turn logs with prompts into a hashed trace.")),
     ("record", Lazy("record:record", "Record a running vLLM as a trace.")),
+    ("watch", Lazy("watch:watch", "Follow a recording; serve Prometheus metrics.")),
     ("policies", Lazy("catalog:policies", "List the eviction policies.")),
     ("routers", Lazy("catalog:routers", "List the routers of fleets.")),
     ("models", Lazy("catalog:models", "List the model presets.")),

@@ -32,6 +32,11 @@ def emit(text: str) -> None:
     sys.stdout.write(f"{one_line(text)}\n")
 
 
+def emit_text(text: str) -> None:
+    """Write a file of kvscope's own to stdout, as it is."""
+    sys.stdout.write(text)
+
+
 def emit_json(document: Document) -> None:
     """Write the one document of `--json`."""
     from kvscope.app.documents.base import to_json

@@ -88,6 +88,7 @@ class Measurements:
     `worker` (the engine, replica or rank) is an index into `workers`, -1 where the trace does not
     say. Times count from the request's arrival: until its first token, until it was admitted, until
     its last token; NaN where not measured. `cached_tokens` of the prompt were hit; -1: unknown.
+    `delay_s` is the time that a user or a tool took after the turn before; NaN where not stated.
     """
 
     worker: Int32s
@@ -95,6 +96,7 @@ class Measurements:
     queue_s: Float64s
     duration_s: Float64s
     cached_tokens: Int32s
+    delay_s: Float64s
     workers: tuple[str, ...]
 
     def select(self, requests: Int64s) -> Measurements:
@@ -105,6 +107,7 @@ class Measurements:
             queue_s=self.queue_s[requests],
             duration_s=self.duration_s[requests],
             cached_tokens=self.cached_tokens[requests],
+            delay_s=self.delay_s[requests],
             workers=self.workers,
         )
 

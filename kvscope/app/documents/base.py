@@ -56,8 +56,8 @@ class TraceFacts(Facts):
 
     `models`, LoRA `adapters`, cache `salts` and `workers` count the distinct ones that requests
     name, `tenants` the combinations of the first three, which share no blocks. `measured_requests`
-    have a TTFT, a queue time, a duration or cached tokens. All are null for traces that an older
-    version stored.
+    have a TTFT, a queue time, a duration, cached tokens or a delay. All are null for traces that an
+    older version stored.
     """
 
     name: str

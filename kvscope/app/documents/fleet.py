@@ -19,7 +19,8 @@ from kvscope.fleet.sweep import FleetRun
 class LoopFacts(Facts):
     """When requests arrive: `open`, at the trace's times, or `closed`, by think times.
 
-    Counts are of requests that follow another: their think time was `recorded` (gap less the
+    Counts are of requests that follow another: their think time was `stated` by the trace,
+    `recorded` (gap less the
     trace's duration) or `estimated` (gap less service on an idle replica); `floored` ones are 0.
     """
 
@@ -27,6 +28,7 @@ class LoopFacts(Facts):
     recorded: int | None
     estimated: int | None
     floored: int | None
+    stated: int | None
 
 
 class SpreadFacts(Facts):
@@ -154,6 +156,7 @@ def fleet_document(study: FleetStudy, words: Sequence[str]) -> FleetDocument:
             recorded=think.recorded if think else None,
             estimated=think.estimated if think else None,
             floored=think.floored if think else None,
+            stated=think.stated if think else None,
         ),
         slo_ms=study.slo.ttft_s * 1e3,
         percentile=study.slo.percentile,

@@ -7,6 +7,8 @@ ai-dynamo/aisimulate, crates/core (AgenticMooncakeHeader, AgenticMooncakeRow, ve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from kvscope.ingest.formats.base import BadLine, Identifier, ReadOptions, Request, TraceFormat
@@ -23,6 +25,8 @@ _FANS = (
 
 class _WaitsFor(msgspec.Struct, gc=False):
     relation: str | None = None
+    trigger: str | None = None
+    delay_ms: float | None = None
 
 
 class _TraceSource(msgspec.Struct, gc=False):
@@ -78,6 +82,7 @@ class _AgenticReader(RowReader):
             input_tokens=inputs,
             output_tokens=outputs or 0,
             arrival_s=in_seconds(row.not_before_ms),
+            delay_s=in_seconds(_delay_ms(row.dependencies or ())),
             hash_ids=row.hash_ids,
             session_id=session if play is None or session is None else f"{play}/{session}",
             scope=None if play is None else str(play),
@@ -86,6 +91,12 @@ class _AgenticReader(RowReader):
             model=row.model,
             duration_s=in_seconds(row.recorded_api_time_ms),
         )
+
+
+def _delay_ms(dependencies: Sequence[_WaitsFor]) -> float | None:
+    """Return the delay after the end of the session's request before."""
+    after_end = (x for x in dependencies if (x.relation, x.trigger) == ("sequence", "completion"))
+    return next((each.delay_ms for each in after_end), None)
 
 
 class AgenticMooncake(TraceFormat):

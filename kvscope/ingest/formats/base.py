@@ -50,7 +50,8 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
 
     The rest is what was measured: by which `worker` (engine, replica) it was served, the time to
     its first token, the time until it was admitted and until its last token, all since its arrival,
-    and the prompt's tokens found in the cache.
+    and the prompt's tokens found in the cache. `delay_s` is kept where the arrival is known, too:
+    the time that a user or a tool took, for closed loops.
     """
 
     input_tokens: int

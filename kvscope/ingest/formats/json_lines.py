@@ -32,6 +32,7 @@ class ServiceRow(msgspec.Struct, gc=False, kw_only=True):
     queue_ms: float | None = None
     duration_ms: float | None = None
     cached_tokens: int | None = None
+    delay_ms: float | None = None
 
     @property
     def adapter(self) -> Identifier | None:
@@ -52,6 +53,11 @@ class ServiceRow(msgspec.Struct, gc=False, kw_only=True):
     def duration_s(self) -> float | None:
         """The time from arrival to the last token."""
         return in_seconds(self.duration_ms)
+
+    @property
+    def delay_s(self) -> float | None:
+        """The time from the end of the turn before."""
+        return in_seconds(self.delay_ms)
 
 
 class RowReader(LineReader):

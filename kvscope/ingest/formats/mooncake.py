@@ -39,7 +39,6 @@ class _MooncakeRow(ServiceRow, gc=False):
     input_tokens: int | None = None
     output_tokens: int | None = None
     created_time: float | None = None
-    delay_ms: float | None = None
     tool_wait_ms: float | None = None
     hash_ids: msgspec.Raw = _ABSENT
     session_id: Identifier | None = None

@@ -245,6 +245,7 @@ class ParquetExport(Exporter):
             "queue_s": pl.Float64(),
             "duration_s": pl.Float64(),
             "cached_tokens": pl.Int32(),
+            "delay_s": pl.Float64(),
             "hash_ids": pl.List(pl.Int32()),
             "block_size": pl.Int32(),
             "clock": pl.Int32(),
