@@ -146,6 +146,7 @@ def diff(
     from kvscope.app.requests import kv_model
 
     model = kv_model(options.model, options.kv_dtype)
+    load_in_background()
     from kvscope.app.diff import diff as compare
     from kvscope.report.comparison import report
     from kvscope.store.file import StoreFile

@@ -1,4 +1,4 @@
-"""Parquet files with the canonical columns: kvscope's own export, or anyone's.
+"""Parquet files with the canonical columns: kvscope's own export, or anyone's; or with Baseten's.
 
 DuckDB reads them, not polars: on a damaged file polars may abort the whole process.
 """
@@ -38,6 +38,21 @@ _MAGIC = b"PAR1"
 _MANDATORY = ("input_tokens", "output_tokens")
 _PATTERN_CHARACTERS = frozenset("*?[")
 _ROWS_AT_ONCE = 2_048
+BASETEN = {
+    "timestamp_start_unix_ms": "arrival_s",
+    "total_hashes": "hash_ids",
+    "provided_session_id": "session_id",
+    "poor_man_session_id": "session_id",
+    "model_name": "model",
+    "org_id": "user_id",
+    "duration_ttft_ms": "ttft_s",
+    "duration_e2e_ms": "duration_s",
+    "cached_tokens_reference": "cached_tokens",
+}
+"""What Baseten's completion traces call the fields. Times are in ms, and the first session id wins.
+
+Source: ai-dynamo/aiperf, src/aiperf/dataset/loader/baseten_trace_models.py, commit 264464a.
+"""
 _VALUE_BYTES = 8  # of a number; a text takes more
 _FEW = 8  # rows, of which each may have MAX_HASH_IDS
 _LONGEST_ID = 256  # characters of a hash id that count
@@ -172,7 +187,7 @@ def _next_batch(rows: duckdb.DuckDBPyConnection, names: list[str]) -> list[dict[
     while len(batch) < _ROWS_AT_ONCE and ids < MAX_HASH_IDS and (some := rows.fetchmany(_FEW)):
         for values in some:
             row = dict(zip(names, values, strict=True))
-            ids += len(row.get("hash_ids") or ())
+            ids += len(row.get("hash_ids") or row.get("total_hashes") or ())
             batch.append(row)
     return batch
 
@@ -182,6 +197,11 @@ def _request(row: dict[str, object]) -> Request:
     for name, value in row.items():
         if isinstance(value, str) and len(value) > MAX_TEXT:
             raise BadLine(f"text longer than {MAX_TEXT:,} characters in {name}")
+    for name, field in BASETEN.items():
+        value = row.pop(name, None)
+        if value is not None and row.get(field) is None:
+            is_ms = name.endswith("_ms")
+            row[field] = value / 1000 if is_ms and isinstance(value, int | float) else value
     return Request(**asdict(msgspec.convert(row, _ParquetRow)))
 
 
@@ -196,11 +216,11 @@ def _require_lengths(present: Sequence[str], shown: str) -> None:
 
 
 class Parquet(TraceFormat):
-    """Parquet with columns named as the fields of `Request`; others are ignored."""
+    """Parquet with columns named as the fields of `Request` or as Baseten's; others are ignored."""
 
     name = "parquet"
-    summary = "Parquet with kvscope's own column names (input_tokens, hash_ids, ...)"
-    source = "kvscope"
+    summary = "Parquet with kvscope's column names (input_tokens, hash_ids, ...), or Baseten's"
+    source = "kvscope; aiperf, loader/baseten_trace_models.py (commit 264464a)"
     fields = ("input_tokens", "output_tokens", "arrival_s", "hash_ids")
     default_block_size = 16
     reader = _ParquetReader

@@ -15,7 +15,7 @@ import pytest
 
 from kvscope.core.errors import InputError
 from kvscope.ingest.formats.base import ReadOptions, Request
-from kvscope.ingest.formats.parquet import Parquet
+from kvscope.ingest.formats.parquet import BASETEN, Parquet
 from kvscope.ingest.source import Source
 from kvscope.store.db import statement
 
@@ -34,7 +34,7 @@ def test_the_query_takes_every_canonical_column() -> None:
     """A field added to Request must be added to the query too."""
     query = statement("ingest/parquet_rows")
     assert query.columns == Request.__struct_fields__[:2] + query.columns[2:]
-    assert set(query.columns) == set(Request.__struct_fields__)
+    assert set(query.columns) == {*Request.__struct_fields__, *BASETEN}
     assert f"^({'|'.join(query.columns)})$" in query.text
 
 
@@ -47,6 +47,39 @@ def test_only_the_lengths_are_mandatory(read: Any) -> None:
     assert read(parquet(LENGTHS)).requests == expected
     narrow = LENGTHS.cast({"input_tokens": pl.UInt16, "output_tokens": pl.Int32})
     assert read(parquet(narrow)).requests == expected
+
+
+def test_baseten_names_the_columns_its_own_way(read: Any) -> None:
+    """Times in ms; either session id; text is not read."""
+    rows = LENGTHS.with_columns(
+        timestamp_start_unix_ms=pl.Series([1_700_000_000_250, 1_700_000_001_000]),
+        prompt=pl.Series(["secret", "secret"]),
+        total_hashes=pl.Series([[11, 12], None]),
+        provided_session_id=pl.Series(["s", None]),
+        poor_man_session_id=pl.Series([1, 2]),
+        duration_e2e_ms=pl.Series([2500, None]),
+        duration_ttft_ms=pl.Series([250, None]),
+        cached_tokens_reference=pl.Series([4, None]),
+        model_name=pl.Series(["m", "m"]),
+        org_id=pl.Series(["o", None]),
+        block_size=pl.Series([4, 4]),
+    )
+    both = {"model": "m", "block_size": 4}
+    assert read(parquet(rows)).requests == [
+        Request(
+            input_tokens=5,
+            output_tokens=1,
+            arrival_s=1_700_000_000.25,
+            hash_ids=[11, 12],
+            session_id="s",
+            user_id="o",
+            ttft_s=0.25,
+            duration_s=2.5,
+            cached_tokens=4,
+            **both,
+        ),
+        Request(input_tokens=6, output_tokens=2, arrival_s=1_700_000_001.0, session_id=2, **both),
+    ]
 
 
 def test_every_field_of_a_request_is_a_column(read: Any) -> None:
@@ -169,7 +202,7 @@ _READ = """
 import resource, sys
 from kvscope.core.errors import InputError
 from kvscope.ingest.formats.base import ReadOptions
-from kvscope.ingest.formats.parquet import Parquet
+from kvscope.ingest.formats.parquet import BASETEN, Parquet
 from kvscope.ingest.source import Source
 
 def read(path):
