@@ -61,7 +61,7 @@ _ORDER: Mapping[str, Callable[[Decimal, Decimal], bool]] = {
     ">=": operator.ge,
 }
 _HIGHER_IS_BETTER = ("hit-rate", "attainment", "throughput")
-_ONLY_BY_NAME = {"tel", f"{_QUEUED}tel", *_CAUSES}
+_ONLY_BY_NAME = {"tel", f"{_QUEUED}tel", "mismatched", *_CAUSES}
 """Figures near 0, whose relative change says little: `regression` alone leaves them out."""
 _CONDITION = re.compile(r"([^<>=!\s]+)\s*([<>=!]+)\s*([^<>=!]+)")
 _DIGITS = 3
@@ -252,8 +252,8 @@ class Regression:
 def worst_regression(figures: Figures, baseline: Figures, subject: str = "") -> Regression | None:
     """Return the regression of the figure that worsened most, None without a common figure.
 
-    `subject` is a figure, or a policy or router. Without one, TEL and causes of misses are left
-    out.
+    `subject` is a figure, or a policy or router. Without one, figures that can be near 0
+    are left out: TEL, mispredicted tokens and causes of misses.
     """
     known = [
         change

@@ -131,6 +131,10 @@ def test_analyze(tmp_path: Path, capsys: Streams) -> None:
     )
     assert code == ExitCode.CHECK_FAILED
     assert json.loads(out)["ideal_hit_rate"] == pytest.approx(2 / 7)
+    assert json.loads(out)["figures"] == {
+        "hit-rate": pytest.approx(2 / 7),
+        "lru.hit-rate": pytest.approx(1 / 7),
+    }
     assert reasons == [
         "fail-on hit-rate<30%: hit-rate is 28.6%",
         "fail-on lru.hit-rate<20%: lru.hit-rate is 14.3%",
@@ -168,7 +172,7 @@ def test_tune(tune: tuple[str, ...], tmp_path: Path, capsys: Streams) -> None:
     assert code == ExitCode.CHECK_FAILED
     assert lines == ["fail-on verdict=switch: verdict is switch"]
     document = json.loads(out)
-    assert document["recommendation"]["verdict"] == "switch"
+    assert document["recommendation"]["verdict"] == document["figures"]["verdict"] == "switch"
     assert (tmp_path / "recommendation.toml").exists()
     replay = ("simulate", "turns", "--db", "k.duckdb", "--recommendation", "recommendation.toml")
     code, _, lines = ended(capsys, *replay, "--fail-on", "p99>1ms,lru.p95>200ms")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from time import sleep
 
 import pytest
 
 from kvscope.ingest import follow
 from kvscope.ingest.follow import Follower
+from kvscope.vllm_plugin.recording import LineWriter
 
 
 def append(path: Path, text: str) -> None:
@@ -100,3 +104,19 @@ def test_lines_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert follower.lines() == [b"short"]
         append(path, "y" * 11 + "\nnext\n")
         assert follower.lines() == [b"next"]
+
+
+def test_what_the_recorder_writes(tmp_path: Path) -> None:
+    """Every line of a recording, over all its files, once."""
+    writer = LineWriter(tmp_path, "recording-20261123-120000-7", rotate_bytes=40)
+    with closing(Follower(tmp_path)) as follower:
+        writer.put(partial(dict, chat_id=0))
+        while not (lines := all_lines(follower)):
+            sleep(0.01)
+        for number in range(1, 20):
+            writer.put(partial(dict, chat_id=number))
+        writer.close()
+        lines += all_lines(follower)
+    assert [json.loads(line) for line in lines] == [{"chat_id": number} for number in range(20)]
+    assert (writer.files > 3, follower.switches) == (True, writer.files - 1)
+    assert follower.recordings == 0
