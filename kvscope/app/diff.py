@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import starmap
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from kvscope.app.analyze import Analysis, analyze
 from kvscope.app.baseline import RUN, stored_run
@@ -17,7 +17,6 @@ from kvscope.app.traces import load_trace
 from kvscope.core.errors import UsageError
 from kvscope.core.runs import Outcome, Run
 from kvscope.core.trace import Trace
-from kvscope.deployment.models import Model
 from kvscope.replay.policy_options import format_value
 from kvscope.store.file import Stores
 from kvscope.tuning.file import RecommendationTable, read_recommendation_table
@@ -26,9 +25,7 @@ Kind = Literal["traces", "runs", "recommendations"]
 Topic = Literal[
     "verdict", "hits", "ideal", "capacity", "policy", "flags", "latency", "setting", "traffic"
 ]
-TOPICS: tuple[Topic, ...] = (
-    *("verdict", "hits", "ideal", "capacity", "policy", "flags", "latency", "setting", "traffic"),
-)
+TOPICS: tuple[Topic, ...] = get_args(Topic)
 """What figures are about, what matters most first."""
 Quantity = Literal[
     "words", "share", "seconds", "requests", "per_second", "tokens", "blocks", "bytes"
@@ -106,12 +103,10 @@ def diff(
     stores: Stores,
     left: str,
     right: str,
-    *,
-    model: Model | None = None,
-    hbm_bytes: int | None = None,
+    request: AnalyzeRequest | None = None,
     monitor: Monitor | None = None,
 ) -> Comparison:
-    """Compare what two names stand for.
+    """Compare what two names stand for; traces are analyzed as `request` says.
 
     `run:N` is a stored run, a path that ends in .toml a recommendation, anything else a trace.
     Raises UsageError for two of different kinds, InputError for what is not there.
@@ -131,7 +126,6 @@ def diff(
         with stores.reading() as store:
             (trace, run), (other_trace, other_run) = (stored_run(store, name) for name in names)
         return compare_runs(names, (run, other_run), (trace, other_trace))
-    request = AnalyzeRequest(model=model, hbm_bytes=hbm_bytes)
 
     def analyzed(name: str) -> Analysis:
         return analyze(stores, load_trace(stores, name, monitor or Monitor()), request)
