@@ -394,7 +394,8 @@ def _totals(causes: Attribution) -> tuple[CauseTotal, ...]:
 
 _REMEDIES: dict[Cause, str] = {
     "evicted": "enlarge the cache, or let `kvscope tune` look for a policy that keeps them",
-    "in-flight": "send requests with the same prompt after the first one has begun to answer",
+    "in-flight": "let follow-ups and requests with the same prompt wait for the earlier one; a"
+    " faster engine computes it in time",
     "routed": "route by prefix: `kvscope fleet` compares routers",
     "salt": "give requests one cache salt if they may share a cache",
     "lora": "send requests with the same prompt to one adapter, or to the base model",

@@ -217,8 +217,12 @@ def request_section(explanation: Explanation, request: ExplainedRequest) -> Sect
             more = request.needed_blocks - explanation.capacity_blocks
             text += f" LRU would have kept them with {_sizes(explanation).in_words(more)} more."
         sentences.append(text)
+    tokens = {each.cause: count(each.tokens) for each in request.causes}
     sentences += [
-        f"Request {each.request} last used what was {_WORDS[each.cause]}."
+        f"Request {each.request} was still computing {tokens[each.cause]} tokens."
+        if each.cause == "in-flight"
+        else f"{tokens[each.cause]} tokens were {_WORDS[each.cause]}, last by request"
+        f" {each.request}."
         for each in request.computed_by
     ]
     if request.observed_hit_tokens is not None:

@@ -129,6 +129,9 @@ def test_a_request_is_named_by_its_id_too(
     """The third one, which another request under no salt had before."""
     (request,) = explained(capsys, served, "--db", db, "--request", "request-3")["requests"]
     assert (request["request"], request["computed_by"]) == (3, [{"cause": "salt", "request": 2}])
+    assert run(["explain", served, "--db", db, "--request", "3"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "64 tokens were computed before under another cache salt, last by request 2." in words
     assert run(["explain", served, "--db", db, "--request", "id:3"]) == ExitCode.USAGE
     assert "none with the id '3'" in capsys.readouterr().err
 
