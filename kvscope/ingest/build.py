@@ -175,16 +175,18 @@ def _lineage(
     """
     deciding = blocks > 0 if blocks.any() else np.ones(len(blocks), dtype=np.bool_)
     before, parent_chat = links["session_parent"], links["parent_chat_id"]
-    # Sessions are given if one has two requests, or if each request has one.
-    if (before[deciding] >= 0).any() or (links["session"][deciding] >= 0).all():
-        rank = np.empty(len(order), dtype=np.int32)
-        rank[order] = np.arange(len(order), dtype=np.int32)
-        parent = np.where(before[order] >= 0, rank[before[order]], -1)
-        # Out of order within a session: a parent that comes later is none.
-        return np.where(parent < np.arange(len(order)), parent, -1).astype(np.int32), "given"
+    rank = np.empty(len(order), dtype=np.int32)
+    rank[order] = np.arange(len(order), dtype=np.int32)
+    parent = np.where(before[order] >= 0, rank[before[order]], -1)
+    # Out of order within a session: a parent that comes later is none.
+    in_session = np.where(parent < np.arange(len(order)), parent, -1).astype(np.int32)
     if (parent_chat[deciding] != NO_ID).any():
         parents = np.where(parent_chat == ROOT, NO_ID, parent_chat)[order]
-        return lineage.parents_by_id(requests["chat_id"], parents, NO_ID), "given"
+        by_id = lineage.parents_by_id(requests["chat_id"], parents, NO_ID)
+        return np.where(parent_chat[order] == NO_ID, in_session, by_id), "given"
+    # Sessions are given if one has two requests, or if each request has one.
+    if (before[deciding] >= 0).any() or (links["session"][deciding] >= 0).all():
+        return in_session, "given"
     if trie.count > 1:
         inputs, outputs = requests["input_tokens"], requests["output_tokens"]
         return lineage.parents_by_prefix(trie.parent, full_leaf, inputs, outputs), "inferred"

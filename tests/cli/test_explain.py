@@ -129,6 +129,9 @@ def test_a_request_is_named_by_its_id_too(
     """The third one, which another request under no salt had before."""
     (request,) = explained(capsys, served, "--db", db, "--request", "request-3")["requests"]
     assert (request["request"], request["computed_by"]) == (3, [{"cause": "salt", "request": 2}])
+    assert run(["explain", served, "--db", db, "--request", "3"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "64 tokens were computed before under another cache salt, last by request 2." in words
     assert run(["explain", served, "--db", db, "--request", "id:3"]) == ExitCode.USAGE
     assert "none with the id '3'" in capsys.readouterr().err
 
@@ -183,6 +186,34 @@ def test_hits_of_a_validation_are_set_against_the_prediction(
     }
     assert run(["explain", "--db", db, "--request", "2"]) == 0
     assert "Observed: 48 hit tokens; 16 predicted ones" in capsys.readouterr().out
+
+
+def test_divergence_is_told_by_what_was_changed(
+    db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Reordered tools in a head that others share, a compacted history, an edited message."""
+    tools, reordered = [1, 2, 3], [1, 3, 2]
+    turns = [
+        ([*tools, 10, 11], None),
+        ([*reordered, 10, 11, 12], 0),  # at block 1
+        ([*tools, 20, 21, 22, 23], None),
+        ([*tools, 24, 25], 2),  # at block 3, and shorter
+        ([*tools, 30, 31, 32], None),
+        ([*tools, 30, 33, 32, 34], 4),  # at block 4
+    ]
+    path = tmp_path / "diverged.jsonl"
+    lines = (
+        line(at, ids, parent_chat_id=-1 if before is None else f"request-{before}")
+        for at, (ids, before) in enumerate(turns)
+    )
+    path.write_text("\n".join(lines))
+    findings = explained(capsys, str(path), "--db", db)["findings"]
+    diverged = {each["place"]: each for each in findings if each["cause"] == "diverged"}
+    assert {place: (each["at_token"], each["tokens"]) for place, each in diverged.items()} == {
+        "shared-head": (16, 64),
+        "shortened": (48, 32),
+        "history": (64, 32),
+    }
 
 
 def test_every_cause_can_be_a_condition() -> None:
