@@ -132,12 +132,12 @@ def _batches(path: str, shown: str) -> Iterator[list[dict[str, object]]]:
         with duckdb.connect(config=dict(_BOUNDED)) as connection:
             _refuse_bomb(connection, path, shown)
             query, values = statement("ingest/parquet_rows").text, {"path": path}
-            found = connection.sql(query, params=values)
-            _require_lengths(found.columns, shown)
-            columns = ", ".join(map(_cut, found.columns, found.types))
+            relation = connection.sql(query, params=values)
+            _require_lengths(relation.columns, shown)
+            columns = ", ".join(map(_cut, relation.columns, relation.types))
             bounded = f"SELECT {columns} FROM ({query})"  # noqa: S608  (columns of the query's own)
             rows = connection.execute(bounded, values)
-            while batch := _next_batch(rows, found.columns):
+            while batch := _next_batch(rows, relation.columns):
                 yield batch
     except duckdb.BinderException:  # not one canonical column
         _require_lengths([], shown)
