@@ -65,13 +65,15 @@ def parse_variants(policies: Sequence[type[Policy]], assignments: Sequence[str])
 
 
 def refitted(variant: Variant, refit_s: float) -> Variant:
-    """Return the variant with that time between fits, where its policy fits and no other is set.
+    """Return the variant with that time between fits, where its policy fits by time.
+
+    A time that is given already stays.
 
     Raises UsageError for less than a policy takes.
     """
     from kvscope.policies.base import REFIT
 
-    if all(parameter.name != REFIT.name for parameter in variant.policy.parameters):
+    if variant.policy.refit is not REFIT:
         return variant
     if not REFIT.low <= refit_s <= REFIT.high:
         raise UsageError(
