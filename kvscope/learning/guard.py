@@ -45,8 +45,9 @@ class Guard:
     the largest gain first. It is given up once its gain or its late gain is below zero. Nothing
     changes within the first 8 intervals: the shadows fill.
 
-    Bound: the late gain begins no higher than that of an endless row of the best intervals, so a
-    candidate that only loses stays for 8 intervals more at the most, or one turnover of the cache.
+    While it is in force, a candidate's losses exceed its gains by 8 intervals' tokens at the most,
+    from whenever they are counted: its late gain is no more than that of an endless row of the best
+    intervals, and 8 of the worst ones cancel that. This is one turnover of the cache.
     """
 
     def __init__(self, candidates: int) -> None:

@@ -37,7 +37,7 @@ POLICIES: dict[str, LanePolicy] = {
     "ttl": Ttl({"ttl_s": 6}),
     "wa": Wa(),
     "gittins": Gittins({"xi_tokens": 200, "next_prompt_tokens": 60}),
-    "gittins hits": Gittins({"xi_tokens": 0, "refit_s": 60}),
+    "gittins hits": Gittins({"xi_tokens": 0, "refit_requests": 16}),
     "gittins pace": Gittins({"xi_tokens": 200, "ttl_s": 400}),
 }
 KINDS = 5
@@ -105,9 +105,9 @@ def test_every_mix_agrees(tmp_path: Path, mix: str, name: str) -> None:
 def test_a_guard_changes_the_order_of_blocks_that_lie_there(tmp_path: Path) -> None:
     """A table that evicts what was just touched: soon the order is LRU's, in every queue."""
     trace = fitting(600, 5, "chats", 16, 200)
-    policy = Gittins({"xi_tokens": 0, "refit_s": 60})
+    policy = Gittins({"xi_tokens": 0, "refit_requests": 16})
     rising = np.outer(1.0 + np.arange(math.prod(STEPS[0])), np.arange(1.0, AGES + 1.0))
-    fitted = FittedReturns(0, rising, 10_800.0, 1)
+    fitted = FittedReturns(0, rising, 1)
     known = traffic(prompts_of(trace, 16), standard())
     tables = plugin_tables(known, policy, fitted)
     vllm, model = both(tmp_path, trace, 16, 200, policy=policy, fitted=fitted, tables=tables)

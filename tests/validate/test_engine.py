@@ -49,7 +49,7 @@ SETTINGS = EngineSettings(BLOCKS, 16, 2048)
 POLICIES: tuple[Policy, ...] = (
     TLru({"xi_tokens": 200, "next_prompt_tokens": 60}),
     Wa({"refit_s": 60}),
-    Gittins({"xi_tokens": 200, "refit_s": 60}),
+    Gittins({"xi_tokens": 200, "refit_requests": 64}),
 )
 PROFILE = LatencyProfile("a guess", "", 5e-3, 3e-5)
 ONE_CORE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}  # beside other tests

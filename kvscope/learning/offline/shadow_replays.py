@@ -124,7 +124,8 @@ def _interval_ends(blocks: Int64s, least_blocks: float) -> Int64s:
 
     `blocks` (C x R) are what each candidate computed for each request.
     """
-    done = np.concatenate((np.zeros_like(blocks[:, :1]), blocks.cumsum(axis=1)), axis=1)
+    nothing = np.zeros((len(blocks), 1), dtype=np.int64)
+    done = np.concatenate((nothing, blocks.cumsum(axis=1)), axis=1)
     ends, end, requests = list[int](), 0, blocks.shape[1]
     while True:
         turned = min(int(np.searchsorted(row, row[end] + least_blocks)) for row in done)
