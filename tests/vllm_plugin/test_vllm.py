@@ -161,7 +161,7 @@ def test_every_request_hits_what_was_predicted_of_one_fit(
 ) -> None:
     """The same with a table from a file: each request is of the class that the simulator has."""
     index = np.random.default_rng(3).lognormal(-4.0, 2.0, (math.prod(STEPS[class_set]), AGES))
-    fitted = FittedReturns(class_set, index, 10_800.0, 1)
+    fitted = FittedReturns(class_set, index, 1)
     policy = Gittins({"xi_tokens": 256, "next_prompt_tokens": 64})
     path = recommended(tmp_path / "policy.toml", policy, fitted)
     answer = vllm.serve("conversations", KVSCOPE_RECOMMENDATION=str(path))
