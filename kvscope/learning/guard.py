@@ -23,7 +23,7 @@ FALLBACK = 0  # the candidate in force without evidence for another: LRU
 INTERVAL_SHARE, INTERVAL_REQUESTS = 1 / 8, 16
 LEAST_INTERVALS = 8
 GAIN_INTERVALS, LOSS_INTERVALS = 16, 8  # after which evidence counts half
-DEVIATIONS = 2.0
+DEVIATIONS = 2.5
 _KEEP_GAIN, _KEEP_LOSS = 0.5 ** (1 / GAIN_INTERVALS), 0.5 ** (1 / LOSS_INTERVALS)
 
 MOST_WAITING = 1024
@@ -40,7 +40,7 @@ class Guard:
     """Decides which candidate is in force, by the tokens that shadows computed in each interval.
 
     A candidate's gain is what the fallback computed more than it. It is summed with weights that
-    halve every 16 intervals, and in `lately` every 8. One whose gain exceeds two standard
+    halve every 16 intervals, and in `lately` every 8. One whose gain exceeds 2.5 standard
     deviations of that sum, intervals taken as independent of mean zero, is taken up, the one with
     the largest gain first. It is given up once its gain or its late gain is below zero. Nothing
     changes within the first 8 intervals: the shadows fill.
@@ -76,7 +76,7 @@ class Guard:
         return self.now != before
 
     def deviation(self, candidate: int) -> float:
-        """Return two standard deviations of a candidate's gain."""
+        """Return 2.5 standard deviations of a candidate's gain."""
         return DEVIATIONS * math.sqrt(self.square[candidate])
 
     def forget(self) -> None:
