@@ -54,6 +54,7 @@ def main() -> int:
     parser.add_argument("--conversations", type=int, default=64, help="alive at a time")
     parser.add_argument("--in-flight", type=int, default=16)
     parser.add_argument("--report", action="store_true", help="requests report what they find")
+    parser.add_argument("--without-plugin", action="store_true", help="only vLLM, for comparison")
     parser.add_argument("--folder", type=Path, help="keep recordings and samples here")
     parser.add_argument("--record", action="store_true", help=f"also write {PAGE.name}")
     options = parser.parse_args()
@@ -72,14 +73,17 @@ def _soak(folder: Path, options: argparse.Namespace) -> tuple[Table, int]:
     endpoint = f"ipc://{folder}/events"
     plugin = {"policy": POLICIES[options.policy], "record": str(folder / "recording")}
     events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
+    loaded = (
+        *("--scheduler-cls", "kvscope.vllm_plugin.KvscopeScheduler"),
+        *("--additional-config", json.dumps({"kvscope": plugin})),
+    )
     launch = Launch(
         str(folder),
         BLOCK,
         BLOCKS,
         max_model_len=LONGEST,
         flags=(
-            *("--scheduler-cls", "kvscope.vllm_plugin.KvscopeScheduler"),
-            *("--additional-config", json.dumps({"kvscope": plugin})),
+            *(() if options.without_plugin else loaded),
             *("--kv-events-config", json.dumps(events)),
         ),
     )
@@ -104,14 +108,17 @@ def _soak(folder: Path, options: argparse.Namespace) -> tuple[Table, int]:
     print((folder / "record.log").read_text().strip())
     rows = [[name, *_growth(readings)] for name, readings in samples.items()]
     from_events = len(outside.read_bytes().splitlines())
+    flags = " --without-plugin" if options.without_plugin else f" --policy {options.policy}"
+    flags += " --report" if options.report else ""
+    recorded = f"the plugin {'failed' if broken else 'recorded'} {within:,}, "
     described = (
-        f"`python -m benchmarks.soak --minutes {options.minutes:g} --policy {options.policy}"
-        f"{' --report' if options.report else ''}`: {traffic.served:,} requests of"
-        f" {traffic.conversations.begun:,} conversations, {options.in_flight} in flight,"
-        f" {traffic.failed:,} failed; the plugin {'failed' if broken else 'recorded'} {within:,},"
-        f" KV-cache events {from_events:,} requests."
+        f"`python -m benchmarks.soak --minutes {options.minutes:g}{flags}`: {traffic.served:,}"
+        f" requests of {traffic.conversations.begun:,} conversations, {options.in_flight} in"
+        f" flight, {traffic.failed:,} failed; {'' if options.without_plugin else recorded}KV-cache"
+        f" events {from_events:,} requests."
     )
-    title = f"Memory in {options.minutes:g} minutes of vLLM under {options.policy}"
+    policy = "without the plugin" if options.without_plugin else f"under {options.policy}"
+    title = f"Memory in {options.minutes:g} minutes of vLLM {policy}"
     times = [f"MiB at {options.minutes * third / 3:g} min" for third in (1, 2, 3)]
     columns = ("process", *times, "MiB/hour in the last third (95 % CI)")
     return Table(title, described, columns, rows), traffic.failed + broken
@@ -197,7 +204,7 @@ def _role(pid: int) -> str | None:
     """Return what a process of vLLM's is, None for helpers."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
     if b"EngineCore" in words:
-        return "vLLM's engine, with the plugin"
+        return "vLLM's engine"
     if b"api_server" in words and b"guard.py" not in words:
         return "vLLM's API server"
     return None

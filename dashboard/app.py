@@ -17,6 +17,7 @@ PAGES = (  # file below views/, title; no icons: browsers would fetch them from 
     ("time", "Time"),
     ("space", "Space"),
     ("capacity", "Capacity"),
+    ("why", "Why"),
     ("lab", "Policy lab"),
     ("fleets", "Fleets"),
     ("recommendation", "Recommendation"),

@@ -19,7 +19,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from dashboard.arguments import arguments
-from dashboard.gate import Address, Gate
+from dashboard.gate import Gate
+from kvscope.core.addresses import Address
 from kvscope.core.files import data_folder
 
 _TABLES = ("pandas", "pyarrow")  # Streamlit imports them for the first table

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvscope.api import (
         AnalysisResult,
+        DiffResult,
         ExplanationResult,
         FitResult,
         FleetResult,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         TuneResult,
         UsageError,
         analyze,
+        diff,
         explain,
         fit,
         hash_logs,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "AnalysisResult",
+    "DiffResult",
     "ExplanationResult",
     "FitResult",
     "FleetResult",
@@ -47,6 +50,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "analyze",
+    "diff",
     "explain",
     "fit",
     "hash_logs",

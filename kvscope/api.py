@@ -35,24 +35,28 @@ from kvscope.app.options import (
     parsed,
 )
 from kvscope.core.errors import InputError, KvscopeError, UsageError
+from kvscope.core.files import one_path
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     import polars as pl
 
     from kvscope.app.analyze import Analysis
+    from kvscope.app.diff import Comparison
     from kvscope.app.explain import Explanation
     from kvscope.app.fleet import FleetStudy
     from kvscope.app.simulate import Simulation
     from kvscope.app.tune import Recommendation
     from kvscope.app.tune_fleet import FleetRecommendation
     from kvscope.core.trace import Prompts, Trace
+    from kvscope.deployment.models import KvDtype
     from kvscope.report.report import Report
     from kvscope.reuse_models.results import Fit
     from kvscope.store.file import StoreFile
 
 __all__ = [
     "AnalysisResult",
+    "DiffResult",
     "ExplanationResult",
     "FitResult",
     "FleetResult",
@@ -64,6 +68,7 @@ __all__ = [
     "TuneResult",
     "UsageError",
     "analyze",
+    "diff",
     "explain",
     "fit",
     "hash_logs",
@@ -168,7 +173,7 @@ class _Result(ABC):
         """The result in every form."""
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._report.trace.name}>"
+        return f"<{type(self).__name__} of {self._report.name}>"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of the command, as docs/json.md describes it."""
@@ -322,6 +327,23 @@ class TuneResult(_Result):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+class DiffResult(_Result):
+    """What `diff` returns; `comparison` has it all."""
+
+    comparison: Comparison
+
+    def to_polars(self, table: str = "differences") -> pl.DataFrame:
+        """Return a list of the document: `differences` or `same`."""
+        return self._frame(table)
+
+    @property
+    def _report(self) -> Report:
+        from kvscope.report.comparison import report
+
+        return report(self.comparison)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class FleetResult(_Result):
     """What `simulate_fleet` returns; `study` has every fleet that was replayed."""
 
@@ -376,7 +398,7 @@ Source = str | PathLike[str] | OpenTrace | None
 
 
 def open_trace(
-    source: str | PathLike[str] | None,
+    source: str | PathLike[str] | Sequence[str | PathLike[str]] | None,
     *,
     db: str = MEMORY,
     name: str | None = None,
@@ -387,15 +409,20 @@ def open_trace(
     strict: bool = False,
     max_bad: Share = 0.01,
 ) -> OpenTrace:
-    """Return the trace at a path, ingested if the store lacks it, or a stored trace by its name."""
+    """Return the trace at a path, ingested if the store lacks it, or a stored trace by its name.
+
+    Several paths are one trace.
+    """
     reading = parsed(Reading, locals())
     from kvscope.app.traces import load_trace
     from kvscope.store.file import StoreFile
 
     store = StoreFile(db, _Logged().note)
+    if isinstance(source, str | PathLike):
+        source = [source]
+    path = one_path([fspath(each) for each in source]) if source else None
     try:
-        text = None if source is None else fspath(source)
-        return OpenTrace(store, load_trace(store, text, _Logged(), reading))
+        return OpenTrace(store, load_trace(store, path, _Logged(), reading))
     except BaseException:
         store.close()
         raise
@@ -406,7 +433,7 @@ def hash_logs(
     output: str | PathLike[str],
     *,
     tokenizer: str | PathLike[str],
-    from_: Literal["openai", "litellm", "otlp"] | None = None,
+    from_: Literal["openai", "litellm", "otlp", "sglang"] | None = None,
     block_size: int = 16,
     chat_template: str | PathLike[str] | None = None,
     salt_file: str | PathLike[str] | None = None,
@@ -454,7 +481,8 @@ def analyze(
 def explain(
     trace: Source,
     *,
-    request: int | None = None,
+    request: int | str | None = None,
+    pooled: bool = False,
     policy: str = "lru",
     param: Sequence[str] | None = None,
     capacity: Amount = None,
@@ -469,11 +497,35 @@ def explain(
 
         asked = explain_request(_parsed(ExplainOptions, locals()))
     from kvscope.app.explain import explain as run
+    from kvscope.app.explain import read_evidence
     from kvscope.app.traces import replayable
 
     with _opened(trace, db) as opened:
+        evidence = read_evidence(opened.store, opened.facts, asked)
         prompts = replayable(opened.store, opened.facts)
-        return ExplanationResult(run(opened.facts, prompts, asked, _Logged()))
+        return ExplanationResult(run(opened.facts, prompts, asked, _Logged(), evidence))
+
+
+def diff(
+    left: str | PathLike[str],
+    right: str | PathLike[str],
+    *,
+    model: str | None = None,
+    kv_dtype: KvDtype | None = None,
+    hbm: Amount = None,
+    db: str = MEMORY,
+) -> DiffResult:
+    """Compare two traces, two stored runs (`run:7`) or two files of `kvscope tune`."""
+    with _arguments():
+        from kvscope.app.requests import analyze_request
+
+        sizes = {"model": model, "kv_dtype": kv_dtype, "hbm": hbm}
+        request = analyze_request(parsed(AnalyzeOptions, sizes))
+    from kvscope.app.diff import diff as run
+    from kvscope.store.file import StoreFile
+
+    with StoreFile(db) as store:
+        return DiffResult(run(store, fspath(left), fspath(right), request, _Logged()))
 
 
 def fit(

@@ -82,6 +82,7 @@ def served(
             queue_s=queue_s,
             duration_s=unknown,
             cached_tokens=cached,
+            delay_s=unknown,
             workers=tuple(map(str, range(workers))),
         ),
     )

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 from hypothesis import strategies as st
 
-from kvscope.core.trace import Prompts, Trace
+from kvscope.core.trace import Prompts, Tenants, Trace
 from kvscope.ingest.build import Built, build
 from kvscope.ingest.columns import Columns
 from kvscope.ingest.formats.base import ReadOptions, Records, Rejects, Request
@@ -98,6 +98,15 @@ def prompts(made: Built) -> Prompts:
         block_parent=made.trie.parent.copy(),
         **columns,
     )
+
+
+def tenants(made: Built) -> Tenants:
+    """Return which model, adapter and salt each request has."""
+    own = made.trie.hash_id.copy()
+    for block, hash_id in made.own_hash_ids.items():
+        own[block] = hash_id
+    names = ("model", "adapter", "salt")
+    return Tenants(*(np.asarray(made.requests[name]) for name in names), hash_id=own)
 
 
 def _turn_bucket(turn: int) -> str:

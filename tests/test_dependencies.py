@@ -22,7 +22,10 @@ EXTRAS = {
     name: [Requirement(text) for text in texts]
     for name, texts in PROJECT["optional-dependencies"].items()
 }
-OPTIONAL = {"dashboard": ("dashboard",), "kvscope": ("vllm", "torch", "hash", "mistral")}
+OPTIONAL = {
+    "dashboard": ("dashboard",),
+    "kvscope": ("vllm", "torch", "hash", "mistral", "remote", "watch"),
+}
 """The extras that a folder may import besides the mandatory dependencies."""
 PINNED = {
     "constraints.txt": ("dashboard", "dev"),

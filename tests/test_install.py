@@ -19,7 +19,7 @@ import pytest
 import kvscope
 
 ROOT = Path(__file__).resolve().parent.parent
-DATA_FOLDERS = ("queries", "dashboard", "sample_traces")
+DATA_FOLDERS = ("queries", "dashboard", "sample_traces", "grafana")
 START_S = 60
 
 pytestmark = pytest.mark.slow

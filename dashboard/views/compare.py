@@ -8,6 +8,7 @@ from typing import TypeVar
 import streamlit as st
 
 from dashboard import data, query_params, render, sidebar
+from kvscope.app.diff import compare_runs, compare_traces
 from kvscope.report import comparison
 
 T = TypeVar("T", str, int)
@@ -38,7 +39,7 @@ def _traces() -> None:
         for name in names
     )
     cache_key = f"compare {known[names[0]]} {known[names[1]]} {selected.model}"
-    render.show(comparison.traces(names, (left, right)), cache_key=cache_key)
+    render.show(comparison.sections(compare_traces(names, (left, right))), cache_key=cache_key)
 
 
 def _runs() -> None:
@@ -51,7 +52,7 @@ def _runs() -> None:
     )
     left, right = (data.run_with_parts(*runs[each], each)[1] for each in ids)
     names = f"{left.policy}, run {ids[0]}", f"{right.policy}, run {ids[1]}"
-    render.show(comparison.runs(names, (left, right)))
+    render.show(comparison.sections(compare_runs(names, (left, right))))
 
 
 def _pair(

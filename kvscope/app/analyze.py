@@ -134,6 +134,16 @@ class Analysis:
     deployment: ResolvedDeployment | None = None
     layouts: tuple[LayoutCapacity, ...] = ()
 
+    @property
+    def present_blocks(self) -> int | None:
+        """The blocks of the deployment's pools, or that fit into the HBM; None without both."""
+        block_size, where = self.trace.block_size, self.deployment
+        if where is not None:
+            return where.pool.in_blocks_of(block_size).blocks * where.engines
+        if self.model is None or not self.hbm_bytes:
+            return None
+        return self.model.blocks_in(self.hbm_bytes, block_size)
+
 
 class StartedCaching:
     """The part of an analysis that needs only a trace's paths, under way in a thread of its own.

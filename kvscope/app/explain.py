@@ -5,7 +5,8 @@ What to change follows from the causes: `findings` ranks them by the tokens lost
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -13,30 +14,63 @@ from kvscope.app.latency import timed
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import BASELINE, ExplainRequest
 from kvscope.characterize.windows import round_windows
-from kvscope.core.arrays import Int64s
+from kvscope.core.arrays import Bools, Int64s
 from kvscope.core.errors import UsageError
+from kvscope.core.hits import HitDefinition
 from kvscope.core.runs import RunSetting
-from kvscope.core.trace import Prompts, Trace
+from kvscope.core.trace import Prompts, Tenants, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
+from kvscope.ingest.hash_ids import key
 from kvscope.policies.base import Policy
 from kvscope.replay.attribution import (
     NO_REQUEST,
     Attribution,
+    CacheLookups,
     Cause,
     attribute,
-    look_up,
-    lru_look_up,
+    by_worker,
+    cache_lookups,
+    lru_cache_lookups,
 )
+from kvscope.replay.branches import Branch, branches
+from kvscope.replay.observed_hits import Gap, HitGaps, hit_gaps
 from kvscope.replay.parameter_estimates import bind, estimate_parameters
-from kvscope.replay.stack_distances import lru_distances
 from kvscope.replay.sweep import WINDOWS, serve_replay
+from kvscope.replay.traffic import walk
 from kvscope.replay.workload import ReplayRequest, Workload
+from kvscope.store import traces
+from kvscope.store.db import Store
+from kvscope.store.file import Stores
+from kvscope.validate.result import stored_validations
 
+_BY_ID = "id:"
 MOST_REQUESTS = 10
+_MOST_BRANCHES = 8
 _NEGLIGIBLE = 0.001  # of the input tokens: no finding
-AVOIDABLE: tuple[Cause, ...] = ("evicted", "diverged", "output-changed", "rejected")
-"""Causes that a larger cache or another client could remove."""
+AVOIDABLE: tuple[Cause, ...] = (
+    *("evicted", "in-flight", "routed", "salt", "lora", "model", "periodic", "diverged"),
+    *("output-changed", "rejected"),
+)
+"""Causes that a larger cache, another router or another client could remove."""
+
+
+Place = Literal["shared-head", "shortened", "history"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEvidence:
+    """What the store knows of a trace's requests apart from their prompts.
+
+    `tenants` are None where all requests share blocks. `measured_hit_tokens` (R entries, -1: not
+    measured) are of the latest validation with the policy, on an engine with `measured_blocks`.
+    `request` is the number of the request that was asked for.
+    """
+
+    tenants: Tenants | None = None
+    measured_hit_tokens: Int64s | None = None
+    measured_blocks: int | None = None
+    request: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +92,22 @@ class RequestCause:
 
 
 @dataclass(frozen=True, slots=True)
+class ComputedBy:
+    """The request that last used what another one missed, where its cache could not use it."""
+
+    cause: Cause
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class GapTotal:
+    """Tokens by which observed hits are not the predicted ones, by cause (see `hit_gaps`)."""
+
+    cause: Gap
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class ExplainedRequest:
     """Why tokens of one request missed; `causes` add up to `missed_tokens`.
 
@@ -65,6 +115,8 @@ class ExplainedRequest:
     before. The first `common_tokens` are also those of `previous_turn`. `last_use` last used the
     first evicted block, `idle_s` earlier; `written_blocks` were written to the cache since, and
     LRU keeps all evicted blocks of the request with `needed_blocks`. None: there is none.
+    `branches` are where most earlier prompts leave its path; `computed_by` are for what had been
+    computed elsewhere.
     """
 
     request: int
@@ -82,6 +134,9 @@ class ExplainedRequest:
     written_blocks: int | None
     needed_blocks: int | None
     causes: tuple[RequestCause, ...]
+    branches: tuple[Branch, ...] = ()
+    computed_by: tuple[ComputedBy, ...] = ()
+    gaps: tuple[GapTotal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +144,10 @@ class Finding:
     """What costs hits, by how many tokens of how many requests, and what to change.
 
     `needed_blocks` is the capacity with which LRU keeps at least half of the tokens; only for
-    evictions of an LRU cache. `at_token` is the median position where requests leave their history.
+    evictions of an LRU cache. `at_token` is the median position where requests leave their history,
+    or where the block begins that changes every `period_s` seconds; it had `values` contents.
+    `place` is what a diverged turn changed of its previous one: a head that conversations share,
+    its length, or another part.
     """
 
     cause: Cause
@@ -99,15 +157,21 @@ class Finding:
     remedy: str
     at_token: int | None = None
     needed_blocks: int | None = None
+    period_s: int | None = None
+    values: int | None = None
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Hits that the engine reported, against those predicted, over the `requests` that have both.
+    """Hits that an engine reported, against those predicted, over the `requests` that have both.
+
+    They are of the `trace`, or of a `validation` on an engine with `engine_blocks`.
 
     `observed_hit_tokens` = `predicted_hit_tokens` - `fewer_tokens` + `more_tokens` +
     `unseen_tokens`. `fewer`: predicted, but missed. `more`: predicted as evicted, but hit.
     `unseen`: hit, though no earlier request of the trace computed them: cached before it began.
+    `gaps` attribute the same tokens.
     """
 
     requests: int
@@ -116,14 +180,17 @@ class Observed:
     fewer_tokens: int
     more_tokens: int
     unseen_tokens: int
+    source: Literal["trace", "validation"] = "trace"
+    engine_blocks: int | None = None
+    gaps: tuple[GapTotal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """The causes of all missed tokens of a trace under one policy at one capacity.
 
-    `capacity_blocks` is None for an infinite cache. `requests` are the one that was asked for, or
-    those that lost the most tokens to avoidable causes.
+    `capacity_blocks` is None for an infinite cache; each of several `workers` has one. `requests`
+    are the one that was asked for, or those that lost the most tokens to avoidable causes.
     """
 
     trace: Trace
@@ -132,7 +199,9 @@ class Explanation:
     setting: RunSetting
     policy: Policy
     capacity_blocks: int | None
+    workers: int
     attribution: Attribution
+    gaps: HitGaps | None
     causes: tuple[CauseTotal, ...]
     findings: tuple[Finding, ...]
     requests: tuple[ExplainedRequest, ...]
@@ -155,35 +224,92 @@ class Explanation:
         return self.input_tokens - self.hit_tokens
 
 
-def explain(
-    trace: Trace, prompts: Prompts, request: ExplainRequest, monitor: Monitor | None = None
-) -> Explanation:
-    """Return the cause of every missed token. Raises UsageError for an unknown request."""
-    number = request.request
-    if number is not None and number >= trace.requests:
+def read_evidence(stores: Stores, trace: Trace, request: ExplainRequest) -> TraceEvidence:
+    """Return what the store knows that explains misses.
+
+    Raises UsageError for an unknown request.
+    """
+    with stores.reading() as store:
+        asked = request.request
+        number = None if asked is None else request_number(store, trace, asked)
+        evidence = TraceEvidence(traces.load_tenants(store, trace), request=number)
+        for validation in stored_validations(store, trace):
+            for run in validation.runs:
+                if run.policy != request.replayed.variants[0].policy.name:
+                    continue
+                numbers, hits = run.numbers, run.measured_hit_tokens
+                if not len(numbers) and len(hits) == trace.requests:
+                    numbers = np.arange(trace.requests)
+                if len(numbers):
+                    measured = np.full(trace.requests, NO_REQUEST, dtype=np.int64)
+                    measured[numbers] = hits
+                    blocks = validation.engine.blocks
+                    return replace(evidence, measured_hit_tokens=measured, measured_blocks=blocks)
+    return evidence
+
+
+def request_number(store: Store, trace: Trace, request: str) -> int:
+    """Return the number of a request: its number itself, or the trace's id of it.
+
+    Raises UsageError where there is none.
+    """
+    if request.isdecimal() and int(request) < trace.requests:
+        return int(request)
+    chat_id = request.removeprefix(_BY_ID)
+    number = traces.request_by_id(store, trace, key(chat_id))
+    if number is None:
         raise UsageError(
-            f"the trace has {trace.requests:,} requests",
-            where=f"--request {number}",
-            remedy=f"name one from 0 to {trace.requests - 1}",
+            f"the trace has {trace.requests:,} requests, and none with the id {chat_id!r}",
+            where=f"--request {request}",
+            remedy=f"name one from 0 to {trace.requests - 1}, or its id",
         )
+    return number
+
+
+def explain(
+    trace: Trace,
+    prompts: Prompts,
+    request: ExplainRequest,
+    monitor: Monitor | None = None,
+    evidence: TraceEvidence | None = None,
+) -> Explanation:
+    """Return the cause of every missed token."""
+    evidence = evidence or TraceEvidence()
     replayed, _ = timed(request.replayed, trace, prompts, monitor or Monitor())
     named = replayed.capacities.in_blocks(replayed.model, trace.block_size)
     capacity = named[0] if named else None
     setting, variant = replayed.setting, replayed.variants[0]
-    workload = Workload(prompts, setting, round_windows(trace, WINDOWS))
+    windows = round_windows(trace, WINDOWS)
+    workload = Workload(prompts, setting, windows)
     estimates = estimate_parameters(workload.request_traffic, workload.profile, setting.slo_s)
     policy = bind(variant, estimates)
-    rejected = None
-    if policy.name == BASELINE and setting.capacity_model == "cache":
-        distances = lru_distances(prompts, setting.definition)
-        lookups = lru_look_up(prompts, setting.definition, distances, capacity)
+
+    def served(requests: Prompts) -> CacheLookups:
+        """Return what one cache holds of these requests."""
+        if policy.name == BASELINE and setting.capacity_model == "cache":
+            return lru_cache_lookups(requests, setting.definition, capacity)
+        part = workload if requests is prompts else Workload(requests, setting, windows)
+        done = serve_replay(part, ReplayRequest(policy, capacity or 0))
+        return cache_lookups(
+            requests,
+            setting.definition,
+            done.served.hit_blocks,
+            rejected=done.rejected,
+            written_blocks=done.written_blocks,
+        )
+
+    workers = 1
+    if prompts.measurements is not None and not request.pooled:
+        workers = len(np.unique(prompts.measurements.worker))
+    if prompts.measurements is None or workers == 1:
+        cached = served(prompts)
     else:
-        done = serve_replay(workload, ReplayRequest(policy, capacity or 0)).served
-        lookups = look_up(prompts, setting.definition, done.hit_blocks)
-        if setting.capacity_model == "engine" and done.queued_ttft_s is not None:
-            rejected = np.isnan(done.queued_ttft_s)
-    causes = attribute(prompts, setting.definition, lookups, rejected=rejected)
-    lost = _lost(causes)
+        cached = by_worker(prompts, prompts.measurements.worker, served)
+    causes = attribute(
+        prompts, setting.definition, cached, several=workers > 1, tenants=evidence.tenants
+    )
+    gaps = _gaps(prompts, setting, causes, evidence)
+    lost, number = _lost(causes), evidence.request
     if number is not None:
         chosen = [number]
     else:
@@ -196,30 +322,53 @@ def explain(
         setting=setting,
         policy=policy,
         capacity_blocks=capacity,
+        workers=workers,
         attribution=causes,
+        gaps=gaps,
         causes=_totals(causes),
-        findings=_findings(causes),
-        requests=tuple(_one(prompts, causes, each) for each in chosen),
+        findings=_findings(prompts, causes),
+        requests=tuple(
+            explained_request(prompts, setting.definition, causes, each, gaps) for each in chosen
+        ),
         single=number is not None,
-        observed=observed_hits(prompts, causes),
+        observed=None if gaps is None else observed_hits(prompts, causes, gaps, evidence),
     )
 
 
-def observed_hits(prompts: Prompts, causes: Attribution) -> Observed | None:
-    """Return the reported hits against the predicted ones; None where the trace reports none."""
-    if prompts.measurements is None or not (prompts.measurements.cached_tokens >= 0).any():
+def _gaps(
+    prompts: Prompts, setting: RunSetting, causes: Attribution, evidence: TraceEvidence
+) -> HitGaps | None:
+    """Return why observed hits are not the predicted ones; None where none were observed."""
+    observed = evidence.measured_hit_tokens
+    if prompts.measurements is not None and _are_reported(prompts):
+        observed = prompts.measurements.cached_tokens.astype(np.int64)
+    if observed is None or not (observed >= 0).any():
         return None
-    known = prompts.measurements.cached_tokens >= 0
-    hits = prompts.measurements.cached_tokens[known].astype(np.int64)
-    predicted = causes.hit_tokens[known]
-    seen = np.maximum(causes.shared_tokens[known], predicted)
+    return hit_gaps(prompts, setting.definition, causes, observed)
+
+
+def _are_reported(prompts: Prompts) -> bool:
+    """Return whether the trace has observed hits."""
+    measured = prompts.measurements
+    return measured is not None and bool((measured.cached_tokens >= 0).any())
+
+
+def observed_hits(
+    prompts: Prompts, causes: Attribution, gaps: HitGaps, evidence: TraceEvidence
+) -> Observed:
+    """Return the observed hits against the predicted ones."""
+    known, by_cause = gaps.known, {name: int(of.sum()) for name, of in gaps.tokens.items()}
+    reported = _are_reported(prompts)
     return Observed(
         requests=int(known.sum()),
-        predicted_hit_tokens=int(predicted.sum()),
-        observed_hit_tokens=int(hits.sum()),
-        fewer_tokens=int(np.maximum(predicted - hits, 0).sum()),
-        more_tokens=int(np.maximum(np.minimum(hits, seen) - predicted, 0).sum()),
-        unseen_tokens=int(np.maximum(hits - seen, 0).sum()),
+        predicted_hit_tokens=int(causes.hit_tokens[known].sum()),
+        observed_hit_tokens=int(gaps.observed_tokens[known].sum()),
+        fewer_tokens=by_cause["routed"] + by_cause["in-flight"] + by_cause["evicted"],
+        more_tokens=by_cause["kept"],
+        unseen_tokens=by_cause["cached-before"],
+        source="trace" if reported else "validation",
+        engine_blocks=None if reported else evidence.measured_blocks,
+        gaps=tuple(GapTotal(name, tokens) for name, tokens in by_cause.items()),
     )
 
 
@@ -245,35 +394,95 @@ def _totals(causes: Attribution) -> tuple[CauseTotal, ...]:
 
 _REMEDIES: dict[Cause, str] = {
     "evicted": "enlarge the cache, or let `kvscope tune` look for a policy that keeps them",
-    "diverged": "append to the history: do not edit, reorder or compact earlier messages, and keep"
-    " times and ids that change out of the prompt's head",
+    "in-flight": "let follow-ups and requests with the same prompt wait for the earlier one; a"
+    " faster engine computes it in time",
+    "routed": "route by prefix: `kvscope fleet` compares routers",
+    "salt": "give requests one cache salt if they may share a cache",
+    "lora": "send requests with the same prompt to one adapter, or to the base model",
+    "model": "keep conversations and shared prompts on one model",
+    "periodic": "move what changes behind the shared part, or change it less often",
+    "diverged": "append to the history",
     "output-changed": "send outputs back as they were generated, reasoning included",
     "below-block": "take smaller blocks in the engine",
     "rejected": "enlarge the pool, or limit the length of prompts",
 }
 
 
-def _findings(causes: Attribution) -> tuple[Finding, ...]:
+_CHANGED: dict[Place, str] = {
+    "shared-head": "keep system prompt and tools the same, and in one order, through a"
+    " conversation; times and ids belong behind them",
+    "shortened": "compact or truncate histories rarely: all that follows is computed again",
+    "history": "append to the history: do not edit or reorder earlier messages, and send reasoning"
+    " back as generated",
+}
+
+
+def _findings(prompts: Prompts, causes: Attribution) -> tuple[Finding, ...]:
     """Return what can be changed, what costs the most tokens first."""
-    return tuple(
-        Finding(
-            each.cause,
-            each.tokens,
-            each.share,
-            each.requests,
-            _REMEDIES[each.cause],
-            at_token=_position(causes, each.cause),
-            needed_blocks=_needed(causes) if each.cause == "evicted" else None,
+    every = [
+        *(
+            _finding(causes, cause, causes.tokens[cause], _REMEDIES[cause])
+            for cause in _REMEDIES
+            if cause not in {"evicted", "periodic", "diverged"}
+        ),
+        replace(
+            _finding(causes, "evicted", causes.tokens["evicted"], _REMEDIES["evicted"]),
+            needed_blocks=_needed(causes),
+        ),
+        *_periodic(causes, prompts.block_size),
+        *_diverged(prompts, causes),
+    ]
+    known = [each for each in every if each.share >= _NEGLIGIBLE]
+    return tuple(sorted(known, key=lambda each: -each.tokens))
+
+
+def _finding(causes: Attribution, cause: Cause, lost: Int64s, remedy: str) -> Finding:
+    """Return what tokens (R entries) were lost to a cause."""
+    tokens, at_token = int(lost.sum()), None
+    if tokens and cause in {"diverged", "output-changed"}:
+        at_token = int(np.median(causes.common_tokens[lost > 0]))
+    share = tokens / int(causes.input_tokens.sum())
+    return Finding(cause, tokens, share, int(np.count_nonzero(lost)), remedy, at_token)
+
+
+def _periodic(causes: Attribution, block_size: int) -> list[Finding]:
+    """Return a finding for each place of a shared head that changes with the time."""
+    tokens = causes.tokens["periodic"]
+    return [
+        replace(
+            _finding(
+                causes,
+                "periodic",
+                np.where(causes.heads.change == number, tokens, 0),
+                _REMEDIES["periodic"],
+            ),
+            at_token=change.blocks * block_size,
+            period_s=change.period_s,
+            values=change.values,
         )
-        for each in _totals(causes)
-        if each.share >= _NEGLIGIBLE and each.cause in _REMEDIES
+        for number, change in enumerate(causes.heads.changes)
+    ]
+
+
+def _diverged(prompts: Prompts, causes: Attribution) -> list[Finding]:
+    """Return what was changed of previous turns: their shared head, their length, or else."""
+    before = prompts.parent
+    in_head = causes.common_tokens < causes.heads.shared[before].astype(np.int64) * (
+        prompts.block_size
     )
-
-
-def _position(causes: Attribution, cause: Cause) -> int | None:
-    if cause not in {"diverged", "output-changed"}:
-        return None
-    return int(np.median(causes.common_tokens[causes.tokens[cause] > 0]))
+    shorter = ~in_head & (prompts.input_tokens < prompts.input_tokens[before])
+    places: dict[Place, Bools] = {
+        "shared-head": in_head,
+        "shortened": shorter,
+        "history": ~in_head & ~shorter,
+    }
+    tokens = causes.tokens["diverged"]
+    return [
+        replace(
+            _finding(causes, "diverged", np.where(which, tokens, 0), _CHANGED[place]), place=place
+        )
+        for place, which in places.items()
+    ]
 
 
 def _needed(causes: Attribution) -> int | None:
@@ -286,7 +495,13 @@ def _needed(causes: Attribution) -> int | None:
     return int(needed[order][np.searchsorted(lost, lost[-1] / 2)])
 
 
-def _one(prompts: Prompts, causes: Attribution, request: int) -> ExplainedRequest:
+def explained_request(
+    prompts: Prompts,
+    definition: HitDefinition,
+    causes: Attribution,
+    request: int,
+    gaps: HitGaps | None,
+) -> ExplainedRequest:
     """Return why tokens of one request missed."""
     lookups, arrival_s = causes.lookups, prompts.arrival_s
 
@@ -295,13 +510,13 @@ def _one(prompts: Prompts, causes: Attribution, request: int) -> ExplainedReques
 
     evicted, needed = int(lookups.last_use[request]), int(lookups.needed_blocks[request])
     known = evicted != NO_REQUEST
-    measured = None if prompts.measurements is None else prompts.measurements.cached_tokens
+    observed = NO_REQUEST if gaps is None else int(gaps.observed_tokens[request])
     return ExplainedRequest(
         request=request,
         arrival_s=float(arrival_s[request]),
         input_tokens=int(causes.input_tokens[request]),
         predicted_hit_tokens=int(causes.hit_tokens[request]),
-        observed_hit_tokens=None if measured is None else number(measured[request]),
+        observed_hit_tokens=number(observed),
         missed_tokens=int(causes.missed_tokens[request]),
         shared_tokens=int(causes.shared_tokens[request]),
         shared_with=number(lookups.shared_with[request]),
@@ -314,6 +529,17 @@ def _one(prompts: Prompts, causes: Attribution, request: int) -> ExplainedReques
         causes=tuple(
             RequestCause(cause, int(tokens[request]))
             for cause, tokens in causes.tokens.items()
+            if tokens[request]
+        ),
+        branches=branches(walk(prompts, definition), request, _MOST_BRANCHES),
+        computed_by=tuple(
+            ComputedBy(each.cause, int(each.request[request]))
+            for each in causes.elsewhere
+            if causes.tokens[each.cause][request]
+        ),
+        gaps=tuple(
+            GapTotal(cause, int(tokens[request]))
+            for cause, tokens in (gaps.tokens if gaps else {}).items()
             if tokens[request]
         ),
     )

@@ -1,10 +1,13 @@
 """`--fail-on`: conditions on a command's verdict or figures that end it with exit code 4.
 
-    p95>200ms,attainment<95%        verdict!=switch        tlru.hit-rate<0.4
+    p95>200ms,attainment<95%        verdict!=switch        tlru.hit-rate<0.4        regression>5%
 
 A condition is a name, an operator and a limit. Commas, or the option again, separate several. A
 figure takes `<`, `<=`, `>` or `>=`, a verdict `=` or `!=`. `POLICY.` before the name picks one of
 several policies. Figures are in seconds, shares from 0 to 1, or requests per second.
+
+`regression` is the worst relative change from a baseline, `NAME.regression` that of one figure or
+policy.
 """
 
 from __future__ import annotations
@@ -23,30 +26,32 @@ from kvscope.app.options import DEFAULT_POINTS
 from kvscope.app.requests import BASELINE, AnalyzeRequest, FleetRequest, SimulateRequest
 from kvscope.core import units
 from kvscope.core.errors import InputError, UsageError
+from kvscope.core.percentiles import percentiles
 
 if TYPE_CHECKING:
     from kvscope.app.analyze import Analysis
     from kvscope.app.explain import Explanation
     from kvscope.app.fleet import FleetLine, FleetStudy
-    from kvscope.app.simulate import Simulation
     from kvscope.app.tune import Recommendation
     from kvscope.app.tune_fleet import FleetRecommendation
     from kvscope.core.percentiles import Percentiles
     from kvscope.core.runs import Run
     from kvscope.fleet.sweep import FleetRun
+    from kvscope.validate.result import RunFacts, Validation
 
 Figures = Mapping[str, float | str | None]
 """A command's verdict and figures by name; None for a figure that cannot be computed."""
 
 VERDICT = "verdict"
+REGRESSION = "regression"
 _QUEUED = "queued-"
 _PERCENTILES = ("p50", "p90", "p95", "p99")
 _BY_SLO = ("attainment", "tel")
 _FIGURES = (*_PERCENTILES, "hit-rate", *_BY_SLO)
 _QUEUED_FIGURES = tuple(f"{_QUEUED}{name}" for name in (*_PERCENTILES, *_BY_SLO))
 _CAUSES = (
-    *("missed", "evicted", "diverged", "output-changed", "growth", "cold", "last-token"),
-    *("below-block", "no-hash", "rejected"),
+    *("missed", "evicted", "in-flight", "routed", "salt", "lora", "model", "periodic", "diverged"),
+    *("output-changed", "growth", "cold", "last-token", "below-block", "no-hash", "rejected"),
 )
 _EQUALITY = ("=", "!=")
 _ORDER: Mapping[str, Callable[[Decimal, Decimal], bool]] = {
@@ -55,6 +60,9 @@ _ORDER: Mapping[str, Callable[[Decimal, Decimal], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+_HIGHER_IS_BETTER = ("hit-rate", "attainment", "throughput")
+_ONLY_BY_NAME = {"tel", f"{_QUEUED}tel", "mismatched", *_CAUSES}
+"""Figures near 0, whose relative change says little: `regression` alone leaves them out."""
 _CONDITION = re.compile(r"([^<>=!\s]+)\s*([<>=!]+)\s*([^<>=!]+)")
 _DIGITS = 3
 
@@ -65,22 +73,29 @@ def _requests_per_second(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Quantity:
-    """How the limit of a figure is written, and what a result without the figure lacks."""
+    """How the limit and the value of a figure are written, and what a result without it lacks."""
 
     parse: Callable[[str], float]
+    write: Callable[[float], str]
     example: str
     needs: str
 
 
-_TIME = _Quantity(units.parse_duration, ">200ms", "it takes requests with a TTFT")
-_QUEUED_TIME = _Quantity(units.parse_duration, ">200ms", "it takes a trace with arrival times")
-_ATTAINMENT = _Quantity(units.parse_share, "<95%", "it takes an SLO")
-_REPLICAS = _Quantity(lambda text: float(units.parse_tokens(text)), ">8", "it takes a fleet")
-_HIT_RATE = _Quantity(units.parse_share, "<40%", "it takes a trace with block hashes")
-_THROUGHPUT = _Quantity(_requests_per_second, "<3", "it takes a trace with arrival times")
-
-
-_MISSED = _Quantity(units.parse_share, ">5%", "it takes a trace with block hashes")
+_TIMES = units.parse_duration, units.duration_in_words
+_SHARES = units.parse_share, units.format_share
+_TIME = _Quantity(*_TIMES, ">200ms", "it takes requests with a TTFT")
+_QUEUED_TIME = _Quantity(*_TIMES, ">200ms", "it takes a trace with arrival times")
+_ATTAINMENT = _Quantity(*_SHARES, "<95%", "it takes an SLO")
+_REPLICAS = _Quantity(
+    lambda text: float(units.parse_tokens(text)), units.format_count, ">8", "it takes a fleet"
+)
+_HIT_RATE = _Quantity(*_SHARES, "<40%", "it takes a trace with block hashes")
+_THROUGHPUT = _Quantity(
+    _requests_per_second, units.format_rate, "<3", "it takes a trace with arrival times"
+)
+_MISSED = _Quantity(*_SHARES, ">5%", "it takes a trace with block hashes")
+_MISMATCHED = _Quantity(*_SHARES, ">1%", "it takes an engine that reports its hits")
+_REGRESSION = _Quantity(*_SHARES, ">5%", "it takes a figure that the baseline has, too")
 
 
 def _quantity(name: str) -> _Quantity:
@@ -90,6 +105,8 @@ def _quantity(name: str) -> _Quantity:
         "throughput": _THROUGHPUT,
         "attainment": _ATTAINMENT,
         "replicas": _REPLICAS,
+        "mismatched": _MISMATCHED,
+        REGRESSION: _REGRESSION,
         **dict.fromkeys(_CAUSES, _MISSED),
     }
     return fixed.get(
@@ -120,7 +137,12 @@ class Known:
         parts = [name.rpartition(".") for name in self.names]
         names = ", ".join(dict.fromkeys(name for *_, name in parts))
         policies = ", ".join(dict.fromkeys(policy for policy, *_ in parts if policy))
-        return f"{names}; of {policies} as POLICY.NAME" if policies else names
+        prefixed = f"; of {policies} as POLICY.NAME" if policies else ""
+        return f"{names}{prefixed}; {REGRESSION} with --baseline"
+
+    def of(self, subject: str) -> tuple[str, ...]:
+        """Return the figures that a regression of `subject` covers; without one, of the answer."""
+        return tuple(name for name in self.figures if _covers(subject, name))
 
     @property
     def example(self) -> str:
@@ -142,12 +164,19 @@ class Gate:
     def __str__(self) -> str:
         return f"{self.name}{self.operator}{self.written}"
 
-    def reason(self, figures: Figures) -> str | None:
+    @property
+    def is_regression(self) -> bool:
+        """Whether the condition is on a change from a baseline."""
+        return _subject(self.name) is not None
+
+    def reason(self, figures: Figures, baseline: Figures | None = None) -> str | None:
         """Return why the condition holds, in one line, or None where it does not.
 
         It also holds for a figure that could not be computed or is infinite. Raises InputError
         where the result has no figure of this name.
         """
+        if self.is_regression:
+            return self._regressed(figures, baseline or {})
         if self.name not in figures:
             raise InputError(
                 f"the result has no {self.name}",
@@ -167,6 +196,24 @@ class Gate:
             shown = f"is {self._shown(value)}"
         return f"fail-on {self}: {self.name} {shown}" if holds else None
 
+    def _regressed(self, figures: Figures, baseline: Figures) -> str | None:
+        """Return why the worst regression is beyond the limit, or None where it is not."""
+        worst = worst_regression(figures, baseline, _subject(self.name) or "")
+        if worst is None:
+            raise InputError(
+                "the baseline and the result have no such figure in common",
+                where=f"--fail-on {self}",
+                remedy="make the baseline with the same options",
+            )
+        if not _ORDER[self.operator](Decimal(worst.share), Decimal(self.limit)):
+            return None
+        write = _quantity(worst.name).write
+        was = write(worst.before)
+        if worst.after is None:
+            return f"fail-on {self}: {worst.name} cannot be computed, was {was}"
+        change = f"{self._shown(worst.share)} worse" if math.isfinite(worst.share) else "worse"
+        return f"fail-on {self}: {worst.name} is {change}: {write(worst.after)}, was {was}"
+
     def _shown(self, value: float) -> str:
         """Return `value` in the unit of the limit, with the digits that tell it from the limit."""
         number, unit = re.findall(r"([0-9.]+)(.*)", self.written)[0]
@@ -184,9 +231,60 @@ def parse_gates(texts: Sequence[str], known: Known) -> tuple[Gate, ...]:
     return tuple(dict.fromkeys(_gate(condition, known) for condition in conditions))
 
 
-def reasons(gates: Sequence[Gate], figures: Figures) -> list[str]:
+def reasons(gates: Sequence[Gate], figures: Figures, baseline: Figures | None = None) -> list[str]:
     """Return a line for every condition that holds. Raises InputError as `Gate.reason` does."""
-    return [reason for gate in gates if (reason := gate.reason(figures)) is not None]
+    return [reason for gate in gates if (reason := gate.reason(figures, baseline)) is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """By what share of the baseline's value a figure is worse; below 0 where it is better.
+
+    `after` is None for a figure that can no longer be computed; `share` is then infinite.
+    """
+
+    name: str
+    share: float
+    before: float
+    after: float | None
+
+
+def worst_regression(figures: Figures, baseline: Figures, subject: str = "") -> Regression | None:
+    """Return the regression of the figure that worsened most, None without a common figure.
+
+    `subject` is a figure, or a policy or router. Without one, figures that can be near 0
+    are left out: TEL, mispredicted tokens and causes of misses.
+    """
+    known = [
+        change
+        for name in figures
+        if _covers(subject, name) and (change := _regression(name, figures, baseline)) is not None
+    ]
+    return max(known, key=lambda change: change.share, default=None)
+
+
+def _regression(name: str, figures: Figures, baseline: Figures) -> Regression | None:
+    before, after = baseline.get(name), figures[name]
+    if not isinstance(before, int | float) or not math.isfinite(before) or isinstance(after, str):
+        return None
+    if after is None or not math.isfinite(after):
+        return Regression(name, math.inf, before, None)
+    higher = name.rpartition(".")[2].removeprefix(_QUEUED) in _HIGHER_IS_BETTER
+    worse = before - after if higher else after - before
+    share = worse / before if before else math.inf if worse > 0 else 0.0
+    return Regression(name, share, before, after)
+
+
+def _subject(name: str) -> str | None:
+    """Return what a name asks the regression of, "" for all; None for no regression."""
+    subject, _, last = name.rpartition(".")
+    return subject if last == REGRESSION else None
+
+
+def _covers(subject: str, name: str) -> bool:
+    """Return whether a regression of `subject` covers the figure `name`."""
+    owner, _, figure = name.rpartition(".")
+    return name == subject or (owner == subject and name != VERDICT and figure not in _ONLY_BY_NAME)
 
 
 def _gate(text: str, known: Known) -> Gate:
@@ -199,17 +297,20 @@ def _gate(text: str, known: Known) -> Gate:
         )
     where = f"--fail-on {text}"
     name, comparison, limit = match[1].casefold(), match[2], match[3].strip()
-    if name in known.missing:
+    subject = _subject(name)
+    if subject is not None:
+        _check_regression(subject, known, where)
+    elif name in known.missing:
         what, remedy = known.missing[name]
         raise UsageError(what, where=where, remedy=remedy)
-    if name not in known.names:
+    elif name not in known.names:
         raise UsageError(
             f"there is no figure {match[1]!r} here",
             where=where,
-            remedy=_nearest(name, (*known.names, *known.missing), known.listed),
+            remedy=_nearest(name, (*known.names, *known.missing, REGRESSION), known.listed),
         )
     of_verdicts = name == VERDICT
-    operators = _EQUALITY if of_verdicts else tuple(_ORDER)
+    operators = _EQUALITY if of_verdicts else tuple(_ORDER) if subject is None else (">", ">=")
     if comparison not in operators:
         raise UsageError(
             f"{comparison!r} does not compare {'verdicts' if of_verdicts else 'figures'}",
@@ -230,6 +331,23 @@ def _gate(text: str, known: Known) -> Gate:
         return Gate(name, comparison, limit.replace(" ", ""), _quantity(name).parse(limit))
     except UsageError as error:
         raise UsageError(error.what, where=where, remedy=error.remedy) from error
+
+
+def _check_regression(subject: str, known: Known, where: str) -> None:
+    """Raise UsageError for the regression of what this command has not."""
+    if known.of(subject):
+        return
+    if subject:
+        raise UsageError(
+            f"there is no figure {subject!r} here",
+            where=where,
+            remedy=_nearest(subject, known.names, known.listed),
+        )
+    raise UsageError(
+        "several policies are replayed",
+        where=where,
+        remedy=f"name one, as in {known.figures[0].rpartition('.')[0]}.{REGRESSION}",
+    )
 
 
 def _spelled(verdict: str) -> str:
@@ -327,15 +445,18 @@ def _capacities(request: SimulateRequest) -> int:
     return count + (request.points or DEFAULT_POINTS)
 
 
-def simulate_figures(simulation: Simulation) -> Figures:
-    """Return the figures of every run as `POLICY.NAME`.
+def simulate_figures(runs: Sequence[Run]) -> Figures:
+    """Return the figures of the policies that have one run as `POLICY.NAME`.
 
     Those of the only policy, or of the only one besides LRU, also stand under the name alone.
     """
+    settings = Counter(run.policy for run in runs)
     figures: dict[str, float | None] = {}
-    others = {run.policy for run in simulation.runs} - {BASELINE}
+    others = set(settings) - {BASELINE}
     subject = BASELINE if not others else next(iter(others)) if len(others) == 1 else None
-    for run in simulation.runs:
+    for run in runs:
+        if settings[run.policy] > 1:
+            continue
         of_run = _run_figures(run)
         figures |= {f"{run.policy}.{name}": value for name, value in of_run.items()}
         if run.policy == subject:
@@ -413,6 +534,58 @@ def tune_figures(tuned: Recommendation) -> Figures:
         "tel": trial.tel_s,
         "throughput": trial.served_per_s,
     }
+
+
+_MEASURED = (*_FIGURES, "mismatched")
+
+
+def validate_gates(texts: Sequence[str] | None) -> tuple[Gate, ...]:
+    """Return the conditions on a validation: its verdict, and measured figures.
+
+    A name without a policy means the recommended one, or LRU where it ran alone.
+    """
+    if not texts:
+        return ()
+    from kvscope.validate.result import Verdict  # loads NumPy
+
+    of_lru = (f"{BASELINE}.{name}" for name in _MEASURED)
+    return parse_gates(texts, Known((*_MEASURED, *of_lru), get_args(Verdict)))
+
+
+def validate_figures(validation: Validation) -> Figures:
+    """Return the verdict and what was measured of each policy, over all its repeats."""
+    by_policy: dict[str, list[RunFacts]] = {}
+    for run in validation.runs:
+        by_policy.setdefault(run.policy, []).append(run)
+    figures: dict[str, float | str | None] = {VERDICT: validation.verdict}
+    for policy, repeats in by_policy.items():  # LRU first
+        measured = _measured(repeats, validation)
+        figures |= measured | {f"{policy}.{name}": value for name, value in measured.items()}
+    return figures
+
+
+def _measured(repeats: Sequence[RunFacts], validation: Validation) -> dict[str, float]:
+    """Return the measured figures of one policy; a request without an answer misses the SLO."""
+    import numpy as np
+
+    times_s = np.concatenate([run.measured_ttft_s[run.counted] for run in repeats])
+    failed = sum(request >= validation.warmup for run in repeats for request in run.failed)
+    measured = [run.measured for run in repeats]
+    figures = _times(percentiles(np.append(times_s, [np.inf] * failed) * 1e3))
+    if (slo_s := validation.slo_s) is not None:
+        within = int(np.count_nonzero(times_s <= slo_s))
+        figures["attainment"] = within / (len(times_s) + failed)
+        figures["tel"] = float(np.maximum(times_s - slo_s, 0).sum())
+    off = [run.mismatched_tokens for run in repeats if run.mismatched_tokens is not None]
+    if len(off) == len(repeats):  # the engine reports its hits
+        tokens = validation.sample.prompts.input_tokens
+        hits = sum(run.hit_tokens for run in measured)
+        predicted = sum(run.predicted.hit_tokens for run in repeats)
+        figures["hit-rate"] = hits / sum(
+            int(tokens[: len(run.counted)][run.counted].sum(dtype=np.int64)) for run in repeats
+        )
+        figures["mismatched"] = sum(off) / predicted if predicted else float(sum(off) > 0)
+    return figures
 
 
 _FLEET_FIGURES = ("replicas", *_PERCENTILES, "tpot-p95", "attainment", "hit-rate")

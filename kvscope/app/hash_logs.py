@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from kvscope.app import values
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import Option, Share, Source, Target
 from kvscope.core.errors import InputError, Stopped, UsageError
-from kvscope.core.files import sink
+from kvscope.core.files import one_path, sink, size_of
 
 if TYPE_CHECKING:
     from kvscope.chat_logs.convert import HashCounts
@@ -38,7 +37,7 @@ class HashOptions:
         ),
     ]
     from_: Annotated[
-        Literal["openai", "litellm", "otlp"] | None,
+        Literal["openai", "litellm", "otlp", "sglang"] | None,
         Option("Format of the logs.", default="detected", flags=("--from",)),
     ] = None
     block_size: Annotated[
@@ -73,8 +72,7 @@ def hash_logs(logs: Sequence[str], options: HashOptions, monitor: Monitor) -> Ha
     if not logs:
         raise UsageError("no log is named", where="LOGS")
     model = tokenizer.load(options.tokenizer, options.chat_template)
-    sizes = [Path(path).stat().st_size for path in logs if Path(path).is_file()]
-    total = sum(sizes) if len(sizes) == len(logs) else None
+    total = size_of(one_path(logs))
     with (
         hashing.salt(options.salt_file) as salt,
         sink(options.output) as stream,

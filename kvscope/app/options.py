@@ -264,6 +264,15 @@ class AnalyzeOptions(DeploymentOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DiffOptions:
+    """What `diff` takes: in what to size the capacities of traces."""
+
+    model: Model = None
+    kv_dtype: KvDtype = None
+    hbm: Hbm = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FitOptions:
     """What `fit` takes; all from `policy` on need `export`."""
 
@@ -390,13 +399,17 @@ class ExplainOptions(DeploymentOptions):
     """What `explain` takes."""
 
     request: Annotated[
-        int | None,
+        str | None,
         Option(
-            "Explain this request alone, by its number in order of arrival, from 0.",
+            "Explain this request alone, by its number in order of arrival, from 0, or by its id"
+            " in the trace (id:7 where 7 is a number too).",
             "N",
-            values.whole(0),
         ),
     ] = None
+    pooled: Annotated[
+        bool,
+        Option("Replay one cache for all workers that the trace names, as analyze does."),
+    ] = False
     policy: Annotated[
         str, Option("Eviction policy (see `kvscope policies`).", "NAME", str.lower)
     ] = "lru"

@@ -120,13 +120,14 @@ class SimulateRequest:
 
 @dataclass(frozen=True, slots=True)
 class ExplainRequest:
-    """The one replay whose misses to explain, and the number of a request, None for all.
+    """The one replay whose misses to explain, and the number or id of a request, None for all.
 
-    Without a capacity nothing is evicted.
+    Without a capacity nothing is evicted. `pooled`: one cache, also where the trace names workers.
     """
 
     replayed: SimulateRequest
-    request: int | None = None
+    request: str | None = None
+    pooled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +299,7 @@ def explain_request(options: ExplainOptions) -> ExplainRequest:
             where=f"--policy {options.policy}",
             remedy="add --capacity or --capacity-blocks",
         )
-    return ExplainRequest(replayed, options.request)
+    return ExplainRequest(replayed, options.request, options.pooled)
 
 
 def _engine(

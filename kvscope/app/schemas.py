@@ -12,6 +12,7 @@ import msgspec
 from kvscope.app.documents import (
     analyze,
     deployment,
+    diff,
     engines,
     explain,
     fit,
@@ -27,6 +28,7 @@ DOCUMENTS: Mapping[str, type[Document]] = {
     "analyze": analyze.AnalyzeDocument,
     "calibrate": engines.CalibrateDocument,
     "deployment": deployment.DeploymentDocument,
+    "diff": diff.DiffDocument,
     "doctor": lists.DoctorDocument,
     "explain": explain.ExplainDocument,
     "fit": fit.FitDocument,

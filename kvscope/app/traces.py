@@ -11,7 +11,7 @@ from kvscope.app.monitor import Monitor
 from kvscope.app.options import AS_STORED, Reading
 from kvscope.core import memory
 from kvscope.core.errors import InputError, Stopped, UsageError
-from kvscope.core.files import exists, files_of, size_of
+from kvscope.core.files import missing_from, parts_of, size_of
 from kvscope.core.trace import Prompts, Trace
 from kvscope.store import traces
 from kvscope.store.file import CANNOT_STORE, Stores
@@ -78,7 +78,7 @@ def load_range(
 
 def is_file(text: str) -> bool:
     """Return whether `text` names something to read rather than a stored trace."""
-    return text == STANDARD_INPUT or exists(text)
+    return text == STANDARD_INPUT or not missing_from(text)
 
 
 def check_source(stores: Stores, source: str | None) -> None:
@@ -98,6 +98,11 @@ def stored_trace(stores: Stores, name: str | None) -> Trace:
         known = {trace.name: trace for trace in traces.all_traces(store)}
     if name in known:
         return known[name]
+    if len(parts_of(name)) > 1:
+        name = missing_from(name)[0]
+        if name in {STANDARD_INPUT, *known}:
+            kind = "standard input" if name == STANDARD_INPUT else "a stored trace"
+            raise InputError(f"{kind} is no file among others", where=name, remedy="name files")
     near = traces.nearest(name, [*known, *_files_in_folder_of(name)])
     raise InputError(
         "neither a file nor a stored trace",
@@ -122,7 +127,6 @@ def ingest_file(
     from kvscope.ingest.formats.base import ReadOptions
     from kvscope.ingest.pipeline import IngestOptions, UnusableLinesError, ingest
 
-    size = size_of(path) if all(file.is_file() for file in files_of(path)) else None
     options = IngestOptions(
         name=reading.name,
         format=reading.trace_format,
@@ -131,7 +135,7 @@ def ingest_file(
         read=ReadOptions(reading.block_size, reading.session_arrivals, reading.seed),
     )
     try:
-        with monitor.steps(f"reading {path}", size, unit="bytes") as advance:
+        with monitor.steps(f"reading {path}", size_of(path), unit="bytes") as advance:
 
             def read_on(amount: int) -> None:
                 if monitor.stop.is_set():
@@ -149,8 +153,8 @@ def ingest_file(
     if not ingested.created:
         if reading.strict and trace.bad_lines:
             with stores.reading() as store:
-                line, reason = traces.bad_lines(store, trace)[0]
-            raise InputError(reason, where=f"{path}:{line}")
+                place, reason = traces.bad_lines(store, trace)[0]
+            raise InputError(reason, where=place)
         monitor.note(f"{path}: already in the store as {trace.name!r}, {_how_it_was_read(trace)}")
         _mark_used(stores, trace)
     notes = list(trace.notes) if ingested.created else []

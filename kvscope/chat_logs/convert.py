@@ -2,7 +2,7 @@
 
 Lines are those of the Mooncake format with `session_id`, `block_size`, model, LoRA adapter, cache
 salt, worker and measured times, as kvscope ingests them. No text and no token id is in them;
-sessions, users, cache salts and what is no plain word are hashes.
+requests, sessions, users, cache salts and what is no plain word are hashes.
 """
 
 from __future__ import annotations
@@ -16,18 +16,27 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from kvscope.chat_logs.formats import registry
 from kvscope.chat_logs.formats.base import LogFormat, LoggedRequest
+from kvscope.chat_logs.formats.litellm import LiteLLM
+from kvscope.chat_logs.formats.openai import OpenAI
+from kvscope.chat_logs.formats.otlp import Otlp
+from kvscope.chat_logs.formats.sglang import SGLang
 from kvscope.chat_logs.hashing import Hasher, Tokens
 from kvscope.chat_logs.tokenizer import Piece, Text, Tokenizer
 from kvscope.core.background import in_background
 from kvscope.core.errors import InputError
 from kvscope.core.units import MIB
-from kvscope.ingest.formats.base import NOT_UTF8, TOO_DEEP, BadLine, Rejects
+from kvscope.ingest.formats.base import NOT_UTF8, TOO_DEEP, BadLine, Identifier, Rejects
 from kvscope.ingest.formats.exporter import milliseconds
+from kvscope.ingest.formats.json_lines import common_keys
 from kvscope.ingest.limits import MAX_LINE_BYTES, MAX_TOKENS
 from kvscope.ingest.pipeline import UnusableLinesError
 from kvscope.ingest.source import Source
+
+FORMATS: dict[str, type[LogFormat]] = {
+    known.name: known for known in (LiteLLM, Otlp, SGLang, OpenAI)
+}
+"""In the order in which they are tried: LiteLLM's lines have `messages` too."""
 
 _BATCH_CHARACTERS = 1 << 18
 _BATCHES = 3
@@ -41,6 +50,8 @@ class _Line(msgspec.Struct, omit_defaults=True, kw_only=True):
     timestamp: int | float | None = None
     input_length: int
     output_length: int | None = None
+    request_id: int | None = None
+    parent_request_id: int | None = None
     session_id: int | None = None
     user_id: int | None = None
     type: str | None = None
@@ -51,6 +62,7 @@ class _Line(msgspec.Struct, omit_defaults=True, kw_only=True):
     cache_salt: str | None = None
     worker: str | None = None
     ttft_ms: int | float | None = None
+    queue_ms: int | float | None = None
     duration_ms: int | float | None = None
     cached_tokens: int | None = None
 
@@ -101,8 +113,9 @@ class Converter:
         `advance` gets the number of bytes read. Raises InputError where the log cannot be read.
         """
         with closing(Source(path, advance)) as source:
-            kind = registry.FORMATS[format_name] if format_name else None
-            reader = (kind or registry.detect(source.head, path))()
+            rejects.place = source.place
+            kind = FORMATS[format_name] if format_name else None
+            reader = (kind or detect(source.head, path))()
             waiting: deque[tuple[list[_Record], Future[list[Tokens]]]] = deque()
             for batch in self._batches(source, reader, rejects):
                 texts = [text for record in batch for text in record.texts]
@@ -179,29 +192,34 @@ class Converter:
         total = len(prompt) + (outputs or 0)
         if not len(prompt) or total > MAX_TOKENS or (outputs or 0) < 0:
             raise BadLine(f"tokens must be 1 to {MAX_TOKENS:,} with the answer's: {total}")
-        name = self._hasher.name
         salt = request.cache_salt
         return _Line(
             timestamp=milliseconds(request.arrival_s),
             input_length=len(prompt),
             output_length=outputs,
-            session_id=None if request.session is None else name("session", request.session),
-            user_id=None if request.user is None else name("user", request.user),
+            request_id=self._name("request", request.request_id),
+            parent_request_id=self._name("request", request.parent_id),
+            session_id=self._name("session", request.session_id),
+            user_id=self._name("user", request.user_id),
             type=self._plain("type", request.type),
             hash_ids=self._hasher.blocks(prompt),
             block_size=self._block_size,
             model=self._plain("model", request.model),
-            lora_name=self._plain("adapter", request.adapter and str(request.adapter)),
-            cache_salt=str(name("salt", salt)) if salt else None,
+            lora_name=self._plain("adapter", request.adapter or None),
+            cache_salt=str(self._hasher.name("salt", salt)) if salt else None,
             worker=self._plain("worker", request.worker),
             ttft_ms=milliseconds(request.ttft_s),
+            queue_ms=milliseconds(request.queue_s),
             duration_ms=milliseconds(request.duration_s),
             cached_tokens=request.cached_tokens,
         )
 
+    def _name(self, kind: str, identifier: Identifier | None) -> int | None:
+        return None if identifier is None else self._hasher.name(kind, identifier)
+
     def _plain(self, kind: str, text: object) -> str | None:
         """Return a name as it is if it is a plain word; else its hash."""
-        if not text:
+        if text is None or text == "":
             return None
         word = str(text)
         return word if _PLAIN.fullmatch(word) else str(self._hasher.name(kind, word))
@@ -226,9 +244,31 @@ def refuse_if_too_bad(rejects: Rejects, max_bad: float) -> None:
     share = f"more than {100 * max_bad:.3g}% of them" if rejects.accepted else "all of them"
     what = f"{rejects.count:,} of {lines:,} lines cannot be used, {share}"
     raise UnusableLinesError(
-        f"{what}; the first: {rejects.path}:{line}: {reason}",
+        f"{what}; the first: {rejects.where(line)}: {reason}",
         rejects,
         "correct them, or allow more with --max-bad; nothing was written",
+    )
+
+
+def detect(head: bytes, path: str) -> type[LogFormat]:
+    """Return the format of the log at `path` that begins with `head`. Raises InputError if none."""
+    if not head.strip():
+        raise InputError("the log is empty", where=path)
+    keys = common_keys(head)
+    for known in FORMATS.values():
+        if known.recognizes(keys):
+            return known
+    if head.lstrip().startswith(b"["):
+        remedy = "write its objects one per line, for example with `jq -c '.[]'`"
+        raise InputError("one JSON array, not JSON lines", where=path, remedy=remedy)
+    if not keys:
+        what = "no JSON lines; an object over several lines becomes one with `jq -c .`"
+        raise InputError(what, where=path)
+    names = ", ".join(sorted(keys)[:6])
+    raise InputError(
+        f"no prompts in lines with {names}",
+        where=path,
+        remedy="give them `messages` or `prompt`, or name the format with --from",
     )
 
 

@@ -27,7 +27,7 @@ from kvscope.core.files import data_folder
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8501
 _SAMPLE = "to-c.jsonl.gz"
 _PATIENCE_S = 5.0
-_TOKEN_BYTES, _SHORTEST_TOKEN = 16, 8
+TOKEN_BYTES, _SHORTEST_TOKEN = 16, 8
 
 Port = Annotated[int, Count("Port to listen on.")]
 Host = Annotated[
@@ -67,22 +67,27 @@ def dashboard(
             where="kvscope dashboard",
             remedy="install it with: pip install streamlit",
         )
-    if token is not None and len(token) < _SHORTEST_TOKEN:
-        raise UsageError(
-            "too short to keep others out",
-            where="--token",
-            remedy=f"write {_SHORTEST_TOKEN} characters or more, or leave it out",
-        )
+    check_token(token)
     if folder is not None and not Path(folder).is_dir():
         raise UsageError("not a folder", where=f"--folder {folder}", remedy="name one that exists")
-    address = _free_address(host, port)
+    address = free_address(host, port)
     if token is None and not ip_address(address.partition("%")[0]).is_loopback:
-        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        token = secrets.token_urlsafe(TOKEN_BYTES)
     with _lasting(db) as path:
         _fill(path)
         options = ["--db", path, "--host", host, "--port", str(port)]
         _serve(
             [*options, *(["--folder", folder] if folder else [])], _url(host, port, token), token
+        )
+
+
+def check_token(token: str | None) -> None:
+    """Raise UsageError for a token that is quickly guessed."""
+    if token is not None and len(token) < _SHORTEST_TOKEN:
+        raise UsageError(
+            "too short to keep others out",
+            where="--token",
+            remedy=f"write {_SHORTEST_TOKEN} characters or more, or leave it out",
         )
 
 
@@ -113,7 +118,7 @@ def _fill(db: str) -> None:
         note(str(error))
 
 
-def _free_address(host: str, port: int) -> str:
+def free_address(host: str, port: int) -> str:
     """Return the address to listen at. Raises UsageError where nothing can, before any start."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -67,11 +67,11 @@ def show_log(lines: Sequence[str]) -> None:
         say(f"  | {line[:300]}")
 
 
-def end_on(gates: Sequence[Gate], figures: Figures) -> None:
+def end_on(gates: Sequence[Gate], figures: Figures, baseline: Figures | None) -> None:
     """Write why conditions of `--fail-on` hold, a line each; end with exit code 4 if any does."""
     from kvscope.app.gates import reasons
 
-    if lines := reasons(gates, figures):
+    if lines := reasons(gates, figures, baseline):
         for line in lines:
             say(one_line(line))
         raise typer.Exit(ExitCode.CHECK_FAILED)

@@ -16,10 +16,11 @@ from kvscope.app.engine_options import (
 )
 from kvscope.app.options import Reading, Target
 from kvscope.cli import output
-from kvscope.cli.diagnostics import note, show_log
+from kvscope.cli.diagnostics import end_on, note, show_log
 from kvscope.cli.options import (
     DEFAULT_DB,
     Db,
+    GateOptions,
     Json,
     ReportOptions,
     ScreenOptions,
@@ -82,22 +83,28 @@ def validate(
     target: TargetOptions,
     options: ValidateOptions,
     launch: LaunchOptions,
+    gate: GateOptions,
     printing: ReportOptions,
     reading: Reading,
 ) -> None:
     """Replay the trace on a real engine; compare prediction and measurement for LRU and the advice.
 
-    Exit code 4: outside the tolerance. 5: the engine cannot be reached, or died.
+    Exit code 4: outside the tolerance, or --fail-on. 5: the engine cannot be reached, or died.
     """
     from kvscope.app.validate import check_options
     from kvscope.app.validate import validate as replay_on_engine
 
     check_options(target, options)
+    from kvscope.app.baseline import baseline_figures
+    from kvscope.app.gates import validate_figures, validate_gates
+
+    gates = validate_gates(gate.fail_on)
     from kvscope.app.traces import load_trace
     from kvscope.store import results
     from kvscope.store.file import CANNOT_STORE, StoreFile
 
     with StoreFile(db, note) as store:
+        baseline = baseline_figures(gate.baseline, gates, "validate", store)
         stored = load_trace(store, trace, Terminal(), reading)
 
         with stoppable() as terminal:
@@ -126,5 +133,6 @@ def validate(
         raise typer.Exit(ExitCode.INTERRUPTED)
     if validation.ended:
         raise typer.Exit(ExitCode.ENGINE)
+    end_on(gates, validate_figures(validation), baseline)
     if validation.verdict == "not confirmed":
         raise typer.Exit(ExitCode.CHECK_FAILED)

@@ -20,6 +20,7 @@ from kvscope.app import values
 from kvscope.app.options import Option, Source, Target, declared
 from kvscope.cli import diagnostics
 from kvscope.core.errors import UsageError
+from kvscope.core.files import one_path
 
 DEFAULT_DB = "kvscope.duckdb"
 
@@ -41,15 +42,14 @@ def parsed_by(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
     return parser
 
 
-TraceArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="TRACE",
-        parser=parsed_by(values.called),
-        help="A file, a folder, a pattern, a stored trace, or nothing: the trace last worked on.",
-        show_default=False,
-    ),
-]
+_TRACE = typer.Argument(
+    metavar="TRACE",
+    parser=parsed_by(values.called),
+    help="Files, folders or patterns that are one trace; or a stored one; or nothing: the last.",
+    show_default=False,
+)
+TraceArgument = Annotated[str | None, _TRACE]
+"""Several paths become one (see `kvscope.core.files`)."""
 Db = Annotated[str, Source("Store that keeps traces and runs; :memory: keeps nothing.")]
 FailOn = Annotated[
     list[str] | None,
@@ -59,7 +59,24 @@ FailOn = Annotated[
         "CONDITION,...",
     ),
 ]
+Baseline = Annotated[
+    str | None,
+    Option(
+        "Earlier result for --fail-on 'regression>5%': its --json file; of `simulate` also run:N,"
+        " a stored run.",
+        "FILE|run:N",
+        values.called,
+    ),
+]
 Json = Annotated[bool, Option("Print one JSON document instead of tables.", flags=("--json",))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateOptions:
+    """When a command ends with exit code 4 for its result."""
+
+    fail_on: FailOn = None
+    baseline: Baseline = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +126,18 @@ def typed(command: Callable[..., Any]) -> Callable[..., Any]:
         if is_dataclass(parameter.annotation)
     }
 
+    traces = [
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.annotation == TraceArgument
+    ]
+
     @functools.wraps(command)
     def with_groups(*args: Any, debug: bool = False, **given: Any) -> Any:
         for name, group in groups.items():
             given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
+        for name in traces:
+            given[name] = one_path(given[name]) if given[name] else None
         return command(*args, **given)
 
     parameters = [each for known in signature.parameters.values() for each in _expanded(known)]
@@ -142,6 +167,8 @@ def convert_directly(command: Any) -> Any:
         for each in parameters:
             if "process_value" not in vars(each):
                 each.process_value = functools.partial(_converted, each, each.process_value)
+            if each.nargs == -1:
+                each.display_type_rich = lambda **_: ""  # "<list[str]>"
         return parameters
 
     command.get_params = get_params
@@ -153,6 +180,8 @@ def convert_directly(command: Any) -> Any:
 def _converted(parameter: Any, convert: Callable[..., Any], context: Any, value: Any) -> Any:
     """Return the value of a parameter of Typer's; `convert` does what is not plain."""
     kind = parameter.type_descriptor
+    if parameter.nargs == -1 and not parameter.required:
+        return tuple(map(kind.parameter_info.parser, value or ()))
     if parameter.required or parameter.nargs != 1 or (parameter.multiple and value is not None):
         return convert(context, value)
     if value is None:
@@ -182,6 +211,8 @@ def _expanded(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
 
 def _typers(name: str, annotation: Any) -> Any:
     """Return the annotation with Typer's option in the place of a declared one."""
+    if annotation == TraceArgument:
+        return Annotated[list[str] | None, _TRACE]
     pair = declared(annotation)
     if pair is None:
         return annotation

@@ -32,6 +32,11 @@ def emit(text: str) -> None:
     sys.stdout.write(f"{one_line(text)}\n")
 
 
+def emit_text(text: str) -> None:
+    """Write a file of kvscope's own to stdout, as it is."""
+    sys.stdout.write(text)
+
+
 def emit_json(document: Document) -> None:
     """Write the one document of `--json`."""
     from kvscope.app.documents.base import to_json
@@ -46,7 +51,7 @@ def report(result: Report, printing: ScreenOptions) -> None:
             emit_json(result.document())
         else:
             chosen = result.select(printing.section, full=printing.full)
-            _print(console(), f"{result.trace.name}: {result.lead}")
+            _print(console(), f"{result.name}: {result.lead}")
             show_sections(chosen)
     if printing.html is not None:
         write_text(Path(printing.html), result.html())

@@ -1,4 +1,4 @@
-"""`kvscope record`: a running vLLM as a trace, from outside."""
+"""`kvscope record` and `kvscope hash`: a trace of a running engine, and of logs with prompts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import time
 from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
 
 from kvscope.app import values
+from kvscope.app.hash_logs import HashOptions
 from kvscope.app.options import Option, Time
 from kvscope.cli.diagnostics import note
+from kvscope.cli.options import parsed_by
+from kvscope.cli.terminal import Terminal
 from kvscope.core.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +35,7 @@ _FROM_INSIDE = (
 Endpoint = Annotated[
     str | None,
     Option(
-        "Where vLLM publishes its KV-cache events, for example tcp://localhost:5557.",
+        "Where the engine publishes its KV-cache events, for example tcp://localhost:5557.",
         "ENDPOINT",
         flags=("--kv-events",),
     ),
@@ -43,6 +48,10 @@ Length = Annotated[
     float | None,
     Time("How long to listen, for example 1h.", default="until Ctrl-C", flags=("--for",)),
 ]
+Engine = Annotated[
+    Literal["vllm", "sglang"],
+    Option("The engine that publishes them."),
+]
 Quiet = Annotated[
     float | None,
     Time(
@@ -50,13 +59,27 @@ Quiet = Annotated[
     ),
 ]
 
+Logs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="LOGS",
+        parser=parsed_by(values.called),
+        help="Log files, plain, .gz or .zst; - is standard input.",
+        show_default=False,
+    ),
+]
+
 
 def record(
-    path: Output, endpoint: Endpoint = None, length: Length = None, quiet: Quiet = None
+    path: Output,
+    endpoint: Endpoint = None,
+    engine: Engine = "vllm",
+    length: Length = None,
+    quiet: Quiet = None,
 ) -> None:
-    """Write what a running vLLM serves as a trace: salted hashes and lengths, never content.
+    """Write what a running engine serves as a trace: salted hashes and lengths, never content.
 
-    From outside, through vLLM's KV-cache events, requests are known in whole blocks only. The
+    From outside, through KV-cache events, requests are known in whole blocks only. The
     plugin for vLLM records them exactly: docs/record.md.
     """
     if endpoint is None:
@@ -69,7 +92,7 @@ def record(
     from kvscope.core.files import LineFile
     from kvscope.vllm_plugin.kv_events import QUIET_S, BlockChains, batches
 
-    chains = BlockChains(quiet or QUIET_S)
+    chains = BlockChains(quiet or QUIET_S, outputs_at_end=engine == "sglang")
     until_s = time.monotonic() + length if length is not None else float("inf")
     stream = batches(endpoint)
     first = next(stream)  # raises where nothing can be listened to
@@ -91,6 +114,18 @@ def record(
             note(f"{path}: {file.lines:,} requests, {listening.in_words}; {_missed(chains)}")
     if not listening.heard:
         raise EngineError("heard nothing", where=endpoint, remedy=_SILENT)
+
+
+def hash_(*, logs: Logs, options: HashOptions) -> None:
+    """Turn logs with prompts into a trace: salted hashes, lengths and times, never content.
+
+    Reads OpenAI chats, conversations and completions, LiteLLM's payloads and OpenTelemetry spans.
+    """
+    from kvscope.app.hash_logs import hash_logs
+
+    counts = hash_logs(logs, options, Terminal())
+    if options.output != values.STANDARD_STREAM:
+        note(f"{options.output}: {counts.requests:,} requests, {counts.tokens:,} input tokens")
 
 
 @dataclass(slots=True)

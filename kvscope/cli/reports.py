@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +18,7 @@ import typer
 from kvscope.app import values
 from kvscope.app.options import (
     AnalyzeOptions,
+    DiffOptions,
     ExplainOptions,
     FitOptions,
     FleetOptions,
@@ -29,7 +30,7 @@ from kvscope.app.options import (
 )
 from kvscope.cli import output
 from kvscope.cli.diagnostics import end_on, note
-from kvscope.cli.options import DEFAULT_DB, Db, FailOn, ScreenOptions, TraceArgument
+from kvscope.cli.options import DEFAULT_DB, Db, GateOptions, ScreenOptions, TraceArgument, parsed_by
 from kvscope.cli.terminal import Terminal, stoppable
 from kvscope.core.errors import ExitCode, Stopped, UsageError
 from kvscope.core.jit import load_in_background
@@ -49,6 +50,14 @@ TunesFleet = Annotated[
     ),
 ]
 Explain = Annotated[bool, Option("The same as --full.")]
+Compared = Annotated[
+    str,
+    typer.Argument(
+        parser=parsed_by(values.called),
+        help="A trace (file or stored name), run:N of `kvscope runs`, or a recommendation (.toml).",
+        show_default=False,
+    ),
+]
 Output = Annotated[str, Target("File for the recommendation; - writes none.", flags=("--output",))]
 
 
@@ -57,7 +66,7 @@ def analyze(
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
     options: AnalyzeOptions,
-    fail_on: FailOn = None,
+    gate: GateOptions,
     printing: ScreenOptions,
     reading: Reading,
 ) -> None:
@@ -65,12 +74,14 @@ def analyze(
 
     A path is ingested first if the store does not have it yet.
     """
+    from kvscope.app.baseline import baseline_figures
     from kvscope.app.gates import analyze_figures, analyze_gates
     from kvscope.app.requests import analyze_request
 
     request = analyze_request(options)
-    gates = analyze_gates(fail_on, request)
+    gates = analyze_gates(gate.fail_on, request)
     with _opened(db, trace) as store:
+        baseline = baseline_figures(gate.baseline, gates, "analyze", store)
         load_in_background()
         from kvscope.app.analyze import analyze_source
         from kvscope.report import overview
@@ -79,7 +90,7 @@ def analyze(
         check_names(printing.section, overview.SECTIONS)
         analysis = analyze_source(store, trace, request, Terminal(), reading)
     output.report(overview.report(analysis), printing)
-    end_on(gates, analyze_figures(analysis))
+    end_on(gates, analyze_figures(analysis), baseline)
 
 
 def explain(
@@ -87,7 +98,7 @@ def explain(
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
     options: ExplainOptions,
-    fail_on: FailOn = None,
+    gate: GateOptions,
     printing: ScreenOptions,
     reading: Reading,
 ) -> None:
@@ -95,14 +106,17 @@ def explain(
 
     Without a capacity or a deployment nothing is evicted.
     """
+    from kvscope.app.baseline import baseline_figures
     from kvscope.app.gates import explain_figures, explain_gates
     from kvscope.app.requests import explain_request
 
-    gates = explain_gates(fail_on)
+    gates = explain_gates(gate.fail_on)
     with _opened(db, trace) as store:
         request = explain_request(options)
+        baseline = baseline_figures(gate.baseline, gates, "explain", store)
         load_in_background()
         from kvscope.app.explain import explain as run
+        from kvscope.app.explain import read_evidence
         from kvscope.app.simulate import kernels
         from kvscope.app.traces import prompts_to_replay
         from kvscope.report import misses as report
@@ -111,9 +125,35 @@ def explain(
         check_names(printing.section, report.SECTIONS)
         needed = kernels(request.replayed)
         with prompts_to_replay(store, trace, needed, Terminal(), reading) as (stored, prompts):
-            explanation = run(stored, prompts, request, Terminal())
+            evidence = read_evidence(store, stored, request)
+            explanation = run(stored, prompts, request, Terminal(), evidence)
     output.report(report.report(explanation), printing)
-    end_on(gates, explain_figures(explanation))
+    end_on(gates, explain_figures(explanation), baseline)
+
+
+def diff(
+    left: Compared,
+    right: Compared,
+    *,
+    db: Db = DEFAULT_DB,
+    options: DiffOptions,
+    printing: ScreenOptions,
+) -> None:
+    """Compare two traces, two stored runs or two recommendations; the largest differences first.
+
+    Prints only what differs; --full has all figures.
+    """
+    from kvscope.app.requests import analyze_request
+
+    request = analyze_request(AnalyzeOptions(**asdict(options)))
+    load_in_background()
+    from kvscope.app.diff import diff as compare
+    from kvscope.report.comparison import report
+    from kvscope.store.file import StoreFile
+
+    with StoreFile(db, note) as store:
+        compared = compare(store, left, right, request, Terminal())
+    output.report(report(compared), printing)
 
 
 def fit(
@@ -149,7 +189,7 @@ def simulate(
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
     options: SimulateOptions,
-    fail_on: FailOn = None,
+    gate: GateOptions,
     printing: ScreenOptions,
     reading: Reading,
 ) -> None:
@@ -158,6 +198,7 @@ def simulate(
     The store keeps finished runs (see `kvscope runs`) and does not repeat them. After Ctrl-C the
     runs in progress are finished and kept.
     """
+    from kvscope.app.baseline import baseline_figures
     from kvscope.app.gates import simulate_figures, simulate_gates
     from kvscope.app.requests import simulate_request
 
@@ -165,7 +206,10 @@ def simulate(
     early = simulate_request(options) if options.policies or options.param else None
     with _opened(db, trace) as store:
         request = early or simulate_request(options)
-        gates = simulate_gates(fail_on, request, recommended=options.recommendation is not None)
+        gates = simulate_gates(
+            gate.fail_on, request, recommended=options.recommendation is not None
+        )
+        baseline = baseline_figures(gate.baseline, gates, "simulate", store)
         load_in_background()
         from kvscope.app.simulate import kernels
         from kvscope.app.simulate import simulate as run_replays
@@ -188,13 +232,13 @@ def simulate(
         count = len(simulation.runs)
         note(f"{count:,} of {count + simulation.unfinished:,} runs are finished and kept")
         raise typer.Exit(ExitCode.INTERRUPTED)
-    end_on(gates, simulate_figures(simulation))
+    end_on(gates, simulate_figures(simulation.runs), baseline)
 
 
 def tune(
     *,
     options: TuneOptions,
-    fail_on: FailOn = None,
+    gate: GateOptions,
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
     explain: Explain = False,
@@ -214,8 +258,9 @@ def tune(
             raise UsageError(
                 "the file holds no fleet", where="--output, --force", remedy="leave out --fleet"
             )
-        _tune_fleet(options, fail_on, trace, db, screen, reading)
+        _tune_fleet(options, gate, trace, db, screen, reading)
         return
+    from kvscope.app.baseline import baseline_figures
     from kvscope.app.gates import tune_figures, tune_gates
     from kvscope.app.requests import tune_request
 
@@ -223,7 +268,8 @@ def tune(
     early = tune_request(options) if options.policies or options.param else None
     with _opened(db, trace) as store:
         request = early or tune_request(options)
-        gates = tune_gates(fail_on)
+        gates = tune_gates(gate.fail_on)
+        baseline = baseline_figures(gate.baseline, gates, "tune", store)
         load_in_background()
         from kvscope.app.traces import prompts_to_replay
         from kvscope.app.tune import kernels, recommendation_text, write_recommended
@@ -256,24 +302,26 @@ def tune(
         summary=report.verdict_in_words(tuned)[0],
         file=recommendation_text(tuned, prompts),
     )
-    end_on(gates, tune_figures(tuned))
+    end_on(gates, tune_figures(tuned), baseline)
 
 
 def _tune_fleet(
     options: TuneOptions,
-    fail_on: list[str] | None,
+    gate: GateOptions,
     trace: str | None,
     db: str,
     screen: ScreenOptions,
     reading: Reading,
 ) -> None:
     """Choose replicas, router and policy, and print them."""
+    from kvscope.app.baseline import baseline_figures
     from kvscope.app.gates import tuned_fleet_figures, tuned_fleet_gates
     from kvscope.app.requests import fleet_tuning_request
 
     request = fleet_tuning_request(options)
-    gates = tuned_fleet_gates(fail_on)
+    gates = tuned_fleet_gates(gate.fail_on)
     with _opened(db, trace) as store:
+        baseline = baseline_figures(gate.baseline, gates, "tune-fleet", store)
         load_in_background()
         from kvscope.app.traces import prompts_to_replay
         from kvscope.app.tune_fleet import kernels, recommend_fleet
@@ -297,13 +345,13 @@ def _tune_fleet(
     duration_s = monotonic() - began
     output.report(report.report(tuned), screen)
     _keep(db, report.report(tuned), duration_s)
-    end_on(gates, tuned_fleet_figures(tuned))
+    end_on(gates, tuned_fleet_figures(tuned), baseline)
 
 
 def fleet(
     *,
     options: FleetOptions,
-    fail_on: FailOn = None,
+    gate: GateOptions,
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
     printing: ScreenOptions,
@@ -313,12 +361,14 @@ def fleet(
 
     Replays the trace with every router, policy and number of replicas; says what each router loses.
     """
+    from kvscope.app.baseline import baseline_figures
     from kvscope.app.gates import fleet_figures, fleet_gates
     from kvscope.app.requests import fleet_request
 
     request = fleet_request(options)
-    gates = fleet_gates(fail_on, request)
+    gates = fleet_gates(gate.fail_on, request)
     with _opened(db, trace) as store:
+        baseline = baseline_figures(gate.baseline, gates, "fleet", store)
         load_in_background()
         from kvscope.app.fleet import KERNELS
         from kvscope.app.fleet import fleet as study_fleet
@@ -340,7 +390,7 @@ def fleet(
     duration_s = monotonic() - began
     output.report(report.report(study), printing)
     _keep(db, report.report(study), duration_s)
-    end_on(gates, fleet_figures(study))
+    end_on(gates, fleet_figures(study), baseline)
 
 
 def _keep(

@@ -15,6 +15,7 @@ from kvscope.cli.options import DEFAULT_DB, Db, Json, TraceArgument, parsed_by
 from kvscope.cli.terminal import Terminal
 from kvscope.core import units
 from kvscope.core.errors import ExitCode, UsageError
+from kvscope.core.files import one_path
 
 if TYPE_CHECKING:
     from kvscope.core.trace import Trace
@@ -29,7 +30,7 @@ Paths = Annotated[
     typer.Argument(
         metavar="PATH",
         parser=parsed_by(values.called),
-        help="Trace files, plain, .gz or .zst; - is standard input.",
+        help="Files, folders or patterns, plain, .gz or .zst; - is standard input.",
         show_default=False,
     ),
 ]
@@ -62,17 +63,16 @@ SaveTo = Annotated[
 
 
 def ingest(*, paths: Paths, db: Db = DEFAULT_DB, reading: Reading, as_json: Json = False) -> None:
-    """Read traces into the store: each once, whole or not at all."""
-    if reading.name is not None and len(paths) > 1:
-        raise UsageError(
-            f"one name for {len(paths)} traces", where="--name", remedy="ingest them one by one"
-        )
+    """Read traces into the store: each once, whole or not at all.
+
+    Each path is a trace; with --name all of them are one.
+    """
     from kvscope.app.traces import ingest_file
     from kvscope.store.file import StoreFile
 
     ingested = []
     with StoreFile(db, note) as store:
-        for path in paths:
+        for path in paths if reading.name is None else [one_path(paths)]:
             ingested.append(ingest_file(store, path, Terminal(), reading))
             if not as_json:
                 output.emit(_in_one_line(ingested[-1].trace))
@@ -180,8 +180,8 @@ def bad_lines(context: typer.Context, name: Name, db: Db = DEFAULT_DB) -> None:
     with _existing(_named_store(context, db)).reading() as store:
         trace = stored.find(store, name)
         lines = stored.bad_lines(store, trace)
-    for line, reason in lines:
-        output.emit(f"{trace.source}:{line}: {reason}")
+    for place, reason in lines:
+        output.emit(f"{place}: {reason}")
     if len(lines) < trace.bad_lines:
         note(f"the first {len(lines):,} of {trace.bad_lines:,} bad lines")
     elif not lines:

@@ -12,11 +12,12 @@ import errno
 import glob
 import gzip
 import os
+import shlex
 import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -25,6 +26,7 @@ from kvscope.core.errors import DiskFullError, KvscopeError
 from kvscope.core.units import format_size
 
 STANDARD_STREAM = "-"
+_SCHEMES = ("s3://", "https://", "http://")
 FULL = {number: os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)}
 """Numbers and texts of the errors of a disk without space, and of limits to what may be written."""
 
@@ -207,26 +209,72 @@ def _compressed(file: BinaryIO, suffix: str) -> Iterator[BinaryIO]:
         yield file
 
 
-def size_of(path: str) -> int:
-    """Return the bytes on disk of the files at `path`."""
-    return sum(file.stat().st_size for file in files_of(path))
+def size_of(path: str) -> int | None:
+    """Return the bytes on disk of the files at `path`, None where some are no files on a disk."""
+    if any(map(is_remote, parts_of(path))):
+        return None
+    files = [Path(file) for file in files_of(path)]
+    return sum(file.stat().st_size for file in files) if all(map(Path.is_file, files)) else None
 
 
-def files_of(path: str) -> list[Path]:
-    """Return the file at `path`; or by name those in that folder, or that match that pattern.
+def is_remote(path: str) -> bool:
+    """Return True for an s3:// or https:// address (see `kvscope.core.remote`)."""
+    return path.startswith(_SCHEMES)
 
-    Hidden files are left out, as are folders in the folder. A file whose own name looks like a
-    pattern is that file.
+
+def without_query(path: str) -> str:
+    """Return a path; its https:// addresses without their queries, which may hold signatures."""
+    parts = parts_of(path)
+    return one_path([x.partition("?")[0] if x.startswith(_SCHEMES[1:]) else x for x in parts])
+
+
+def one_path(paths: Sequence[str]) -> str:
+    """Return a path that stands for all of `paths`: their names, as a shell would take them."""
+    return paths[0] if len(paths) == 1 else shlex.join(paths)
+
+
+def parts_of(path: str) -> list[str]:
+    """Return the paths that `path` stands for: itself, or those that `one_path` has joined."""
+    if os.path.lexists(path) or (is_remote(path) and not any(map(str.isspace, path))):
+        return [path]
+    try:
+        return shlex.split(path) or [path]
+    except ValueError:  # a quotation mark without its other one
+        return [path]
+
+
+def files_of(path: str) -> list[str]:
+    """Return the file at `path`; or those in that folder, by name, or that match that pattern.
+
+    Addresses are those of `kvscope.core.remote`.
+
+    Of several paths those of each, one after another, none twice. Hidden files are left out, as are
+    folders in the folder. A file whose own name looks like a pattern is that file.
     """
+    parts = parts_of(path)
+    if len(parts) > 1:
+        files: dict[str, str] = {}
+        for file in (each for part in parts for each in files_of(part)):
+            files.setdefault(file if is_remote(file) else os.path.realpath(file), file)
+        return [*files.values()]
+    if is_remote(path):
+        from kvscope.core.remote import remote_files  # loads HTTP
+
+        return remote_files(path)
     place = Path(path)
     if place.is_dir():
         path = str(Path(glob.escape(path)) / "*")
     elif place.exists() or not glob.has_magic(path):
-        return [place]
+        return [path]
     matches = glob.glob(path, recursive=True)  # noqa: PTH207 - Path.glob raises for some patterns
-    return sorted(file for file in map(Path, matches) if file.is_file())
+    return [str(file) for file in sorted(map(Path, matches)) if file.is_file()]
 
 
-def exists(path: str) -> bool:
-    """Return whether there is a file, or a folder, or a file that matches a pattern, at `path`."""
-    return Path(path).exists() or (glob.has_magic(path) and bool(files_of(path)))
+def missing_from(path: str) -> list[str]:
+    """Return which of the paths that `path` stands for are neither file, folder nor pattern."""
+    return [
+        part
+        for part in parts_of(path)
+        if not is_remote(part)
+        and not (Path(part).exists() or (glob.has_magic(part) and files_of(part)))
+    ]

@@ -150,7 +150,7 @@ class Run:
     theirs. Only an engine has `preemptions` (every one counted) and requests that it `turned_away`
     (rejected) because they need more than all its blocks. `deployment` has what is stated of the
     one that was replayed, by the keys of kvscope.toml; None for a cache study. `created_at` (UTC)
-    is None until the run is stored.
+    and `run_id`, its number in the store, are None until the run is stored.
     """
 
     policy: str
@@ -170,3 +170,4 @@ class Run:
     deployment: Mapping[str, Any] | None = None
     kvscope: str = ""
     created_at: datetime | None = None
+    run_id: int | None = None

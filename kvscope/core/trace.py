@@ -88,6 +88,7 @@ class Measurements:
     `worker` (the engine, replica or rank) is an index into `workers`, -1 where the trace does not
     say. Times count from the request's arrival: until its first token, until it was admitted, until
     its last token; NaN where not measured. `cached_tokens` of the prompt were hit; -1: unknown.
+    `delay_s` is the time that a user or a tool took after the turn before; NaN where not stated.
     """
 
     worker: Int32s
@@ -95,6 +96,7 @@ class Measurements:
     queue_s: Float64s
     duration_s: Float64s
     cached_tokens: Int32s
+    delay_s: Float64s
     workers: tuple[str, ...]
 
     def select(self, requests: Int64s) -> Measurements:
@@ -105,8 +107,23 @@ class Measurements:
             queue_s=self.queue_s[requests],
             duration_s=self.duration_s[requests],
             cached_tokens=self.cached_tokens[requests],
+            delay_s=self.delay_s[requests],
             workers=self.workers,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """Which model, LoRA adapter and cache salt each of R requests names: numbers, -1 for none.
+
+    Requests that differ in one of them share no blocks. `hash_id` (N + 1 entries, entry 0 being the
+    root's) has the trace's own ids, which are equal for equal tokens, whatever the tenant.
+    """
+
+    model: Int32s
+    adapter: Int32s
+    salt: Int32s
+    hash_id: Int64s
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,24 +24,26 @@ from kvscope.replay.traffic import Traffic
 
 @dataclass(frozen=True, slots=True)
 class ThinkTimes:
-    """How long the user thinks before each of R requests (s); OPEN for first turns.
+    """How long the user or a tool takes before each of R requests (s); OPEN for first turns.
 
-    `recorded` follow from a duration that the trace has, `estimated` from the latency profile. Of
-    both, `floored` would have been negative: the turn came before the previous one had ended.
+    The trace states `stated` of them; `recorded` follow from a duration that it has, `estimated`
+    from the latency profile. Of these, `floored` would have been negative: the turn came before the
+    previous one had ended.
     """
 
     think_s: Float64s
+    stated: int
     recorded: int
     estimated: int
     floored: int
 
 
 def think_times(prompts: Prompts, traffic: Traffic, profile: LatencyProfile) -> ThinkTimes:
-    """Return the think times of a trace.
+    """Return the think times of a trace: the delays that it states.
 
-    Think time = gap - duration of the previous turn, at least 0; where the trace has no duration,
-    gap - its time on an idle replica with an infinite cache. Raises InputError for a trace without
-    turns that follow another.
+    Elsewhere think time = gap - duration of the previous turn, at least 0; where the trace has no
+    duration, gap - its time on an idle replica with an infinite cache. Raises InputError for a
+    trace without turns that follow another.
     """
     later = np.flatnonzero(traffic.parent >= 0)
     if not len(later):
@@ -51,19 +53,22 @@ def think_times(prompts: Prompts, traffic: Traffic, profile: LatencyProfile) -> 
             remedy="leave it out: requests then come at the times of the trace",
         )
     before = traffic.parent[later]
-    duration_s = np.full(len(traffic.leaf), np.nan)
+    duration_s = delay_s = np.full(len(traffic.leaf), np.nan)
     if prompts.measurements is not None:
-        duration_s = prompts.measurements.duration_s
+        duration_s, delay_s = prompts.measurements.duration_s, prompts.measurements.delay_s
     recorded = np.isfinite(duration_s[before])
     duration_s = np.where(np.isfinite(duration_s), duration_s, _alone_s(traffic, profile))
     think_s = np.full(len(traffic.leaf), OPEN)
     gap_s = traffic.arrival_s[later] - traffic.arrival_s[before]
-    think_s[later] = np.maximum(gap_s - duration_s[before], 0.0)
+    open_s = gap_s - duration_s[before]
+    stated = np.isfinite(delay_s[later])
+    think_s[later] = np.where(stated, delay_s[later], np.maximum(open_s, 0.0))
     return ThinkTimes(
         think_s,
-        int(recorded.sum()),
-        int((~recorded).sum()),
-        int((gap_s < duration_s[before]).sum()),
+        int(stated.sum()),
+        int((recorded & ~stated).sum()),
+        int((~recorded & ~stated).sum()),
+        int((~stated & (open_s < 0)).sum()),
     )
 
 

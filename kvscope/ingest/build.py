@@ -26,13 +26,15 @@ class Built:
     """A trace ready for the store: `requests` has a column per field, in order of arrival.
 
     `names` are those that a column of the same name numbers. Missing ids are NO_ID, missing names,
-    parents and measured values NONE. `tenants` differ in model, adapter or salt.
+    parents and measured values NONE. `tenants` differ in model, adapter or salt. Their first
+    blocks have hash ids that tell them apart; `own_hash_ids` has the trace's own ones, by block.
     """
 
     block_size: int
     requests: dict[str, NDArray[Any]]
     names: dict[str, tuple[str, ...]]
     tenants: int
+    own_hash_ids: dict[int, int]
     trie: Trie
     reuse: TraceReuse
     lineage: Lineage
@@ -99,12 +101,23 @@ def build(columns: Columns, reader_notes: list[str]) -> Built:
         requests=requests,
         names={name: tuple(names) for name, names in columns.names.items()},
         tenants=len(columns.tenants),
+        own_hash_ids=_own_hash_ids(columns),
         trie=trie,
         reuse=reuse,
         lineage=kind,
         out_of_order=int(np.count_nonzero(np.diff(rows["arrival_s"]) < 0)),
         notes=(*notes, *reader_notes, *_notes(columns, kind)),
     )
+
+
+def _own_hash_ids(columns: Columns) -> dict[int, int]:
+    """Return the trace's own hash ids of the first blocks that were renamed, by block."""
+    if not columns.own_ids:
+        return {}
+    first = np.flatnonzero(columns.trie.parent[1:] == 0) + 1
+    ids = columns.trie.hash_id[first].tolist()
+    pairs = zip(first.tolist(), ids, strict=True)
+    return {block: columns.own_ids[each] for block, each in pairs if each in columns.own_ids}
 
 
 def _previous_in_session(session: Int32s, order: Int64s) -> Int32s:
@@ -162,16 +175,18 @@ def _lineage(
     """
     deciding = blocks > 0 if blocks.any() else np.ones(len(blocks), dtype=np.bool_)
     before, parent_chat = links["session_parent"], links["parent_chat_id"]
-    # Sessions are given if one has two requests, or if each request has one.
-    if (before[deciding] >= 0).any() or (links["session"][deciding] >= 0).all():
-        rank = np.empty(len(order), dtype=np.int32)
-        rank[order] = np.arange(len(order), dtype=np.int32)
-        parent = np.where(before[order] >= 0, rank[before[order]], -1)
-        # Out of order within a session: a parent that comes later is none.
-        return np.where(parent < np.arange(len(order)), parent, -1).astype(np.int32), "given"
+    rank = np.empty(len(order), dtype=np.int32)
+    rank[order] = np.arange(len(order), dtype=np.int32)
+    parent = np.where(before[order] >= 0, rank[before[order]], -1)
+    # Out of order within a session: a parent that comes later is none.
+    in_session = np.where(parent < np.arange(len(order)), parent, -1).astype(np.int32)
     if (parent_chat[deciding] != NO_ID).any():
         parents = np.where(parent_chat == ROOT, NO_ID, parent_chat)[order]
-        return lineage.parents_by_id(requests["chat_id"], parents, NO_ID), "given"
+        by_id = lineage.parents_by_id(requests["chat_id"], parents, NO_ID)
+        return np.where(parent_chat[order] == NO_ID, in_session, by_id), "given"
+    # Sessions are given if one has two requests, or if each request has one.
+    if (before[deciding] >= 0).any() or (links["session"][deciding] >= 0).all():
+        return in_session, "given"
     if trie.count > 1:
         inputs, outputs = requests["input_tokens"], requests["output_tokens"]
         return lineage.parents_by_prefix(trie.parent, full_leaf, inputs, outputs), "inferred"

@@ -52,6 +52,7 @@ _TYPECODES = {
     "queue_s": "d",
     "duration_s": "d",
     "cached_tokens": "i",
+    "delay_s": "d",
     "chat_id": "q",
     "parent_chat_id": "q",
     "user_id": "q",
@@ -64,7 +65,7 @@ _TYPECODES = {
 
 _NAMED = ("type", "model", "adapter", "salt", "worker")
 _TENANT = ("model", "adapter", "salt")
-MEASURED = ("ttft_s", "queue_s", "duration_s", "cached_tokens")
+MEASURED = ("ttft_s", "queue_s", "duration_s", "cached_tokens", "delay_s")
 Tenant = tuple[int, int, int]
 """The numbers of a model, an adapter and a cache salt: tenants share no blocks.
 
@@ -163,6 +164,7 @@ class Columns:
         self.trie = Trie()
         self.names: dict[str, dict[str, int]] = {name: {} for name in _NAMED}
         self.tenants: dict[Tenant, int] = {}
+        self.own_ids: dict[int, int] = {}  # of first blocks, by the ids that tell tenants apart
         self.untimed = 0
         self.unhashed = 0
         self.short = 0  # hash ids for a part of the prompt only
@@ -289,6 +291,7 @@ class Columns:
         self._extend_measured("ttft_s", [row.ttft_s or None for row in rows])  # 0: not measured
         self._extend_measured("queue_s", [row.queue_s for row in rows])
         self._extend_measured("duration_s", [row.duration_s or None for row in rows])
+        self._extend_measured("delay_s", [row.delay_s for row in rows])
         cached = [row.cached_tokens for row in rows]
         self._extend_measured("cached_tokens", cached, [row.input_tokens for row in rows])
 
@@ -348,7 +351,9 @@ class Columns:
             for row, tenant in enumerate(tenants):
                 if tenant != first and batch.blocks[row]:
                     at = batch.starts[row]
-                    batch.ids[at] = key(f"{tenant}/{batch.ids[at]}")
+                    own = int(batch.ids[at])
+                    batch.ids[at] = key(f"{tenant}/{own}")
+                    self.own_ids[int(batch.ids[at])] = own
         self._extend("tenant", np.array([self.tenants[tenant] for tenant in tenants]))
 
     def _append_times(self, batch: RequestBatch) -> None:

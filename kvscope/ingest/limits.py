@@ -12,9 +12,11 @@ from kvscope.core.units import MIB
 MAX_LINE_BYTES = 64 * MIB  # a session with thousands of requests takes some MiB
 MAX_TOKENS = 1 << 24  # of a request, input and output together: models take up to 10 million
 MAX_HASH_IDS = 1 << 20  # of a request: MAX_TOKENS in blocks of 16
+MAX_TEXT = 1 << 16  # characters of a text in a Parquet row
 MAX_NESTING = 100  # JSON objects and arrays in one another; a sub-agent takes two
 
 # Of a file.
+MAX_PARQUET_BYTES = 1 << 30  # of some 2,000 rows at a time, as DuckDB has them
 MAX_ENDLESS_BYTES = 256 * MIB  # without a line feed: no line
 MAX_REQUESTS = 100_000_000  # also of lines, blank ones included
 MAX_EXPANSION = 10_000  # decompressed bytes a compressed one; gzip reaches 1,032, zstd 32,768

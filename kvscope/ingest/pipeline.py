@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from kvscope.core.background import consume_in_background, in_background
 from kvscope.core.errors import InputError
-from kvscope.core.files import STANDARD_STREAM
+from kvscope.core.files import STANDARD_STREAM, without_query
 from kvscope.core.trace import PromptPaths, Trace
 from kvscope.ingest.build import Built, build
 from kvscope.ingest.columns import MEASURED, NONE, TOO_MANY_IDS, Columns
 from kvscope.ingest.formats import registry
-from kvscope.ingest.formats.base import ReadOptions, Rejects, TraceFormat
+from kvscope.ingest.formats.base import ReadOptions, Records, Rejects, TraceFormat
 from kvscope.ingest.formats.mooncake import TEXT_PROMPTS
 from kvscope.ingest.hash_ids import NO_ID
 from kvscope.ingest.source import Source
@@ -29,6 +29,9 @@ from kvscope.store.file import Stores
 
 Advance = Callable[[int], None]
 Foresee = Callable[[PromptPaths], None]
+
+Span = tuple[float, float]
+"""The first and the last arrival (s)."""
 
 _FIRST_LINES = 10
 
@@ -92,11 +95,12 @@ def ingest(
         return Ingested(known, False, Rejects(path))
     with closing(Source(path, advance)) as source:
         chosen = _format(source, options)
-        rejects = Rejects(path, options.strict)
+        rejects = Rejects(path, options.strict, source.place)
         reader = chosen.reader(options.read)
         columns = Columns(chosen.default_block_size, options.read, rejects)
         readable = takewhile(lambda _: not rejects.is_hopeless, reader.records(source))
-        consume_in_background(columns.add, readable)
+        spans: dict[str, Span] = {}
+        consume_in_background(columns.add, _with_spans(readable, source, spans))
         if rejects.is_hopeless:  # what follows may have no end
             _refuse_if_too_bad(rejects, chosen, options)
         content_hash = _content_hash(source.drain(), chosen, options)
@@ -110,6 +114,7 @@ def ingest(
     if not len(columns):
         raise InputError("the trace holds no requests", where=path)
     notes = [*reader.notes, reader.cut] if reader.cut else reader.notes
+    notes = [*notes, *_overlaps(spans, columns)]
     # Not in this thread: Ctrl-C would have to wait for each kernel.
     built = in_background(build, columns, notes).result()
     if foresee is not None and built.trie.count > 1:
@@ -119,13 +124,52 @@ def ingest(
             return Ingested(known, False, rejects)
         origin = Origin(
             name=options.name or traces.free_name(store, path),
-            source=path,
+            source=without_query(path),
             source_bytes=size,
             content_hash=content_hash,
             format=chosen.name,
         )
         trace = write(store, origin, built, rejects)
     return Ingested(trace, True, rejects)
+
+
+def _with_spans(
+    batches: Iterable[Records], source: Source, spans: dict[str, Span]
+) -> Iterator[Records]:
+    """Yield the records, and note in `spans` the first and last arrival of each of several files.
+
+    Requests that are timed by a clock of their own do not count.
+    """
+    for records in batches:
+        yield records
+        for line, requests in records if source.has_several_files else ():
+            times_s = [x.arrival_s for x in requests if x.arrival_s is not None and x.clock is None]
+            if times_s:
+                file, _ = source.place(line)
+                first_s, last_s = spans.get(file, (times_s[0], times_s[0]))
+                spans[file] = min(first_s, *times_s), max(last_s, *times_s)
+
+
+def _overlaps(spans: dict[str, Span], columns: Columns) -> list[str]:
+    """Return what to note about files that overlap in time."""
+    in_order = sorted(spans, key=spans.__getitem__)
+    pairs = [
+        (file, later) for file, later in pairwise(in_order) if spans[later][0] < spans[file][1]
+    ]
+    if not pairs:
+        return []
+    count = len({file for pair in pairs for file in pair})
+    what = f"{count:,} of {len(spans):,} files overlap in time, as {' and '.join(pairs[0])} do"
+    rows = columns.arrays()
+    same = [rows[name] for name in ("arrival_s", "input_tokens", "output_tokens", "leaf")]
+    order = np.lexsort(same)
+    twice = np.all([np.diff(column[order]) == 0 for column in same], axis=0).sum()
+    logged = (
+        f"; {twice:,} requests equal another one in time, lengths and blocks: logged twice?"
+        if twice
+        else ""
+    )
+    return [f"{what}: merged in order of time{logged}"]
 
 
 def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace:
@@ -177,6 +221,12 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
         "reuses": reuse.reuses[1:],
     }
     store.append("ingest/add_blocks", blocks, trace_id=number, no_request=NONE)
+    if built.own_hash_ids:
+        own: dict[str, NDArray[Any]] = {
+            "block": np.array([*built.own_hash_ids], dtype=np.int32),
+            "hash_id": np.array([*built.own_hash_ids.values()], dtype=np.int64),
+        }
+        store.append("ingest/set_own_hash_ids", own, trace_id=number)
     arrival_s = requests["arrival_s"]
     runs: dict[str, NDArray[Any]] = {
         "request": reuse.request,
@@ -188,7 +238,10 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
     store.append("ingest/add_reuses", runs, trace_id=number)
     if rejects.lines:
         numbers, reasons = map(list, zip(*rejects.lines, strict=True))
-        store.run("ingest/add_bad_lines", trace_id=number, numbers=numbers, reasons=reasons)
+        # without what is no Unicode: a file's name may hold any bytes
+        places = [rejects.where(line).encode(errors="replace").decode() for line in numbers]
+        bad = {"numbers": numbers, "places": places, "reasons": reasons}
+        store.run("ingest/add_bad_lines", trace_id=number, **bad)
     return trace
 
 
@@ -236,7 +289,7 @@ def _refuse_if_too_bad(rejects: Rejects, chosen: type[TraceFormat], options: Ing
         detected = "" if options.format else ", the nearest format"
         what = f"none of its {lines:,} lines can be read as {chosen.name}{detected}"
     line, reason = rejects.lines[0]
-    what = f"{what}; the first: {rejects.path}:{line}: {reason}"
+    what = f"{what}; the first: {rejects.where(line)}: {reason}"
     raise UnusableLinesError(what, rejects, _remedy(rejects, chosen, options))
 
 

@@ -1,7 +1,7 @@
 """Bytes of a trace: a file, several files or standard input, hashed while they are read.
 
-Files are plain, gzip or zstd. Those of a folder, or that match a pattern, count as one file: lines
-are numbered on from one to the next.
+Files are plain, gzip or zstd. Those of a folder, or that match a pattern, count as one file, whose
+lines are numbered on from one to the next; `Source.place` names a line's own file.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import io
 import os
 import sys
 import zlib
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -23,7 +26,7 @@ import zstandard
 
 from kvscope.core.background import in_background
 from kvscope.core.errors import InputError
-from kvscope.core.files import STANDARD_STREAM, files_of, size_of
+from kvscope.core.files import STANDARD_STREAM, files_of, is_remote, missing_from, parts_of, size_of
 from kvscope.core.units import MIB
 from kvscope.ingest.limits import (
     EXPANSION_FREE_BYTES,
@@ -55,7 +58,10 @@ class Source:
         self.path = path
         self.is_cut = False
         self.unterminated = 0
-        self._raw = _Counted(_open(path), advance)
+        self._files = list[tuple[int, str]]()  # with the number of each one's first line
+        opened = _open(path)
+        self._begins = opened.begins if isinstance(opened, _Joined) else deque[tuple[int, str]]()
+        self._raw = _Counted(opened, advance)
         self._digest = hashlib.blake2b(digest_size=16)
         self._line = 0
         self._bytes_read = 0
@@ -69,8 +75,9 @@ class Source:
 
     @property
     def bytes_on_disk(self) -> int:
-        """The file's size; for standard input, the bytes read so far."""
-        return self._raw.bytes_read if self.path == STANDARD_STREAM else size_of(self.path)
+        """The size of the files; where it is unknown, the bytes read so far."""
+        size = None if self.path == STANDARD_STREAM else size_of(self.path)
+        return self._raw.bytes_read if size is None else size
 
     def content_hash(self) -> str:
         """Return the digest of the decompressed bytes read so far (32 hex digits)."""
@@ -90,7 +97,11 @@ class Source:
         longer than MAX_LINE_BYTES comes by itself, as None.
         """
         first, parts, size = 1, list[bytes](), 0  # of the line that goes on in the next chunk
+        offset = 0
         for chunk in self.chunks():
+            while self._begins and (at := self._begins[0][0] - offset) < len(chunk):
+                self.begin_file(first + chunk.count(b"\n", 0, at), self._begins.popleft()[1])
+            offset += len(chunk)
             end = chunk.find(b"\n")
             if end >= 0 and size + end > MAX_LINE_BYTES:
                 yield first, None
@@ -113,6 +124,28 @@ class Source:
             rest = b"".join(parts)
             yield first, rest.removeprefix(_UTF8_BOM) if first == 1 else rest
 
+    def begin_file(self, line: int, path: str) -> None:
+        """Count line `line` and those after it as lines of one of several files."""
+        self._files.append((line, path))
+
+    @property
+    def has_several_files(self) -> bool:
+        """Return True once a file of several is read."""
+        return bool(self._files)
+
+    def place(self, line: int) -> tuple[str, int]:
+        """Return the file that a line read so far lies in, and its number there."""
+        at = bisect_right(self._files, line, key=lambda file: file[0]) - 1
+        if at < 0:
+            return self.path, line
+        first, path = self._files[at]
+        return path, line - first + 1
+
+    def line_in_words(self, line: int) -> str:
+        """Return `line 1,204`, with the file where there are several."""
+        path, number = self.place(line)
+        return f"line {number:,}" + (f" of {path}" if path != self.path else "")
+
     def drain(self) -> str:
         """Read to the end and return the content hash."""
         for _ in self.chunks():
@@ -129,9 +162,11 @@ class Source:
         except EOFError:
             self.is_cut = True
         except (zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+            begun = (self._begins[-1][1], 0) if self._begins else None
+            path, line = begun or self.place(self._line)
             raise InputError(
-                f"the compressed data is damaged after line {self._line} ({error})",
-                where=self.path,
+                f"the compressed data is damaged after line {line} ({error})",
+                where=path,
                 remedy="copy the file again, or decompress what can be saved",
             ) from error
         except OSError as error:
@@ -166,7 +201,7 @@ class Source:
         if size > MAX_ENDLESS_BYTES:
             raise InputError(
                 f"no line feed within {MAX_ENDLESS_BYTES // MIB} MiB: not lines of text",
-                where=f"{self.path}:{line}",
+                where="{}:{}".format(*self.place(line)),
                 remedy="see `kvscope formats`",
             )
 
@@ -207,10 +242,16 @@ class _Counted(io.RawIOBase):
 
 
 class _Joined(io.RawIOBase):
-    """Decompressed files one after another, each ended by a line feed."""
+    """Decompressed files one after another, with a line feed between where the first has none.
 
-    def __init__(self, files: list[Path]) -> None:
+    `begins` has the offset of each file's first byte, once it is opened, and its path.
+    """
+
+    def __init__(self, files: list[str]) -> None:
+        self.begins = deque[tuple[int, str]]()
         self._files = iter(files)
+        self._size = 0  # of what was returned so far
+        self._raw: _Counted | None = None
         self._current: io.BufferedIOBase | None = None
         self._ended = True  # by a line feed
         self.bytes_read = 0  # from disk
@@ -228,28 +269,39 @@ class _Joined(io.RawIOBase):
                 file = next(self._files, None)
                 if file is None:
                     return 0
-                self._current = _decompressed(_Counted(file.open("rb"), self._count))
+                if not self._ended:
+                    self._files = chain([file], self._files)
+                    target[:1], self._ended = b"\n", True
+                    self._size += 1
+                    return 1
+                self.begins.append((self._size, file))
+                self._raw = _Counted(_opened(file), self._count)
+                self._current = _decompressed(self._raw)
             if data := self._current.read1(len(target)):
                 target[: len(data)] = data
                 self._ended = data.endswith(b"\n")
+                self._size += len(data)
                 return len(data)
-            self._current.close()
-            self._current = None
-            if not self._ended:
-                target[:1], self._ended = b"\n", True
-                return 1
+            self._close_current()
 
     def close(self) -> None:
-        if self._current is not None:
-            self._current.close()
+        self._close_current()
         super().close()
+
+    def _close_current(self) -> None:
+        if self._raw is not None:
+            self._raw.close()  # which a stream that decompresses leaves open
+        self._raw = self._current = None
 
 
 def _open(path: str) -> BinaryIO:
     if path == STANDARD_STREAM:
         return sys.stdin.buffer
+    if missing := missing_from(path):
+        where = path if missing == parts_of(path) else missing[0]
+        raise InputError("no such file", where=where)
     try:
-        if (files := files_of(path)) != [Path(path)]:
+        if (files := files_of(path)) != [path]:
             return cast(BinaryIO, _Joined(files))
         return _opened_pipe(path) if Path(path).is_fifo() else _opened(path)
     except FileNotFoundError as error:
@@ -259,6 +311,10 @@ def _open(path: str) -> BinaryIO:
 
 
 def _opened(path: str) -> BinaryIO:
+    if is_remote(path):
+        from kvscope.core.remote import open_remote  # loads HTTP
+
+        return open_remote(path)
     return Path(path).open("rb")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+import numpy as np
+
 from kvscope.core import units
 from kvscope.core.errors import UsageError
 from kvscope.core.trace import Trace
@@ -60,9 +62,15 @@ def ingest_range(
             columns.add(records)
             if advance is not None:
                 advance(len(chunk))
-        original = store.columns("ingest/hash_ids", trace_id=trace.trace_id)["hash_id"]
+        original, own = (
+            store.columns(f"ingest/{name}", trace_id=trace.trace_id)["hash_id"]
+            for name in ("hash_ids", "own_hash_ids")
+        )
     built = build(columns, [f"requests of {trace.name} from {words}; times count from the first"])
-    built.trie.hash_id[1:] = original[built.trie.hash_id[1:] - 1]
+    blocks = built.trie.hash_id[1:] - 1
+    built.trie.hash_id[1:] = original[blocks]
+    renamed = np.flatnonzero(own[blocks] != original[blocks])
+    built.own_hash_ids.update(zip(renamed + 1, own[blocks][renamed], strict=True))
     origin = Origin(name, trace.source, 0, content_hash, trace.format)
     with stores.writing() as store, store.transaction():
         if known := traces.find_content(store, content_hash):  # another process was faster

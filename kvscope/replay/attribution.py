@@ -1,13 +1,14 @@
 """Why each input token missed: every missed token of every request has one cause.
 
-From its head on, a prompt consists of stretches: what hit, what earlier requests had written, what
-was new, and what no prefix cache can hit. All boundaries are token positions.
+From its head on, a prompt consists of stretches: what hit, what earlier requests had written to
+this cache, what had been computed elsewhere, what was new, and what no prefix cache can hit. All
+boundaries are token positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 import numpy as np
@@ -15,14 +16,23 @@ import numpy as np
 from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import kernel
-from kvscope.core.prefix import ancestor, write_path
-from kvscope.core.trace import PromptPaths
+from kvscope.core.prefix import ancestor, paths, write_path
+from kvscope.core.trace import PromptPaths, Prompts, Tenants
+from kvscope.ingest.trie import Trie
+from kvscope.replay.changing_heads import ChangingHeads, changing_heads
+from kvscope.replay.derived_traces import select
 from kvscope.replay.misses import lru_hit_blocks
-from kvscope.replay.stack_distances import LruDistances
+from kvscope.replay.stack_distances import LruDistances, lru_distances
 from kvscope.replay.traffic import Walk, walk
 
 Cause = Literal[
     "evicted",
+    "in-flight",
+    "routed",
+    "salt",
+    "lora",
+    "model",
+    "periodic",
     "diverged",
     "output-changed",
     "growth",
@@ -36,12 +46,19 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 """In the order in which they appear in a prompt.
 
 - evicted: written by an earlier request, and no longer cached.
+- in-flight: of an earlier request that had not computed them yet.
+- routed: computed before by another worker. salt, lora, model: computed before under another cache
+  salt, LoRA adapter or model.
+- periodic: new, behind a block of a shared head that changes with the time.
 - diverged: new, where the previous turn's prompt had other blocks.
 - output-changed: new, where the previous turn's output had stood.
 - growth: new, after a prefix that was written before. cold: new from the first block on.
 - last-token: full blocks that hold the prompt's last token. below-block: a partial last block.
 - no-hash: the trace has no hashes for these tokens. rejected: longer than the whole pool.
 """
+
+COMPUTED: tuple[Cause, ...] = ("evicted", "in-flight", "routed", "salt", "lora", "model")
+"""Causes of tokens that earlier requests of the trace have too."""
 
 NO_REQUEST = -1
 
@@ -64,17 +81,11 @@ class Lookups:
     written_blocks: Int64s
 
 
-def look_up(
-    prompts: PromptPaths,
-    definition: HitDefinition,
-    hit_blocks: Int32s,
-    distances: LruDistances | None = None,
-) -> Lookups:
+def look_up(steps: Walk, hit_blocks: Int32s, distances: LruDistances | None = None) -> Lookups:
     """Return what was written of each prompt before, given the blocks that each hit (R entries).
 
     `distances` are LRU's, for `needed_blocks`.
     """
-    steps = walk(prompts, definition)
     requests = len(steps.leaf)
     seen = np.zeros(requests, dtype=np.int32)
     shared_with, last_use = np.full((2, requests), NO_REQUEST, dtype=np.int32)
@@ -95,16 +106,154 @@ def look_up(
     return Lookups(hit_blocks, seen, shared_with, last_use, needed, since)
 
 
-def lru_look_up(
+def computed(steps: Walk, rejected: Bools) -> Walk:
+    """Return the walk of the requests that were computed: others look up and leave nothing."""
+    columns = ("leaf", "length", "look", "anonymous")
+    return steps._replace(**{name: np.where(rejected, 0, getattr(steps, name)) for name in columns})
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """How far each of R prompts had been computed where its cache could not use it, and why.
+
+    That is of its first `blocks` blocks; `request` had last touched the deepest of them there (-1:
+    none).
+    """
+
+    cause: Cause
+    blocks: Int32s
+    request: Int32s
+
+
+def elsewhere(steps: Walk, hit_blocks: Int32s, cause: Cause) -> Elsewhere:
+    """Return how far prompts had been computed over a trie in which `cause` keeps none apart."""
+    known = look_up(steps, hit_blocks)
+    return Elsewhere(cause, known.seen, known.shared_with)
+
+
+def across_tenants(steps: Walk, tenants: Tenants, hit_blocks: Int32s) -> tuple[Elsewhere, ...]:
+    """Return what had been computed under another cache salt, LoRA adapter and model, in turn."""
+    shared = np.zeros(len(steps.leaf), dtype=np.int32)
+    levels: tuple[tuple[Cause, Int32s, Int32s], ...] = (
+        ("salt", tenants.salt, _pairs(tenants.model, tenants.adapter)),
+        ("lora", tenants.adapter, tenants.model),
+        ("model", tenants.model, shared),
+    )
+    return tuple(
+        elsewhere(regrouped(steps, tenants.hash_id, group), hit_blocks, cause)
+        for cause, kept_apart, group in levels
+        if kept_apart.min() < kept_apart.max()
+    )
+
+
+def _pairs(first: Int32s, second: Int32s) -> Int32s:
+    """Return a number for each pair of numbers."""
+    _, number = np.unique(np.stack((first, second)), axis=1, return_inverse=True)
+    return number.reshape(-1).astype(np.int32)
+
+
+_AT_A_TIME = 1 << 14  # requests whose paths are written out together: bounds the memory
+_ODD = np.int64(0x1E3779B97F4A7C15)
+
+
+def regrouped(steps: Walk, ids: Int64s, group: Int32s) -> Walk:
+    """Return the same paths over a trie whose blocks are told apart by `ids` (N + 1 entries).
+
+    Requests of different groups (R entries) share none.
+    """
+    trie, leaf = Trie(), np.zeros_like(steps.leaf)
+    for start in range(0, len(leaf), _AT_A_TIME):
+        part = slice(start, start + _AT_A_TIME)
+        starts, blocks = paths(steps.block_parent, steps.leaf[part], steps.length[part])
+        named = ids[blocks]
+        first = starts[:-1][steps.length[part] > 0]
+        named[first] += group[part][steps.length[part] > 0] * _ODD
+        leaf[part] = trie.intern(starts, named)
+    return steps._replace(block_parent=trie.parent.copy(), leaf=leaf)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLookups:
+    """What one cache held of R prompts, which it `rejected`, and what was still being computed.
+
+    `submitted` is how far earlier requests that were not rejected have a prompt's blocks, computed
+    by its look-up or not.
+    """
+
+    lookups: Lookups
+    rejected: Bools
+    submitted: Elsewhere
+
+
+def cache_lookups(
     prompts: PromptPaths,
     definition: HitDefinition,
-    distances: LruDistances,
-    capacity_blocks: int | None,
-) -> Lookups:
+    hit_blocks: Int32s,
+    *,
+    distances: LruDistances | None = None,
+    rejected: Bools | None = None,
+    written_blocks: Int32s | None = None,
+) -> CacheLookups:
+    """Return what a cache held of each prompt, given the blocks that each hit.
+
+    `distances` are LRU's, for `needed_blocks`. Of an engine, `rejected` requests write nothing, and
+    only the first `written_blocks` of a prompt had been computed when it was looked up.
+    """
+    steps = walk(prompts, definition)
+    if rejected is None or written_blocks is None:
+        lookups = look_up(steps, hit_blocks, distances)
+        submitted = Elsewhere("in-flight", lookups.seen, lookups.shared_with)
+        return CacheLookups(lookups, np.zeros(len(hit_blocks), dtype=np.bool_), submitted)
+    steps = computed(steps, rejected)
+    done = np.minimum(steps.look, np.maximum(written_blocks, hit_blocks))
+    return CacheLookups(
+        look_up(steps._replace(look=done), hit_blocks),
+        rejected,
+        elsewhere(steps, hit_blocks, "in-flight"),
+    )
+
+
+def lru_cache_lookups(
+    prompts: PromptPaths, definition: HitDefinition, capacity_blocks: int | None
+) -> CacheLookups:
     """Return what an LRU cache of this capacity held of each prompt; None: an infinite one."""
+    distances = lru_distances(prompts, definition)
     capacity = distances.live if capacity_blocks is None else capacity_blocks
     hit_blocks = lru_hit_blocks(distances, len(prompts.leaf), capacity)
-    return look_up(prompts, definition, hit_blocks, distances)
+    return cache_lookups(prompts, definition, hit_blocks, distances=distances)
+
+
+def by_worker(
+    prompts: Prompts, worker: Int32s, served: Callable[[Prompts], CacheLookups]
+) -> CacheLookups:
+    """Return what a cache of its own held for each worker's requests (`worker`, R entries)."""
+    requests = len(prompts.leaf)
+    whole = CacheLookups(
+        Lookups(
+            *np.zeros((2, requests), dtype=np.int32),
+            *np.full((2, requests), NO_REQUEST, dtype=np.int32),
+            *np.zeros((2, requests), dtype=np.int64),
+        ),
+        np.zeros(requests, dtype=np.bool_),
+        Elsewhere(
+            "in-flight",
+            np.zeros(requests, dtype=np.int32),
+            np.full(requests, NO_REQUEST, dtype=np.int32),
+        ),
+    )
+    for each in np.unique(worker):
+        own = np.flatnonzero(worker == each)
+        part = served(select(prompts, own))
+        renumbered = np.append(own, NO_REQUEST)  # the last entry: none
+        whole.rejected[own] = part.rejected
+        whole.submitted.blocks[own] = part.submitted.blocks
+        whole.submitted.request[own] = renumbered[part.submitted.request]
+        for field in fields(Lookups):
+            values = getattr(part.lookups, field.name)
+            if field.name in {"shared_with", "last_use"}:
+                values = renumbered[values]
+            getattr(whole.lookups, field.name)[own] = values
+    return whole
 
 
 @kernel
@@ -140,8 +289,9 @@ class Attribution:
     """The causes of all missed tokens of R requests, R entries an array, all in tokens.
 
     `tokens` of each cause add up to what missed: `input_tokens` less `hit_tokens`. The first
-    `shared_tokens` of a prompt were written before. The first
-    `common_tokens` are those of the previous turn too (-1: no previous turn).
+    `shared_tokens` of a prompt were written to its cache before, those up to `elsewhere` where it
+    could not use them. The first `common_tokens` are those of the previous turn too (-1: no
+    previous turn). `heads` are what changes with the time in shared heads.
     """
 
     input_tokens: Int64s
@@ -150,6 +300,8 @@ class Attribution:
     common_tokens: Int64s
     tokens: Mapping[Cause, Int64s]
     lookups: Lookups
+    elsewhere: tuple[Elsewhere, ...]
+    heads: ChangingHeads
 
     @property
     def missed_tokens(self) -> Int64s:
@@ -158,14 +310,26 @@ class Attribution:
 
 
 def attribute(
-    prompts: PromptPaths,
+    prompts: Prompts,
     definition: HitDefinition,
-    lookups: Lookups,
+    cached: CacheLookups,
     *,
-    rejected: Bools | None = None,
+    several: bool = False,
+    tenants: Tenants | None = None,
 ) -> Attribution:
-    """Return the cause of every missed token. `rejected` requests were never computed."""
+    """Return the cause of every missed token.
+
+    `several`: `cached` is of several workers' caches. `tenants` are those of the requests, None
+    where all are of one.
+    """
     steps, size = walk(prompts, definition), prompts.block_size
+    lookups, rejected = cached.lookups, cached.rejected
+    served = computed(steps, rejected) if rejected.any() else steps
+    away = [cached.submitted]
+    if several:
+        away.append(elsewhere(served, lookups.hit, "routed"))
+    if tenants is not None:
+        away += across_tenants(served, tenants, lookups.hit)
     inputs = prompts.input_tokens.astype(np.int64)
 
     def tokens(blocks: Int32s) -> Int64s:
@@ -174,28 +338,39 @@ def attribute(
 
     hit = tokens(lookups.hit)
     shared = np.maximum(hit, tokens(lookups.seen))
-    looked = np.maximum(shared, tokens(steps.look))
+    causes: dict[Cause, Int64s] = {"evicted": shared - hit}
+    at = shared
+    for each in away:
+        end = np.maximum(at, tokens(each.blocks))
+        causes[each.cause] = end - at
+        at = end
+    computed_before = at > 0
+    looked = np.maximum(at, tokens(steps.look))
     cacheable = prompts.blocks if definition.partial else prompts.full_blocks
     hashed = np.maximum(looked, tokens(cacheable))
-    causes: dict[Cause, Int64s] = {
-        "evicted": shared - hit,
-        "last-token": hashed - looked,
-    }
+    causes["last-token"] = hashed - looked
 
-    common, before = _common_blocks(steps, prompts.parent), prompts.parent
+    before = prompts.parent
+    whole = steps if tenants is None else regrouped(steps, tenants.hash_id, np.zeros_like(before))
+    common = _common_blocks(whole, before)
+    known = np.minimum(common, served.length)
+    heads = changing_heads(served, prompts.arrival_s, before, known)
+    end = np.clip(tokens(heads.end), at, looked)
+    causes["periodic"] = end - at
+    at = end
     previous = np.where(before >= 0, (steps.length + steps.anonymous)[before], 0)
-    changed = np.minimum(tokens(previous), looked) - np.maximum(shared, tokens(common))
+    changed = np.minimum(tokens(previous), looked) - np.maximum(at, tokens(common))
     changed = np.where(before >= 0, np.maximum(changed, 0), 0)
     in_prompt = common < prompts.full_blocks[before]
     causes["diverged"] = np.where(in_prompt, changed, 0)
     causes["output-changed"] = changed - causes["diverged"]
-    new = looked - shared - changed
-    causes["growth"] = np.where(shared > 0, new, 0)
+    new = looked - at - changed
+    causes["growth"] = np.where(computed_before, new, 0)
     causes["cold"] = new - causes["growth"]
     hashes_end = prompts.blocks < inputs // size
     causes["no-hash"] = np.where(hashes_end, inputs - hashed, 0)
     causes["below-block"] = inputs - hashed - causes["no-hash"]
-    if rejected is not None and rejected.any():
+    if rejected.any():
         causes = {cause: np.where(rejected, 0, values) for cause, values in causes.items()}
         causes["rejected"] = np.where(rejected, inputs - hit, 0)
     none = np.zeros_like(inputs)
@@ -206,6 +381,8 @@ def attribute(
         common_tokens=np.where(before >= 0, tokens(common), NO_REQUEST),
         tokens={cause: causes.get(cause, none) for cause in CAUSES},
         lookups=lookups,
+        elsewhere=tuple(away),
+        heads=heads,
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from kvscope.core import memory
-from kvscope.core.arrays import Float64s, Int32s
+from kvscope.core.arrays import Bools, Float64s, Int32s
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, HitDefinition
 from kvscope.core.runs import Misses, Outcome, Run, TierOutcome
@@ -135,13 +135,19 @@ def _misses(workload: Workload, hit_blocks: Int32s, first: int) -> Misses | None
 
 @dataclass(frozen=True, slots=True)
 class ServedReplay:
-    """How a replay served every request, and its other results; fields as in `Run`."""
+    """How a replay served every request, and its other results; fields as in `Run`.
+
+    Of an engine also which requests it `rejected`, and how many leading blocks of each had been
+    cached by the time of its look-up, evicted or not (R entries).
+    """
 
     served: ServedRequests
     evictions: int
     tiers: tuple[TierOutcome, ...] = ()
     preemptions: int | None = None
     turned_away: int | None = None
+    rejected: Bools | None = None
+    written_blocks: Int32s | None = None
 
 
 def serve_replay(workload: Workload, request: ReplayRequest) -> ServedReplay:
@@ -235,6 +241,8 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
         done.evictions,
         preemptions=int(done.preemptions[counted].sum()),
         turned_away=int(done.oversized[counted].sum()),
+        rejected=done.oversized,
+        written_blocks=done.written_blocks,
     )
 
 

@@ -38,14 +38,6 @@ def sizes_of(analysis: Analysis) -> Sizes:
     return Sizes(analysis.trace.block_size, analysis.model, analysis.hbm_bytes, memory)
 
 
-def present_blocks(analysis: Analysis) -> int | None:
-    """Return the blocks of the deployment's pools, or that fit into the HBM; None without both."""
-    where = analysis.deployment
-    if where is None:
-        return sizes_of(analysis).hbm_blocks
-    return where.pool.in_blocks_of(analysis.trace.block_size).blocks * where.engines
-
-
 def capacity_table(analysis: Analysis, caching: Caching) -> Table:
     """Return what LRU needs for each share of the ideal hit rate, and what it hits with the HBM."""
     sizes = sizes_of(analysis)
@@ -54,7 +46,7 @@ def capacity_table(analysis: Analysis, caching: Caching) -> Table:
         for mark in caching.landmarks
     ]
     rows += [(point.capacity_blocks, "--capacity") for point in caching.asked]
-    if present := present_blocks(analysis):
+    if present := analysis.present_blocks:
         rows.append((present, sizes.memory))
 
     def rate(row: tuple[int, str]) -> float:

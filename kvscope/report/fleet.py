@@ -510,12 +510,14 @@ def _assumed(study: FleetStudy) -> list[str]:
     if think is None:
         words.append("Open loop: requests arrive at the times of the trace.")
     else:
+        stated = [f"{count(think.stated)} as the trace states it"] if think.stated else []
         times = {"recorded duration": think.recorded, "estimated service": think.estimated}
         known = [f"{count(number)} less the {what}" for what, number in times.items() if number]
+        gaps = [f"the gap in the trace {', '.join(known)}"] if known else []
+        gaps += [f"{count(think.floored)} would be negative and are 0"] if known else []
         words.append(
-            "Closed loop: a turn arrives its think time after the previous one's simulated end, the"
-            f" gap in the trace {', '.join(known)}; {count(think.floored)} would be negative and"
-            " are 0."
+            "Closed loop: a turn arrives its think time after the previous one's simulated end,"
+            f" {'; '.join([*stated, *gaps])}."
         )
     learned = "What policies learn is learned of the whole fleet's traffic."
     if study.time_model == "queue" and study.on_engines is None:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from functools import partial
+from math import log2
+from typing import NamedTuple
 
 from kvscope.app.documents.explain import explain_document
-from kvscope.app.explain import AVOIDABLE, ExplainedRequest, Explanation, Finding
+from kvscope.app.explain import AVOIDABLE, ExplainedRequest, Explanation, Finding, Place
 from kvscope.core import units
-from kvscope.replay.attribution import Cause
+from kvscope.replay.attribution import COMPUTED, Cause
+from kvscope.replay.observed_hits import Gap
 from kvscope.report import style
 from kvscope.report.report import Report
 from kvscope.report.section import Section, Table, bar, tabulate
 from kvscope.report.words import Sizes, count, counted, definition_in_words, share
 
-SECTIONS = ("summary", "requests")
+_OWN_WIDTH = 4.0  # of the request in its prefix tree; 1 is one other request
+SECTIONS = ("summary", "requests", "request")
 """What `--section` of `kvscope explain` takes."""
 
 _WORDS: dict[Cause, str] = {
     "evicted": "computed before, then evicted",
+    "in-flight": "of an earlier request, not computed yet",
+    "routed": "computed before by another worker",
+    "salt": "computed before under another cache salt",
+    "lora": "computed before under another LoRA adapter",
+    "model": "computed before by another model",
+    "periodic": "behind a shared block that changes with the time",
     "diverged": "the previous turn's prompt was changed",
     "output-changed": "the previous turn's output was changed or left out",
     "growth": "new, after a shared prefix",
@@ -29,11 +39,28 @@ _WORDS: dict[Cause, str] = {
 }
 
 
+_GAPS: dict[Gap, str] = {
+    "routed": "predicted ones were on another worker",
+    "in-flight": "predicted ones were still being computed",
+    "evicted": "predicted ones were evicted earlier",
+    "kept": "were kept longer than predicted",
+    "cached-before": "were cached before the trace began",
+}
+_PLACES: dict[Place, str] = {
+    "shared-head": "in a head that conversations share",
+    "shortened": "by a shorter prompt",
+    "history": "in the history",
+}
+_PERIODS = {1: "every second", 60: "every minute", 3600: "hourly", 86400: "daily", 604800: "weekly"}
+
+
 def report(explanation: Explanation) -> Report:
     """Return the explanation in every form."""
-    every = [_one(explanation)] if explanation.single else [_summary(explanation)]
-    if not explanation.single and explanation.requests:
-        every.append(_requests(explanation))
+    if explanation.single:
+        (request,) = explanation.requests
+        every = [request_section(explanation, request)]
+    else:
+        every = sections(explanation)
     return Report(
         "Misses",
         explanation.trace,
@@ -41,6 +68,14 @@ def report(explanation: Explanation) -> Report:
         screen=lambda: every[:1],
         sections=lambda: every,
     )
+
+
+def sections(explanation: Explanation) -> list[Section]:
+    """Return the causes over the trace with what to change, and the requests that lost most."""
+    every = [_summary(explanation)]
+    if explanation.requests:
+        every.append(_requests(explanation))
+    return every
 
 
 def _sizes(explanation: Explanation) -> Sizes:
@@ -56,11 +91,19 @@ def _cache(explanation: Explanation) -> str:
     return f"{explanation.policy.name}{pool} {_sizes(explanation).in_words(blocks)}"
 
 
+def _caches(explanation: Explanation) -> str:
+    """Return in words what hits: one cache, or one for each worker."""
+    if explanation.workers == 1:
+        return f"{_cache(explanation)} hits"
+    cache = "an infinite cache" if explanation.capacity_blocks is None else _cache(explanation)
+    return f"{count(explanation.workers)} workers, each {cache}, hit"
+
+
 def _summary(explanation: Explanation) -> Section:
     total = explanation.input_tokens
     lost = sum(each.tokens for each in explanation.causes if each.cause in AVOIDABLE)
     answer = (
-        f"{_cache(explanation)} hits {share(explanation.hit_tokens / total)} of the input tokens;"
+        f"{_caches(explanation)} {share(explanation.hit_tokens / total)} of the input tokens;"
         f" {share(explanation.missed_tokens / total)} miss, {share(lost / total)} avoidably."
     )
     finite = explanation.capacity_blocks is not None
@@ -78,7 +121,8 @@ def _summary(explanation: Explanation) -> Section:
         },
         words=("meaning",),
     )
-    findings = [_finding(explanation, each) for each in explanation.findings]
+    ranked = enumerate(explanation.findings, start=1)
+    findings = [_finding(explanation, rank, each) for rank, each in ranked]
     counted_as = f"Counted: {definition_in_words(explanation.setting.definition)}."
     chart = partial(causes_chart, explanation)
     return Section.of(
@@ -87,26 +131,37 @@ def _summary(explanation: Explanation) -> Section:
 
 
 def _observed(explanation: Explanation) -> str | None:
-    """Return what the engine reported against the prediction, None where it reported nothing."""
+    """Return what an engine reported against the prediction, None where none reported hits."""
     observed = explanation.observed
     if observed is None:
         return None
+    engine = "The engine reported"
+    if observed.source == "validation":
+        engine = f"`kvscope validate` measured, with {count(observed.engine_blocks or 0)} blocks,"
+    off = ", ".join(
+        f"{count(each.tokens)} {_GAPS[each.cause]}" for each in observed.gaps if each.tokens
+    )
     return (
-        f"The engine reported {count(observed.observed_hit_tokens)} hit tokens for"
+        f"{engine} {count(observed.observed_hit_tokens)} hit tokens for"
         f" {counted(observed.requests, 'request')}; {count(observed.predicted_hit_tokens)} are"
-        f" predicted. {count(observed.fewer_tokens)} predicted ones missed,"
-        f" {count(observed.more_tokens)} were kept longer than predicted, and"
-        f" {count(observed.unseen_tokens)} were cached before the trace began."
+        f" predicted{f': {off}' if off else ''}."
     )
 
 
-def _finding(explanation: Explanation, finding: Finding) -> str:
+def _finding(explanation: Explanation, rank: int, finding: Finding) -> str:
     """Return what costs hits and what to change, in words."""
-    text = f"{finding.cause}: {share(finding.share)} of the input tokens,"
-    text += f" {counted(finding.requests, 'request')}"
-    if finding.at_token is not None:
-        text += f", from token {count(finding.at_token)} on (median)"
-    text += f": {finding.remedy}."
+    text = f"{rank}. {finding.cause}, -{100 * finding.share:.1f} pp"
+    if finding.period_s is not None:
+        every = units.duration_in_words(finding.period_s)
+        often = _PERIODS.get(finding.period_s, f"every {every}")
+        first = finding.at_token or 0
+        text += f": tokens {count(first)}-{count(first + explanation.trace.block_size - 1)} of"
+        text += f" shared prompts change {often} ({count(finding.values or 0)} values)"
+    elif finding.at_token is not None:
+        if finding.place is not None:
+            text += f" ({_PLACES[finding.place]})"
+        text += f" from token {count(finding.at_token)} on (median)"
+    text += f", {counted(finding.requests, 'request')}: {finding.remedy}."
     if finding.needed_blocks is not None:
         needed = _sizes(explanation).in_words(finding.needed_blocks)
         text += f" LRU keeps at least half of these tokens with {needed}."
@@ -129,15 +184,14 @@ def _requests(explanation: Explanation) -> Section:
             "missed": lambda each: count(each.missed_tokens),
             "largest causes": causes,
         },
-        "--request N explains one of them.",
         words=("largest causes",),
     )
     return Section.of("Requests", table)
 
 
-def _one(explanation: Explanation) -> Section:
-    (request,) = explanation.requests
-    answer = f"{_cache(explanation)} hits {count(request.predicted_hit_tokens)} of the"
+def request_section(explanation: Explanation, request: ExplainedRequest) -> Section:
+    """Return why tokens of one request missed, with its surroundings in the prefix tree."""
+    answer = f"{_caches(explanation)} {count(request.predicted_hit_tokens)} of the"
     answer += f" {count(request.input_tokens)} input tokens of request {request.request};"
     answer += f" {count(request.missed_tokens)} miss."
     sentences = [answer]
@@ -163,7 +217,21 @@ def _one(explanation: Explanation) -> Section:
             more = request.needed_blocks - explanation.capacity_blocks
             text += f" LRU would have kept them with {_sizes(explanation).in_words(more)} more."
         sentences.append(text)
-    return Section.of("Summary", *sentences, _table_of(request))
+    tokens = {each.cause: count(each.tokens) for each in request.causes}
+    sentences += [
+        f"Request {each.request} was still computing {tokens[each.cause]} tokens."
+        if each.cause == "in-flight"
+        else f"{tokens[each.cause]} tokens were {_WORDS[each.cause]}, last by request"
+        f" {each.request}."
+        for each in request.computed_by
+    ]
+    if request.observed_hit_tokens is not None:
+        off = ", ".join(f"{count(each.tokens)} {_GAPS[each.cause]}" for each in request.gaps)
+        text = f"Observed: {count(request.observed_hit_tokens)} hit tokens"
+        sentences.append(f"{text}; {off}." if off else f"{text}, as predicted.")
+    tree = partial(prefix_tree, request, explanation.trace.block_size)
+    title = f"Request: {request.request}"
+    return Section.of(title, *sentences, _table_of(request), tree)
 
 
 def _table_of(request: ExplainedRequest) -> Table | None:
@@ -183,12 +251,67 @@ def _table_of(request: ExplainedRequest) -> Table | None:
 
 def causes_chart(explanation: Explanation) -> style.Figure:
     """Build the share of the input tokens that missed for each cause."""
-    chart = style.figure("Input tokens that miss, by cause", "", "input tokens")
     known = [each for each in explanation.causes if each.tokens]
-    chart.add_bar(
-        x=[each.cause for each in known],
-        y=[each.share for each in known],
-        marker_color=style.VERMILION,
+    title, shares = "Input tokens that miss, by cause", [each.share for each in known]
+    names = [each.cause for each in known]
+    height = 120 + 28 * len(known)
+    chart = style.bars(title, "input tokens", "", names, {"missed": shares}, height=height)
+    return chart.update_xaxes(tickformat=".0%")
+
+
+class _Node(NamedTuple):
+    """A rectangle of the prefix tree, below the one called `above`."""
+
+    name: str
+    above: str
+    label: str
+    width: float
+    colour: str
+    ink: str
+
+
+_LOOKS = {  # colours of a rectangle and its text
+    "hit": (style.BLUE, "white"),
+    "computed before, missed": (style.ORANGE, "black"),
+    "new": (style.VERMILION, "black"),
+    "others": (style.GREY, "white"),
+}
+
+
+def prefix_tree(request: ExplainedRequest, block_size: int) -> style.Figure:
+    """Build the request's path from its head down, and where earlier requests leave it."""
+    hit, inputs = request.predicted_hit_tokens, request.input_tokens
+    known = hit + sum(each.tokens for each in request.causes if each.cause in COMPUTED)
+    leaving = {min(each.blocks * block_size, inputs): each for each in request.branches}
+    ends = sorted({*leaving, hit, known, inputs} - {0})
+    nodes: list[_Node] = []
+    begin, above = 0, ""
+    for end in ends:
+        state = "hit" if end <= hit else "computed before, missed" if end <= known else "new"
+        label = f"tokens {count(begin)}-{count(end)}: {state}"
+        width = _OWN_WIDTH if end == inputs else 0.0
+        nodes.append(_Node(str(end), above, label, width, *_LOOKS[state]))
+        if end in leaving and end < inputs:
+            branch = leaving[end]
+            label = f"{counted(branch.requests, 'request')} leave here, last {branch.latest}"
+            if branch.requests == 1:
+                label = f"request {branch.latest} leaves here"
+            width = 1 + log2(branch.requests)
+            nodes.append(_Node(f"{end} others", str(end), label, width, *_LOOKS["others"]))
+        begin, above = end, str(end)
+    title = f"Prefix tree around request {request.request}"
+    chart = style.figure(title, "", "", height=120 + 60 * len(ends))
+    chart.add_icicle(
+        ids=[each.name for each in nodes],
+        labels=[each.label for each in nodes],
+        parents=[each.above for each in nodes],
+        values=[each.width for each in nodes],
+        branchvalues="remainder",
+        marker={"colors": [each.colour for each in nodes]},
+        textfont={"color": [each.ink for each in nodes]},
+        leaf={"opacity": 1},
+        tiling={"orientation": "v"},
+        hovertemplate="%{label}<extra></extra>",
     )
-    chart.update_yaxes(tickformat=".0%")
+    chart.update_layout(margin={"l": 10, "r": 10, "t": 50, "b": 10})
     return chart

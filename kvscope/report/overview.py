@@ -10,7 +10,7 @@ from kvscope.characterize.summary import Characterization
 from kvscope.core import units
 from kvscope.core.trace import Trace
 from kvscope.report import caching, reuse, space, time, traffic
-from kvscope.report.caching import capacity_table, largest_misses, present_blocks, sizes_of
+from kvscope.report.caching import capacity_table, largest_misses, sizes_of
 from kvscope.report.report import Report
 from kvscope.report.section import Section
 from kvscope.report.words import count, counted, definition_in_words, share, significant
@@ -85,7 +85,7 @@ def answers(analysis: Analysis) -> tuple[str, str, str] | None:
 
 def _next(analysis: Analysis, caching: Caching) -> str:
     """Return what to do, by what evictions cost at the capacity there is."""
-    present = present_blocks(analysis)
+    present = analysis.present_blocks
     if present is None:
         return "State the deployment, or a model and its memory, then tune for your SLO."
     lost = caching.ideal - float(caching.lru.rate(present))
@@ -97,7 +97,7 @@ def _next(analysis: Analysis, caching: Caching) -> str:
 
 def _now(analysis: Analysis, caching: Caching) -> str | None:
     """Return what LRU hits with the memory there is, None where that is not known."""
-    blocks = present_blocks(analysis)
+    blocks = analysis.present_blocks
     if not blocks:
         return None
     now = float(caching.lru.rate(blocks))
@@ -139,7 +139,7 @@ def _answer(analysis: Analysis, caching: Caching) -> list[str]:
         return [f"An infinite cache would hit {what}: no prompt begins as an earlier one did."]
     now = _now(analysis, caching)
     nine = next(mark for mark in caching.landmarks if mark.share_of_ideal == 0.9)
-    blocks = present_blocks(analysis) or nine.point.capacity_blocks
+    blocks = analysis.present_blocks or nine.point.capacity_blocks
     misses = largest_misses(caching.misses_at(blocks))
     return [
         *([now] if now else []),

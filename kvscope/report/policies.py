@@ -100,6 +100,7 @@ def stored(trace: Trace, runs: Sequence[Run], model: Model | None) -> list[Secti
     for (setting, where), alike in by_setting.items():
         slo = "" if setting.slo_s is None else f", SLO {units.duration_in_words(setting.slo_s)}"
         columns = {"policy": names(alike), **sizes, **run_columns(alike)}
+        columns["run"] = lambda run: str(run.run_id)
         table = tabulate("", alike, columns, _star(alike))
         words = [f"Deployment: {where}."] if where else []
         title = f"{trace.name}{slo}"

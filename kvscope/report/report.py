@@ -14,22 +14,31 @@ from kvscope.report.words import trace_in_words
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a command over a trace; each form is made when it is called for."""
+    """The result of a command over a trace; each form is made when it is called for.
+
+    A result that is not of one trace has a `heading`: what it is of, and a sentence.
+    """
 
     title: str
-    trace: Trace
+    trace: Trace | None
     document: Callable[[], Document]
     screen: Callable[[], Sequence[Section]]
     sections: Callable[[], Sequence[Section]]
+    heading: tuple[str, str] = ("", "")
+
+    @property
+    def name(self) -> str:
+        """What the result is of."""
+        return self.trace.name if self.trace else self.heading[0]
 
     @property
     def lead(self) -> str:
-        """The trace in a sentence."""
-        return trace_in_words(self.trace)
+        """The trace in a sentence, or that of the heading."""
+        return trace_in_words(self.trace) if self.trace else self.heading[1]
 
     def html(self) -> str:
         """Return all sections as one self-contained HTML page."""
-        return html.page(f"{self.title}: {self.trace.name}", self.lead, self.sections())
+        return html.page(f"{self.title}: {self.name}", self.lead, self.sections())
 
     def select(self, names: Sequence[str], *, full: bool = False) -> Sequence[Section]:
         """Return the sections of these names, all of them, or else the one screen.

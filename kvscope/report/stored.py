@@ -75,7 +75,7 @@ def keep(
         "file": file,
     }
     with stores.writing() as store:
-        if report.trace in traces.all_traces(store):
+        if report.trace and report.trace in traces.all_traces(store):
             results.add_report(store, report.trace, **columns)
 
 

@@ -93,7 +93,7 @@ def add_run(store: Store, trace: Trace, run: Run, code: str) -> Run:
     """Store `run` in the place of what older sources made of the same request; return it dated."""
     dated = replace(run, **_stamp())
     columns = asdict(dated)
-    params, parts = columns.pop("params"), columns.pop("parts")
+    params, parts, _ = columns.pop("params"), columns.pop("parts"), columns.pop("run_id")
     setting = columns["setting"]
     steps = {name: setting.pop(name) for name in STEP_PARAMETERS}
     with store.transaction():
@@ -115,7 +115,7 @@ def add_run(store: Store, trace: Trace, run: Run, code: str) -> Run:
         )["run_id"]
         if parts:
             store.run("runs/add_parts", run_id=run_id, parts=list(parts))
-    return dated
+    return replace(dated, run_id=run_id)
 
 
 def set_deployment(
@@ -281,5 +281,6 @@ def _validation_run(run: Any) -> dict[str, Any]:
         "measured": asdict(run.measured),
         "failed_requests": len(run.failed),
         **{name: getattr(run, name)[run.counted].tolist() for name in _BY_REQUEST},
+        "request_numbers": run.numbers[run.counted].tolist() if len(run.numbers) else None,
         **_with_maps({"params": run.params}),
     }

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvscope.core.errors import InputError
-from kvscope.core.files import STANDARD_STREAM
-from kvscope.core.trace import Measurements, Prompts, Trace
+from kvscope.core.files import STANDARD_STREAM, parts_of, without_query
+from kvscope.core.trace import Measurements, Prompts, Tenants, Trace
 from kvscope.store.db import Store
 
 if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
@@ -75,13 +75,18 @@ def has_size(store: Store, source_bytes: int) -> bool:
 
 
 def free_name(store: Store, path: str) -> str:
-    """Return an unused name for the trace at `path`: its stem, numbered if need be."""
-    stem = "stdin" if path == STANDARD_STREAM else Path(path).name
+    """Return an unused name for the trace at `path`: its stem, numbered if need be.
+
+    Of several paths it is the first one's, with the number of the others.
+    """
+    first, *others = parts_of(without_query(path))
+    stem = "stdin" if path == STANDARD_STREAM else Path(first).name
     for suffix in (".gz", ".zst", ".jsonl", ".json", ".csv", ".parquet"):
         stem = stem.removesuffix(suffix)
     if "*" in stem or "?" in stem:  # several files
         stem = stem.replace("*", "").replace("?", "").strip("-_.")
     stem = stem.strip() or "trace"  # a file may be called " .jsonl"
+    stem += f"+{len(others)}" if others else ""
     taken = {trace.name for trace in all_traces(store)}
     name, number = stem, 2
     while name in taken:
@@ -103,10 +108,10 @@ def add(store: Store, **columns: Any) -> Trace:
     return _trace(store.row("ingest/add_trace", **columns))
 
 
-def bad_lines(store: Store, trace: Trace) -> list[tuple[int, str]]:
-    """Return (line, reason) of the lines that could not be used; of very many only the first."""
+def bad_lines(store: Store, trace: Trace) -> list[tuple[str, str]]:
+    """Return (path:line, reason) of lines that could not be used; of very many only the first."""
     rows = store.rows("ingest/bad_lines", trace_id=trace.trace_id)
-    return [(row["line"], row["reason"]) for row in rows]
+    return [(row["place"], row["reason"]) for row in rows]
 
 
 def load_prompts(store: Store, trace: Trace) -> Prompts:
@@ -130,6 +135,25 @@ def _load_measurements(store: Store, trace: Trace) -> Measurements | None:
         workers=tuple(row["worker"] for row in workers),
         **store.columns("ingest/measurements", trace_id=trace.trace_id),
     )
+
+
+def load_tenants(store: Store, trace: Trace) -> Tenants | None:
+    """Return which tenant each request is of; None where all are of one."""
+    import numpy as np
+
+    if (trace.tenants or 1) < 2:
+        return None
+    own = store.columns("ingest/own_hash_ids", trace_id=trace.trace_id)["hash_id"]
+    return Tenants(
+        **store.columns("ingest/tenants", trace_id=trace.trace_id),
+        hash_id=np.concatenate((np.zeros(1, dtype=np.int64), own)),
+    )
+
+
+def request_by_id(store: Store, trace: Trace, chat_id: int) -> int | None:
+    """Return the number of the first request with this id, as a 64-bit number; None without one."""
+    number = store.row("ingest/request_by_id", trace_id=trace.trace_id, chat_id=chat_id)["request"]
+    return None if number is None else int(number)
 
 
 def load_block_parents(store: Store, trace: Trace) -> Int32s:

@@ -200,6 +200,14 @@ def read_policy_file(path: Path) -> PolicyFile:
     return PolicyFile(trace=trace, policy=policy, fitted=read_fit(document, policy, where))
 
 
+def read_recommendation_table(path: Path) -> RecommendationTable:
+    """Return what the recommendation at `path` states, expected figures and flags included.
+
+    Raises InputError as above.
+    """
+    return table_as(document_in(path, REMEDY), RecommendationTable, str(path), REMEDY)
+
+
 def _recommendation(document: Mapping[str, Any], where: str) -> RecommendationFile:
     table = table_as(document, RecommendationTable, where, REMEDY)
     policy = policy_in(document, where)

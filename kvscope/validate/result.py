@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Literal
 
@@ -55,7 +55,8 @@ class RunFacts:
     Figures are of the `counted` requests: those after the warm-up that were answered.
     `mismatched_requests` hit other tokens than predicted, `mismatched_tokens` in all; None where
     the engine does not report hits. Arrays have an entry for each request of the run; `failed` has
-    the errors of those without an answer. `ended` is why the run ended early, or empty.
+    the errors of those without an answer. `ended` is why the run ended early, or empty. `numbers`
+    are those of the requests in the trace; empty where they were not kept.
     """
 
     policy: str
@@ -74,6 +75,7 @@ class RunFacts:
     measured_ttft_s: NDArray[np.float64]
     failed: Mapping[int, str]
     ended: str = ""
+    numbers: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ def _run(row: Mapping[str, Any]) -> RunFacts:
         measured_hit_tokens=np.array(row["measured_hit_tokens"], dtype=np.int64),
         predicted_ttft_s=np.array(row["predicted_ttft_s"], dtype=np.float64),
         measured_ttft_s=np.array(row["measured_ttft_s"], dtype=np.float64),
+        numbers=np.array(row["request_numbers"] or (), dtype=np.int64),
         # The store has their number, but neither which ones nor why.
         failed=dict.fromkeys(range(row["failed_requests"]), ""),
     )

@@ -36,9 +36,13 @@ Tokens = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class TraceSample:
-    """The requests to replay, of `total`, and the numbers of those left out, by reason."""
+    """The requests to replay, of `total`, and how many are left out, by reason.
+
+    `numbers` are those of the requests in the trace.
+    """
 
     prompts: Prompts
+    numbers: NDArray[np.int64]
     total: int
     outside_sample: int
     beyond_limit: int
@@ -84,6 +88,7 @@ def sample_trace(
         )
     return TraceSample(
         prompts=select(prompts, chosen),
+        numbers=chosen,
         total=total,
         outside_sample=outside_sample,
         beyond_limit=beyond_limit,

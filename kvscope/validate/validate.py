@@ -258,7 +258,7 @@ def _replay(
     predicted = predict(
         sent, run.policy, plan.settings, plan.profile, plan.pace, measured, fitted=run.fitted
     )
-    return compare_run(
+    facts = compare_run(
         sent,
         run.policy,
         predicted,
@@ -268,6 +268,7 @@ def _replay(
         repeat=repeat,
         flags=run.flags,
     )
+    return replace(facts, numbers=plan.sample.numbers)
 
 
 def _warm_up(engine: RunningEngine, seed: int, longest: int) -> None:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -201,7 +202,6 @@ class Recording(Observer):
         if recorded.ttft_s is None and _has_token(request):
             recorded.ttft_s = duration_s
         inputs, outputs = request.num_prompt_tokens, request.num_output_tokens
-        keys = request.block_hashes[: inputs // self.block_size]
         adapter, salt = request.lora_request, request.cache_salt
         arrival_s = max(request.arrival_time - self._start_s, 0.0)
 
@@ -215,7 +215,7 @@ class Recording(Observer):
                 "output_length": outputs,
                 "type": recorded.hints.type,
                 "turn": recorded.turn,
-                "hash_ids": self._hashes.of(keys),
+                "hash_ids": self._hashes.of(_content_hashes(request)[: inputs // self.block_size]),
                 "block_size": self.block_size,
                 "model": self.model,
                 "lora_name": adapter.lora_name if adapter is not None else None,
@@ -246,6 +246,23 @@ class Recording(Observer):
         """Forget the requests that are being served."""
         self._requests.clear()
         self._awaiting_token.clear()
+
+
+def _content_hashes(request: Request) -> list[Any]:
+    """Return the hashes that the blocks would have without the request's salt and adapter.
+
+    Both have a field of their own in a line. The request's own hashes where vLLM hashes otherwise.
+
+    Source: vLLM 0.32.0, vllm/v1/core/kv_cache_utils.py (generate_block_hash_extra_keys).
+    """
+    hasher = getattr(request, "_block_hasher", None)
+    if hasher is not None and (request.cache_salt or request.lora_request is not None):
+        with suppress(Exception):  # not worth the recording
+            plain = copy(request)
+            plain.cache_salt = plain.lora_request = None
+            plain.block_hashes = []
+            return list(hasher(plain))
+    return list(request.block_hashes)
 
 
 def _has_token(request: Request) -> bool:

@@ -61,6 +61,16 @@ def look_up(machine: Machine, most: int) -> int:
 
 
 @callable_in_kernels
+def count_written(machine: Machine, most: int) -> int:
+    """Return how many leading blocks of the front path were ever cached, at most `most`."""
+    path = machine.path[len(machine.path) - 1]
+    written = 0
+    while written < most and machine.nodes[path[written]].written:
+        written += 1
+    return written
+
+
+@callable_in_kernels
 def count_free(machine: Machine, hits: int) -> int:
     """Return how many of the hit blocks are free: using them leaves fewer to allocate."""
     path = machine.path[len(machine.path) - 1]
@@ -210,6 +220,8 @@ def admitter(
             state.preempted -= 1
         else:
             state.next += 1
+        if record.hits == NONE:
+            record.written = count_written(machine, record.look)
         use_hits(machine, request, hits)
         allocate(machine, request, blocks)
         hash_blocks(machine, request, hits * size + tokens, leaf)

@@ -76,6 +76,7 @@ def give_content(machine: Machine, block: int, content: int, leaf: bool) -> None
     oldest = nodes[content].first
     if oldest == NONE:
         nodes[content].first = block
+        nodes[content].written = 1
         new.twin_after = block
         new.twin_before = block
         if leaf:

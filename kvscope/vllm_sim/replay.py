@@ -23,14 +23,15 @@ SLICE_STEPS = 100_000  # between two checks for an interrupt
 class EngineReplay:
     """What an engine did with R requests; every array has R entries.
 
-    `hit_blocks` were cached when a request was first admitted, as vLLM counts hits. `queue_s` is
-    the time from its arrival until then, `ttft_s` until its first token, `tpot_s` the time per
-    output token after the first one, nan without a second one. `oversized` requests need more than
-    all blocks: they were rejected, have no hits, and nan for times. `steps` counts those that
-    computed something.
+    `hit_blocks` were cached when a request was first admitted, as vLLM counts hits;
+    `written_blocks` had been cached by then, evicted or not. `queue_s` is the time from its arrival
+    until then, `ttft_s` until its first token, `tpot_s` the time per output token after the first
+    one, nan without a second one. `oversized` requests need more than all blocks: they were
+    rejected, have no hits, and nan for times. `steps` counts those that computed something.
     """
 
     hit_blocks: Int32s
+    written_blocks: Int32s
     queue_s: Float64s
     ttft_s: Float64s
     tpot_s: Float64s
@@ -107,6 +108,7 @@ def _outcome(machine: Machine) -> EngineReplay:
     requests, state = machine.requests, machine.state[0]
     return EngineReplay(
         hit_blocks=np.maximum(requests.hits, 0).astype(np.int32),
+        written_blocks=requests.written.astype(np.int32),
         queue_s=requests.admitted_s - requests.arrival_s,
         ttft_s=requests.first_token_s - requests.arrival_s,
         tpot_s=np.where(

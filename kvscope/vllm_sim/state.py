@@ -48,15 +48,17 @@ first. `users` counts the requests that use it. `lane` is where it went when it 
 when, and `freed` its free-sequence number.
 """
 
-NODE = np.dtype([("parent", np.int32), ("first", np.int32), ("children", np.int32)])
+NODE = np.dtype([(name, np.int32) for name in ("parent", "first", "children", "written")])
 """A node of the trie: the oldest block that holds it, and how many nodes right below it are held.
+
+`written` is 1 once a block has held it, evicted or not.
 
 `children` is kept up only where the policy evicts leaves.
 """
 
 REQUEST = _record(
     "prompt outputs leaf length look history_tokens category next_prompt_tokens oversized "
-    "computed generated coming slot allocated hashed hits preemptions",
+    "computed generated coming slot allocated hashed hits written preemptions",
     "arrival_s admitted_s first_token_s finished_s",
 )
 """What a request needs, and how far it is.
@@ -65,7 +67,8 @@ REQUEST = _record(
 may find `look` blocks. `computed` tokens have their KV or get it in a planned step; `generated`
 outputs are known, `coming` ones will be after a planned step. It runs in `slot` (NONE: it waits or
 is done) with `allocated` blocks, of which `hashed` have their content. `hits` are the blocks found
-when it was first admitted, NONE until then. Times are seconds, nan for "not yet".
+when it was first admitted, NONE until then; `written` leading blocks had been held by then, evicted
+or not. Times are seconds, nan for "not yet".
 """
 
 STATE = _record(

@@ -1,12 +1,13 @@
 -- measurements: how requests were served, a row per request, in order of arrival
 -- $trace_id: the trace
--- columns: worker, ttft_s, queue_s, duration_s, cached_tokens
+-- columns: worker, ttft_s, queue_s, duration_s, cached_tokens, delay_s
 SELECT
     if(worker IS NULL, -1, dense_rank() OVER (ORDER BY worker NULLS LAST) - 1)::INTEGER AS worker,
     coalesce(ttft_s, 'nan') AS ttft_s,
     coalesce(queue_s, 'nan') AS queue_s,
     coalesce(duration_s, 'nan') AS duration_s,
-    coalesce(cached_tokens, -1)::INTEGER AS cached_tokens
+    coalesce(cached_tokens, -1)::INTEGER AS cached_tokens,
+    coalesce(delay_s, 'nan') AS delay_s
 FROM requests
 WHERE trace_id = $trace_id
 ORDER BY request

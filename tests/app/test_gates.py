@@ -15,6 +15,7 @@ from kvscope.app.gates import (
     parse_gates,
     reasons,
     simulate_gates,
+    worst_regression,
 )
 from kvscope.app.options import AnalyzeOptions, SimulateOptions
 from kvscope.app.requests import analyze_request, simulate_request
@@ -284,3 +285,55 @@ def test_tiers_are_one_capacity() -> None:
     request = simulate_request(SimulateOptions(tiers="hbm=2blocks", policies="lru", slo=1.0))
     gates = simulate_gates(["p95>1s,lru.tel>1s"], request, recommended=False)
     assert [gate.name for gate in gates] == ["p95", "lru.tel"]
+
+
+BEFORE = {"verdict": "switch", "p95": 0.2, "p99": 1.0, "attainment": 0.9, "tel": 0.0, "x.p95": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "after", "reason"),
+    [
+        ("regression>5%", {}, None),
+        ("regression>5%", {"p95": 0.21}, None),
+        ("regression>=5%", {"p95": 0.25, "p99": 1.1}, "p95 is 25% worse: 250 ms, was 200 ms"),
+        ("regression>5%", {"attainment": 0.81}, "attainment is 10% worse: 81.0%, was 90.0%"),
+        ("regression>5%", {"attainment": 1.0, "p95": 0.1}, None),
+        ("regression>5%", {"tel": 9.0, "x.p95": 9.0, "verdict": "keep-lru"}, None),
+        ("regression>5%", {"p99": None}, "p99 cannot be computed, was 1 s"),
+        ("p99.regression>5%", {"p95": 0.3}, None),
+        ("tel.regression>5%", {"tel": 9.0}, "tel is worse: 9 s, was 0 s"),
+        ("X.Regression > 5%", {"x.p95": 1.0501}, "x.p95 is 5.01% worse: 1.05 s, was 1 s"),
+    ],
+)
+def test_regressions(text: str, after: dict[str, float | None], reason: str | None) -> None:
+    """The figure that worsened most, relative to the baseline; TEL and policies only by name."""
+    known = Known(("p95", "p99", "attainment", "tel", "x.p95"), ("switch",))
+    (gate,) = parse_gates([text], known)
+    expected = [] if reason is None else [f"fail-on {gate}: {reason}"]
+    assert reasons([gate], {**BEFORE, **after}, BEFORE) == expected
+
+
+def test_a_regression_takes_a_common_figure() -> None:
+    """Neither is there a baseline's figure that the result lacks, nor the other way round."""
+    assert worst_regression({"p95": 1.0}, {"p99": 1.0}) is None
+    with pytest.raises(InputError, match="have no such figure in common; make the baseline with"):
+        reasons(parse_gates(["regression>5%"], KNOWN), {"p95": 1.0}, {"p99": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("regression<5%", "'<' does not compare figures; take > or >="),
+        ("regression>5ms", "'5ms' is not a share"),
+        ("p59.regression>5%", "there is no figure 'p59' here; did you mean p"),
+        ("regresion>5%", "there is no figure 'regresion' here; did you mean regression?"),
+    ],
+)
+def test_refused_regressions(text: str, message: str) -> None:
+    """As other mistakes are."""
+    with pytest.raises(UsageError) as refusal:
+        parse_gates([text], KNOWN)
+    assert message in str(refusal.value)
+    policies = Known(("lru.p95", "wa.p95"))
+    with pytest.raises(UsageError, match=r"are replayed; name one, as in lru\.reg"):
+        parse_gates(["regression>5%"], policies)

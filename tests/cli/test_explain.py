@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from kvscope.app.gates import explain_gates
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
+from kvscope.core.percentiles import Percentiles
 from kvscope.replay.attribution import CAUSES
+from kvscope.store.db import open_store
+from kvscope.store.results import add_validation
+from kvscope.store.traces import find
+from kvscope.validate.result import EngineFacts, Figures, RunFacts, ValidationFacts
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 TRACE = str(SAMPLES / "birth-death.jsonl.gz")
@@ -56,6 +64,156 @@ def test_one_request_says_what_it_shares_and_why_it_stops(
     assert f"request {worst['last_use']}" in out
     assert f"{worst['written_blocks']:,} blocks were written since" in out
     assert run(["explain", TRACE, *options, "--request", "100000000"]) == ExitCode.USAGE
+
+
+def line(number: int, ids: list[int], **more: object) -> str:
+    """Return a request in blocks of 16 tokens, one second after the other, its last block cut."""
+    return json.dumps(
+        {
+            "chat_id": f"request-{number}",
+            "timestamp": float(number),
+            "input_length": 16 * len(ids) + 1,
+            "output_length": 1,
+            "hash_ids": [*ids, 10**6 + number],
+            **more,
+        }
+    )
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> str:
+    """Return a trace whose requests share a prompt, but not a worker, salt, adapter or model."""
+    prompt = [1, 2, 3, 4]
+    path = tmp_path / "served.jsonl"
+    lines = (
+        line(0, prompt, worker="a"),
+        line(1, prompt, worker="b", cached_tokens=0),
+        line(2, prompt, worker="a", cached_tokens=64),
+        line(3, prompt, worker="a", cache_salt="x"),
+        line(4, prompt, worker="a", lora_name="tuned"),
+        line(5, prompt, worker="a", model="other"),
+    )
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def explained(capsys: pytest.CaptureFixture[str], *command: str) -> dict[str, Any]:
+    """Return the document of `kvscope explain`."""
+    assert run(["explain", *command, "--json"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_misses_of_workers_and_tenants_are_told_apart(
+    served: str, db: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each its 4 blocks; with one cache for all workers, the other worker's are hits."""
+    found = explained(capsys, served, "--db", db)
+    causes = {each["cause"]: each["tokens"] for each in found["causes"] if each["tokens"]}
+    assert causes == dict.fromkeys(("cold", "routed", "salt", "lora", "model"), 64) | {
+        "below-block": 6
+    }
+    assert (found["workers"], found["hit_tokens"]) == (2, 64)
+    assert {each["cause"] for each in found["findings"]} == {*causes} - {"cold"}
+    assert found["observed"]["fewer_tokens"] == found["observed"]["more_tokens"] == 0
+    pooled = explained(capsys, served, "--db", db, "--pooled")
+    assert (pooled["workers"], pooled["hit_tokens"]) == (1, 128)
+    assert pooled["observed"]["gaps"][0] == {"cause": "routed", "tokens": 64}
+    assert run(["explain", served, "--db", db]) == 0
+    assert "2 workers, each an infinite cache, hit" in capsys.readouterr().out
+
+
+def test_a_request_is_named_by_its_id_too(
+    served: str, db: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The third one, which another request under no salt had before."""
+    (request,) = explained(capsys, served, "--db", db, "--request", "request-3")["requests"]
+    assert (request["request"], request["computed_by"]) == (3, [{"cause": "salt", "request": 2}])
+    assert run(["explain", served, "--db", db, "--request", "3"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "64 tokens were computed before under another cache salt, last by request 2." in words
+    assert run(["explain", served, "--db", db, "--request", "id:3"]) == ExitCode.USAGE
+    assert "none with the id '3'" in capsys.readouterr().err
+
+
+def test_hits_of_a_validation_are_set_against_the_prediction(
+    served: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the requests that it counted, here all but the first two and the one that failed."""
+    db = str(tmp_path / "store.duckdb")
+    unreported = str(tmp_path / "unreported.jsonl")
+    Path(unreported).write_text(Path(served).read_text().replace("cached_tokens", "unknown"))
+    assert run(["ingest", unreported, "--db", db]) == 0
+    figures = Figures(0, 0.0, Percentiles(0.0, 0.0, 0.0, 0.0), None, None)
+    measured = RunFacts(
+        policy="lru",
+        leaves="any",
+        params={},
+        repeat=0,
+        flags=(),
+        predicted=figures,
+        measured=figures,
+        counted=np.array([False, True, True, True, False]),
+        mismatched_requests=1,
+        mismatched_tokens=16,
+        predicted_hit_tokens=np.array([0, 64, 0, 0, 0]),
+        measured_hit_tokens=np.array([0, 48, 0, 0, 0]),
+        predicted_ttft_s=np.full(5, 0.1),
+        measured_ttft_s=np.full(5, 0.1),
+        failed={4: "closed"},
+        numbers=np.array([1, 2, 3, 4, 5]),
+    )
+    with open_store(db) as store:
+        trace = find(store, None)
+        facts = ValidationFacts(
+            engine=EngineFacts("vLLM", "0.32.0", "cpu", "tiny", 100, 16),
+            pace="one by one",
+            forced_outputs=True,
+            latency="",
+            tolerance=0.1,
+            slo_s=None,
+            verdict="confirmed",
+            ended="",
+            runs=(replace(measured, policy="tlru"), measured),
+        )
+        add_validation(store, trace, facts)
+    capsys.readouterr()
+    found = explained(capsys, "--db", db)["observed"]
+    assert (found["source"], found["engine_blocks"], found["requests"]) == ("validation", 100, 3)
+    assert (found["predicted_hit_tokens"], found["observed_hit_tokens"]) == (64, 48)
+    assert {each["cause"]: each["tokens"] for each in found["gaps"] if each["tokens"]} == {
+        "evicted": 16
+    }
+    assert run(["explain", "--db", db, "--request", "2"]) == 0
+    assert "Observed: 48 hit tokens; 16 predicted ones" in capsys.readouterr().out
+
+
+def test_divergence_is_told_by_what_was_changed(
+    db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Reordered tools in a head that others share, a compacted history, an edited message."""
+    tools, reordered = [1, 2, 3], [1, 3, 2]
+    turns = [
+        ([*tools, 10, 11], None),
+        ([*reordered, 10, 11, 12], 0),  # at block 1
+        ([*tools, 20, 21, 22, 23], None),
+        ([*tools, 24, 25], 2),  # at block 3, and shorter
+        ([*tools, 30, 31, 32], None),
+        ([*tools, 30, 33, 32, 34], 4),  # at block 4
+    ]
+    path = tmp_path / "diverged.jsonl"
+    lines = (
+        line(at, ids, parent_chat_id=-1 if before is None else f"request-{before}")
+        for at, (ids, before) in enumerate(turns)
+    )
+    path.write_text("\n".join(lines))
+    findings = explained(capsys, str(path), "--db", db)["findings"]
+    diverged = {each["place"]: each for each in findings if each["cause"] == "diverged"}
+    assert {place: (each["at_token"], each["tokens"]) for place, each in diverged.items()} == {
+        "shared-head": (16, 64),
+        "shortened": (48, 32),
+        "history": (64, 32),
+    }
 
 
 def test_every_cause_can_be_a_condition() -> None:

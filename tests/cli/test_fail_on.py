@@ -131,6 +131,10 @@ def test_analyze(tmp_path: Path, capsys: Streams) -> None:
     )
     assert code == ExitCode.CHECK_FAILED
     assert json.loads(out)["ideal_hit_rate"] == pytest.approx(2 / 7)
+    assert json.loads(out)["figures"] == {
+        "hit-rate": pytest.approx(2 / 7),
+        "lru.hit-rate": pytest.approx(1 / 7),
+    }
     assert reasons == [
         "fail-on hit-rate<30%: hit-rate is 28.6%",
         "fail-on lru.hit-rate<20%: lru.hit-rate is 14.3%",
@@ -168,7 +172,7 @@ def test_tune(tune: tuple[str, ...], tmp_path: Path, capsys: Streams) -> None:
     assert code == ExitCode.CHECK_FAILED
     assert lines == ["fail-on verdict=switch: verdict is switch"]
     document = json.loads(out)
-    assert document["recommendation"]["verdict"] == "switch"
+    assert document["recommendation"]["verdict"] == document["figures"]["verdict"] == "switch"
     assert (tmp_path / "recommendation.toml").exists()
     replay = ("simulate", "turns", "--db", "k.duckdb", "--recommendation", "recommendation.toml")
     code, _, lines = ended(capsys, *replay, "--fail-on", "p99>1ms,lru.p95>200ms")
@@ -189,3 +193,60 @@ def test_a_reader_that_leaves_loses_no_verdict(simulate: tuple[str, ...]) -> Non
             lines = process.stderr.read().decode().splitlines()
             assert lines[-1] == "fail-on lru.p95>1s: lru.p95 is 1.03 s"
             assert process.wait() == ExitCode.CHECK_FAILED
+
+
+def test_a_regression_against_an_earlier_result(
+    simulate: tuple[str, ...], tmp_path: Path, capsys: Streams
+) -> None:
+    """Against the JSON of an earlier result, or its stored run; exit code 4, and why."""
+    plain = (*simulate, "--policies", "lru")
+    _, out, _ = ended(capsys, *plain, "--json")
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(out)
+    smaller = (*plain, "--capacity-blocks", "1", "--fail-on", "regression>5%", "--baseline")
+    for baseline in (str(earlier), "run:1"):
+        assert ended(capsys, *smaller, baseline)[0::2] == (
+            ExitCode.CHECK_FAILED,
+            ["fail-on regression>5%: hit-rate is 100% worse: 0.0%, was 28.6%"],
+        )
+    same = (*plain, "--fail-on", "regression>5%", "--baseline", "run:1")
+    assert ended(capsys, *same)[0::2] == (ExitCode.DONE, [])
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("--fail-on", "regression>5%"), ExitCode.USAGE, "needs a baseline; add --baseline"),
+        (("--baseline", "x.json"), ExitCode.USAGE, "--baseline: nothing compares with it; add"),
+        (("--fail-on", "p95>1s", "--baseline", "x"), ExitCode.USAGE, "nothing compares with it"),
+        (("x.json",), ExitCode.INPUT, "x.json: No such file or directory"),
+        (("other.json",), ExitCode.INPUT, "of `kvscope tune`, not of `kvscope simulate`"),
+        (("old.json",), ExitCode.INPUT, "written by kvscope 0.1, which did not write figures"),
+        (("text.json",), ExitCode.INPUT, "text.json: not JSON: "),
+        (("list.json",), ExitCode.INPUT, "not a document of kvscope; write one with --json"),
+        (("run:9",), ExitCode.INPUT, "run:9: the store has no such run; `kvscope runs` lists"),
+    ],
+)
+def test_baselines_that_are_none(
+    simulate: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Streams,
+    options: tuple[str, ...],
+    code: ExitCode,
+    message: str,
+) -> None:
+    """One line, before anything is replayed."""
+    monkeypatch.chdir(tmp_path)
+    Path("other.json").write_text('{"kvscope": "1", "command": "tune"}')
+    Path("old.json").write_text('{"kvscope": "0.1", "command": "simulate"}')
+    Path("text.json").write_text("no trace")
+    Path("list.json").write_text("[]")
+    if len(options) == 1:
+        options = ("--fail-on", "regression>5%", "--baseline", *options)
+    ended_with, out, lines = ended(capsys, *simulate, "--policies", "lru", *options)
+    assert (ended_with, out) == (code, "")
+    assert message in lines[-1]
+    if code == ExitCode.USAGE:
+        analyze = ("analyze", simulate[1], "--fail-on", "regression>5%", "--baseline", "run:1")
+        assert "a stored run is a replay" in ended(capsys, *analyze)[2][-1]

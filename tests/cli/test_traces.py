@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import kvscope
 from kvscope.app.traces import load_trace
 from kvscope.app.values import session_arrivals
 from kvscope.cli.app import run
@@ -238,11 +239,30 @@ def test_a_name_of_any_bytes(tmp_path: Path, db: str) -> None:
     assert told.stdout.startswith(b"?x: mooncake, 10 requests")
 
 
-def test_one_name_is_for_one_trace(tmp_path: Path, db: str, capsys: Streams) -> None:
-    """Two files cannot have the same name; nothing is read."""
-    path = trace_file(tmp_path / "a.jsonl")
-    assert run(["ingest", path, path, "--name", "x", "--db", db]) == ExitCode.USAGE
-    assert "--name: one name for 2 traces" in capsys.readouterr().err
+def test_several_paths_are_one_trace(tmp_path: Path, db: str, capsys: Streams) -> None:
+    """Of a command, and of ingest under one name; each file once, in the order of time."""
+    (tmp_path / "rest").mkdir()
+    paths = [tmp_path / "late day.jsonl", tmp_path / "rest" / "early.jsonl.gz"]
+    lines = Path(trace_file(tmp_path / "whole")).read_bytes().splitlines(keepends=True)
+    paths[0].write_bytes(b"".join(lines[4:]))
+    paths[1].write_bytes(gzip.compress(b"".join(lines[:4])))
+    texts = [str(paths[0]), str(tmp_path / "rest"), str(paths[1])]
+    assert run(["ingest", *texts, "--name", "x", "--db", db]) == 0
+    assert capsys.readouterr().out.startswith("x: mooncake, 10 requests")
+    assert run(["export", *texts, "--to", "mooncake", "-o", "-", "--db", db]) == 0
+    streams = capsys.readouterr()
+    assert "already in the store as 'x'" in streams.err
+    assert [json.loads(line)["timestamp"] for line in streams.out.splitlines()] == [
+        json.loads(line)["timestamp"] for line in lines
+    ]
+    with kvscope.open_trace([paths[0], str(paths[1])]) as trace:
+        assert (trace.facts.name, trace.facts.requests) == ("late day+1", 10)
+    assert run(["ingest", *texts, "--db", db]) == 0  # a trace each
+    assert run(["analyze", texts[0], "x", "--db", db]) == ExitCode.INPUT
+    assert run(["analyze", texts[0], "none", "--db", db]) == ExitCode.INPUT
+    errors = capsys.readouterr().err
+    assert "x: a stored trace is no file among others" in errors
+    assert "none: neither a file nor a stored trace" in errors
 
 
 def test_session_arrivals_are_a_rate() -> None:

@@ -16,7 +16,17 @@ from kvscope.core.files import data_folder
 from tests.cli.shell import Streams
 
 DASHBOARD = data_folder("dashboard")
-PAGES = ("reuse", "time", "space", "capacity", "lab", "fleets", "recommendation", "validation")
+PAGES = (
+    "reuse",
+    "time",
+    "space",
+    "capacity",
+    "why",
+    "lab",
+    "fleets",
+    "recommendation",
+    "validation",
+)
 EVERY_PAGE = ("overview", *PAGES)
 _PATIENCE_S = 240  # kernels may have to be compiled
 

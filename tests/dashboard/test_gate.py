@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from dashboard.folder import file_below
-from dashboard.gate import Address, Gate
+from dashboard.gate import Gate
 from dashboard.wording import in_page_words, uploaded
+from kvscope.core.addresses import Address
 from kvscope.core.errors import InputError, UsageError
 
 LOCAL = Address("127.0.0.1", 8501)

@@ -15,12 +15,12 @@ CHROMIUM = chromium()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH")
 
 _PAGES = (
-    *("Reuse", "Time", "Space", "Capacity"),
+    *("Reuse", "Time", "Space", "Capacity", "Why"),
     *("Policy lab", "Fleets", "Recommendation", "Validation", "Runs and jobs", "Compare"),
 )
 _PATIENCE_MS = 60_000  # nothing is replayed here
 _ENOUGH = 4.5  # contrast of text: WCAG 2.2, AA
-_FEWEST_CHARTS = {"Overview": 1, "Reuse": 3, "Time": 6, "Space": 3, "Capacity": 2}
+_FEWEST_CHARTS = {"Overview": 1, "Reuse": 3, "Time": 6, "Space": 3, "Capacity": 2, "Why": 2}
 _TABS_OF_CHARTS = "[class*=st-key-charts_] [role=tab]"
 
 # Texts whose contrast with what lies behind them is too low: [text, ratio].

@@ -16,7 +16,17 @@ pytest.importorskip("playwright.sync_api", reason="needs playwright")
 CHROMIUM = chromium()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH")
 
-PATHS = ("/", "/reuse", "/time", "/space", "/capacity", "/lab", "/fleets", "/recommendation")
+PATHS = (
+    "/",
+    "/reuse",
+    "/time",
+    "/space",
+    "/capacity",
+    "/why",
+    "/lab",
+    "/fleets",
+    "/recommendation",
+)
 LEAST_PLOT = 160  # pixels of a chart's plot on a phone
 # Whether two upright labels of an axis overlap.
 OVERLAP = """() => [...document.querySelectorAll('.xaxislayer-above, .yaxislayer-above')]

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("tokenizers", reason="make setup installs it")
 
-from kvscope.chat_logs.formats.registry import FORMATS
+from kvscope.chat_logs.convert import FORMATS
 from kvscope.cli.app import run
 from tests.chat_logs.models import write_model
 

@@ -48,11 +48,16 @@ def test_think_time_is_the_gap_less_the_time_alone() -> None:
     trace = chat()
     times = think_times(trace, traffic(trace, standard()), PROFILE)
     assert times.think_s.tolist() == [-1.0, pytest.approx(10 - (0.4 + 2 * 0.5))]
-    assert (times.recorded, times.estimated, times.floored) == (0, 1, 0)
+    assert (times.stated, times.recorded, times.estimated, times.floored) == (0, 0, 1, 0)
 
 
-@pytest.mark.parametrize(("duration_s", "think_s"), [(4.0, 6.0), (12.0, 0.0)])
-def test_a_recorded_duration_counts_and_never_below_0(duration_s: float, think_s: float) -> None:
+@pytest.mark.parametrize(
+    ("duration_s", "delay_s", "think_s"), [(4.0, np.nan, 6.0), (12.0, np.nan, 0.0), (4.0, 1.5, 1.5)]
+)
+def test_what_the_trace_has_counts_and_never_below_0(
+    duration_s: float, delay_s: float, think_s: float
+) -> None:
+    """A delay that it states before a duration that it has."""
     trace = chat()
     none = np.full(2, np.nan)
     told = Measurements(
@@ -61,12 +66,15 @@ def test_a_recorded_duration_counts_and_never_below_0(duration_s: float, think_s
         queue_s=none,
         duration_s=np.array([duration_s, np.nan]),
         cached_tokens=np.full(2, -1, dtype=np.int32),
+        delay_s=np.array([np.nan, delay_s]),
         workers=(),
     )
     trace = replace(trace, measurements=told)
     times = think_times(trace, traffic(trace, standard()), PROFILE)
     assert times.think_s[1] == think_s
-    assert (times.recorded, times.estimated, times.floored) == (1, 0, int(think_s == 0))
+    stated = int(think_s == 1.5)
+    counts = (times.stated, times.recorded, times.estimated, times.floored)
+    assert counts == (stated, 1 - stated, 0, int(think_s == 0))
 
 
 def test_a_slow_fleet_delays_the_next_turn() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -132,7 +133,7 @@ def test_only_the_first_bad_lines_are_kept(tmp_path: Path) -> None:
         found = ingest(store, path, IngestOptions(format="mooncake", max_bad=1.0))
         kept = traces.bad_lines(store, found.trace)
     assert found.trace.bad_lines == 10_002
-    assert [line for line, _ in kept] == list(range(1, 10_001))
+    assert [place for place, _ in kept] == [f"{path}:{line}" for line in range(1, 10_001)]
 
 
 def test_without_options_the_stored_reading_is_taken(tmp_path: Path) -> None:
@@ -169,11 +170,12 @@ def test_a_few_bad_lines_are_kept_for_show(tmp_path: Path) -> None:
     told[7] = '{"timestamp": 7'
     told[9] = ""
     told[150] = '{"timestamp": 1, "input_length": 0, "output_length": 1}'
+    path = write(tmp_path / "a.jsonl", told)
     with open_store(MEMORY) as store:
-        found = ingest(store, write(tmp_path / "a.jsonl", told), IngestOptions(max_bad=0.0101))
+        found = ingest(store, path, IngestOptions(max_bad=0.0101))
         kept = traces.bad_lines(store, found.trace)
     assert (found.trace.requests, found.trace.lines, found.trace.bad_lines) == (197, 199, 2)
-    assert [line for line, _ in kept] == [8, 151]
+    assert [place for place, _ in kept] == [f"{path}:8", f"{path}:151"]
     assert kept[1][1] == "input tokens must be 1 or more: 0"
     assert found.rejects.reasons["input tokens must be 1 or more"] == 1
 
@@ -443,6 +445,25 @@ def test_an_interrupt_while_kernels_run_is_not_kept_waiting(
         going_on.set()
 
 
+def test_files_that_overlap_in_time_are_named(tmp_path: Path) -> None:
+    """And requests that are in both."""
+    lines = [
+        f'{{"timestamp":{at},"input_length":40,"output_length":1,"hash_ids":[{at}]}}\n'
+        for at in range(6)
+    ]
+    paths = [tmp_path / name for name in ("a", "b", "c")]
+    for path, part in zip(paths, (lines[:3], lines[1:5], lines[5:]), strict=True):
+        path.write_text("".join(part))
+    with open_store(MEMORY) as store:
+        (note,) = [x for x in ingest(store, str(tmp_path)).trace.notes if "overlap" in x]
+        assert note == (
+            f"2 of 3 files overlap in time, as {paths[0]} and {paths[1]} do: merged in order of"
+            " time; 2 requests equal another one in time, lengths and blocks: logged twice?"
+        )
+        paths[1].write_text("".join(lines[3:5]))
+        assert not [x for x in ingest(store, str(tmp_path)).trace.notes if "overlap" in x]
+
+
 def test_a_folder_is_one_trace_in_time_order(tmp_path: Path) -> None:
     """Files, compressed or not, one without its last line feed, are one trace, twice the same."""
     whole = lines(9)
@@ -463,3 +484,32 @@ def test_a_folder_is_one_trace_in_time_order(tmp_path: Path) -> None:
         arrivals = [load_prompts(store, trace).arrival_s for trace in (joined.trace, alone)]
         assert np.array_equal(*arrivals)
         assert load_prompts(store, joined.trace).input_tokens.sum() == alone.input_tokens
+
+
+def test_a_bad_line_names_its_own_file(tmp_path: Path) -> None:
+    """In a folder lines are numbered file by file, compressed ones and those before a cut too."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    good, bad = "\n".join(lines(3)), '{"timestamp": 1, "input_length": 0, "output_length": 1}'
+    (folder / "a.gz").write_bytes(gzip.compress(f"{good}\n{bad}".encode()))
+    (folder / "b").write_text("")
+    (folder / "c").write_text(f"{good}\n{bad}\n{bad}\n")
+    (folder / "d").write_text(f"{bad}\n{good}\n{lines(1)[0][:-9]}")
+    places = [f"{folder}/a.gz:4", f"{folder}/c:4", f"{folder}/c:5", f"{folder}/d:1"]
+    with open_store(MEMORY) as store:
+        found = ingest(store, str(folder), IngestOptions(max_bad=0.5))
+        assert [place for place, _ in traces.bad_lines(store, found.trace)] == places
+        assert found.rejects.in_words()[1].startswith(f"{folder}/a.gz:4: input tokens must be")
+        with pytest.raises(InputError, match=f"^{re.escape(str(folder))}/a.gz:4: "):
+            ingest(store, str(folder), IngestOptions(strict=True, read=ReadOptions(block_size=9)))
+    assert "line 5 of " + f"{folder}/d is left out" in " ".join(found.trace.notes)
+
+
+def test_a_damaged_file_of_a_folder_is_named(tmp_path: Path) -> None:
+    """The file whose compressed data is damaged, not the folder."""
+    (tmp_path / "a").write_text("\n".join(lines(3)))
+    data = bytearray(gzip.compress("\n".join(lines(50)).encode()))
+    data[30:60] = bytes(30)
+    (tmp_path / "b.gz").write_bytes(data)
+    with open_store(MEMORY) as store, pytest.raises(InputError, match=r"^.*/b\.gz: .* damaged"):
+        ingest(store, str(tmp_path))

@@ -30,6 +30,7 @@ SERVED = {
     "queue_ms": 100.5,
     "duration_ms": 2000,
     "cached_tokens": 8,
+    "delay_ms": 750,
 }
 SERVICE = (
     "model",
@@ -40,6 +41,7 @@ SERVICE = (
     "queue_s",
     "duration_s",
     "cached_tokens",
+    "delay_s",
 )
 COUNTS = ("models", "adapters", "salts", "tenants", "workers", "measured_requests")
 
@@ -124,6 +126,7 @@ def served(draw: st.DrawFn) -> list[Request]:
         request.cache_salt = draw(st.sampled_from([None, "Kolibri", "other"]))
         request.worker = draw(st.sampled_from([None, 0, "w1"]))
         request.ttft_s, request.queue_s, request.duration_s = (draw(seconds) for _ in range(3))
+        request.delay_s = draw(seconds)
         request.cached_tokens = draw(st.none() | st.integers(0, request.input_tokens))
     return trace
 

@@ -9,20 +9,26 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.app.explain import Observed, observed_hits
 from kvscope.core.hits import standard
 from kvscope.core.trace import Measurements, Prompts
 from kvscope.ingest.formats.base import Request
-from kvscope.replay.attribution import Attribution, attribute, look_up, lru_look_up
+from kvscope.replay.attribution import (
+    Attribution,
+    CacheLookups,
+    attribute,
+    by_worker,
+    cache_lookups,
+    lru_cache_lookups,
+)
 from kvscope.replay.misses import miss_reasons
-from kvscope.replay.stack_distances import lru_distances
+from kvscope.replay.observed_hits import hit_gaps
 from tests import small_traces
+from tests.vllm_sim import examples
 
 
 def explained(prompts: Prompts, capacity: int | None) -> Attribution:
     """Return the attribution under LRU with outputs carried."""
-    distances = lru_distances(prompts, standard())
-    return attribute(prompts, standard(), lru_look_up(prompts, standard(), distances, capacity))
+    return attribute(prompts, standard(), lru_cache_lookups(prompts, standard(), capacity))
 
 
 def path(prompts: Prompts, leaf: int) -> list[int]:
@@ -90,6 +96,60 @@ def test_each_token_has_the_cause_that_plain_python_finds(data: st.DataObject) -
     (analyzed,) = miss_reasons(prompts, standard(), [capacity])
     assert found.missed_tokens.sum() == analyzed.input_tokens - analyzed.hit_tokens
     assert found.tokens["evicted"].sum() == analyzed.evicted_tokens
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_what_was_computed_elsewhere_is_found_block_by_block(data: st.DataObject) -> None:
+    """By workers, salts, adapters and models at random, at any capacity; all adds up."""
+    size = data.draw(small_traces.SIZES)
+    trace = data.draw(small_traces.requests(size, chats=data.draw(st.booleans())))
+    few = st.sampled_from([None, "a", "b"])
+    for request in trace:
+        request.cache_salt, request.adapter, request.model = (data.draw(few) for _ in range(3))
+    made = small_traces.built(trace, size)
+    prompts, tenants = small_traces.prompts(made), small_traces.tenants(made)
+    worker = np.array(
+        data.draw(st.lists(st.integers(-1, 1), min_size=len(trace), max_size=len(trace)))
+    )
+    capacity = data.draw(st.sampled_from([None, None, 3]))
+
+    def served(part: Prompts) -> CacheLookups:
+        return lru_cache_lookups(part, standard(), capacity)
+
+    cached = by_worker(prompts, worker.astype(np.int32), served)
+    found = attribute(prompts, standard(), cached, several=True, tenants=tenants)
+    assert (sum(found.tokens.values()) == found.missed_tokens).all()
+    names = ("evicted", "routed", "salt", "lora", "model")
+    known: list[set[object]] = [set() for _ in names]
+    for request in range(len(trace)):
+        model, adapter, salt = (
+            int(of[request]) for of in (tenants.model, tenants.adapter, tenants.salt)
+        )
+        groups = (
+            (worker[request], model, adapter, salt),
+            (model, adapter, salt),
+            (model, adapter),
+            (model,),
+            (),
+        )
+        ids = [
+            int(tenants.hash_id[block]) for block in path(prompts, prompts.carried_leaf[request])
+        ]
+        inputs = int(prompts.input_tokens[request])
+        look = min(int(prompts.full_blocks[request]), (inputs - 1) // size)
+        expected: Counter[str] = Counter()
+        for block in range(int(cached.lookups.hit[request]), min(look, len(ids))):
+            head = tuple(ids[: block + 1])
+            for name, group, heads in zip(names, groups, known, strict=True):
+                if (group, head) in heads:
+                    expected[name] += size
+                    break
+        assert expected == {
+            name: int(found.tokens[name][request]) for name in names if found.tokens[name][request]
+        }
+        for group, heads in zip(groups, known, strict=True):
+            heads.update((group, tuple(ids[: block + 1])) for block in range(len(ids)))
 
 
 @settings(deadline=None, max_examples=30)
@@ -161,22 +221,69 @@ def test_hits_of_another_policy_are_explained_by_the_same_history() -> None:
     turns = [([1, 2, 3], 0), ([1, 2, 3], 0)]
     prompts = small_traces.prompts(small_traces.built(chat(turns), 4))
     none = np.zeros(2, dtype=np.int32)
-    found = attribute(prompts, standard(), look_up(prompts, standard(), none))
+    found = attribute(prompts, standard(), cache_lookups(prompts, standard(), none))
     assert int(found.tokens["evicted"][1]) == 12
     rejected = attribute(
-        prompts, standard(), look_up(prompts, standard(), none), rejected=np.array([True, False])
+        prompts,
+        standard(),
+        cache_lookups(
+            prompts,
+            standard(),
+            none,
+            rejected=np.array([True, False]),
+            written_blocks=none,
+        ),
     )
     assert int(rejected.tokens["rejected"][0]) == 13
+    # Nothing was written by a request that was rejected.
+    assert int(rejected.tokens["evicted"][1]) == int(rejected.tokens["in-flight"][1]) == 0
 
 
-def test_observed_hits_differ_from_the_prediction_in_three_ways() -> None:
+def causes_on_engine(*requests: Request, blocks: int) -> dict[str, int]:
+    """Return the causes of the last of these requests on a simulated engine."""
+    prompts = examples.told(*requests)
+    machine = examples.run(examples.engine(prompts, blocks)).requests
+    cached = cache_lookups(
+        prompts,
+        standard(),
+        np.maximum(machine.hits, 0).astype(np.int32),
+        rejected=machine.oversized > 0,
+        written_blocks=machine.written.astype(np.int32),
+    )
+    tokens = attribute(prompts, standard(), cached).tokens
+    return {cause: int(of[-1]) for cause, of in tokens.items() if of[-1]}
+
+
+def test_an_engine_evicts_only_what_it_computed() -> None:
+    """A rejected prompt was never computed, and an output not before the engine generates it."""
+    asks = examples.asks
+    rejected = asks("abcdef", 24), asks("abcd", 17, at=9)
+    assert causes_on_engine(*rejected, blocks=5) == {"cold": 16, "below-block": 1}
+    # Every step takes a second: of the output of 9 tokens two blocks are missing at 3 s.
+    running = asks("ab", 8, outputs=9), asks("abcd", 17, at=3)
+    assert causes_on_engine(*running, blocks=20) == {"in-flight": 8, "below-block": 1}
+    later = asks("ab", 8, outputs=9), asks("xyz", 12, at=30), asks("abcd", 17, at=60)
+    assert causes_on_engine(*later, blocks=5) == {"evicted": 8, "below-block": 1}
+
+
+def test_observed_hits_differ_from_the_prediction_for_five_reasons() -> None:
     """Hit before the trace began, predicted but missed, as predicted; one request is unknown."""
     turns = [([1, 2, 3], 0), ([1, 2, 3], 0), ([1, 2, 3], 0), ([1, 2, 3], 0)]
     prompts = small_traces.prompts(small_traces.built(chat(turns), 4))
-    assert observed_hits(prompts, explained(prompts, None)) is None
+    cached = np.array([8, 4, 12, -1])
+
+    def gaps(capacity: int | None) -> dict[str, list[int]]:
+        of = hit_gaps(prompts, standard(), explained(prompts, capacity), cached).tokens
+        return {cause: tokens.tolist() for cause, tokens in of.items() if tokens.any()}
+
+    assert gaps(None) == {"evicted": [0, 8, 0, 0], "cached-before": [8, 0, 0, 0]}
+    assert gaps(1) == {"kept": [0, 0, 8, 0], "cached-before": [8, 0, 0, 0]}
     none = np.full(4, np.nan)
-    cached = np.array([8, 4, 12, -1], dtype=np.int32)
-    measured = Measurements(np.zeros(4, dtype=np.int32), none, none, none, cached, ("worker",))
+    slow = np.array([5.0, 0.1, 0.1, 0.1])  # the first answers after the second has arrived
+    worker = np.array([0, 0, 0, 0], dtype=np.int32)
+    measured = Measurements(worker, slow, none, none, cached.astype(np.int32), none, ("a", "b"))
     prompts = replace(prompts, measurements=measured)
-    assert observed_hits(prompts, explained(prompts, None)) == Observed(3, 24, 24, 8, 0, 8)
-    assert observed_hits(prompts, explained(prompts, 1)) == Observed(3, 8, 24, 0, 8, 8)
+    assert gaps(None)["in-flight"] == [0, 8, 0, 0]
+    elsewhere = np.array([0, 1, 1, 1], dtype=np.int32)
+    prompts = replace(prompts, measurements=replace(measured, worker=elsewhere))
+    assert gaps(None)["routed"] == [0, 8, 0, 0]

@@ -49,7 +49,7 @@ def test_a_sound_store_is_sound(path: str, capsys: pytest.CaptureFixture[str]) -
         ),
         ("UPDATE blocks SET parent = 9 WHERE trace_id = 1 AND block = 2", "blocks contradict"),
         ("UPDATE reuses SET blocks = 99 WHERE trace_id = 1", "reuses contradict"),
-        ("INSERT INTO bad_lines VALUES (1, 0, 'x')", "1 bad_lines contradict"),
+        ("INSERT INTO bad_lines VALUES (1, 0, 'x', '')", "1 bad_lines contradict"),
     ],
 )
 def test_it_says_what_is_wrong_and_saves_the_rest(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,9 @@ def test_hits_are_those_predicted(trace: str, capsys: Printed, outputs: str) -> 
     assert (only["mismatched_requests"], only["mismatched_tokens"]) == (0, 0)
     assert only["predicted"]["hit_tokens"] == only["measured"]["hit_tokens"] > 0
     assert only["counted"] == 64
+    assert told["figures"]["hit-rate"] == only["measured"]["token_hit_rate"]
+    assert told["figures"]["lru.p95"] * 1e3 == pytest.approx(only["measured"]["ttft_ms"]["p95"])
+    assert told["figures"]["mismatched"] == 0
     assert told["engine"]["block_size"] == 16
     assert told["requests"]["warmup"] == 16
 
@@ -70,8 +74,12 @@ def test_another_cache_than_predicted_is_not_confirmed(trace: str, capsys: Print
     """Exit code 4: the server has a tenth of the blocks that it is said to have."""
     with fake_server(Behaviour(blocks=10, **TAKES)) as url:
         options = ["--sequential", "--blocks", "1000", "--json"]
+        options += ["--slo", "1h", "--fail-on", "verdict!=confirmed,mismatched>1%,attainment<1"]
         assert run(asked(trace, "--url", url, *options)) == 4
-    told = document(capsys)
+    printed = capsys.readouterr()
+    told, reasons = json.loads(printed.out), printed.err.splitlines()[-2:]
+    assert reasons[0] == "fail-on verdict!=confirmed: verdict is not confirmed"
+    assert reasons[1].startswith("fail-on mismatched>1%: mismatched is ")
     assert told["verdict"] == "not confirmed"
     assert told["runs"][0]["mismatched_requests"] > 0
 

@@ -10,6 +10,7 @@ KvscopeScheduler, which has an empty cache.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -105,6 +106,33 @@ def lengths(serve: Serve, requests: int) -> Iterator[dict[str, Any]]:
         yield serve(prompt, 1, session=f"caller {size}", kind="chat", gap_s=1.0)
 
 
+def injected_causes(serve: Serve) -> Iterator[dict[str, Any]]:
+    """Yield requests with the cause that their misses were made for; 40 blocks are the cache."""
+    rng = np.random.default_rng(11)
+
+    def tokens(blocks: int) -> list[int]:
+        return rng.integers(0, VOCABULARY, blocks * BLOCK).tolist()
+
+    def ask(cause: str, prompt: list[int], **more: Any) -> dict[str, Any]:
+        number = next(numbers)
+        asked = {"session": f"session {number}", "kind": "chat", "gap_s": 1.0} | more
+        return serve([*prompt, number], 1, **asked) | {"cause": cause}
+
+    numbers = itertools.count(1)
+    prompt, history = tokens(8), tokens(6)
+    yield ask("cold", prompt)
+    yield ask("below-block", prompt)  # all but the partial last block hits
+    yield ask("salt", prompt, cache_salt="tenant")
+    yield ask("below-block", tokens(1)[:20])
+    yield ask("cold", history, session="chat")
+    edited = [*history[: 2 * BLOCK], *tokens(1), *history[3 * BLOCK :]]
+    yield ask("diverged", edited, session="chat")
+    yield ask("growth", [*prompt, *tokens(2)])
+    for _ in range(3):
+        yield ask("cold", tokens(14))
+    yield ask("evicted", prompt)
+
+
 class Engine:
     """vLLM on a clock of whole steps: a step takes a second."""
 
@@ -159,7 +187,14 @@ class Engine:
         self.scheduler.update_from_output = update_from_output
 
     def serve(
-        self, prompt: list[int], outputs: int, *, session: str, kind: str, gap_s: float
+        self,
+        prompt: list[int],
+        outputs: int,
+        *,
+        session: str,
+        kind: str,
+        gap_s: float,
+        cache_salt: str | None = None,
     ) -> dict[str, Any]:
         """Serve one request, alone."""
         from vllm import SamplingParams
@@ -172,7 +207,10 @@ class Engine:
         )
         engine, self.requests = self.llm.llm_engine, self.requests + 1
         name = str(self.requests)
-        engine.add_request(name, {"prompt_token_ids": prompt}, params, session_id=session)
+        asked: dict[str, Any] = {"prompt_token_ids": prompt}
+        if cache_salt is not None:
+            asked["cache_salt"] = cache_salt
+        engine.add_request(name, asked, params, session_id=session)
         while engine.has_unfinished_requests():
             result = engine.step()[0]
         return {
@@ -208,6 +246,8 @@ def answer(engine: Engine, scenario: dict[str, Any]) -> dict[str, Any]:
         served = list(documents(engine.serve, scenario["requests"]))
     elif scenario["what"] == "lengths":
         served = list(lengths(engine.serve, scenario["requests"]))
+    elif scenario["what"] == "injected-causes":
+        served = list(injected_causes(engine.serve))
     else:
         served = list(five_sessions(engine.serve))
     observers = engine.scheduler.kvscope

@@ -105,6 +105,28 @@ def test_salts_differ_between_recordings(tmp_path: Path) -> None:
             assert secret not in text
 
 
+def test_a_salt_changes_no_hash_of_content(tmp_path: Path) -> None:
+    """vLLM's hashes of a salted request differ; those that are recorded do not if they can."""
+
+    def salted(name: str, at: float, *, hasher: bool) -> FakeRequest:
+        request = asked(name, "xy", at, cache_salt="Kolibri")
+        request.block_hashes = keys("pq")
+
+        def rehashed(plain: FakeRequest) -> list[bytes]:
+            assert (plain.cache_salt, plain.block_hashes) == (None, [])
+            return keys("xyz")  # the output's block too
+
+        if hasher:
+            request._block_hasher = rehashed  # type: ignore[attr-defined]
+        return request
+
+    requests = [asked("a", "xy", 0.0), salted("b", 1.0, hasher=True)]
+    recorded(tmp_path, [*requests, salted("c", 2.0, hasher=False)])
+    plain, same, other = (line["hash_ids"] for line in read(tmp_path))
+    assert plain == same != other
+    assert requests[1].cache_salt == "Kolibri"
+
+
 def test_adapters_are_named_and_salts_are_not(tmp_path: Path) -> None:
     """The same salt has the same hash in a recording; without one there is none."""
     french = SimpleNamespace(lora_name="french", lora_int_id=1)

@@ -16,6 +16,7 @@ from typing import IO, Any
 import numpy as np
 import pytest
 
+from kvscope.api import explain
 from kvscope.app.latency import fit_to
 from kvscope.core.errors import InputError
 from kvscope.core.trace import Prompts
@@ -256,6 +257,33 @@ def test_a_recording_has_vllms_hits(vllm: Vllm, tmp_path: Path) -> None:
             for said in (tokens[:3], tokens[-3:]):
                 assert ",".join(map(str, said)) not in text.replace(" ", "")
         assert one["session"] not in text
+
+
+def test_causes_injected_on_purpose_are_explained(vllm: Vllm, tmp_path: Path) -> None:
+    """Evicted, diverged, salted, too short: each by its name; observed hits are as predicted."""
+    answer = vllm.serve("injected-causes", 40, KVSCOPE_RECORD=str(tmp_path / "to"))
+    (path,) = (tmp_path / "to").iterdir()
+    explanation = explain(str(path), capacity_blocks=40).explanation
+    attribution = explanation.attribution
+    for number, request in enumerate(answer["served"]):
+        tokens = {cause: int(of[number]) for cause, of in attribution.tokens.items()}
+        assert max(tokens, key=tokens.__getitem__) == request["cause"], (number, tokens)
+    assert attribution.hit_tokens.tolist() == [each["hit_tokens"] for each in answer["served"]]
+    causes = {each.cause: each.tokens for each in explanation.causes}
+    assert sum(causes.values()) == explanation.missed_tokens
+    blocks = {"evicted": 8, "salt": 8, "diverged": 4}
+    assert {cause: causes[cause] // BLOCK for cause in blocks} == blocks  # type: ignore[index]
+    assert {each.cause for each in explanation.findings} == {*blocks, "below-block"}
+    observed = explanation.observed
+    assert observed is not None
+    assert observed.requests == len(answer["served"])
+    assert not any(each.tokens for each in observed.gaps)
+    # Without the cap nothing is evicted: the engine's misses are a gap, and its cause is named.
+    unbounded = explain(str(path)).explanation.observed
+    assert unbounded is not None
+    assert {each.cause: each.tokens for each in unbounded.gaps if each.tokens} == {
+        "evicted": 8 * BLOCK
+    }
 
 
 def test_a_recording_has_the_latency_of_the_engine(vllm: Vllm, tmp_path: Path) -> None:

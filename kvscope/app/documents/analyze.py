@@ -6,14 +6,15 @@ from types import SimpleNamespace
 from typing import Literal
 
 from kvscope.app.analyze import Analysis, CurvePoint, HitRate, Landmark, LayoutCapacity
-from kvscope.app.documents.base import Document, ModelFacts, TraceFacts, model_facts
+from kvscope.app.documents.base import GatedDocument, ModelFacts, TraceFacts, model_facts
 from kvscope.app.documents.deployment import DeploymentFacts, deployment_facts
+from kvscope.app.gates import analyze_figures
 from kvscope.characterize.summary import Characterization
 from kvscope.core.hits import HitDefinition
 from kvscope.replay.misses import MissReasons
 
 
-class AnalyzeDocument(Document, Characterization):
+class AnalyzeDocument(GatedDocument, Characterization):
     """What `kvscope analyze` finds. Fields on reuse are null or empty for a trace of lengths.
 
     `layouts` are other starts of sessions without a common clock, with the capacity for 90 % of the
@@ -53,4 +54,5 @@ def analyze_document(analysis: Analysis) -> AnalyzeDocument:
         model=model_facts(analysis.model),
         deployment=deployment_facts(analysis.deployment) if analysis.deployment else None,
         ideal_hit_rate=caching.ideal,
+        figures=analyze_figures(analysis),
     )

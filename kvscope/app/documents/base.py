@@ -8,6 +8,7 @@ JSON schema of each. `Facts.build` fills it from the results that it shows.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, dataclass_transform
 
@@ -55,8 +56,8 @@ class TraceFacts(Facts):
 
     `models`, LoRA `adapters`, cache `salts` and `workers` count the distinct ones that requests
     name, `tenants` the combinations of the first three, which share no blocks. `measured_requests`
-    have a TTFT, a queue time, a duration or cached tokens. All are null for traces that an older
-    version stored.
+    have a TTFT, a queue time, a duration, cached tokens or a delay. All are null for traces that an
+    older version stored.
     """
 
     name: str
@@ -85,6 +86,16 @@ class Document(Facts):
     schema: Literal[1] = SCHEMA
     command: str = ""
     trace: TraceFacts | None = None
+
+
+class GatedDocument(Document):
+    """A document of a command with `--fail-on`.
+
+    `figures` are what conditions compare, by the names of `--fail-on`: seconds, shares, requests
+    per second, counts and the verdict. A figure that cannot be computed is null.
+    """
+
+    figures: Mapping[str, float | str | None]
 
 
 class ModelFacts(Facts):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from kvscope.app.documents.base import Document, Facts, TraceFacts
+from kvscope.app.documents.base import Document, Facts, GatedDocument, TraceFacts
+from kvscope.app.gates import validate_figures
 from kvscope.core.trace import Trace
 from kvscope.latency.calibration import CalibratedEngine, Calibration
 from kvscope.validate.result import (
@@ -46,7 +47,7 @@ class EngineRun(Facts):
     ended: str | None
 
 
-class ValidateDocument(Document):
+class ValidateDocument(GatedDocument):
     """What `kvscope validate` measured, next to what was predicted, and the verdict.
 
     `deployment` has what was stated of it, by the keys of kvscope.toml; null without one.
@@ -149,6 +150,7 @@ def validate_document(trace: Trace, validation: Validation) -> ValidateDocument:
             for run in validation.runs
         ),
         gain=validation.compared,
+        figures=validate_figures(validation),
         ended=validation.ended or None,
     )
 

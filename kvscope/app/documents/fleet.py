@@ -7,9 +7,10 @@ from typing import Literal
 
 import numpy as np
 
-from kvscope.app.documents.base import Document, Facts, ModelFacts, TraceFacts, model_facts
+from kvscope.app.documents.base import Facts, GatedDocument, ModelFacts, TraceFacts, model_facts
 from kvscope.app.documents.deployment import DeploymentFacts, LatencyFacts, deployment_facts
 from kvscope.app.fleet import FleetLine, FleetStudy
+from kvscope.app.gates import fleet_figures
 from kvscope.app.options import TimeModel
 from kvscope.fleet.outcome import Imbalance, Latencies, ReplicaOutcome
 from kvscope.fleet.sweep import FleetRun
@@ -18,7 +19,8 @@ from kvscope.fleet.sweep import FleetRun
 class LoopFacts(Facts):
     """When requests arrive: `open`, at the trace's times, or `closed`, by think times.
 
-    Counts are of requests that follow another: their think time was `recorded` (gap less the
+    Counts are of requests that follow another: their think time was `stated` by the trace,
+    `recorded` (gap less the
     trace's duration) or `estimated` (gap less service on an idle replica); `floored` ones are 0.
     """
 
@@ -26,6 +28,7 @@ class LoopFacts(Facts):
     recorded: int | None
     estimated: int | None
     floored: int | None
+    stated: int | None
 
 
 class SpreadFacts(Facts):
@@ -99,7 +102,7 @@ class CapacityCurve(Facts):
     hit_rate: tuple[float, ...]
 
 
-class FleetDocument(Document):
+class FleetDocument(GatedDocument):
     """What `kvscope fleet` finds; `lines` are ranked, the answer first, references last.
 
     `verdict` is meets-slo, misses-on-engines, misses-slo or overloaded. `fewest` is null where no
@@ -153,6 +156,7 @@ def fleet_document(study: FleetStudy, words: Sequence[str]) -> FleetDocument:
             recorded=think.recorded if think else None,
             estimated=think.estimated if think else None,
             floored=think.floored if think else None,
+            stated=think.stated if think else None,
         ),
         slo_ms=study.slo.ttft_s * 1e3,
         percentile=study.slo.percentile,
@@ -161,6 +165,7 @@ def fleet_document(study: FleetStudy, words: Sequence[str]) -> FleetDocument:
         capacity_tokens=tokens,
         capacity_bytes=study.model.bytes_for(tokens) if study.model else None,
         words=tuple(words),
+        figures=fleet_figures(study),
         fewest_interval=None if study.size is None else (study.size.low, study.size.high),
         pooled=_pooled(study),
         on_engines=None if study.on_engines is None else _fleet(study.on_engines, study),

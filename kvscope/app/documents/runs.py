@@ -6,8 +6,16 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
-from kvscope.app.documents.base import Document, Facts, ModelFacts, TraceFacts, model_facts
+from kvscope.app.documents.base import (
+    Document,
+    Facts,
+    GatedDocument,
+    ModelFacts,
+    TraceFacts,
+    model_facts,
+)
 from kvscope.app.documents.deployment import DeploymentFacts, LatencyFacts, deployment_facts
+from kvscope.app.gates import simulate_figures
 from kvscope.app.simulate import Simulation, ordered
 from kvscope.core.hits import HitDefinition
 from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierOutcome
@@ -75,7 +83,7 @@ class RunFigures(Facts, Outcome):
     created_at: datetime | None
 
 
-class SimulateDocument(Document, SettingFacts):
+class SimulateDocument(GatedDocument, SettingFacts):
     """What `kvscope simulate` finds; `found` has the parameters that follow from the trace."""
 
     command: Literal["simulate"] = "simulate"
@@ -89,9 +97,11 @@ class SimulateDocument(Document, SettingFacts):
 class StoredRun(SettingFacts, RunFigures):
     """A run that the store keeps, with what it counts and assumes.
 
-    `deployment` has what was stated of it, by the keys of kvscope.toml; null for a cache study.
+    `run:N`, N its `run_id`, names it for --baseline. `deployment` has what was
+    stated of it, by the keys of kvscope.toml; null for a cache study.
     """
 
+    run_id: int | None
     deployment: Mapping[str, str | int | float] | None
 
 
@@ -123,6 +133,7 @@ def simulate_document(simulation: Simulation) -> SimulateDocument:
         model=model_facts(model),
         deployment=deployment_facts(simulation.deployment) if simulation.deployment else None,
         found=simulation.estimates,
+        figures=simulate_figures(simulation.runs),
         results=tuple(run_figures(run, trace, model) for run in simulation.runs),
     )
 

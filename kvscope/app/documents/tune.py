@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from kvscope.app.documents.base import Document, Facts, ModelFacts, TraceFacts, model_facts
+from kvscope.app.documents.base import Facts, GatedDocument, ModelFacts, TraceFacts, model_facts
 from kvscope.app.documents.deployment import DeploymentFacts, deployment_facts
 from kvscope.app.documents.runs import SettingFacts, setting_facts
+from kvscope.app.gates import tune_figures
 from kvscope.app.tune import Assumption, Recommendation
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
@@ -189,7 +190,7 @@ class RecommendationFacts(CapacityFacts):
     replicas_tried: int
 
 
-class TuneDocument(Document, SettingFacts):
+class TuneDocument(GatedDocument, SettingFacts):
     """What `kvscope tune` recommends, what that rests on, and all that was tried.
 
     `contenders`, `infinite` and `oracles` are on the validation window, `explored` on the training
@@ -233,6 +234,7 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
         model=model_facts(tuned.model),
         deployment=deployment_facts(tuned.deployment) if tuned.deployment else None,
         words=tuple(words),
+        figures=tune_figures(tuned),
         recommendation=RecommendationFacts.build(
             _capacity(tuned, best.capacity_blocks),
             tuning,

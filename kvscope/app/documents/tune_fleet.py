@@ -7,8 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from kvscope.app.documents.base import Document, Facts, ModelFacts, TraceFacts, model_facts
+from kvscope.app.documents.base import Facts, GatedDocument, ModelFacts, TraceFacts, model_facts
 from kvscope.app.documents.deployment import DeploymentFacts, LatencyFacts, deployment_facts
+from kvscope.app.gates import tuned_fleet_figures
 from kvscope.app.tune_fleet import FleetRecommendation
 from kvscope.fleet.outcome import Latencies
 from kvscope.fleet.sweep import FleetRun
@@ -77,7 +78,7 @@ class EndFleetFigures(Facts):
     replicas: int | None
 
 
-class TuneFleetDocument(Document):
+class TuneFleetDocument(GatedDocument):
     """What `kvscope tune --fleet` finds.
 
     `verdict` is confirmed, resized or misses-slo. `capacities` are those of a replica that were
@@ -146,6 +147,7 @@ def tune_fleet_document(tuned: FleetRecommendation, words: Sequence[str]) -> Tun
         ),
         ends=tuple(EndFleetFigures.build(each.end, each) for each in tuning.ends),
         words=tuple(words),
+        figures=tuned_fleet_figures(tuned),
         flags=tuning.recommended.fleet.router.flags() if tuning.recommended else (),
         routers=tuple(
             RouterSizeFigures(replicas=each.replicas, run=_fleet(each.run))

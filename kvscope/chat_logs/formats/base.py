@@ -6,24 +6,19 @@ prompts. Tokens, hashes and the trace are made elsewhere, the same way for all f
 
 from __future__ import annotations
 
-import math
-import reprlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 import msgspec
 
-from kvscope.ingest.formats.base import BadLine, Identifier
+from kvscope.ingest.formats.base import Identifier
+from kvscope.ingest.formats.litellm import Usage
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
-
-_NANOSECONDS, _MICROSECONDS, _MILLISECONDS = 1e17, 1e14, 1e11  # since 1970, from 1973 on
-_LATEST_S = 1e11
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +44,8 @@ class LoggedRequest:
 
     `input_tokens`, `output_tokens` and `cached_tokens` are those that the log states. Without
     output tokens, `response` is tokenized to count them. `arrival_s` counts from 1970 or from any
-    other zero, the times measured from the arrival. `adapter` is a LoRA adapter.
+    other zero, the times measured from the arrival. `adapter` is a LoRA adapter. `parent_id` is the
+    id of the request that this one continues.
     """
 
     prompt: Prompt
@@ -59,14 +55,17 @@ class LoggedRequest:
     cached_tokens: int | None = None
     arrival_s: float | None = None
     ttft_s: float | None = None
+    queue_s: float | None = None
     duration_s: float | None = None
-    session: Identifier | None = None
-    user: Identifier | None = None
+    request_id: Identifier | None = None
+    parent_id: Identifier | None = None
+    session_id: Identifier | None = None
+    user_id: Identifier | None = None
     type: str | None = None
     model: str | None = None
     adapter: Identifier | None = None
     cache_salt: str | None = None
-    worker: str | None = None
+    worker: Identifier | None = None
 
 
 class LogFormat(ABC):
@@ -95,26 +94,6 @@ class LogFormat(ABC):
         """
 
 
-class TokenDetails(msgspec.Struct, gc=False):
-    """The part of a prompt that the server found in its cache."""
-
-    cached_tokens: int | None = None
-
-
-class Usage(msgspec.Struct, gc=False):
-    """The `usage` object of OpenAI's responses."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: TokenDetails | None = None
-
-    @property
-    def cached_tokens(self) -> int | None:
-        """The prompt tokens found in the server's cache."""
-        details = self.prompt_tokens_details
-        return None if details is None else details.cached_tokens
-
-
 class _Choice(msgspec.Struct, gc=False):
     message: Message | None = None
     text: str | None = None
@@ -123,6 +102,7 @@ class _Choice(msgspec.Struct, gc=False):
 class Response(msgspec.Struct, gc=False):
     """A response of OpenAI's chat completions or completions."""
 
+    id: str | None = None
     choices: list[_Choice] = []
     usage: Usage | None = None
 
@@ -132,38 +112,3 @@ class Response(msgspec.Struct, gc=False):
         if not self.choices:
             return None
         return self.choices[0].message or self.choices[0].text
-
-
-def seconds(value: object, name: str) -> float | None:
-    """Return a time in s, None where there is none; raise BadLine where it is no time.
-
-    Numbers that would lie after the year 5138 in seconds are taken for milli-, micro- or
-    nanoseconds since 1970. Texts are numbers or ISO 8601, UTC unless they name a zone.
-    """
-    if value is None:
-        return None
-    if isinstance(value, str):
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            pass
-        else:
-            return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
-    try:
-        number = float(value) if isinstance(value, str | int | float) else math.nan
-    except (ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number) or isinstance(value, bool):
-        raise BadLine(f"{name} is neither a number nor an ISO 8601 time: {reprlib.repr(value)}")
-    for least, divisor in ((_NANOSECONDS, 1e9), (_MICROSECONDS, 1e6), (_MILLISECONDS, 1e3)):
-        if abs(number) >= least:
-            number /= divisor
-            break
-    if abs(number) > _LATEST_S:
-        raise BadLine(f"{name} is no time: {reprlib.repr(value)}")
-    return number
-
-
-def difference(start_s: float | None, end_s: float | None) -> float | None:
-    """Return the time between two moments, None where one is missing or they are reversed."""
-    return None if start_s is None or end_s is None or end_s < start_s else end_s - start_s

@@ -23,11 +23,10 @@ from kvscope.chat_logs.formats.base import (
     Prompt,
     Response,
     Tool,
-    Usage,
-    difference,
-    seconds,
 )
 from kvscope.ingest.formats.base import BadLine, Identifier
+from kvscope.ingest.formats.litellm import Usage
+from kvscope.ingest.formats.times import between, in_seconds, moment
 
 ASSISTANT = "assistant"
 
@@ -41,6 +40,9 @@ _ENDS = ("end_time", "endTime", "finished_at", "completed_at")
 _SESSIONS = (
     "session_id", "conversation_id", "conversation_hash", "chat_id", "thread_id", "trace_id",
 )  # fmt: skip
+_REQUESTS = ("request_id", "id")
+_PARENTS = ("parent_request_id", "parent_id")
+_RESPONSE = "previous_response_id"
 _USERS = ("user", "user_id")
 _TEMPLATE_ARGUMENTS = (
     "documents", "reasoning_effort", "add_generation_prompt", "continue_final_message",
@@ -64,6 +66,7 @@ class _Row(msgspec.Struct, gc=False, kw_only=True):
     cache_salt: str | None = None
     worker: Identifier | None = None
     ttft_ms: float | None = None
+    queue_ms: float | None = None
     duration_ms: float | None = None
 
 
@@ -84,13 +87,14 @@ class OpenAI(LogFormat):
         row = msgspec.convert(fields, _Row)
         start_s = _time(fields, _TIMES)
         common: dict[str, Any] = {
-            "session": _identifier(fields, _SESSIONS),
-            "user": _identifier(fields, _USERS),
+            **_links(fields, row),
+            "session_id": _identifier(fields, _SESSIONS),
+            "user_id": _identifier(fields, _USERS),
             "type": row.type,
             "model": row.model,
             "adapter": row.lora_name or row.lora_id,
             "cache_salt": row.cache_salt,
-            "worker": None if row.worker is None else str(row.worker),
+            "worker": row.worker,
         }
         if row.messages is not None:
             answers = _answers(row)
@@ -101,9 +105,9 @@ class OpenAI(LogFormat):
             prompts = texts(fields.get("prompt"))
         response = row.response if isinstance(row.response, Response) else Response()
         usage = row.usage or response.usage or Usage()
-        duration_s = difference(start_s, _time(fields, _ENDS))
+        duration_s = between(start_s, _time(fields, _ENDS))
         if row.duration_ms is not None:
-            duration_s = row.duration_ms / 1000
+            duration_s = in_seconds(row.duration_ms)
         if len(prompts) > 1:  # what is measured is measured of all of them together
             return [LoggedRequest(prompt=each, arrival_s=start_s, **common) for each in prompts]
         return [
@@ -114,7 +118,8 @@ class OpenAI(LogFormat):
                 output_tokens=usage.completion_tokens,
                 cached_tokens=usage.cached_tokens,
                 arrival_s=start_s,
-                ttft_s=None if row.ttft_ms is None else row.ttft_ms / 1000,
+                ttft_s=in_seconds(row.ttft_ms),
+                queue_s=in_seconds(row.queue_ms),
                 duration_s=duration_s,
                 **common,
             )
@@ -139,6 +144,16 @@ def texts(prompt: object) -> list[Prompt]:
     if prompt is None:
         raise BadLine("Object missing required field `messages` or `prompt`")
     raise BadLine(f"prompt is neither text nor token ids: {reprlib.repr(prompt)}")
+
+
+def _links(fields: Mapping[str, Any], row: _Row) -> dict[str, Identifier | None]:
+    """Return the ids of a request and of its parent, which is another request or its response."""
+    if _RESPONSE in fields:
+        answer = row.response.id if isinstance(row.response, Response) else None
+        return {"request_id": answer, "parent_id": _identifier(fields, (_RESPONSE,))}
+    parent = _identifier(fields, _PARENTS)
+    named = parent is not None or any(name in fields for name in _PARENTS)
+    return {"request_id": _identifier(fields, _REQUESTS) if named else None, "parent_id": parent}
 
 
 def _flattened(fields: dict[str, Any]) -> dict[str, Any]:
@@ -198,8 +213,8 @@ def _conversation(
 ) -> list[LoggedRequest]:
     """Return a request per answer; the conversation's time is that of the first."""
     messages = row.messages or []
-    if common["session"] is None:
-        common["session"] = randbits(62)  # the conversation has no name
+    if common["session_id"] is None:
+        common["session_id"] = randbits(62)  # the conversation has no name
     requests = []
     for number, at in enumerate(answers):
         asked_s = _time(messages[at - 1], _TIMES)
@@ -211,11 +226,12 @@ def _conversation(
                 **common,
             )
         )
+        common = common | {"parent_id": None}  # later turns follow in their session
     return requests
 
 
 def _time(fields: Mapping[str, Any], names: Sequence[str]) -> float | None:
-    times = (seconds(fields.get(name), name) for name in names)
+    times = (moment(fields.get(name), name) for name in names)
     return next((time_s for time_s in times if time_s is not None), None)
 
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans as OTLP JSON: GenAI spans with messages, LMCache's spans with token ids.
+"""OpenTelemetry spans with prompts: GenAI spans with messages, LMCache's spans with token ids.
 
 Source: OpenTelemetry semantic conventions for generative AI (gen_ai.input.messages and others);
 LMCache, tools/cache_simulator/trace_analyze.py (mp.request.trace).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -19,45 +19,23 @@ from kvscope.chat_logs.formats.base import (
     LoggedRequest,
     Message,
     Tool,
-    difference,
-    seconds,
 )
 from kvscope.chat_logs.formats.openai import texts
-from kvscope.ingest.formats.base import TOO_DEEP, BadLine
-from kvscope.ingest.limits import MAX_NESTING
+from kvscope.ingest.formats.base import BadLine
+from kvscope.ingest.formats.otlp import (
+    INPUT_MESSAGES,
+    Span,
+    Values,
+    has_spans,
+    input_tokens,
+    output_tokens,
+    spans_of,
+)
 
-_INPUT, _OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
+_OUTPUT = "gen_ai.output.messages"
 _SYSTEM, _TOOLS = "gen_ai.system_instructions", "gen_ai.tool.definitions"
 _IDS = "lmcache.input_ids"
 _NO_PROMPT = "spans without messages or token ids"
-
-
-class _Attribute(msgspec.Struct, gc=False):
-    key: str
-    value: dict[str, Any] | None = None
-
-
-class _Event(msgspec.Struct, gc=False):
-    attributes: list[_Attribute] = []
-
-
-class _Span(msgspec.Struct, gc=False):
-    startTimeUnixNano: int | str | None = None  # noqa: N815
-    endTimeUnixNano: int | str | None = None  # noqa: N815
-    attributes: list[_Attribute] = []
-    events: list[_Event] = []
-
-
-class _Scope(msgspec.Struct, gc=False):
-    spans: list[_Span] = []
-
-
-class _Resource(msgspec.Struct, gc=False):
-    scopeSpans: list[_Scope] = []  # noqa: N815
-
-
-class _Export(msgspec.Struct, gc=False):
-    resourceSpans: list[_Resource] | None = None  # noqa: N815
 
 
 class Otlp(LogFormat):
@@ -66,45 +44,24 @@ class Otlp(LogFormat):
     name = "otlp"
     summary = "OpenTelemetry spans as OTLP JSON, with gen_ai.input.messages or LMCache's token ids"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._export = msgspec.json.Decoder(_Export).decode
-        self._span = msgspec.json.Decoder(_Span).decode
-
     @classmethod
     def recognizes(cls, keys: frozenset[str]) -> bool:
         """Return True if lines are exports or spans."""
-        return "resourceSpans" in keys or {"spanId", "attributes"} <= keys
+        return has_spans(keys)
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
         """Return the requests of the line's spans that have a prompt."""
-        resources = self._export(line).resourceSpans
-        if resources is None:
-            spans = [self._span(line)]
-        else:
-            spans = [
-                span for each in resources for scope in each.scopeSpans for span in scope.spans
-            ]
         requests = []
-        for span in spans:
-            attributes = {each.key: each.value for each in _attributes(span)}
-            if attributes.keys() & {_INPUT, _IDS}:
-                values = {key: _value(value) for key, value in attributes.items()}
+        for span in spans_of(line):
+            values = span.values()
+            if values.keys() & {INPUT_MESSAGES, _IDS}:
                 requests.append(_request(span, values))
             else:
                 self.left_out[_NO_PROMPT] += 1
         return requests
 
 
-def _attributes(span: _Span) -> Iterator[_Attribute]:
-    """Yield the attributes of a span's events and its own, which win."""
-    for event in span.events:
-        yield from event.attributes
-    yield from span.attributes
-
-
-def _request(span: _Span, values: Mapping[str, Any]) -> LoggedRequest:
-    start_s = seconds(span.startTimeUnixNano, "startTimeUnixNano")
+def _request(span: Span, values: Values) -> LoggedRequest:
     ids = _structured(values.get(_IDS), _IDS)
     prompt = _chat(values) if ids is None else texts(ids)[0]
     if ids is not None and not isinstance(prompt, list):
@@ -113,20 +70,14 @@ def _request(span: _Span, values: Mapping[str, Any]) -> LoggedRequest:
     return LoggedRequest(
         prompt=prompt,
         response=answers[0] if answers else None,
-        input_tokens=_count(values, "gen_ai.usage.input_tokens"),
-        output_tokens=_count(values, "gen_ai.usage.output_tokens"),
-        cached_tokens=_count(values, "gen_ai.usage.cache_read.input_tokens"),
-        arrival_s=start_s,
-        ttft_s=_number(values, "gen_ai.response.time_to_first_chunk"),
-        duration_s=difference(start_s, seconds(span.endTimeUnixNano, "endTimeUnixNano")),
-        session=_text(values, "gen_ai.conversation.id", "session.id", "session_id"),
-        user=_text(values, "user.id", "enduser.id"),
-        model=_text(values, "gen_ai.request.model", "lmcache.model", "gen_ai.response.model"),
+        input_tokens=input_tokens(values),
+        output_tokens=output_tokens(values),
+        **span.service(values),
     )
 
 
-def _chat(values: Mapping[str, Any]) -> Chat:
-    messages = _messages(values.get(_INPUT), _INPUT)
+def _chat(values: Values) -> Chat:
+    messages = _messages(values.get(INPUT_MESSAGES), INPUT_MESSAGES)
     system = _structured(values.get(_SYSTEM), _SYSTEM)
     if system:
         parts = [system] if isinstance(system, str) else system
@@ -201,41 +152,3 @@ def _structured(value: Any, name: str) -> Any:
         return msgspec.json.decode(value)
     except msgspec.DecodeError as error:
         raise BadLine(f"{name} is not JSON: {error}") from error
-
-
-def _value(value: Any, depth: int = 0) -> Any:
-    """Return the plain value of OTLP's AnyValue."""
-    if depth > MAX_NESTING:
-        raise BadLine(TOO_DEEP)
-    if not isinstance(value, dict):
-        return None
-    for kind in ("stringValue", "boolValue", "doubleValue"):
-        if kind in value:
-            return value[kind]
-    if "intValue" in value:
-        try:
-            return int(value["intValue"])
-        except (TypeError, ValueError):
-            raise BadLine(f"intValue is no integer: {reprlib.repr(value['intValue'])}") from None
-    nested = value.get("arrayValue", value.get("kvlistValue"))
-    inner = nested.get("values") if isinstance(nested, dict) else None
-    if not isinstance(inner, list):
-        return None
-    if "arrayValue" in value:
-        return [_value(each, depth + 1) for each in inner]
-    pairs = [each for each in inner if isinstance(each, dict)]
-    return {str(each.get("key")): _value(each.get("value"), depth + 1) for each in pairs}
-
-
-def _count(values: Mapping[str, Any], name: str) -> int | None:
-    number = _number(values, name)
-    return None if number is None else int(number)
-
-
-def _number(values: Mapping[str, Any], name: str) -> float | None:
-    value = values.get(name)
-    return value if isinstance(value, int | float) and 0 <= value < float("inf") else None
-
-
-def _text(values: Mapping[str, Any], *names: str) -> str | None:
-    return next((str(values[name]) for name in names if values.get(name)), None)

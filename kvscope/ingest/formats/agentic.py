@@ -7,10 +7,13 @@ ai-dynamo/aisimulate, crates/core (AgenticMooncakeHeader, AgenticMooncakeRow, ve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from kvscope.ingest.formats.base import BadLine, Identifier, ReadOptions, Request, TraceFormat
 from kvscope.ingest.formats.json_lines import RowReader, common_keys
+from kvscope.ingest.formats.times import in_seconds
 
 _SCHEMA = "dynamo.agentic_mooncake"
 _VERSION = 2
@@ -22,6 +25,8 @@ _FANS = (
 
 class _WaitsFor(msgspec.Struct, gc=False):
     relation: str | None = None
+    trigger: str | None = None
+    delay_ms: float | None = None
 
 
 class _TraceSource(msgspec.Struct, gc=False):
@@ -71,20 +76,27 @@ class _AgenticReader(RowReader):
             raise BadLine("Object missing required field `not_before_ms`")
         if any(each.relation != "sequence" for each in row.dependencies or ()):
             self.note(_FANS)
-        play, api_ms = row.play_id, row.recorded_api_time_ms
+        play = row.play_id
         session = row.session_id
         return Request(
             input_tokens=inputs,
             output_tokens=outputs or 0,
-            arrival_s=row.not_before_ms / 1000,
+            arrival_s=in_seconds(row.not_before_ms),
+            delay_s=in_seconds(_delay_ms(row.dependencies or ())),
             hash_ids=row.hash_ids,
             session_id=session if play is None or session is None else f"{play}/{session}",
             scope=None if play is None else str(play),
             clock=play if self._own_clocks else None,
             block_size=self._block_size,
             model=row.model,
-            duration_s=None if api_ms is None else api_ms / 1000,
+            duration_s=in_seconds(row.recorded_api_time_ms),
         )
+
+
+def _delay_ms(dependencies: Sequence[_WaitsFor]) -> float | None:
+    """Return the delay after the end of the session's request before."""
+    after_end = (x for x in dependencies if (x.relation, x.trigger) == ("sequence", "completion"))
+    return next((each.delay_ms for each in after_end), None)
 
 
 class AgenticMooncake(TraceFormat):

@@ -36,7 +36,6 @@ class _BailianRow(ServiceRow, gc=False, kw_only=True, rename=_SPELLED):
     user_id: Identifier | None = None
     block_size: int | None = None
     session_id: ClassVar[None] = None
-    delay_s: ClassVar[None] = None
     scope: ClassVar[None] = None
     clock: ClassVar[None] = None
 
@@ -86,6 +85,7 @@ class _BailianLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     queue_ms: int | float | None = None
     duration_ms: int | float | None = None
     cached_tokens: int | None = None
+    delay_ms: int | float | None = None
 
 
 class BailianExport(LineExporter):
@@ -120,4 +120,5 @@ class BailianExport(LineExporter):
             queue_ms=milliseconds(row.queue_s),
             duration_ms=milliseconds(row.duration_s),
             cached_tokens=row.cached_tokens,
+            delay_ms=milliseconds(row.delay_s),
         )

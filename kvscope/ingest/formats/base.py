@@ -8,9 +8,9 @@ defects, interning, lineage and the store are the same for all formats and live 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypedDict
 
 import msgspec
 
@@ -50,7 +50,8 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
 
     The rest is what was measured: by which `worker` (engine, replica) it was served, the time to
     its first token, the time until it was admitted and until its last token, all since its arrival,
-    and the prompt's tokens found in the cache.
+    and the prompt's tokens found in the cache. `delay_s` is kept where the arrival is known, too:
+    the time that a user or a tool took, for closed loops.
     """
 
     input_tokens: int
@@ -75,6 +76,20 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     queue_s: float | None = None
     duration_s: float | None = None
     cached_tokens: int | None = None
+
+
+class Service(TypedDict, total=False):
+    """What a log says about a request that was served, its prompt aside: fields of `Request`."""
+
+    arrival_s: float | None
+    session_id: Identifier | None
+    user_id: Identifier | None
+    model: str | None
+    worker: Identifier | None
+    ttft_s: float | None
+    queue_s: float | None
+    duration_s: float | None
+    cached_tokens: int | None
 
 
 class BadLine(Exception):
@@ -153,11 +168,13 @@ class Rejects:
     """Lines that could not be used, counted by kind of reason; none is dropped silently.
 
     `accepted + count` is the number of lines read, blank lines and headers aside. `lines` holds the
-    first `limit` of them as (line, reason).
+    first `limit` of them as (line, reason). `place` returns a line's file and its number there, for
+    traces of several files.
     """
 
     path: str
     strict: bool = False
+    place: Callable[[int], tuple[str, int]] | None = None
     limit: int = 10_000
     accepted: int = 0
     count: int = 0
@@ -174,12 +191,17 @@ class Rejects:
         if len(reason) > _LONGEST_REASON:
             reason = f"{reason[: _LONGEST_REASON - 1]}…"
         if self.strict:
-            raise InputError(reason, where=f"{self.path}:{line}")
+            raise InputError(reason, where=self.where(line))
         self.count += 1
         kind = _kind(reason)
         self.reasons[kind] = self.reasons.get(kind, 0) + 1
         if len(self.lines) < self.limit:
             self.lines.append((line, reason))
+
+    def where(self, line: int) -> str:
+        """Return the place of a line as path:line."""
+        path, number = self.place(line) if self.place else (self.path, line)
+        return f"{path}:{number}"
 
     def in_words(self) -> list[str]:
         """Return a line of text with the count, then one for each kind of reason, commonest first.
@@ -190,7 +212,7 @@ class Rejects:
             return []
         first: dict[str, str] = {}
         for line, reason in self.lines:
-            first.setdefault(_kind(reason), f"{self.path}:{line}: {reason}")
+            first.setdefault(_kind(reason), f"{self.where(line)}: {reason}")
         common = sorted(self.reasons.items(), key=lambda item: -item[1])
         lines = self.accepted + self.count
         words = [f"{self.path}: {self.count:,} of {lines:,} lines cannot be used:"]
@@ -261,7 +283,7 @@ class LineReader(Reader):
             if not text.strip():
                 continue
             if first == source.unterminated and (source.is_cut or self.is_cut(text)):
-                self.cut = f"the last line is cut: line {first:,} is left out"
+                self.cut = f"the last line is cut: {source.line_in_words(first)} is left out"
                 break
             requests = self.parse_at_once(text)
             if requests is None:
@@ -269,7 +291,8 @@ class LineReader(Reader):
             else:
                 yield Records.one_each(first, requests)
         if source.is_cut:
-            left_out = f" line {source.unterminated:,} and" if source.unterminated else ""
+            last = source.unterminated
+            left_out = f" {source.line_in_words(last)} and" if last else ""
             self.cut = f"the compressed data is cut:{left_out} all that follows is left out"
 
     def _line_by_line(self, first: int, lines: list[bytes]) -> Records:

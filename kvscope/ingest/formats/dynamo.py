@@ -10,6 +10,7 @@ import msgspec
 
 from kvscope.ingest.formats.base import BadLine, Identifier, Request, TraceFormat
 from kvscope.ingest.formats.json_lines import RowReader, common_keys
+from kvscope.ingest.formats.times import in_seconds
 
 _REQUEST = "request_end"
 _PAYLOADS = "request_payload records hold text and are left out: `kvscope hash` reads text"
@@ -86,22 +87,18 @@ class _DynamoReader(RowReader):
         return Request(
             input_tokens=inputs,
             output_tokens=ended.output_tokens or 0,
-            arrival_s=None if arrival_ms is None else arrival_ms / 1000,
+            arrival_s=in_seconds(arrival_ms),
             hash_ids=None if replay is None else replay.input_sequence_hashes,
             block_size=None if replay is None else replay.trace_block_size,
             session_id=None if context is None else context.session_id,
             type=None if context is None else "subagent" if sub_agent else "agent",
             model=ended.model,
             worker=None if ended.worker is None else ended.worker.name(),
-            ttft_s=_seconds(ended.ttft_ms),
-            queue_s=_seconds(ended.prefill_wait_time_ms),
-            duration_s=_seconds(ended.total_time_ms),
+            ttft_s=in_seconds(ended.ttft_ms),
+            queue_s=in_seconds(ended.prefill_wait_time_ms),
+            duration_s=in_seconds(ended.total_time_ms),
             cached_tokens=ended.cached_tokens,
         )
-
-
-def _seconds(ms: float | None) -> float | None:
-    return None if ms is None else ms / 1000
 
 
 class DynamoTraces(TraceFormat):

@@ -46,6 +46,7 @@ class Row:
     queue_s: float | None
     duration_s: float | None
     cached_tokens: int | None
+    delay_s: float | None
     clock: int | None
     hash_ids: list[int]
 

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from kvscope.ingest.formats.base import BadLine, Identifier, LineReader, ReadOptions, Request
+from kvscope.ingest.formats.times import in_seconds
 
 _UTF8_BOM = b"\xef\xbb\xbf"
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -31,6 +32,7 @@ class ServiceRow(msgspec.Struct, gc=False, kw_only=True):
     queue_ms: float | None = None
     duration_ms: float | None = None
     cached_tokens: int | None = None
+    delay_ms: float | None = None
 
     @property
     def adapter(self) -> Identifier | None:
@@ -40,17 +42,22 @@ class ServiceRow(msgspec.Struct, gc=False, kw_only=True):
     @property
     def ttft_s(self) -> float | None:
         """The time to first token."""
-        return None if self.ttft_ms is None else self.ttft_ms / 1000
+        return in_seconds(self.ttft_ms)
 
     @property
     def queue_s(self) -> float | None:
         """The time from arrival until admitted."""
-        return None if self.queue_ms is None else self.queue_ms / 1000
+        return in_seconds(self.queue_ms)
 
     @property
     def duration_s(self) -> float | None:
         """The time from arrival to the last token."""
-        return None if self.duration_ms is None else self.duration_ms / 1000
+        return in_seconds(self.duration_ms)
+
+    @property
+    def delay_s(self) -> float | None:
+        """The time from the end of the turn before."""
+        return in_seconds(self.delay_ms)
 
 
 class RowReader(LineReader):

@@ -14,6 +14,7 @@ import msgspec
 from kvscope.ingest.formats.base import BadLine, HashIds, Identifier, Request, TraceFormat
 from kvscope.ingest.formats.exporter import LineExporter, Row, milliseconds
 from kvscope.ingest.formats.json_lines import RowReader, ServiceRow, common_keys
+from kvscope.ingest.formats.times import in_seconds
 from kvscope.ingest.hash_ids import decoded
 
 TEXT_PROMPTS = "prompts as text, without input_length"
@@ -38,10 +39,11 @@ class _MooncakeRow(ServiceRow, gc=False):
     input_tokens: int | None = None
     output_tokens: int | None = None
     created_time: float | None = None
-    delay_ms: float | None = None
     tool_wait_ms: float | None = None
     hash_ids: msgspec.Raw = _ABSENT
     session_id: Identifier | None = None
+    request_id: Identifier | None = None
+    parent_request_id: Identifier | None = None
     block_size: int | None = None
     block_tokens: list[int] | None = None
     user_id: Identifier | None = None
@@ -76,9 +78,11 @@ class _MooncakeReader(RowReader):
         return Request(
             input_tokens=inputs,
             output_tokens=outputs,
-            arrival_s=None if arrival_ms is None else arrival_ms / 1000,
-            delay_s=None if delay_ms is None else delay_ms / 1000,
+            arrival_s=in_seconds(arrival_ms),
+            delay_s=in_seconds(delay_ms),
             hash_ids=_whole_prompt(row.hash_ids),
+            chat_id=row.request_id,
+            parent_chat_id=row.parent_request_id,
             session_id=row.session_id,
             user_id=row.user_id,
             type=row.type,

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of LLM requests as OTLP JSON, one export request a line: lengths and times.
+"""OpenTelemetry spans of LLM requests as OTLP JSON, an export request or a span a line.
 
 Spans with a number of input tokens are requests; all others are left out. vLLM's spans count
 prompt and completion tokens and have latencies in seconds. Source: OpenTelemetry GenAI semantic
@@ -8,118 +8,195 @@ vllm/v1/engine/output_processor.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from kvscope.ingest.formats.base import BadLine, LineReader, ReadOptions, Request, TraceFormat
+from kvscope.ingest.formats.base import (
+    TOO_DEEP,
+    BadLine,
+    LineReader,
+    Request,
+    Service,
+    TraceFormat,
+)
 from kvscope.ingest.formats.json_lines import common_keys
+from kvscope.ingest.formats.times import between
+from kvscope.ingest.limits import MAX_NESTING
 
 _NS = 1_000_000_000
+_BEYOND = 2**64
+INPUT_MESSAGES = "gen_ai.input.messages"
+
 _INPUTS = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 _OUTPUTS = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
 _CACHED = ("gen_ai.usage.cache_read.input_tokens",)
-_MODEL = ("gen_ai.response.model", "gen_ai.request.model")
-_SESSION = ("gen_ai.conversation.id",)
+_MODEL = ("gen_ai.response.model", "gen_ai.request.model", "lmcache.model")
+_SESSION = ("gen_ai.conversation.id", "session.id", "session_id")
+_USER = ("user.id", "enduser.id")
 _TTFT = ("gen_ai.latency.time_to_first_token", "gen_ai.response.time_to_first_chunk")
 _QUEUE = ("gen_ai.latency.time_in_queue",)
 _DURATION = ("gen_ai.latency.e2e",)
-_MESSAGES = ("gen_ai.input.messages",)
 _PROMPTS = "prompts are logged but not read: `kvscope hash` makes a trace with block hashes of them"
 
-
-class _SpanValue(msgspec.Struct, gc=False, rename="camel"):
-    string_value: str | None = None
-    int_value: int | str | None = None  # OTLP's JSON writes 64-bit integers as strings
-    double_value: float | None = None
+Values = Mapping[str, Any]
+"""The attributes of a span as plain values."""
 
 
-class _SpanAttribute(msgspec.Struct, gc=False):
+class _Attribute(msgspec.Struct, gc=False):
     key: str
-    value: _SpanValue | None = None
+    value: dict[str, Any] | None = None
 
 
-class _LlmSpan(msgspec.Struct, gc=False, rename="camel"):
-    start_time_unix_nano: int | str
+class _Event(msgspec.Struct, gc=False):
+    attributes: list[_Attribute] = []
+
+
+class Span(msgspec.Struct, gc=False, rename="camel"):
+    """A span, as far as it says something about a request."""
+
+    start_time_unix_nano: int | str | None = None
     end_time_unix_nano: int | str | None = None
-    attributes: list[_SpanAttribute] = []
+    attributes: list[_Attribute] = []
+    events: list[_Event] = []
+
+    def values(self) -> Values:
+        """Return the attributes of its events and its own, which win. Raises BadLine."""
+        events = (each for event in self.events for each in event.attributes)
+        return {each.key: _plain(each.value) for each in (*events, *self.attributes)}
+
+    def service(self, values: Values) -> Service:
+        """Return how the request was served. Raises BadLine for times that are none."""
+        start_s = _seconds(self.start_time_unix_nano)
+        end_s = _seconds(self.end_time_unix_nano)
+        duration_s = _number(values, _DURATION)
+        return Service(
+            arrival_s=start_s,
+            session_id=_text(values, _SESSION),
+            user_id=_text(values, _USER),
+            model=_text(values, _MODEL),
+            ttft_s=_number(values, _TTFT),
+            queue_s=_number(values, _QUEUE),
+            duration_s=between(start_s, end_s) if duration_s is None else duration_s,
+            cached_tokens=_count(values, _CACHED),
+        )
 
 
 class _SpansOfScope(msgspec.Struct, gc=False):
-    spans: list[_LlmSpan] = []
+    spans: list[Span] = []
 
 
 class _SpansOfResource(msgspec.Struct, gc=False, rename="camel"):
     scope_spans: list[_SpansOfScope] = []
 
 
-class _ExportLine(msgspec.Struct, gc=False, rename="camel"):
-    resource_spans: list[_SpansOfResource]
+class _Line(Span, gc=False, rename="camel"):
+    """A span, or an export request with `resource_spans`."""
+
+    resource_spans: list[_SpansOfResource] | None = None
+
+
+_decode = msgspec.json.Decoder(_Line).decode
+
+
+def spans_of(line: bytes) -> Iterator[Span]:
+    """Yield the spans of a line. Raises msgspec's errors."""
+    decoded = _decode(line)
+    if decoded.resource_spans is None:
+        yield decoded
+    for resource in decoded.resource_spans or ():
+        for scope in resource.scope_spans:
+            yield from scope.spans
+
+
+def has_spans(keys: frozenset[str]) -> bool:
+    """Return True if lines with these keys are export requests, or spans."""
+    return "resourceSpans" in keys or {"spanId", "attributes"} <= keys
+
+
+def _seconds(unix_nano: int | str | None) -> float | None:
+    return None if unix_nano is None else _whole(unix_nano) / _NS
+
+
+def _whole(value: Any) -> int:
+    """Return a whole number; OTLP's JSON writes those of 64 bits as strings."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        number = _BEYOND
+    if abs(number) >= _BEYOND:
+        raise BadLine(f"expected a whole number: {reprlib.repr(value)}")
+    return number
+
+
+def input_tokens(values: Values) -> int | None:
+    """Return the length of the prompt."""
+    return _count(values, _INPUTS)
+
+
+def output_tokens(values: Values) -> int | None:
+    """Return the length of the answer."""
+    return _count(values, _OUTPUTS)
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Return the plain value of OTLP's AnyValue."""
+    if depth > MAX_NESTING:
+        raise BadLine(TOO_DEEP)
+    if not isinstance(value, dict):
+        return None
+    for kind in ("stringValue", "boolValue", "doubleValue"):
+        if kind in value:
+            return value[kind]
+    if "intValue" in value:
+        return _whole(value["intValue"])
+    nested = value.get("arrayValue", value.get("kvlistValue"))
+    inner = nested.get("values") if isinstance(nested, dict) else None
+    if not isinstance(inner, list):
+        return None
+    if "arrayValue" in value:
+        return [_plain(each, depth + 1) for each in inner]
+    pairs = [each for each in inner if isinstance(each, dict)]
+    return {str(each.get("key")): _plain(each.get("value"), depth + 1) for each in pairs}
+
+
+def _count(values: Values, names: Sequence[str]) -> int | None:
+    number = _number(values, names)
+    return None if number is None else int(number)
+
+
+def _number(values: Values, names: Sequence[str]) -> float | None:
+    """Return the first of the attributes called `names` that is a number from 0 on."""
+    numbers = (values.get(name) for name in names)
+    return next(
+        (x for x in numbers if isinstance(x, int | float) and 0 <= x < float("inf")),
+        None,
+    )
+
+
+def _text(values: Values, names: Sequence[str]) -> str | None:
+    return next((str(values[name]) for name in names if values.get(name)), None)
 
 
 class _OtlpReader(LineReader):
-    def __init__(self, options: ReadOptions) -> None:
-        super().__init__(options)
-        self._decode = msgspec.json.Decoder(_ExportLine).decode
-
     def parse(self, line: bytes) -> Sequence[Request] | None:
-        export = self._decode(line)
-        spans = (
-            span
-            for resource in export.resource_spans
-            for scope in resource.scope_spans
-            for span in scope.spans
-        )
-        return [*self._requests(spans)] or None
+        return [*self._requests(line)] or None
 
-    def _requests(self, spans: Iterator[_LlmSpan]) -> Iterator[Request]:
-        for span in spans:
-            values = {each.key: each.value for each in span.attributes if each.value is not None}
-            inputs = _number(values, _INPUTS)
+    def _requests(self, line: bytes) -> Iterator[Request]:
+        for span in spans_of(line):
+            values = span.values()
+            inputs = input_tokens(values)
             if inputs is None:
                 continue
-            if any(name in values for name in _MESSAGES) and _PROMPTS not in self.notes:
+            if INPUT_MESSAGES in values and _PROMPTS not in self.notes:
                 self.notes.append(_PROMPTS)
-            start_ns = _whole("startTimeUnixNano", span.start_time_unix_nano)
-            duration_s = _number(values, _DURATION)
-            if duration_s is None and span.end_time_unix_nano is not None:
-                end_ns = _whole("endTimeUnixNano", span.end_time_unix_nano)
-                duration_s = (end_ns - start_ns) / _NS
-            cached = _number(values, _CACHED)
             yield Request(
-                input_tokens=int(inputs),
-                output_tokens=int(_number(values, _OUTPUTS) or 0),
-                arrival_s=start_ns / _NS,
-                session_id=_text(values, _SESSION),
-                model=_text(values, _MODEL),
-                ttft_s=_number(values, _TTFT),
-                queue_s=_number(values, _QUEUE),
-                duration_s=duration_s,
-                cached_tokens=None if cached is None else int(cached),
+                input_tokens=inputs,
+                output_tokens=output_tokens(values) or 0,
+                **span.service(values),
             )
-
-
-def _number(values: dict[str, _SpanValue], names: Sequence[str]) -> float | None:
-    """Return the first of the attributes called `names` that is a number."""
-    for name in names:
-        if value := values.get(name):
-            if value.int_value is not None:
-                return _whole(name, value.int_value)
-            if value.double_value is not None:
-                return value.double_value
-    return None
-
-
-def _text(values: dict[str, _SpanValue], names: Sequence[str]) -> str | None:
-    texts = (value.string_value for name in names if (value := values.get(name)))
-    return next((text for text in texts if text), None)
-
-
-def _whole(name: str, value: int | str) -> int:
-    digits = str(value)
-    if len(digits) > 20 or not digits.removeprefix("-").isdecimal():
-        raise BadLine(f"expected a whole number in {name}: {digits[:40]!r}")
-    return int(digits)
 
 
 class OtlpSpans(TraceFormat):
@@ -135,5 +212,5 @@ class OtlpSpans(TraceFormat):
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:
-        """Return True if the lines are export requests of traces."""
-        return "resourceSpans" in common_keys(head)
+        """Return True if the lines are export requests of traces, or spans."""
+        return has_spans(common_keys(head))

@@ -1,4 +1,4 @@
-"""Parquet files with the canonical columns: kvscope's own export, or anyone's.
+"""Parquet files with the canonical columns: kvscope's own export, or anyone's; or with Baseten's.
 
 DuckDB reads them, not polars: on a damaged file polars may abort the whole process.
 """
@@ -9,19 +9,28 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import duckdb
 import msgspec
+from duckdb.sqltypes import DuckDBPyType
 from msgspec.structs import asdict
 
 from kvscope.core.errors import InputError
-from kvscope.core.files import STANDARD_STREAM
+from kvscope.core.files import STANDARD_STREAM, files_of
 from kvscope.core.trace import Trace
-from kvscope.ingest.formats.base import ROOT, Reader, Records, Request, TraceFormat
+from kvscope.core.units import GIB
+from kvscope.ingest.formats.base import ROOT, BadLine, Reader, Records, Request, TraceFormat
 from kvscope.ingest.formats.exporter import Advance, Exporter, Row, rows
+from kvscope.ingest.limits import (
+    EXPANSION_FREE_BYTES,
+    MAX_EXPANSION,
+    MAX_HASH_IDS,
+    MAX_PARQUET_BYTES,
+    MAX_TEXT,
+)
 from kvscope.ingest.source import Source
 from kvscope.store.db import Store, statement
 
@@ -29,6 +38,27 @@ _MAGIC = b"PAR1"
 _MANDATORY = ("input_tokens", "output_tokens")
 _PATTERN_CHARACTERS = frozenset("*?[")
 _ROWS_AT_ONCE = 2_048
+BASETEN = {
+    "timestamp_start_unix_ms": "arrival_s",
+    "total_hashes": "hash_ids",
+    "provided_session_id": "session_id",
+    "poor_man_session_id": "session_id",
+    "model_name": "model",
+    "org_id": "user_id",
+    "duration_ttft_ms": "ttft_s",
+    "duration_e2e_ms": "duration_s",
+    "cached_tokens_reference": "cached_tokens",
+}
+"""What Baseten's completion traces call the fields. Times are in ms, and the first session id wins.
+
+Source: ai-dynamo/aiperf, src/aiperf/dataset/loader/baseten_trace_models.py, commit 264464a.
+"""
+_VALUE_BYTES = 8  # of a number; a text takes more
+_FEW = 8  # rows, of which each may have MAX_HASH_IDS
+_LONGEST_ID = 256  # characters of a hash id that count
+_INTEGERS = {f"{sign}{size}" for sign in ("", "u") for size in ("tinyint", "smallint", "bigint")}
+_NUMBERS = _INTEGERS | {"integer", "uinteger", "hugeint", "uhugeint", "float", "double", "boolean"}
+_BOUNDED = {"memory_limit": f"{MAX_PARQUET_BYTES >> 20}MiB", "threads": "1", "temp_directory": ""}
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 # What a damaged file ends in; the last two where a name or text in it is no UTF-8.
@@ -44,17 +74,30 @@ class _ParquetRow(Request):
 class _ParquetReader(Reader):
     def records(self, source: Source) -> Iterator[Records]:
         first = 1
-        with _as_file(source) as path:
-            for batch in _batches(path, source.path):
-                records = Records()
-                for number, row in enumerate(batch, first):
-                    try:
-                        request = Request(**asdict(msgspec.convert(row, _ParquetRow)))
-                        records.add(number, (request,))
-                    except msgspec.ValidationError as error:
-                        records.refuse(number, str(error))
-                yield records
-                first += len(batch)
+        for file in _files(source):
+            source.begin_file(first, file.path)
+            with _as_file(file) as path:
+                for batch in _batches(path, file.path):
+                    records = Records()
+                    for number, row in enumerate(batch, first):
+                        try:
+                            records.add(number, (_request(row),))
+                        except (BadLine, msgspec.ValidationError) as error:
+                            records.refuse(number, str(error))
+                    yield records
+                    first += len(batch)
+
+
+def _files(source: Source) -> Iterator[Source]:
+    """Yield the source, or each file of several: an index at the end has no others behind it."""
+    files = [] if source.path == STANDARD_STREAM else files_of(source.path)
+    if len(files) <= 1:
+        yield source
+        return
+    source.drain()
+    for path in files:
+        with closing(Source(str(path))) as file:
+            yield file
 
 
 @contextmanager
@@ -86,19 +129,80 @@ def _batches(path: str, shown: str) -> Iterator[list[dict[str, object]]]:
     """Yield the rows with their canonical columns, some at a time; errors name the file `shown`."""
     try:
         # A connection of its own: a damaged file can make DuckDB give up the one that read it.
-        with duckdb.connect() as connection:
-            rows = connection.execute(statement("ingest/parquet_rows").text, {"path": path})
-            names = [column[0] for column in rows.description or ()]
-            _require_lengths(names, shown)
-            while batch := rows.fetchmany(_ROWS_AT_ONCE):
-                yield [dict(zip(names, row, strict=True)) for row in batch]
+        with duckdb.connect(config=dict(_BOUNDED)) as connection:
+            _refuse_bomb(connection, path, shown)
+            query, values = statement("ingest/parquet_rows").text, {"path": path}
+            found = connection.sql(query, params=values)
+            _require_lengths(found.columns, shown)
+            columns = ", ".join(map(_cut, found.columns, found.types))
+            bounded = f"SELECT {columns} FROM ({query})"  # noqa: S608  (columns of the query's own)
+            rows = connection.execute(bounded, values)
+            while batch := _next_batch(rows, found.columns):
+                yield batch
     except duckdb.BinderException:  # not one canonical column
         _require_lengths([], shown)
+    except duckdb.OutOfMemoryException as error:
+        raise InputError(
+            f"{_ROWS_AT_ONCE:,} rows of this Parquet file take more than"
+            f" {MAX_PARQUET_BYTES // GIB} GiB",
+            where=shown,
+            remedy="write it in smaller row groups, or as JSON lines",
+        ) from error
     except _DAMAGE as error:
         reason = (str(error) or type(error).__name__).splitlines()[0].replace(path, shown)
         raise InputError(
             f"the Parquet file is damaged ({reason})", where=shown, remedy="copy or write it again"
         ) from error
+
+
+def _refuse_bomb(connection: duckdb.DuckDBPyConnection, path: str, shown: str) -> None:
+    """Raise InputError for a file of few bytes and very many values."""
+    counted = connection.execute(statement("ingest/parquet_values").text, {"path": path}).fetchone()
+    size = _VALUE_BYTES * int(counted[0] if counted else 0)
+    if size > max(EXPANSION_FREE_BYTES, MAX_EXPANSION * Path(path).stat().st_size):
+        raise InputError(
+            f"decompresses to more than {MAX_EXPANSION:,} times its size, as no trace does",
+            where=shown,
+            remedy="write it as JSON lines, if it is one",
+        )
+
+
+def _cut(name: str, kind: DuckDBPyType) -> str:
+    """Return a column as SQL, no longer than is enough to refuse it."""
+    text = str(kind).lower()
+    if text in _NUMBERS:
+        return name
+    if not text.endswith("[]"):
+        return f"left({name}::VARCHAR, {MAX_TEXT + 1}) AS {name}"
+    ids = f"{name}[:{MAX_HASH_IDS + 1}]"
+    if text.removesuffix("[]") not in _NUMBERS:
+        ids = f"[left(id::VARCHAR, {_LONGEST_ID}) FOR id IN {ids}]"
+    return f"{ids} AS {name}"
+
+
+def _next_batch(rows: duckdb.DuckDBPyConnection, names: list[str]) -> list[dict[str, object]]:
+    """Return the next rows: fewer where they have many hash ids, none at the end."""
+    batch: list[dict[str, object]] = []
+    ids = 0
+    while len(batch) < _ROWS_AT_ONCE and ids < MAX_HASH_IDS and (some := rows.fetchmany(_FEW)):
+        for values in some:
+            row = dict(zip(names, values, strict=True))
+            ids += len(row.get("hash_ids") or row.get("total_hashes") or ())
+            batch.append(row)
+    return batch
+
+
+def _request(row: dict[str, object]) -> Request:
+    """Return a row's request; raises BadLine or ValidationError where it has none."""
+    for name, value in row.items():
+        if isinstance(value, str) and len(value) > MAX_TEXT:
+            raise BadLine(f"text longer than {MAX_TEXT:,} characters in {name}")
+    for name, field in BASETEN.items():
+        value = row.pop(name, None)
+        if value is not None and row.get(field) is None:
+            is_ms = name.endswith("_ms")
+            row[field] = value / 1000 if is_ms and isinstance(value, int | float) else value
+    return Request(**asdict(msgspec.convert(row, _ParquetRow)))
 
 
 def _require_lengths(present: Sequence[str], shown: str) -> None:
@@ -112,11 +216,11 @@ def _require_lengths(present: Sequence[str], shown: str) -> None:
 
 
 class Parquet(TraceFormat):
-    """Parquet with columns named as the fields of `Request`; others are ignored."""
+    """Parquet with columns named as the fields of `Request` or as Baseten's; others are ignored."""
 
     name = "parquet"
-    summary = "Parquet with kvscope's own column names (input_tokens, hash_ids, ...)"
-    source = "kvscope"
+    summary = "Parquet with kvscope's column names (input_tokens, hash_ids, ...), or Baseten's"
+    source = "kvscope; aiperf, loader/baseten_trace_models.py (commit 264464a)"
     fields = ("input_tokens", "output_tokens", "arrival_s", "hash_ids")
     default_block_size = 16
     reader = _ParquetReader
@@ -161,6 +265,7 @@ class ParquetExport(Exporter):
             "queue_s": pl.Float64(),
             "duration_s": pl.Float64(),
             "cached_tokens": pl.Int32(),
+            "delay_s": pl.Float64(),
             "hash_ids": pl.List(pl.Int32()),
             "block_size": pl.Int32(),
             "clock": pl.Int32(),

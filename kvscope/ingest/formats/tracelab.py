@@ -8,13 +8,13 @@ ai-dynamo/aiperf, src/aiperf/dataset/loader/_tracelab_convert.py, commit 018a03f
 
 from __future__ import annotations
 
-import datetime as dt
 import reprlib
 
 import msgspec
 
 from kvscope.ingest.formats.base import BadLine, Identifier, ReadOptions, Request, TraceFormat
 from kvscope.ingest.formats.json_lines import RowReader, common_keys
+from kvscope.ingest.formats.times import moment
 from kvscope.ingest.limits import MAX_HASH_IDS, MAX_TOKENS
 
 _BLOCK_SIZE = 16
@@ -84,24 +84,16 @@ class _TraceLabReader(RowReader):
 
 def _times(events: list[_TimingEvent]) -> tuple[float | None, float | None]:
     """Return when a round is sent (s since 1970), and the time until its last output."""
-    sent = [_seconds(each.timestamp) for each in events if each.event_type in _INPUT_EVENTS]
-    made = [_seconds(each.timestamp) for each in events if each.event_type in _OUTPUT_EVENTS]
-    inputs_s = [each for each in sent if each is not None]
-    outputs_s = [each for each in made if each is not None]
+    inputs_s, outputs_s = _moments(events, _INPUT_EVENTS), _moments(events, _OUTPUT_EVENTS)
     if not inputs_s and not outputs_s:
         return None, None
     arrival_s = max(inputs_s) if inputs_s else min(outputs_s)
     return arrival_s, max(max(outputs_s) - arrival_s, 0.0) if outputs_s else None
 
 
-def _seconds(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        at = dt.datetime.fromisoformat(text)
-        return (at if at.tzinfo else at.replace(tzinfo=dt.UTC)).timestamp()
-    except (ValueError, OverflowError) as error:
-        raise BadLine(f"expected a date and time: {reprlib.repr(text)}") from error
+def _moments(events: list[_TimingEvent], kinds: frozenset[str]) -> list[float]:
+    times_s = (moment(each.timestamp, "timestamp") for each in events if each.event_type in kinds)
+    return [time_s for time_s in times_s if time_s is not None]
 
 
 class TraceLab(TraceFormat):

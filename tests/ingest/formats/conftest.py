@@ -453,7 +453,7 @@ def _litellm() -> Sample:
             Request(input_tokens=8, output_tokens=7, arrival_s=10.0, duration_s=2.5),
         ),
         bad=line(b'"noon"', 9, b""),
-        reason="Expected `float`, got `str` - at `$.startTime`",
+        reason="startTime is neither a number nor an ISO 8601 time: 'noon'",
     )
 
 
@@ -512,7 +512,7 @@ def _otlp() -> Sample:
             Request(input_tokens=8, output_tokens=0, arrival_s=2.0, duration_s=0.5),
         ),
         bad=line(1, b'{"key":"gen_ai.usage.input_tokens","value":{"intValue":"many"}}'),
-        reason="expected a whole number in gen_ai.usage.input_tokens: 'many'",
+        reason="expected a whole number: 'many'",
     )
 
 
@@ -529,7 +529,11 @@ def _agentic() -> Sample:
             % (play, begin_ms, tokens, ids, more)
         )
 
-    more = b',"recorded_api_time_ms":250,"dependencies":[]'
+    more = (
+        b',"recorded_api_time_ms":250,"dependencies":[{"request_id":"o","relation":"spawn",'
+        b'"trigger":"dispatch","delay_ms":9},{"request_id":"p","relation":"sequence",'
+        b'"trigger":"completion","delay_ms":500}]'
+    )
     lines = [
         line(b"p", 900, 130, b"[1,2]", more),
         line(b"q", 900, 64, b"[1]"),
@@ -554,7 +558,7 @@ def _agentic() -> Sample:
         "agentic-mooncake",
         lines,
         (
-            request("p", 130, 0.9, [1, 2], duration_s=0.25),
+            request("p", 130, 0.9, [1, 2], duration_s=0.25, delay_s=0.5),
             request("q", 64, 0.9, [1]),
             request("q", 3, 0.0, []),
         ),

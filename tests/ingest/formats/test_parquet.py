@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gzip
 import io
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import polars as pl
 import pytest
 
 from kvscope.core.errors import InputError
 from kvscope.ingest.formats.base import ReadOptions, Request
-from kvscope.ingest.formats.parquet import Parquet
+from kvscope.ingest.formats.parquet import BASETEN, Parquet
 from kvscope.ingest.source import Source
 from kvscope.store.db import statement
 
@@ -31,7 +34,7 @@ def test_the_query_takes_every_canonical_column() -> None:
     """A field added to Request must be added to the query too."""
     query = statement("ingest/parquet_rows")
     assert query.columns == Request.__struct_fields__[:2] + query.columns[2:]
-    assert set(query.columns) == set(Request.__struct_fields__)
+    assert set(query.columns) == {*Request.__struct_fields__, *BASETEN}
     assert f"^({'|'.join(query.columns)})$" in query.text
 
 
@@ -44,6 +47,39 @@ def test_only_the_lengths_are_mandatory(read: Any) -> None:
     assert read(parquet(LENGTHS)).requests == expected
     narrow = LENGTHS.cast({"input_tokens": pl.UInt16, "output_tokens": pl.Int32})
     assert read(parquet(narrow)).requests == expected
+
+
+def test_baseten_names_the_columns_its_own_way(read: Any) -> None:
+    """Times in ms; either session id; text is not read."""
+    rows = LENGTHS.with_columns(
+        timestamp_start_unix_ms=pl.Series([1_700_000_000_250, 1_700_000_001_000]),
+        prompt=pl.Series(["secret", "secret"]),
+        total_hashes=pl.Series([[11, 12], None]),
+        provided_session_id=pl.Series(["s", None]),
+        poor_man_session_id=pl.Series([1, 2]),
+        duration_e2e_ms=pl.Series([2500, None]),
+        duration_ttft_ms=pl.Series([250, None]),
+        cached_tokens_reference=pl.Series([4, None]),
+        model_name=pl.Series(["m", "m"]),
+        org_id=pl.Series(["o", None]),
+        block_size=pl.Series([4, 4]),
+    )
+    both = {"model": "m", "block_size": 4}
+    assert read(parquet(rows)).requests == [
+        Request(
+            input_tokens=5,
+            output_tokens=1,
+            arrival_s=1_700_000_000.25,
+            hash_ids=[11, 12],
+            session_id="s",
+            user_id="o",
+            ttft_s=0.25,
+            duration_s=2.5,
+            cached_tokens=4,
+            **both,
+        ),
+        Request(input_tokens=6, output_tokens=2, arrival_s=1_700_000_001.0, session_id=2, **both),
+    ]
 
 
 def test_every_field_of_a_request_is_a_column(read: Any) -> None:
@@ -147,3 +183,66 @@ def test_folders_add_no_columns(tmp_path: Path) -> None:
     (read,) = Parquet.reader(ReadOptions()).records(source)
     source.close()
     assert read.requests[0].type is None
+
+
+def test_a_folder_of_files_is_one_trace(tmp_path: Path) -> None:
+    """Files one after another, compressed or not, and a bad row with its own file's number."""
+    bad = LENGTHS.with_columns(input_tokens=pl.Series([None, 7]))
+    (tmp_path / "a.parquet").write_bytes(parquet(LENGTHS))
+    (tmp_path / "b.parquet.gz").write_bytes(gzip.compress(parquet(bad)))
+    source = Source(str(tmp_path))
+    parts = list(Parquet.reader(ReadOptions()).records(source))
+    source.close()
+    assert [request.input_tokens for part in parts for request in part.requests] == [5, 6, 7]
+    [(row, _)] = [refused for part in parts for refused in part.refused]
+    assert source.place(row) == (str(tmp_path / "b.parquet.gz"), 1)
+
+
+_READ = """
+import resource, sys
+from kvscope.core.errors import InputError
+from kvscope.ingest.formats.base import ReadOptions
+from kvscope.ingest.formats.parquet import BASETEN, Parquet
+from kvscope.ingest.source import Source
+
+def read(path):
+    try:
+        for records in Parquet.reader(ReadOptions()).records(Source(path)):
+            for _, reason in records.refused:
+                return reason
+            return max(len(request.hash_ids or ()) for request in records.requests)
+    except InputError as error:
+        return error.what
+
+read(sys.argv[1])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for path in sys.argv[2:]:
+    print(read(path))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_bombs_end_in_bounded_memory(tmp_path: Path) -> None:
+    """Very many values are refused unread, too long texts row by row, and ids are cut."""
+    columns = {
+        "sound": "0 AS clock",
+        "ids": "list_resize([7], 17_000_000, 7) AS hash_ids FROM range(2)",
+        "long": "list_resize(['x'], 1_100_000, 'x') AS hash_ids",
+        "text": "repeat('x', 10_000_000) AS type FROM range(9)",
+        "bytes": "repeat('x', 10_000_000)::BLOB AS type FROM range(9)",
+    }
+    options = "FORMAT parquet, COMPRESSION zstd"
+    paths = [str(tmp_path / name) for name in columns]
+    with duckdb.connect(config={"threads": 1}) as connection:
+        for path, others in zip(paths, columns.values(), strict=True):
+            query = f"SELECT 100 AS input_tokens, 1 AS output_tokens, {others}"
+            connection.execute(f"COPY ({query}) TO '{path}' ({options})")
+            assert Path(path).stat().st_size < 25_000
+    done = subprocess.run(
+        [sys.executable, "-c", _READ, *paths], capture_output=True, text=True, check=True
+    )
+    *ends, grown_kib = done.stdout.splitlines()
+    bomb = "decompresses to more than 10,000 times its size, as no trace does"
+    text = "text longer than 65,536 characters in type"
+    assert ends == [bomb, "1048577", text, text]
+    assert int(grown_kib) < 192 * 1024

@@ -1,0 +1,103 @@
+"""Why: the causes of missed tokens, what to change, and one request in the prefix tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import streamlit as st
+
+from dashboard import background_cache, connection, job, query_params, render, sidebar
+from dashboard.markdown import escape
+from dashboard.wording import in_page_words
+from kvscope.app.explain import (
+    Explanation,
+    explain,
+    explained_request,
+    read_evidence,
+    request_number,
+)
+from kvscope.app.options import ExplainOptions
+from kvscope.app.requests import explain_request
+from kvscope.core.errors import KvscopeError
+from kvscope.core.trace import Prompts
+from kvscope.report import misses as report
+from kvscope.report.words import count
+
+
+@dataclass(frozen=True, slots=True)
+class _Explained:
+    """What the page's job found, with the prompts that it explains."""
+
+    explanation: Explanation
+    prompts: Prompts
+
+
+def page() -> None:
+    """Draw which cache is explained, the causes and findings, then the request that is picked."""
+    trace = sidebar.page_head("Why")
+    selected = sidebar.choices()
+    blocks = None
+    if selected.deployment is None:
+        blocks = sidebar.capacity("why_capacity", "Capacity")
+        blocks = blocks or selected.present_blocks
+        if blocks is None:
+            curve = background_cache.lru(trace).curve
+            blocks = curve.capacity_for(curve.ideal / 2)
+    known = {each.name for each in fields(ExplainOptions)}
+    options = ExplainOptions(
+        capacity_blocks=blocks,
+        **{name: value for name, value in selected.options.items() if name in known},
+    )
+    question = (trace, options)
+    clicked = st.button("Explain", type="primary", key="explain_misses")
+    first = job.current("why", question) is None
+    done = job.answer("why", "Explain misses", question, _run, "Explain", clicked=clicked or first)
+    if done is None:
+        return
+    explained: _Explained = done.result
+    render.show(report.sections(explained.explanation), within="why")
+    _request(explained)
+
+
+def _run(running: job.Job) -> _Explained:
+    """Return the explanation of the trace's misses."""
+    trace, options = running.request
+    request = explain_request(options)
+    prompts = background_cache.lru_for(running, trace).prompts
+    evidence = read_evidence(connection, trace, request)
+    return _Explained(explain(trace, prompts, request, running, evidence), prompts)
+
+
+def _request(explained: _Explained) -> None:
+    """Draw the choice of a request, by default the one that lost most, and why it missed."""
+    explanation = explained.explanation
+    lost = {str(each.request): each for each in explanation.requests}
+    default = next(iter(lost), "0")
+    with query_params.synced("request", default):
+        text = st.selectbox(
+            "Request (or another number or id)",
+            list(dict.fromkeys([*lost, st.session_state["request"]])),
+            key="request",
+            accept_new_options=True,
+            format_func=lambda each: (
+                f"{each}: {count(lost[each].missed_tokens)} tokens missed" if each in lost else each
+            ),
+            help="Those that lost the most tokens avoidably; type any other.",
+        )
+    try:
+        with connection.reading() as store:
+            number = request_number(store, explanation.trace, text or default)
+    except KvscopeError as error:
+        st.error(escape(in_page_words(str(error))))
+        return
+    request = explained_request(
+        explained.prompts,
+        explanation.setting.definition,
+        explanation.attribution,
+        number,
+        explanation.gaps,
+    )
+    render.show([report.request_section(explanation, request)], within=f"request {number}")
+
+
+page()

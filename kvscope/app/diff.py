@@ -1,0 +1,382 @@
+"""Compare two traces, two stored runs or two recommendations, figure by figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import starmap
+from pathlib import Path
+from typing import Literal, get_args
+
+from kvscope.app.analyze import Analysis, analyze
+from kvscope.app.baseline import RUN, stored_run
+from kvscope.app.monitor import Monitor
+from kvscope.app.requests import AnalyzeRequest
+from kvscope.app.traces import load_trace
+from kvscope.core.errors import UsageError
+from kvscope.core.runs import Outcome, Run
+from kvscope.core.trace import Trace
+from kvscope.replay.policy_options import format_value
+from kvscope.store.file import Stores
+from kvscope.tuning.file import RecommendationTable, read_recommendation_table
+
+Kind = Literal["traces", "runs", "recommendations"]
+Topic = Literal[
+    "verdict", "hits", "ideal", "capacity", "policy", "flags", "latency", "setting", "traffic"
+]
+TOPICS: tuple[Topic, ...] = get_args(Topic)
+"""What figures are about, what matters most first."""
+Quantity = Literal[
+    "words", "share", "seconds", "requests", "per_second", "tokens", "blocks", "bytes"
+]
+SUFFIX = ".toml"
+
+_PERCENTILES = ("p50", "p90", "p95", "p99")
+_SAME = 1e-12  # relative: what two orders of summation leave
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One figure of both sides, None where a side has none.
+
+    `quantity` is its unit, `words` for text. `change` is right - left for shares, right / left - 1
+    for other numbers, None where there is none.
+    """
+
+    topic: Topic
+    name: str
+    quantity: Quantity
+    left: float | str | None
+    right: float | str | None
+
+    @property
+    def change(self) -> float | None:
+        """The change from left to right."""
+        left, right = self.left, self.right
+        if not isinstance(left, int | float) or not isinstance(right, int | float):
+            return None
+        if self.quantity == "share":
+            return right - left
+        return right / left - 1 if left else None
+
+    @property
+    def is_none(self) -> bool:
+        """Whether both sides are the same."""
+        change = self.change
+        return self.left == self.right or (change is not None and abs(change) < _SAME)
+
+
+Facts = tuple[Difference, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two things of a `kind` and their `facts`, in an order to be read.
+
+    `by_category` has facts of one name for each category that both have. `traces` are the traces of
+    analyses and runs; of the things themselves one pair is there.
+    """
+
+    kind: Kind
+    names: tuple[str, str]
+    facts: Facts
+    by_category: Mapping[str, Facts]
+    traces: tuple[Trace, Trace] | None = None
+    analyses: tuple[Analysis, Analysis] | None = None
+    runs: tuple[Run, Run] | None = None
+
+    @property
+    def ranked(self) -> Facts:
+        """What differs: by topic, what matters most first, then by relative change."""
+
+        def rank(fact: Difference) -> tuple[int, float]:
+            left, right, size = fact.left, fact.right, 0.0
+            if isinstance(left, int | float) and isinstance(right, int | float):
+                size = abs(right - left) / max(abs(left), abs(right))
+            return TOPICS.index(fact.topic), -size
+
+        return tuple(sorted((fact for fact in self.facts if not fact.is_none), key=rank))
+
+
+def diff(
+    stores: Stores,
+    left: str,
+    right: str,
+    request: AnalyzeRequest | None = None,
+    monitor: Monitor | None = None,
+) -> Comparison:
+    """Compare what two names stand for; traces are analyzed as `request` says.
+
+    `run:N` is a stored run, a path that ends in .toml a recommendation, anything else a trace.
+    Raises UsageError for two of different kinds, InputError for what is not there.
+    """
+    names = (left, right)
+    kind, other = (_kind(name) for name in names)
+    if kind != other:
+        raise UsageError(
+            f"{left} is one of {kind}, {right} one of {other}",
+            remedy="compare two traces, two runs (run:N) or two recommendations (FILE.toml)",
+        )
+    if kind == "recommendations":
+        first, second = (read_recommendation_table(Path(name)) for name in names)
+        short = (Path(left).name, Path(right).name)
+        return compare_recommendations(short if short[0] != short[1] else names, (first, second))
+    if kind == "runs":
+        with stores.reading() as store:
+            (trace, run), (other_trace, other_run) = (stored_run(store, name) for name in names)
+        return compare_runs(names, (run, other_run), (trace, other_trace))
+
+    def analyzed(name: str) -> Analysis:
+        return analyze(stores, load_trace(stores, name, monitor or Monitor()), request)
+
+    both = analyzed(left), analyzed(right)
+    return compare_traces((both[0].trace.name, both[1].trace.name), both)
+
+
+def _kind(name: str) -> Kind:
+    if name.startswith(RUN):
+        return "runs"
+    return "recommendations" if name.endswith(SUFFIX) else "traces"
+
+
+def compare_traces(names: tuple[str, str], both: tuple[Analysis, Analysis]) -> Comparison:
+    """Compare two analyses, their capacities in bytes where both have the same model."""
+    left, right = (
+        {row.category: row.share for row in each.characterization.categories} for each in both
+    )
+    shares = (
+        _known("traffic", name, "share", (left.get(name, 0.0), right.get(name, 0.0)))
+        for name in {**left, **right}
+    )
+    return Comparison(
+        "traces",
+        names,
+        _facts(_trace_facts(both)),
+        {"Share of requests": _facts(shares)},
+        traces=(both[0].trace, both[1].trace),
+        analyses=both,
+    )
+
+
+def compare_runs(
+    names: tuple[str, str], both: tuple[Run, Run], traces: tuple[Trace, Trace] | None = None
+) -> Comparison:
+    """Compare two runs, with their parts."""
+    categories = [
+        {part.category: part.outcome for part in run.parts if part.category is not None}
+        for run in both
+    ]
+    shared = {
+        name: (outcome, categories[1][name])
+        for name, outcome in categories[0].items()
+        if name in categories[1]
+    }
+    rates = (
+        _known("hits", name, "share", list(map(_hit_rate, both, pair)))
+        for name, pair in shared.items()
+    )
+    times = (
+        _known("latency", name, "seconds", [each.ttft_ms.p95 / 1e3 for each in pair])
+        for name, pair in shared.items()
+    )
+    return Comparison(
+        "runs",
+        names,
+        _facts(_run_facts(both)),
+        {"Hit rate": _facts(rates), "p95 TTFT": _facts(times)} if shared else {},
+        traces=traces,
+        runs=both,
+    )
+
+
+def compare_recommendations(
+    names: tuple[str, str], both: tuple[RecommendationTable, RecommendationTable]
+) -> Comparison:
+    """Compare what two files of `kvscope tune` recommend, and expect on held-out requests."""
+    return Comparison("recommendations", names, _facts(_advice_facts(both)), {})
+
+
+def _facts(facts: Iterable[Difference | None]) -> Facts:
+    return tuple(fact for fact in facts if fact is not None)
+
+
+def _known(
+    topic: Topic, name: str, quantity: Quantity, values: Sequence[float | str | None]
+) -> Difference | None:
+    """Return a figure of both sides, None where neither has it."""
+    left, right = values
+    return (
+        None if left is None and right is None else Difference(topic, name, quantity, left, right)
+    )
+
+
+def _trace_facts(both: tuple[Analysis, Analysis]) -> Iterator[Difference | None]:
+    """Yield what the Overview of each begins with, and how its blocks are reused."""
+
+    def of(read: Callable[[Analysis], float | None]) -> list[float | None]:
+        return [read(each) for each in both]
+
+    facts = [each.characterization for each in both]
+    traffic = partial(_known, "traffic")
+    yield traffic("requests", "requests", [float(each.trace.requests) for each in both])
+    yield traffic("span", "seconds", [each.trace.span_s for each in both])
+    yield traffic("requests/s", "per_second", [each.lengths.arrival_rate_per_s for each in facts])
+    yield traffic("mean input tokens", "tokens", [each.lengths.input_tokens.mean for each in facts])
+    yield traffic(
+        "mean output tokens", "tokens", [each.lengths.output_tokens.mean for each in facts]
+    )
+    yield traffic(
+        "follow-up turns",
+        "share",
+        [each.contribution.multi_turn_request_share if each.turns else None for each in facts],
+    )
+    yield traffic(
+        "hits of follow-up turns",
+        "share",
+        [each.contribution.multi_turn_hit_share for each in facts],
+    )
+    ideal = of(lambda each: each.caching.ideal if each.caching else None)
+    yield _known("ideal", "ideal hit rate", "share", ideal)
+    if all(each.present_blocks for each in both):
+        memory = "pool" if both[0].deployment else "HBM"
+        yield _known("hits", f"LRU's hit rate with the {memory}", "share", of(_present_rate))
+    sized = both[0].model if both[0].model == both[1].model else None
+    for name, read in (("LRU for 90% of ideal", _needed), ("peak working set", _peak)):
+        tokens = of(read)
+        if sized is None:
+            yield _known("capacity", name, "tokens", tokens)
+        else:
+            sizes = [each if each is None else each * sized.bytes_per_token for each in tokens]
+            yield _known("capacity", name, "bytes", sizes)
+    for rank in ("p50", "p90"):
+        yield traffic(f"reuse gap {rank}", "seconds", of(partial(_gap, rank)))
+    for rank in ("p50", "p90"):
+        yield traffic(f"lifetime of a block {rank}", "seconds", of(partial(_lifetime, rank)))
+
+
+def _present_rate(analysis: Analysis) -> float | None:
+    """Return what LRU hits with the memory at hand."""
+    blocks, caching = analysis.present_blocks, analysis.caching
+    return float(caching.lru.rate(blocks)) if caching and blocks else None
+
+
+def _needed(analysis: Analysis) -> float | None:
+    """Return the tokens with which LRU has 90 % of the ideal hits."""
+    if analysis.caching is None or not analysis.caching.ideal:
+        return None
+    nine = next(mark for mark in analysis.caching.landmarks if mark.share_of_ideal == 0.9)
+    return float(nine.point.capacity_tokens)
+
+
+def _peak(analysis: Analysis) -> float | None:
+    alive = analysis.characterization.working_set
+    return None if alive is None else float(alive.peak_blocks * analysis.trace.block_size)
+
+
+def _gap(rank: str, analysis: Analysis) -> float | None:
+    gaps = analysis.characterization.reuse_gaps
+    return getattr(gaps.overall.gap_s, rank) if gaps and gaps.overall else None
+
+
+def _lifetime(rank: str, analysis: Analysis) -> float | None:
+    lives = analysis.characterization.lifetimes
+    return getattr(lives.overall.lifetime_s, rank) if lives and lives.overall else None
+
+
+def _run_facts(both: tuple[Run, Run]) -> Iterator[Difference | None]:
+    """Yield policy and capacity, the settings in which runs differ, and what they gave."""
+    yield _known("policy", "policy", "words", [run.policy for run in both])
+    yield _known("capacity", "capacity (blocks)", "blocks", [run.capacity_blocks for run in both])
+    yield from starmap(_parameter, _side_by_side(*(dict(run.params) for run in both)))
+    yield from _settings(both)
+    outcomes = [run.outcome for run in both]
+    yield _known("hits", "hit rate", "share", list(map(_hit_rate, both, outcomes)))
+    yield _known("setting", "requests", "requests", [float(each.requests) for each in outcomes])
+    uncached = [each.uncached_tokens.p95 for each in outcomes]
+    yield _known("latency", "uncached tokens p95", "tokens", uncached)
+    for rank in _PERCENTILES:
+        times = [getattr(each.ttft_ms, rank) / 1e3 for each in outcomes]
+        yield _known("latency", f"TTFT {rank}", "seconds", times)
+    for rank in ("p50", "p95"):
+        queued = [getattr(each.queued_ttft_ms, rank, None) for each in outcomes]
+        times = [ms if ms is None else ms / 1e3 for ms in queued]
+        yield _known("latency", f"queued TTFT {rank}", "seconds", times)
+    yield _known("latency", "over SLO", "share", list(map(_over, outcomes)))
+    tel_s = [each.tel_ms if each.tel_ms is None else each.tel_ms / 1e3 for each in outcomes]
+    yield _known("latency", "TEL", "seconds", tel_s)
+    yield _known("capacity", "evictions (blocks)", "blocks", [float(run.evictions) for run in both])
+
+
+def _side_by_side(
+    left: Mapping[str, float], right: Mapping[str, float]
+) -> Iterator[tuple[str, float | None, float | None]]:
+    """Yield the names with another value on the other side, and both values."""
+    for name in {**left, **right}:
+        if left.get(name) != right.get(name):
+            yield name, left.get(name), right.get(name)
+
+
+def _parameter(name: str, *values: float | None) -> Difference | None:
+    written = [value if value is None else format_value(name, value) for value in values]
+    return _known("policy", name, "words", written)
+
+
+def _settings(both: tuple[Run, Run]) -> Iterator[Difference | None]:
+    """Yield the settings in which two runs differ."""
+    left, right = (run.setting for run in both)
+    for name in ("latency", "capacity_model", "isolate", "tiers"):
+        if (values := [getattr(each, name) for each in (left, right)])[0] != values[1]:
+            words = [value or None for value in values]
+            yield _known("setting", name.replace("_", " "), "words", words)
+    if left.slo_s != right.slo_s:
+        yield _known("setting", "SLO", "seconds", [left.slo_s, right.slo_s])
+    if left.rate_scale != right.rate_scale:
+        scales = [f"× {each.rate_scale:g}" for each in (left, right)]
+        yield _known("setting", "arrival rate", "words", scales)
+    if left.definition != right.definition:
+        definitions = [each.definition.name or "own" for each in (left, right)]
+        yield _known("setting", "hit definition", "words", definitions)
+
+
+def _hit_rate(run: Run, outcome: Outcome) -> float:
+    """Return the hit rate in the weight of the run's definition."""
+    return float(getattr(outcome, f"{run.setting.definition.weight}_hit_rate"))
+
+
+def _over(outcome: Outcome) -> float | None:
+    return None if outcome.violations is None else outcome.violations / max(outcome.requests, 1)
+
+
+def _advice_facts(
+    both: tuple[RecommendationTable, RecommendationTable],
+) -> Iterator[Difference | None]:
+    """Yield verdict, policy, capacity, flags and expected figures of two recommendations."""
+    left, right = both
+    yield _known("verdict", "verdict", "words", [each.verdict for each in both])
+    for advice, name in (("recommended", ""), ("lru", " with LRU")):
+        figures = [each.expected.get(advice, {}) for each in both]
+        rates = [each.get("token_hit_rate") for each in figures]
+        yield _known("hits", f"hit rate{name}", "share", rates)
+        for rank in _PERCENTILES:
+            ms = [each.get(f"{rank}_ms") for each in figures]
+            times = [each if each is None else each / 1e3 for each in ms]
+            yield _known("latency", f"TTFT {rank}{name}", "seconds", times)
+        over = [each.get("violation_share") for each in figures]
+        yield _known("latency", f"over SLO{name}", "share", over)
+    capacities = [each.capacity for each in both]
+    if all(each.bytes for each in capacities):
+        yield _known("capacity", "capacity", "bytes", [each.bytes for each in capacities])
+    yield _known("capacity", "capacity (tokens)", "tokens", [each.tokens for each in capacities])
+    yield _known("policy", "policy", "words", [each.policy.name for each in both])
+    yield from starmap(_parameter, _side_by_side(left.policy.params, right.policy.params))
+    for engine in {**left.flags, **right.flags}:
+        flags = [each.flags.get(engine) for each in both]
+        yield _known("flags", f"{engine} flags", "words", flags)
+    yield _known("setting", "SLO", "seconds", [float(each.target.slo_s) for each in both])
+    targets = [f"p{100 * each.target.percentile:g}" for each in both]
+    yield _known("setting", "percentile", "words", targets)
+    yield _known("setting", "latency", "words", [each.latency.name for each in both])
+    deployments = [each.deployment.summary if each.deployment else None for each in both]
+    yield _known("setting", "deployment", "words", deployments)
+    yield _known("traffic", "trace", "words", [each.trace or None for each in both])

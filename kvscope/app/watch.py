@@ -1,0 +1,338 @@
+"""Watch a recording that grows: what a window of its latest requests hits, and could hit."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from kvscope.app import values
+from kvscope.app.options import Blocks, Count, KvDtype, Model, Option, Share, Source, Time
+from kvscope.core.errors import InputError, KvscopeError, UsageError
+
+if TYPE_CHECKING:
+    from kvscope.core.runs import RunSetting
+    from kvscope.policies.base import Policy
+
+FACTORS = (1, 2, 4)
+"""LRU is computed at so many times the capacity."""
+WARMUP = 0.5
+"""The share of a window that fills the caches: only the later requests are counted."""
+MOST_BYTES = 256 << 20  # of a window's lines
+_FORMAT = "bailian"  # what kvscope's recorders write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchOptions:
+    """What `watch` takes."""
+
+    recommendation: Annotated[
+        str | None,
+        Source("File of `kvscope tune` or `kvscope fit --export`: also replay what it recommends."),
+    ] = None
+    capacity_blocks: Annotated[
+        int | None, Blocks("Capacity in blocks.", default="that of the recommendation")
+    ] = None
+    capacity: Annotated[
+        int | None, Option("Capacity in bytes; needs --model.", "SIZE", values.size)
+    ] = None
+    model: Model = None
+    kv_dtype: KvDtype = None
+    window: Annotated[int, Count("Latest requests to replay; the first half fills the caches.")] = (
+        10_000
+    )
+    every: Annotated[float, Time("Time between replays of the window.", default="30s")] = 30.0
+    drift: Annotated[
+        float,
+        Share(
+            "Change of the recommendation's hit rate from which on to tune again.", default="20%"
+        ),
+    ] = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What a recommendation states: its policy, replayed under `setting` at `capacity_tokens`.
+
+    `expected` is the hit rate on the held-out requests that it was chosen on; None where the file
+    has none.
+    """
+
+    policy: Policy
+    setting: RunSetting
+    capacity_tokens: int | None
+    expected: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class WatchRequest:
+    """What is to be computed of each window; one of the two capacities is set, or the advice's."""
+
+    window: int
+    every_s: float
+    drift: float
+    advice: Advice | None = None
+    capacity_blocks: int | None = None
+    capacity_tokens: int | None = None
+
+    def blocks(self, block_size: int) -> int:
+        """Return the capacity in blocks. Raises UsageError where it holds none."""
+        tokens = self.capacity_tokens
+        if tokens is None and self.advice is not None:
+            tokens = self.advice.capacity_tokens
+        blocks = self.capacity_blocks or (tokens or 0) // block_size
+        if not blocks:
+            raise UsageError(f"holds no block of {block_size} tokens", where="the capacity")
+        return blocks
+
+
+@dataclass(frozen=True, slots=True)
+class WindowHits:
+    """Token-weighted hit rates of the later half of a window.
+
+    `lru` is by factor of `capacity_blocks`, of idle cached blocks. `observed` is None where no
+    request reports its cached tokens, `recommended` without advice. `drift` is the relative
+    distance of `recommended` from what the recommendation expected.
+    """
+
+    requests: int
+    span_s: float
+    block_size: int
+    capacity_blocks: int
+    lru: dict[int, float]
+    ideal: float
+    observed: float | None
+    recommended: float | None
+    drift: float | None
+    tune_again: bool
+    computed_at_s: float
+    duration_s: float
+
+
+class _RecordedLine(msgspec.Struct):
+    """What is counted of a line."""
+
+    chat_id: int | str
+    timestamp: float
+    input_length: int
+    output_length: int
+    cached_tokens: int | None = None
+
+
+class Watch:
+    """The latest lines of a recording, what was counted of all, and the latest `hits`.
+
+    Memory is bounded by the window: by its requests and by MOST_BYTES.
+    """
+
+    def __init__(self, request: WatchRequest) -> None:
+        self.request = request
+        self.requests = self.input_tokens = self.bad_lines = self.restarts = 0
+        self.cached_tokens: int | None = None
+        self.hits: WindowHits | None = None
+        self.failure: KvscopeError | None = None
+        self._lines: deque[tuple[float, bytes]] = deque()  # with their times
+        self._bytes = 0
+        self._decode = msgspec.json.Decoder(_RecordedLine).decode
+        self._computing: Future[WindowHits] | None = None
+        self._next_s = 0.0
+        self._replayed = 0  # requests that were known then
+
+    @property
+    def window(self) -> list[bytes]:
+        """The lines of the window."""
+        return [line for _, line in self._lines]
+
+    def add(self, lines: Iterable[bytes], *, switched: bool = False) -> None:
+        """Take lines as a recorder writes them; others are counted as bad.
+
+        `switched`: they begin a file. One whose first line is earlier than the window is another
+        recording: the window begins again.
+        """
+        for line in lines:
+            try:
+                row = self._decode(line)
+            except msgspec.DecodeError:  # of UTF-8 and of types, too
+                self.bad_lines += 1
+                continue
+            if switched and self._lines and row.timestamp < self._lines[0][0]:
+                self.restart()
+            switched = False
+            self.requests += 1
+            self.input_tokens += row.input_length
+            if row.cached_tokens is not None and row.cached_tokens >= 0:
+                self.cached_tokens = (self.cached_tokens or 0) + row.cached_tokens
+            self._lines.append((row.timestamp, line))
+            self._bytes += len(line)
+            while len(self._lines) > self.request.window or self._bytes > MOST_BYTES:
+                self._bytes -= len(self._lines.popleft()[1])
+
+    def restart(self) -> None:
+        """Forget the window: what follows has other hashes, as after a restart of the engine."""
+        self.restarts += 1
+        self._lines.clear()
+        self._bytes = 0
+
+    def refresh(self) -> None:
+        """Begin to replay a new window in a second thread where it is time; take its result.
+
+        A window that cannot be replayed sets `failure`, and the hits before stay.
+        """
+        from kvscope.core.background import in_background
+
+        if self._computing is not None:
+            if not self._computing.done():
+                return
+            self._take(self._computing)
+            self._computing = None
+        now_s = time.monotonic()
+        if self.requests > self._replayed and now_s >= self._next_s:
+            self._next_s, self._replayed = now_s + self.request.every_s, self.requests
+            self._computing = in_background(measure, self.window, self.request)
+
+    def _take(self, computed: Future[WindowHits]) -> None:
+        try:
+            self.hits, self.failure = computed.result(), None
+        except KvscopeError as error:
+            self.failure = error
+
+
+def watch_request(options: WatchOptions) -> WatchRequest:
+    """Return what the options ask for. Raises UsageError without a capacity."""
+    if options.capacity is not None and options.capacity_blocks is not None:
+        raise UsageError("contradict each other", where="--capacity, --capacity-blocks")
+    from kvscope.app.requests import kv_model
+
+    model = kv_model(options.model, options.kv_dtype, sizes_named=options.capacity is not None)
+    tokens = None
+    if options.capacity is not None and model is not None:
+        tokens = model.blocks_in(options.capacity, 1)
+    advice = None if options.recommendation is None else _advice(options.recommendation)
+    stated = (options.capacity_blocks, tokens, advice and advice.capacity_tokens)
+    if all(each is None for each in stated):
+        raise UsageError(
+            "needs a capacity",
+            where="kvscope watch",
+            remedy="add --capacity-blocks, --capacity with --model, or --recommendation",
+        )
+    return WatchRequest(
+        window=options.window,
+        every_s=options.every,
+        drift=options.drift,
+        advice=advice,
+        capacity_blocks=options.capacity_blocks,
+        capacity_tokens=tokens,
+    )
+
+
+def _advice(path: str) -> Advice:
+    """Return what the file at `path` recommends.
+
+    One for a vLLM deployment is replayed on one replica's block pool, another one in a cache.
+    """
+    from kvscope.app.requests import latency_profile
+    from kvscope.core.hits import standard
+    from kvscope.deployment.engines import parse_engine
+    from kvscope.replay.policy_options import VLLM
+    from kvscope.replay.settings import run_setting, with_capacity_model
+    from kvscope.tuning.file import (
+        RecommendationFile,
+        read_policy_file,
+        read_recommendation_table,
+    )
+
+    file, expected = read_policy_file(Path(path)), None
+    slo_s = None if file.target is None else file.target.slo_s
+    setting = run_setting(
+        standard(warmup=WARMUP), file.profile or latency_profile(None), slo_s=slo_s
+    )
+    if isinstance(file, RecommendationFile):
+        figures = read_recommendation_table(Path(path)).expected.get("recommended", {})
+        expected = figures.get("token_hit_rate")
+        engine = file.deployment
+        if engine is not None and parse_engine(engine.engine).name == VLLM:
+            setting = with_capacity_model(
+                setting,
+                "engine",
+                max_num_seqs=engine.max_num_seqs,
+                max_num_batched_tokens=engine.max_num_batched_tokens,
+                tiers=None,
+                tier_mode=None,
+                capacities_named=True,
+            )
+    return Advice(file.policy, setting, file.capacity_tokens, expected)
+
+
+def measure(lines: Sequence[bytes], request: WatchRequest) -> WindowHits:
+    """Replay a window of a recording's lines, as `kvscope simulate --warmup 50%` does.
+
+    Raises InputError where no line can be replayed, UsageError for a capacity without a block.
+    """
+    import numpy as np
+
+    from kvscope.app.monitor import Monitor
+    from kvscope.app.options import Reading
+    from kvscope.app.traces import ingest_file, replayable
+    from kvscope.characterize.windows import round_windows
+    from kvscope.core.hits import standard
+    from kvscope.replay.curve import first_counted, lru_curve
+    from kvscope.replay.sweep import WINDOWS, make_run
+    from kvscope.replay.workload import ReplayRequest, Workload
+    from kvscope.store.db import MEMORY
+    from kvscope.store.file import StoreFile
+
+    began_s = time.monotonic()
+    with TemporaryDirectory() as folder, StoreFile(MEMORY) as store:
+        path = Path(folder) / "window.jsonl"
+        path.write_bytes(b"\n".join(lines) + b"\n")
+        reading = Reading(trace_format=_FORMAT, max_bad=1.0)
+        trace = ingest_file(store, str(path), Monitor(), reading).trace
+        prompts = replayable(store, trace)
+    definition = standard(warmup=WARMUP)
+    curve = lru_curve(prompts, definition)
+    blocks = request.blocks(prompts.block_size)
+    advice, recommended, drift = request.advice, None, None
+    if advice is not None:
+        workload = Workload(prompts, advice.setting, round_windows(trace, WINDOWS))
+        workload.prepare([advice.policy])
+        stated = advice.capacity_tokens
+        pool = blocks if stated is None else stated // prompts.block_size
+        run = make_run(workload, ReplayRequest(advice.policy, pool))
+        recommended = run.outcome.token_hit_rate
+        if advice.expected:
+            drift = recommended / advice.expected - 1
+    observed = None
+    if prompts.measurements is not None:
+        first = first_counted(prompts, definition)
+        cached = prompts.measurements.cached_tokens[first:].astype(np.int64)
+        known = cached >= 0
+        if known.any():
+            tokens = prompts.input_tokens[first:][known].sum(dtype=np.int64)
+            observed = float(cached[known].sum() / tokens)
+    return WindowHits(
+        requests=trace.requests,
+        span_s=trace.span_s,
+        block_size=prompts.block_size,
+        capacity_blocks=blocks,
+        lru={factor: float(curve.rate(factor * blocks)) for factor in FACTORS},
+        ideal=curve.ideal,
+        observed=observed,
+        recommended=recommended,
+        drift=drift,
+        tune_again=drift is not None and abs(drift) > request.drift,
+        computed_at_s=time.time(),
+        duration_s=time.monotonic() - began_s,
+    )
+
+
+def check_path(path: Path) -> None:
+    """Raise InputError for a recording that can never appear."""
+    if not path.exists() and not path.parent.is_dir():
+        raise InputError("no such file", where=str(path), remedy="name a recording, or its folder")

@@ -1,0 +1,225 @@
+"""`kvscope watch`: follow a recording and serve what it hits, and could hit, to Prometheus."""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import parse_qs
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+import typer
+
+from kvscope.app import values
+from kvscope.app.options import Option
+from kvscope.app.watch import Watch, WatchOptions, check_path, watch_request
+from kvscope.cli import output
+from kvscope.cli.dashboard import DEFAULT_HOST, TOKEN_BYTES, Port, check_token, free_address
+from kvscope.cli.diagnostics import note
+from kvscope.cli.options import parsed_by
+from kvscope.core.addresses import Address, hostname, is_same
+from kvscope.core.errors import KvscopeError, UsageError
+from kvscope.core.files import data_folder
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+DEFAULT_PORT = 9464
+POLL_S = 0.5
+_ENDPOINTS = ("tcp://", "ipc://")
+
+Recording = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RECORDING|KV-EVENTS",
+        parser=parsed_by(values.called),
+        help="A recording's file or folder, or vLLM's KV events: tcp://localhost:5557.",
+        show_default=False,
+    ),
+]
+Host = Annotated[
+    str,
+    Option(
+        "Bind address; the default lets only this machine in. Any other needs a token.", "ADDRESS"
+    ),
+]
+Token = Annotated[
+    str | None,
+    Option(
+        "Refuse scrapes without `Authorization: Bearer TEXT`. Without it, an address other than"
+        " this machine's own gets a random one.",
+        "TEXT",
+    ),
+]
+Grafana = Annotated[
+    bool, Option("Print a Grafana dashboard of these metrics as JSON.", flags=("--grafana",))
+]
+
+
+def watch(
+    recording: Recording = None,
+    *,
+    options: WatchOptions,
+    port: Port = DEFAULT_PORT,
+    host: Host = DEFAULT_HOST,
+    token: Token = None,
+    grafana: Grafana = False,
+) -> None:
+    """Follow a recording that grows and serve Prometheus metrics of its latest requests.
+
+    What the cache hits, what LRU would at one, two and four times the capacity, what a
+    recommendation would, and when to tune again. Runs until Ctrl-C.
+    """
+    if grafana:
+        dashboard = data_folder("grafana") / "kvscope-watch.json"
+        output.emit_text(dashboard.read_text(encoding="utf-8"))
+        return
+    if recording is None:
+        raise UsageError(
+            "there is nothing to watch",
+            where="kvscope watch",
+            remedy="name a recording (docs/record.md) or vLLM's KV events",
+        )
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise KvscopeError(
+            "needs prometheus_client, which is not installed",
+            where="kvscope watch",
+            remedy="install it with: pip install prometheus-client",
+        )
+    check_token(token)
+    address = free_address(host, port)
+    if token is None and not ip_address(address.partition("%")[0]).is_loopback:
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+    watched = Watch(watch_request(options))
+    is_stream = recording.startswith(_ENDPOINTS)
+    if not is_stream:
+        check_path(Path(recording))
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with serving(watched, Address(host, port, token)):
+            _announce(Address(host, port, token))
+            steps = _events(recording, watched) if is_stream else _lines(Path(recording), watched)
+            with closing(steps):
+                _follow(steps, watched)
+    except KeyboardInterrupt:  # the usual end
+        note(f"{watched.requests:,} requests read")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _announce(address: Address) -> None:
+    name = f"[{address.host}]" if ":" in address.host else address.host
+    note(f"metrics at http://{name}:{address.port}/metrics (Ctrl-C ends it)")
+    if address.token is not None:
+        note(f"scrape with the header `Authorization: Bearer {address.token}`, which is not secret")
+        note("on its way: the connection is not encrypted")
+
+
+def _follow(steps: Iterator[bool], watched: Watch) -> None:
+    """Take what is new and replay the window from time to time, for ever."""
+    failure = None
+    for is_up_to_date in steps:
+        if is_up_to_date:
+            watched.refresh()
+        if watched.failure is not None and str(watched.failure) != failure:
+            note(f"the window could not be replayed: {watched.failure}")
+        failure = None if watched.failure is None else str(watched.failure)
+
+
+def _lines(path: Path, watched: Watch) -> Generator[bool]:
+    """Read what is new in a recording, step by step; yield whether that was all, and wait then."""
+    from kvscope.ingest.follow import Follower
+
+    if not path.exists():
+        note(f"waiting for {path}")
+    with closing(Follower(path)) as follower:
+        while True:
+            switches, recordings = follower.switches, follower.recordings
+            lines = follower.lines()
+            if follower.recordings > recordings:
+                watched.restart()
+            watched.add(lines, switched=follower.switches > switches)
+            yield not lines
+            if not lines:
+                time.sleep(POLL_S)
+
+
+def _events(endpoint: str, watched: Watch) -> Generator[bool]:
+    """Assemble requests from vLLM's KV events, batch by batch; yield that this is all."""
+    import msgspec
+
+    from kvscope.vllm_plugin.kv_events import BlockChains, batches
+
+    chains = BlockChains()
+    with closing(batches(endpoint, POLL_S)) as stream:
+        for numbered in stream:
+            ended = chains.ended(time.time()) if numbered is None else chains.take(numbered[1])
+            watched.add(map(msgspec.json.encode, ended))
+            yield True
+
+
+@contextmanager
+def serving(watched: Watch, address: Address) -> Iterator[None]:
+    """Serve the metrics of a watch at an address, in a thread of its own."""
+    from prometheus_client import CollectorRegistry, make_wsgi_app
+
+    from kvscope.report.metrics import WatchCollector
+
+    registry: Any = CollectorRegistry()
+    registry.register(WatchCollector(watched))
+    family, *_ = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+    server_type = type("_Server", (_ThreadingServer,), {"address_family": family})
+    with server_type((address.host, address.port), _SilentHandler) as server:
+        server.set_app(guarded(make_wsgi_app(registry), address))
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+
+
+def guarded(app: WSGIApplication, address: Address) -> WSGIApplication:
+    """Return `app` for those who know the token; without one, for those who name this server.
+
+    Without a token a page in a browser on this machine could read the metrics under a host name
+    that points here (DNS rebinding).
+    """
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        refusal = _refusal(environ, address)
+        if refusal is None:
+            return app(environ, start_response)
+        start_response(refusal, [("Content-Type", "text/plain")])
+        return [f"{refusal}\n".encode()]
+
+    return answer
+
+
+def _refusal(environ: WSGIEnvironment, address: Address) -> str | None:
+    if address.token is None:
+        named = address.names(hostname(environ.get("HTTP_HOST", "")))
+        return None if named else "400 This server does not answer to that host"
+    scheme, _, credentials = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
+    if scheme.casefold() == "bearer" and is_same(credentials.strip(), address.token):
+        return None
+    (written,) = parse_qs(environ.get("QUERY_STRING", "")).get("token", [""])[:1]
+    return None if is_same(written, address.token) else "403 This server needs its token"
+
+
+class _ThreadingServer(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _SilentHandler(WSGIRequestHandler):
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002  (its name)
+        """Log nothing: standard error has notes only."""

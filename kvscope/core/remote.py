@@ -1,0 +1,149 @@
+"""Files at s3:// and https:// addresses, read as streams; nothing is kept on disk.
+
+S3 takes credentials, region and endpoint where every AWS tool does (`AWS_PROFILE`,
+`AWS_ENDPOINT_URL` and others); without credentials requests are not signed, as for public buckets.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPException
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO, cast
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
+from kvscope.core.errors import InputError
+
+TIMEOUT_S = 30.0
+"""How long a server may take to answer, and to go on."""
+
+_S3 = "s3://"
+_UNSIGNED = "name credentials, as with AWS_PROFILE"
+_DENIED = {401, 403}
+
+
+def remote_files(path: str) -> list[str]:
+    """Return the file at `path`; of an s3:// folder or pattern the files there, by name.
+
+    A folder ends in a slash; its own folders and hidden files are left out, as on a disk. Raises
+    InputError where there is none.
+    """
+    if not path.startswith(_S3) or not (path.endswith("/") or glob.has_magic(path)):
+        return [path]
+    bucket, _, pattern = path.removeprefix(_S3).partition("/")
+    pattern += "*" if path.endswith("/") else ""
+    fixed = pattern[: next(at for at, x in enumerate(pattern) if x in "*?[")]
+    with _refusals(path):
+        pages = _s3().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=fixed)
+        keys = [each["Key"] for page in pages for each in page.get("Contents", ())]
+    matches = sorted(
+        key
+        for key in keys
+        if key.count("/") == pattern.count("/")
+        and fnmatch.fnmatchcase(key, pattern)
+        and not PurePosixPath(key).name.startswith(".")
+        and not key.endswith("/")
+    )
+    if not matches:
+        raise InputError("no such file", where=path, remedy="see `aws s3 ls`")
+    return [f"{_S3}{bucket}/{key}" for key in matches]
+
+
+def open_remote(path: str) -> BinaryIO:
+    """Return the bytes at an address. Raises InputError where they cannot be had."""
+    with _refusals(path):
+        if not path.startswith(_S3):
+            response = urlopen(path, timeout=TIMEOUT_S)  # noqa: S310 - only http and https get here
+            return cast(BinaryIO, _Body(path, response, response.length))
+        bucket, _, key = path.removeprefix(_S3).partition("/")
+        answer = _s3().get_object(Bucket=bucket, Key=key)
+        return cast(BinaryIO, _Body(path, answer["Body"], answer["ContentLength"]))
+
+
+class _Body(io.RawIOBase):
+    """The body of a response. Raises InputError where it ends before its length."""
+
+    def __init__(self, path: str, body: Any, length: int | None) -> None:
+        self._path, self._body, self._length = path, body, length
+        self._read = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        target = cast(memoryview, buffer)
+        with _refusals(self._path):
+            data = self._body.read(len(target))
+        target[: len(data)] = data
+        self._read += len(data)
+        if not data and self._length is not None and self._read < self._length:
+            raise InputError(
+                f"the connection ended after {self._read:,} of {self._length:,} bytes",
+                where=self._path,
+                remedy="try again",
+            )
+        return len(data)
+
+    def close(self) -> None:
+        self._body.close()
+        super().close()
+
+
+def _s3() -> Any:
+    """Return a client. Raises InputError where boto3 is not installed."""
+    try:
+        import boto3
+        from botocore import UNSIGNED
+        from botocore.config import Config
+    except ImportError as error:
+        raise InputError(
+            "s3:// needs boto3", where="s3://", remedy="pip install 'kvscope[remote]'"
+        ) from error
+    session = boto3.Session()
+    settings = Config(
+        connect_timeout=TIMEOUT_S,
+        read_timeout=TIMEOUT_S,
+        retries={"total_max_attempts": 2},
+        signature_version=None if session.get_credentials() else UNSIGNED,
+    )
+    # a region is needed to make a client; buckets of others are found by redirection
+    region = session.region_name or "us-east-1"
+    return session.client("s3", config=settings, region_name=region)
+
+
+@contextmanager
+def _refusals(path: str) -> Iterator[None]:
+    """Raise what servers, connections and boto3 refuse as InputError about `path`."""
+    try:
+        yield
+    except HTTPError as error:
+        raise _refused(path, error.code, error.reason) from error
+    except URLError as error:
+        raise InputError(
+            f"cannot be reached: {error.reason}", where=path, remedy="check the address"
+        ) from error
+    except TimeoutError as error:
+        raise InputError(f"no answer within {TIMEOUT_S:g} s", where=path) from error
+    except (HTTPException, OSError, ValueError) as error:
+        raise InputError(f"cannot be read: {error or type(error).__name__}", where=path) from error
+    except Exception as error:
+        if not type(error).__module__.startswith(("botocore.", "boto3.", "urllib3.")):
+            raise
+        answer = getattr(error, "response", None) or {}
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        reason = answer.get("Error", {}).get("Message") or str(error)
+        raise _refused(path, status, reason.splitlines()[0]) from error
+
+
+def _refused(path: str, status: int, reason: str) -> InputError:
+    if status in _DENIED:
+        remedy = _UNSIGNED if path.startswith(_S3) else "take an address that is signed"
+        return InputError(f"no access ({reason})", where=path, remedy=remedy)
+    if status == 404:
+        return InputError(f"no such file ({reason})", where=path)
+    return InputError(f"cannot be read ({reason})", where=path)

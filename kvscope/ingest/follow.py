@@ -1,0 +1,115 @@
+"""Follow a file, or the latest file of a folder, while another process writes lines to it."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from kvscope.ingest.limits import MAX_LINE_BYTES
+
+CHUNK_BYTES = 8 << 20  # of one read, so that a long file is read in steps
+FILES_AT_START = 2  # of a folder: the file being written, and the one before
+_NUMBER = re.compile(r"-\d+(?=\.[^.]*$)")
+
+
+class Follower:
+    """Returns the whole lines that are new since the last call; waits for the rest of others.
+
+    A file that is replaced (rotated) is read to its end, then the new one from its beginning, and
+    one that was truncated is read again from its beginning. In a folder, files are read in order of
+    their names, as a recording writes them. `switches` counts the files that followed another one;
+    `recordings` those that belong to another recording: in a folder, another name but for the
+    number at its end. A line longer than MAX_LINE_BYTES is dropped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.switches = self.recordings = 0
+        self._file: BinaryIO | None = None
+        self._current: Path | None = None
+        self._rest = b""
+        self._too_long = False
+
+    def lines(self) -> list[bytes]:
+        """Return new whole lines without their line feeds, at most those of CHUNK_BYTES."""
+        if self._file is None and not self._open_next():
+            return []
+        data = self._read()
+        if not data and self._has_successor():
+            data = self._read()  # what was written since the last look
+            if not data and self._open_next():
+                data = self._read()
+        return self._split(data) if data else []
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _read(self) -> bytes:
+        assert self._file is not None  # noqa: S101  (`lines` opened it)
+        return self._file.read(CHUNK_BYTES)
+
+    def _split(self, data: bytes) -> list[bytes]:
+        *whole, rest = (self._rest + data).split(b"\n")
+        if self._too_long and whole:
+            del whole[0]
+            self._too_long = False
+        if self._too_long or len(rest) > MAX_LINE_BYTES:
+            self._too_long, rest = True, b""
+        self._rest = rest
+        return [line for line in whole if line.strip() and len(line) <= MAX_LINE_BYTES]
+
+    def _files(self) -> list[Path]:
+        """Return the files to read, in order."""
+        if not self.path.is_dir():
+            return [self.path]
+        return sorted(each for each in self.path.glob("*.jsonl") if each.is_file())
+
+    def _has_successor(self) -> bool:
+        """Return whether the current file is truncated or replaced, or another one follows it."""
+        assert self._file is not None  # noqa: S101
+        assert self._current is not None  # noqa: S101
+        opened = os.fstat(self._file.fileno())
+        if opened.st_size < self._file.tell():
+            return True
+        with suppress(FileNotFoundError):
+            named = self._current.stat()
+            if (named.st_dev, named.st_ino) != (opened.st_dev, opened.st_ino):
+                return True
+        return self._after(self._current) is not None
+
+    def _after(self, current: Path | None) -> Path | None:
+        """Return the file to read after `current`, or the one to begin with; None without any."""
+        files = self._files()
+        if current is None:
+            latest = [each for each in files if _recording(each) == _recording(files[-1])]
+            return latest[-FILES_AT_START:][0] if latest else None
+        return next((each for each in files if each.name > current.name), None)
+
+    def _open_next(self) -> bool:
+        """Open the file to go on with: the next one, or the same path again; False without any."""
+        following = self._after(self._current) or self._current
+        if following is None:
+            return False
+        try:
+            file = following.open("rb")
+        except FileNotFoundError:
+            return False
+        if self._file is not None:
+            self._file.close()
+            self.switches += 1
+            if self._current is not None and _recording(following) != _recording(self._current):
+                self.recordings += 1
+        self._file, self._current = file, following
+        self._rest, self._too_long = b"", False
+        return True
+
+
+def _recording(path: Path) -> str:
+    """Return the name of a recording's files without their number."""
+    return _NUMBER.sub("", path.name)

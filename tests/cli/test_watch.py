@@ -1,0 +1,221 @@
+"""`kvscope watch` as its user runs it: metrics over HTTP, who may read them, how it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("prometheus_client", reason="needs prometheus_client")
+
+from kvscope.app.watch import Watch, WatchOptions, WatchRequest, measure, watch_request
+from kvscope.cli import watch as watch_command
+from kvscope.cli.app import run
+from kvscope.cli.watch import serving
+from kvscope.core.addresses import Address
+from kvscope.core.errors import ExitCode
+from kvscope.vllm_plugin import kv_events
+from kvscope.vllm_plugin.kv_events import BlockStored, EventBatch
+
+ROOT = Path(__file__).parents[2]
+ADVICE = ROOT / "tests" / "written_before" / "recommendation-tlru.toml"
+Streams = pytest.CaptureFixture[str]
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def recorded(number: int, *, cached: int | None = 16) -> bytes:
+    """Return a line as the recorder writes it: three blocks, two of them shared by all."""
+    row = {
+        "chat_id": number,
+        "timestamp": float(number),
+        "input_length": 50,
+        "output_length": 4,
+        "type": "chat",
+        "hash_ids": [1, 2, number + 10],
+        "block_size": 16,
+    }
+    return json.dumps(row | ({} if cached is None else {"cached_tokens": cached})).encode()
+
+
+def watching(**stated: object) -> Watch:
+    """Return a watch of ten requests, replayed once."""
+    options = WatchOptions(capacity_blocks=4, **stated)  # type: ignore[arg-type]
+    watched = Watch(watch_request(options))
+    watched.add(map(recorded, range(10)))
+    watched.hits = measure(watched.window, watched.request)
+    return watched
+
+
+def scraped(port: int, path: str = "/metrics", **headers: str) -> dict[str, float]:
+    """Return the samples at a port by name."""
+    asked = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
+    with urllib.request.urlopen(asked, timeout=5) as answer:  # noqa: S310
+        text = answer.read().decode()
+    lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
+def refused(port: int, path: str = "/metrics", **headers: str) -> int:
+    with pytest.raises(urllib.error.HTTPError) as error:
+        scraped(port, path, **headers)
+    error.value.close()
+    return error.value.code
+
+
+def test_metrics(tmp_path: Path) -> None:
+    """Counts from the beginning; ratios once a window was replayed, worked out by hand."""
+    port, watched = free_port(), Watch(WatchRequest(9, 0.0, 0.2, capacity_blocks=4))
+    with serving(watched, Address("127.0.0.1", port)):
+        samples = scraped(port)
+        assert samples["kvscope_requests_total"] == 0
+        assert not [name for name in samples if "ratio" in name or "cached" in name]
+    watched = watching(recommendation=str(ADVICE))
+    with serving(watched, Address("127.0.0.1", port)):
+        samples = scraped(port)
+    assert samples["kvscope_requests_total"] == samples["kvscope_window_requests"] == 10
+    assert samples["kvscope_input_tokens_total"] == 500
+    assert samples["kvscope_cached_tokens_total"] == 160
+    assert samples["kvscope_observed_hit_ratio"] == pytest.approx(16 / 50)
+    for capacity in ("x1", "x2", "x4"):
+        assert samples[f'kvscope_lru_hit_ratio{{capacity="{capacity}"}}'] == pytest.approx(32 / 50)
+    assert samples["kvscope_ideal_hit_ratio"] == pytest.approx(32 / 50)
+    assert samples["kvscope_recommended_hit_ratio"] == pytest.approx(32 / 50)
+    assert watched.hits is not None
+    assert samples["kvscope_drift_ratio"] == pytest.approx(watched.hits.drift)
+    assert samples["kvscope_tune_again"] == watched.hits.tune_again
+
+
+def test_who_may_read() -> None:
+    """Without a token those who name this machine; with one those who know it."""
+    port, watched = free_port(), Watch(WatchRequest(9, 0.0, 0.2, capacity_blocks=4))
+    with serving(watched, Address("127.0.0.1", port)):
+        assert scraped(port, Host="localhost")
+        assert refused(port, Host="evil.example") == 400
+    with serving(watched, Address("127.0.0.1", port, "a token")):
+        assert refused(port) == 403
+        assert refused(port, Authorization="Bearer another") == 403
+        assert refused(port, "/metrics?token=another") == 403
+        assert scraped(port, Authorization="Bearer a token", Host="kvscope.monitoring.svc")
+        assert scraped(port, "/metrics?token=a%20token")
+
+
+def test_another_address_gets_a_token(
+    tmp_path: Path, capsys: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the dashboard does: random, and printed."""
+
+    def interrupted(*_: object) -> Generator[bool]:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(watch_command, "_lines", interrupted)
+    started = ["watch", str(tmp_path), "--capacity-blocks", "4", "--port", str(free_port())]
+    assert run([*started, "--host", "0.0.0.0"]) == ExitCode.DONE  # noqa: S104
+    assert re.search(r"`Authorization: Bearer [\w-]{20,}`", capsys.readouterr().err)
+    assert run(started) == ExitCode.DONE
+    assert "Bearer" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ((), ExitCode.USAGE, "there is nothing to watch; name a recording"),
+        (("x",), ExitCode.USAGE, "kvscope watch: needs a capacity"),
+        (("no/file", "--capacity-blocks", "4"), ExitCode.INPUT, "no/file: no such file; name"),
+        (("x", "--capacity-blocks", "4", "--token", "a"), ExitCode.USAGE, "--token: too short"),
+        (("x", "--recommendation", "no.toml"), ExitCode.INPUT, "no.toml: "),
+    ],
+)
+def test_refusals(
+    arguments: tuple[str, ...],
+    code: ExitCode,
+    message: str,
+    capsys: Streams,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """In one line, before anything is served."""
+    monkeypatch.chdir(tmp_path)
+    port = () if not arguments else ("--port", str(free_port()))
+    assert run(["watch", *arguments, *port]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_kv_events(capsys: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that are assembled from events are counted and kept as recorded ones are."""
+    watched: list[Watch] = []
+
+    def stream(endpoint: str, patience_s: float) -> Generator[tuple[int, EventBatch] | None]:
+        assert endpoint == "tcp://localhost:5557"
+        yield 1, EventBatch(1.0, [BlockStored([b"a", b"b"], None, 16)])
+        yield None  # time goes on: the chain is a request
+        raise KeyboardInterrupt
+
+    def kept(steps: Generator[bool], watch: Watch) -> None:
+        watched.append(watch)
+        assert all(steps)
+
+    monkeypatch.setattr(kv_events, "batches", stream)
+    monkeypatch.setattr(watch_command, "_follow", kept)
+    port = ("--port", str(free_port()))
+    started = ["watch", "tcp://localhost:5557", "--capacity-blocks", "4", *port]
+    assert run(started) == ExitCode.DONE
+    assert (watched[0].requests, watched[0].input_tokens, watched[0].bad_lines) == (1, 32, 0)
+    assert measure(watched[0].window, watched[0].request).requests == 1
+    assert capsys.readouterr().err.endswith("note: 1 requests read\n")
+
+
+def test_the_page(tmp_path: Path) -> None:
+    """The command of docs/watch.md on a recording that grows; Ctrl-C ends it with exit code 0."""
+    page = (ROOT / "docs" / "watch.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"```sh\nkvscope (.*?)\n```", page)
+    (tmp_path / "recommendation.toml").write_text(ADVICE.read_text())
+    file = tmp_path / "recording" / "recording-20261123-120000-7-00001.jsonl"
+    file.parent.mkdir()
+    file.write_bytes(b"".join(recorded(number) + b"\n" for number in range(20)))
+    port = free_port()
+    arguments = [*shlex.split(command), "--port", str(port), "--every", "1s"]
+    started = [sys.executable, "-m", "kvscope", *arguments]
+    with subprocess.Popen(started, cwd=tmp_path, stderr=subprocess.PIPE) as process:
+        until_s = time.monotonic() + 60
+        samples: dict[str, float] = {}
+        while "kvscope_ideal_hit_ratio" not in samples:
+            assert time.monotonic() < until_s
+            assert process.poll() is None
+            time.sleep(0.1)
+            try:
+                samples = scraped(port)
+            except urllib.error.URLError:
+                continue
+        assert samples["kvscope_requests_total"] == 20
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        notes = process.stderr.read().decode()
+        assert process.wait(20) == ExitCode.DONE
+    assert notes.endswith("note: 20 requests read\n")
+
+
+def test_the_grafana_dashboard_is_printed(capsys: Streams) -> None:
+    """As the file in the package has it."""
+    assert run(["watch", "--grafana"]) == ExitCode.DONE
+    printed = capsys.readouterr().out
+    assert printed == (ROOT / "grafana" / "kvscope-watch.json").read_text(encoding="utf-8")

@@ -1,0 +1,205 @@
+"""Traces at s3:// and https:// addresses: one trace, or one line of error and exit code 3."""
+
+from __future__ import annotations
+
+import datetime as dt
+import gzip
+import ipaddress
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import zstandard
+
+pytest.importorskip("boto3", reason="make setup installs it")
+pytest.importorskip("moto", reason="make setup installs it")
+
+import boto3
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from moto.server import ThreadedMotoServer
+
+import kvscope
+from kvscope.cli.app import run
+from kvscope.core import remote
+from kvscope.core.errors import ExitCode, InputError
+
+LINES = [
+    b'{"timestamp":%d,"input_length":1024,"output_length":5,"hash_ids":[1,%d]}\n' % (at * 1000, at)
+    for at in range(9)
+]
+TRACE = b"".join(LINES)
+BODIES = {
+    "/day.jsonl": TRACE,
+    "/day.jsonl.gz": gzip.compress(TRACE),
+    "/bomb": zstandard.compress(TRACE + bytes(260 << 20)),
+}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/silent":
+            time.sleep(1)
+        if path in {"/gone", "/secret"}:
+            self.send_error(404 if path == "/gone" else 403)
+            return
+        body = BODIES.get(path, TRACE)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body) + (path == "/broken")))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def _certificate(folder: Path) -> Path:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    today = dt.datetime.now(dt.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    built = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(today - dt.timedelta(days=1))
+        .not_valid_after(today + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    unencrypted = serialization.NoEncryption()
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, unencrypted)
+    path = folder / "certificate.pem"
+    path.write_bytes(private + built.public_bytes(pem))
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """Serve BODIES over TLS; return the address and the certificate."""
+    certificate = _certificate(tmp_path_factory.mktemp("tls"))
+    http = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    http.socket = context.wrap_socket(http.socket, server_side=True)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    yield f"https://127.0.0.1:{http.server_port}", certificate
+    http.shutdown()
+    http.server_close()
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """Serve a bucket called `traces`; return the endpoint."""
+    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    moto.start()
+    endpoint = "http://{}:{}".format(*moto.get_host_and_port())
+    client = boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name="us-east-1",
+        aws_access_key_id="id",
+        aws_secret_access_key="secret",  # noqa: S106
+    )
+    client.create_bucket(Bucket="traces")
+    for key, body in {
+        "logs/b.jsonl": b"".join(LINES[:4]),
+        "logs/a.jsonl.gz": gzip.compress(b"".join(LINES[4:])),
+        "logs/.hidden": b"no trace",
+        "logs/older/c.jsonl": b"no trace",
+    }.items():
+        client.put_object(Bucket="traces", Key=key, Body=body)
+    yield endpoint
+    moto.stop()
+
+
+@pytest.fixture(autouse=True)
+def _environment(
+    server: tuple[str, Path], s3: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    for name, value in {
+        "SSL_CERT_FILE": str(server[1]),
+        "AWS_ENDPOINT_URL": s3,
+        "AWS_ACCESS_KEY_ID": "id",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": "/nowhere",
+        "AWS_SHARED_CREDENTIALS_FILE": "/nowhere",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    return
+
+
+def test_addresses_are_traces(server: tuple[str, Path]) -> None:
+    """A file, a folder, a pattern, several addresses; the store has no signature of an address."""
+    base = server[0]
+    for path, name in (
+        (f"{base}/day.jsonl.gz?signature=private", "day"),
+        ("s3://traces/logs/", "logs"),
+        ("s3://traces/logs/*.jsonl*", "jsonl"),
+        (["s3://traces/logs/b.jsonl", "s3://traces/logs/"], "b+1"),
+    ):
+        with kvscope.open_trace(path) as trace:
+            assert (trace.facts.requests, trace.facts.span_s) == (9, 8.0)
+            assert trace.facts.name == name
+            assert "private" not in trace.facts.source
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/gone", "no such file"),
+        ("/secret", "no access"),
+        ("/broken", f"the connection ended after {len(TRACE)} of {len(TRACE) + 1} bytes"),
+        ("/bomb", "decompresses to more than 10,000 times its size"),
+        ("/silent", "no answer within 0.2 s"),
+        ("https://127.0.0.1:9/x", "cannot be reached"),
+        ("https://nowhere.invalid/x", "cannot be reached"),
+        ("https://", "cannot be re"),
+        ("s3://absent/x.jsonl", "no such file"),
+        ("s3://traces/absent.jsonl", "no such file"),
+        ("s3://traces/absent/", "no such file"),
+        ("s3://traces", "cannot be read"),
+        ("s3://", "cannot be read"),
+    ],
+)
+def test_what_cannot_be_read(
+    path: str,
+    reason: str,
+    server: tuple[str, Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One line with the address and the reason, exit code 3."""
+    monkeypatch.setattr(remote, "TIMEOUT_S", 0.2 if path == "/silent" else 10.0)
+    address = server[0] + path if path.startswith("/") else path
+    assert run(["ingest", address, "--db", ":memory:"]) == ExitCode.INPUT
+    errors = capsys.readouterr().err.splitlines()
+    (line,) = (each for each in errors if "HTTP/1.1" not in each)  # moto's log
+    assert line.startswith(f"error: {address}: {reason}")
+
+
+def test_a_certificate_that_is_not_trusted(
+    server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is refused."""
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with pytest.raises(InputError, match=r"cannot be reached.*certificate"):
+        kvscope.open_trace(f"{server[0]}/day.jsonl")
+
+
+def test_s3_without_credentials(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Requests are not signed; a bucket that is not public says what to name."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    assert run(["ingest", "s3://traces/logs/b.jsonl", "--db", ":memory:"]) == ExitCode.INPUT
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.endswith("no access (Forbidden); name credentials, as with AWS_PROFILE")
