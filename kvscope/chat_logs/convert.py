@@ -26,6 +26,7 @@ from kvscope.chat_logs.tokenizer import Piece, Text, Tokenizer
 from kvscope.core.background import in_background
 from kvscope.core.errors import InputError
 from kvscope.core.units import MIB
+from kvscope.ingest.columns import LONGEST_S
 from kvscope.ingest.formats.base import NOT_UTF8, TOO_DEEP, BadLine, Identifier, Rejects
 from kvscope.ingest.formats.exporter import milliseconds
 from kvscope.ingest.formats.json_lines import common_keys
@@ -208,9 +209,9 @@ class Converter:
             lora_name=self._plain("adapter", request.adapter or None),
             cache_salt=str(self._hasher.name("salt", salt)) if salt else None,
             worker=self._plain("worker", request.worker),
-            ttft_ms=milliseconds(request.ttft_s),
-            queue_ms=milliseconds(request.queue_s),
-            duration_ms=milliseconds(request.duration_s),
+            ttft_ms=_possible_ms(request.ttft_s),
+            queue_ms=_possible_ms(request.queue_s),
+            duration_ms=_possible_ms(request.duration_s),
             cached_tokens=request.cached_tokens,
         )
 
@@ -233,6 +234,12 @@ class Converter:
             if request.input_tokens is not None:
                 counts.compared += 1
                 counts.different += request.input_tokens != line.input_length
+
+
+def _possible_ms(measured_s: float | None) -> int | float | None:
+    """Return a measured time in ms, None for one that cannot be."""
+    possible = measured_s is not None and 0 <= measured_s <= LONGEST_S
+    return milliseconds(measured_s) if possible else None
 
 
 def refuse_if_too_bad(rejects: Rejects, max_bad: float) -> None:

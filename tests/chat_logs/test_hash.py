@@ -353,19 +353,28 @@ def test_what_cannot_be_read_is_said_in_one_line(
 
 
 def test_a_tekken_json_gives_the_tokens_of_mistral_common(tmp_path: Path) -> None:
-    """Of chats with tools and of plain texts: a tokenizer as it ships."""
+    """Of chats with tools, plain texts and ShareGPT's chats: a tokenizer as it ships."""
     common = pytest.importorskip("mistral_common")
     from mistral_common.protocol.instruct.request import ChatCompletionRequest
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
     tekken = Path(common.__file__).parent / "data" / "tekken_240911.json"
     chat = [SYSTEM, USER, ANSWER, MORE]
-    lines = hashed(tekken, tmp_path, {"messages": chat, "tools": [TOOL]}, {"prompt": ASK})
+    sharegpt = [{"from": "human", "value": ASK}]
+    lines = hashed(
+        tekken,
+        tmp_path,
+        {"messages": chat, "tools": [TOOL]},
+        {"prompt": ASK},
+        {"conversations": sharegpt},
+        from_="openai",
+    )
     reference = MistralTokenizer.from_file(str(tekken))
     request = ChatCompletionRequest.from_openai(messages=chat, tools=[TOOL])
     expected = [
         reference.encode_chat_completion(request).tokens,
         reference.instruct_tokenizer.tokenizer.encode(ASK, bos=True, eos=False),
+        reference.encode_chat_completion(ChatCompletionRequest.from_openai(messages=[USER])).tokens,
     ]
     assert [line["input_length"] for line in lines] == [*map(len, expected)]
     assert [len(line["hash_ids"]) for line in lines] == [len(ids) // BLOCK for ids in expected]

@@ -179,7 +179,8 @@ def _message(message: Any) -> Any:
     if isinstance(message, dict) and "role" not in message and "from" in message:
         role = message["from"]
         role = _ROLES.get(role, role) if isinstance(role, str) else role
-        return {**message, "role": role, "content": message.get("value")}
+        rest = {key: value for key, value in message.items() if key not in {"from", "value"}}
+        return {**rest, "role": role, "content": message.get("value")}
     return message
 
 

@@ -101,9 +101,9 @@ class SGLang(LogFormat):
 def _arrival_s(row: _Exported, meta: _MetaInfo) -> float | None:
     """Return when a request was received: as measured, or from the log's time, which is its end."""
     if meta.request_received_ts is not None:
-        return meta.request_received_ts
+        return moment(meta.request_received_ts, "request_received_ts")
     ended_s = moment(row.timestamp, "timestamp")
-    return None if ended_s is None else ended_s - (meta.e2e_latency or 0.0)
+    return None if ended_s is None else moment(ended_s - (meta.e2e_latency or 0.0), "e2e_latency")
 
 
 def _requests(
