@@ -235,8 +235,8 @@ class Parquet(TraceFormat):
 class ParquetExport(Exporter):
     """Every canonical column; conversations that were inferred are left to be inferred again.
 
-    Lost: ids that were strings (their digests are written), cache salts (numbers are) and the
-    original block hashes.
+    Lost: ids that were strings (their digests are written), cache salts (numbers are), the original
+    block hashes, and what requests wait for in other sessions.
     """
 
     name = Parquet.name
