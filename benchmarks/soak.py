@@ -40,7 +40,7 @@ END = 0.12  # share of turns that end a conversation
 SAMPLE_S = 5.0
 MIB = 1 << 20
 POLICIES = {
-    "gittins": {"name": "gittins", "params": {"xi_tokens": 256, "refit_s": 60}},
+    "gittins": {"name": "gittins", "params": {"xi_tokens": 256, "refit_requests": 64}},
     "tlru": {"name": "tlru", "params": {"xi_tokens": 256, "next_prompt_tokens": 100}},
     "wa": {"name": "wa", "params": {"refit_s": 60}},
 }

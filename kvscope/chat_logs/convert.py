@@ -45,7 +45,7 @@ _PLAIN = re.compile(r"[\w.:/@+-]{1,128}", re.ASCII)
 _TOO_LONG = f"line longer than {MAX_LINE_BYTES // MIB} MiB: split what it holds"
 
 
-class _Line(msgspec.Struct, omit_defaults=True, kw_only=True):
+class _TraceLine(msgspec.Struct, omit_defaults=True, kw_only=True):
     """A request as the trace has it."""
 
     timestamp: int | float | None = None
@@ -188,13 +188,13 @@ class Converter:
             self._count(record.requests, lines)
             yield from (self._encode(line) + b"\n" for line in lines)
 
-    def _line(self, request: LoggedRequest, prompt: Tokens, answer: Tokens | None) -> _Line:
+    def _line(self, request: LoggedRequest, prompt: Tokens, answer: Tokens | None) -> _TraceLine:
         outputs = request.output_tokens if answer is None else len(answer)
         total = len(prompt) + (outputs or 0)
         if not len(prompt) or total > MAX_TOKENS or (outputs or 0) < 0:
             raise BadLine(f"tokens must be 1 to {MAX_TOKENS:,} with the answer's: {total}")
         salt = request.cache_salt
-        return _Line(
+        return _TraceLine(
             timestamp=milliseconds(request.arrival_s),
             input_length=len(prompt),
             output_length=outputs,
@@ -225,7 +225,7 @@ class Converter:
         word = str(text)
         return word if _PLAIN.fullmatch(word) else str(self._hasher.name(kind, word))
 
-    def _count(self, requests: Sequence[LoggedRequest], lines: Sequence[_Line]) -> None:
+    def _count(self, requests: Sequence[LoggedRequest], lines: Sequence[_TraceLine]) -> None:
         counts = self.counts
         counts.requests += len(lines)
         for request, line in zip(requests, lines, strict=True):

@@ -84,11 +84,13 @@ def build(columns: Columns, reader_notes: list[str]) -> Built:
     reuse = trace_reuse(trie.parent, size, inputs, full_blocks, carried_leaf, carried_blocks)
     # The last sampled token has no KV; a prompt's own blocks are computed whatever follows.
     cached = np.maximum((inputs.astype(np.int64) + outputs - 1) // size, inputs // size)
+    waits_for = lineage.parents_by_id(requests["chat_id"], requests["waits_for"], NO_ID)
     requests |= {
         "request": np.arange(len(order), dtype=np.int32),
         "arrival_s": requests["arrival_s"] - requests["arrival_s"][0],
         "turn": np.where(requests["turn"] > 0, requests["turn"], turn),
         "parent": parent,
+        "waits_for": waits_for,
         "conversation": conversation,
         "full_blocks": full_blocks,
         "cached_blocks": cached.astype(np.int32),

@@ -15,7 +15,7 @@ from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Prompts
 from kvscope.latency.profile import TIMES
 from kvscope.learning.offline.learners import tables_for, tables_of_served
-from kvscope.policies.base import REFIT_S, Policy
+from kvscope.policies.base import Policy
 from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.misses import Novelty, novelty
@@ -104,12 +104,11 @@ class Workload:
         `served` (R entries; default: all) are the requests that an engine does not reject. What a
         small engine serves a larger one serves too, so their number says which they are.
         """
-        refit_s = policy.values.get("refit_s", REFIT_S)
         if served is None:
             served = np.ones(len(self.traffic.leaf), dtype=np.bool_)
-        key = policy.learner, refit_s, int(served.sum())
+        key = policy.learner, policy.refit_every, int(served.sum())
         if key not in self._tables:
-            fit = partial(tables_for, policy=type(policy), refit_s=refit_s)
+            fit = partial(tables_for, policy=type(policy), every=policy.refit_every)
             self._tables[key] = tables_of_served(self.traffic, served, fit)
         return self._tables[key]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvscope.app.requests import BASELINE
 from kvscope.core.runs import Run, hit_rate
 from kvscope.policies.registry import POLICIES
-from kvscope.replay.policy_options import FORESEEING, contenders, format_value
+from kvscope.replay.policy_options import FORESEEING, format_value
 from kvscope.report import style
 from kvscope.report.section import Columns
 from kvscope.report.words import MILLISECONDS, count, share, significant, time_unit
@@ -18,7 +18,7 @@ ORACLE_NOTE = "* oracle: knows the future, cannot be run; belady is the optimum 
 OPTIMUM, BEST_KNOWN = "optimum", "best known"
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
 
-_USUAL = (BASELINE, *contenders().split(","))  # so they get solid lines
+_USUAL = (BASELINE, "gittins", "tlru", "threshold-lru", "wa")  # so they get solid lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,7 +281,9 @@ def test_observed_hits_differ_from_the_prediction_for_five_reasons() -> None:
     none = np.full(4, np.nan)
     slow = np.array([5.0, 0.1, 0.1, 0.1])  # the first answers after the second has arrived
     worker = np.array([0, 0, 0, 0], dtype=np.int32)
-    measured = Measurements(worker, slow, none, none, cached.astype(np.int32), none, ("a", "b"))
+    measured = Measurements(
+        worker, slow, none, none, cached.astype(np.int32), none, worker - worker - 1, ("a", "b")
+    )
     prompts = replace(prompts, measurements=measured)
     assert gaps(None)["in-flight"] == [0, 8, 0, 0]
     elsewhere = np.array([0, 1, 1, 1], dtype=np.int32)
