@@ -37,7 +37,7 @@ RESAMPLES = 1_000
 INTERVAL = (0.025, 0.975)
 LEAST_GAP = 0.005  # of LRU's figure; a share of a smaller gap says nothing
 FEWEST_CONVERSATIONS = 10  # that lose anything under LRU
-NO_GAP = "–"
+STRETCHES = 20  # of equally many requests, for intervals by time
 LEVELS = (0.25, 0.5, 0.75)
 """Capacities: where LRU reaches these shares of the infinite cache's hit rate."""
 SAMPLES = ("to-c", "to-b", "agent", "birth-death", "regime-change")
@@ -64,7 +64,12 @@ class Estimate:
 
     def __str__(self) -> str:
         """Return the text of a table's cell."""
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        return f"{self.value:.2f} {self.interval}"
+
+    @property
+    def interval(self) -> str:
+        """The text of the CI alone."""
+        return f"[{self.low:.2f}, {self.high:.2f}]"
 
 
 class HeldOut:
@@ -84,7 +89,8 @@ class HeldOut:
         conversations, self._conversation = np.unique(
             self.prompts.conversation[self.first :], return_inverse=True
         )
-        self.conversations = len(conversations)
+        self.conversations, counted = len(conversations), len(self.input_tokens)
+        self._stretch = np.arange(counted) * STRETCHES // max(counted, 1)
 
     @cached_property
     def capacities(self) -> list[int]:
@@ -119,34 +125,43 @@ class HeldOut:
         return uncached
 
     @cached_property
-    def _resamples(self) -> Floats:
-        """How often each conversation is in each resample; once each in the first row."""
-        each = np.full(self.conversations, 1 / self.conversations)
-        counts = np.random.default_rng(0).multinomial(self.conversations, each, size=RESAMPLES)
-        return np.concatenate((np.ones((1, self.conversations)), counts))
+    def _resampled_conversations(self) -> Floats:
+        return _resamples(self.conversations)
 
-    def sums(self, cost: Floats) -> Floats:
-        """Return the sum of a cost over the held-out requests, first, and over each resample."""
-        by_conversation = np.bincount(self._conversation, cost, minlength=self.conversations)
-        summed: Floats = self._resamples @ by_conversation
+    @cached_property
+    def _resampled_stretches(self) -> Floats:
+        return _resamples(STRETCHES)
+
+    def sums(self, cost: Floats, *, by_time: bool = False) -> Floats:
+        """Return the sum of a cost over the held-out requests, first, and over each resample.
+
+        Whole conversations are drawn, or 20 stretches of time.
+        """
+        group = self._stretch if by_time else self._conversation
+        resamples = self._resampled_stretches if by_time else self._resampled_conversations
+        summed: Floats = resamples @ np.bincount(group, cost, minlength=resamples.shape[1])
         return summed
 
-    def share_closed(self, xi: int, start: Floats, optimum: Floats, own: Floats) -> str:
-        """Return which share of the gap in tokens beyond `xi` is closed, with its 95 % CI.
+    def share_closed(
+        self, xi: int, start: Floats, optimum: Floats, own: Floats, *, by_time: bool = False
+    ) -> Estimate | None:
+        """Return which share of the gap in tokens beyond `xi` is closed, None without a gap.
 
         The arguments are uncached tokens per held-out request: where the gap starts, where it
-        ends, and of the policy.
+        ends, and of the policy. The interval is by conversations, or by stretches of time.
         """
         if not self._has_gap(xi, start, optimum):
-            return NO_GAP
-        first, least, reached = (self.sums(np.maximum(x - xi, 0.0)) for x in (start, optimum, own))
+            return None
+        first, least, reached = (
+            self.sums(np.maximum(x - xi, 0.0), by_time=by_time) for x in (start, optimum, own)
+        )
         gap = first - least
-        return str(Estimate.of((first - reached) / np.where(gap > 0, gap, np.nan)))
+        return Estimate.of((first - reached) / np.where(gap > 0, gap, np.nan))
 
-    def share_bound(self, xi: int, start: Floats, optimum: Floats, capacity: int) -> str:
+    def share_bound(self, xi: int, start: Floats, optimum: Floats, capacity: int) -> str | None:
         """Return the share of the same gap that no policy can exceed at a capacity, rounded up."""
         if not self._has_gap(xi, start, optimum):
-            return NO_GAP
+            return None
         first, least = (float(np.maximum(x - xi, 0.0).sum()) for x in (start, optimum))
         touches = self.past.next_touches
         bound = tel_tokens_at_least(self.traffic, touches, capacity, xi, self.first)
@@ -158,6 +173,13 @@ class HeldOut:
         first, least = (float(np.maximum(x - xi, 0.0).sum()) for x in (start, optimum))
         enough = len(np.unique(losing)) >= FEWEST_CONVERSATIONS
         return enough and first - least > LEAST_GAP * first
+
+
+def _resamples(groups: int) -> Floats:
+    """Return how often each group is in each resample; once each in the first row."""
+    each = np.full(groups, 1 / groups)
+    counts = np.random.default_rng(0).multinomial(groups, each, size=RESAMPLES)
+    return np.concatenate((np.ones((1, groups)), counts))
 
 
 def published() -> Iterator[HeldOut]:

@@ -3,9 +3,9 @@
 At the capacities where LRU reaches 25, 50 and 75 % of the infinite cache's hit rate: the share of
 the gap from LRU to belady (uncached tokens) and from LRU to tail-belady (uncached tokens beyond xi:
 TEL) that each policy closes on held-out requests, with 95 % CI from 1,000 resamples of whole
-conversations; and the share that no policy can exceed. KVSCOPE_TRACES names the folder of published
-traces; without it only samples are replayed. `--record` writes the tables into
-docs/evidence/gittins.md.
+conversations; the share that no policy can exceed; and where each policy does worst.
+KVSCOPE_TRACES names the folder of published traces; without it only samples are replayed.
+`--record` writes the tables into docs/evidence/gittins.md.
 """
 
 from __future__ import annotations
@@ -13,11 +13,21 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks import ROOT
-from benchmarks.held_out import LEVELS, HeldOut, generated, published, samples
+from benchmarks.held_out import (
+    LEVELS,
+    STRETCHES,
+    Estimate,
+    Floats,
+    HeldOut,
+    generated,
+    published,
+    samples,
+)
 from benchmarks.processes import note
 from benchmarks.table import Table, record
 from kvscope.policies.registry import POLICIES
@@ -25,7 +35,7 @@ from kvscope.policies.registry import POLICIES
 PAGE = ROOT / "docs" / "evidence" / "gittins.md"
 XI_TOKENS = (8192, 16384)
 SAME_AS_LRU = ("lru", "ttl")
-BOUND = "no policy exceeds"
+BOUND, NO_GAP = "no policy exceeds", "–"
 UNTOUCHED = (
     ("to-c", 6_000, 501),
     ("to-c", 6_000, 502),
@@ -36,37 +46,55 @@ UNTOUCHED = (
     ("regime-change", 4_000, 501),
     ("regime-change", 4_000, 502),
     ("regime-change", 4_000, 503),
+    ("retrieval", 6_000, 501),
+    ("scan", 6_000, 501),
+    ("alternating", 6_000, 501),
+    ("time-of-day", 6_000, 501),
 )
-"""(profile, requests, seed) of traces on which gittins was not tuned."""
+"""(profile, requests, seed) of traces on which gittins was not tuned: that was on 1 to 15."""
 
 
-def gaps(trace: HeldOut) -> Table:
+ONLINE = [x.name for x in POLICIES if not x.hindsight and x.name not in SAME_AS_LRU]
+
+
+class Least:
+    """The least share that each policy closes on any trace, at any capacity."""
+
+    def __init__(self) -> None:
+        self._least: dict[tuple[str, int], tuple[float, str]] = {}
+
+    def add(
+        self, policy: str, xi: int, share: Estimate | None, by_time: Estimate | None, where: str
+    ) -> None:
+        """Note a share with its intervals by conversation and by time."""
+        if share is None or by_time is None:
+            return
+        cell = share.value, f"{share} {by_time.interval}, {where}"
+        self._least[policy, xi] = min(cell, self._least.get((policy, xi), (inf, "")))
+
+    def table(self) -> Table:
+        """Return a row a policy, the best least share of hits first."""
+        nothing = inf, NO_GAP
+        rows = [
+            [name, *(self._least.get((name, xi), nothing)[1] for xi in (0, *XI_TOKENS[:1]))]
+            for name in sorted(ONLINE, key=lambda name: -self._least.get((name, 0), nothing)[0])
+        ]
+        return Table(
+            "The least of each policy: the share of the gap closed where it does worst",
+            "On all traces of this page, at all capacities; 0 is LRU. Intervals: by conversation,"
+            f" then by {STRETCHES} stretches of time.",
+            ("policy", "hits", f"TEL {XI_TOKENS[0] // 1024}k"),
+            rows,
+        )
+
+
+def gaps(trace: HeldOut, least: Least) -> Table:
     """Return each online policy's shares of the gaps on one trace."""
-    online = [x.name for x in POLICIES if not x.hindsight and x.name not in SAME_AS_LRU]
-    goals = [(0, "belady"), *((xi, "tail-belady") for xi in XI_TOKENS)]
-    replays = [
-        (name, xi, capacity)
-        for xi, oracle in goals
-        for capacity in trace.capacities
-        for name in ("lru", oracle, *online)
-    ]
-    for name in dict.fromkeys(name for name, _, _ in replays):
-        trace.uncached(name, 0, 1)  # compile before the threads start
-    with ThreadPoolExecutor() as pool:
-        results = pool.map(lambda setting: trace.uncached(*setting), replays)
-        uncached = dict(zip(replays, results, strict=True))
+    columns, uncached = _replayed(trace, XI_TOKENS)
     total = int(trace.input_tokens.sum())
-    columns = [(goal, at) for goal in goals for at in trace.capacities]
 
     def hit_rate(name: str, capacity: int) -> str:
         return f"{1 - uncached[name, 0, capacity].sum() / total:.1%}"
-
-    def share(name: str, xi: int, oracle: str, capacity: int) -> str:
-        return trace.share_closed(xi, *(uncached[x, xi, capacity] for x in ("lru", oracle, name)))
-
-    def bound(xi: int, oracle: str, capacity: int) -> str:
-        lru, best = (uncached[x, xi, capacity] for x in ("lru", oracle))
-        return trace.share_bound(xi, lru, best, capacity)
 
     rates = ", ".join(
         f"{hit_rate('lru', capacity)} to {hit_rate('belady', capacity)} at {capacity:,} blocks"
@@ -78,26 +106,23 @@ def gaps(trace: HeldOut) -> Table:
         f" Hit rates of lru and belady: {rates}.",
         ("policy", *_columns(XI_TOKENS)),
         [
-            *([name, *(share(name, *goal, at) for goal, at in columns)] for name in online),
-            [BOUND, *(bound(*goal, at) for goal, at in columns)],
+            *([name, *_shares(trace, name, columns, uncached, least)] for name in ONLINE),
+            [BOUND, *_bounds(trace, columns, uncached)],
         ],
     )
 
 
-def untouched(traces: Iterator[HeldOut]) -> Table:
+def untouched(traces: Iterator[HeldOut], least: Least) -> Table:
     """Return the shares that gittins closes on traces on which it was not tuned."""
     rows = []
     for trace in traces:
         note(trace.name)
-        row, bounds = [trace.name], ["- " + BOUND]
-        for xi, oracle in ((0, "belady"), (XI_TOKENS[0], "tail-belady")):
-            for at in trace.capacities:
-                lru, best, own = (
-                    trace.uncached(name, xi, at) for name in ("lru", oracle, "gittins")
-                )
-                row.append(trace.share_closed(xi, lru, best, own))
-                bounds.append(trace.share_bound(xi, lru, best, at))
-        rows += [row, bounds]
+        columns, uncached = _replayed(trace, XI_TOKENS[:1])
+        shares = {name: _shares(trace, name, columns, uncached, least) for name in ONLINE}
+        rows += [
+            [trace.name, *shares["gittins"]],
+            ["- " + BOUND, *_bounds(trace, columns, uncached)],
+        ]
     return Table(
         "Other seeds: share of the gap to belady (hits) and tail-belady (TEL) closed by gittins",
         "Generated with `kvscope synth PROFILE --requests N --seed S`; gittins was not tuned on"
@@ -107,6 +132,48 @@ def untouched(traces: Iterator[HeldOut]) -> Table:
     )
 
 
+Columns = list[tuple[int, str, int]]
+Uncached = dict[tuple[str, int, int], Floats]
+
+
+def _replayed(trace: HeldOut, xi_tokens: tuple[int, ...]) -> tuple[Columns, Uncached]:
+    """Return (xi, oracle, capacity) of each column, and the uncached tokens by policy in it."""
+    goals = [(0, "belady"), *((xi, "tail-belady") for xi in xi_tokens)]
+    columns = [(*goal, capacity) for goal in goals for capacity in trace.capacities]
+    replays = [
+        (name, xi, capacity)
+        for xi, oracle, capacity in columns
+        for name in ("lru", oracle, *ONLINE)
+    ]
+    for name in dict.fromkeys(name for name, _, _ in replays):
+        trace.uncached(name, 0, 1)  # compile before the threads start
+    with ThreadPoolExecutor() as pool:
+        results = pool.map(lambda setting: trace.uncached(*setting), replays)
+        return columns, dict(zip(replays, results, strict=True))
+
+
+def _shares(
+    trace: HeldOut, name: str, columns: Columns, uncached: Uncached, least: Least
+) -> list[str]:
+    """Return a policy's share in each column."""
+    cells = []
+    for xi, oracle, capacity in columns:
+        costs = [uncached[policy, xi, capacity] for policy in ("lru", oracle, name)]
+        share, by_time = (trace.share_closed(xi, *costs, by_time=way) for way in (False, True))
+        least.add(name, xi, share, by_time, f"{trace.name}, {capacity:,} blocks")
+        cells.append(NO_GAP if share is None else str(share))
+    return cells
+
+
+def _bounds(trace: HeldOut, columns: Columns, uncached: Uncached) -> list[str]:
+    """Return the share that no policy exceeds in each column."""
+    bounds = []
+    for xi, oracle, capacity in columns:
+        lru, best = (uncached[policy, xi, capacity] for policy in ("lru", oracle))
+        bounds.append(trace.share_bound(xi, lru, best, capacity) or NO_GAP)
+    return bounds
+
+
 def _columns(xi_tokens: tuple[int, ...]) -> list[str]:
     goals = ["hits", *(f"TEL {xi // 1024}k" for xi in xi_tokens)]
     return [f"{goal}, {level:.0%}" for goal in goals for level in LEVELS]
@@ -114,11 +181,13 @@ def _columns(xi_tokens: tuple[int, ...]) -> list[str]:
 
 def tables() -> Iterator[Table]:
     """Yield the tables of the published traces, the samples and the other seeds."""
+    least = Least()
     for trace in (*published(), *samples()):
         note(trace.name)
-        yield gaps(trace)
+        yield gaps(trace, least)
     with TemporaryDirectory() as folder:
-        yield untouched(generated(UNTOUCHED, Path(folder)))
+        yield untouched(generated(UNTOUCHED, Path(folder)), least)
+    yield least.table()
 
 
 def main() -> None:

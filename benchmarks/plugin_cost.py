@@ -162,17 +162,21 @@ def _of_all_classes(steering: Any, class_set: int, guarded_blocks: int | None) -
     done, except the guard's if `guarded_blocks` is None.
     """
     from kvscope.learning.returns.file import FittedReturns
-    from kvscope.learning.returns.formulas import STEPS, began_s
+    from kvscope.learning.returns.formulas import FIRST, STEPS, began_s
     from kvscope.learning.returns.online import ReturnsLearner
     from kvscope.policies.gittins import AGES
 
     classes = math.prod(STEPS[class_set])
     falling = 1.0 / (30.0 + began_s(np.arange(AGES)))
     index = np.outer(1.0 + np.arange(classes) * 7 % classes / classes, falling)
-    fitted = FittedReturns(class_set, index, math.inf, 0, refits=True)
+    fitted = FittedReturns(class_set, index, sys.maxsize, refits=True)
     learner = steering.learner = ReturnsLearner(steering.policy, BLOCK, fitted)
     if guarded_blocks is not None:
         learner.guard(guarded_blocks)
+        judge = learner._guard.guard  # type: ignore[union-attr]  # noqa: SLF001
+        judge.now = learner._candidate = FIRST  # noqa: SLF001
+        judge.judge = lambda _: False  # type: ignore[method-assign]  # goes on as it is
+        learner.table = learner._in_force()  # noqa: SLF001
     find, sets = learner._classes, [math.prod(STEPS[name]) for name in learner._sets]  # noqa: SLF001
 
     def in_turn(seen: Any, prompt_tokens: int, tokens: int) -> list[int]:

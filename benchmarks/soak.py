@@ -43,7 +43,7 @@ SAMPLE_S = 5.0
 NEW, GAP_S, SAMPLES = 0.6, 0.1, 8  # of the scheduler alone: END, between requests, readings
 MIB = 1 << 20
 POLICIES = {
-    "gittins": {"name": "gittins", "params": {"xi_tokens": 256, "refit_s": 60}},
+    "gittins": {"name": "gittins", "params": {"xi_tokens": 256, "refit_requests": 64}},
     "tlru": {"name": "tlru", "params": {"xi_tokens": 256, "next_prompt_tokens": 100}},
     "wa": {"name": "wa", "params": {"refit_s": 60}},
 }
@@ -69,7 +69,9 @@ def main() -> int:
         table, failed = soak(folder.resolve(), options)
     print(table.markdown())
     if options.record:
-        record(PAGE, table.markdown(), "soak")
+        kind = "-requests" if options.requests else ""
+        kind += "-without-plugin" if options.without_plugin else ""
+        record(PAGE, table.markdown(), f"soak{kind}")
     return int(failed > 0)
 
 

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import (
     AnalyzeOptions,
-    DiffOptions,
     ExplainOptions,
     FitOptions,
     FleetOptions,
@@ -434,7 +433,7 @@ def hash_logs(
     output: str | PathLike[str],
     *,
     tokenizer: str | PathLike[str],
-    from_: Literal["openai", "litellm", "otlp"] | None = None,
+    from_: Literal["openai", "litellm", "otlp", "sglang"] | None = None,
     block_size: int = 16,
     chat_template: str | PathLike[str] | None = None,
     salt_file: str | PathLike[str] | None = None,
@@ -518,24 +517,15 @@ def diff(
 ) -> DiffResult:
     """Compare two traces, two stored runs (`run:7`) or two files of `kvscope tune`."""
     with _arguments():
-        from kvscope.app.requests import kv_model
+        from kvscope.app.requests import analyze_request
 
-        options = parsed(DiffOptions, {"model": model, "kv_dtype": kv_dtype, "hbm": hbm})
-        sizes = kv_model(options.model, options.kv_dtype)
+        sizes = {"model": model, "kv_dtype": kv_dtype, "hbm": hbm}
+        request = analyze_request(parsed(AnalyzeOptions, sizes))
     from kvscope.app.diff import diff as run
     from kvscope.store.file import StoreFile
 
     with StoreFile(db) as store:
-        return DiffResult(
-            run(
-                store,
-                fspath(left),
-                fspath(right),
-                model=sizes,
-                hbm_bytes=options.hbm,
-                monitor=_Logged(),
-            )
-        )
+        return DiffResult(run(store, fspath(left), fspath(right), request, _Logged()))
 
 
 def fit(

@@ -83,6 +83,7 @@ def served(
             duration_s=unknown,
             cached_tokens=cached,
             delay_s=unknown,
+            waits_for=np.full(requests, -1, dtype=np.int32),
             workers=tuple(map(str, range(workers))),
         ),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import starmap
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from kvscope.app.analyze import Analysis, analyze
 from kvscope.app.baseline import RUN, stored_run
@@ -15,9 +15,8 @@ from kvscope.app.monitor import Monitor
 from kvscope.app.requests import AnalyzeRequest
 from kvscope.app.traces import load_trace
 from kvscope.core.errors import UsageError
-from kvscope.core.runs import Outcome, Run
+from kvscope.core.runs import Outcome, Run, hit_rate
 from kvscope.core.trace import Trace
-from kvscope.deployment.models import Model
 from kvscope.replay.policy_options import format_value
 from kvscope.store.file import Stores
 from kvscope.tuning.file import RecommendationTable, read_recommendation_table
@@ -26,9 +25,7 @@ Kind = Literal["traces", "runs", "recommendations"]
 Topic = Literal[
     "verdict", "hits", "ideal", "capacity", "policy", "flags", "latency", "setting", "traffic"
 ]
-TOPICS: tuple[Topic, ...] = (
-    *("verdict", "hits", "ideal", "capacity", "policy", "flags", "latency", "setting", "traffic"),
-)
+TOPICS: tuple[Topic, ...] = get_args(Topic)
 """What figures are about, what matters most first."""
 Quantity = Literal[
     "words", "share", "seconds", "requests", "per_second", "tokens", "blocks", "bytes"
@@ -106,12 +103,10 @@ def diff(
     stores: Stores,
     left: str,
     right: str,
-    *,
-    model: Model | None = None,
-    hbm_bytes: int | None = None,
+    request: AnalyzeRequest | None = None,
     monitor: Monitor | None = None,
 ) -> Comparison:
-    """Compare what two names stand for.
+    """Compare what two names stand for; traces are analyzed as `request` says.
 
     `run:N` is a stored run, a path that ends in .toml a recommendation, anything else a trace.
     Raises UsageError for two of different kinds, InputError for what is not there.
@@ -131,7 +126,6 @@ def diff(
         with stores.reading() as store:
             (trace, run), (other_trace, other_run) = (stored_run(store, name) for name in names)
         return compare_runs(names, (run, other_run), (trace, other_trace))
-    request = AnalyzeRequest(model=model, hbm_bytes=hbm_bytes)
 
     def analyzed(name: str) -> Analysis:
         return analyze(stores, load_trace(stores, name, monitor or Monitor()), request)
@@ -178,8 +172,9 @@ def compare_runs(
         for name, outcome in categories[0].items()
         if name in categories[1]
     }
+    settings = [run.setting for run in both]
     rates = (
-        _known("hits", name, "share", list(map(_hit_rate, both, pair)))
+        _known("hits", name, "share", list(map(hit_rate, settings, pair)))
         for name, pair in shared.items()
     )
     times = (
@@ -189,7 +184,7 @@ def compare_runs(
     return Comparison(
         "runs",
         names,
-        _facts(_run_facts(both)),
+        _facts(_run_facts(both, traces)),
         {"Hit rate": _facts(rates), "p95 TTFT": _facts(times)} if shared else {},
         traces=traces,
         runs=both,
@@ -290,14 +285,18 @@ def _lifetime(rank: str, analysis: Analysis) -> float | None:
     return getattr(lives.overall.lifetime_s, rank) if lives and lives.overall else None
 
 
-def _run_facts(both: tuple[Run, Run]) -> Iterator[Difference | None]:
+def _run_facts(
+    both: tuple[Run, Run], traces: tuple[Trace, Trace] | None
+) -> Iterator[Difference | None]:
     """Yield policy and capacity, the settings in which runs differ, and what they gave."""
+    if traces is not None and traces[0] != traces[1]:
+        yield _known("traffic", "trace", "words", [trace.name for trace in traces])
     yield _known("policy", "policy", "words", [run.policy for run in both])
     yield _known("capacity", "capacity (blocks)", "blocks", [run.capacity_blocks for run in both])
     yield from starmap(_parameter, _side_by_side(*(dict(run.params) for run in both)))
     yield from _settings(both)
-    outcomes = [run.outcome for run in both]
-    yield _known("hits", "hit rate", "share", list(map(_hit_rate, both, outcomes)))
+    outcomes, settings = [run.outcome for run in both], [run.setting for run in both]
+    yield _known("hits", "hit rate", "share", list(map(hit_rate, settings, outcomes)))
     yield _known("setting", "requests", "requests", [float(each.requests) for each in outcomes])
     uncached = [each.uncached_tokens.p95 for each in outcomes]
     yield _known("latency", "uncached tokens p95", "tokens", uncached)
@@ -343,11 +342,6 @@ def _settings(both: tuple[Run, Run]) -> Iterator[Difference | None]:
     if left.definition != right.definition:
         definitions = [each.definition.name or "own" for each in (left, right)]
         yield _known("setting", "hit definition", "words", definitions)
-
-
-def _hit_rate(run: Run, outcome: Outcome) -> float:
-    """Return the hit rate in the weight of the run's definition."""
-    return float(getattr(outcome, f"{run.setting.definition.weight}_hit_rate"))
 
 
 def _over(outcome: Outcome) -> float | None:

@@ -14,7 +14,7 @@ from kvscope.app.latency import timed
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import BASELINE, ExplainRequest
 from kvscope.characterize.windows import round_windows
-from kvscope.core.arrays import Int64s
+from kvscope.core.arrays import Bools, Int64s
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition
 from kvscope.core.runs import RunSetting
@@ -53,6 +53,9 @@ AVOIDABLE: tuple[Cause, ...] = (
     *("output-changed", "rejected"),
 )
 """Causes that a larger cache, another router or another client could remove."""
+
+
+Place = Literal["first-prompt", "shortened", "history"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,8 @@ class Finding:
     `needed_blocks` is the capacity with which LRU keeps at least half of the tokens; only for
     evictions of an LRU cache. `at_token` is the median position where requests leave their history,
     or where the block begins that changes every `period_s` seconds; it had `values` contents.
+    `place` is what a diverged turn changed of its previous one: it is shorter, or the change lies
+    in what the conversation began with, or behind.
     """
 
     cause: Cause
@@ -154,6 +159,7 @@ class Finding:
     needed_blocks: int | None = None
     period_s: int | None = None
     values: int | None = None
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +326,7 @@ def explain(
         attribution=causes,
         gaps=gaps,
         causes=_totals(causes),
-        findings=_findings(causes, trace.block_size),
+        findings=_findings(prompts, causes),
         requests=tuple(
             explained_request(prompts, setting.definition, causes, each, gaps) for each in chosen
         ),
@@ -388,64 +394,93 @@ def _totals(causes: Attribution) -> tuple[CauseTotal, ...]:
 
 _REMEDIES: dict[Cause, str] = {
     "evicted": "enlarge the cache, or let `kvscope tune` look for a policy that keeps them",
-    "in-flight": "send requests with the same prompt after the first one has begun to answer",
+    "in-flight": "let follow-ups and requests with the same prompt wait for the earlier one; a"
+    " faster engine computes it in time",
     "routed": "route by prefix: `kvscope fleet` compares routers",
     "salt": "give requests one cache salt if they may share a cache",
     "lora": "send requests with the same prompt to one adapter, or to the base model",
     "model": "keep conversations and shared prompts on one model",
     "periodic": "move what changes behind the shared part, or change it less often",
-    "diverged": "append to the history: do not edit, reorder or compact earlier messages, and keep"
-    " times and ids that change out of the prompt's head",
+    "diverged": "append to the history",
     "output-changed": "send outputs back as they were generated, reasoning included",
     "below-block": "take smaller blocks in the engine",
     "rejected": "enlarge the pool, or limit the length of prompts",
 }
 
 
-def _findings(causes: Attribution, block_size: int) -> tuple[Finding, ...]:
+_CHANGED: dict[Place, str] = {
+    "first-prompt": "keep system prompt and tools the same, and in one order, through a"
+    " conversation; times and ids belong behind them",
+    "shortened": "compact or truncate histories rarely: all that follows is computed again",
+    "history": "append to the history: do not edit or reorder earlier messages, and send reasoning"
+    " back as generated",
+}
+
+
+def _findings(prompts: Prompts, causes: Attribution) -> tuple[Finding, ...]:
     """Return what can be changed, what costs the most tokens first."""
-    ranked = [
-        Finding(
-            each.cause,
-            each.tokens,
-            each.share,
-            each.requests,
-            _REMEDIES[each.cause],
-            at_token=_position(causes, each.cause),
-            needed_blocks=_needed(causes) if each.cause == "evicted" else None,
-        )
-        for each in _totals(causes)
-        if each.share >= _NEGLIGIBLE and each.cause in _REMEDIES and each.cause != "periodic"
+    every = [
+        *(
+            _finding(causes, cause, causes.tokens[cause], _REMEDIES[cause])
+            for cause in _REMEDIES
+            if cause not in {"evicted", "periodic", "diverged"}
+        ),
+        replace(
+            _finding(causes, "evicted", causes.tokens["evicted"], _REMEDIES["evicted"]),
+            needed_blocks=_needed(causes),
+        ),
+        *_periodic(causes, prompts.block_size),
+        *_diverged(prompts, causes),
     ]
-    ranked += [each for each in _periodic(causes, block_size) if each.share >= _NEGLIGIBLE]
-    return tuple(sorted(ranked, key=lambda each: -each.tokens))
+    known = [each for each in every if each.share >= _NEGLIGIBLE]
+    return tuple(sorted(known, key=lambda each: -each.tokens))
+
+
+def _finding(causes: Attribution, cause: Cause, lost: Int64s, remedy: str) -> Finding:
+    """Return what tokens (R entries) were lost to a cause."""
+    tokens, at_token = int(lost.sum()), None
+    if tokens and cause in {"diverged", "output-changed"}:
+        at_token = int(np.median(causes.common_tokens[lost > 0]))
+    share = tokens / int(causes.input_tokens.sum())
+    return Finding(cause, tokens, share, int(np.count_nonzero(lost)), remedy, at_token)
 
 
 def _periodic(causes: Attribution, block_size: int) -> list[Finding]:
     """Return a finding for each place of a shared head that changes with the time."""
-    tokens, total = causes.tokens["periodic"], int(causes.input_tokens.sum())
-    places = []
-    for number, change in enumerate(causes.heads.changes):
-        lost = tokens[causes.heads.change == number]
-        places.append(
-            Finding(
+    tokens = causes.tokens["periodic"]
+    return [
+        replace(
+            _finding(
+                causes,
                 "periodic",
-                int(lost.sum()),
-                float(lost.sum() / total),
-                int(np.count_nonzero(lost)),
+                np.where(causes.heads.change == number, tokens, 0),
                 _REMEDIES["periodic"],
-                at_token=change.blocks * block_size,
-                period_s=change.period_s,
-                values=change.values,
-            )
+            ),
+            at_token=change.blocks * block_size,
+            period_s=change.period_s,
+            values=change.values,
         )
-    return places
+        for number, change in enumerate(causes.heads.changes)
+    ]
 
 
-def _position(causes: Attribution, cause: Cause) -> int | None:
-    if cause not in {"diverged", "output-changed"}:
-        return None
-    return int(np.median(causes.common_tokens[causes.tokens[cause] > 0]))
+def _diverged(prompts: Prompts, causes: Attribution) -> list[Finding]:
+    """Return what was changed of previous turns: their length, the first prompt, or else."""
+    shortened = prompts.input_tokens < prompts.input_tokens[prompts.parent]
+    begun_with = prompts.full_blocks[prompts.conversation].astype(np.int64) * prompts.block_size
+    first_prompt = causes.common_tokens < begun_with
+    places: dict[Place, Bools] = {
+        "shortened": shortened,
+        "first-prompt": first_prompt & ~shortened,
+        "history": ~first_prompt & ~shortened,
+    }
+    tokens = causes.tokens["diverged"]
+    return [
+        replace(
+            _finding(causes, "diverged", np.where(which, tokens, 0), _CHANGED[place]), place=place
+        )
+        for place, which in places.items()
+    ]
 
 
 def _needed(causes: Attribution) -> int | None:

@@ -173,6 +173,7 @@ def fleet(
         capacity,
         request.slo,
         think_s=None if think is None else think.think_s,
+        after=None if think is None else think.after,
         seeds=request.seeds,
         engine=engine if request.time_model == "engine" else None,
     )

@@ -27,6 +27,7 @@ from kvscope.app.requests import BASELINE, AnalyzeRequest, FleetRequest, Simulat
 from kvscope.core import units
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.percentiles import percentiles
+from kvscope.core.runs import hit_rate
 
 if TYPE_CHECKING:
     from kvscope.app.analyze import Analysis
@@ -493,7 +494,7 @@ def _run_figures(run: Run) -> dict[str, float | None]:
         queued = dict.fromkeys((*_PERCENTILES, *_BY_SLO))
     return {
         **times(outcome.ttft_ms),
-        "hit-rate": _hit_rate(run),
+        "hit-rate": hit_rate(run.setting, outcome),
         **by_slo(outcome.tel_ms, outcome.violations),
         **{f"{_QUEUED}{name}": value for name, value in queued.items()},
     }
@@ -502,16 +503,6 @@ def _run_figures(run: Run) -> dict[str, float | None]:
 def _times(ttft_ms: Percentiles) -> dict[str, float]:
     """Return the percentiles of TTFT in seconds."""
     return {name: getattr(ttft_ms, name) / 1e3 for name in _PERCENTILES}
-
-
-def _hit_rate(run: Run) -> float:
-    """Return a run's hit rate in the weight of its definition."""
-    outcome = run.outcome
-    return {
-        "token": outcome.token_hit_rate,
-        "block": outcome.block_hit_rate,
-        "request": outcome.request_hit_rate,
-    }[run.setting.definition.weight]
 
 
 def tune_gates(texts: Sequence[str] | None) -> tuple[Gate, ...]:

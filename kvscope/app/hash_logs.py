@@ -37,7 +37,7 @@ class HashOptions:
         ),
     ]
     from_: Annotated[
-        Literal["openai", "litellm", "otlp"] | None,
+        Literal["openai", "litellm", "otlp", "sglang"] | None,
         Option("Format of the logs.", default="detected", flags=("--from",)),
     ] = None
     block_size: Annotated[

@@ -45,6 +45,10 @@ from kvscope.tuning.tuner import tune as tune_policies
 if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
 
+WHY_CONTENDERS = {
+    VLLM: "its guard reverts to LRU by itself; vLLM runs it with kvscope's plugin",
+    SGLANG: "what SGLang runs by flags",
+}
 BEYOND_RANGE = 0.01  # share of prompts beyond the measured lengths that is worth a warning
 
 
@@ -370,7 +374,7 @@ def _assumptions(tuned: Recommendation, given: frozenset[str]) -> tuple[Assumpti
             ", ".join(f"{number:,}" for number in windows) + " requests",
             "a warm cache, and enough requests in every window",
         ),
-        ("--policies", contenders(tuned.engine), "what the engine can run, with kvscope's plugin"),
+        ("--policies", contenders(tuned.engine), WHY_CONTENDERS[tuned.engine]),
     ]
     if tuned.deployment is None:
         model = tuned.model.name if tuned.model else "none"

@@ -16,6 +16,7 @@ import msgspec
 from kvscope.app import values
 from kvscope.app.options import Blocks, Count, KvDtype, Model, Option, Share, Source, Time
 from kvscope.core.errors import InputError, KvscopeError, UsageError
+from kvscope.ingest.limits import MAX_TOKENS
 
 if TYPE_CHECKING:
     from kvscope.core.runs import RunSetting
@@ -116,14 +117,17 @@ class WindowHits:
     duration_s: float
 
 
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+
+
 class _RecordedLine(msgspec.Struct):
     """What is counted of a line."""
 
     chat_id: int | str
     timestamp: float
-    input_length: int
-    output_length: int
-    cached_tokens: int | None = None
+    input_length: _Tokens
+    output_length: _Tokens
+    cached_tokens: _Tokens | None = None
 
 
 class Watch:
@@ -159,7 +163,7 @@ class Watch:
         for line in lines:
             try:
                 row = self._decode(line)
-            except msgspec.DecodeError:  # of UTF-8 and of types, too
+            except (msgspec.DecodeError, RecursionError):  # of UTF-8, types and nesting, too
                 self.bad_lines += 1
                 continue
             if switched and self._lines and row.timestamp < self._lines[0][0]:
@@ -167,7 +171,7 @@ class Watch:
             switched = False
             self.requests += 1
             self.input_tokens += row.input_length
-            if row.cached_tokens is not None and row.cached_tokens >= 0:
+            if row.cached_tokens is not None:
                 self.cached_tokens = (self.cached_tokens or 0) + row.cached_tokens
             self._lines.append((row.timestamp, line))
             self._bytes += len(line)

@@ -2,7 +2,7 @@
 
 Lines are those of the Mooncake format with `session_id`, `block_size`, model, LoRA adapter, cache
 salt, worker and measured times, as kvscope ingests them. No text and no token id is in them;
-sessions, users, cache salts and what is no plain word are hashes.
+requests, sessions, users, cache salts and what is no plain word are hashes.
 """
 
 from __future__ import annotations
@@ -20,19 +20,23 @@ from kvscope.chat_logs.formats.base import LogFormat, LoggedRequest
 from kvscope.chat_logs.formats.litellm import LiteLLM
 from kvscope.chat_logs.formats.openai import OpenAI
 from kvscope.chat_logs.formats.otlp import Otlp
+from kvscope.chat_logs.formats.sglang import SGLang
 from kvscope.chat_logs.hashing import Hasher, Tokens
 from kvscope.chat_logs.tokenizer import Piece, Text, Tokenizer
 from kvscope.core.background import in_background
 from kvscope.core.errors import InputError
 from kvscope.core.units import MIB
-from kvscope.ingest.formats.base import NOT_UTF8, TOO_DEEP, BadLine, Rejects
+from kvscope.ingest.columns import LONGEST_S
+from kvscope.ingest.formats.base import NOT_UTF8, TOO_DEEP, BadLine, Identifier, Rejects
 from kvscope.ingest.formats.exporter import milliseconds
 from kvscope.ingest.formats.json_lines import common_keys
 from kvscope.ingest.limits import MAX_LINE_BYTES, MAX_TOKENS
 from kvscope.ingest.pipeline import UnusableLinesError
 from kvscope.ingest.source import Source
 
-FORMATS: dict[str, type[LogFormat]] = {known.name: known for known in (LiteLLM, Otlp, OpenAI)}
+FORMATS: dict[str, type[LogFormat]] = {
+    known.name: known for known in (LiteLLM, Otlp, SGLang, OpenAI)
+}
 """In the order in which they are tried: LiteLLM's lines have `messages` too."""
 
 _BATCH_CHARACTERS = 1 << 18
@@ -41,12 +45,14 @@ _PLAIN = re.compile(r"[\w.:/@+-]{1,128}", re.ASCII)
 _TOO_LONG = f"line longer than {MAX_LINE_BYTES // MIB} MiB: split what it holds"
 
 
-class _Line(msgspec.Struct, omit_defaults=True, kw_only=True):
+class _TraceLine(msgspec.Struct, omit_defaults=True, kw_only=True):
     """A request as the trace has it."""
 
     timestamp: int | float | None = None
     input_length: int
     output_length: int | None = None
+    request_id: int | None = None
+    parent_request_id: int | None = None
     session_id: int | None = None
     user_id: int | None = None
     type: str | None = None
@@ -182,31 +188,35 @@ class Converter:
             self._count(record.requests, lines)
             yield from (self._encode(line) + b"\n" for line in lines)
 
-    def _line(self, request: LoggedRequest, prompt: Tokens, answer: Tokens | None) -> _Line:
+    def _line(self, request: LoggedRequest, prompt: Tokens, answer: Tokens | None) -> _TraceLine:
         outputs = request.output_tokens if answer is None else len(answer)
         total = len(prompt) + (outputs or 0)
         if not len(prompt) or total > MAX_TOKENS or (outputs or 0) < 0:
             raise BadLine(f"tokens must be 1 to {MAX_TOKENS:,} with the answer's: {total}")
-        name = self._hasher.name
         salt = request.cache_salt
-        return _Line(
+        return _TraceLine(
             timestamp=milliseconds(request.arrival_s),
             input_length=len(prompt),
             output_length=outputs,
-            session_id=None if request.session_id is None else name("session", request.session_id),
-            user_id=None if request.user_id is None else name("user", request.user_id),
+            request_id=self._name("request", request.request_id),
+            parent_request_id=self._name("request", request.parent_id),
+            session_id=self._name("session", request.session_id),
+            user_id=self._name("user", request.user_id),
             type=self._plain("type", request.type),
             hash_ids=self._hasher.blocks(prompt),
             block_size=self._block_size,
             model=self._plain("model", request.model),
             lora_name=self._plain("adapter", request.adapter or None),
-            cache_salt=str(name("salt", salt)) if salt else None,
+            cache_salt=str(self._hasher.name("salt", salt)) if salt else None,
             worker=self._plain("worker", request.worker),
-            ttft_ms=milliseconds(request.ttft_s),
-            queue_ms=milliseconds(request.queue_s),
-            duration_ms=milliseconds(request.duration_s),
+            ttft_ms=_possible_ms(request.ttft_s),
+            queue_ms=_possible_ms(request.queue_s),
+            duration_ms=_possible_ms(request.duration_s),
             cached_tokens=request.cached_tokens,
         )
+
+    def _name(self, kind: str, identifier: Identifier | None) -> int | None:
+        return None if identifier is None else self._hasher.name(kind, identifier)
 
     def _plain(self, kind: str, text: object) -> str | None:
         """Return a name as it is if it is a plain word; else its hash."""
@@ -215,7 +225,7 @@ class Converter:
         word = str(text)
         return word if _PLAIN.fullmatch(word) else str(self._hasher.name(kind, word))
 
-    def _count(self, requests: Sequence[LoggedRequest], lines: Sequence[_Line]) -> None:
+    def _count(self, requests: Sequence[LoggedRequest], lines: Sequence[_TraceLine]) -> None:
         counts = self.counts
         counts.requests += len(lines)
         for request, line in zip(requests, lines, strict=True):
@@ -224,6 +234,12 @@ class Converter:
             if request.input_tokens is not None:
                 counts.compared += 1
                 counts.different += request.input_tokens != line.input_length
+
+
+def _possible_ms(measured_s: float | None) -> int | float | None:
+    """Return a measured time in ms, None for one that cannot be."""
+    possible = measured_s is not None and 0 <= measured_s <= LONGEST_S
+    return milliseconds(measured_s) if possible else None
 
 
 def refuse_if_too_bad(rejects: Rejects, max_bad: float) -> None:

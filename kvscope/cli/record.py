@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -35,7 +35,7 @@ _FROM_INSIDE = (
 Endpoint = Annotated[
     str | None,
     Option(
-        "Where vLLM publishes its KV-cache events, for example tcp://localhost:5557.",
+        "Where the engine publishes its KV-cache events, for example tcp://localhost:5557.",
         "ENDPOINT",
         flags=("--kv-events",),
     ),
@@ -47,6 +47,10 @@ Output = Annotated[
 Length = Annotated[
     float | None,
     Time("How long to listen, for example 1h.", default="until Ctrl-C", flags=("--for",)),
+]
+Engine = Annotated[
+    Literal["vllm", "sglang"],
+    Option("The engine that publishes them."),
 ]
 Quiet = Annotated[
     float | None,
@@ -60,18 +64,22 @@ Logs = Annotated[
     typer.Argument(
         metavar="LOGS",
         parser=parsed_by(values.called),
-        help="Log files, plain, .gz or .zst; - is standard input.",
+        help="Files, folders or patterns, plain, .gz or .zst; - is standard input.",
         show_default=False,
     ),
 ]
 
 
 def record(
-    path: Output, endpoint: Endpoint = None, length: Length = None, quiet: Quiet = None
+    path: Output,
+    endpoint: Endpoint = None,
+    engine: Engine = "vllm",
+    length: Length = None,
+    quiet: Quiet = None,
 ) -> None:
-    """Write what a running vLLM serves as a trace: salted hashes and lengths, never content.
+    """Write what a running engine serves as a trace: salted hashes and lengths, never content.
 
-    From outside, through vLLM's KV-cache events, requests are known in whole blocks only. The
+    From outside, through KV-cache events, requests are known in whole blocks only. The
     plugin for vLLM records them exactly: docs/record.md.
     """
     if endpoint is None:
@@ -84,7 +92,7 @@ def record(
     from kvscope.core.files import LineFile
     from kvscope.vllm_plugin.kv_events import QUIET_S, BlockChains, batches
 
-    chains = BlockChains(quiet or QUIET_S)
+    chains = BlockChains(quiet or QUIET_S, outputs_at_end=engine == "sglang")
     until_s = time.monotonic() + length if length is not None else float("inf")
     stream = batches(endpoint)
     first = next(stream)  # raises where nothing can be listened to

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
@@ -143,18 +143,16 @@ def diff(
 
     Prints only what differs; --full has all figures.
     """
-    from kvscope.app.requests import kv_model
+    from kvscope.app.requests import analyze_request
 
-    model = kv_model(options.model, options.kv_dtype)
+    request = analyze_request(AnalyzeOptions(**asdict(options)))
     load_in_background()
     from kvscope.app.diff import diff as compare
     from kvscope.report.comparison import report
     from kvscope.store.file import StoreFile
 
     with StoreFile(db, note) as store:
-        compared = compare(
-            store, left, right, model=model, hbm_bytes=options.hbm, monitor=Terminal()
-        )
+        compared = compare(store, left, right, request, Terminal())
     output.report(report(compared), printing)
 
 

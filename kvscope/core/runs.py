@@ -46,6 +46,11 @@ class Outcome:
     queued_violations: int | None
 
 
+def hit_rate(setting: RunSetting, outcome: Outcome) -> float:
+    """Return the hit rate in the weight of the setting's definition."""
+    return float(getattr(outcome, f"{setting.definition.weight}_hit_rate"))
+
+
 @dataclass(frozen=True, slots=True)
 class PartOutcome:
     """The outcome of one category, or of the requests that arrive in `length_s` from `start_s` on.

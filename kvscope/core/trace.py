@@ -88,7 +88,8 @@ class Measurements:
     `worker` (the engine, replica or rank) is an index into `workers`, -1 where the trace does not
     say. Times count from the request's arrival: until its first token, until it was admitted, until
     its last token; NaN where not measured. `cached_tokens` of the prompt were hit; -1: unknown.
-    `delay_s` is the time that a user or a tool took after the turn before; NaN where not stated.
+    `delay_s` is the time that a user or a tool took after the turn before, or after the request
+    `waits_for` (-1: none); NaN where not stated.
     """
 
     worker: Int32s
@@ -97,10 +98,15 @@ class Measurements:
     duration_s: Float64s
     cached_tokens: Int32s
     delay_s: Float64s
+    waits_for: Int32s
     workers: tuple[str, ...]
 
     def select(self, requests: Int64s) -> Measurements:
         """Return those of the requests with these numbers."""
+        import numpy as np  # a stored trace is looked up without it
+
+        place = np.full(len(self.waits_for) + 1, -1, dtype=np.int32)  # the last is of none
+        place[requests] = np.arange(len(requests))
         return Measurements(
             worker=self.worker[requests],
             ttft_s=self.ttft_s[requests],
@@ -108,6 +114,7 @@ class Measurements:
             duration_s=self.duration_s[requests],
             cached_tokens=self.cached_tokens[requests],
             delay_s=self.delay_s[requests],
+            waits_for=place[self.waits_for[requests]],
             workers=self.workers,
         )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvscope.core.arrays import Float64s
+from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.errors import InputError
 from kvscope.core.trace import Prompts
 from kvscope.fleet.kernel import OPEN
@@ -26,12 +26,15 @@ from kvscope.replay.traffic import Traffic
 class ThinkTimes:
     """How long the user or a tool takes before each of R requests (s); OPEN for first turns.
 
+    The time counts from the end of request `after`: the turn before, or what the trace names.
+
     The trace states `stated` of them; `recorded` follow from a duration that it has, `estimated`
     from the latency profile. Of these, `floored` would have been negative: the turn came before the
     previous one had ended.
     """
 
     think_s: Float64s
+    after: Int32s
     stated: int
     recorded: int
     estimated: int
@@ -45,17 +48,21 @@ def think_times(prompts: Prompts, traffic: Traffic, profile: LatencyProfile) -> 
     duration, gap - its time on an idle replica with an infinite cache. Raises InputError for a
     trace without turns that follow another.
     """
-    later = np.flatnonzero(traffic.parent >= 0)
+    duration_s = delay_s = np.full(len(traffic.leaf), np.nan)
+    after = traffic.parent
+    if (measured := prompts.measurements) is not None:
+        duration_s, delay_s = measured.duration_s, measured.delay_s
+        after = np.where(
+            (measured.waits_for >= 0) & np.isfinite(delay_s), measured.waits_for, after
+        )
+    later = np.flatnonzero(after >= 0)
     if not len(later):
         raise InputError(
             "no request continues another, so there is no loop to close",
             where="--closed-loop",
             remedy="leave it out: requests then come at the times of the trace",
         )
-    before = traffic.parent[later]
-    duration_s = delay_s = np.full(len(traffic.leaf), np.nan)
-    if prompts.measurements is not None:
-        duration_s, delay_s = prompts.measurements.duration_s, prompts.measurements.delay_s
+    before = after[later]
     recorded = np.isfinite(duration_s[before])
     duration_s = np.where(np.isfinite(duration_s), duration_s, _alone_s(traffic, profile))
     think_s = np.full(len(traffic.leaf), OPEN)
@@ -65,6 +72,7 @@ def think_times(prompts: Prompts, traffic: Traffic, profile: LatencyProfile) -> 
     think_s[later] = np.where(stated, delay_s[later], np.maximum(open_s, 0.0))
     return ThinkTimes(
         think_s,
+        after,
         int(stated.sum()),
         int((recorded & ~stated).sum()),
         int((~recorded & ~stated).sum()),

@@ -221,6 +221,7 @@ def replay_engines(
     cost: StepCost,
     *,
     think_s: Float64s | None = None,
+    after: Int32s | None = None,
     rate_scale: float = 1.0,
     tables: Tables = NO_TABLES,
     seed: int = 0,
@@ -251,8 +252,9 @@ def replay_engines(
     due = [(float(requests.arrival_s[r]), r) for r in range(count) if think_s[r] < 0]
     heapify(due)
     turns: dict[int, list[int]] = {}
+    before = prompts.parent if after is None else after
     for turn in np.flatnonzero(think_s >= 0).tolist():
-        turns.setdefault(int(prompts.parent[turn]), []).append(turn)
+        turns.setdefault(int(before[turn]), []).append(turn)
     order, replica_of, best = np.zeros((3, count), dtype=np.int32)
     place_of, period, since = np.zeros(count, dtype=np.int64), 0, known.tables.since
     for slot in range(count):

@@ -82,15 +82,18 @@ def costs(profile: LatencyProfile) -> Costs:
     )
 
 
-def arrivals(traffic: Traffic, think_s: Float64s | None = None) -> Arrivals:
-    """Return when requests arrive: by the trace, or `think_s` after their previous turn has ended.
+def arrivals(
+    traffic: Traffic, think_s: Float64s | None = None, after: Int32s | None = None
+) -> Arrivals:
+    """Return when requests arrive: by the trace, or `think_s` after another one has ended.
 
-    `think_s` (R) is OPEN where the trace's time counts; it must be for first turns.
+    That is request `after`, by default the previous turn. `think_s` (R) is OPEN where the trace's
+    time counts; it must be for requests after none.
     """
     requests = len(traffic.leaf)
     think_s = np.full(requests, OPEN) if think_s is None else think_s
     later = np.flatnonzero(think_s >= 0).astype(np.int32)
-    parent = traffic.parent[later]
+    parent = (traffic.parent if after is None else after)[later]
     turns = later[np.argsort(parent, kind="stable")]
     starts = np.zeros(requests + 1, dtype=np.int64)
     np.cumsum(np.bincount(parent, minlength=requests), out=starts[1:])
@@ -111,15 +114,16 @@ def replay_fleet(
     capacity_blocks: int,
     *,
     think_s: Float64s | None = None,
+    after: Int32s | None = None,
     tables: Tables = NO_TABLES,
     mandatory: bool = False,
     seed: int = 0,
 ) -> FleetReplay:
     """Replay `traffic` on `replicas` of `capacity_blocks` each, behind `router`: exact.
 
-    `think_s` closes the loop: see `arrivals`. What a policy learns (`tables`) it learns of the
-    whole fleet's traffic. `seed` is for routers that draw. Raises UsageError for policies with
-    hindsight and for counts that no fleet has.
+    `think_s` and `after` close the loop: see `arrivals`. What a policy learns (`tables`) it learns
+    of the whole fleet's traffic. `seed` is for routers that draw. Raises UsageError for policies
+    with hindsight and for counts that no fleet has.
     """
     if not 1 <= replicas <= MOST_REPLICAS:
         raise UsageError(
@@ -159,7 +163,7 @@ def replay_fleet(
     kernel(
         traffic,
         routed,
-        arrivals(traffic, think_s),
+        arrivals(traffic, think_s, after),
         costs(profile),
         CacheLimits(
             capacity_blocks,
@@ -191,7 +195,7 @@ def replay_fleet(
         counts.hit[place],
         counts.best[place],
         counts.request,
-        _arrived(traffic, counts, place, think_s),
+        _arrived(traffic, counts, place, think_s, after),
         counts.begin_s[place],
         counts.token_s[place],
         counts.end_s[place],
@@ -199,11 +203,17 @@ def replay_fleet(
     )
 
 
-def _arrived(traffic: Traffic, served: Served, place: Int64s, think_s: Float64s | None) -> Float64s:
+def _arrived(
+    traffic: Traffic,
+    served: Served,
+    place: Int64s,
+    think_s: Float64s | None,
+    after: Int32s | None,
+) -> Float64s:
     """Return when each request arrived in the simulation."""
     if think_s is None:
         return traffic.arrival_s
-    ended_s = served.end_s[place][np.maximum(traffic.parent, 0)]
+    ended_s = served.end_s[place][np.maximum(traffic.parent if after is None else after, 0)]
     return np.where(think_s < 0, traffic.arrival_s, ended_s + think_s)
 
 

@@ -76,9 +76,9 @@ class PooledHits:
 class FleetSweep:
     """Replays fleets of one workload; each replica has `capacity_blocks`.
 
-    `think_s` closes the loop (see `kvscope.fleet.replay.arrivals`). Routers that draw are replayed
-    with `seeds` seeds. With an `engine`, whose blocks are the capacity, replicas are simulated
-    vLLMs; else each is one queue of prefills.
+    `think_s` and `after` close the loop (see `kvscope.fleet.replay.arrivals`). Routers that draw
+    are replayed with `seeds` seeds. With an `engine`, whose blocks are the capacity, replicas are
+    simulated vLLMs; else each is one queue of prefills.
     """
 
     def __init__(
@@ -88,13 +88,14 @@ class FleetSweep:
         slo: Slo,
         *,
         think_s: Float64s | None = None,
+        after: Int32s | None = None,
         seeds: int = SEEDS,
         engine: EngineSettings | None = None,
     ) -> None:
         self.workload = workload
         self.capacity_blocks = capacity_blocks
         self.slo = slo
-        self.think_s = think_s
+        self.think_s, self.after = think_s, after
         self.seeds = seeds
         self.engine = engine
         self._asked: Asked = asked(workload.prompts)
@@ -128,6 +129,7 @@ class FleetSweep:
             fleet.replicas,
             self.capacity_blocks,
             think_s=self.think_s,
+            after=self.after,
             tables=self.workload.tables(fleet.policy),
             seed=seed,
         )
@@ -143,6 +145,7 @@ class FleetSweep:
             engine,
             StepCost.of(workload.profile),
             think_s=self.think_s,
+            after=self.after,
             tables=workload.tables(policy, fits(workload.traffic, engine.usable_blocks)),
             seed=seed,
         )

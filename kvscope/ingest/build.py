@@ -84,11 +84,13 @@ def build(columns: Columns, reader_notes: list[str]) -> Built:
     reuse = trace_reuse(trie.parent, size, inputs, full_blocks, carried_leaf, carried_blocks)
     # The last sampled token has no KV; a prompt's own blocks are computed whatever follows.
     cached = np.maximum((inputs.astype(np.int64) + outputs - 1) // size, inputs // size)
+    waits_for = lineage.parents_by_id(requests["chat_id"], requests["waits_for"], NO_ID)
     requests |= {
         "request": np.arange(len(order), dtype=np.int32),
         "arrival_s": requests["arrival_s"] - requests["arrival_s"][0],
         "turn": np.where(requests["turn"] > 0, requests["turn"], turn),
         "parent": parent,
+        "waits_for": waits_for,
         "conversation": conversation,
         "full_blocks": full_blocks,
         "cached_blocks": cached.astype(np.int32),
@@ -175,16 +177,18 @@ def _lineage(
     """
     deciding = blocks > 0 if blocks.any() else np.ones(len(blocks), dtype=np.bool_)
     before, parent_chat = links["session_parent"], links["parent_chat_id"]
-    # Sessions are given if one has two requests, or if each request has one.
-    if (before[deciding] >= 0).any() or (links["session"][deciding] >= 0).all():
-        rank = np.empty(len(order), dtype=np.int32)
-        rank[order] = np.arange(len(order), dtype=np.int32)
-        parent = np.where(before[order] >= 0, rank[before[order]], -1)
-        # Out of order within a session: a parent that comes later is none.
-        return np.where(parent < np.arange(len(order)), parent, -1).astype(np.int32), "given"
+    rank = np.empty(len(order), dtype=np.int32)
+    rank[order] = np.arange(len(order), dtype=np.int32)
+    parent = np.where(before[order] >= 0, rank[before[order]], -1)
+    # Out of order within a session: a parent that comes later is none.
+    in_session = np.where(parent < np.arange(len(order)), parent, -1).astype(np.int32)
     if (parent_chat[deciding] != NO_ID).any():
         parents = np.where(parent_chat == ROOT, NO_ID, parent_chat)[order]
-        return lineage.parents_by_id(requests["chat_id"], parents, NO_ID), "given"
+        by_id = lineage.parents_by_id(requests["chat_id"], parents, NO_ID)
+        return np.where(parent_chat[order] == NO_ID, in_session, by_id), "given"
+    # Sessions are given if one has two requests, or if each request has one.
+    if (before[deciding] >= 0).any() or (links["session"][deciding] >= 0).all():
+        return in_session, "given"
     if trie.count > 1:
         inputs, outputs = requests["input_tokens"], requests["output_tokens"]
         return lineage.parents_by_prefix(trie.parent, full_leaf, inputs, outputs), "inferred"

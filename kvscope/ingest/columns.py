@@ -56,6 +56,7 @@ _TYPECODES = {
     "chat_id": "q",
     "parent_chat_id": "q",
     "user_id": "q",
+    "waits_for": "q",  # a chat id
     "session": "i",  # row of the session's first request, or -1
     "clock": "i",  # row of the first request that the same clock times, or -1: the trace's own
     "leaf": "i",  # last block of the prompt
@@ -278,6 +279,7 @@ class Columns:
         self._extend("chat_id", keys([row.chat_id for row in rows]))
         self._extend("parent_chat_id", keys([row.parent_chat_id for row in rows]))
         self._extend("user_id", keys([row.user_id for row in rows]))
+        self._extend("waits_for", keys([row.waits_for for row in rows]))
         self._append_paths(batch)
 
     def _append_service(self, rows: list[Request]) -> None:

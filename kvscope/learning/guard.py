@@ -2,97 +2,112 @@
 
 Shadow caches replay the traffic as each candidate alone would have it and report to `Guard`: those
 of a simulation (kvscope.learning.offline.shadow_replays), and in an engine those of `OnlineGuard`.
+It counts neither seconds nor requests but how often the cache has been written anew: until then it
+holds what it held before, whatever is in force.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from kvscope.learning.lane_heap import Scores
 from kvscope.learning.recent_blocks import MOST_REQUESTS, PrefixMatch, TouchedSegments
 from kvscope.learning.shadow_cache import Kind, ShadowCaches, ShadowRequest
 from kvscope.policies.base import LanePolicy
 
-FALLBACK = 0  # the candidate in force where the present one does worse than it
+FALLBACK = 0  # the candidate in force without evidence for another: LRU
+
+INTERVAL_SHARE, INTERVAL_REQUESTS = 1 / 8, 16
+LEAST_INTERVALS = 8
+GAIN_INTERVALS, LOSS_INTERVALS = 16, 8  # after which evidence counts half
+DEVIATIONS = 2.5
+_KEEP_GAIN, _KEEP_LOSS = 0.5 ** (1 / GAIN_INTERVALS), 0.5 ** (1 / LOSS_INTERVALS)
+
 MOST_WAITING = 1024
+PATIENCE_S = 300.0
 AT_ONCE = 4  # requests served per event: an engine's step must not wait for a crowd
 
 
-class Rule(NamedTuple):
-    """How a guard decides.
-
-    It looks `looks` times from one refit to the next, and counts by the intervals in between. The
-    candidate `begins_with` is in force until another one has computed less by the share `margin` in
-    the `evidence` intervals before. One that has computed more than the fallback in those, or in
-    the `late` intervals before, is replaced by it. Nothing changes before so many have passed.
-    """
-
-    begins_with: int
-    looks: int
-    evidence: int
-    late: int
-    margin: float
+def interval_blocks(capacity_blocks: int) -> float:
+    """Return the blocks that some candidate computes in an interval, of 16 requests at least."""
+    return INTERVAL_SHARE * capacity_blocks
 
 
 class Guard:
-    """Decides which candidate is in force, by the tokens that their shadows `computed`.
+    """Decides which candidate is in force, by the tokens that shadows computed in each interval.
 
-    Time is cut into numbered intervals. `judged` and `lately` are what each candidate computed in
-    the evidence, and in the late part of it, of the latest decision.
+    A candidate's gain is what the fallback computed more than it. It is summed with weights that
+    halve every 16 intervals, and in `lately` every 8. One whose gain exceeds 2.5 standard
+    deviations of that sum, intervals taken as independent of mean zero, is taken up, the one with
+    the largest gain first. It is given up once its gain or its late gain is below zero. Nothing
+    changes within the first 8 intervals: the shadows fill.
+
+    While it is in force, a candidate's losses exceed its gains by 8 intervals' tokens at the most,
+    from whenever they are counted: its late gain is no more than that of an endless row of the best
+    intervals, and 8 of the worst ones cancel that. This is one turnover of the cache.
     """
 
-    def __init__(self, candidates: int, rule: Rule) -> None:
-        self.now = rule.begins_with
-        self.judged = self.lately = [0.0] * candidates
-        self._candidates, self._rule = candidates, rule
-        self._computed: dict[int, list[float]] = {}
-        self._first: int | None = None  # interval of the first decision
+    def __init__(self, candidates: int) -> None:
+        self.now = FALLBACK
+        self.gain, self.square, self.lately = ([0.0] * candidates for _ in range(3))
+        self._intervals = 0
 
-    def computed(self, interval: int, tokens: Sequence[float]) -> None:
-        """Add the tokens that each candidate had to compute in an interval."""
-        sums = self._computed.get(interval)
-        if sums is None:
-            self._computed[interval] = list(tokens)
-            return
-        for at, more in enumerate(tokens):
-            sums[at] += more
-
-    def decide(self, interval: int) -> int:
-        """Return the candidate in force from the beginning of an interval on."""
-        rule = self._rule
-        if self._first is None:
-            self._first = interval
-        for old in [known for known in self._computed if known < interval - rule.evidence]:
-            del self._computed[old]
-        cost = self.judged = self._sums(interval - rule.evidence, interval)
-        late = self.lately = self._sums(interval - rule.late, interval)
-        if interval < self._first + rule.late:
-            return self.now
-        sound = [at for at, tokens in enumerate(late) if tokens <= late[FALLBACK]]
-        if self.now not in sound:
+    def judge(self, computed: Sequence[float]) -> bool:
+        """Add what each candidate computed in an interval; return whether another is in force."""
+        gain, square, lately = self.gain, self.square, self.lately
+        for at, tokens in enumerate(computed):
+            more = computed[FALLBACK] - tokens
+            gain[at] = _KEEP_GAIN * gain[at] + more
+            square[at] = _KEEP_GAIN * _KEEP_GAIN * square[at] + more * more
+            lately[at] = _KEEP_LOSS * lately[at] + more
+        self._intervals += 1
+        if self._intervals < LEAST_INTERVALS:
+            return False
+        before = self.now
+        if gain[before] < 0 or lately[before] < 0:
             self.now = FALLBACK
-        best = min(sound, key=cost.__getitem__)
-        if cost[best] < (1 - rule.margin) * cost[self.now]:
+        sure = [at for at in range(len(gain)) if lately[at] >= 0 and gain[at] > self.deviation(at)]
+        best = max(sure, key=gain.__getitem__, default=FALLBACK)
+        if self.now == FALLBACK or gain[best] > gain[self.now]:
             self.now = best
-        elif cost[FALLBACK] < cost[self.now]:
-            self.now = FALLBACK
-        return self.now
+        return self.now != before
 
-    def _sums(self, since: int, until: int) -> list[float]:
-        """Return what each candidate computed from one interval to another."""
-        sums = [0.0] * self._candidates
-        for interval in range(since, until):
-            for at, tokens in enumerate(self._computed.get(interval, ())):
-                sums[at] += tokens
-        return sums
+    def deviation(self, candidate: int) -> float:
+        """Return 2.5 standard deviations of a candidate's gain."""
+        return DEVIATIONS * math.sqrt(self.square[candidate])
 
     def forget(self) -> None:
         """Drop what was computed until now; the candidate stays in force."""
-        self._computed.clear()
-        self._first = None
+        for sums in (self.gain, self.square, self.lately):
+            sums[:] = [0.0] * len(sums)
+        self._intervals = 0
+
+
+class _Intervals:
+    """Adds up what each candidate computed of the requests of an interval."""
+
+    def __init__(self, candidates: int, least_blocks: float) -> None:
+        self._candidates, self._least_blocks = candidates, least_blocks
+        self._begin()
+
+    def _begin(self) -> None:
+        self._requests = 0
+        self._blocks, self._tokens = [0] * self._candidates, [0.0] * self._candidates
+
+    def add(self, blocks: Sequence[int], tokens: Sequence[float]) -> list[float] | None:
+        """Add a request; return the tokens of the interval if it ends with it."""
+        self._requests += 1
+        for at, more in enumerate(blocks):
+            self._blocks[at] += more
+            self._tokens[at] += tokens[at]
+        if self._requests < INTERVAL_REQUESTS or max(self._blocks) < self._least_blocks:
+            return None
+        done = self._tokens
+        self._begin()
+        return done
 
 
 @dataclass(slots=True)
@@ -110,11 +125,10 @@ class OnlineGuard:
     """Replays what an engine serves for every candidate, and goes by the one that `rule` takes.
 
     `kinds_of` (match, prompt and output tokens) is a request's class and cuts for each candidate.
-    `tables` are theirs, until `use`. Time is judged by intervals of `look_s`. An engine serves many
-    requests at a time, a shadow one after the other in order of arrival: requests wait here until
-    they and all before them have ended. The first of more than 1,024 requests at a time, and one
-    that has been served for longer than from one refit to the next, counts without output, so that
-    others need not wait for it.
+    `tables` are theirs, until `use`. An engine serves many requests at a time, a shadow one after
+    the other in order of arrival: requests wait here until they and all before them have ended. The
+    first of more than 1,024 requests at a time, and one that has been served for longer than 5
+    minutes, counts without output, so that others need not wait for it.
     """
 
     def __init__(
@@ -124,18 +138,14 @@ class OnlineGuard:
         capacity_blocks: int,
         tables: Sequence[Scores],
         kinds_of: Callable[[PrefixMatch, int, int], Sequence[Kind]],
-        rule: Rule,
-        look_s: float,
         *,
         slots: int = MOST_REQUESTS,
     ) -> None:
         self.capacity_blocks, self.every = capacity_blocks, 1
-        self.guard, self.look_s = Guard(len(tables), rule), look_s
+        self.guard = Guard(len(tables))
         self._policy, self._block_size, self._slots = policy, block_size, slots
         self._xi_tokens = policy.values.get("xi_tokens", 0.0)
         self._tables, self._kinds_of = tables, kinds_of
-        self._patience_s = rule.looks * look_s
-        self._interval: int | None = None
         self._next, self._now_s = 0, 0.0
         self._queue: deque[_Waiting] = deque()
         self._waiting: dict[int, _Waiting] = {}
@@ -150,23 +160,15 @@ class OnlineGuard:
         """Serve requests that come from now on by these tables."""
         self._tables = tables
 
-    def at(self, now_s: float) -> bool:
-        """Advance the clock; return whether another candidate is in force from now on."""
-        interval, before = int(now_s // self.look_s), self.guard.now
-        if self._interval is not None and interval <= self._interval:
-            return False
-        self._interval = interval
-        return self.guard.decide(interval) != before
-
     def arrive(
         self,
         match: PrefixMatch,
         prompt_tokens: int,
         arrival_s: float,
         every: int,
-        forgotten_s: float,
+        forgotten: int,
     ) -> None:
-        """Take in a new request; `every` and `forgotten_s` are those of `RecentBlocks`."""
+        """Take in a new request; `every` and `forgotten` are those of `RecentBlocks`."""
         self._next, self._now_s = match.number + 1, arrival_s
         if every != self.every:  # fewer blocks are followed now, so all that was counted is void
             self.every = every
@@ -180,7 +182,7 @@ class OnlineGuard:
             match.followed,
             prompt_tokens,
             kinds=(),
-            forgotten_s=forgotten_s,
+            forgotten=forgotten,
         )
         waiting = self._waiting[match.number] = _Waiting(
             match, prompt_tokens, self._tables, request
@@ -225,10 +227,12 @@ class OnlineGuard:
             first=first,
             slots=self._slots,
         )
+        least_blocks = interval_blocks(self.shadows.each[FALLBACK].capacity)
+        self._intervals = _Intervals(len(self._tables), least_blocks)
 
     def _serve(self) -> None:
         """Serve some of those that have ended, as long as none before them still runs."""
-        queue, late_s = self._queue, self._now_s - self._patience_s
+        queue, late_s = self._queue, self._now_s - PATIENCE_S
         for _ in range(AT_ONCE):
             if not queue or not (
                 queue[0].ended or len(queue) > MOST_WAITING or queue[0].request.arrival_s < late_s
@@ -242,8 +246,10 @@ class OnlineGuard:
             kinds = self._kinds_of(waiting.match, prompt_tokens, outputs)
             hits = self.shadows.serve(request._replace(kinds=kinds))
             if request.served:
-                cost = [self._beyond_xi(prompt_tokens, leading) for leading in hits]
-                self.guard.computed(int(request.arrival_s // self.look_s), cost)
+                tokens = [self._beyond_xi(prompt_tokens, leading) for leading in hits]
+                blocks = [request.blocks - leading for leading in hits]
+                if (computed := self._intervals.add(blocks, tokens)) is not None:
+                    self.guard.judge(computed)
 
     def _beyond_xi(self, prompt_tokens: int, leading: int) -> float:
         """Return the tokens beyond xi that a request computes with so many leading blocks."""

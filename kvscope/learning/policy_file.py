@@ -65,8 +65,9 @@ def policy_in(document: Mapping[str, Any], where: str) -> Policy:
         raise InputError(
             f"{kind.name} needs the future and cannot be run", where=f"{place}.name", remedy=REMEDY
         )
+    params = {name: value for name, value in table.params.items() if name not in kind.retired}
     try:
-        return kind(table.params, cast(Leaves | None, table.leaves))  # which refuses others
+        return kind(params, cast(Leaves | None, table.leaves))  # which refuses others
     except UsageError as error:
         raise InputError(
             error.what, where=f"{place}: {error.where}", remedy=error.remedy

@@ -42,32 +42,37 @@ class PrefixMatch(NamedTuple):
 
 
 class RecentBlocks:
-    """The blocks touched within `memory_s`, and the request that touched each of them last.
+    """The blocks touched by the latest `memory` requests, and which of them did so last.
 
     Of more than `most_keys` blocks every second is forgotten and no longer followed, by its hash;
-    ends of prompts are always known. The latest `most_requests` are remembered for that time.
-    `gaps_s` are edges between waits that matches tell apart.
+    ends of prompts are always known. `most_requests` is more than `memory`. `gaps_s` are
+    edges between waits that matches tell apart.
     """
 
     def __init__(
         self,
-        memory_s: float,
+        memory: int,
         most_keys: int = MOST_KEYS,
         most_requests: int = MOST_REQUESTS,
         gaps_s: Sequence[float] = (),
     ) -> None:
         self.every = 1  # of so many blocks one is followed
-        self._memory_s, self._most_keys, self._slots = memory_s, most_keys, most_requests
+        self._memory, self._most_keys, self._slots = memory, most_keys, most_requests
         self._gaps_s = gaps_s
         self._young: dict[Key, int] = {}
-        self._old: dict[Key, int] = {}  # touched before `_turned_s`
-        self._turned_s = 0.0
-        self.forgotten_s = 0.0  # blocks not touched since then are forgotten
+        self._old: dict[Key, int] = {}  # touched before request `_turned`
+        self._turned = 0
+        self.forgotten = 0  # blocks not touched by this request or a later one are forgotten
         self._ends: dict[Key, int] = {}
         self._next = 0
         self._arrival_s = array("d", bytes(8 * most_requests))
         self._full = array("i", bytes(4 * most_requests))
         self._turns = array("i", bytes(4 * most_requests))
+
+    @property
+    def requests(self) -> int:
+        """The number of requests until now, which is the next one's."""
+        return self._next
 
     @property
     def keys(self) -> int:
@@ -76,17 +81,16 @@ class RecentBlocks:
 
     def arrive(self, keys: Sequence[Key], arrival_s: float) -> PrefixMatch:
         """Touch the full blocks of a new request's prompt, and return what was known of them."""
-        if arrival_s >= self._turned_s + self._memory_s:
-            late = arrival_s >= self._turned_s + 2 * self._memory_s
-            self.forgotten_s = arrival_s if late else self._turned_s
-            self._old, self._young, self._turned_s = {} if late else self._young, {}, arrival_s
         number, self._next = self._next, self._next + 1
+        if number >= self._turned + self._memory:
+            self.forgotten, self._turned = self._turned, number
+            self._old, self._young = self._young, {}
         at = number % self._slots
         self._arrival_s[at], self._full[at] = arrival_s, len(keys)
         cuts, previous, followed, segments = self._touch(keys, number, arrival_s)
         known = cuts[-1]
         if self.every > 1:
-            known, previous = self._deeper(keys, known, previous, arrival_s)
+            known, previous = self._deeper(keys, known, previous)
             cuts = (*cuts[:-1], known)
         turns = 0
         if previous >= 0 and known >= self._full[previous % self._slots]:
@@ -103,18 +107,12 @@ class RecentBlocks:
         _, _, followed, segments = self._touch(keys, number, self._arrival_s[number % self._slots])
         return followed, segments
 
-    def arrived_s(self, number: int) -> float | None:
-        """Return when a request arrived, None if that is forgotten."""
-        if number <= self._next - self._slots:
-            return None
-        return self._arrival_s[number % self._slots]
-
     def _touch(
         self, keys: Sequence[Key], number: int, arrival_s: float
     ) -> tuple[tuple[int, ...], int, int, TouchedSegments]:
         """Touch blocks; return cuts, previous request, followed blocks and segments."""
         young, old, mask = self._young, self._old, self.every - 1
-        oldest, earliest_s = max(self._next - self._slots, -1), arrival_s - self._memory_s
+        oldest, earliest = max(self._next - self._slots, -1), number - self._memory
         segments: TouchedSegments = []
         reached = [0] * (len(self._gaps_s) + 1)  # how deep blocks of each wait lie
         followed = count = part = 0
@@ -132,9 +130,9 @@ class RecentBlocks:
                 if counts:
                     segments.append((before, count))
                 before, count, counts = previous, 0, previous > oldest
-                since_s = self._arrival_s[previous % self._slots]
-                late = counts and since_s >= earliest_s
+                late = counts and previous >= earliest
                 if late and self._gaps_s:
+                    since_s = self._arrival_s[previous % self._slots]
                     part = bisect_right(self._gaps_s, arrival_s - since_s)
             count += 1
             if late:
@@ -145,14 +143,11 @@ class RecentBlocks:
             self._halve()
         return tuple(accumulate(reached, max)), deepest, followed, segments
 
-    def _deeper(
-        self, keys: Sequence[Key], known: int, previous: int, arrival_s: float
-    ) -> tuple[int, int]:
+    def _deeper(self, keys: Sequence[Key], known: int, previous: int) -> tuple[int, int]:
         """Return known blocks and previous request by ends of prompts, where those reach deeper."""
         for depth in range(len(keys) - 1, known - 1, -1):
             number = self._ends.get(keys[depth], -1)
-            since_s = self.arrived_s(number) if number >= 0 else None
-            if since_s is not None and since_s >= arrival_s - self._memory_s:
+            if number >= max(self._next - 1 - self._memory, 0):
                 return depth + 1, number
         return known, previous
 

@@ -246,8 +246,8 @@ class ShadowRequest(NamedTuple):
     Of each segment (start, end, previous) of its path, from the head on, request `previous` was the
     last to touch the blocks; `blocks` is the whole path. `kinds` has its class in each shadow,
     and where it cuts its path.
-    A request that is not `served` computes nothing and leaves nothing new. Blocks not touched since
-    `forgotten_s` are forgotten.
+    A request that is not `served` computes nothing and leaves nothing new. Blocks not touched by
+    request `forgotten` or a later one are forgotten.
     """
 
     number: int
@@ -257,7 +257,7 @@ class ShadowRequest(NamedTuple):
     history_tokens: int
     kinds: Sequence[Kind]
     served: bool = True
-    forgotten_s: float = 0.0
+    forgotten: int = 0
 
 
 class ShadowCaches:
@@ -296,7 +296,7 @@ class ShadowCaches:
         while runs.oldest < number:
             arrival_s = runs.arrival_s[runs.oldest & runs.mask]
             if runs.oldest > number - runs.slots and arrival_s >= expired_s:
-                if arrival_s >= request.forgotten_s or forgotten == FORGOTTEN_AT_ONCE:
+                if runs.oldest >= request.forgotten or forgotten == FORGOTTEN_AT_ONCE:
                     break
                 forgotten += 1
             for shadow in self.each:

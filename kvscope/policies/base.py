@@ -106,6 +106,8 @@ class Policy:
     that makes room before it inserts; under the others a request's new blocks may leave at once.
     `hindsight` marks oracles, which know the future and are never recommended, optimal or not.
     `learner` names the folder of kvscope/learning that fits the policy's table, if it reads one.
+    `refit` is the one of its `parameters` that says how often. `retired` are parameters that files
+    of earlier versions may have; they no longer count.
     """
 
     name: ClassVar[str]
@@ -118,6 +120,8 @@ class Policy:
     hindsight: ClassVar[bool] = False
     learner: ClassVar[str | None] = None
     parameters: ClassVar[tuple[Parameter, ...]] = ()
+    refit: ClassVar[Parameter | None] = None
+    retired: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self, values: Mapping[str, float] | None = None, leaves: Leaves | None = None
@@ -139,6 +143,11 @@ class Policy:
     def settings(self) -> Floats:
         """Return the values in the order of `parameters`: the array `p` of every method."""
         return np.array([self.values[known.name] for known in self.parameters], dtype=np.float64)
+
+    @property
+    def refit_every(self) -> float:
+        """The value of `refit`, in its unit; infinite for a policy that learns no table."""
+        return self.values[self.refit.name] if self.refit else float("inf")
 
 
 TTL = Parameter(

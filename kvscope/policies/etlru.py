@@ -26,6 +26,7 @@ class Etlru(KeyPolicy):
     leaves = "leaf"
     rising = True
     learner = "next_prompts"
+    refit = REFIT
     parameters = (
         XI_TOKENS,
         Parameter("turn_rate_per_s", 0.01, "turns a second of a conversation that is alive"),

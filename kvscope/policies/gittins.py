@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 
-from kvscope.policies.base import REFIT, TTL, Floats, LanePolicy, Parameter, Turn
+from kvscope.policies.base import TTL, Floats, LanePolicy, Parameter, Turn
 from kvscope.policies.tlru import NEXT_PROMPT_TOKENS, XI_TOKENS, first_safe_depth
 
 LEAST_S, AGES_AN_OCTAVE, AGES = 0.125, 3, 54  # the last age begins at some 6 hours
 _STEPS_S = tuple(LEAST_S * 2.0 ** (step / AGES_AN_OCTAVE) for step in range(AGES - 1))
 
-WINDOW_REFITS = 36  # so many times a refit's distance is the past that it looks at
-REFIT_OFTEN = Parameter(
-    REFIT.name,
-    300.0,
-    f"seconds between two fits of the policy's table, each to {WINDOW_REFITS} times as long before",
-    low=REFIT.low,
-    high=REFIT.high,
+WINDOW_REFITS = 9  # times the requests from one refit to the next are the past that it looks at
+REFIT_REQUESTS = Parameter(
+    "refit_requests",
+    512.0,
+    f"requests from one fit of the table to the next, each to {WINDOW_REFITS} times as many before",
+    low=4.0,
+    high=4096.0,
 )
 _THIRD, _TWO_THIRDS = 2.0 ** (-2 / 3), 2.0 ** (-1 / 3)
 _XI, _NEXT_PROMPT = 0, 1
@@ -55,7 +55,9 @@ class Gittins(LanePolicy):
     by_category = True
     stepwise = True
     learner = "returns"
-    parameters = (XI_TOKENS, NEXT_PROMPT_TOKENS, TTL, REFIT_OFTEN)
+    parameters = (XI_TOKENS, NEXT_PROMPT_TOKENS, TTL, REFIT_REQUESTS)
+    refit = REFIT_REQUESTS
+    retired = ("refit_s",)
 
     @staticmethod
     def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:

@@ -28,6 +28,7 @@ class Wa(LanePolicy):
     source = "KVCache Cache in the Wild, ATC'25"
     by_category = True
     learner = "reuse"
+    refit = REFIT
     parameters = (
         TTL,
         REFIT,

@@ -6,7 +6,7 @@ clock, and never again. What those requests share behind the change is computed 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,7 +25,7 @@ PERIODS_S = (
 _FEWEST_BRANCHES = 4
 _MOST_NODES = 500  # branch points that are looked at, those of the most requests first
 _FITTING = 0.95  # of the requests: some clocks are late
-_MOST_CHANGES = 1000  # that a phase is fitted to, the sharpest
+_MOST_CHANGES = 200  # that a phase is fitted to, the sharpest
 _SHARPEST = 1e-3  # of a period: no change is known better than that
 _CHANCE = 1e-5  # that unrelated changes would fit the clock so well
 NO_CHANGE = -1
@@ -67,12 +67,12 @@ def changing_heads(
     one period share counts up to the length that those of earlier periods shared.
     """
     requests = len(steps.leaf)
-    heads = ChangingHeads(
-        (), np.full(requests, NO_CHANGE, dtype=np.int32), np.zeros(requests, dtype=np.int32)
-    )
     entered = np.zeros(len(steps.block_parent), dtype=np.int32)
     depth, shared_to = np.zeros_like(entered), np.zeros_like(entered)
     _count_entries(steps, common, entered, depth, shared_to)
+    heads = ChangingHeads(
+        (), np.full(requests, NO_CHANGE, dtype=np.int32), np.zeros(requests, dtype=np.int32)
+    )
     tested = _branch_points(steps.block_parent, entered)
     if not tested.any():
         return heads
@@ -91,24 +91,19 @@ def changing_heads(
         number = changes.setdefault((own, period_s), len(changes))
         values += [0] * (len(changes) - len(values))
         values[number] += len(np.unique(block[group]))
-        end = _ends(steps, parent, common, shared_to, chosen, block[group], own)
+        end = _ends(steps, parent, common, shared_to[steps.leaf], chosen, block[group], own)
         better = end > heads.end[chosen]
         heads.end[chosen[better]] = end[better]
         heads.change[chosen[better]] = number
-    return ChangingHeads(
-        tuple(
-            HeadChange(own, period_s, values[number]) for (own, period_s), number in changes.items()
-        ),
-        heads.change,
-        heads.end,
-    )
+    places = [HeadChange(own, period_s, values[n]) for (own, period_s), n in changes.items()]
+    return replace(heads, changes=tuple(places))
 
 
 def _ends(
     steps: Walk,
     parent: Int32s,
     common: Int32s,
-    shared_to: Int32s,
+    shared: Int32s,
     request: Int32s,
     block: Int32s,
     own: int,
@@ -117,14 +112,14 @@ def _ends(
 
     Each took `block` as its block number `own`.
     """
-    shared = np.minimum(shared_to[steps.leaf[request]], steps.look[request])
+    reach = np.minimum(shared[request], steps.look[request])
     _, first, value = np.unique(block, return_index=True, return_inverse=True)
     deepest = np.zeros(len(first), dtype=np.int64)
-    np.maximum.at(deepest, value, shared)
+    np.maximum.at(deepest, value, reach)
     in_order = np.argsort(first)
     before = np.zeros_like(deepest)
     before[in_order[1:]] = np.maximum.accumulate(deepest[in_order])[:-1]
-    end = np.minimum(shared, before[value])
+    end = np.minimum(reach, before[value])
     previous = parent[request]
     repeats = (previous >= 0) & (common[request] == own)
     repeated = np.minimum(steps.length[previous], steps.look[request])

@@ -6,14 +6,10 @@ requests, of distinct blocks, and of accesses, which are the blocks of all promp
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
-
 from kvscope.core.trace import Trace
-from kvscope.learning.returns.formulas import PARTS, ROWS, STEPS
-from kvscope.policies.base import REFIT, REFIT_S, Policy
-from kvscope.policies.gittins import AGES, WINDOW_REFITS, Gittins
+from kvscope.learning.returns.formulas import ROWS
+from kvscope.policies.base import Policy
+from kvscope.policies.gittins import AGES, Gittins
 from kvscope.replay.traffic import Traffic
 
 _LOADED = 300, 4  # the store's rows of a trace, and its prompts
@@ -46,20 +42,11 @@ def tables_bytes(traffic: Traffic, policy: Policy) -> int:
     """Return what the tables of this policy take while they are fitted, 0 if it learns nothing."""
     if policy.learner is None:
         return 0
-    fits = 0
+    fits = 0.0
     if policy.learner == Gittins.learner:
-        fits = _index_bytes(traffic, policy.values.get(REFIT.name, REFIT_S))
-    return _TABLES * len(traffic.leaf) + fits
-
-
-def _index_bytes(traffic: Traffic, refit_s: float) -> int:
-    """Return what the index at every refit takes at most, as `fit_windows` reserves it."""
-    bins, requests = np.unique(traffic.arrival_s // refit_s, return_counts=True)
-    before = np.concatenate(([0], np.cumsum(requests)))
-    first, end = (np.searchsorted(bins, bins - ahead) for ahead in (WINDOW_REFITS, 0))
-    touches = PARTS * (before[end] - before[first])
-    rows = sum(int(np.minimum(math.prod(steps), len(steps) * touches + 1).sum()) for steps in STEPS)
-    return 8 * AGES * rows + _ROW_NUMBERS * ROWS * len(bins)
+        refits = len(traffic.leaf) / policy.refit_every + 3  # two come early
+        fits = refits * ROWS * (8 * AGES + _ROW_NUMBERS)
+    return _TABLES * len(traffic.leaf) + int(fits)
 
 
 def replay_bytes(traffic: Traffic) -> int:

@@ -19,7 +19,7 @@ ALL = "all"
 FORESEEING = "*"  # behind the name of a policy that knows the future
 REPLAYED = "lru,tlru,wa,belady,tail-belady"  # by default
 VLLM, SGLANG = "vllm", "sglang"
-_CONTENDERS = {VLLM: "gittins,tlru,threshold-lru,wa", SGLANG: "tlru,slru,lfu"}
+_CONTENDERS = {VLLM: "gittins", SGLANG: "tlru,slru,lfu"}
 _LEAVES = "leaves"
 _FORM = "write for example tlru.xi_tokens=2000, or several values as in tlru.xi_tokens=1k,2k"
 
@@ -38,7 +38,7 @@ class Variant:
 def contenders(engine: str = VLLM) -> str:
     """Return the policies that compete with LRU by default: those that the engine can run.
 
-    vLLM runs them with kvscope's plugin, SGLang by flags.
+    In vLLM, with kvscope's plugin, that is the one with a guard; SGLang runs others, by flags.
     """
     return _CONTENDERS[engine]
 
@@ -65,13 +65,15 @@ def parse_variants(policies: Sequence[type[Policy]], assignments: Sequence[str])
 
 
 def refitted(variant: Variant, refit_s: float) -> Variant:
-    """Return the variant with that time between fits, where its policy fits and no other is set.
+    """Return the variant with that time between fits, where its policy fits by time.
+
+    A time that is given already stays.
 
     Raises UsageError for less than a policy takes.
     """
     from kvscope.policies.base import REFIT
 
-    if all(parameter.name != REFIT.name for parameter in variant.policy.parameters):
+    if variant.policy.refit is not REFIT:
         return variant
     if not REFIT.low <= refit_s <= REFIT.high:
         raise UsageError(

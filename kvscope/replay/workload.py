@@ -16,7 +16,7 @@ from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Prompts
 from kvscope.latency.profile import TIMES
 from kvscope.learning.offline.learners import tables_for, tables_of_served
-from kvscope.policies.base import REFIT_S, Policy
+from kvscope.policies.base import Policy
 from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.footprint import tables_bytes
@@ -107,14 +107,13 @@ class Workload:
         small engine serves a larger one serves too, so their number says which they are. Raises
         OutOfMemoryError, before it is taken, where that needs more memory than is available.
         """
-        refit_s = policy.values.get("refit_s", REFIT_S)
         if served is None:
             served = np.ones(len(self.traffic.leaf), dtype=np.bool_)
-        key = policy.learner, refit_s, int(served.sum())
+        key = policy.learner, policy.refit_every, int(served.sum())
         if key not in self._tables:
             what = f"what {policy.name} learns from {len(self.traffic.leaf):,} requests"
             memory.require(tables_bytes(self.traffic, policy), what)
-            fit = partial(tables_for, policy=type(policy), refit_s=refit_s)
+            fit = partial(tables_for, policy=type(policy), every=policy.refit_every)
             self._tables[key] = tables_of_served(self.traffic, served, fit)
         return self._tables[key]
 

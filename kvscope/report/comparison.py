@@ -10,11 +10,10 @@ from kvscope.app.diff import Comparison, Difference, Quantity
 from kvscope.app.documents.diff import diff_document
 from kvscope.characterize.traffic import TrafficWindow
 from kvscope.core import units
-from kvscope.core.runs import Run
+from kvscope.core.runs import Run, hit_rate
 from kvscope.report import style
 from kvscope.report.policies import setting_in_words
 from kvscope.report.report import Report
-from kvscope.report.runs import hit_rate
 from kvscope.report.section import Section, Table
 from kvscope.report.words import NONE, count, percent_change, points, share, significant
 
@@ -62,7 +61,7 @@ def screen(compared: Comparison) -> list[Section]:
         Section.of(
             "Differences",
             *_sentences(compared.names, ranked),
-            _table("", compared.names, ranked, *notes),
+            None if all(map(_is_long, ranked)) else _table("", compared.names, ranked, *notes),
         )
     ]
 

@@ -7,7 +7,7 @@ from math import log2
 from typing import NamedTuple
 
 from kvscope.app.documents.explain import explain_document
-from kvscope.app.explain import AVOIDABLE, ExplainedRequest, Explanation, Finding
+from kvscope.app.explain import AVOIDABLE, ExplainedRequest, Explanation, Finding, Place
 from kvscope.core import units
 from kvscope.replay.attribution import COMPUTED, Cause
 from kvscope.replay.observed_hits import Gap
@@ -45,6 +45,11 @@ _GAPS: dict[Gap, str] = {
     "evicted": "predicted ones were evicted earlier",
     "kept": "were kept longer than predicted",
     "cached-before": "were cached before the trace began",
+}
+_PLACES: dict[Place, str] = {
+    "first-prompt": "in what the conversation began with",
+    "shortened": "by a shorter prompt",
+    "history": "in the history",
 }
 _PERIODS = {1: "every second", 60: "every minute", 3600: "hourly", 86400: "daily", 604800: "weekly"}
 
@@ -153,6 +158,8 @@ def _finding(explanation: Explanation, rank: int, finding: Finding) -> str:
         text += f": tokens {count(first)}-{count(first + explanation.trace.block_size - 1)} of"
         text += f" shared prompts change {often} ({count(finding.values or 0)} values)"
     elif finding.at_token is not None:
+        if finding.place is not None:
+            text += f" ({_PLACES[finding.place]})"
         text += f" from token {count(finding.at_token)} on (median)"
     text += f", {counted(finding.requests, 'request')}: {finding.remedy}."
     if finding.needed_blocks is not None:
@@ -210,8 +217,12 @@ def request_section(explanation: Explanation, request: ExplainedRequest) -> Sect
             more = request.needed_blocks - explanation.capacity_blocks
             text += f" LRU would have kept them with {_sizes(explanation).in_words(more)} more."
         sentences.append(text)
+    tokens = {each.cause: count(each.tokens) for each in request.causes}
     sentences += [
-        f"Request {each.request} last used what was {_WORDS[each.cause]}."
+        f"Request {each.request} was still computing {tokens[each.cause]} tokens."
+        if each.cause == "in-flight"
+        else f"{tokens[each.cause]} tokens were {_WORDS[each.cause]}, last by request"
+        f" {each.request}."
         for each in request.computed_by
     ]
     if request.observed_hit_tokens is not None:

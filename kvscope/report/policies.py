@@ -15,7 +15,7 @@ from kvscope.app.requests import BASELINE
 from kvscope.app.simulate import Simulation, ordered
 from kvscope.core import units
 from kvscope.core.hits import HitDefinition
-from kvscope.core.runs import Run, RunSetting, TierOutcome
+from kvscope.core.runs import Run, RunSetting, TierOutcome, hit_rate
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.models import Model
@@ -30,7 +30,6 @@ from kvscope.report.runs import (
     SYMBOLS,
     Contest,
     contest,
-    hit_rate,
     is_plain_lru,
     names,
     policy_line,

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvscope.app.requests import BASELINE
-from kvscope.core.runs import Outcome, Run, RunSetting
+from kvscope.core.runs import Run, hit_rate
 from kvscope.policies.registry import POLICIES
-from kvscope.replay.policy_options import FORESEEING, contenders, format_value
+from kvscope.replay.policy_options import FORESEEING, format_value
 from kvscope.report import style
 from kvscope.report.section import Columns
 from kvscope.report.words import MILLISECONDS, count, share, significant, time_unit
@@ -18,7 +18,7 @@ ORACLE_NOTE = "* oracle: knows the future, cannot be run; belady is the optimum 
 OPTIMUM, BEST_KNOWN = "optimum", "best known"
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
 
-_USUAL = (BASELINE, *contenders().split(","))  # so they get solid lines
+_USUAL = (BASELINE, "gittins", "tlru", "threshold-lru", "wa")  # so they get solid lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,6 @@ def contest(runs: Sequence[Run], measure: Callable[[Run], float]) -> Contest:
 def rate(run: Run) -> float:
     """Return a run's hit rate in the weight of its definition."""
     return hit_rate(run.setting, run.outcome)
-
-
-def hit_rate(setting: RunSetting, outcome: Outcome) -> float:
-    """Return the hit rate in the weight of the setting's definition."""
-    return float(getattr(outcome, f"{setting.definition.weight}_hit_rate"))
 
 
 def names(runs: Sequence[Run]) -> Callable[[Run], str]:

@@ -1,4 +1,4 @@
-"""A trace from vLLM's stream of KV-cache events: requests as far as they show from outside.
+"""A trace from the KV-cache events of vLLM or SGLang: requests as far as they show from outside.
 
 Events name the blocks stored, the block before them and their session, and the blocks removed, but
 not where requests begin and end. So a chain of blocks that grows at its pace counts as one request:
@@ -13,7 +13,14 @@ What fills no block, or is found in the cache whole, does not show. Where reques
 (`kv_cache_report_mode`) what they find is published as if it were stored again, which begins a
 request.
 
-Source: vLLM 0.32.0, vllm/distributed/kv_events.py (ZmqEventPublisher, BlockStored, BlockRemoved).
+SGLang stores a prompt's blocks once they are computed and an output's once the request has ended,
+so what continues a prompt, and is not its next chunk, is the output and ends the request.
+
+Models with several KV groups publish each block once a group: one group that keeps whole prefixes
+is followed, the first.
+
+Source: vLLM 0.32.0, vllm/distributed/kv_events.py (ZmqEventPublisher, BlockStored, BlockRemoved);
+SGLang 0.5.23, sglang/srt/disaggregation/kv_events.py and mem_cache/events.py, encoded the same way.
 """
 
 from __future__ import annotations
@@ -36,7 +43,9 @@ QUIET_S = 5.0
 MOST_KNOWN = (
     1 << 20
 )  # blocks remembered, several times an engine's; more only if events were missed
+_PARTIAL = ("sliding", "chunked", "mamba")  # kinds of groups that drop a prefix's beginning
 FULL_STEP = 0.75  # of the most blocks stored in one step: it may have cut a prompt
+LEAST_CHUNK = 2048  # tokens: the smallest chunk of a prompt that SGLang chooses by itself
 NEXT_STEPS = 2  # batches until a prompt's next chunk: one may store less than a block
 PAUSE = 4.0  # so many times the usual distance of output blocks
 _FEW, _RECENT = 8, 256  # distances that make a pace, and that it looks back on
@@ -51,6 +60,10 @@ class BlockStored(msgspec.Struct, tag=True):
     medium: str | None = None
     session_id: str | None = None
     lora_name: str | None = None
+    lora_id: int | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    locality: str | None = None
 
 
 class BlockRemoved(msgspec.Struct, tag=True):
@@ -58,6 +71,8 @@ class BlockRemoved(msgspec.Struct, tag=True):
 
     block_hashes: list[Hash]
     medium: str | None = None
+    group_idx: int | None = None
+    locality: str | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True):
@@ -84,7 +99,7 @@ class _Chain:
     last_s: float
     block_size: int
     session: str | None
-    adapter: str | None
+    adapter: str | int | None
     prompt_blocks: int
     was_cached: bool
     batch: int
@@ -105,9 +120,11 @@ class BlockChains:
 
     `stored` blocks of which `unknown` lie behind unknown ones; `reported` requests that began with
     what they found; `unsure` first output blocks of a chain, each of which may be a short turn.
+    `outputs_at_end`: outputs are stored when their request has ended, as SGLang does.
     """
 
     quiet_s: float = QUIET_S
+    outputs_at_end: bool = False
     most_known: int = MOST_KNOWN
     stored: int = 0
     unknown: int = 0
@@ -117,6 +134,7 @@ class BlockChains:
     _sessions: Sessions = field(default_factory=Sessions)
     _above: dict[Hash, Hash | None] = field(default_factory=dict)
     _growing: dict[Hash, _Chain] = field(default_factory=dict)
+    _group: tuple[int, bool] | None = None  # the one followed, and if it keeps whole prefixes
     _start_s: float | None = None
     _ended: int = 0
     _batch: int = 0
@@ -135,7 +153,7 @@ class BlockChains:
         for event in batch.events:
             if isinstance(event, AllBlocksCleared):
                 self._above.clear()
-            elif event.medium not in {None, "GPU"}:
+            elif not self._follows(event):
                 continue
             elif isinstance(event, BlockRemoved):
                 for key in event.block_hashes:
@@ -145,8 +163,25 @@ class BlockChains:
         self._most_computed = max(self._most_computed, self._computed)
         full = self._computed >= max(FULL_STEP * self._most_computed, 1)
         for chain in self._growing.values() if full else ():
-            chain.cut = chain.batch == self._batch
+            tokens = self._computed * chain.block_size
+            chunks = not self.outputs_at_end or tokens >= LEAST_CHUNK
+            chain.cut = chain.batch == self._batch and chunks
         return lines
+
+    def _follows(self, event: BlockStored | BlockRemoved) -> bool:
+        """Return whether an event is of this GPU, and of the KV group that is followed."""
+        if event.medium not in {None, "GPU"} or event.locality == "REMOTE":
+            return False
+        if event.group_idx is None:
+            return True
+        if isinstance(event, BlockStored):
+            kind = event.kv_cache_spec_kind or ""
+            keeps = not any(word in kind for word in _PARTIAL)
+            if self._group is None or (keeps and not self._group[1]):
+                self._group = event.group_idx, keeps
+                self._above.clear()
+                self._growing.clear()
+        return self._group is not None and event.group_idx == self._group[0]
 
     def ended(self, now_s: float) -> list[TraceLine]:
         """Return the lines of the chains that have not grown for `quiet_s`."""
@@ -166,6 +201,9 @@ class BlockChains:
         self._remember(hashes, above)
         same = self._growing.pop(hashes[-1], None)  # another one that ends in the same block
         if chain is not None and self._continues(chain, event, now_s):
+            if self.outputs_at_end and not (chain.was_cached or self._is_chunk(chain)):
+                chain.output_blocks += len(hashes)
+                return self._lines(chain, same)
             # at least one token of a prompt is never cached, so what follows is prompt first
             if len(hashes) > 1 or chain.was_cached:
                 chain.prompt_blocks += len(hashes)
@@ -188,7 +226,7 @@ class BlockChains:
             now_s,
             event.block_size,
             event.session_id,
-            event.lora_name,
+            event.lora_name or event.lora_id or None,
             len(path),
             was_cached,
             self._batch,
@@ -199,12 +237,16 @@ class BlockChains:
         """Return whether an event is of a chain's request, and not a next turn's prompt."""
         if chain.session != event.session_id:
             return False
-        if chain.was_cached:
+        if chain.was_cached or self.outputs_at_end:
             return True
         if len(event.block_hashes) > 1:
-            directly = self._batch - chain.batch <= NEXT_STEPS
-            return chain.cut and directly and not chain.output_blocks
+            return self._is_chunk(chain)
         return now_s - chain.last_s <= PAUSE * (chain.pace_s() or self._pace_s)
+
+    def _is_chunk(self, chain: _Chain) -> bool:
+        """Return whether several blocks that continue a chain now are its prompt's next chunk."""
+        directly = self._batch - chain.batch <= NEXT_STEPS
+        return chain.cut and directly and not chain.output_blocks
 
     def _count_output(self, chain: _Chain, now_s: float) -> None:
         """Count one more output block, and what it says about the pace of all chains."""

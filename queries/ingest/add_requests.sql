@@ -10,7 +10,7 @@ INSERT INTO requests (
     trace_id, request, arrival_s, chat_id, user_id, type, turn, parent, conversation,
     input_tokens, output_tokens, blocks, full_blocks, leaf, cached_blocks, carried_leaf,
     carried_blocks, ideal_blocks, model, adapter, salt, worker, ttft_s, queue_s, duration_s,
-    cached_tokens, delay_s, clock
+    cached_tokens, delay_s, waits_for, clock
 )
 SELECT
     $trace_id, request, arrival_s, nullif(chat_id, $no_id), nullif(user_id, $no_id),
@@ -18,5 +18,5 @@ SELECT
     blocks, full_blocks, leaf, cached_blocks, carried_leaf, carried_blocks, ideal_blocks,
     ($model_names)[model + 1], ($adapter_names)[adapter + 1], nullif(salt, $none), ($worker_names)[worker + 1],
     nullif(ttft_s, $none), nullif(queue_s, $none), nullif(duration_s, $none),
-    nullif(cached_tokens, $none), nullif(delay_s, $none), nullif(clock, $none)
+    nullif(cached_tokens, $none), nullif(delay_s, $none), nullif(waits_for, $none), nullif(clock, $none)
 FROM frame

@@ -22,6 +22,7 @@ from kvscope import api
 from kvscope.app.options import (
     AnalyzeOptions,
     DeploymentOptions,
+    DiffOptions,
     FitOptions,
     FleetOptions,
     Reading,
@@ -128,6 +129,7 @@ def test_values_are_texts_or_numbers() -> None:
     [
         (kvscope.open_trace, Reading, set()),
         (kvscope.analyze, AnalyzeOptions, set()),
+        (kvscope.diff, DiffOptions, set()),
         (kvscope.fit, FitOptions, {"export", "policy", "param", "capacity_blocks", "deployment"}),
         (kvscope.simulate, SimulateOptions, set()),
         (kvscope.tune, TuneOptions, {"router"}),
@@ -154,7 +156,7 @@ def test_arguments_are_the_options(function: Any, options: Any, missing: set[str
         assert deployment == {each.name for each in fields(stated)}
         assert not any(names.pop(name) for name in deployment)
     assert set(names) - set(arguments) == missing
-    assert set(arguments) - set(names) <= {"trace", "source", "db"}
+    assert set(arguments) - set(names) <= {"trace", "source", "left", "right", "db"}
     for name in set(names) & set(arguments) - {"slo"}:
         assert arguments[name].default == names[name], name
 
@@ -166,6 +168,7 @@ def test_arguments_are_the_options(function: Any, options: Any, missing: set[str
         (lambda: kvscope.analyze("x", hbm="3"), "hbm: '3' is not a size"),
         (lambda: kvscope.analyze("x", hbm="3GiB"), "hbm: needs a model; name one with model"),
         (lambda: kvscope.analyze("x", outputs="no"), "outputs: 'no' is not one of carried"),
+        (lambda: kvscope.diff("x", "y", hbm="3GiB"), "hbm: needs a model; name one with model"),
         (lambda: kvscope.simulate("x", policies="lur"), "policies: unknown policy 'lur'"),
         (
             lambda: kvscope.tune("x", slo=1, percentile="p9", max_violations=0.1),

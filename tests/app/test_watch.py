@@ -83,8 +83,14 @@ def test_it_is_simulate_on_the_same_window(
 def test_what_is_counted_and_what_is_kept(lines: list[bytes]) -> None:
     """All requests are counted, the latest kept; lines that are none are bad."""
     watch = Watch(request(window=50, capacity_blocks=BLOCKS))
-    watch.add([*lines[:60], b"no JSON", b"[1]", b'{"chat_id": 1}', b"\xff"])
-    assert (watch.requests, watch.bad_lines, len(watch.window)) == (60, 4, 50)
+    line = lines[0].decode()
+    bad = [
+        *("no JSON", "[1]", '{"chat_id": 1}', line[:-1], f'{{"x": {"[" * 10_000}'),
+        *(re.sub(r'("input_length": )\d+', rf"\g<1>{number}", line) for number in ("-1", "1e9")),
+        re.sub(r'("timestamp": )[0-9.]+', r"\g<1>1e999", line),
+    ]
+    watch.add([*lines[:60], b"\xff", *(each.encode() for each in bad)])
+    assert (watch.requests, watch.bad_lines, len(watch.window)) == (60, 9, 50)
     assert watch.window == lines[10:60]
     rows = [json.loads(line) for line in lines[:60]]
     assert watch.input_tokens == sum(row["input_length"] for row in rows)

@@ -32,6 +32,8 @@ _SPANS: list[Any] = [
     {"startTimeUnixNano": "1700000000500000000", "attributes": _ATTRIBUTES},
     {"endTimeUnixNano": 1, "attributes": [{"key": "lmcache.input_ids", "value": _IDS}]},
 ]
+_PARAMETERS = {"input_ids": [5] * 40, "lora_path": "l", "session_id": "s", "routed_dp_rank": 1}
+_META = {"prompt_tokens": 40, "completion_tokens": 3, "cached_tokens": 16, "e2e_latency": 1.5}
 LINES: dict[str, list[Any]] = {
     "openai": [
         {"messages": [_USER, _ASSISTANT, _USER], "tools": [_TOOL], "timestamp": 1.5, "user": "u"},
@@ -42,6 +44,11 @@ LINES: dict[str, list[Any]] = {
     "litellm": [
         {"messages": [_USER], "startTime": 1.0, "completionStartTime": 1.5, "endTime": 2.0}
         | {"model": "m", "prompt_tokens": 3, "response": "Hm", "model_parameters": {"tools": []}},
+    ],
+    "sglang": [
+        {"request_parameters": json.dumps(_PARAMETERS), "request_received_ts": 1.5} | _META,
+        {"event": "request.finished", "timestamp": "2026-01-01T00:00:00", "rid": "r"}
+        | {"obj": {"text": "Hello"}, "out": {"meta_info": _META}},
     ],
     "otlp": [{"resourceSpans": [{"scopeSpans": [{"spans": _SPANS}]}]}, _SPANS[0]],
 }

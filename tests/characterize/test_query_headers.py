@@ -30,6 +30,7 @@ GIVEN: dict[str, Any] = {
     "worker_names": ["x"],
     "categories": ["x"],
     "numbers": [1],
+    "places": ["x"],
     "reasons": ["x"],
     "run_ids": [1],
     "names": ["x"],

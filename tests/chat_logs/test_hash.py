@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import stat
+from io import BytesIO, TextIOWrapper
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,79 @@ def test_the_template_gets_tools_calls_reasoning_and_arguments(model: Path, tmp_
     assert lines[1]["input_length"] == len(tokens(model, begun))
 
 
+def test_sglang_tells_tokens_times_and_hits(model: Path, tmp_path: Path) -> None:
+    """From its exported metrics and from its request log; what has not finished is left out."""
+    ids = tokens(model, chatml(SYSTEM, USER))
+    meta = {"prompt_tokens": len(ids), "completion_tokens": 7, "cached_tokens": 8}
+    meta |= {"e2e_latency": 2.0, "finish_reason": {"type": "stop"}}
+    measured = {"request_received_ts": 10.0, "first_token_latency": 0.25, "queue_time": 0.125}
+    parameters = {"input_ids": ids, "session_id": "s", "lora_path": "french", "text": None}
+    exported = {"request_parameters": json.dumps(parameters | {"routed_dp_rank": 1})} | meta
+    aborted = meta | {"finish_reason": {"type": "abort"}}
+    finished = {"event": "request.finished", "timestamp": "1970-01-01T00:00:12", "rid": "r"}
+    lines = hashed(
+        model,
+        tmp_path,
+        exported | measured,
+        exported | aborted,
+        finished | {"obj": parameters, "out": {"meta_info": meta}},
+        {"event": "request.received", "rid": "r", "obj": parameters},
+    )
+    common = {"input_length": len(ids), "output_length": 7, "duration_ms": 2000}
+    common |= {"timestamp": 10000, "cached_tokens": 8, "lora_name": "french"}
+    assert [common.items() <= line.items() for line in lines] == [True, True]
+    assert (lines[0]["ttft_ms"], lines[0]["queue_ms"], lines[0]["worker"]) == (250, 125, "1")
+    assert lines[0]["hash_ids"] == lines[1]["hash_ids"]
+
+
+def test_parents_that_a_log_names_are_kept(model: Path, tmp_path: Path) -> None:
+    """As requests or as their responses; hashed, and followed before sessions."""
+    chats = [[SYSTEM, USER], [SYSTEM, USER, ANSWER, MORE], [SYSTEM, USER, ANSWER, USER]]
+    parents = [None, "first", "first"]
+    rows = [
+        {"messages": chat, "session_id": "s", "timestamp": at + 1} for at, chat in enumerate(chats)
+    ]
+    names = ["first", "second", "third"]
+    by_request = [
+        row | {"id": name, "parent_id": parent}
+        for row, name, parent in zip(rows, names, parents, strict=True)
+    ]
+    by_response = [
+        {"request": row | {"previous_response_id": parent}, "timestamp": row["timestamp"]}
+        | {"response": {"id": name, "choices": [{"message": ANSWER}]}}
+        for row, name, parent in zip(rows, names, parents, strict=True)
+    ]
+    for log in (by_request, by_response):
+        lines = hashed(model, tmp_path, *log)
+        assert "first" not in (tmp_path / "trace.jsonl").read_text(encoding="utf-8")
+        assert {line.get("parent_request_id") for line in lines} == {None, lines[0]["request_id"]}
+        back = tmp_path / "back.jsonl"
+        command = ["export", str(tmp_path / "trace.jsonl"), "--to", "bailian", "-o", str(back)]
+        assert run([*command, "--db", ":memory:"]) == 0
+        exported = [json.loads(line) for line in back.read_text(encoding="utf-8").splitlines()]
+        first = exported[0]["chat_id"]
+        assert [line["parent_chat_id"] for line in exported] == [-1, first, first]
+
+
+def test_later_logs_are_appended_under_the_same_salt(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also from standard input: the traces of two days are one, as if hashed at once."""
+    first = {"messages": [SYSTEM, USER], "timestamp": 1}
+    second = {"messages": [SYSTEM, USER, ANSWER, MORE], "timestamp": 2}
+    command = ["hash", "-", "--tokenizer", str(model), "--block-size", str(BLOCK)]
+    command += ["--salt-file", str(tmp_path / "salt"), "-o"]
+    for name, lines in (("mon", [first]), ("tue", [second]), ("both", [first, second])):
+        text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(text)))
+        assert run([*command, str(tmp_path / name)]) == 0
+    days = [(tmp_path / name).read_bytes() for name in ("mon", "tue", "both")]
+    assert days[0] + days[1] == days[2]
+    with kvscope.open_trace([tmp_path / "tue", tmp_path / "mon"]) as trace:
+        blocks = [len(json.loads(day)["hash_ids"]) for day in days[:2]]
+        assert (trace.facts.requests, trace.facts.distinct_blocks) == (2, max(blocks))
+
+
 def attributes(**values: object) -> list[Line]:
     """Return attributes as OTLP has them."""
 
@@ -279,19 +353,28 @@ def test_what_cannot_be_read_is_said_in_one_line(
 
 
 def test_a_tekken_json_gives_the_tokens_of_mistral_common(tmp_path: Path) -> None:
-    """Of chats with tools and of plain texts: a tokenizer as it ships."""
+    """Of chats with tools, plain texts and ShareGPT's chats: a tokenizer as it ships."""
     common = pytest.importorskip("mistral_common")
     from mistral_common.protocol.instruct.request import ChatCompletionRequest
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
     tekken = Path(common.__file__).parent / "data" / "tekken_240911.json"
     chat = [SYSTEM, USER, ANSWER, MORE]
-    lines = hashed(tekken, tmp_path, {"messages": chat, "tools": [TOOL]}, {"prompt": ASK})
+    sharegpt = [{"from": "human", "value": ASK}]
+    lines = hashed(
+        tekken,
+        tmp_path,
+        {"messages": chat, "tools": [TOOL]},
+        {"prompt": ASK},
+        {"conversations": sharegpt},
+        from_="openai",
+    )
     reference = MistralTokenizer.from_file(str(tekken))
     request = ChatCompletionRequest.from_openai(messages=chat, tools=[TOOL])
     expected = [
         reference.encode_chat_completion(request).tokens,
         reference.instruct_tokenizer.tokenizer.encode(ASK, bos=True, eos=False),
+        reference.encode_chat_completion(ChatCompletionRequest.from_openai(messages=[USER])).tokens,
     ]
     assert [line["input_length"] for line in lines] == [*map(len, expected)]
     assert [len(line["hash_ids"]) for line in lines] == [len(ids) // BLOCK for ids in expected]

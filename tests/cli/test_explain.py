@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvscope.app.gates import explain_gates
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
+from kvscope.core.percentiles import Percentiles
 from kvscope.replay.attribution import CAUSES
+from kvscope.store.db import open_store
+from kvscope.store.results import add_validation
+from kvscope.store.traces import find
+from kvscope.validate.result import EngineFacts, Figures, RunFacts, ValidationFacts
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 TRACE = str(SAMPLES / "birth-death.jsonl.gz")
@@ -122,8 +129,92 @@ def test_a_request_is_named_by_its_id_too(
     """The third one, which another request under no salt had before."""
     (request,) = explained(capsys, served, "--db", db, "--request", "request-3")["requests"]
     assert (request["request"], request["computed_by"]) == (3, [{"cause": "salt", "request": 2}])
+    assert run(["explain", served, "--db", db, "--request", "3"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "64 tokens were computed before under another cache salt, last by request 2." in words
     assert run(["explain", served, "--db", db, "--request", "id:3"]) == ExitCode.USAGE
     assert "none with the id '3'" in capsys.readouterr().err
+
+
+def test_hits_of_a_validation_are_set_against_the_prediction(
+    served: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the requests that it counted, here all but the first two and the one that failed."""
+    db = str(tmp_path / "store.duckdb")
+    unreported = str(tmp_path / "unreported.jsonl")
+    Path(unreported).write_text(Path(served).read_text().replace("cached_tokens", "unknown"))
+    assert run(["ingest", unreported, "--db", db]) == 0
+    figures = Figures(0, 0.0, Percentiles(0.0, 0.0, 0.0, 0.0), None, None)
+    measured = RunFacts(
+        policy="lru",
+        leaves="any",
+        params={},
+        repeat=0,
+        flags=(),
+        predicted=figures,
+        measured=figures,
+        counted=np.array([False, True, True, True, False]),
+        mismatched_requests=1,
+        mismatched_tokens=16,
+        predicted_hit_tokens=np.array([0, 64, 0, 0, 0]),
+        measured_hit_tokens=np.array([0, 48, 0, 0, 0]),
+        predicted_ttft_s=np.full(5, 0.1),
+        measured_ttft_s=np.full(5, 0.1),
+        failed={4: "closed"},
+        numbers=np.array([1, 2, 3, 4, 5]),
+    )
+    with open_store(db) as store:
+        trace = find(store, None)
+        facts = ValidationFacts(
+            engine=EngineFacts("vLLM", "0.32.0", "cpu", "tiny", 100, 16),
+            pace="one by one",
+            forced_outputs=True,
+            latency="",
+            tolerance=0.1,
+            slo_s=None,
+            verdict="confirmed",
+            ended="",
+            runs=(replace(measured, policy="tlru"), measured),
+        )
+        add_validation(store, trace, facts)
+    capsys.readouterr()
+    found = explained(capsys, "--db", db)["observed"]
+    assert (found["source"], found["engine_blocks"], found["requests"]) == ("validation", 100, 3)
+    assert (found["predicted_hit_tokens"], found["observed_hit_tokens"]) == (64, 48)
+    assert {each["cause"]: each["tokens"] for each in found["gaps"] if each["tokens"]} == {
+        "evicted": 16
+    }
+    assert run(["explain", "--db", db, "--request", "2"]) == 0
+    assert "Observed: 48 hit tokens; 16 predicted ones" in capsys.readouterr().out
+
+
+def test_divergence_is_told_by_what_was_changed(
+    db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Reordered tools, a compacted history, and an edited message of a later turn."""
+    tools, reordered = [1, 2, 3], [1, 3, 2]
+    turns = [
+        ([*tools, 10, 11], None),
+        ([*reordered, 10, 11, 12], 0),  # at block 1
+        ([*tools, 20, 21, 22, 23], None),
+        ([*tools, 24, 25], 2),  # at block 3, and shorter
+        ([*tools, 30], None),
+        ([*tools, 30, 31, 32], 4),
+        ([*tools, 30, 33, 32, 34], 5),  # at block 4, behind the first prompt
+    ]
+    path = tmp_path / "diverged.jsonl"
+    lines = (
+        line(at, ids, parent_chat_id=-1 if before is None else f"request-{before}")
+        for at, (ids, before) in enumerate(turns)
+    )
+    path.write_text("\n".join(lines))
+    findings = explained(capsys, str(path), "--db", db)["findings"]
+    diverged = {each["place"]: each for each in findings if each["cause"] == "diverged"}
+    assert {place: (each["at_token"], each["tokens"]) for place, each in diverged.items()} == {
+        "first-prompt": (16, 64),
+        "shortened": (48, 32),
+        "history": (64, 32),
+    }
 
 
 def test_every_cause_can_be_a_condition() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +15,13 @@ from kvscope.core.trace import Measurements, Prompts
 from kvscope.fleet.closed_loop import think_times
 from kvscope.fleet.replay import asked, replay_fleet
 from kvscope.ingest.formats.base import Request
+from kvscope.ingest.pipeline import ingest
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.lru import Lru
 from kvscope.replay.traffic import traffic
 from kvscope.routers.round_robin import RoundRobin
+from kvscope.store.db import MEMORY, open_store
+from kvscope.store.traces import load_prompts
 from tests.small_traces import built, prompts
 
 # A prompt's token takes 0.1 s, and an output token 0.5 s.
@@ -67,6 +72,7 @@ def test_what_the_trace_has_counts_and_never_below_0(
         duration_s=np.array([duration_s, np.nan]),
         cached_tokens=np.full(2, -1, dtype=np.int32),
         delay_s=np.array([np.nan, delay_s]),
+        waits_for=np.full(2, -1, dtype=np.int32),
         workers=(),
     )
     trace = replace(trace, measurements=told)
@@ -75,6 +81,55 @@ def test_what_the_trace_has_counts_and_never_below_0(
     stated = int(think_s == 1.5)
     counts = (times.stated, times.recorded, times.estimated, times.floored)
     assert counts == (stated, 1 - stated, 0, int(think_s == 0))
+
+
+def test_a_request_waits_for_another_session_that_the_trace_names(tmp_path: Path) -> None:
+    """Agentic Mooncake's dependency on the request that ends last, within its play."""
+    header = {"schema": "dynamo.agentic_mooncake", "version": 2, "block_size": 2}
+
+    def row(name: str, session: str, begin_ms: int, *waits: tuple[str | int, ...]) -> str:
+        names = ("request_id", "relation", "trigger", "delay_ms")
+        dependencies = [dict(zip(names, each, strict=True)) for each in waits]
+        lengths = {"input_length": 4, "output_length": 1, "hash_ids": [1, 2]}
+        times = {"not_before_ms": begin_ms, "recorded_api_time_ms": 1000}
+        ids = {"request_id": name, "play_id": "p", "session_id": session}
+        return json.dumps({**ids, **lengths, **times, "dependencies": dependencies})
+
+    end = ("completion",)
+    lines = [
+        json.dumps(header),
+        row("a", "main", 0),
+        row("b", "sub", 500, ("a", "spawn", "dispatch", 500)),
+        row("c", "sub", 3000, ("b", "sequence", *end, 1500)),
+        row(
+            "d", "main", 9000, ("a", "sequence", "completion", 8000), ("c", "join", "completion", 5)
+        ),
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(lines))
+    with open_store(MEMORY) as store:
+        trace = load_prompts(store, ingest(store, str(path)).trace)
+    assert trace.parent.tolist() == [-1, -1, 1, 0]
+    steps = traffic(trace, standard())
+    times = think_times(trace, steps, PROFILE)
+    assert times.think_s.tolist() == [-1.0, -1.0, 1.5, 0.005]
+    assert times.after.tolist() == [-1, -1, 1, 2]
+    slow = PROFILE.scaled(100.0)
+    done = replay_fleet(
+        steps,
+        asked(trace),
+        slow,
+        Lru(),
+        RoundRobin(),
+        1,
+        100,
+        think_s=times.think_s,
+        after=times.after,
+    )
+    assert done.arrival_s[2:].tolist() == [
+        pytest.approx(done.end_s[1] + 1.5),
+        pytest.approx(done.end_s[2] + 0.005),
+    ]
 
 
 def test_a_slow_fleet_delays_the_next_turn() -> None:

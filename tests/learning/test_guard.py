@@ -2,104 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import pairwise
 
-from kvscope.learning.guard import FALLBACK, Guard, Rule
-from kvscope.learning.returns.formulas import FIRST, LRU
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-RULE = Rule(begins_with=FIRST, looks=1, evidence=3, late=0, margin=0.1)
-LONG = Rule(begins_with=FIRST, looks=1, evidence=6, late=0, margin=0.01)
-LATE = LONG._replace(late=2)
+from kvscope.learning.guard import (
+    FALLBACK,
+    INTERVAL_REQUESTS,
+    LEAST_INTERVALS,
+    LOSS_INTERVALS,
+    Guard,
+    _Intervals,
+)
+from kvscope.learning.offline.shadow_replays import _interval_ends
 
-
-def test_it_begins_with_the_first_class_set_and_stays_where_all_are_alike() -> None:
-    """No evidence, or none of a difference, changes nothing."""
-    guard = Guard(4, RULE)
-    assert guard.decide(0) == FIRST
-    guard.computed(0, [0.0] * 4)
-    assert guard.decide(1) == FIRST
-    guard.computed(1, [5.0] * 4)
-    assert guard.decide(2) == FIRST
-    assert guard.judged == [5.0] * 4
-
-
-def test_another_is_taken_up_for_more_than_the_margin() -> None:
-    """Just the margin is not enough, unless the other is what it falls back to."""
-    guard = Guard(4, RULE)
-    guard.computed(0, [100.0, 100.0, 100.0, 90.0])
-    assert guard.decide(1) == FIRST
-    guard.computed(1, [100.0, 100.0, 100.0, 89.0])
-    assert guard.decide(2) == FIRST + 1
-    guard.computed(2, [0.0, 50.0, 50.0, 22.0])
-    assert guard.decide(3) == FALLBACK
+EVEN = [100.0, 100.0, 100.0]
+GOOD = [100.0, 90.0, 95.0]  # the second is the best, the third is better than the fallback
 
 
-def test_what_is_old_does_not_count_nor_what_is_not_over() -> None:
-    """Three stretches, those without any request among them."""
-    guard = Guard(3, RULE)
-    guard.computed(0, [1.0, 9.0, 9.0])
-    assert guard.decide(0) == FIRST
-    assert guard.decide(4) == FIRST
-    guard.computed(2, [1.0, 9.0, 9.0])
-    assert guard.decide(5) == FALLBACK
+def judged(*rows: list[float], guard: Guard | None = None) -> list[int]:
+    """Return the candidate in force after each interval, by what each computed in it."""
+    guard = guard or Guard(len(rows[0]))
+    after = []
+    for row in rows:
+        before = guard.now
+        assert guard.judge(row) == (guard.now != before)
+        after.append(guard.now)
+    return after
 
 
-def test_what_is_told_late_counts_for_its_time() -> None:
-    """As of requests that end long after they came."""
-    guard = Guard(3, RULE)
-    guard.computed(0, [9.0, 9.0, 9.0])
-    guard.computed(1, [9.0, 9.0, 9.0])
-    assert guard.decide(2) == FIRST
-    guard.computed(0, [0.0, 9.0, 9.0])
-    assert guard.decide(3) == FALLBACK
-    assert guard.judged == [18.0, 27.0, 27.0]
-    assert guard.decide(4) == FALLBACK
-    guard.computed(0, [99.0, 0.0, 0.0])  # too late
-    assert guard.decide(5) == FALLBACK
+def test_the_fallback_rules_until_there_is_evidence() -> None:
+    """The first eight intervals tell nothing, and where all are alike there is never any."""
+    assert judged(*[GOOD] * LEAST_INTERVALS) == [FALLBACK] * (LEAST_INTERVALS - 1) + [1]
+    assert judged(*[EVEN] * 50) == [FALLBACK] * 50
+
+
+def test_the_one_that_gains_most_is_taken() -> None:
+    """Also instead of another one that gains."""
+    other = [100.0, 99.0, 60.0]
+    assert judged(*[GOOD] * 10, *[other] * 10)[-1] == 2
+
+
+def test_a_gain_within_its_deviations_is_none() -> None:
+    """One good interval in many is chance; a gain in each is not, however small."""
+    lucky = [100.0, 0.0, 100.0]
+    assert judged(*[EVEN] * 20, lucky, *[EVEN] * 20) == [FALLBACK] * 41
+    assert judged(*[[100.0, 99.9, 100.0]] * 20)[-1] == 1
+    guard = Guard(2)
+    judged(*[[100.0, 90.0]] * 3, guard=guard)
+    fades = 0.5 ** (1 / 16)
+    assert guard.gain[1] == pytest.approx(10 * (1 + fades + fades**2))
+    assert guard.deviation(1) == pytest.approx(25 * (1 + fades**2 + fades**4) ** 0.5)
+
+
+def test_one_that_loses_is_given_up_within_a_turnover() -> None:
+    """However much it gained before: eight intervals of an eighth of the cache later, at most."""
+    worse = [100.0, 110.0, 110.0]
+    after = judged(*[[100.0, 90.0, 100.0]] * 500, *[worse] * 8)
+    assert after[499] == 1
+    assert after[-1] == FALLBACK
+    soon = judged(*[[100.0, 90.0, 100.0]] * 10, *[worse] * 8)
+    assert soon.index(FALLBACK, 9) < after.index(FALLBACK, 499) - 490
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.lists(st.integers(0, 20).map(float), min_size=3, max_size=3), min_size=1, max_size=200
+    )
+)
+def test_what_it_can_lose_is_bounded(rows: list[list[float]]) -> None:
+    """Whatever comes, one candidate in force loses at most eight times the largest difference."""
+    lost = 0.0
+    for (before, now), row in zip(pairwise([FALLBACK, *judged(*rows)]), rows, strict=True):
+        lost = max(lost, 0.0) + row[before] - row[FALLBACK]
+        assert lost <= LOSS_INTERVALS * 20.0
+        if now != before:
+            lost = 0.0
+
+
+def test_the_bound_is_near() -> None:
+    """After an endless row of the best intervals it takes the eight worst ones."""
+    best, worst = [20.0, 0.0], [0.0, 20.0]
+    after = judged(*[best] * 500, *[worst] * 8)
+    assert after[499:] == [1] * 8 + [FALLBACK]
 
 
 def test_evidence_can_be_void() -> None:
-    """The choice stays."""
-    guard = Guard(3, RULE)
-    guard.computed(0, [0.0, 9.0, 9.0])
+    """The choice stays, and eight intervals have to pass again."""
+    guard = Guard(3)
+    assert judged(*[GOOD] * 9, guard=guard)[-1] == 1
     guard.forget()
-    assert guard.decide(1) == FIRST
-    assert guard.judged == [0.0] * 3
+    worse = [100.0, 110.0, 120.0]
+    assert judged(*[worse] * 8, guard=guard) == [1] * (LEAST_INTERVALS - 1) + [FALLBACK]
 
 
-def decided(rule: Rule, computed: Sequence[Sequence[float]]) -> list[int]:
-    """Return the candidate in force in each interval, by what each computed in it."""
-    guard, found = Guard(len(computed[0]), rule), []
-    for stretch, tokens in enumerate(computed):
-        found.append(guard.decide(stretch))
-        guard.computed(stretch, tokens)
-    return found
-
-
-def test_one_that_does_worse_than_lru_of_late_is_given_up() -> None:
-    """However much it had gained before; and nothing changes before there is so much to see."""
-    stretches = [[1000.0, 1000.0, 700.0] for _ in range(9)]
-    stretches[0][FIRST] = 1400.0  # too early to tell in the next one, not in the one after it
-    stretches[4][FIRST] = 1301.0  # more than it gained in the stretch before
-    assert decided(LATE, stretches) == [FIRST, FIRST, LRU, FIRST, FIRST, LRU, LRU, FIRST, FIRST]
-    assert decided(LONG, stretches) == [FIRST, LRU, LRU, *[FIRST] * 6]
-
-
-def test_of_those_given_up_none_is_taken_up() -> None:
-    """The best of the evidence is passed over where it has done worse than LRU of late."""
-    stretches = [[1000.0, 990.0, 900.0, 950.0] for _ in range(9)]
-    for stretch in (4, 5):
-        stretches[stretch][FIRST] = 1050.0
-    assert decided(LATE, stretches)[5:] == [FIRST, FIRST + 1, FIRST + 1, FIRST + 1]
-
-
-def test_when_evidence_is_void_it_waits_again() -> None:
-    """As it does at first: one stretch alone would tell little."""
-    guard = Guard(3, LATE)
-    for stretch in range(4):
-        assert guard.decide(stretch) == FIRST
-        guard.computed(stretch, [10.0] * 3)
-    guard.forget()
-    for stretch, expected in enumerate([FIRST, FIRST, LRU], start=4):
-        assert guard.decide(stretch) == expected
-        guard.computed(stretch, [10.0, 10.0, 11.0])
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.lists(st.integers(0, 9), min_size=2, max_size=2), max_size=150),
+    st.sampled_from((0.5, 10.0, 100.0)),
+)
+def test_intervals_end_where_one_has_computed_enough(
+    blocks: list[list[int]], least_blocks: float
+) -> None:
+    """Request by request as from all at once: sixteen requests, and some shadow so many blocks."""
+    counted, ends, since = _Intervals(2, least_blocks), list[int](), 0
+    for number, row in enumerate(blocks, start=1):
+        done = counted.add(row, [2.0 * count for count in row])
+        if done is not None:
+            ends.append(number)
+            assert done == [2.0 * sum(column) for column in zip(*blocks[since:number], strict=True)]
+            assert number - since >= INTERVAL_REQUESTS
+            since = number
+    columns = np.array(blocks, dtype=np.int64).reshape(-1, 2).T
+    assert _interval_ends(columns, least_blocks).tolist() == ends

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,15 +17,14 @@ from kvscope.learning.conversations import read_hints
 from kvscope.learning.guard import OnlineGuard
 from kvscope.learning.lane_heap import Scores
 from kvscope.learning.offline.learners import plugin_tables
-from kvscope.learning.offline.refits import refits_of
 from kvscope.learning.recent_blocks import RecentBlocks
 from kvscope.learning.returns.file import FittedReturns
-from kvscope.learning.returns.formulas import FIRST, GUARD, LRU, STEPS
+from kvscope.learning.returns.formulas import FIRST, LRU, STEPS, WINDOW_BINS, bin_requests
 from kvscope.learning.returns.offline import ClassSetShadows, ReturnsOffline, class_set_tables
 from kvscope.learning.returns.online import ReturnsLearner
 from kvscope.learning.shadow_cache import ShadowCache
 from kvscope.policies.base import LanePolicy
-from kvscope.policies.gittins import AGES, WINDOW_REFITS, Gittins
+from kvscope.policies.gittins import AGES, Gittins
 from kvscope.policies.lru import Lru
 from kvscope.replay.derived_traces import select
 from kvscope.replay.replay import NO_TABLES, Tables
@@ -37,7 +36,7 @@ from tests.long import long
 from tests.vllm_plugin.alone import Alone
 from tests.vllm_plugin.fakes import FakeRequest, asked_in
 
-REFIT_S = 300.0
+EVERY = 1024.0  # no sample has more requests than are remembered then
 NO_TIME = StepCost(base_s=1e-15)
 
 
@@ -48,79 +47,79 @@ def watched(
     candidates: tuple[Tables, ...],
     every: int = 1,
 ) -> tuple[NDArray[np.float64], list[int]]:
-    """Return what an engine's guard counts in each interval, and the candidates in force.
+    """Return what an engine's guard counts in each interval, and the candidate of each request.
 
     With the classes and tables of the simulator's candidates, and `every`-th blocks alone.
     """
-    refits, looks = refits_of(of, REFIT_S), refits_of(of, REFIT_S / GUARD.looks)
     kinds = []
     for one in candidates:
         assert one.cuts is not None
         cuts = map(tuple, one.cuts.tolist())
         kinds.append(list(zip(one.category(of).tolist(), cuts, strict=True)))
     tables = [[Scores(one.at(at)) for at in range(len(one.since))] for one in candidates]
-    familiar = RecentBlocks(WINDOW_REFITS * REFIT_S, most_keys=1 << 30)
+    familiar = RecentBlocks(WINDOW_BINS * bin_requests(EVERY), most_keys=1 << 30)
     made = OnlineGuard(
         policy,
         of.block_size,
         capacity,
         tuple(each[0] for each in tables),
         lambda seen, *_: [each[seen.number] for each in kinds],
-        GUARD,
-        REFIT_S / GUARD.looks,
     )
     familiar.every = made.every = every
     made._begin(0)
-    costs, taken = np.zeros((len(candidates), len(looks.number))), []
-    computed = made.guard.computed
+    costs, taken = list[Sequence[float]](), list[int]()
+    judge = made.guard.judge
 
-    def noted(stretch: int, tokens: list[float]) -> None:
-        costs[:, np.searchsorted(looks.number, stretch)] += tokens
-        computed(stretch, tokens)
+    def noted(tokens: Sequence[float]) -> bool:
+        costs.append(tokens)
+        return judge(tokens)
 
-    made.guard.computed = noted  # type: ignore[method-assign,assignment]
-    rows = np.searchsorted(refits.number, refits.bin)
+    made.guard.judge = noted  # type: ignore[method-assign]
     for number, (one, arrival_s) in enumerate(asked_in(of)):
-        if number in refits.since:
-            made.use(tuple(each[min(rows[number], len(each) - 1)] for each in tables))
-        if number in looks.since:
-            made.at(arrival_s)
-            taken.append(made.now)
+        rows = [np.searchsorted(one.since, number, side="right") - 1 for one in candidates]
+        made.use(tuple(each[row] for each, row in zip(tables, rows, strict=True)))
+        taken.append(made.now)
         full = one.num_prompt_tokens // of.block_size
         seen = familiar.arrive(one.block_hashes[:full], arrival_s)
-        made.arrive(seen, one.num_prompt_tokens, arrival_s, familiar.every, familiar.forgotten_s)
+        made.arrive(seen, one.num_prompt_tokens, arrival_s, familiar.every, familiar.forgotten)
         blocks, segments = familiar.end(one.block_hashes[full:], number)
         made.end(number, one.num_tokens - one.num_prompt_tokens, blocks, segments)
     for shadow in made.shadows.each:
         sound(shadow)
-    return costs, taken
+    return np.array(costs).reshape(-1, len(candidates)).T, taken
 
 
 @pytest.mark.parametrize(("share", "xi"), [(0.01, 2048), (0.1, 0), long(0.01, 0), long(0.1, 2048)])
 @pytest.mark.parametrize("name", SAMPLES)
 def test_shadows_compute_what_the_simulators_do(name: str, share: float, xi: int) -> None:
-    """Stretch by stretch, each candidate; so the same one is in force, from the same time on."""
+    """Interval by interval, each candidate; so the same one is in force, from the same request."""
     of = traffic(sample(name), standard())
     policy, capacity = Gittins({"xi_tokens": xi}), int(share * len(of.block_parent))
-    judge = ClassSetShadows(of, REFIT_S, class_set_tables(of, REFIT_S))
+    judge = ClassSetShadows(of, class_set_tables(of, EVERY))
     expected = judge.costs(policy, capacity)
     costs, taken = watched(of, policy, capacity, tuple(judge.candidates))
-    assert np.array_equal(costs, expected)
-    assert taken == judge.taken(expected).tolist()
-    assert expected.any()
+    assert np.array_equal(costs, expected.tokens)
+    since, candidate = judge.taken(policy, capacity)
+    row = np.searchsorted(since, np.arange(len(of.leaf)), side="right") - 1
+    assert taken == candidate[row].tolist()
+    assert expected.tokens.any()
 
 
 @pytest.mark.parametrize("xi", [0, 2048])
-@pytest.mark.parametrize("name", ["to-c", "to-b"])
-def test_every_fourth_block_tells_as_much(name: str, xi: int) -> None:
-    """By a sample of the blocks each candidate computes what it does by all, within 1 %."""
+@pytest.mark.parametrize(("name", "off"), [("to-c", 0.01), ("to-b", 0.03)])
+def test_every_fourth_block_tells_as_much(name: str, off: float, xi: int) -> None:
+    """By a sample of the blocks candidates compute what they do by all, relative to LRU.
+
+    Of the short paths of `to-b` few blocks are followed, hence it is less exact there.
+    """
     of = traffic(sample(name), standard())
     policy, capacity = Gittins({"xi_tokens": xi}), len(of.block_parent) // 50
-    judge = ClassSetShadows(of, REFIT_S, class_set_tables(of, REFIT_S))
-    expected = judge.costs(policy, capacity).sum(axis=1)
+    judge = ClassSetShadows(of, class_set_tables(of, EVERY))
+    expected = judge.costs(policy, capacity).tokens.sum(axis=1)
     costs, _ = watched(of, policy, capacity, tuple(judge.candidates), every=4)
-    assert costs.sum(axis=1) == pytest.approx(expected, rel=0.01)
-    assert costs.sum(axis=1).tolist() != expected.tolist()
+    computed = costs.sum(axis=1)
+    assert computed / computed[LRU] == pytest.approx(expected / expected[LRU], rel=off)
+    assert computed.tolist() != expected.tolist()
 
 
 def alone(policy: LanePolicy, capacity: int, tables: Tables = NO_TABLES) -> EngineReplay:
@@ -138,7 +137,7 @@ def first_half(policy: Gittins) -> FittedReturns:
 
 def unwatched(of: Traffic, fitted: FittedReturns) -> Tables:
     """Return the tables of a replay that goes by one fit for good, without a guard."""
-    classes = class_set_tables(of, REFIT_S)[fitted.class_set].classes
+    classes = class_set_tables(of, EVERY)[fitted.class_set].classes
     return Tables.of(np.zeros(1, dtype=np.int64), fitted.values[None], classes)
 
 
@@ -160,7 +159,7 @@ def test_every_block_leaves_as_the_simulator_says(
     of, policy = traffic(sample("regime-change"), standard()), Gittins({"xi_tokens": xi})
     fit, fitted = first_half(policy), None
     if refits is not None:
-        fitted = FittedReturns(0, fit.index, 3_000.0, fit.requests, refits=refits)
+        fitted = FittedReturns(0, fit.index, 1_000, refits=refits)
     served = Alone(policy, of.block_size, capacity, fitted).serve(of)
     expected = alone(policy, capacity, plugin_tables(of, policy, fitted))
     assert not served.steering.broken
@@ -180,8 +179,8 @@ def test_the_guard_falls_back_where_habits_change(
     with caplog.at_level(logging.INFO):
         served = Alone(policy, of.block_size, capacity, fitted).serve(of)
     lines = [record.getMessage() for record in caplog.records]
-    assert any("switches from the classes by new_tokens, turns to LRU" in one for one in lines)
-    assert all("tokens beyond xi" in one for one in lines)
+    assert "switches from LRU to the classes by new_tokens, turns: on LRU" in lines[0]
+    assert any("switches from the classes by new_tokens, turns to" in one for one in lines)
     late = of.arrival_s >= 3_600.0
 
     def beyond(hit_blocks: list[int]) -> float:
@@ -252,13 +251,13 @@ def test_one_at_a_time_nobody_waits_and_side_by_side_is_near_it() -> None:
         guard = made._guard
         assert guard is not None
         sums = np.zeros(4)
-        computed = guard.guard.computed
+        judge = guard.guard.judge
 
-        def noted(stretch: int, tokens: list[float]) -> None:
+        def noted(tokens: Sequence[float]) -> bool:
             sums[:] += tokens  # noqa: B023  (used up before the next round)
-            computed(stretch, tokens)  # noqa: B023
+            return judge(tokens)  # noqa: B023
 
-        guard.guard.computed = noted  # type: ignore[method-assign,assignment]
+        guard.guard.judge = noted  # type: ignore[method-assign]
         side_by_side(made, of, most, lambda: None, lost=0.0)
         totals.append(sums)
     assert totals[1] == pytest.approx(totals[0], rel=0.05)
@@ -290,7 +289,7 @@ def test_blocks_that_are_not_followed_are_not_counted() -> None:
 def test_a_request_without_an_end_leaves_what_was_cached() -> None:
     """It is found by the next one as far as it was there before; nothing is counted for it."""
     nothing = np.zeros((int(np.prod(STEPS[0])), AGES))
-    made = ReturnsLearner(Gittins({"xi_tokens": 0}), 16, FittedReturns(0, nothing, 0.0, 1))
+    made = ReturnsLearner(Gittins({"xi_tokens": 0}), 16, FittedReturns(0, nothing, 1))
     made.guard(100)
     guard = made._guard
     assert guard is not None
@@ -302,7 +301,7 @@ def test_a_request_without_an_end_leaves_what_was_cached() -> None:
             made.forget(asked)
         else:
             made.end(one, asked)
-    assert guard.guard._computed == {0: [160.0 + 160.0] * 3}
+    assert guard._intervals._tokens == [160.0 + 160.0] * 3
     assert [shadow.blocks for shadow in guard.shadows.each] == [20] * 3
 
 
@@ -333,12 +332,13 @@ def test_what_is_in_force_is_the_table() -> None:
     made = learner(traffic(sample("agent"), standard()), 100)
     guard = made._guard
     assert guard is not None
+    made._candidate = FIRST
     whole = made._in_force()
     assert whole.shape == (2 * sum(int(np.prod(steps)) for steps in STEPS), AGES)
     for candidate, worth in ((LRU, 0.0), (1, 1.0)):
-        guard.guard.now = candidate
+        made._candidate = candidate
         assert np.all(made._in_force() == worth)
-    guard.guard.now = FIRST + 1
+    made._candidate = FIRST + 1
     assert np.array_equal(made._in_force(), whole)
     assert "with a guard that falls back to LRU" in made.in_words
 
@@ -353,7 +353,7 @@ def hashed(number: int, blocks: int, *, prompt_tokens: int | None = None) -> Fak
 def small(capacity: int) -> tuple[ReturnsLearner, OnlineGuard]:
     """Return a learner that goes by a table of zeros in a cache of this size, and a guard."""
     nothing = np.zeros((int(np.prod(STEPS[0])), AGES))
-    made = ReturnsLearner(Gittins({"xi_tokens": 0}), 16, FittedReturns(0, nothing, 0.0, 1))
+    made = ReturnsLearner(Gittins({"xi_tokens": 0}), 16, FittedReturns(0, nothing, 1))
     made.guard(capacity)
     assert made._guard is not None
     return made, made._guard
@@ -374,7 +374,7 @@ def test_a_slow_request_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) ->
         assert len(served) - before <= guarding.AT_ONCE
         made.end(one, asked)
         assert len(served) - before <= 2 * guarding.AT_ONCE
-        assert bool(served) == (number > REFIT_S)
+        assert bool(served) == (number > guarding.PATIENCE_S)
     assert served == list(range(400))
 
 
@@ -386,7 +386,7 @@ def test_what_is_streamed_in_later_is_touched_too() -> None:
     assert [shadow.blocks for shadow in watching.shadows.each] == [101] * 3
     _, asked = made.arrive(one := hashed(1, 101), read_hints(one), 1.0)
     made.end(one, asked)
-    assert watching.guard._computed == {0: [160.0 + 16.0] * 3}  # one token at least is computed
+    assert watching._intervals._tokens == [160.0 + 16.0] * 3  # one token at least is computed
 
 
 def test_a_cache_that_is_emptied_empties_the_shadows() -> None:
@@ -400,7 +400,7 @@ def test_a_cache_that_is_emptied_empties_the_shadows() -> None:
     assert [shadow.blocks for shadow in watching.shadows.each] == [0] * 3
     _, last = made.arrive(three := hashed(2, 50), read_hints(three), 2.0)
     made.end(three, last)
-    assert watching.guard._computed == {0: [2 * 800.0] * 3}
+    assert watching._intervals._tokens == [800.0] * 3
 
 
 def test_an_engine_that_empties_its_cache_tells_the_shadows() -> None:

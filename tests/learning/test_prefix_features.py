@@ -16,7 +16,7 @@ from tests.oracles.replay import paths
 from tests.oracles.turns import turns_before, walk
 from tests.policies.traffics import traffics
 
-MEMORIES_S = st.sampled_from((0.0, 1.0, 3.0, 1e9))
+MEMORIES = st.sampled_from((0, 1, 3, 10**9))
 
 
 @st.composite
@@ -29,11 +29,11 @@ def answered(draw: st.DrawFn) -> Traffic:
 
 
 @settings(deadline=None, max_examples=150)
-@given(answered(), MEMORIES_S)
-def test_they_are_those_of_a_walk(of: Traffic, memory_s: float) -> None:
+@given(answered(), MEMORIES)
+def test_they_are_those_of_a_walk(of: Traffic, memory: int) -> None:
     """Blocks known, how long the deepest waited, and the turn before, where no head is shared."""
-    found = prefix_features(of, last_touch_segments(of), memory_s)
-    walked = walk(of, memory_s)
+    found = prefix_features(of, last_touch_segments(of), memory)
+    walked = walk(of, memory)
     assert found.known().tolist() == [one.known for one in walked]
     assert found.of_deepest(found.wait_s, 0.0).tolist() == [one.waited_s for one in walked]
     before = found.before(found.whole)
@@ -58,14 +58,14 @@ def known_after(of: Traffic, requests: int) -> Traffic:
 
 
 @settings(deadline=None, max_examples=150)
-@given(answered(), MEMORIES_S, st.data())
+@given(answered(), MEMORIES, st.data())
 def test_outputs_count_only_once_they_are_carried_on(
-    of: Traffic, memory_s: float, data: st.DataObject
+    of: Traffic, memory: int, data: st.DataObject
 ) -> None:
     """No feature depends on a block of an output that only later requests carry."""
     requests = data.draw(st.integers(0, len(of.leaf)))
     whole, alone = (
-        prefix_features(part, last_touch_segments(part), memory_s)
+        prefix_features(part, last_touch_segments(part), memory)
         for part in (first(of, requests), known_after(of, requests))
     )
     assert alone.known().tolist() == whole.known().tolist()

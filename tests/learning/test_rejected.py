@@ -29,7 +29,7 @@ from tests.small_traces import built, prompts
 SIZE, BLOCKS = 4, 60
 POLICIES = (
     ("wa", {"refit_s": 60.0}),
-    ("gittins", {"refit_s": 60.0, "xi_tokens": 16.0}),
+    ("gittins", {"refit_requests": 16.0, "xi_tokens": 16.0}),
 )
 
 

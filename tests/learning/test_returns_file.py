@@ -19,7 +19,7 @@ from kvscope.policies.gittins import AGES
 def fitted(class_set: int = 1) -> FittedReturns:
     """Return a fit of made-up numbers."""
     rng = np.random.default_rng(class_set)
-    return FittedReturns(class_set, rng.random((math.prod(STEPS[class_set]), AGES)), 10_800.0, 1234)
+    return FittedReturns(class_set, rng.random((math.prod(STEPS[class_set]), AGES)), 1234)
 
 
 def written(text: str) -> FittedReturns | None:
@@ -34,7 +34,7 @@ def test_what_is_read_is_what_was_written(class_set: int) -> None:
     found = written(tomli_w.dumps(one.document()))
     assert found is not None
     assert np.array_equal(found.index, one.index)
-    assert (found.class_set, found.window_s, found.requests) == (class_set, 10_800.0, 1234)
+    assert (found.class_set, found.requests) == (class_set, 1234)
     assert not found.refits
     assert found.values.shape == (2 * math.prod(STEPS[class_set]), AGES)
     assert np.array_equal(found.values[::2], found.values[1::2])
@@ -60,7 +60,7 @@ def index(row: int, at: int, value: object) -> dict[str, object]:
         ({"gaps_s": [1.0]}, r"returns.gaps_s: other parts .*; fit again"),
         ({"refits": 3}, r"returns.refits: 3 is not true or false"),
         ({"asked": 3}, r"returns.asked: unknown key"),
-        ({"window_s": None}, r"returns.window_s: missing"),
+        ({"requests": None}, r"returns.requests: missing"),
         ({"index": [[0.5] * AGES]}, r"returns.index: not 60 rows"),
         (index(0, 0, None), r"returns.index\[0\]: not 54 numbers"),
         (index(0, 0, -0.5), r"returns.index\[0\]\[0\]: -0.5 is not a number >= 0"),

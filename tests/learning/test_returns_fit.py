@@ -17,7 +17,7 @@ from kvscope.replay.derived_traces import select
 from kvscope.replay.traffic import traffic
 from tests.golden.samples import sample
 
-REFIT_S = 120.0
+EVERY = 256.0
 
 
 @pytest.mark.parametrize("class_set", range(len(STEPS)))
@@ -25,28 +25,27 @@ def test_a_fit_is_the_refit_at_its_time(class_set: int) -> None:
     """Cut off at a refit, the first part of a trace gives the very table of that refit."""
     prompts = sample("to-c")
     of = traffic(prompts, standard())
-    whole = class_set_tables(of, REFIT_S)[class_set]
+    whole = class_set_tables(of, EVERY)[class_set]
     row = len(whole.since) // 2
     first = int(whole.since[row])
     part = traffic(select(prompts, np.arange(first)), standard())
-    end_s = float(of.arrival_s[first] // REFIT_S * REFIT_S)
-    found = fit_at_end(part, REFIT_S, class_set, end_s)
+    found = fit_at_end(part, EVERY, class_set, float(of.arrival_s[first]))
     np.testing.assert_allclose(found.values, whole.at(row), rtol=1e-9)
-    assert found.requests == np.sum(part.arrival_s >= end_s - 36 * REFIT_S)
+    assert found.requests == min(first, 9 * EVERY)
 
 
 def test_when_nobody_looks_the_time_of_day_does_not_count() -> None:
     """The same trace a while later gives the same fit."""
     of = traffic(sample("agent"), standard())
     later = of._replace(arrival_s=of.arrival_s + 12_345.0)
-    here, there = (fit_at_end(one, REFIT_S, 0) for one in (of, later))
+    here, there = (fit_at_end(one, EVERY, 0) for one in (of, later))
     np.testing.assert_allclose(here.index, there.index, rtol=1e-6)
 
 
 def test_the_capacity_says_which_classes() -> None:
     """What the policy goes by at the end: maybe none, where all indices are alike."""
     of = traffic(sample("regime-change"), standard())
-    policy = Gittins({"xi_tokens": 0, "refit_s": REFIT_S})
+    policy = Gittins({"xi_tokens": 0, "refit_requests": EVERY})
     found = [ReturnsOffline().fit(of, policy, capacity) for capacity in (100, 800, 3000)]
     assert all(one.index.shape[1] == AGES for one in found)
     kinds = {(one.class_set, float(np.ptp(one.index)) > 0) for one in found}
@@ -55,19 +54,19 @@ def test_the_capacity_says_which_classes() -> None:
 
 def test_a_guard_begins_with_the_file_and_looks_at_what_else_can_be_learned() -> None:
     """With refits the other class set too, below the file's; without them nothing but the file."""
-    of, policy = traffic(sample("to-c"), standard()), Gittins({"refit_s": REFIT_S})
+    of, policy = traffic(sample("to-c"), standard()), Gittins({"refit_requests": EVERY})
     index = np.random.default_rng(3).random((math.prod(STEPS[1]), AGES))
-    sets = class_set_tables(of, REFIT_S)
-    alone = plugin_tables(of, policy, FittedReturns(1, index, 600.0, 9))
+    sets = class_set_tables(of, EVERY)
+    alone = plugin_tables(of, policy, FittedReturns(1, index, 600))
     assert alone.categories == 2 * len(index)
     assert np.all(alone.values[alone.rows] == np.repeat(index, 2, axis=0))
-    more = plugin_tables(of, policy, FittedReturns(1, index, 600.0, 9, refits=True))
+    more = plugin_tables(of, policy, FittedReturns(1, index, 600, refits=True))
     for found in (alone, more):
         assert found.classes is not None
         assert found.classes.tolist() == sets[1].classes.tolist()
     mine, other = np.split(more.values[more.rows], [2 * len(index)], axis=1)
     assert np.array_equal(other, sets[0].values[sets[0].rows])
-    early = of.arrival_s[more.since] < 600.0
+    early = more.since < 600
     assert np.all(mine[early] == alone.at(0))
     assert np.array_equal(mine[~early], sets[1].values[sets[1].rows[~early]])
     chosen = more.chosen(policy, 1000)
@@ -78,6 +77,6 @@ def test_a_guard_begins_with_the_file_and_looks_at_what_else_can_be_learned() ->
 def test_an_empty_trace_has_the_prior() -> None:
     """All classes alike."""
     of = traffic(select(sample("to-c"), np.arange(0)), standard())
-    found: FittedReturns = fit_at_end(of, REFIT_S, 0)
+    found: FittedReturns = fit_at_end(of, EVERY, 0)
     assert found.requests == 0
     assert np.all(found.index == found.index[0])

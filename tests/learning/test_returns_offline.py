@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from kvscope.core.hits import standard
 from kvscope.learning.offline.prefix_features import prefix_features
-from kvscope.learning.offline.refits import refits_of
 from kvscope.learning.returns.formulas import GAPS_S, PARTS, ROWS, STEPS, WORTHS, by_class
 from kvscope.learning.returns.offline import (
     Returns,
@@ -35,13 +34,11 @@ from tests.oracles import returns as oracle
 from tests.oracles.replay import left_behind
 from tests.policies.traffics import traffics
 
-REFIT_S = 1.5
-
 
 @st.composite
 def touch_streams(draw: st.DrawFn) -> tuple[Touches, Returns]:
-    """Draw touches, some at the same time, at a refit's, or long after; and their returns."""
-    steps_s = (0.0, 0.0, 0.25, 1.0, REFIT_S, 7 * REFIT_S, 40 * REFIT_S)
+    """Draw touches, some at the same time, in one bin or in far ones; and their returns."""
+    steps_s = (0.0, 0.0, 0.25, 1.0, 1.5, 10.0, 60.0)
     gaps_s = draw(st.lists(st.sampled_from(steps_s), min_size=1, max_size=15))
     arrival_s = np.cumsum(gaps_s)
     blocks = np.array([draw(st.integers(0, 9)) for _ in gaps_s])
@@ -52,7 +49,7 @@ def touch_streams(draw: st.DrawFn) -> tuple[Touches, Returns]:
         left[touch] -= count
         rows.append((touch, number, count))
     touch, by, count = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-    bins = (arrival_s // REFIT_S).astype(np.int64)
+    bins = np.cumsum([draw(st.sampled_from((0, 0, 1, 7, 40))) for _ in gaps_s])
     return (
         Touches(arrival_s, bins, blocks),
         Returns(touch, arrival_s[by], bins[by], count),
@@ -66,34 +63,36 @@ def test_a_refit_fits_what_blocks_did(stream: tuple[Touches, Returns], draw: obj
     assert hasattr(draw, "randrange")
     touches, returns = stream
     refits = np.unique(np.append(touches.bin, touches.bin[-1] + np.array([1, 5, 36, 37])))
+    at = np.minimum(np.searchsorted(touches.bin, refits), len(touches.bin) - 1)
+    refits_s = touches.arrival_s[at] + (refits - touches.bin[at]) * 1.5
     class_sets = []
     for steps in STEPS:
         kinds = [draw.randrange(math.prod(steps)) for _ in touches.blocks]
         class_sets.append((steps, np.array(kinds, dtype=np.int32)))
-    values, rows = fit_windows(touches, returns, refits, REFIT_S, class_sets)
+    values, rows = fit_windows(touches, returns, refits, refits_s, class_sets)
     for (steps, kinds), rows_of_set in zip(class_sets, rows, strict=True):
         classes = math.prod(steps)
         order = by_class(np.arange(classes, dtype=np.int32))
-        for row, refit in zip(rows_of_set, refits.tolist(), strict=True):
-            counts = oracle.count_window(touches, kinds, returns, refit, REFIT_S, classes)
+        for row, refit, refit_s in zip(rows_of_set, refits, refits_s, strict=True):
+            counts = oracle.count_window(touches, kinds, returns, refit, refit_s, classes)
             expected = oracle.index_of(counts, steps)
             np.testing.assert_allclose(values[row], expected[order], rtol=1e-11)
 
 
 @settings(deadline=None, max_examples=40)
-@given(traffics(), st.sampled_from((2.0, 40.0, 1e9)))
-def test_parts_are_touched_and_return(of: Traffic, memory_s: float) -> None:
+@given(traffics(), st.sampled_from((1, 4, 10**9)))
+def test_parts_are_touched_and_return(of: Traffic, memory: int) -> None:
     """Each block is in the part of its wait; it returns to the part that it was in before."""
     segments = last_touch_segments(of)
-    cuts = path_cuts(prefix_features(of, segments, memory_s))
-    touched = touch_parts(of, segments, refits_of(of, REFIT_S).bin, cuts)
+    cuts = path_cuts(prefix_features(of, segments, memory))
+    touched = touch_parts(of, segments, np.arange(len(of.leaf)), cuts)
     blocks, full = left_behind(of), of.input_tokens // of.block_size
     part_of, counts, again = {}, Counter[tuple[int, int]](), Counter[tuple[int, int, float]]()
     for at, left in enumerate(blocks):
         for depth, block in enumerate(left):
             before = max((r for r in range(at) if block in blocks[r]), default=-1)
             wait_s = float(of.arrival_s[at] - of.arrival_s[before]) if before >= 0 else np.inf
-            known = depth < full[at] and wait_s <= memory_s
+            known = depth < full[at] and before >= 0 and at - before <= memory
             part = bisect_right(GAPS_S, wait_s) if known else PARTS - 1
             part_of[at, block] = part
             counts[at, part] += 1
@@ -118,9 +117,9 @@ def test_the_fit_grows_with_touches_not_with_time() -> None:
     kinds = (number % math.prod(steps)).astype(np.int32)
     for refits_between in (40, 4_000):
         bins = number * refits_between
-        touches = Touches((bins + 0.5) * REFIT_S, bins, np.full(len(number), 3))
+        touches = Touches(bins + 0.5, bins, np.full(len(number), 3))
         returns = Returns(number[:-1], touches.arrival_s[1:], bins[1:], touches.blocks[1:])
-        values, (rows,) = fit_windows(touches, returns, bins + 1, REFIT_S, [(steps, kinds)])
+        values, (rows,) = fit_windows(touches, returns, bins + 1, bins + 1.0, [(steps, kinds)])
         assert rows.shape == (len(number), math.prod(steps))
         assert len(values) == len(WORTHS) + len(number) * (1 + len(steps))
         assert values.base is None
@@ -151,12 +150,12 @@ def test_features_are_what_was_known_of_the_prompt() -> None:
     """A longer turn; a repeat; one that leaves it half-way; a repeat of a turn before that."""
     of = chain([4, 8, 8, 4, 8], [0.0, 5.0, 55.0, 300.0, 310.0], output=300)
     segments = last_touch_segments(of)
-    found = request_features(of, prefix_features(of, segments, 1_000.0))
+    found = request_features(of, prefix_features(of, segments, 1_000))
     assert found.new_tokens.tolist() == [4, 4, 0, 0, 0]
     assert found.turns.tolist() == [0, 1, 2, 0, 3]
     assert found.output_tokens.tolist() == [300] * 5
-    short = request_features(of, prefix_features(of, segments, 100.0))
-    assert short.new_tokens.tolist() == [4, 4, 0, 4, 4]
+    short = request_features(of, prefix_features(of, segments, 1))
+    assert short.new_tokens.tolist() == [4, 4, 0, 0, 4]
     assert short.turns.tolist() == [0, 1, 2, 0, 1]
 
 
@@ -165,7 +164,7 @@ def test_a_turn_may_leave_the_output_before_it_out() -> None:
     of = chain([4, 3, 4, 2], [0.0, 1.0, 2.0, 3.0])._replace(
         input_tokens=np.array([2, 3, 4, 2], dtype=np.int32)
     )
-    prefixes = prefix_features(of, last_touch_segments(of), 100.0)
+    prefixes = prefix_features(of, last_touch_segments(of), 100)
     assert request_features(of, prefixes).turns.tolist() == [0, 1, 1, 0]
 
 

@@ -20,7 +20,7 @@ from kvscope.replay.traffic import Traffic, traffic
 from tests.golden.samples import SAMPLES, sample
 from tests.vllm_plugin.fakes import FakeRequest, asked_in
 
-REFIT_S = 60.0
+EVERY = 64.0
 SETS = range(len(STEPS))
 
 
@@ -29,8 +29,8 @@ class Served:
 
     def __init__(self, of: Traffic, class_set: int, most_keys: int = 1 << 30) -> None:
         nothing = np.zeros((int(np.prod(STEPS[class_set])), AGES))
-        by = FittedReturns(class_set, nothing, 0.0, 0, refits=True)
-        self.learner = ReturnsLearner(Gittins({"refit_s": REFIT_S}), of.block_size, by)
+        by = FittedReturns(class_set, nothing, 0, refits=True)
+        self.learner = ReturnsLearner(Gittins({"refit_requests": EVERY}), of.block_size, by)
         self.learner._recent._most_keys = most_keys
         self.classes: list[int] = []
         self.cuts: list[Sequence[int]] = []
@@ -53,7 +53,7 @@ class Served:
 def test_classes_and_tables_are_the_simulators(name: str, class_set: int) -> None:
     """Request by request or from the whole trace: the same, from the same request on."""
     of = traffic(sample(name), standard())
-    expected = class_set_tables(of, REFIT_S)[class_set]
+    expected = class_set_tables(of, EVERY)[class_set]
     found = Served(of, class_set)
     assert found.classes == expected.classes.tolist()
     assert np.array_equal(found.cuts, expected.cuts)
@@ -65,7 +65,7 @@ def test_classes_and_tables_are_the_simulators(name: str, class_set: int) -> Non
 def test_a_sample_of_the_blocks_does_in_little_memory() -> None:
     """An eighth of the blocks at most: hardly a class is another, and the index stays near."""
     of = traffic(sample("to-c"), standard())
-    expected = class_set_tables(of, REFIT_S)[0]
+    expected = class_set_tables(of, EVERY)[0]
     exact = Served(of, 0)
     some = Served(of, 0, exact.most // 8)
     assert some.most <= exact.most // 8 + int(of.length.max())
@@ -75,37 +75,37 @@ def test_a_sample_of_the_blocks_does_in_little_memory() -> None:
 
 
 def test_what_was_not_touched_for_a_window_is_forgotten() -> None:
-    """However long the engine runs, it remembers two windows' blocks at the most."""
-    learner = ReturnsLearner(Gittins({"refit_s": REFIT_S}), 16, None)
+    """However many requests come, it remembers two windows' blocks at the most."""
+    learner = ReturnsLearner(Gittins({"refit_requests": 4}), 16, None)
     sizes = []
     for number in range(400):
         one = FakeRequest(str(number), 160, 16, [(number, place) for place in range(11)])
-        _, seen = learner.arrive(one, read_hints(one), number * REFIT_S)
+        _, seen = learner.arrive(one, read_hints(one), float(number))
         learner.end(one, seen)
         sizes.append(learner._recent.keys)
         assert seen.match.known_blocks == 0
-    assert max(sizes) <= 11 * 2 * 37
+    assert max(sizes) <= 11 * 2 * 36
     assert any(after < before for before, after in pairwise(sizes))
 
 
 def test_a_table_of_a_file_stays_unless_it_says_otherwise() -> None:
-    """`refits` is for the time after as long a window as the file's."""
+    """`refits` is for the time after as many requests as the file's."""
     of = traffic(sample("to-c"), standard())
     index = np.full((int(np.prod(STEPS[0])), AGES), 0.5)
-    for refits, window_s in ((False, 0.0), (True, 1e9)):
-        by = FittedReturns(0, index, window_s, 100, refits=refits)
-        learner = ReturnsLearner(Gittins({"refit_s": REFIT_S}), of.block_size, by)
+    for refits, requests in ((False, 0), (True, 501)):
+        by = FittedReturns(0, index, requests, refits=refits)
+        learner = ReturnsLearner(Gittins({"refit_requests": EVERY}), of.block_size, by)
         for number, arrival_s in enumerate(of.arrival_s[:500].tolist()):
             one = FakeRequest(str(number), 600, 20, [(number, place) for place in range(40)])
             assert not learner.arrive(one, read_hints(one), arrival_s)[0]
         assert np.array_equal(learner.table, by.values)
-    assert "fitted once to 100 requests, and after" in learner.in_words
+    assert "fitted once to 501 requests, and after" in learner.in_words
     assert "without a guard" in learner.in_words
 
 
 def test_returns_to_a_request_that_is_being_served_count_when_it_is() -> None:
     """Its class is not known before; one that is given up is of none."""
-    learner = ReturnsLearner(Gittins({"refit_s": REFIT_S}), 16, None)
+    learner = ReturnsLearner(Gittins({"refit_requests": EVERY}), 16, None)
     first, again, gone = (FakeRequest(name, 160, 16, list(range(11))) for name in "abc")
     _, one = learner.arrive(first, read_hints(first), 1.0)
     _, two = learner.arrive(again, read_hints(again), 5.0)

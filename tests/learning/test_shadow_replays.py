@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
 from kvscope.learning.offline import shadow_replays as shadows
-from kvscope.learning.offline.refits import refits_of
-from kvscope.learning.offline.shadow_replays import first_turns
-from kvscope.learning.returns.formulas import FIRST, GUARD, LRU, NEED, ROWS
+from kvscope.learning.offline.shadow_replays import Taken, first_turns
+from kvscope.learning.returns.formulas import FIRST, LRU, NEED, ROWS
 from kvscope.learning.returns.offline import ClassSetShadows, ReturnsOffline, class_set_tables
+from kvscope.policies.base import Policy
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.lru import Lru
 from kvscope.replay.derived_traces import select
@@ -30,20 +30,19 @@ from tests.learning.test_returns_offline import chain
 from tests.policies.traffics import traffics
 
 QUICK = settings(deadline=None, max_examples=60)
-REFIT_S = 2.0
 
 
 class Tripped(ClassSetShadows):
     """Shadows that say LRU, whatever happens."""
 
-    def taken(self, costs: NDArray[np.float64]) -> NDArray[np.int64]:
-        """LRU from the first refit on."""
-        return np.full(costs.shape[1], LRU)
+    def taken(self, policy: Policy, capacity_blocks: int) -> Taken:
+        """LRU from the first request on."""
+        return Taken(np.array([0]), np.array([LRU]))
 
 
 def tripped(of: Traffic) -> Tables:
     """Tables whose guard is always tripped."""
-    return Tripped(of, REFIT_S, class_set_tables(of, REFIT_S)).tables()
+    return Tripped(of, class_set_tables(of, 4.0)).tables()
 
 
 @QUICK
@@ -96,9 +95,10 @@ def test_the_future_changes_no_hit(
 def test_a_shadow_computes_what_its_candidate_would() -> None:
     """A cache that is small enough is replayed as it is: LRU's shadow is LRU."""
     of = told("regime-change")
-    cost = ClassSetShadows(of, 300.0, class_set_tables(of)).costs(Gittins({"xi_tokens": 0.0}), 500)
+    cost = ClassSetShadows(of, class_set_tables(of)).costs(Gittins({"xi_tokens": 0.0}), 500)
+    cost, end = cost
     hits = replay(of, Lru(), 500).hit_blocks.astype(np.int64) * of.block_size
-    assert cost[LRU].sum() == float((of.input_tokens - hits).sum())
+    assert cost[LRU].sum() == float((of.input_tokens - hits)[: end[-1]].sum())
     assert cost[NEED].tolist() == cost[LRU].tolist()  # all of it is needed
     assert cost[FIRST].sum() != cost[LRU].sum()
 
@@ -106,10 +106,10 @@ def test_a_shadow_computes_what_its_candidate_would() -> None:
 def test_a_large_cache_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """By conversations, to a shadow of no more than so many blocks; the cost follows."""
     of = told("regime-change")
-    judge, policy = ClassSetShadows(of, 300.0, class_set_tables(of)), Gittins({"xi_tokens": 0.0})
-    whole = judge.costs(policy, 800)
+    judge, policy = ClassSetShadows(of, class_set_tables(of)), Gittins({"xi_tokens": 0.0})
+    whole = judge.costs(policy, 800).tokens
     monkeypatch.setattr(shadows, "SHADOW_BLOCKS", 400)
-    half = judge.costs(policy, 800)
+    half = judge.costs(policy, 800).tokens
     assert half.sum() == pytest.approx(whole.sum() / 2, rel=0.1)
     assert half[FIRST].sum() / half[LRU].sum() == pytest.approx(
         whole[FIRST].sum() / whole[LRU].sum(), rel=0.03
@@ -125,13 +125,12 @@ def test_conversations_go_on_where_they_ended() -> None:
 def test_classes_follow_the_set_in_force() -> None:
     """Those of the second set are numbered behind the first's; fallbacks keep the set before."""
     of = told("regime-change")
-    judge = ClassSetShadows(of, 300.0, class_set_tables(of))
+    judge = ClassSetShadows(of, class_set_tables(of))
     tables = judge.tables().chosen(Gittins({"xi_tokens": 0.0}), 500)
     assert tables.classes is not None
     assert tables.categories == 2 * ROWS
-    looks = refits_of(of, 300.0 / GUARD.looks)
-    taken = judge.taken(judge.costs(Gittins({"xi_tokens": 0.0}), 500))
-    in_force = taken[np.searchsorted(looks.number, looks.bin)]  # when each request came
+    since, taken = judge.taken(Gittins({"xi_tokens": 0.0}), 500)
+    in_force = taken[np.searchsorted(since, np.arange(len(of.leaf)), side="right") - 1]
     assert {LRU, FIRST} <= set(in_force.tolist())
     row = np.searchsorted(tables.since, np.arange(len(of.leaf)), side="right") - 1
     nothing = np.all(tables.values[tables.rows] == 0, axis=(1, 2))

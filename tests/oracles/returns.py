@@ -10,10 +10,10 @@ import math
 import numpy as np
 
 from kvscope.core.arrays import Int32s, Int64s
-from kvscope.learning.returns.formulas import BEGINS_S, ReturnCounts
+from kvscope.learning.returns.formulas import BEGINS_S, WINDOW_BINS, ReturnCounts
 from kvscope.learning.returns.offline import Returns, Touches
 from kvscope.policies.base import Floats
-from kvscope.policies.gittins import AGES, WINDOW_REFITS
+from kvscope.policies.gittins import AGES
 
 LASTS_S = np.append(np.diff(BEGINS_S), BEGINS_S[-1])
 PRIOR = 1.0 / (30.0 + BEGINS_S + LASTS_S / 2)
@@ -29,14 +29,14 @@ def count_window(
 ) -> ReturnCounts:
     """Return the counts of the window before a refit: how long each block waited, or waits."""
     returned, waiting, seconds = np.zeros((3, classes, AGES))
-    inside = np.flatnonzero((touches.bin >= refit - WINDOW_REFITS) & (touches.bin < refit))
+    inside = np.flatnonzero((touches.bin >= refit - WINDOW_BINS) & (touches.bin < refit))
     for touch in inside:
         since_s, kind, left = touches.arrival_s[touch], kinds[touch], touches.blocks[touch]
         own = (returns.touch == touch) & (returns.bin < refit)
         for arrival_s, blocks in zip(returns.arrival_s[own], returns.blocks[own], strict=True):
             _add(returned[kind], seconds[kind], arrival_s - since_s, blocks)
             left -= blocks
-        _add(waiting[kind], seconds[kind], refit * refit_s - since_s, left)
+        _add(waiting[kind], seconds[kind], refit_s - since_s, left)
     return ReturnCounts(returned, waiting, seconds, float(len(inside)))
 
 

@@ -19,7 +19,7 @@ class Walked(NamedTuple):
     before: int | None
 
 
-def walk(of: Traffic, memory_s: float) -> list[Walked]:
+def walk(of: Traffic, memory: int) -> list[Walked]:
     """Return what is known of each request."""
     every, arrival_s = paths(of), of.arrival_s.tolist()
     full = [int(tokens) // of.block_size for tokens in of.input_tokens]
@@ -35,7 +35,7 @@ def walk(of: Traffic, memory_s: float) -> list[Walked]:
             end = min(depth, full[at])
             whole = start < full[at] and end >= min(full[giver], len(every[giver]))
             wait_s = arrival_s[at] - arrival_s[giver]
-            if wait_s <= memory_s and start < full[at]:
+            if at - giver <= memory and start < full[at]:
                 one = Walked(end, wait_s, giver if whole else None)
         found.append(one)
         owner.update(dict.fromkeys(path, at))

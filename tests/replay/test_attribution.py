@@ -23,6 +23,7 @@ from kvscope.replay.attribution import (
 from kvscope.replay.misses import miss_reasons
 from kvscope.replay.observed_hits import hit_gaps
 from tests import small_traces
+from tests.vllm_sim import examples
 
 
 def explained(prompts: Prompts, capacity: int | None) -> Attribution:
@@ -238,6 +239,33 @@ def test_hits_of_another_policy_are_explained_by_the_same_history() -> None:
     assert int(rejected.tokens["evicted"][1]) == int(rejected.tokens["in-flight"][1]) == 0
 
 
+def causes_on_engine(*requests: Request, blocks: int) -> dict[str, int]:
+    """Return the causes of the last of these requests on a simulated engine."""
+    prompts = examples.told(*requests)
+    machine = examples.run(examples.engine(prompts, blocks)).requests
+    cached = cache_lookups(
+        prompts,
+        standard(),
+        np.maximum(machine.hits, 0).astype(np.int32),
+        rejected=machine.oversized > 0,
+        written_blocks=machine.written.astype(np.int32),
+    )
+    tokens = attribute(prompts, standard(), cached).tokens
+    return {cause: int(of[-1]) for cause, of in tokens.items() if of[-1]}
+
+
+def test_an_engine_evicts_only_what_it_computed() -> None:
+    """A rejected prompt was never computed, and an output not before the engine generates it."""
+    asks = examples.asks
+    rejected = asks("abcdef", 24), asks("abcd", 17, at=9)
+    assert causes_on_engine(*rejected, blocks=5) == {"cold": 16, "below-block": 1}
+    # Every step takes a second: of the output of 9 tokens two blocks are missing at 3 s.
+    running = asks("ab", 8, outputs=9), asks("abcd", 17, at=3)
+    assert causes_on_engine(*running, blocks=20) == {"in-flight": 8, "below-block": 1}
+    later = asks("ab", 8, outputs=9), asks("xyz", 12, at=30), asks("abcd", 17, at=60)
+    assert causes_on_engine(*later, blocks=5) == {"evicted": 8, "below-block": 1}
+
+
 def test_observed_hits_differ_from_the_prediction_for_five_reasons() -> None:
     """Hit before the trace began, predicted but missed, as predicted; one request is unknown."""
     turns = [([1, 2, 3], 0), ([1, 2, 3], 0), ([1, 2, 3], 0), ([1, 2, 3], 0)]
@@ -253,7 +281,9 @@ def test_observed_hits_differ_from_the_prediction_for_five_reasons() -> None:
     none = np.full(4, np.nan)
     slow = np.array([5.0, 0.1, 0.1, 0.1])  # the first answers after the second has arrived
     worker = np.array([0, 0, 0, 0], dtype=np.int32)
-    measured = Measurements(worker, slow, none, none, cached.astype(np.int32), none, ("a", "b"))
+    measured = Measurements(
+        worker, slow, none, none, cached.astype(np.int32), none, worker - worker - 1, ("a", "b")
+    )
     prompts = replace(prompts, measurements=measured)
     assert gaps(None)["in-flight"] == [0, 8, 0, 0]
     elsewhere = np.array([0, 1, 1, 1], dtype=np.int32)

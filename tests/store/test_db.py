@@ -179,8 +179,10 @@ def test_a_failed_transaction_leaves_nothing(tmp_path: Path) -> None:
 
 def _insert_badly(store: Store) -> None:
     with store.transaction():
-        store.run("ingest/add_bad_lines", trace_id=1, numbers=[1], reasons=["x"])
-        store.run("ingest/add_bad_lines", trace_id=1, numbers=["one"], reasons=["x"])
+        store.run("ingest/add_bad_lines", trace_id=1, numbers=[1], places=["a:1"], reasons=["x"])
+        store.run(
+            "ingest/add_bad_lines", trace_id=1, numbers=["one"], places=["a:1"], reasons=["x"]
+        )
 
 
 def test_statements_insist_on_their_parameters() -> None:

@@ -133,7 +133,7 @@ def test_what_is_read_is_what_was_written(
 
 def test_a_fit_goes_along(found: TuningResult, tmp_path: Path) -> None:
     """For a policy with a table of returns; the plugin finds it where it finds the policy."""
-    fit = FittedReturns(1, np.full((math.prod(STEPS[1]), AGES), 0.25), 600.0, 7, refits=True)
+    fit = FittedReturns(1, np.full((math.prod(STEPS[1]), AGES), 0.25), 7, refits=True)
     path = tmp_path / "recommendation.toml"
     policy = Gittins({"xi_tokens": 512})
     write_recommendation(

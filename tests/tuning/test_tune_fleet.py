@@ -234,7 +234,7 @@ def test_an_answer_that_engines_do_not_hold_is_not_recommended() -> None:
 
 def rounds(ends: tuple[End, ...] = (), **changes: Any) -> FleetTuning:
     """Return the tuning of conversations that return in turn: of 300 blocks, gittins keeps some."""
-    trace = prompts(built(in_turn(20, 40), 16))
+    trace = prompts(built(in_turn(20, 160), 16))
     arrival_s = np.arange(len(trace.leaf)) / 8
     made = plan(replace(trace, arrival_s=arrival_s), Slo(0.1, 0.6))
     routers, variants = (LeastRequests(), ConsistentHash()), (Variant(Gittins),)

@@ -2,7 +2,8 @@
 
 `python -m tests.vllm_plugin.serving` starts one engine and then serves a scenario per line of
 stdin: a JSON document with `what`, `requests`, `blocks` and `environment`, the settings of the
-plugin as an operator gives them; for `faults` also the arguments of `inject`. It answers with one
+plugin as an operator gives them; for `faults` also the arguments of `inject`. Unless `guarded`,
+`gittins` goes by its table whatever that is worth. It answers with one
 JSON line: what was served, in order, and what vLLM found in its cache. Every scenario gets a new
 KvscopeScheduler, which has an empty cache.
 """
@@ -15,13 +16,16 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 from benchmarks.tiny_llama import VOCABULARY, tiny_llama
+from kvscope.learning.returns.online import ReturnsLearner
 from tests.vllm_plugin.faults import inject
 
 os.environ |= {
@@ -66,6 +70,23 @@ def conversations(serve: Serve, requests: int, seed: int) -> Iterator[dict[str, 
         gap_s = float(rng.integers(1, 60))
         served.append(serve(prompt, outputs, session=session, kind=kind, gap_s=gap_s))
         yield served[-1]
+
+
+def documents(serve: Serve, requests: int) -> Iterator[dict[str, Any]]:
+    """Yield three chats in turn; after each turn comes a document that nobody asks about again."""
+    rng = np.random.default_rng(11)
+
+    def tokens(count: int) -> list[int]:
+        return rng.integers(0, VOCABULARY, count).tolist()
+
+    chats: list[list[int]] = [[], [], []]
+    for number in range(requests // 2):
+        which = number % len(chats)
+        prompt = chats[which] + tokens(40)
+        answer = serve(prompt, 8, session=f"chat {which}", kind="chat", gap_s=5.0)
+        chats[which] = [] if len(prompt) > LONGEST // 4 else prompt + answer["output"]
+        yield answer
+        yield serve(tokens(640), 1, session=f"document {number}", kind="batch", gap_s=5.0)
 
 
 def five_sessions(serve: Serve) -> Iterator[dict[str, Any]]:
@@ -214,10 +235,15 @@ def answer(engine: Engine, scenario: dict[str, Any]) -> dict[str, Any]:
     os.environ |= scenario["environment"]
     if scenario["what"] == "faults":
         return {"faults": inject(engine, **scenario["faults"])}
-    engine.new_scheduler(scenario["blocks"])
+    with ExitStack() as patches:
+        if not scenario["guarded"]:
+            patches.enter_context(patch.object(ReturnsLearner, "guard", lambda *_: None))
+        engine.new_scheduler(scenario["blocks"])
     before = engine.counted_hits()
     if scenario["what"] == "conversations":
         served = list(conversations(engine.serve, scenario["requests"], 7))
+    elif scenario["what"] == "documents":
+        served = list(documents(engine.serve, scenario["requests"]))
     elif scenario["what"] == "lengths":
         served = list(lengths(engine.serve, scenario["requests"]))
     elif scenario["what"] == "injected-causes":

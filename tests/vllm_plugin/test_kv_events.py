@@ -200,3 +200,57 @@ def test_other_tiers_are_left_out(medium: str) -> None:
     """What is offloaded was stored once already."""
     event = msgspec.structs.replace(stored("ab"), medium=medium)
     assert seen((1.0, [event])) == []
+
+
+def test_the_first_group_that_keeps_whole_prefixes_is_followed() -> None:
+    """A model with several KV groups publishes each block once a group."""
+
+    def group(number: int, kind: str, path: str) -> BlockStored:
+        event = stored(path)
+        event.group_idx, event.kv_cache_spec_kind, event.lora_id = number, kind, 7
+        return event
+
+    events = [
+        group(0, "sliding_window", "xyz"),
+        group(1, "full_attention", "abc"),
+        group(2, "full_attention", "klm"),
+    ]
+    (line,) = seen((1.0, [*events, BlockRemoved([b"a"], "GPU", 0)]), (1.1, [stored("d", "c")]))
+    assert lengths([line]) == [(3, 1)]
+    assert line["lora_name"] == 7
+
+
+def test_sglang_stores_an_output_when_its_request_has_ended() -> None:
+    """Chunks of a prompt, its output, and a next turn behind it; hashes are signed numbers."""
+
+    class Stored(msgspec.Struct, tag="BlockStored", omit_defaults=True):
+        block_hashes: list[int]
+        parent_block_hash: int | None
+        token_ids: list[int]
+        block_size: int
+        lora_id: int | None
+        medium: str | None = None
+        session_id: str | None = None
+
+    class Batch(msgspec.Struct, array_like=True):
+        ts: float
+        events: list[Stored]
+        attn_dp_rank: int | None = None
+
+    decode = msgspec.msgpack.Decoder(EventBatch).decode
+    chains = BlockChains(outputs_at_end=True)
+    lines = []
+    for ts, first, count, above in (
+        (1.0, -128, 128, None),
+        (1.1, 0, 3, -1),
+        (4.0, 3, 2, 2),
+        (4.1, 5, 4, 4),
+        (9.0, 20, 2, None),
+        (9.1, 22, 1, 21),
+    ):
+        hashes = [*range(first, first + count)]
+        event = Stored(hashes, above, [0] * count * SIZE, SIZE, None, "GPU")
+        lines += chains.take(decode(msgspec.msgpack.encode(Batch(ts, [event], 0))))
+    lines += chains.ended(float("inf"))
+    assert lengths(lines) == [(131, 2), (2, 1), (137, 0)]
+    assert lines[2]["hash_ids"][:131] == lines[0]["hash_ids"]

@@ -44,7 +44,8 @@ class LoggedRequest:
 
     `input_tokens`, `output_tokens` and `cached_tokens` are those that the log states. Without
     output tokens, `response` is tokenized to count them. `arrival_s` counts from 1970 or from any
-    other zero, the times measured from the arrival. `adapter` is a LoRA adapter.
+    other zero, the times measured from the arrival. `adapter` is a LoRA adapter. `parent_id` is the
+    id of the request that this one continues.
     """
 
     prompt: Prompt
@@ -56,6 +57,8 @@ class LoggedRequest:
     ttft_s: float | None = None
     queue_s: float | None = None
     duration_s: float | None = None
+    request_id: Identifier | None = None
+    parent_id: Identifier | None = None
     session_id: Identifier | None = None
     user_id: Identifier | None = None
     type: str | None = None
@@ -99,6 +102,7 @@ class _Choice(msgspec.Struct, gc=False):
 class Response(msgspec.Struct, gc=False):
     """A response of OpenAI's chat completions or completions."""
 
+    id: str | None = None
     choices: list[_Choice] = []
     usage: Usage | None = None
 

@@ -40,6 +40,9 @@ _ENDS = ("end_time", "endTime", "finished_at", "completed_at")
 _SESSIONS = (
     "session_id", "conversation_id", "conversation_hash", "chat_id", "thread_id", "trace_id",
 )  # fmt: skip
+_REQUESTS = ("request_id", "id")
+_PARENTS = ("parent_request_id", "parent_id")
+_RESPONSE = "previous_response_id"
 _USERS = ("user", "user_id")
 _TEMPLATE_ARGUMENTS = (
     "documents", "reasoning_effort", "add_generation_prompt", "continue_final_message",
@@ -84,6 +87,7 @@ class OpenAI(LogFormat):
         row = msgspec.convert(fields, _Row)
         start_s = _time(fields, _TIMES)
         common: dict[str, Any] = {
+            **_links(fields, row),
             "session_id": _identifier(fields, _SESSIONS),
             "user_id": _identifier(fields, _USERS),
             "type": row.type,
@@ -142,6 +146,16 @@ def texts(prompt: object) -> list[Prompt]:
     raise BadLine(f"prompt is neither text nor token ids: {reprlib.repr(prompt)}")
 
 
+def _links(fields: Mapping[str, Any], row: _Row) -> dict[str, Identifier | None]:
+    """Return the ids of a request and of its parent, which is another request or its response."""
+    if _RESPONSE in fields:
+        answer = row.response.id if isinstance(row.response, Response) else None
+        return {"request_id": answer, "parent_id": _identifier(fields, (_RESPONSE,))}
+    parent = _identifier(fields, _PARENTS)
+    named = parent is not None or any(name in fields for name in _PARENTS)
+    return {"request_id": _identifier(fields, _REQUESTS) if named else None, "parent_id": parent}
+
+
 def _flattened(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a line and of the request body in it under the names of the API."""
     for name in _BODIES:
@@ -165,7 +179,8 @@ def _message(message: Any) -> Any:
     if isinstance(message, dict) and "role" not in message and "from" in message:
         role = message["from"]
         role = _ROLES.get(role, role) if isinstance(role, str) else role
-        return {**message, "role": role, "content": message.get("value")}
+        rest = {key: value for key, value in message.items() if key not in {"from", "value"}}
+        return {**rest, "role": role, "content": message.get("value")}
     return message
 
 
@@ -212,6 +227,7 @@ def _conversation(
                 **common,
             )
         )
+        common = common | {"parent_id": None}  # later turns follow in their session
     return requests
 
 

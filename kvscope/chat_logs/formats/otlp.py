@@ -24,7 +24,7 @@ from kvscope.chat_logs.formats.openai import texts
 from kvscope.ingest.formats.base import BadLine
 from kvscope.ingest.formats.otlp import (
     INPUT_MESSAGES,
-    Span,
+    OtlpSpan,
     Values,
     has_spans,
     input_tokens,
@@ -61,7 +61,7 @@ class Otlp(LogFormat):
         return requests
 
 
-def _request(span: Span, values: Values) -> LoggedRequest:
+def _request(span: OtlpSpan, values: Values) -> LoggedRequest:
     ids = _structured(values.get(_IDS), _IDS)
     prompt = _chat(values) if ids is None else texts(ids)[0]
     if ids is not None and not isinstance(prompt, list):

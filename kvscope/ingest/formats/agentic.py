@@ -1,13 +1,13 @@
 """Agentic Mooncake, version 2: a header, then a request a line with what it waits for.
 
-Hash ids mean something only within their play. Of the dependencies only the previous request of
-the session is followed. In traces made of weka sessions every play starts at 0. Source:
+Hash ids mean something only within their play. Of several dependencies the request that ends last
+is followed, after its end. In traces made of weka sessions every play starts at 0. Source:
 ai-dynamo/aisimulate, crates/core (AgenticMooncakeHeader, AgenticMooncakeRow, version 2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 
 import msgspec
 
@@ -17,14 +17,15 @@ from kvscope.ingest.formats.times import in_seconds
 
 _SCHEMA = "dynamo.agentic_mooncake"
 _VERSION = 2
+_AFTER_END = "completion"
 _FANS = (
-    "requests that wait for another session's (spawn, join) arrive at their recorded times:"
-    " a closed loop follows sessions only"
+    "requests sent after another session's was (spawn) arrive at their recorded times: a closed"
+    " loop follows what waits for an end"
 )
 
 
 class _WaitsFor(msgspec.Struct, gc=False):
-    relation: str | None = None
+    request_id: Identifier | None = None
     trigger: str | None = None
     delay_ms: float | None = None
 
@@ -38,6 +39,7 @@ class _AgenticRow(msgspec.Struct, gc=False):
 
     schema: str | None = None
     version: int | None = None
+    request_id: Identifier | None = None
     block_size: int | None = None
     source: _TraceSource | None = None
     play_id: Identifier | None = None
@@ -60,6 +62,7 @@ class _AgenticReader(RowReader):
         super().__init__(options)
         self._block_size: int | None = None
         self._own_clocks = False
+        self._ends_ms: dict[Identifier, float] = {}  # as recorded
 
     def request(self, row: _AgenticRow) -> Request | None:
         if row.schema is not None:
@@ -74,15 +77,21 @@ class _AgenticReader(RowReader):
             raise BadLine("Object missing required field `input_length`")
         if row.not_before_ms is None:
             raise BadLine("Object missing required field `not_before_ms`")
-        if any(each.relation != "sequence" for each in row.dependencies or ()):
+        waits_for = self._waits_for(row)
+        if row.dependencies and waits_for is None:
             self.note(_FANS)
+        request_id = _in_play(row.play_id, row.request_id)
+        if request_id is not None:
+            self._ends_ms[request_id] = row.not_before_ms + (row.recorded_api_time_ms or 0.0)
         play = row.play_id
         session = row.session_id
         return Request(
             input_tokens=inputs,
             output_tokens=outputs or 0,
             arrival_s=in_seconds(row.not_before_ms),
-            delay_s=in_seconds(_delay_ms(row.dependencies or ())),
+            delay_s=None if waits_for is None else in_seconds(waits_for.delay_ms),
+            chat_id=request_id,
+            waits_for=None if waits_for is None else _in_play(play, waits_for.request_id),
             hash_ids=row.hash_ids,
             session_id=session if play is None or session is None else f"{play}/{session}",
             scope=None if play is None else str(play),
@@ -92,11 +101,19 @@ class _AgenticReader(RowReader):
             duration_s=in_seconds(row.recorded_api_time_ms),
         )
 
+    def _waits_for(self, row: _AgenticRow) -> _WaitsFor | None:
+        """Return the dependency whose request ends last, of those that wait for an end."""
+        ends = [each for each in row.dependencies or () if each.trigger == _AFTER_END]
 
-def _delay_ms(dependencies: Sequence[_WaitsFor]) -> float | None:
-    """Return the delay after the end of the session's request before."""
-    after_end = (x for x in dependencies if (x.relation, x.trigger) == ("sequence", "completion"))
-    return next((each.delay_ms for each in after_end), None)
+        def ended_ms(dependency: _WaitsFor) -> float:
+            request = _in_play(row.play_id, dependency.request_id)
+            return -math.inf if request is None else self._ends_ms.get(request, -math.inf)
+
+        return max(ends, key=ended_ms, default=None)
+
+
+def _in_play(play: Identifier | None, request: Identifier | None) -> Identifier | None:
+    return request if play is None or request is None else f"{play}/{request}"
 
 
 class AgenticMooncake(TraceFormat):

@@ -38,6 +38,7 @@ class _BailianRow(ServiceRow, gc=False, kw_only=True, rename=_SPELLED):
     session_id: ClassVar[None] = None
     scope: ClassVar[None] = None
     clock: ClassVar[None] = None
+    waits_for: ClassVar[None] = None
 
 
 class _BailianReader(RowReader):
@@ -92,8 +93,8 @@ class BailianExport(LineExporter):
     """Everything but how conversations are known: an inferred parent is written as a given one.
 
     Also lost: ids that were strings (their digests are written), cache salts (numbers are), what
-    the original block hashes were, whether a parent that the trace names was missing from it, and
-    that sessions have no common clock.
+    the original block hashes were, whether a parent that the trace names was missing from it, what
+    requests wait for in other sessions, and that sessions have no common clock.
     """
 
     name = Bailian.name

@@ -51,7 +51,8 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     The rest is what was measured: by which `worker` (engine, replica) it was served, the time to
     its first token, the time until it was admitted and until its last token, all since its arrival,
     and the prompt's tokens found in the cache. `delay_s` is kept where the arrival is known, too:
-    the time that a user or a tool took, for closed loops.
+    the time that a user or a tool took, for closed loops. It counts from the end of the session's
+    request before, or of the one whose `chat_id` is `waits_for`.
     """
 
     input_tokens: int
@@ -76,6 +77,7 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     queue_s: float | None = None
     duration_s: float | None = None
     cached_tokens: int | None = None
+    waits_for: Identifier | None = None
 
 
 class Service(TypedDict, total=False):

@@ -42,6 +42,8 @@ class _MooncakeRow(ServiceRow, gc=False):
     tool_wait_ms: float | None = None
     hash_ids: msgspec.Raw = _ABSENT
     session_id: Identifier | None = None
+    request_id: Identifier | None = None
+    parent_request_id: Identifier | None = None
     block_size: int | None = None
     block_tokens: list[int] | None = None
     user_id: Identifier | None = None
@@ -79,6 +81,8 @@ class _MooncakeReader(RowReader):
             arrival_s=in_seconds(arrival_ms),
             delay_s=in_seconds(delay_ms),
             hash_ids=_whole_prompt(row.hash_ids),
+            chat_id=row.request_id,
+            parent_chat_id=row.parent_request_id,
             session_id=row.session_id,
             user_id=row.user_id,
             type=row.type,

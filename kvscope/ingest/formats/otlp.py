@@ -54,7 +54,7 @@ class _Event(msgspec.Struct, gc=False):
     attributes: list[_Attribute] = []
 
 
-class Span(msgspec.Struct, gc=False, rename="camel"):
+class OtlpSpan(msgspec.Struct, gc=False, rename="camel"):
     """A span, as far as it says something about a request."""
 
     start_time_unix_nano: int | str | None = None
@@ -85,14 +85,14 @@ class Span(msgspec.Struct, gc=False, rename="camel"):
 
 
 class _SpansOfScope(msgspec.Struct, gc=False):
-    spans: list[Span] = []
+    spans: list[OtlpSpan] = []
 
 
 class _SpansOfResource(msgspec.Struct, gc=False, rename="camel"):
     scope_spans: list[_SpansOfScope] = []
 
 
-class _Line(Span, gc=False, rename="camel"):
+class _Line(OtlpSpan, gc=False, rename="camel"):
     """A span, or an export request with `resource_spans`."""
 
     resource_spans: list[_SpansOfResource] | None = None
@@ -101,7 +101,7 @@ class _Line(Span, gc=False, rename="camel"):
 _decode = msgspec.json.Decoder(_Line).decode
 
 
-def spans_of(line: bytes) -> Iterator[Span]:
+def spans_of(line: bytes) -> Iterator[OtlpSpan]:
     """Yield the spans of a line. Raises msgspec's errors."""
     decoded = _decode(line)
     if decoded.resource_spans is None:

@@ -133,12 +133,12 @@ def _batches(path: str, shown: str) -> Iterator[list[dict[str, object]]]:
             connection.execute("SET enable_progress_bar = false")  # it goes to stdout
             _refuse_bomb(connection, path, shown)
             query, values = statement("ingest/parquet_rows").text, {"path": path}
-            found = connection.sql(query, params=values)
-            _require_lengths(found.columns, shown)
-            columns = ", ".join(map(_cut, found.columns, found.types))
+            present = connection.sql(query, params=values)
+            _require_lengths(present.columns, shown)
+            columns = ", ".join(map(_cut, present.columns, present.types))
             bounded = f"SELECT {columns} FROM ({query})"  # noqa: S608  (columns of the query's own)
             rows = connection.execute(bounded, values)
-            while batch := _next_batch(rows, found.columns):
+            while batch := _next_batch(rows, present.columns):
                 yield batch
     except duckdb.BinderException:  # not one canonical column
         _require_lengths([], shown)
@@ -220,7 +220,7 @@ class Parquet(TraceFormat):
     """Parquet with columns named as the fields of `Request` or as Baseten's; others are ignored."""
 
     name = "parquet"
-    summary = "Parquet with kvscope's column names (input_tokens, hash_ids, ...), or Baseten's"
+    summary = "Parquet with kvscope's column names (input_tokens, ...), or Baseten's"
     source = "kvscope; aiperf, loader/baseten_trace_models.py (commit 264464a)"
     fields = ("input_tokens", "output_tokens", "arrival_s", "hash_ids")
     default_block_size = 16
@@ -236,8 +236,8 @@ class Parquet(TraceFormat):
 class ParquetExport(Exporter):
     """Every canonical column; conversations that were inferred are left to be inferred again.
 
-    Lost: ids that were strings (their digests are written), cache salts (numbers are) and the
-    original block hashes.
+    Lost: ids that were strings (their digests are written), cache salts (numbers are), the original
+    block hashes, and what requests wait for in other sessions.
     """
 
     name = Parquet.name

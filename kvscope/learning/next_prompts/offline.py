@@ -12,7 +12,7 @@ import numpy as np
 
 from kvscope.core.arrays import Int64s
 from kvscope.learning.offline.learners import OfflineLearner
-from kvscope.learning.offline.refits import categories_of, refits_of
+from kvscope.learning.offline.refits import categories_of, refits_by_time
 from kvscope.learning.reuse.formulas import WINDOW_REFITS
 from kvscope.policies.base import REFIT_S, Floats
 from kvscope.replay.replay import Tables
@@ -33,14 +33,14 @@ _UNKNOWN_PROMPT_TOKENS = 256.0
 class NextPromptsOffline(OfflineLearner):
     """Equally likely next prompts (tokens) of each category."""
 
-    def tables(self, traffic: Traffic, refit_s: float = REFIT_S) -> Tables:
+    def tables(self, traffic: Traffic, every: float = REFIT_S) -> Tables:
         """Return the next prompts in each refit's window after turns of the category.
 
         After turns of any category where it has fewer than `VALUES`.
         """
         child = np.flatnonzero(traffic.parent >= 0)
         added, category_of = _added(traffic, child), traffic.category[traffic.parent[child]]
-        refits = refits_of(traffic, refit_s)
+        refits = refits_by_time(traffic, every)
         categories = categories_of(traffic)
         values = np.full((len(refits.number), categories, VALUES), _UNKNOWN_PROMPT_TOKENS)
         when = refits.bin[child]

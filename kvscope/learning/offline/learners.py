@@ -11,7 +11,7 @@ import numpy as np
 
 from kvscope.core.arrays import Bools
 from kvscope.learning.learners import FittedTable
-from kvscope.policies.base import REFIT, REFIT_S, Policy
+from kvscope.policies.base import Policy
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.replay.traffic import Traffic, next_prompts
 
@@ -20,8 +20,11 @@ class OfflineLearner(ABC):
     """Fits one policy's table to a trace: its folder's `offline` module names one as LEARNER."""
 
     @abstractmethod
-    def tables(self, traffic: Traffic, refit_s: float) -> Tables:
-        """Return the tables of a replay in which each refit sees the past alone."""
+    def tables(self, traffic: Traffic, every: float) -> Tables:
+        """Return the tables of a replay in which each refit sees the past alone.
+
+        `every` is how often they are refitted, as the policy's parameter `refit` counts.
+        """
 
     def fit(
         self, traffic: Traffic, policy: Policy, capacity_blocks: int | None
@@ -34,7 +37,7 @@ class OfflineLearner(ABC):
 
     def plugin_tables(self, traffic: Traffic, policy: Policy, fitted: FittedTable | None) -> Tables:
         """Return the tables that kvscope's plugin goes by in an engine, with this fit."""
-        return self.tables(traffic, policy.values.get(REFIT.name, REFIT_S))
+        return self.tables(traffic, policy.refit_every)
 
 
 def offline_learner(policy: type[Policy]) -> OfflineLearner | None:
@@ -45,14 +48,12 @@ def offline_learner(policy: type[Policy]) -> OfflineLearner | None:
     return learner
 
 
-def tables_for(traffic: Traffic, policy: type[Policy], refit_s: float | None = None) -> Tables:
-    """Return a policy's tables, refitted every `refit_s` (default: the policy's own)."""
+def tables_for(traffic: Traffic, policy: type[Policy], every: float | None = None) -> Tables:
+    """Return a policy's tables, refitted so often (default: the policy's own)."""
     learner = offline_learner(policy)
     if learner is None:
         return NO_TABLES
-    if refit_s is None:
-        refit_s = policy().values.get(REFIT.name, REFIT_S)
-    return learner.tables(traffic, refit_s)
+    return learner.tables(traffic, policy().refit_every if every is None else every)
 
 
 def fit_for(

@@ -23,8 +23,8 @@ class PrefixFeatures(NamedTuple):
     A prompt has `full` (R) full blocks. A segment was touched last by request `previous`, `wait_s`
     before `request` came, and ends in front of depth `end`, or with the request's prompt. Of those
     that begin in that prompt some reach as far as the `whole` prompt of the previous request, and
-    some are `recent`: they did not wait for too long. `deepest` numbers each request's last recent
-    one.
+    some are `recent`: not too many requests came in between. `deepest` numbers each request's last
+    recent one.
     """
 
     full: Int64s
@@ -51,15 +51,18 @@ class PrefixFeatures(NamedTuple):
         return self.of_deepest(np.where(goes_on, self.previous, -1), -1)
 
 
-def prefix_features(traffic: Traffic, segments: Segments, memory_s: float) -> PrefixFeatures:
-    """Return what prompts begin with, where blocks not touched for `memory_s` are forgotten."""
+def prefix_features(traffic: Traffic, segments: Segments, memory: int) -> PrefixFeatures:
+    """Return what prompts begin with, where blocks not touched by `memory` requests are forgotten.
+
+    That is by the latest ones before.
+    """
     previous, request = segments.previous.astype(np.int64), segments.request.astype(np.int64)
     wait_s = traffic.arrival_s[request] - traffic.arrival_s[previous]
     full = traffic.input_tokens.astype(np.int64) // traffic.block_size
     end = np.minimum(segments.end, full[request])
     in_prompt = segments.start < full[request]
     whole = in_prompt & (end >= np.minimum(full, traffic.length)[previous])
-    recent = in_prompt & (wait_s <= memory_s)
+    recent = in_prompt & (request - previous <= memory)
     some = np.flatnonzero(recent)
     deepest = some[np.append(np.diff(request[some]) > 0, True)] if len(some) else some
     return PrefixFeatures(full, previous, request, end, wait_s, whole, recent, deepest)

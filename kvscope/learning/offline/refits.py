@@ -12,10 +12,10 @@ from kvscope.replay.traffic import Traffic
 
 
 class Refits(NamedTuple):
-    """When tables are refitted: every so often, if requests arrive before the next time.
+    """When tables are refitted, and the bins of time or of requests that they count in.
 
-    `bin` is the number of the latest refit before each request; refit `number[k]` holds from
-    request `since[k]` on.
+    Request r is in bin `bin[r]`. A refit at the beginning of bin `number[k]` holds from request
+    `since[k]` on; the first one knows nothing.
     """
 
     bin: Int64s
@@ -23,8 +23,8 @@ class Refits(NamedTuple):
     since: Int64s
 
 
-def refits_of(traffic: Traffic, refit_s: float) -> Refits:
-    """Return the refits that hold for some request."""
+def refits_by_time(traffic: Traffic, refit_s: float) -> Refits:
+    """Return refits every `refit_s`, a bin each, as far as they hold for some request."""
     bins = (traffic.arrival_s // refit_s).astype(np.int64)
     if not len(bins):
         bins = np.zeros(1, dtype=np.int64)

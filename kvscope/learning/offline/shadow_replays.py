@@ -10,14 +10,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import NamedTuple
 
 import numpy as np
 
 from kvscope.core.arrays import Int64s
 from kvscope.core.prefix import Paths
-from kvscope.learning.guard import Guard, Rule
-from kvscope.learning.offline.refits import refits_of
+from kvscope.learning.guard import FALLBACK, INTERVAL_REQUESTS, Guard, interval_blocks
 from kvscope.policies.base import Floats, Policy
 from kvscope.replay.last_touch import NO_NEXT_TOUCHES, Segments, last_touch_segments
 from kvscope.replay.replay import Tables, TouchHistory, replay
@@ -38,53 +37,66 @@ class _ShadowSample:
     segments: Segments
 
 
+class Taken(NamedTuple):
+    """The candidates in force: `candidate[k]` from request `since[k]` on, the first one from 0."""
+
+    since: Int64s
+    candidate: Int64s
+
+
+class ShadowCosts(NamedTuple):
+    """What each of C candidates' shadows computed in each of K intervals.
+
+    `tokens` (C x K) are those beyond xi. An interval ends in front of request `end` (K). What
+    follows the last one is no interval yet.
+    """
+
+    tokens: Floats
+    end: Int64s
+
+
 class ShadowReplays:
     """Shadows of one traffic for caches of any size, one for each of the `candidates`.
 
-    A policy goes by the candidate that the guard's `rule` takes; the first one is its fallback.
+    A policy goes by the candidate that a `Guard` takes; the first one is its fallback.
     """
 
-    rule: ClassVar[Rule]
-
-    def __init__(self, traffic: Traffic, refit_s: float, candidates: Sequence[Tables]) -> None:
+    def __init__(self, traffic: Traffic, candidates: Sequence[Tables]) -> None:
         self.candidates = tuple(candidates)
         self._traffic = traffic
-        self._refits = refits_of(traffic, refit_s)
-        self._looks = refits_of(traffic, refit_s / self.rule.looks)
         self._samples: dict[float, _ShadowSample] = {}
 
-    def taken(self, costs: Floats) -> Int64s:
-        """Return the candidate in force from each look of the guard on.
+    def taken(self, policy: Policy, capacity_blocks: int) -> Taken:
+        """Return which candidate is in force, and from when on."""
+        guard, costs = Guard(len(self.candidates)), self.costs(policy, capacity_blocks)
+        since, candidate = [0], [FALLBACK]
+        for end, tokens in zip(costs.end.tolist(), costs.tokens.T.tolist(), strict=True):
+            if guard.judge(tokens):
+                since.append(end)
+                candidate.append(guard.now)
+        return Taken(np.array(since), np.array(candidate))
 
-        `costs` (candidates, looks) is what shadows computed between a look and the next.
-        """
-        guard, taken = Guard(len(costs), self.rule), []
-        for number, cost in zip(self._looks.number.tolist(), costs.T.tolist(), strict=True):
-            taken.append(guard.decide(number))
-            guard.computed(number, cost)
-        return np.array(taken, dtype=np.int64)
-
-    def last_taken(self, policy: Policy, capacity_blocks: int) -> int:
-        """Return the candidate in force at the end of a replay."""
-        return int(self.taken(self.costs(policy, capacity_blocks))[-1])
-
-    def costs(self, policy: Policy, capacity_blocks: int) -> Floats:
-        """Return the tokens beyond xi that each shadow computed, by candidate and look."""
-        shape = len(self.candidates), len(self._looks.number)
-        costs = np.zeros(shape)
+    def costs(self, policy: Policy, capacity_blocks: int) -> ShadowCosts:
+        """Return the tokens beyond xi that each shadow computed, by candidate and interval."""
         if capacity_blocks < 1:
-            return costs
+            return ShadowCosts(np.zeros((len(self.candidates), 0)), np.zeros(0, dtype=np.int64))
         sample = self._sample(capacity_blocks)
         past = TouchHistory(sample.segments, NO_NEXT_TOUCHES, NO_PATHS)  # all that lanes need
         small = max(round(sample.rate * capacity_blocks), 1)
-        row = np.searchsorted(self._looks.number, self._looks.bin[sample.requests])
+        touched = (sample.traffic.length + sample.traffic.anonymous).astype(np.int64)
+        blocks = np.empty((len(self.candidates), len(touched)), dtype=np.int64)
+        tokens = np.empty(blocks.shape)
         for at, candidate in enumerate(self.candidates):
             tables = candidate.of_requests(sample.requests)
             done = replay(sample.traffic, policy, small, history=past, tables=tables)
-            hit_tokens = done.hit_blocks.astype(np.int64) * self._traffic.block_size
-            computed = sample.traffic.input_tokens - hit_tokens - policy.values["xi_tokens"]
-            costs[at] = np.bincount(row, np.maximum(computed, 0.0), minlength=shape[1])
-        return costs
+            hit_blocks = done.hit_blocks.astype(np.int64)
+            computed = sample.traffic.input_tokens - hit_blocks * self._traffic.block_size
+            tokens[at] = np.maximum(computed - policy.values["xi_tokens"], 0.0)
+            blocks[at] = touched - hit_blocks
+        ends = _interval_ends(blocks, interval_blocks(small))
+        so_far = np.concatenate((np.zeros((len(tokens), 1)), tokens.cumsum(axis=1)), axis=1)
+        of_intervals = np.diff(so_far[:, np.append(0, ends)], axis=1)
+        return ShadowCosts(of_intervals, sample.requests[ends - 1] + 1)
 
     def _sample(self, capacity_blocks: int) -> _ShadowSample:
         """Return all of the traffic, or one of 2, 4, 8, ... conversations."""
@@ -105,6 +117,22 @@ class ShadowReplays:
     def _place(self) -> Floats:
         """A number in [0, 1) for each request, the same for all of a conversation."""
         return uniform(first_turns(self._traffic, last_touch_segments(self._traffic)), seed=0)
+
+
+def _interval_ends(blocks: Int64s, least_blocks: float) -> Int64s:
+    """Return where intervals end, as numbers of requests (in front of which).
+
+    `blocks` (C x R) are what each candidate computed for each request.
+    """
+    nothing = np.zeros((len(blocks), 1), dtype=np.int64)
+    done = np.concatenate((nothing, blocks.cumsum(axis=1)), axis=1)
+    ends, end, requests = list[int](), 0, blocks.shape[1]
+    while True:
+        turned = min(int(np.searchsorted(row, row[end] + least_blocks)) for row in done)
+        end = max(turned, end + INTERVAL_REQUESTS)
+        if end > requests:
+            return np.array(ends, dtype=np.int64)
+        ends.append(end)
 
 
 def first_turns(traffic: Traffic, segments: Segments) -> Int64s:

@@ -4,9 +4,8 @@
 by = ["new_tokens", "turns"]      # the features of its class set, one of CLASS_SETS
 edges = [[512.0, ...], [1.0, 3.0]]  # of these, between classes
 gaps_s = [4.0, 32.0, 256.0]       # edges between the parts of a path, of one class each
-window_s = 10800.0                # the past that it was fitted to
-requests = 5120                   # in it
-refits = false                    # true: an engine refits once it has seen as long a window
+requests = 4608                   # the latest ones of a trace, that it was fitted to
+refits = false                    # true: an engine refits once it has served as many
 index = [[0.1, ...], ...]         # a row a part of a class: returns a second, by the age then
 """
 
@@ -36,10 +35,10 @@ _EDGES = tuple([[*map(float, edges)] for _, edges in features] for features in C
 class _ReturnsTable(msgspec.Struct, forbid_unknown_fields=True):
     by: list[str]
     edges: list[list[Finite]]
-    window_s: Number
     requests: Count
     index: list[list[Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]]]
     gaps_s: list[Finite] = []  # files of earlier versions tell no parts apart
+    window_s: Number = 0.0  # of earlier versions, whose windows were of time
     refits: bool = False
 
     def __post_init__(self) -> None:
@@ -67,13 +66,12 @@ class _ReturnsTable(msgspec.Struct, forbid_unknown_fields=True):
 class FittedReturns(FittedTable):
     """The index at each age of the classes of `CLASS_SETS[class_set]`, by part of a path.
 
-    `index` has a row for each class and part, and AGES columns. It was fitted to `requests` within
-    `window_s`. `refits`: an engine that runs it refits to what it serves.
+    `index` has a row for each class and part, and AGES columns. It was fitted to so many
+    `requests`. `refits`: an engine that runs it refits to what it serves.
     """
 
     class_set: int
     index: Floats
-    window_s: float
     requests: int
     refits: bool = False
 
@@ -89,7 +87,6 @@ class FittedReturns(FittedTable):
             "by": _NAMES[self.class_set],
             "edges": _EDGES[self.class_set],
             "gaps_s": list(GAPS_S),
-            "window_s": float(self.window_s),
             "requests": int(self.requests),
             "refits": self.refits,
             "index": self.index.tolist(),
@@ -97,7 +94,7 @@ class FittedReturns(FittedTable):
         return {TABLE: table}
 
     def refitted_in_engine(self) -> FittedReturns:
-        """Return the same fit, in force until an engine has seen as long a window."""
+        """Return the same fit, in force until an engine has served as many requests."""
         return replace(self, refits=True)
 
 
@@ -107,6 +104,4 @@ def read_returns(document: Mapping[str, Any], where: str) -> FittedReturns | Non
         return None
     table = table_as(document[TABLE], _ReturnsTable, f"{where}: {TABLE}", _REMEDY)
     index = np.repeat(np.array(table.index), table.parts_a_row, axis=0)
-    return FittedReturns(
-        _NAMES.index(table.by), index, table.window_s, table.requests, table.refits
-    )
+    return FittedReturns(_NAMES.index(table.by), index, table.requests, table.refits)

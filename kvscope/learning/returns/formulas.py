@@ -13,9 +13,8 @@ import numpy as np
 
 from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels
-from kvscope.learning.guard import Rule
 from kvscope.policies.base import Floats
-from kvscope.policies.gittins import AGES, AGES_AN_OCTAVE, LEAST_S
+from kvscope.policies.gittins import AGES, AGES_AN_OCTAVE, LEAST_S, WINDOW_REFITS
 
 NEW_TOKENS = (512, 2048, 8192)  # of a prompt, in full blocks that were never touched before
 TURNS = (1, 3)  # requests before it, the prompt of each the whole beginning of the next one's
@@ -33,13 +32,28 @@ ROWS = sum(math.prod(steps) for steps in STEPS)
 
 LRU, NEED, FIRST = 0, 1, 2  # the guard's candidates: two know nothing; class sets from FIRST on
 WORTHS = (0.0, 1.0)  # of every block: under LRU; by need alone
-GUARD = Rule(begins_with=FIRST, looks=5, evidence=30, late=15, margin=0.02)
+
+REFIT_BINS = 4  # requests are counted in bins of a quarter of those from one refit to the next
+WINDOW_BINS = REFIT_BINS * WINDOW_REFITS
 
 BEGINS_S = np.concatenate(([0.0], LEAST_S * 2.0 ** (np.arange(AGES - 1) / AGES_AN_OCTAVE)))
 _LASTS_S = np.append(np.diff(BEGINS_S), BEGINS_S[-1])  # the last one is taken to double
 _PRIOR = 1.0 / (30.0 + BEGINS_S + _LASTS_S / 2)  # up to a factor: returns a second at each age
 _PRIOR_RETURNS = 0.2  # of one touch's blocks: drawn from the coarser class at each age
 _ROOT_RETURNS = 0.2
+
+
+def bin_requests(refit_requests: float) -> int:
+    """Return the number of requests in a bin."""
+    return int(refit_requests) // REFIT_BINS
+
+
+def begins_with_refit(number: int) -> bool:
+    """Return whether a bin begins with a refit: every fourth one does, and of the first ones all.
+
+    So there is a table early, and it is soon replaced by one that rests on more.
+    """
+    return number % REFIT_BINS == 0 or number in {1, 2}
 
 
 class RequestFeatures(NamedTuple):

@@ -14,28 +14,30 @@ from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import OfflineLearner, end_of
 from kvscope.learning.offline.prefix_features import PrefixFeatures, chained, prefix_features
-from kvscope.learning.offline.refits import refits_of
+from kvscope.learning.offline.refits import Refits
 from kvscope.learning.offline.shadow_replays import ShadowReplays
 from kvscope.learning.returns.file import FittedReturns
 from kvscope.learning.returns.formulas import (
     BEGINS_S,
     FIRST,
     GAPS_S,
-    GUARD,
     PARTS,
     STEPS,
+    WINDOW_BINS,
     WORTHS,
     FitMemory,
     RequestFeatures,
     ReturnCounts,
     ages_of,
+    begins_with_refit,
+    bin_requests,
     by_class,
     classes_of,
     fit_memory,
     fit_rows,
 )
 from kvscope.policies.base import Floats, Policy
-from kvscope.policies.gittins import AGES, REFIT_OFTEN, WINDOW_REFITS
+from kvscope.policies.gittins import AGES, REFIT_REQUESTS
 from kvscope.replay.last_touch import Segments, last_touch_segments
 from kvscope.replay.replay import Tables
 from kvscope.replay.traffic import Traffic
@@ -44,9 +46,7 @@ from kvscope.replay.traffic import Traffic
 class ClassSetShadows(ShadowReplays):
     """Shadows of LRU, of need alone, and of each class set."""
 
-    rule = GUARD
-
-    def __init__(self, traffic: Traffic, refit_s: float, class_sets: Sequence[Tables]) -> None:
+    def __init__(self, traffic: Traffic, class_sets: Sequence[Tables]) -> None:
         """`class_sets` have the same refits and the same values, the first of which are WORTHS."""
         since, values = np.zeros(1, dtype=np.int64), class_sets[0].values
         nothing = np.zeros(len(traffic.leaf), dtype=np.int32)
@@ -55,14 +55,14 @@ class ClassSetShadows(ShadowReplays):
             Tables(since, np.full((1, 2), row, dtype=np.int32), values, nothing, uncut)
             for row in range(len(WORTHS))
         ]
-        super().__init__(traffic, refit_s, [*simple, *class_sets])
+        super().__init__(traffic, [*simple, *class_sets])
         self._class_sets = tuple(class_sets)
 
     def tables(self) -> Tables:
         """Return the tables that choose for each cache; unchosen, those of the first class set."""
         first = self._class_sets[0]
         rows = np.concatenate([tables.rows for tables in self._class_sets], axis=1)
-        return replace(first, since=self._refits.since, rows=rows, choose=self.choose)
+        return replace(first, rows=rows, choose=self.choose)
 
     def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
         """Return the tables of the candidates in force, each from its time on.
@@ -70,10 +70,10 @@ class ClassSetShadows(ShadowReplays):
         A request keeps the class of the set that was in force, or had been last, when it came. Each
         set's classes are refitted all the time.
         """
-        taken = self.taken(self.costs(policy, capacity_blocks))
-        changed = np.flatnonzero(np.diff(taken, prepend=-1))
-        since = np.unique(np.concatenate((self._refits.since, self._looks.since[changed])))
-        now = taken[_row(self._looks.since, since)]
+        tables, taken = self.tables(), self.taken(policy, capacity_blocks)
+        since = np.unique(np.concatenate((tables.since, taken.since)))
+        since = since[since < max(len(self._traffic.leaf), 1)]
+        now = taken.candidate[_row(taken.since, since)]
         begins = np.cumsum([0, *(tables.categories // (2 * PARTS) for tables in self._class_sets)])
         classes = np.stack(
             [
@@ -87,8 +87,7 @@ class ClassSetShadows(ShadowReplays):
             sets.append(latest)
         requests = np.arange(len(self._traffic.leaf))
         in_force = classes[np.array(sets)[_row(since, requests)], requests].astype(np.int32)
-        tables = self.tables()
-        rows = tables.rows[_row(self._refits.since, since)]
+        rows = tables.rows[_row(tables.since, since)]
         rows[now < FIRST] = now[now < FIRST, None]
         return Tables(since, rows, tables.values, in_force, tables.cuts)
 
@@ -104,9 +103,9 @@ class ReturnsOffline(OfflineLearner):
     Each cache goes by the class set that did best for it, or by none: `ClassSetShadows`.
     """
 
-    def tables(self, traffic: Traffic, refit_s: float = REFIT_OFTEN.default) -> Tables:
+    def tables(self, traffic: Traffic, every: float = REFIT_REQUESTS.default) -> Tables:
         """Return the tables that every refit fits, of both class sets."""
-        return ClassSetShadows(traffic, refit_s, class_set_tables(traffic, refit_s)).tables()
+        return ClassSetShadows(traffic, class_set_tables(traffic, every)).tables()
 
     def fit(
         self, traffic: Traffic, policy: Policy, capacity_blocks: int | None = None
@@ -115,14 +114,13 @@ class ReturnsOffline(OfflineLearner):
 
         Those are the ones in force at the end of a replay with `capacity_blocks`, which may also be
         none (LRU, or need alone: indices that are all alike); without a capacity, those of the
-        first class set, with which the policy begins.
+        first class set.
         """
-        refit_s = policy.values["refit_s"]
-        taken = FIRST
+        every, taken = policy.refit_every, FIRST
         if capacity_blocks is not None:
-            shadows = ClassSetShadows(traffic, refit_s, class_set_tables(traffic, refit_s))
-            taken = shadows.last_taken(policy, capacity_blocks)
-        fitted = fit_at_end(traffic, refit_s, max(taken - FIRST, 0))
+            shadows = ClassSetShadows(traffic, class_set_tables(traffic, every))
+            taken = shadows.taken(policy, capacity_blocks).candidate[-1]
+        fitted = fit_at_end(traffic, every, max(taken - FIRST, 0))
         if taken >= FIRST:
             return fitted
         return replace(fitted, index=np.full((len(fitted.index), AGES), WORTHS[taken]))
@@ -130,43 +128,52 @@ class ReturnsOffline(OfflineLearner):
     def plugin_tables(self, traffic: Traffic, policy: Policy, fitted: FittedTable | None) -> Tables:
         """Return the tables that the plugin's guard chooses from.
 
-        What a file has `fitted` stays; or the plugin refits as in a replay, from the time on that
-        `FittedReturns.refits` says. The file's class set is the first candidate; without refits it
-        is the only one beside LRU and need alone.
+        What a file has `fitted` stays; or the plugin refits as in a replay, from the request on
+        that `FittedReturns.refits` says. The file's class set is the first candidate; without
+        refits it is the only one beside LRU and need alone.
         """
-        refit_s = policy.values["refit_s"]
         if not isinstance(fitted, FittedReturns):
-            return self.tables(traffic, refit_s)
-        others = list(class_set_tables(traffic, refit_s))
+            return self.tables(traffic, policy.refit_every)
+        others = list(class_set_tables(traffic, policy.refit_every))
         first = others.pop(fitted.class_set)
         early = np.ones(len(first.since), dtype=np.bool_)
         if not fitted.refits:
             others = []
-        elif len(traffic.leaf):
-            early = traffic.arrival_s[first.since] < fitted.window_s
+        else:
+            early = first.since < fitted.requests
         values, rows = np.concatenate((first.values, fitted.index)), first.rows.copy()
         rows[early] = np.arange(len(first.values), len(values)).repeat(2)
         candidates = [replace(first, rows=rows), *others]
         candidates = [replace(candidate, values=values) for candidate in candidates]
-        return ClassSetShadows(traffic, refit_s, candidates).tables()
+        return ClassSetShadows(traffic, candidates).tables()
 
 
 LEARNER = ReturnsOffline()
 
 
-def class_set_tables(traffic: Traffic, refit_s: float = REFIT_OFTEN.default) -> tuple[Tables, ...]:
+def refits_of(requests: int, refit_requests: float) -> Refits:
+    """Return the refits among so many requests."""
+    bins = np.arange(max(requests, 1)) // bin_requests(refit_requests)
+    number = np.array([at for at in range(bins[-1] + 1) if begins_with_refit(at)])
+    return Refits(bins, number, np.searchsorted(bins, number))
+
+
+def class_set_tables(
+    traffic: Traffic, refit_requests: float = REFIT_REQUESTS.default
+) -> tuple[Tables, ...]:
     """Return what refits learn, by each class set; they share values, the first ones WORTHS.
 
-    A refit sees the blocks touched within `WINDOW_REFITS` times `refit_s` before it. Blocks not
-    touched for as long are forgotten: they count as new, as in an engine that remembers no more.
+    A refit sees what the requests of `WINDOW_BINS` bins before it touched. Blocks not touched by as
+    many are forgotten: they count as new, as in an engine that remembers no more.
     """
-    segments, refits = last_touch_segments(traffic), refits_of(traffic, refit_s)
-    kinds, cuts = _sorted(traffic, segments, refit_s)
+    segments, refits = last_touch_segments(traffic), refits_of(len(traffic.leaf), refit_requests)
+    kinds, cuts = _sorted(traffic, segments, refit_requests)
     parts = touch_parts(traffic, segments, refits.bin, cuts)
     class_sets = [
         (steps, parts.kinds(classes, steps)) for steps, classes in zip(STEPS, kinds, strict=True)
     ]
-    values, rows = fit_windows(parts.touches, parts.returns, refits.number, refit_s, class_sets)
+    refits_s = traffic.arrival_s[refits.since] if len(traffic.leaf) else np.zeros(1)
+    values, rows = fit_windows(parts.touches, parts.returns, refits.number, refits_s, class_sets)
     return tuple(
         Tables(refits.since, of_set.repeat(2, axis=1), values, classes, cuts)
         for of_set, classes in zip(rows, kinds, strict=True)
@@ -174,30 +181,30 @@ def class_set_tables(traffic: Traffic, refit_s: float = REFIT_OFTEN.default) -> 
 
 
 def fit_at_end(
-    traffic: Traffic, refit_s: float, class_set: int, end_s: float | None = None
+    traffic: Traffic, refit_requests: float, class_set: int, end_s: float | None = None
 ) -> FittedReturns:
-    """Return the fit of one class set to the window before `end_s` (default: the trace's end)."""
-    if end_s is None:
-        end_s = end_of(traffic)
-    ends = math.ceil(end_s / refit_s)  # as late as a refit is: intervals are all that counts
-    traffic = traffic._replace(arrival_s=traffic.arrival_s + (ends * refit_s - end_s))
-    bins = np.minimum((traffic.arrival_s // refit_s).astype(np.int64), ends - 1)
+    """Return the fit of one class set to all of a window of requests that ends with the last one.
+
+    Those that wait do so until `end_s` (default: right behind the last request).
+    """
+    end = np.array([end_of(traffic) if end_s is None else end_s])
+    requests, of_a_bin = len(traffic.leaf), bin_requests(refit_requests)
+    bins = (np.arange(requests) - requests) // of_a_bin  # the last one ends in front of bin 0
     segments = last_touch_segments(traffic)
-    kinds, cuts = _sorted(traffic, segments, refit_s)
+    kinds, cuts = _sorted(traffic, segments, refit_requests)
     parts, steps = touch_parts(traffic, segments, bins, cuts), STEPS[class_set]
     class_sets = [(steps, parts.kinds(kinds[class_set], steps))]
     values, (rows,) = fit_windows(
-        parts.touches, parts.returns, np.array([ends]), refit_s, class_sets
+        parts.touches, parts.returns, np.zeros(1, np.int64), end, class_sets
     )
-    requests = int(np.sum(bins >= ends - WINDOW_REFITS))
-    return FittedReturns(class_set, values[rows[0]], WINDOW_REFITS * refit_s, requests)
+    return FittedReturns(class_set, values[rows[0]], min(requests, WINDOW_BINS * of_a_bin))
 
 
 def _sorted(
-    traffic: Traffic, segments: Segments, refit_s: float
+    traffic: Traffic, segments: Segments, refit_requests: float
 ) -> tuple[tuple[Int32s, ...], Int32s]:
     """Return the class of each request in each class set, and the cuts of its path (R x P)."""
-    prefixes = prefix_features(traffic, segments, WINDOW_REFITS * refit_s)
+    prefixes = prefix_features(traffic, segments, WINDOW_BINS * bin_requests(refit_requests))
     return classes_of(request_features(traffic, prefixes)), path_cuts(prefixes)
 
 
@@ -224,7 +231,7 @@ def path_cuts(prefixes: PrefixFeatures) -> Int32s:
 class Touches(NamedTuple):
     """N touches of so many `blocks` each, ascending in time.
 
-    `bin` is the number of the latest refit before a touch.
+    `bin` is that of the request that touches.
     """
 
     arrival_s: Floats
@@ -273,7 +280,7 @@ class IndexRows(NamedTuple):
 def touch_parts(traffic: Traffic, segments: Segments, bins: Int64s, cuts: Int32s) -> TouchedParts:
     """Return the touches of the parts that `cuts` make, and when their blocks returned.
 
-    `bins` (R) number the latest refit before each request.
+    `bins` (R) are the bins of requests.
     """
     blocks = traffic.length + traffic.anonymous
     begin = np.concatenate((np.zeros_like(cuts[:, :1]), cuts), axis=1)
@@ -308,14 +315,13 @@ def fit_windows(
     touches: Touches,
     returns: Returns,
     refits: Int64s,
-    refit_s: float,
+    refits_s: Floats,
     class_sets: Sequence[tuple[tuple[int, ...], Int32s]],
 ) -> IndexRows:
-    """Fit the index to the window before each of the `refits`, by ascending number.
+    """Fit the index to the `WINDOW_BINS` bins before each of the `refits`, ascending.
 
-    A touch is in the windows of the next `WINDOW_REFITS` refits. Each of `class_sets` has its steps
-    and the class of each touch. Time and memory grow with the touches and returns in windows,
-    whatever the time between them.
+    They happen at `refits_s`. Each of `class_sets` has its steps and the class of each touch. Time
+    and memory grow with the touches and returns in windows, whatever the time between them.
     """
     window = _window_ranges(touches.bin, returns.bin, refits)
     inside = window.touch_end - window.first_touch
@@ -327,7 +333,6 @@ def fit_windows(
     values[:used] = np.array(WORTHS)[:, None]
     wait_s = returns.arrival_s - touches.arrival_s[returns.touch]
     waits = _Waits(returns.touch, ages_of(wait_s), wait_s, returns.blocks)
-    refits_s = (refits * refit_s).astype(np.float64)
     still_waiting = np.empty(len(touches.blocks), dtype=np.int64)
     for steps, kinds in class_sets:
         classes = math.prod(steps)
@@ -356,7 +361,7 @@ def _window_ranges(touch_bin: Int64s, return_bin: Int64s, refits: Int64s) -> _Wi
         *(
             np.searchsorted(bins, refits - ahead)
             for bins in (touch_bin, return_bin)
-            for ahead in (WINDOW_REFITS, 0)
+            for ahead in (WINDOW_BINS, 0)
         )
     )
 

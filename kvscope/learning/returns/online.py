@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvscope.core.arrays import Int64s
 from kvscope.learning.conversations import RequestHints
-from kvscope.learning.guard import OnlineGuard
+from kvscope.learning.guard import FALLBACK, OnlineGuard
 from kvscope.learning.lane_heap import Scores
 from kvscope.learning.learners import OnlineLearner, computed_blocks
 from kvscope.learning.observer import Request, log
@@ -26,18 +27,20 @@ from kvscope.learning.returns.formulas import (
     CLASS_SETS,
     FIRST,
     GAPS_S,
-    GUARD,
     PARTS,
     STEPS,
+    WINDOW_BINS,
     WORTHS,
     ReturnCounts,
     ages_of,
     began_s,
+    begins_with_refit,
+    bin_requests,
     return_table,
 )
 from kvscope.learning.shadow_cache import Kind
 from kvscope.policies.base import Floats, LanePolicy
-from kvscope.policies.gittins import AGES, WINDOW_REFITS
+from kvscope.policies.gittins import AGES
 
 RETURNED, SECONDS = 0, 1
 _SERVED = -1  # in place of a class: it is not known before the request has been served
@@ -45,38 +48,34 @@ _BEGAN_S = began_s(np.arange(AGES)).tolist()
 
 
 class ReturnEstimator:
-    """The table of `gittins` for one class set, fitted every `refit_s` to the window before.
+    """The table of `gittins` for one class set, fitted time and again to the window before.
 
-    Requests have numbers, ascending by one; the latest `most_requests` within a window count.
+    Requests have numbers, ascending by one. `most_requests` are more than a window has.
     """
 
-    def __init__(self, refit_s: float, class_set: int, most_requests: int = MOST_REQUESTS) -> None:
-        self.refit_s, self._steps, self._slots = refit_s, STEPS[class_set], most_requests
+    def __init__(
+        self, refit_requests: float, class_set: int, most_requests: int = MOST_REQUESTS
+    ) -> None:
+        self._of_a_bin = bin_requests(refit_requests)
+        self._steps, self._slots = STEPS[class_set], most_requests
         self._rows = math.prod(self._steps)
         self._classes = self._rows // PARTS
         self._bins: dict[int, Floats] = {}
-        self._bin = self._next = 0
+        self._next = 0
         self._arrival_s = array("d", bytes(8 * most_requests))
         self._waiting = array("d", bytes(8 * PARTS * most_requests))  # blocks not touched since
         self._touches = array("b", bytes(most_requests))  # parts with blocks
         self._cuts: list[tuple[int, ...]] = [()] * most_requests
         self._kind = array("i", bytes(4 * most_requests))
         self._early: dict[int, list[tuple[int, float, float]]] = {}  # to those being served
-        self.table = self._fitted()
-        self.requests = 0  # that the table was fitted to
+        self.table = self._fitted(0, 0.0)
 
-    @property
-    def window_s(self) -> float:
-        """The seconds of the past that a fit looks at."""
-        return WINDOW_REFITS * self.refit_s
-
-    def at(self, now_s: float) -> bool:
-        """Advance the clock; return whether the table was refitted."""
-        number = int(now_s // self.refit_s)
-        if number <= self._bin:
+    def refit(self, number: int, now_s: float) -> bool:
+        """Refit the table if it is time at the next request, of this `number`; return whether."""
+        begun, into = divmod(number, self._of_a_bin)
+        if into or not begun or not begins_with_refit(begun):
             return False
-        self._bin = number
-        self.table = self._fitted()
+        self.table = self._fitted(begun, now_s)
         return True
 
     def arrive(self, match: PrefixMatch, arrival_s: float, every: int) -> None:
@@ -107,7 +106,7 @@ class ReturnEstimator:
         self._waiting[new] += followed * every
         self._kind[at] = kind
         for part, wait_s, count in early:
-            self._count(self._arrival_s[at], kind, part, wait_s, count)
+            self._count(number, kind, part, wait_s, count)
         self._count_returns(self._arrival_s[at], segments, match.followed, every)
 
     def forget(self, number: int) -> None:
@@ -133,11 +132,12 @@ class ReturnEstimator:
                 if self._kind[at] == _SERVED:
                     self._early.setdefault(previous, []).append((part, wait_s, count))
                 else:
-                    self._count(since_s, self._kind[at], part, wait_s, count)
+                    self._count(previous, self._kind[at], part, wait_s, count)
 
-    def _count(self, since_s: float, kind: int, part: int, wait_s: float, count: float) -> None:
-        number = int(since_s // self.refit_s)
-        if number < self._bin - WINDOW_REFITS:
+    def _count(self, touched: int, kind: int, part: int, wait_s: float, count: float) -> None:
+        """Count blocks that request `touched` had touched last, and waited for `wait_s`."""
+        number = touched // self._of_a_bin
+        if number < self._next // self._of_a_bin - WINDOW_BINS:
             return
         sums = self._bins.get(number)
         if sums is None:
@@ -146,35 +146,36 @@ class ReturnEstimator:
         sums[RETURNED, row, age] += count
         sums[SECONDS, row, age] += count * (wait_s - _BEGAN_S[age])
 
-    def _fitted(self) -> Floats:
-        """Return the table fitted to the window before the present bin."""
-        since = self._bin - WINDOW_REFITS
+    def _fitted(self, begun: int, now_s: float) -> Floats:
+        """Return the table fitted to the window of bins before the one that has `begun`."""
+        since = begun - WINDOW_BINS
         for number in [number for number in self._bins if number < since]:
             del self._bins[number]
         returned, seconds = sum(self._bins.values(), np.zeros((2, self._rows, AGES)))
-        waiting, more, touches = self._count_waiting(since)
+        first = max(since, 0) * self._of_a_bin
+        waiting, more, touches = self._count_waiting(np.arange(first, self._next), now_s)
         counts = ReturnCounts(returned, waiting, seconds + more, touches)
         return return_table(counts, self._steps)
 
-    def _count_waiting(self, since: int) -> tuple[Floats, Floats, float]:
-        """Return what waits now by row and age, its seconds there, and the touches counted."""
-        known = min(self._next, self._slots)
-        arrival_s = np.frombuffer(self._arrival_s, dtype=np.float64, count=known)
-        kind = np.frombuffer(self._kind, dtype=np.int32, count=known)
-        bins = arrival_s // self.refit_s
-        inside = (kind != _SERVED) & (bins >= since) & (bins < self._bin)
-        age_s = np.maximum(self._bin * self.refit_s - arrival_s[inside], 0.0)
-        parts = np.frombuffer(self._waiting, count=known * PARTS).reshape(known, PARTS)
-        blocks, ages = np.maximum(parts[inside], 0.0), ages_of(age_s)[:, None]
-        row = np.arange(PARTS) * self._classes + kind[inside, None]
+    def _count_waiting(self, requests: Int64s, now_s: float) -> tuple[Floats, Floats, float]:
+        """Return what waits by row and age, its seconds there, and the touches of `requests`.
+
+        Those that are being served do not count.
+        """
+        at = requests % self._slots
+        kind = np.frombuffer(self._kind, dtype=np.int32)[at]
+        at, kind = at[kind != _SERVED], kind[kind != _SERVED]
+        age_s = np.maximum(now_s - np.frombuffer(self._arrival_s, dtype=np.float64)[at], 0.0)
+        parts = np.frombuffer(self._waiting).reshape(-1, PARTS)
+        blocks, ages = np.maximum(parts[at], 0.0), ages_of(age_s)[:, None]
+        row = np.arange(PARTS) * self._classes + kind[:, None]
         cell, cells = (row * AGES + ages).ravel(), self._rows * AGES
         spent = blocks * (age_s[:, None] - began_s(ages))
         waiting, seconds = (
             np.bincount(cell, values.ravel(), cells).reshape(self._rows, AGES).astype(np.float64)
             for values in (blocks, spent)
         )
-        self.requests = int(inside.sum())
-        touches = np.frombuffer(self._touches, dtype=np.int8, count=known)[inside].sum()
+        touches = np.frombuffer(self._touches, dtype=np.int8)[at].sum()
         return waiting, seconds, float(touches)
 
 
@@ -199,18 +200,19 @@ class ReturnsLearner(OnlineLearner):
 
     def __init__(self, policy: LanePolicy, block_size: int, fitted: FittedReturns | None) -> None:
         self._policy, self._block_size, self._fitted = policy, block_size, fitted
-        self._refit_s = policy.values["refit_s"]
-        self._recent = RecentBlocks(WINDOW_REFITS * self._refit_s, gaps_s=GAPS_S)
+        self._every = policy.refit_every
+        self._recent = RecentBlocks(WINDOW_BINS * bin_requests(self._every), gaps_s=GAPS_S)
         own = fitted.class_set if fitted else 0
         self._learns = fitted is None or fitted.refits
         self._sets, self._estimators = [own], list[ReturnEstimator]()
         if self._learns:
-            self._estimators.append(ReturnEstimator(self._refit_s, own))
-        self._from_s = fitted.window_s if fitted and fitted.refits else 0.0
+            self._estimators.append(ReturnEstimator(self._every, own))
+        self._from = fitted.requests if fitted else 0
         self.table = fitted.values if fitted else self._estimators[0].table
         self._values = [self.table]  # of each class set; `table` is what is in force
         self._scores: list[Scores] = []  # the same as candidates' shadows read them
         self._begins, self._set = [0], 0
+        self._candidate = FIRST  # in force
         self._guard: OnlineGuard | None = None
 
     def guard(self, capacity_blocks: int) -> None:
@@ -219,7 +221,7 @@ class ReturnsLearner(OnlineLearner):
             for other in range(len(CLASS_SETS)):
                 if other not in self._sets:
                     self._sets.append(other)
-                    self._estimators.append(ReturnEstimator(self._refit_s, other))
+                    self._estimators.append(ReturnEstimator(self._every, other))
                     self._values.append(self._estimators[-1].table)
         lanes = [0, *accumulate(len(values) for values in self._values)]
         self._begins = [lane // (2 * PARTS) for lane in lanes[:-1]]
@@ -231,9 +233,8 @@ class ReturnsLearner(OnlineLearner):
             capacity_blocks,
             tuple(self._scores),
             self._kinds,
-            GUARD,
-            self._refit_s / GUARD.looks,
         )
+        self._candidate = self._guard.now
         self.table = self._in_force()
 
     @property
@@ -243,8 +244,8 @@ class ReturnsLearner(OnlineLearner):
         how = f", classes by {_features(self._sets[0])}, {guarded}"
         fitted = self._fitted
         if fitted is None:
-            return f"fitted every {self._refit_s:g} s to what is served{how}"
-        more = f", and after {fitted.window_s:g} s to what is served" if fitted.refits else ""
+            return f"fitted every {self._every:g} requests to those before{how}"
+        more = ", and after as many to what is served" if fitted.refits else ""
         return f"fitted once to {fitted.requests} requests{more}{how}"
 
     def arrive(
@@ -252,7 +253,7 @@ class ReturnsLearner(OnlineLearner):
     ) -> tuple[bool, _ServedTurn]:
         """Touch the prompt's blocks."""
         changed = self._refit(arrival_s)
-        if self._guard is not None and self._switched(self._guard, arrival_s):
+        if self._guard is not None and self._switched(self._guard):
             changed = True
         if changed:
             self.table = self._in_force()
@@ -262,15 +263,15 @@ class ReturnsLearner(OnlineLearner):
         for estimator in self._estimators:
             estimator.arrive(match, arrival_s, every)
         if self._guard is not None:
-            forgotten_s = self._recent.forgotten_s
-            self._guard.arrive(match, request.num_prompt_tokens, arrival_s, every, forgotten_s)
+            forgotten = self._recent.forgotten
+            self._guard.arrive(match, request.num_prompt_tokens, arrival_s, every, forgotten)
         return changed, _ServedTurn(match, self._set, request.num_prompt_tokens)
 
     def _refit(self, now_s: float) -> bool:
         """Refit the tables whose time has come; return whether one has changed."""
-        changed = False
+        changed, number = False, self._recent.requests
         for at, estimator in enumerate(self._estimators):
-            if estimator.at(now_s) and (at > 0 or now_s >= self._from_s):
+            if estimator.refit(number, now_s) and (at > 0 or number >= self._from):
                 self._values[at], changed = estimator.table, True
                 if self._guard is not None:
                     self._scores[FIRST + at] = Scores(estimator.table)
@@ -278,25 +279,24 @@ class ReturnsLearner(OnlineLearner):
             self._guard.use(tuple(self._scores))
         return changed
 
-    def _switched(self, guard: OnlineGuard, now_s: float) -> bool:
+    def _switched(self, guard: OnlineGuard) -> bool:
         """Return whether the guard has put another candidate in force, and log it."""
-        before = guard.now
-        if not guard.at(now_s):
+        before, now, judge = self._candidate, guard.now, guard.guard
+        if now == before:
             return False
-        now, judged, lately = guard.now, guard.guard.judged, guard.guard.lately
+        self._candidate = now
         self._set = now - FIRST if now >= FIRST else self._set
+        about = now if now != FALLBACK else before
         log.info(
-            "kvscope's %s switches from %s to %s: tokens beyond xi that the shadows computed, in"
-            " the last %g s %.0f against %.0f, in the last %g s %.0f against %.0f",
+            "kvscope's %s switches from %s to %s: on LRU, %s gained %.0f tokens beyond xi in the"
+            " shadow caches, lately %.0f; above %.0f the gain counts as sure",
             self._policy.name,
             self._called(before),
             self._called(now),
-            GUARD.evidence * guard.look_s,
-            judged[before],
-            judged[now],
-            GUARD.late * guard.look_s,
-            lately[before],
-            lately[now],
+            self._called(about),
+            judge.gain[about],
+            judge.lately[about],
+            judge.deviation(about),
         )
         return True
 
@@ -310,8 +310,8 @@ class ReturnsLearner(OnlineLearner):
         if self._guard is None:
             return self._values[0]
         table: Floats = np.concatenate(self._values)
-        if self._guard.now < FIRST:
-            table[:] = WORTHS[self._guard.now]
+        if self._candidate < FIRST:
+            table[:] = WORTHS[self._candidate]
         return table
 
     def category(self, request: Request, memo: _ServedTurn) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvscope.learning.offline.learners import OfflineLearner
-from kvscope.learning.offline.refits import Refits, WindowCells, categories_of, refits_of
+from kvscope.learning.offline.refits import Refits, WindowCells, categories_of, refits_by_time
 from kvscope.learning.reuse.formulas import SLOTS, WINDOW_REFITS, ReuseCounts, reuse_table, slots_of
 from kvscope.policies.base import REFIT_S, Floats
 from kvscope.replay.last_touch import last_touch_segments
@@ -16,10 +16,10 @@ from kvscope.replay.traffic import Traffic
 class ReuseOffline(OfflineLearner):
     """Reuse probability, rate and lifetime of each category."""
 
-    def tables(self, traffic: Traffic, refit_s: float = REFIT_S) -> Tables:
+    def tables(self, traffic: Traffic, every: float = REFIT_S) -> Tables:
         """Return the table of each refit."""
-        refits = refits_of(traffic, refit_s)
-        return Tables.of(refits.since, reuse_table(*count_reuse(traffic, refits, refit_s)))
+        refits = refits_by_time(traffic, every)
+        return Tables.of(refits.since, reuse_table(*count_reuse(traffic, refits, every)))
 
 
 def count_reuse(traffic: Traffic, refits: Refits, refit_s: float) -> tuple[ReuseCounts, Floats]:

@@ -524,9 +524,9 @@ def _agentic() -> Sample:
 
     def line(play: bytes, begin_ms: int, tokens: int, ids: bytes, more: bytes = b"") -> bytes:
         return (
-            b'{"request_id":"r","play_id":"%b","session_id":"s","model":"m","not_before_ms":%d,'
+            b'{"request_id":"r%d","play_id":"%b","session_id":"s","model":"m","not_before_ms":%d,'
             b'"input_length":%d,"output_length":3,"hash_ids":%b%b}'
-            % (play, begin_ms, tokens, ids, more)
+            % (tokens, play, begin_ms, tokens, ids, more)
         )
 
     more = (
@@ -548,6 +548,7 @@ def _agentic() -> Sample:
             hash_ids=ids,
             session_id=f"{play}/s",
             scope=play,
+            chat_id=f"{play}/r{tokens}",
             clock=play,
             block_size=64,
             model="m",
@@ -558,7 +559,7 @@ def _agentic() -> Sample:
         "agentic-mooncake",
         lines,
         (
-            request("p", 130, 0.9, [1, 2], duration_s=0.25, delay_s=0.5),
+            request("p", 130, 0.9, [1, 2], duration_s=0.25, delay_s=0.5, waits_for="p/p"),
             request("q", 64, 0.9, [1]),
             request("q", 3, 0.0, []),
         ),
