@@ -191,15 +191,16 @@ def test_hits_of_a_validation_are_set_against_the_prediction(
 def test_divergence_is_told_by_what_was_changed(
     db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Reordered tools in a head that others share, a compacted history, an edited message."""
+    """Reordered tools, a compacted history, and an edited message of a later turn."""
     tools, reordered = [1, 2, 3], [1, 3, 2]
     turns = [
         ([*tools, 10, 11], None),
         ([*reordered, 10, 11, 12], 0),  # at block 1
         ([*tools, 20, 21, 22, 23], None),
         ([*tools, 24, 25], 2),  # at block 3, and shorter
-        ([*tools, 30, 31, 32], None),
-        ([*tools, 30, 33, 32, 34], 4),  # at block 4
+        ([*tools, 30], None),
+        ([*tools, 30, 31, 32], 4),
+        ([*tools, 30, 33, 32, 34], 5),  # at block 4, behind the first prompt
     ]
     path = tmp_path / "diverged.jsonl"
     lines = (
@@ -210,10 +211,28 @@ def test_divergence_is_told_by_what_was_changed(
     findings = explained(capsys, str(path), "--db", db)["findings"]
     diverged = {each["place"]: each for each in findings if each["cause"] == "diverged"}
     assert {place: (each["at_token"], each["tokens"]) for place, each in diverged.items()} == {
-        "shared-head": (16, 64),
+        "first-prompt": (16, 64),
         "shortened": (48, 32),
         "history": (64, 32),
     }
+
+
+def test_a_head_that_changes_hourly_is_a_finding(
+    db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first of each hour computes 6 shared blocks again; the block that changes is named."""
+    path = tmp_path / "hourly.jsonl"
+    lines = (
+        line(number, [1, 2, 100 + number // 60, 3, 4, 5, 6, 7], timestamp=60.0 * number + 7)
+        for number in range(8 * 60)
+    )
+    path.write_text("\n".join(lines))
+    finding = explained(capsys, str(path), "--db", db)["findings"][0]
+    assert (finding["cause"], finding["tokens"]) == ("periodic", 7 * 6 * 16)
+    assert (finding["at_token"], finding["period_s"], finding["values"]) == (32, 3600, 8)
+    assert run(["explain", str(path), "--db", db]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "1. periodic, -1.1 pp: tokens 32-47 of shared prompts change hourly (8 values)" in words
 
 
 def test_every_cause_can_be_a_condition() -> None:
