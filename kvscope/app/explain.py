@@ -55,7 +55,7 @@ AVOIDABLE: tuple[Cause, ...] = (
 """Causes that a larger cache, another router or another client could remove."""
 
 
-Place = Literal["shared-head", "shortened", "history"]
+Place = Literal["first-prompt", "shortened", "history"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +146,8 @@ class Finding:
     `needed_blocks` is the capacity with which LRU keeps at least half of the tokens; only for
     evictions of an LRU cache. `at_token` is the median position where requests leave their history,
     or where the block begins that changes every `period_s` seconds; it had `values` contents.
-    `place` is what a diverged turn changed of its previous one: a head that conversations share,
-    its length, or another part.
+    `place` is what a diverged turn changed of its previous one: it is shorter, or the change lies
+    in what the conversation began with, or behind.
     """
 
     cause: Cause
@@ -409,7 +409,7 @@ _REMEDIES: dict[Cause, str] = {
 
 
 _CHANGED: dict[Place, str] = {
-    "shared-head": "keep system prompt and tools the same, and in one order, through a"
+    "first-prompt": "keep system prompt and tools the same, and in one order, through a"
     " conversation; times and ids belong behind them",
     "shortened": "compact or truncate histories rarely: all that follows is computed again",
     "history": "append to the history: do not edit or reorder earlier messages, and send reasoning"
@@ -465,16 +465,14 @@ def _periodic(causes: Attribution, block_size: int) -> list[Finding]:
 
 
 def _diverged(prompts: Prompts, causes: Attribution) -> list[Finding]:
-    """Return what was changed of previous turns: their shared head, their length, or else."""
-    before = prompts.parent
-    in_head = causes.common_tokens < causes.heads.shared[before].astype(np.int64) * (
-        prompts.block_size
-    )
-    shorter = ~in_head & (prompts.input_tokens < prompts.input_tokens[before])
+    """Return what was changed of previous turns: their length, the first prompt, or else."""
+    shortened = prompts.input_tokens < prompts.input_tokens[prompts.parent]
+    begun_with = prompts.full_blocks[prompts.conversation].astype(np.int64) * prompts.block_size
+    first_prompt = causes.common_tokens < begun_with
     places: dict[Place, Bools] = {
-        "shared-head": in_head,
-        "shortened": shorter,
-        "history": ~in_head & ~shorter,
+        "shortened": shortened,
+        "first-prompt": first_prompt & ~shortened,
+        "history": ~first_prompt & ~shortened,
     }
     tokens = causes.tokens["diverged"]
     return [

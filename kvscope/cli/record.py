@@ -64,7 +64,7 @@ Logs = Annotated[
     typer.Argument(
         metavar="LOGS",
         parser=parsed_by(values.called),
-        help="Log files, plain, .gz or .zst; - is standard input.",
+        help="Files, folders or patterns, plain, .gz or .zst; - is standard input.",
         show_default=False,
     ),
 ]

@@ -49,14 +49,12 @@ class ChangingHeads:
 
     Without the change `change` (an index, NO_CHANGE for none) the first `end` blocks of a prompt
     would have been computed before: what the requests of several periods share, at least in length,
-    and what a turn repeats of its previous one. The first `shared` blocks are shared with requests
-    that do not continue its conversation.
+    and what a turn repeats of its previous one.
     """
 
     changes: tuple[HeadChange, ...]
     change: Int32s
     end: Int32s
-    shared: Int32s
 
 
 def changing_heads(
@@ -73,10 +71,7 @@ def changing_heads(
     depth, shared_to = np.zeros_like(entered), np.zeros_like(entered)
     _count_entries(steps, common, entered, depth, shared_to)
     heads = ChangingHeads(
-        (),
-        np.full(requests, NO_CHANGE, dtype=np.int32),
-        np.zeros(requests, dtype=np.int32),
-        shared_to[steps.leaf],
+        (), np.full(requests, NO_CHANGE, dtype=np.int32), np.zeros(requests, dtype=np.int32)
     )
     tested = _branch_points(steps.block_parent, entered)
     if not tested.any():
@@ -96,7 +91,7 @@ def changing_heads(
         number = changes.setdefault((own, period_s), len(changes))
         values += [0] * (len(changes) - len(values))
         values[number] += len(np.unique(block[group]))
-        end = _ends(steps, parent, common, heads.shared, chosen, block[group], own)
+        end = _ends(steps, parent, common, shared_to[steps.leaf], chosen, block[group], own)
         better = end > heads.end[chosen]
         heads.end[chosen[better]] = end[better]
         heads.change[chosen[better]] = number

@@ -47,7 +47,7 @@ _GAPS: dict[Gap, str] = {
     "cached-before": "were cached before the trace began",
 }
 _PLACES: dict[Place, str] = {
-    "shared-head": "in a head that conversations share",
+    "first-prompt": "in what the conversation began with",
     "shortened": "by a shorter prompt",
     "history": "in the history",
 }

@@ -191,15 +191,16 @@ def test_hits_of_a_validation_are_set_against_the_prediction(
 def test_divergence_is_told_by_what_was_changed(
     db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Reordered tools in a head that others share, a compacted history, an edited message."""
+    """Reordered tools, a compacted history, and an edited message of a later turn."""
     tools, reordered = [1, 2, 3], [1, 3, 2]
     turns = [
         ([*tools, 10, 11], None),
         ([*reordered, 10, 11, 12], 0),  # at block 1
         ([*tools, 20, 21, 22, 23], None),
         ([*tools, 24, 25], 2),  # at block 3, and shorter
-        ([*tools, 30, 31, 32], None),
-        ([*tools, 30, 33, 32, 34], 4),  # at block 4
+        ([*tools, 30], None),
+        ([*tools, 30, 31, 32], 4),
+        ([*tools, 30, 33, 32, 34], 5),  # at block 4, behind the first prompt
     ]
     path = tmp_path / "diverged.jsonl"
     lines = (
@@ -210,7 +211,7 @@ def test_divergence_is_told_by_what_was_changed(
     findings = explained(capsys, str(path), "--db", db)["findings"]
     diverged = {each["place"]: each for each in findings if each["cause"] == "diverged"}
     assert {place: (each["at_token"], each["tokens"]) for place, each in diverged.items()} == {
-        "shared-head": (16, 64),
+        "first-prompt": (16, 64),
         "shortened": (48, 32),
         "history": (64, 32),
     }
