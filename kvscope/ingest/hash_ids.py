@@ -62,6 +62,8 @@ def key(identifier: Identifier) -> int:
 
 def keys(identifiers: Sequence[Identifier | None]) -> Int64s:
     """Return the keys of identifiers, NO_ID where there is none."""
+    if identifiers.count(None) == len(identifiers):  # the usual case, and a fast one
+        return np.full(len(identifiers), NO_ID)
     numbers = [NO_ID if identifier is None else identifier for identifier in identifiers]
     try:
         # Not numpy's: it takes the string "007" for 7.

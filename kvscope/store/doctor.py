@@ -15,6 +15,7 @@ import duckdb
 import msgspec
 
 from kvscope.core.errors import DamagedStoreError, KvscopeError, UsageError
+from kvscope.core.files import missing_from
 from kvscope.core.trace import Trace
 from kvscope.store import results, traces
 from kvscope.store.db import Store, open_store
@@ -44,8 +45,8 @@ class TraceHealth:
 
     @property
     def source_exists(self) -> bool:
-        """Whether the file that the trace was read from is still there."""
-        return Path(self.trace.source).is_file()
+        """Whether the files that the trace was read from are still there, as far as can be told."""
+        return not missing_from(self.trace.source)
 
 
 @dataclass(frozen=True, slots=True)

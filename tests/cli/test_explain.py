@@ -217,6 +217,24 @@ def test_divergence_is_told_by_what_was_changed(
     }
 
 
+def test_a_head_that_changes_hourly_is_a_finding(
+    db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first of each hour computes 6 shared blocks again; the block that changes is named."""
+    path = tmp_path / "hourly.jsonl"
+    lines = (
+        line(number, [1, 2, 100 + number // 60, 3, 4, 5, 6, 7], timestamp=60.0 * number + 7)
+        for number in range(8 * 60)
+    )
+    path.write_text("\n".join(lines))
+    finding = explained(capsys, str(path), "--db", db)["findings"][0]
+    assert (finding["cause"], finding["tokens"]) == ("periodic", 7 * 6 * 16)
+    assert (finding["at_token"], finding["period_s"], finding["values"]) == (32, 3600, 8)
+    assert run(["explain", str(path), "--db", db]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "1. periodic, -1.1 pp: tokens 32-47 of shared prompts change hourly (8 values)" in words
+
+
 def test_every_cause_can_be_a_condition() -> None:
     """Its name is known to --fail-on without a kernel being loaded."""
     assert len(explain_gates([f"{cause}>1%" for cause in CAUSES])) == len(CAUSES)

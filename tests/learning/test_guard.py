@@ -16,6 +16,7 @@ from kvscope.learning.guard import (
     LOSS_INTERVALS,
     Guard,
     _Intervals,
+    interval_blocks,
 )
 from kvscope.learning.offline.shadow_replays import _interval_ends
 
@@ -119,3 +120,8 @@ def test_intervals_end_where_one_has_computed_enough(
             since = number
     columns = np.array(blocks, dtype=np.int64).reshape(-1, 2).T
     assert _interval_ends(columns, least_blocks).tolist() == ends
+
+
+def test_eight_intervals_are_a_turnover() -> None:
+    """As the bound says: what a shadow computes in them fills the cache once."""
+    assert LOSS_INTERVALS * interval_blocks(800) == 800

@@ -11,7 +11,12 @@ from kvscope.core.hits import standard
 from kvscope.learning.offline.learners import plugin_tables
 from kvscope.learning.returns.file import FittedReturns
 from kvscope.learning.returns.formulas import STEPS
-from kvscope.learning.returns.offline import ReturnsOffline, class_set_tables, fit_at_end
+from kvscope.learning.returns.offline import (
+    ReturnsOffline,
+    class_set_tables,
+    fit_at_end,
+    refits_of,
+)
 from kvscope.policies.gittins import AGES, Gittins
 from kvscope.replay.derived_traces import select
 from kvscope.replay.traffic import traffic
@@ -80,3 +85,12 @@ def test_an_empty_trace_has_the_prior() -> None:
     found: FittedReturns = fit_at_end(of, EVERY, 0)
     assert found.requests == 0
     assert np.all(found.index == found.index[0])
+
+
+def test_refits_come_early_then_every_so_many_requests() -> None:
+    """At a quarter and at half of the usual distance first; the first row knows nothing."""
+    refits = refits_of(2_000, 512.0)
+    assert refits.since.tolist() == [0, 128, 256, 512, 1_024, 1_536]
+    assert refits.number.tolist() == [0, 1, 2, 4, 8, 12]
+    assert refits.bin[[127, 128, 1_999]].tolist() == [0, 1, 15]
+    assert refits_of(0, 512.0).since.tolist() == [0]

@@ -23,7 +23,7 @@ _OTHERS = "log records of other events than a finished request"
 _FAILED = "requests that were aborted"
 
 
-class _SamplingParameters(msgspec.Struct, gc=False, kw_only=True):
+class _ServerRequest(msgspec.Struct, gc=False, kw_only=True):
     """A request as SGLang's server takes it."""
 
     text: Any = None
@@ -57,7 +57,7 @@ class _Exported(_MetaInfo, gc=False, kw_only=True):
     request_parameters: str | None = None
     event: str | None = None
     timestamp: Any = None
-    obj: _SamplingParameters | None = None
+    obj: _ServerRequest | None = None
     out: _Output | None = None
 
 
@@ -70,7 +70,7 @@ class SGLang(LogFormat):
     def __init__(self) -> None:
         super().__init__()
         self._decode = msgspec.json.Decoder(_Exported).decode
-        self._parameters = msgspec.json.Decoder(_SamplingParameters).decode
+        self._parameters = msgspec.json.Decoder(_ServerRequest).decode
 
     @classmethod
     def recognizes(cls, keys: frozenset[str]) -> bool:
@@ -107,7 +107,7 @@ def _arrival_s(row: _Exported, meta: _MetaInfo) -> float | None:
 
 
 def _requests(
-    parameters: _SamplingParameters, meta: _MetaInfo, arrival_s: float | None
+    parameters: _ServerRequest, meta: _MetaInfo, arrival_s: float | None
 ) -> list[LoggedRequest]:
     if set(map(str, parameters.modalities or ())) - {"text"}:
         raise BadLine(f"a prompt that is not only text: {parameters.modalities}")

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvscope.core.arrays import Int64s
+from kvscope.core.jit import kernel
 from kvscope.core.prefix import Paths
 from kvscope.learning.guard import FALLBACK, INTERVAL_REQUESTS, Guard, interval_blocks
 from kvscope.policies.base import Floats, Policy
@@ -124,15 +125,28 @@ def _interval_ends(blocks: Int64s, least_blocks: float) -> Int64s:
 
     `blocks` (C x R) are what each candidate computed for each request.
     """
-    nothing = np.zeros((len(blocks), 1), dtype=np.int64)
-    done = np.concatenate((nothing, blocks.cumsum(axis=1)), axis=1)
-    ends, end, requests = list[int](), 0, blocks.shape[1]
-    while True:
-        turned = min(int(np.searchsorted(row, row[end] + least_blocks)) for row in done)
-        end = max(turned, end + INTERVAL_REQUESTS)
-        if end > requests:
-            return np.array(ends, dtype=np.int64)
-        ends.append(end)
+    ends = np.empty(blocks.shape[1] // INTERVAL_REQUESTS + 1, dtype=np.int64)
+    computed = np.zeros(len(blocks), dtype=np.int64)
+    return ends[: _fill_ends(blocks, least_blocks, INTERVAL_REQUESTS, computed, ends)]
+
+
+@kernel
+def _fill_ends(
+    blocks: Int64s, least_blocks: float, least_requests: int, computed: Int64s, ends: Int64s
+) -> int:
+    """Fill `ends`, and return how many there are; `computed` (C zeros) is overwritten."""
+    count = begin = 0
+    for request in range(blocks.shape[1]):
+        most = 0
+        for candidate in range(len(computed)):
+            computed[candidate] += blocks[candidate, request]
+            most = max(most, computed[candidate])
+        if request + 1 - begin >= least_requests and most >= least_blocks:
+            begin = request + 1
+            ends[count] = begin
+            count += 1
+            computed[:] = 0
+    return count
 
 
 def first_turns(traffic: Traffic, segments: Segments) -> Int64s:
