@@ -3,7 +3,8 @@
 Run it in an environment that has vLLM and kvscope. New conversations replace those that end, so
 that whatever is kept for each of them grows. Memory is resident memory by process; its slope is
 that of a straight line through the samples of the last third, with a 95 % interval that takes
-neighbouring samples for the dependent ones that they are.
+neighbouring samples for the dependent ones that they are. `--requests` fills every bounded memory
+of the plugin, which takes a real vLLM hours: vLLM's scheduler serves so many without a model.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import ROOT
+from benchmarks.plugin_cost import MODEL, scheduler_without_model
 from benchmarks.table import Table, record
 from benchmarks.tiny_llama import VOCABULARY, tiny_llama
 from kvscope.serving.client import Endpoint, completion
@@ -38,6 +40,7 @@ FIRST_TOKENS, TURN_TOKENS, OUTPUT_TOKENS = 200, 90, 24  # means
 HEADS = 4  # system prompts, which conversations share
 END = 0.12  # share of turns that end a conversation
 SAMPLE_S = 5.0
+NEW, GAP_S, SAMPLES = 0.6, 0.1, 8  # of the scheduler alone: END, between requests, readings
 MIB = 1 << 20
 POLICIES = {
     "gittins": {"name": "gittins", "params": {"xi_tokens": 256, "refit_requests": 64}},
@@ -55,16 +58,20 @@ def main() -> int:
     parser.add_argument("--in-flight", type=int, default=16)
     parser.add_argument("--report", action="store_true", help="requests report what they find")
     parser.add_argument("--without-plugin", action="store_true", help="only vLLM, for comparison")
+    parser.add_argument("--requests", type=int, help="in vLLM's scheduler, without a model")
     parser.add_argument("--folder", type=Path, help="keep recordings and samples here")
     parser.add_argument("--record", action="store_true", help=f"also write {PAGE.name}")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        table, failed = _soak(folder.resolve(), options)
+        soak = _soak_scheduler if options.requests else _soak
+        table, failed = soak(folder.resolve(), options)
     print(table.markdown())
     if options.record:
-        record(PAGE, table.markdown(), "soak")
+        kind = "-requests" if options.requests else ""
+        kind += "-without-plugin" if options.without_plugin else ""
+        record(PAGE, table.markdown(), f"soak{kind}")
     return int(failed > 0)
 
 
@@ -124,11 +131,60 @@ def _soak(folder: Path, options: argparse.Namespace) -> tuple[Table, int]:
     return Table(title, described, columns, rows), traffic.failed + broken
 
 
+def _soak_scheduler(folder: Path, options: argparse.Namespace) -> tuple[Table, int]:
+    """Serve requests of few turns in the scheduler alone; return its memory by requests served."""
+    from vllm import SamplingParams
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request
+
+    (folder / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+    plugin = {"policy": POLICIES[options.policy], "record": str(folder), "clock": "requests"}
+    scheduler = scheduler_without_model(
+        str(folder), BLOCK, BLOCKS, None if options.without_plugin else plugin
+    )
+    init_none_hash(sha256)
+    hasher = get_request_block_hasher(BLOCK, sha256)
+    conversations = Conversations(options.conversations, end=NEW)
+    every = options.requests // SAMPLES
+    levels = []
+    for number in range(1, options.requests + 1):
+        session, prompt, _ = conversations.next_turn()
+        hints = {"kvscope_type": "chat", "kvscope_arrival_s": number * GAP_S}
+        params = SamplingParams(max_tokens=1, ignore_eos=True, extra_args=hints)
+        name = str(number)
+        scheduler.add_request(
+            Request(name, prompt, params, None, block_hasher=hasher, session_id=session)
+        )
+        while scheduler.requests:
+            planned = scheduler.schedule()
+            done = [] if scheduler.requests[name].is_prefill_chunk else [7]
+            result = ModelRunnerOutput([name], {name: 0}, sampled_token_ids=[done])
+            scheduler.update_from_output(planned, result)
+        conversations.answered(session, prompt)
+        if number % every == 0:
+            levels.append(_resident_mib(os.getpid()))
+    broken = any(observer.broken for observer in getattr(scheduler, "kvscope", ()))
+    flags = " --without-plugin" if options.without_plugin else f" --policy {options.policy}"
+    described = (
+        f"`python -m benchmarks.soak --requests {options.requests}{flags}`:"
+        f" {conversations.begun:,} conversations, a request every {GAP_S:g} s of the requests'"
+        f" clock{', the plugin failed' if broken else ''}."
+    )
+    columns = [f"MiB at {every * (sample + 1):,}" for sample in range(SAMPLES)]
+    policy = "without the plugin" if options.without_plugin else f"under {options.policy}"
+    title = f"Memory of vLLM's scheduler without a model, {policy}"
+    cells = [f"{level:,.1f}" for level in levels]
+    return Table(title, described, ("process", *columns), [["scheduler", *cells]]), int(broken)
+
+
 class Conversations:
     """Conversations that share system prompts, alive so many at a time; outputs are not carried."""
 
-    def __init__(self, alive: int, seed: int = 5) -> None:
+    def __init__(self, alive: int, seed: int = 5, end: float = END) -> None:
         self.begun = 0
+        self._end = end
         self._random = random.Random(seed)
         self._heads = [self._tokens(160) for _ in range(HEADS)]
         self._waiting = [self._new() for _ in range(alive)]
@@ -150,7 +206,7 @@ class Conversations:
     def answered(self, session: str, prompt: list[int]) -> None:
         """Continue a conversation after an answer, or begin another."""
         longer = prompt + self._tokens(TURN_TOKENS)
-        over = self._random.random() < END or len(longer) > LONGEST * 3 // 4
+        over = self._random.random() < self._end or len(longer) > LONGEST * 3 // 4
         self._waiting.append(self._new() if over else (session, longer))
 
 

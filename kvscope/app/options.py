@@ -246,9 +246,11 @@ class AnalyzeOptions(DeploymentOptions):
 
     from_: Annotated[
         float | None,
-        Time(
+        Option(
             "Analyze only requests from this time after the trace's start on, as a trace of their"
             " own.",
+            "TIME",
+            units.parse_duration,
             flags=("--from",),
         ),
     ] = None

@@ -92,6 +92,8 @@ def table_as(table: object, schema: type[T], where: str, remedy: str) -> T:
         return msgspec.convert(table, schema, dec_hook=_seconds)
     except msgspec.ValidationError as error:
         raise _refused(str(error), table, schema, where, remedy) from error
+    except UnicodeEncodeError as error:  # half a surrogate pair, which JSON can write
+        raise InputError(f"not Unicode: {error.object!a}", where=where, remedy=remedy) from error
 
 
 def write_toml(

@@ -1,7 +1,8 @@
 """Human units, parsed strictly and formatted so that they can be parsed again.
 
 A number is written plainly (`1.5`, no sign, no thousands separators, no exponent) and a unit is
-never guessed: `200` is not a duration. An error repeats the text and gives correct examples.
+never guessed: `200` is not a duration, while `0` is. An error repeats the text and gives correct
+examples.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ _LONGEST = 40  # characters of a plausible number
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds in `200ms`, `1.5s`, `10m` (or `10min`), `2h`, `1d`; a unit is needed."""
+    """Return the seconds in `200ms`, `1.5s`, `10m` (or `10min`), `2h` or `1d`; 0 needs no unit."""
+    if text == "0":
+        return 0.0
     return float(_value(text, "a duration", "200ms, 1.5s, 10m, 2h or 1d", _SECONDS.get))
 
 

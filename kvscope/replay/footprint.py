@@ -6,15 +6,16 @@ requests, of distinct blocks, and of accesses, which are the blocks of all promp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from kvscope.core.trace import Trace
+from kvscope.learning.returns.formulas import ROWS
 from kvscope.policies.base import Policy
+from kvscope.policies.gittins import AGES, Gittins
 from kvscope.replay.traffic import Traffic
 
 _LOADED = 300, 4  # the store's rows of a trace, and its prompts
 _SHARED = 150, 2, 4  # what all replays of a trace share: the order of touches
 _TABLES = 300  # what learners know of each request
+_ROW_NUMBERS = 12  # of a class at a refit
 _REPLAY = 80, 10  # each replay's own
 
 
@@ -37,9 +38,15 @@ def replays_bytes(trace: Trace, sample_rate: float = 1.0, coarsen: int = 1) -> i
     )
 
 
-def tables_bytes(traffic: Traffic, policies: Sequence[Policy]) -> int:
-    """Return what the tables of these policies take, 0 if none learns."""
-    return _TABLES * len(traffic.leaf) if any(policy.learner for policy in policies) else 0
+def tables_bytes(traffic: Traffic, policy: Policy) -> int:
+    """Return what the tables of this policy take while they are fitted, 0 if it learns nothing."""
+    if policy.learner is None:
+        return 0
+    fits = 0.0
+    if policy.learner == Gittins.learner:
+        refits = len(traffic.leaf) / policy.refit_every + 3  # two come early
+        fits = refits * ROWS * (8 * AGES + _ROW_NUMBERS)
+    return _TABLES * len(traffic.leaf) + int(fits)
 
 
 def replay_bytes(traffic: Traffic) -> int:

@@ -24,7 +24,7 @@ from kvscope.core.errors import UsageError
 from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, HitDefinition
 from kvscope.core.runs import Misses, Outcome, Run, TierOutcome
 from kvscope.policies.base import Policy, QueuePolicy
-from kvscope.replay.footprint import replay_bytes, tables_bytes
+from kvscope.replay.footprint import replay_bytes
 from kvscope.replay.metrics import ServedRequests, by_category, over_time, serve, summarize
 from kvscope.replay.misses import reasons
 from kvscope.replay.parameter_estimates import Estimates, bind
@@ -92,8 +92,7 @@ def sweep(
     policies = [request.policy for request in requests]
     each_bytes = replay_bytes(workload.traffic)
     if requests:
-        tables = tables_bytes(workload.traffic, policies)
-        memory.require(each_bytes + tables, f"a replay of {len(workload.traffic.leaf):,} requests")
+        memory.require(each_bytes, f"a replay of {len(workload.traffic.leaf):,} requests")
     workload.prepare(policies)
     threads = workers or memory.at_once(each_bytes, cores())
     pool = ThreadPoolExecutor(threads, thread_name_prefix="replay")

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from kvscope.characterize.windows import Windows
+from kvscope.core import memory
 from kvscope.core.arrays import Bools
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Prompts
@@ -18,6 +19,7 @@ from kvscope.learning.offline.learners import tables_for, tables_of_served
 from kvscope.policies.base import Policy
 from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.derived_traces import isolate
+from kvscope.replay.footprint import tables_bytes
 from kvscope.replay.misses import Novelty, novelty
 from kvscope.replay.replay import Tables, TouchHistory, replay, touch_history
 from kvscope.replay.sampling import Anchor, anchored, sampled
@@ -102,12 +104,15 @@ class Workload:
         """Return what a policy learns of the categories of `traffic`.
 
         `served` (R entries; default: all) are the requests that an engine does not reject. What a
-        small engine serves a larger one serves too, so their number says which they are.
+        small engine serves a larger one serves too, so their number says which they are. Raises
+        OutOfMemoryError, before it is taken, where that needs more memory than is available.
         """
         if served is None:
             served = np.ones(len(self.traffic.leaf), dtype=np.bool_)
         key = policy.learner, policy.refit_every, int(served.sum())
         if key not in self._tables:
+            what = f"what {policy.name} learns from {len(self.traffic.leaf):,} requests"
+            memory.require(tables_bytes(self.traffic, policy), what)
             fit = partial(tables_for, policy=type(policy), every=policy.refit_every)
             self._tables[key] = tables_of_served(self.traffic, served, fit)
         return self._tables[key]

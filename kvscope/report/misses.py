@@ -256,7 +256,7 @@ def causes_chart(explanation: Explanation) -> style.Figure:
     names = [each.cause for each in known]
     height = 120 + 28 * len(known)
     chart = style.bars(title, "input tokens", "", names, {"missed": shares}, height=height)
-    return chart.update_xaxes(tickformat=".0%")
+    return chart.update_xaxes(tickformat=".1~%")
 
 
 class _Node(NamedTuple):

@@ -102,14 +102,15 @@ class Parsers(Attack):
 def read(path: Path, name: str, options: ReadOptions) -> Rejects:
     """Read a trace as the pipeline does; return the lines that it refuses.
 
-    Raises Harm where a line is neither read nor refused.
+    Raises Harm where a line is neither read nor refused nor cut, or is counted twice.
     """
     known = registry.by_name(name)
     rejects = Rejects(str(path))
     columns = Columns(known.default_block_size, options, rejects)
     try:
         with closing(Source(str(path))) as source:
-            known.recognizes(source.head)
+            for other in registry.FORMATS:
+                other.recognizes(source.head)
             reader = known.reader(options)
             numbers: list[int] = []
             for records in reader.records(source):
@@ -123,7 +124,20 @@ def read(path: Path, name: str, options: ReadOptions) -> Rejects:
         return rejects
     if len(numbers) != len(set(numbers)) or rejects.accepted + rejects.count != len(numbers):
         raise Harm(f"{rejects.accepted} read, {rejects.count} refused, of {len(numbers)} records")
+    _check_count(path, name, len(numbers) + bool(reader.cut))
     for line, reason in rejects.lines:
         if not reason or len(reason) > 400:
             raise Harm(f"line {line}: the reason has {len(reason)} characters")
     return rejects
+
+
+def _check_count(path: Path, name: str, counted: int) -> None:
+    """Raise Harm where so many records are not those of the file's lines."""
+    sample = SAMPLES.get(name)
+    if sample is None or not sample.text:
+        return
+    lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    there = sum(bool(line.strip()) for line in lines)
+    may_skip = sample.skips or sample.headers
+    if counted > there or (counted < there and not may_skip):
+        raise Harm(f"{counted} records of {there} lines")

@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,11 +18,16 @@ import pytest
 from kvscope.cli import diagnostics
 from kvscope.core import memory
 from kvscope.core.errors import ExitCode, InputError
+from kvscope.core.hits import standard
 from kvscope.core.memory import OutOfMemoryError, available_bytes, out_of_memory, require
 from kvscope.core.units import GIB, MIB
 from kvscope.ingest.pipeline import ingest
-from kvscope.replay.footprint import analysis_bytes, replays_bytes
-from kvscope.store.db import open_store
+from kvscope.learning.offline.learners import tables_for
+from kvscope.policies.gittins import Gittins
+from kvscope.replay.footprint import analysis_bytes, replays_bytes, tables_bytes
+from kvscope.replay.traffic import traffic
+from kvscope.store.db import MEMORY, open_store
+from kvscope.store.traces import load_prompts
 
 
 @pytest.fixture
@@ -175,6 +181,21 @@ def test_estimates_are_near_the_peaks(tmp_path: Path) -> None:
         small, large = (estimate(stored[count]) for count in sizes)
         ratio = (peaks[sizes[1]] - peaks[sizes[0]]) / (large - small)
         assert 1 / 3 < ratio < 1.5, (command, ratio)
+
+
+@pytest.mark.parametrize("refit_requests", [512.0, 64.0, 4.0])
+def test_learned_tables_take_no_more_than_estimated(tmp_path: Path, refit_requests: float) -> None:
+    """Those of gittins grow with its refits."""
+    with open_store(MEMORY) as store:
+        trace = ingest(store, str(traces(tmp_path, 2_000, 4))).trace
+        requests = traffic(load_prompts(store, trace), standard())
+    policy = Gittins({"refit_requests": refit_requests})
+    tables_for(requests, Gittins, policy.refit_every)  # compiled
+    tracemalloc.start()
+    tables_for(requests, Gittins, policy.refit_every)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < tables_bytes(requests, policy) < 4 * peak
 
 
 @pytest.mark.slow

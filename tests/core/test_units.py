@@ -20,6 +20,7 @@ ACCEPTED: list[tuple[Callable[[str], float], str, float]] = [
     (units.parse_duration, "1d", 86_400),
     (units.parse_duration, "50us", 5e-5),
     (units.parse_duration, "0s", 0),
+    (units.parse_duration, "0", 0),
     (units.parse_duration, "1.5 s", 1.5),
     (units.parse_size, "16GiB", 16 * 2**30),
     (units.parse_size, "16gib", 16 * 2**30),

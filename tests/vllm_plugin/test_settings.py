@@ -122,6 +122,7 @@ def test_nothing_is_asked_for() -> None:
         ({"policy": None}, InputError, "kvscope: policy: None is not a table"),
         ({"cache_study": "yes"}, InputError, "cache_study: 'yes' is not true or false"),
         ({"clock": "sun"}, InputError, "kvscope: clock: 'sun' is not known; write one of"),
+        ({"\ud800": 1}, InputError, r"kvscope: not Unicode: '\\ud800'; keys: policy"),
         ({"policy": {"name": "tlru", "kind": 1}}, InputError, "policy.kind: unknown key"),
         ({"recommendation": "/dev/zero"}, InputError, "/dev/zero: not a file"),
         ({"recommendation": "."}, InputError, "^.: not a file"),

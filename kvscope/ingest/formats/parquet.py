@@ -130,6 +130,7 @@ def _batches(path: str, shown: str) -> Iterator[list[dict[str, object]]]:
     try:
         # A connection of its own: a damaged file can make DuckDB give up the one that read it.
         with duckdb.connect(config=dict(_BOUNDED)) as connection:
+            connection.execute("SET enable_progress_bar = false")  # it goes to stdout
             _refuse_bomb(connection, path, shown)
             query, values = statement("ingest/parquet_rows").text, {"path": path}
             present = connection.sql(query, params=values)
