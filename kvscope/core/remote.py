@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
@@ -37,7 +38,7 @@ def remote_files(path: str) -> list[str]:
         return [path]
     bucket, _, pattern = path.removeprefix(_S3).partition("/")
     pattern += "*" if path.endswith("/") else ""
-    fixed = pattern[: next(at for at, x in enumerate(pattern) if x in "*?[")]
+    fixed = re.split(r"[*?[]", pattern, maxsplit=1)[0]
     with _refusals(path):
         pages = _s3().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=fixed)
         keys = [each["Key"] for page in pages for each in page.get("Contents", ())]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ALL = "all"
 FORESEEING = "*"  # behind the name of a policy that knows the future
-REPLAYED = "lru,tlru,wa,belady,tail-belady"  # by default
+REPLAYED = "lru,gittins,tlru,wa,belady,tail-belady"  # by default
 VLLM, SGLANG = "vllm", "sglang"
 _CONTENDERS = {VLLM: "gittins", SGLANG: "tlru,slru,lfu"}
 _LEAVES = "leaves"

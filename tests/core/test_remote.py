@@ -171,6 +171,7 @@ def test_addresses_are_traces(server: tuple[str, Path]) -> None:
         ("s3://traces/absent/", "no such file"),
         ("s3://traces", "cannot be read"),
         ("s3://", "cannot be read"),
+        ("s3://tr*/x", "cannot be read"),
     ],
 )
 def test_what_cannot_be_read(

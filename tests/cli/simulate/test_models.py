@@ -78,7 +78,7 @@ def test_the_usual_policies_are_those_that_a_model_can_run(
     """Without names, and for all, the others are left out; the page still has its tables."""
     at = ("--capacity-blocks", "6", "--capacity-model", "engine")
     usual = simulated(capsys, trace, *options, *at)["results"]
-    assert [one["policy"] for one in usual] == ["lru", "tlru", "wa"]
+    assert [one["policy"] for one in usual] == ["lru", "tlru", "wa", "gittins"]
     tiers = ("--tiers", "hbm=2blocks,dram=9blocks:read=1GB/s", "--model", "vicuna-7b")
     every = simulated(capsys, trace, *options, *tiers, "--policies", "all")["results"]
     assert {"lru", "tlru"} <= {one["policy"] for one in every} < {one.name for one in POLICIES}

@@ -28,7 +28,7 @@ def test_the_document_keeps_its_contract(
     assert document["trace"]["name"] == "tiny"
     assert document["slo_ms"] == 1000
     assert document["latency"]["per_token_ms"] == 1
-    assert len(document["results"]) == 5
+    assert len(document["results"]) == 6
     for result in document["results"]:
         assert set(result) >= {
             "policy",
