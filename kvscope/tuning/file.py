@@ -248,7 +248,7 @@ def verdict_in(path: Path) -> str:
     """Return the verdict of the recommendation at `path`; empty where there is none to read."""
     try:
         return str(tomllib.loads(path.read_text(encoding="utf-8")).get("verdict", ""))
-    except (OSError, ValueError):
+    except (OSError, ValueError, ArithmeticError, RecursionError):  # numbers and nesting, too
         return ""
 
 

@@ -206,7 +206,7 @@ def test_the_verdict_of_a_file(found: TuningResult, tmp_path: Path) -> None:
         _round(path, replace(found, verdict=verdict))
         assert verdict_in(path) == verdict
         assert read_recommendation(path).verdict == verdict
-    for content in (b"\xff", b"= 1", b"schema = 1"):
+    for content in (b"\xff", b"= 1", b"schema = 1", b"x = " + b"[" * 20_000):
         path.write_bytes(content)
         assert verdict_in(path) == ""
 
