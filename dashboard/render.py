@@ -11,7 +11,7 @@ from streamlit.elements.lib.mutable_tab_container import TabContainer
 
 from dashboard import query_params
 from dashboard.glossary import meaning
-from dashboard.markdown import escape
+from dashboard.markdown import escape, escape_around_commands
 from dashboard.plotly_figure import ReadyFigure, ready
 from kvscope.report.section import Section, Table
 from kvscope.report.words import WHATEVER_OPTIONS
@@ -37,7 +37,7 @@ def show(
             st.header(section.title, help=meaning(name))
         if section.sentences:
             sentences = (text.replace(WHATEVER_OPTIONS, "") for text in section.sentences)
-            st.markdown("  \n".join(map(escape, sentences)))
+            st.markdown("  \n".join(map(escape_around_commands, sentences)))
         if section.figures:
             charts(section, f"{within} {name}", cache_key)
         if section.tables:

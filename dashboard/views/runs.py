@@ -94,7 +94,7 @@ def _reports(reports: Sequence[StoredReport]) -> None:
         "took": lambda each: units.duration_in_words(each.duration_s),
     }
     table = tabulate("", reports, columns, words=("command", "answer", "when"))
-    nothing = "`kvscope tune` and `fleet` add theirs, as the pages Recommendation and Fleets do."
+    nothing = "`kvscope tune` and `kvscope fleet` add theirs, as Recommendation and Fleets do."
     render.show([Section.of("Reports", table if reports else nothing)])
     by_id = {each.report_id: each for each in reports}
     report_id = _select("report", "Open a report", list(by_id), lambda each: _called(by_id[each]))
