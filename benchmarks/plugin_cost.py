@@ -39,12 +39,12 @@ POLICIES: dict[str, dict[str, Any] | None] = {
     "tlru, any": {"name": "tlru", "leaves": "any", "params": {"xi_tokens": 512}},
     "tlru": {"name": "tlru", "params": {"xi_tokens": 512}},
     f"wa, {KINDS} categories": {"name": "wa"},
-    "gittins, 12 classes, no guard": {"name": "gittins", "params": {"xi_tokens": 512}},
-    "gittins, 12 classes": {"name": "gittins", "params": {"xi_tokens": 512}},
-    "gittins, 36 classes, no guard": {"name": "gittins", "params": {"xi_tokens": 512}},
-    "gittins, 36 classes": {"name": "gittins", "params": {"xi_tokens": 512}},
+    "gittins, first class set, no guard": {"name": "gittins", "params": {"xi_tokens": 512}},
+    "gittins, first class set": {"name": "gittins", "params": {"xi_tokens": 512}},
+    "gittins, second class set, no guard": {"name": "gittins", "params": {"xi_tokens": 512}},
+    "gittins, second class set": {"name": "gittins", "params": {"xi_tokens": 512}},
 }
-CLASS_SETS = {"gittins, 12 classes": 0, "gittins, 36 classes": 1}
+CLASS_SETS = {"gittins, first class set": 0, "gittins, second class set": 1}
 UNGUARDED = ", no guard"
 
 
@@ -78,7 +78,7 @@ def main() -> None:
                 runs[name].append(_serve(scheduler, options.requests, options.prompt_blocks))
                 if guarded == name and name in CLASS_SETS:
                     guard = scheduler.kvscope[0].learner._guard  # noqa: SLF001
-                    shadow_bytes[name] = _bytes(guard.watch.shadows, set())
+                    shadow_bytes[name] = _bytes(guard.shadows, set())
     print(_table(runs, options.requests).markdown())
     for name, size in shadow_bytes.items():
         print(f"The shadow caches of {name} take {size:,} bytes.")
@@ -162,13 +162,13 @@ def _of_all_classes(steering: Any, class_set: int, guarded_blocks: int | None) -
     done, except the guard's if `guarded_blocks` is None.
     """
     from kvscope.learning.returns.file import FittedReturns
-    from kvscope.learning.returns.formulas import FIRST, STEPS, began_s
+    from kvscope.learning.returns.formulas import FIRST, PARTS, STEPS, began_s
     from kvscope.learning.returns.online import ReturnsLearner
     from kvscope.policies.gittins import AGES
 
-    classes = math.prod(STEPS[class_set])
+    rows = math.prod(STEPS[class_set])
     falling = 1.0 / (30.0 + began_s(np.arange(AGES)))
-    index = np.outer(1.0 + np.arange(classes) * 7 % classes / classes, falling)
+    index = np.outer(1.0 + np.arange(rows) * 7 % rows / rows, falling)
     fitted = FittedReturns(class_set, index, sys.maxsize, refits=True)
     learner = steering.learner = ReturnsLearner(steering.policy, BLOCK, fitted)
     if guarded_blocks is not None:
@@ -177,7 +177,7 @@ def _of_all_classes(steering: Any, class_set: int, guarded_blocks: int | None) -
         judge.now = learner._candidate = FIRST  # noqa: SLF001
         judge.judge = lambda _: False  # type: ignore[method-assign]  # goes on as it is
         learner.table = learner._in_force()  # noqa: SLF001
-    find, sets = learner._classes, [math.prod(STEPS[name]) for name in learner._sets]  # noqa: SLF001
+    find, sets = learner._classes, [math.prod(STEPS[name]) // PARTS for name in learner._sets]  # noqa: SLF001
 
     def in_turn(seen: Any, prompt_tokens: int, tokens: int) -> list[int]:
         find(seen, prompt_tokens, tokens)
