@@ -12,6 +12,7 @@ The keys are the fields of `Deployment`; those that are left out take what follo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -83,7 +84,7 @@ def read_deployment(path: Path) -> Deployment:
         for field in ("model", "engine_log", "latency")
         if isinstance(value := stated.get(field), str)
         and value not in {*preset_names(), *PRESETS, FROM_TRACE}
-        and (path.parent / value).exists()
+        and os.path.lexists(path.parent / value)  # False for a name that is too long
     }
     return replace(deployment, **beside)  # type: ignore[arg-type]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -204,7 +205,7 @@ def resolve_model(
     directory: write `./name` for the folder.
     """
     path = Path(text)
-    if text not in PRESETS and (path.exists() or path.suffix == ".json"):
+    if text not in PRESETS and (os.path.lexists(path) or path.suffix == ".json"):
         model = read_config(path / "config.json" if path.is_dir() else path)
     else:
         model = preset(text)
@@ -266,7 +267,7 @@ def read_config(path: Path) -> Model:
 
 def _object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file that may be missing."""
-    if not path.is_file():
+    if not (os.path.lexists(path) and path.is_file()):
         return {}
     try:
         document = json.loads(path.read_bytes())

@@ -19,6 +19,7 @@ base_ms = [8.9, 9.8]
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import fields
 from difflib import get_close_matches
@@ -120,7 +121,7 @@ def load_profile(name_or_path: str = DEFAULT_PROFILE) -> LatencyProfile:
     if name_or_path in PRESETS:
         return PRESETS[name_or_path]
     path = Path(name_or_path)
-    if path.suffix == ".toml" or path.is_file():
+    if path.suffix == ".toml" or (os.path.lexists(path) and path.is_file()):
         return read_profile(path)
     if name_or_path.lower() in PRESETS:
         return PRESETS[name_or_path.lower()]

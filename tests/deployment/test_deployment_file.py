@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvscope.core.errors import InputError
+from kvscope.core.errors import InputError, UsageError
 from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.file import (
     FILE,
@@ -18,6 +18,8 @@ from kvscope.deployment.file import (
     read_deployment,
     write_deployment,
 )
+from kvscope.deployment.models import resolve_model
+from kvscope.latency.file import load_profile
 
 WHOLE = Deployment(
     gpu="h100",
@@ -91,6 +93,17 @@ def test_files_are_beside_it(tmp_path: Path) -> None:
     read = read_deployment(path)
     assert read.latency == str(tmp_path / "latency.toml")
     assert read.engine_log == "elsewhere.log"
+
+
+def test_a_name_too_long_for_a_file_is_no_file(tmp_path: Path) -> None:
+    """Of a model or a profile: it is refused as one that no preset has."""
+    name = "x" * 5_000
+    path = tmp_path / "kvscope.toml"
+    write_deployment(path, Deployment(model=name, latency=name))
+    assert read_deployment(path) == Deployment(model=name, latency=name)
+    for find in (resolve_model, load_profile):
+        with pytest.raises(UsageError, match="^no .*'xxx"):
+            find(name)
 
 
 def test_the_file_of_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
