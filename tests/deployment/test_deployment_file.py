@@ -102,7 +102,7 @@ def test_a_name_too_long_for_a_file_is_no_file(tmp_path: Path) -> None:
     write_deployment(path, Deployment(model=name, latency=name))
     assert read_deployment(path) == Deployment(model=name, latency=name)
     for find in (resolve_model, load_profile):
-        with pytest.raises(UsageError, match="^no .*'xxx"):
+        with pytest.raises(UsageError, match=r"^no .*'xxx"):
             find(name)
 
 
