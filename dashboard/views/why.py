@@ -36,8 +36,10 @@ def page() -> None:
     """Draw which cache is explained, the causes and findings, then the request that is picked."""
     trace = sidebar.page_head("Why")
     selected = sidebar.choices()
-    blocks = None
-    if selected.deployment is None:
+    where, stated, blocks = selected.deployment, selected.options, None
+    if where is not None and where.replicas > 1 and where.traffic == "fleet":
+        where, stated = None, {}  # no engine serves all of this: an idle cache of one's size
+    if where is None:
         blocks = sidebar.capacity("why_capacity", "Capacity")
         blocks = blocks or selected.present_blocks
         if blocks is None:
@@ -46,7 +48,7 @@ def page() -> None:
     known = {each.name for each in fields(ExplainOptions)}
     options = ExplainOptions(
         capacity_blocks=blocks,
-        **{name: value for name, value in selected.options.items() if name in known},
+        **{name: value for name, value in stated.items() if name in known},
     )
     question = (trace, options)
     clicked = st.button("Explain", type="primary", key="explain_misses")

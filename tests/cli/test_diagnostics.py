@@ -95,7 +95,7 @@ def test_usage_errors(capsys: Streams) -> None:
         (["--nope"], "no such option: --nope; see `kvscope --help`"),
         (["show", "--jsn"], "no such option: --jsn; did you mean --json?"),
         (["show", "--version"], "no such option: --version; see `kvscope show --help`"),
-        (["show", "a", "b"], "got unexpected extra argument(s) (b); see `kvscope show --help`"),
+        (["fail", "a"], "got unexpected extra argument(s) (a); see `kvscope fail --help`"),
     ]:
         assert run(arguments, commands) == ExitCode.USAGE
         assert capsys.readouterr() == ("", f"error: {line}\n")

@@ -149,6 +149,9 @@ def test_a_store_from_before_clocks_has_none(tmp_path: Any) -> None:
         assert load_prompts(store, trace).clock.tolist() == [0, 0, 0, 1, 1, 1]
     with duckdb.connect(path) as connection:
         connection.execute("ALTER TABLE requests DROP COLUMN clock")
+        connection.execute("ALTER TABLE requests DROP COLUMN delay_s")
+        connection.execute("ALTER TABLE requests DROP COLUMN waits_for")
+        connection.execute("ALTER TABLE bad_lines DROP COLUMN place")
         connection.execute("DROP TABLE reports")
         connection.execute("DROP SEQUENCE report_ids")
         connection.execute("UPDATE schema_version SET version = 6")
