@@ -172,7 +172,7 @@ def serving(watched: Watch, address: Address) -> Iterator[None]:
     """Serve the metrics of a watch at an address, in a thread of its own."""
     from prometheus_client import CollectorRegistry, make_wsgi_app
 
-    from kvscope.report.metrics import WatchCollector
+    from kvscope.cli.watch_metrics import WatchCollector
 
     registry: Any = CollectorRegistry()
     registry.register(WatchCollector(watched))
