@@ -17,7 +17,7 @@ from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.policy_options import ALL
 from kvscope.tuning.search import has_xi
 
-USUAL = ["lru", "tlru", "wa", "belady"]
+USUAL = ["lru", "gittins", "tlru", "wa", "belady"]
 MODELS: tuple[CapacityModel, ...] = ("cache", "engine")
 MODES: tuple[TierMode, ...] = ("exclusive", "write-through")
 
