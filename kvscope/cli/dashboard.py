@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 
 from kvscope.app.options import Count, Option
 from kvscope.cli.diagnostics import note
-from kvscope.cli.options import DEFAULT_DB, Db
+from kvscope.cli.options import DEFAULT_DB, Db, Host
 from kvscope.cli.terminal import Terminal
 from kvscope.core.errors import KvscopeError, StoreBusyError, UsageError
 from kvscope.core.files import data_folder
@@ -30,12 +30,6 @@ _PATIENCE_S = 5.0
 TOKEN_BYTES, _SHORTEST_TOKEN = 16, 8
 
 Port = Annotated[int, Count("Port to listen on.")]
-Host = Annotated[
-    str,
-    Option(
-        "Bind address; the default lets only this machine in. Any other needs a token.", "ADDRESS"
-    ),
-]
 Token = Annotated[
     str | None,
     Option(

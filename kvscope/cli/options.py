@@ -23,6 +23,12 @@ from kvscope.core.errors import UsageError
 from kvscope.core.files import one_path
 
 DEFAULT_DB = "kvscope.duckdb"
+Host = Annotated[
+    str,
+    Option(
+        "Bind address; the default lets only this machine in. Any other needs a token.", "ADDRESS"
+    ),
+]
 
 
 def parsed_by(parse: Callable[[str], Any]) -> Callable[[Any], Any]:

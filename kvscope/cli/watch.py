@@ -25,7 +25,7 @@ from kvscope.app.watch import Watch, WatchOptions, check_path, watch_request
 from kvscope.cli import output
 from kvscope.cli.dashboard import DEFAULT_HOST, TOKEN_BYTES, Port, check_token, free_address
 from kvscope.cli.diagnostics import note
-from kvscope.cli.options import parsed_by
+from kvscope.cli.options import Host, parsed_by
 from kvscope.core.addresses import Address, hostname, is_same
 from kvscope.core.errors import KvscopeError, UsageError
 from kvscope.core.files import data_folder
@@ -44,12 +44,6 @@ Recording = Annotated[
         parser=parsed_by(values.called),
         help="A recording's file or folder, or vLLM's KV events: tcp://localhost:5557.",
         show_default=False,
-    ),
-]
-Host = Annotated[
-    str,
-    Option(
-        "Bind address; the default lets only this machine in. Any other needs a token.", "ADDRESS"
     ),
 ]
 Token = Annotated[

@@ -47,7 +47,7 @@ class Guard:
 
     While it is in force, a candidate's losses exceed its gains by 8 intervals' tokens at the most,
     from whenever they are counted: its late gain is no more than that of an endless row of the best
-    intervals, and 8 of the worst ones cancel that. This is one turnover of the cache.
+    intervals, and 8 of the worst ones cancel that.
     """
 
     def __init__(self, candidates: int) -> None:
