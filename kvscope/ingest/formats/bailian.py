@@ -88,6 +88,7 @@ class _BailianLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     cached_tokens: int | None = None
     delay_ms: int | float | None = None
     waits_for: int | None = None
+    retention: msgspec.Raw | None = None
 
 
 class BailianExport(LineExporter):
@@ -124,4 +125,5 @@ class BailianExport(LineExporter):
             cached_tokens=row.cached_tokens,
             delay_ms=milliseconds(row.delay_s),
             waits_for=row.waits_for,
+            retention=msgspec.Raw(row.retention.encode()) if row.retention else None,
         )
