@@ -13,6 +13,7 @@ import numpy as np
 
 from kvscope.app.requests import RetentionRequest
 from kvscope.core.arrays import Float64s, Int32s
+from kvscope.core.directives import DEFAULT_PRIORITY
 from kvscope.core.errors import InputError
 from kvscope.core.hits import HitDefinition
 from kvscope.core.trace import Prompts, Trace
@@ -21,11 +22,11 @@ from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.soft_ttl import SoftTtl
 from kvscope.replay.derived_traces import select
+from kvscope.replay.leases import hold
 from kvscope.replay.replay import NO_TABLES, Tables, TouchHistory, replay, touch_history
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.retention.choice import best_steps, choose, rounded_up
 from kvscope.retention.curves import TtlCurves, ttl_curves
-from kvscope.retention.leases import hold
 from kvscope.retention.prices import Charge, charges, prices
 
 TTLS_S = (60.0, 300.0, 600.0, 1800.0, 3600.0, 86400.0)
@@ -255,7 +256,8 @@ def _advice(
 
 def ttl_tables(ttl_s: Float64s) -> Tables:
     """Return the table of `soft-ttl` with these TTLs by category."""
-    return Tables.of(np.zeros(1, dtype=np.int64), ttl_s.reshape(1, -1, 1))
+    rows = np.stack((ttl_s, np.full_like(ttl_s, DEFAULT_PRIORITY)), axis=-1)
+    return Tables.of(np.zeros(1, dtype=np.int64), rows[np.newaxis])
 
 
 def _rate(hit_blocks: Int32s, requests: Traffic, first: int) -> float:

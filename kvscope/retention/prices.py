@@ -14,9 +14,9 @@ import numpy as np
 from kvscope.core.arrays import Float64s, Int64s
 from kvscope.core.hits import HitDefinition
 from kvscope.core.trace import Prompts
+from kvscope.replay.leases import NOT_HELD, hold
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.retention.curves import ttl_curves
-from kvscope.retention.leases import NOT_HELD, hold
 
 PROVIDER = HitDefinition("provider", last_token_rule=False, outputs="ignored")
 """Providers cache prompts; the answer becomes part of the next turn's."""

@@ -10,7 +10,7 @@ from tests.oracles.replay import left_behind
 
 
 class Held(NamedTuple):
-    """What leases hit and hold; see `kvscope.retention.leases.Leases`."""
+    """What leases hit and hold; see `kvscope.replay.leases.Leases`."""
 
     hit_blocks: list[int]
     granted: list[bool]

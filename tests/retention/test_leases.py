@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.policies.ttl import Ttl
+from kvscope.replay import leases as retention_leases
+from kvscope.replay.leases import NO_BUDGET, NOT_HELD, hold
 from kvscope.replay.replay import replay
 from kvscope.replay.traffic import Traffic
-from kvscope.retention import leases as retention_leases
 from kvscope.retention.curves import ttl_curves
-from kvscope.retention.leases import NO_BUDGET, NOT_HELD, hold
 from tests.oracles import leases
 from tests.policies.traffics import CATEGORIES, traffics
 

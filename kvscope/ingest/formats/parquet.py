@@ -18,6 +18,7 @@ import msgspec
 from duckdb.sqltypes import DuckDBPyType
 from msgspec.structs import asdict
 
+from kvscope.core.directives import Directives
 from kvscope.core.errors import InputError
 from kvscope.core.files import STANDARD_STREAM, files_of
 from kvscope.core.trace import Trace
@@ -76,6 +77,9 @@ class _ParquetRow(Request):
     """A request whose hash ids are lists, as the columns of a table are."""
 
     hash_ids: list[int | str] | None = None
+
+
+_directives = msgspec.json.Decoder(Directives).decode
 
 
 class _ParquetReader(Reader):
@@ -230,7 +234,11 @@ def _request(row: dict[str, object]) -> Request:
         if value is not None and row.get(field) is None:
             is_ms = name.endswith("_ms")
             row[field] = value / 1000 if is_ms and isinstance(value, int | float) else value
-    return Request(**asdict(msgspec.convert(row, _ParquetRow)))
+    stated = row.pop("retention", None)
+    request = Request(**asdict(msgspec.convert(row, _ParquetRow)))
+    if isinstance(stated, str):
+        request.retention = _directives(stated)
+    return request
 
 
 def _require_lengths(present: Sequence[str], shown: str) -> None:
@@ -294,6 +302,7 @@ class ParquetExport(Exporter):
             "duration_s": pl.Float64(),
             "cached_tokens": pl.Int32(),
             "delay_s": pl.Float64(),
+            "retention": pl.String(),
             "hash_ids": pl.List(pl.Int32()),
             "block_size": pl.Int32(),
             "clock": pl.Int32(),
