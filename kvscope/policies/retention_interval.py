@@ -16,7 +16,7 @@ class RetentionInterval(Lru):
     """
 
     name = "retention-interval"
-    summary = "hybrid models: vLLM's LRU that keeps sliding windows every so many tokens"
+    summary = "hybrid models: LRU that keeps windows every so many tokens"
     source = "vLLM"
     parameters = (
         Parameter(
@@ -24,7 +24,6 @@ class RetentionInterval(Lru):
             float("inf"),
             "tokens between windows that are kept, a multiple of the block; inf: all windows",
             search=(256, 512, 1024, 2048, 4096, 8192, 16384, float("inf")),
-            required=True,
         ),
         TTL,
     )

@@ -9,7 +9,13 @@ from kvscope.core.errors import UsageError
 from kvscope.core.hits import standard
 from kvscope.core.runs import RunSetting
 from kvscope.latency.profile import TIMES, LatencyProfile
-from kvscope.replay.policy_options import ALL, HYBRID, REPLAYED, parse_policies
+from kvscope.replay.policy_options import (
+    ALL,
+    HYBRID,
+    REPLAYED,
+    RETENTION_INTERVAL,
+    parse_policies,
+)
 
 if TYPE_CHECKING:
     from kvscope.core.hits import HitDefinition
@@ -141,7 +147,10 @@ def policies_for(
     if text in {None, ALL} or not unfit:
         return [policy for policy in named if _fits(policy, setting, hybrid)]
     what = f"{setting.tier_mode} tiers" if setting.tiers else "an engine"
-    what = "a hybrid model" if hybrid else what
+    if hybrid:
+        what = "a hybrid model"
+    elif setting.capacity_model == "cache":
+        what = "a cache without groups of layers"
     fitting = [policy.name for policy in parse_policies(ALL) if _fits(policy, setting, hybrid)]
     raise UsageError(
         f"{unfit[0]} cannot order the blocks of {what}",
@@ -156,6 +165,8 @@ def _fits(policy: type[Policy], setting: RunSetting, hybrid: bool) -> bool:
         from kvscope.vllm_sim.state import orders_groups
 
         return orders_groups(policy)
+    if policy.name == RETENTION_INTERVAL:
+        return False  # LRU's double without windows
     if setting.capacity_model == "engine":
         from kvscope.policies.base import LanePolicy
 

@@ -54,7 +54,7 @@ class EngineLaunch:
 
     `num_gpu_blocks` is the size of the pool where it is stated, running requests and vLLM's block 0
     included; None where the engine measures it. `options` are further flags, in the engine's words,
-    `groups` those of a hybrid model.
+    `groups` those of a hybrid model, by which a retention interval is rounded.
     """
 
     block_size: int = VLLM_BLOCK_TOKENS
@@ -97,10 +97,9 @@ def _sglang(policy: Policy, launch: EngineLaunch) -> str | None:
 def _vllm(policy: Policy, launch: EngineLaunch) -> str | None:
     chosen = []
     if isinstance(policy, RetentionInterval):
-        if launch.groups is None:
-            return None
-        tokens = launch.groups.retaining(policy.values["retention_tokens"]).retention_tokens
-        chosen.append(f"--prefix-cache-retention-interval {tokens}")  # vLLM reads None
+        tokens = policy.values["retention_tokens"]
+        kept = launch.groups.retaining(tokens).retention_tokens if launch.groups else None
+        chosen.append(f"--prefix-cache-retention-interval {kept}")  # vLLM reads None
     elif not policy.runs_in_plugin():
         return None
     elif policy.name != "lru" or math.isfinite(policy.values["ttl_s"]):
