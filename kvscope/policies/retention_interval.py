@@ -15,7 +15,7 @@ class RetentionInterval(Lru):
     Source: vLLM 0.32.0, vllm/v1/core/single_type_kv_cache_manager.py (reachable_block_mask).
     """
 
-    name = "retention-interval"
+    name = "lru-retention"
     summary = "hybrid models: LRU that keeps windows every so many tokens"
     source = "vLLM"
     parameters = (

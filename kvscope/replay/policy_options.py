@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ALL = "all"
 FORESEEING = "*"  # behind the name of a policy that knows the future
 REPLAYED = "lru,gittins,tlru,wa,belady,tail-belady"  # by default
-RETENTION_INTERVAL = "retention-interval"
+RETENTION_INTERVAL = "lru-retention"
 HYBRID = f"lru,{RETENTION_INTERVAL}"  # for models whose layers are in groups
 VLLM, SGLANG = "vllm", "sglang"
 _CONTENDERS = {VLLM: "gittins", SGLANG: "tlru,slru,lfu"}

@@ -283,7 +283,7 @@ def _checked_groups(policy: Policy, groups: KvGroups, block_size: int) -> KvGrou
         raise UsageError(
             f"{policy.name} has no order for blocks of several kinds of layers",
             where="a hybrid model",
-            remedy="take lru, which is vLLM's own, or retention-interval",
+            remedy="take lru, which is vLLM's own, or lru-retention",
         )
     if groups.hash_tokens % block_size:
         sizes = ", ".join(f"{size}" for size in sorted({g.block_tokens for g in groups.groups}))

@@ -66,7 +66,7 @@ def test_tune_recommends_an_interval_with_its_flag(trace: kvscope.OpenTrace, mea
     """Answers are hit then: fewer tokens to compute, so the SLO is met."""
     result = kvscope.tune(trace, slo="250ms", latency=measured, **POOL).to_dict()
     chosen = result["recommendation"]
-    assert (chosen["verdict"], chosen["policy"]) == ("switch", "retention-interval")
+    assert (chosen["verdict"], chosen["policy"]) == ("switch", "lru-retention")
     flags = chosen["flags"]["vllm"]
     assert flags.startswith("--prefix-cache-retention-interval ")
     assert "--scheduler-cls" not in flags
@@ -74,13 +74,13 @@ def test_tune_recommends_an_interval_with_its_flag(trace: kvscope.OpenTrace, mea
 
 def test_other_policies_are_refused(trace: kvscope.OpenTrace, measured: str) -> None:
     """In one line, with what would do."""
-    with pytest.raises(UsageError, match=r"tlru has no order for .* hybrid models; take retention"):
+    with pytest.raises(UsageError, match=r"tlru has no order for .* hybrid models; take lru-retention"):
         kvscope.tune(trace, slo="1s", policies="tlru", latency=measured, **POOL)
     with pytest.raises(UsageError, match="gittins cannot order the blocks of a hybrid model"):
         kvscope.simulate(trace, policies="gittins", latency=measured, **POOL)
-    with pytest.raises(UsageError, match="retention-interval is for the blocks of hybrid models"):
+    with pytest.raises(UsageError, match="lru-retention is for the blocks of hybrid models"):
         kvscope.tune(
-            trace, slo="1s", policies="retention-interval", latency=measured, num_gpu_blocks=9_000
+            trace, slo="1s", policies="lru-retention", latency=measured, num_gpu_blocks=9_000
         )
 
 
