@@ -192,12 +192,12 @@ class LanePolicy(PathPolicy):
     stepwise: ClassVar[bool] = False  # scores change with time at the steps of `next_step_s` alone
 
     @staticmethod
-    def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
-        """Return (depth, deep lane, shallow lane): blocks from that depth on go to the deep one.
+    def place(turn: Turn, end: int, block_size: int, p: Floats) -> tuple[int, int]:
+        """Return the depth from which on blocks up to `end` are in one lane, and that lane.
 
         The scores must not rank a request's shallow blocks below its deep ones.
         """
-        return 0, 0, 0
+        return 0, 0
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:

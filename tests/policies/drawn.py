@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from kvscope.policies.base import Leaves, Parameter, Policy
-from kvscope.policies.gittins import AGES
+from kvscope.policies.gittins import AGES, LEVELS
 from kvscope.policies.registry import POLICIES
 from kvscope.policies.wa import reuse_rows
 from kvscope.replay.replay import NO_TABLES, Replay, Tables, replay
@@ -67,7 +67,7 @@ def tables(draw: st.DrawFn, policy: str) -> Tables:
         return NO_TABLES
     periods = draw(st.integers(1, 3))
     later = draw(st.lists(st.integers(1, 9), min_size=periods - 1, max_size=periods - 1))
-    rows = CATEGORIES * (2 if policy == "gittins" else 1)
+    rows = CATEGORIES * (LEVELS if policy == "gittins" else 1)
     values = draw(st.lists(_ROWS[policy], min_size=periods * rows, max_size=periods * rows))
     return Tables.of(
         np.array([0, *sorted(later)], dtype=np.int64),

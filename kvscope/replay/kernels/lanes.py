@@ -29,8 +29,8 @@ from kvscope.replay.traffic import Traffic
 class Lanes(NamedTuple):
     """The state of a lane policy: `queues` has a set a lane (bitset.py) of R requests.
 
-    `places` (R x 4) is what `place` says of the part of each path that its run ends in, and where
-    that part begins; `recent` the tokens that recent requests computed (recent.py).
+    `places` (R x 2) has where the lane of each run's deepest block begins, and that lane; `recent`
+    the tokens that recent requests computed (recent.py).
     """
 
     runs: CachedRuns
@@ -45,7 +45,7 @@ def empty_lanes(traffic: Traffic, lanes: int, leaf: bool) -> Lanes:
     return Lanes(
         empty_runs(traffic, leaf),
         empty_sets(lanes, requests),
-        np.zeros((requests, 4), dtype=np.int32),
+        np.zeros((requests, 2), dtype=np.int32),
         nothing_recent(),
     )
 
@@ -81,7 +81,7 @@ def lanes_order(policy: type[LanePolicy], leaf: bool) -> EvictionOrder:
 @once
 def _order_of(
     admits: Callable[..., bool],
-    place: Callable[..., tuple[int, int, int]],
+    place: Callable[..., tuple[int, int]],
     score: Callable[..., float],
     adapts: Callable[..., bool],
     adapt: Callable[..., None],
@@ -98,22 +98,18 @@ def _order_of(
 
     @callable_in_kernels
     def lane_of(state: Lanes, request: int) -> int:
-        places = state.places
-        depth, deep, shallow = places[request, 0], places[request, 1], places[request, 2]
-        return int(deep if state.runs.of[request, END] > depth else shallow)
+        return int(state.places[request, 1])
 
     @callable_in_kernels
     def enter(state: Lanes, traffic: Traffic, request: int, now: Now) -> None:
-        """Note the lanes of the part that a run ends in."""
+        """Note the lane that a run ends in, and where it begins."""
         cuts, end = traffic.cuts, state.runs.of[request, END]
         part = cuts.shape[1]
         while part > 0 and end <= cuts[request, part - 1]:
             part -= 1
-        begin = cuts[request, part - 1] if part > 0 else 0
-        depth, deep, shallow = place(turn_of(traffic, request, part), now.block_size, now.p)
-        places = state.places
-        places[request, 0], places[request, 1], places[request, 2] = depth, deep, shallow
-        places[request, 3] = begin
+        cut = cuts[request, part - 1] if part > 0 else 0
+        begin, lane = place(turn_of(traffic, request, part), end, now.block_size, now.p)
+        state.places[request, 0], state.places[request, 1] = max(begin, cut), lane
 
     @callable_in_kernels
     def join(state: Lanes, traffic: Traffic, request: int, now: Now) -> None:
@@ -142,12 +138,9 @@ def _order_of(
     def evict_from(state: Lanes, traffic: Traffic, request: int, now: Now, most: int) -> int:
         """Evict up to `most` of a run's blocks, as far as they are in its deepest block's lane."""
         runs, queues, words = state.runs, state.queues, words_for(len(state.places))
-        lane, depth = lane_of(state, request), state.places[request, 0]
-        first, begin = runs.of[request, FIRST], state.places[request, 3]
-        stop = max(first, begin)
-        if runs.of[request, END] > depth:
-            stop = max(stop, depth)
-        count = shrink(runs, request, most, stop, leaf, leaf)
+        lane, begin = lane_of(state, request), state.places[request, 0]
+        first = runs.of[request, FIRST]
+        count = shrink(runs, request, most, max(first, begin), leaf, leaf)
         if first < runs.of[request, END] <= begin:
             enter(state, traffic, request, now)
         if runs.of[request, END] == first:
