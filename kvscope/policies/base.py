@@ -26,6 +26,7 @@ Ints: TypeAlias = NDArray[np.int32]
 NEVER = 2**31 - 1  # stands for "no later request" where a request's number is expected
 RECENT = 1024  # requests that an adaptive policy looks back on
 ADAPT_EVERY = 256
+EARLY = 1.0 - 1e-9  # times `LanePolicy.next_step_s`, which may be a rounding off
 MOST_TOKENS = 1e15  # any number of tokens; kernels count in 64 bits
 ENDS = -1  # stands for "no next turn" where the tokens of a next prompt are expected
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 
 from kvscope.policies.base import TTL, Floats, LanePolicy, Parameter, Turn
 from kvscope.policies.tlru import NEXT_PROMPT_TOKENS, XI_TOKENS, first_safe_depth
 
 LEAST_S, AGES_AN_OCTAVE, AGES = 0.125, 3, 54  # the last age begins at some 6 hours
-_STEPS_S = tuple(LEAST_S * 2.0 ** (step / AGES_AN_OCTAVE) for step in range(AGES - 1))
 
 WINDOW_REFITS = 9  # times the requests from one refit to the next are the past that it looks at
 REFIT_REQUESTS = Parameter(
@@ -76,12 +74,7 @@ class Gittins(LanePolicy):
     @staticmethod
     def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
         """Return index times need."""
-        age = 0
-        if idle_s >= LEAST_S:
-            part, octave = math.frexp(idle_s / LEAST_S)  # quicker than a logarithm
-            third = 0 if part < _THIRD else 1 if part < _TWO_THIRDS else 2
-            age = min(AGES_AN_OCTAVE * (octave - 1) + third + 1, AGES - 1)
-        index, level = float(table[lane, age]), lane % LEVELS
+        index, level = float(table[lane, _age(idle_s)]), lane % LEVELS
         if level == 0 or p[_XI] <= 0.0:
             return index
         longer = p[_NEXT_PROMPT] / (p[_NEXT_PROMPT] + p[_XI])
@@ -90,5 +83,14 @@ class Gittins(LanePolicy):
     @staticmethod
     def next_step_s(idle_s: float) -> float:
         """Return the idle time at which the next age begins."""
-        step = bisect_right(_STEPS_S, idle_s)
-        return _STEPS_S[step] if step < len(_STEPS_S) else math.inf
+        age = _age(idle_s)
+        return LEAST_S * 2.0 ** (age / AGES_AN_OCTAVE) if age < AGES - 1 else math.inf
+
+
+def _age(idle_s: float) -> int:
+    """Return the column of the table for blocks untouched for so long."""
+    if idle_s < LEAST_S:
+        return 0
+    part, octave = math.frexp(idle_s / LEAST_S)  # quicker than a logarithm
+    third = 0 if part < _THIRD else 1 if part < _TWO_THIRDS else 2
+    return min(AGES_AN_OCTAVE * (octave - 1) + third + 1, AGES - 1)
