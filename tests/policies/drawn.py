@@ -85,6 +85,7 @@ _WA_ROWS = st.tuples(
     st.sampled_from((0.0, 0.011, 0.31, 1.7)),
     st.sampled_from((0.0, 0.9, 3.3, 40.0)),
 ).map(_reuse_row)
+_LANES = range(1, LEVELS * CATEGORIES + 1)
 _PROMPTS = st.lists(st.integers(0, 12), min_size=3, max_size=3)
 _INDEX = st.lists(st.sampled_from((0.0, 0.125, 0.5, 1.0, 3.0)), min_size=5, max_size=5).map(
     lambda drawn: np.repeat(sorted(drawn, reverse=True), (5, 6, 7, 6, AGES - 24)).tolist()
@@ -99,7 +100,7 @@ def plain_tables(policy: type[Policy]) -> Tables:
         return NO_TABLES
     wa = _reuse_row((0.5, 0.1, 10.0)), _reuse_row((0.8, 0.02, 60.0)), _reuse_row((0.3, 0.4, 2.0))
     prompts = ((5.0, 9.0, 2.0), (1.0, 1.0, 3.0), (8.0, 0.0, 4.0))
-    index = tuple(tuple(1.0 / (lane + age) for age in range(AGES)) for lane in range(1, 7))
+    index = tuple(tuple(1.0 / (lane + age) for age in range(AGES)) for lane in _LANES)
     rows = {"wa": wa, "etlru": prompts, "gittins": index}[policy.name]
     return Tables.of(np.zeros(1, dtype=np.int64), np.array([rows]))
 
