@@ -30,6 +30,7 @@ from kvscope.app.options import (
     FitOptions,
     FleetOptions,
     Reading,
+    RetentionOptions,
     SimulateOptions,
     TuneOptions,
     parsed,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from kvscope.app.diff import Comparison
     from kvscope.app.explain import Explanation
     from kvscope.app.fleet import FleetStudy
+    from kvscope.app.retention import Retention
     from kvscope.app.simulate import Simulation
     from kvscope.app.tune import Recommendation
     from kvscope.app.tune_fleet import FleetRecommendation
@@ -63,10 +65,12 @@ __all__ = [
     "InputError",
     "KvscopeError",
     "OpenTrace",
+    "RetentionResult",
     "SimulationResult",
     "TuneFleetResult",
     "TuneResult",
     "UsageError",
+    "advise_retention",
     "analyze",
     "diff",
     "explain",
@@ -290,6 +294,23 @@ class SimulationResult(_Result):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+class RetentionResult(_Result):
+    """What `advise_retention` returns."""
+
+    retention: Retention
+
+    def to_polars(self, table: str = "curve") -> pl.DataFrame:
+        """Return a list of the document: `curve`, `ttls`, `categories` or `charges`."""
+        return self._frame(table)
+
+    @property
+    def _report(self) -> Report:
+        from kvscope.report.retention import report
+
+        return report(self.retention)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class TuneResult(_Result):
     """What `tune` returns; `recommendation.tuning` has the verdict and all that was tried."""
 
@@ -504,6 +525,29 @@ def explain(
         evidence = read_evidence(opened.store, opened.facts, asked)
         prompts = replayable(opened.store, opened.facts)
         return ExplanationResult(run(opened.facts, prompts, asked, _Logged(), evidence))
+
+
+def advise_retention(
+    trace: Source,
+    *,
+    model: str | None = None,
+    kv_dtype: KvDtype | None = None,
+    capacity: Amount = None,
+    capacity_blocks: Amount = None,
+    outputs: Literal["carried", "ignored"] = "carried",
+    db: str = MEMORY,
+) -> RetentionResult:
+    """Find how long blocks should live: hits and memory of every TTL, the best ones, and prices."""
+    with _arguments():
+        from kvscope.app.requests import retention_request
+
+        asked = retention_request(parsed(RetentionOptions, locals()))
+    from kvscope.app.retention import retention as run
+    from kvscope.app.traces import replayable
+
+    with _opened(trace, db) as opened:
+        prompts = replayable(opened.store, opened.facts)
+        return RetentionResult(run(opened.facts, prompts, asked))
 
 
 def diff(

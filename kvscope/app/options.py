@@ -430,6 +430,25 @@ class ExplainOptions(DeploymentOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionOptions:
+    """What `retention` takes."""
+
+    model: Model = None
+    kv_dtype: KvDtype = None
+    capacity: Annotated[
+        int | None,
+        Option(
+            "Capacity of the cache that times to live are chosen for, for example 20GiB; needs"
+            " --model.",
+            "SIZE",
+            values.size,
+        ),
+    ] = None
+    capacity_blocks: Annotated[int | None, Blocks("The same in blocks.")] = None
+    outputs: Outputs = "carried"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOptions(DeploymentOptions):
     """What `tune` takes."""
 

@@ -16,6 +16,7 @@ from kvscope.app.options import (
     ExplainOptions,
     FleetOptions,
     ReplicaOptions,
+    RetentionOptions,
     SimulateOptions,
     TimeModel,
     TuneOptions,
@@ -71,6 +72,11 @@ class Capacities:
     blocks: tuple[int, ...] = ()
     sizes_bytes: tuple[int, ...] = ()
     tokens: tuple[int, ...] = ()
+
+    @property
+    def named(self) -> bool:
+        """Whether there are any."""
+        return self != Capacities()
 
     def in_blocks(self, model: Model | None, block_size: int) -> list[int]:
         """Return them all in blocks of `block_size` tokens, ascending and distinct.
@@ -128,6 +134,15 @@ class ExplainRequest:
     replayed: SimulateRequest
     request: str | None = None
     pooled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionRequest:
+    """For which model, and for a cache of which size, times to live are to be judged."""
+
+    definition: HitDefinition = standard()
+    model: Model | None = None
+    capacities: Capacities = Capacities()
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +315,17 @@ def explain_request(options: ExplainOptions) -> ExplainRequest:
             remedy="add --capacity or --capacity-blocks",
         )
     return ExplainRequest(replayed, options.request, options.pooled)
+
+
+def retention_request(options: RetentionOptions) -> RetentionRequest:
+    """Return what the options of `retention` ask for."""
+    sizes = None if options.capacity is None else (options.capacity,)
+    blocks = None if options.capacity_blocks is None else (options.capacity_blocks,)
+    return RetentionRequest(
+        hit_definition(None, options.outputs, 0.0),
+        kv_model(options.model, options.kv_dtype, sizes_named=sizes is not None),
+        _capacities(sizes, blocks),
+    )
 
 
 def _engine(

@@ -1,4 +1,4 @@
-"""`kvscope analyze`, `explain`, `fit`, `simulate`, `tune` and `fleet`: a report as options say.
+"""`kvscope analyze`, `explain`, `fit`, `simulate`, `retention`, `tune`, `fleet`: their reports.
 
 Options are checked first, then the trace's name, then the names of sections: what loads NumPy and
 kernels is imported after the mistakes that can be told without it.
@@ -24,6 +24,7 @@ from kvscope.app.options import (
     FleetOptions,
     Option,
     Reading,
+    RetentionOptions,
     SimulateOptions,
     Target,
     TuneOptions,
@@ -233,6 +234,36 @@ def simulate(
         note(f"{count:,} of {count + simulation.unfinished:,} runs are finished and kept")
         raise typer.Exit(ExitCode.INTERRUPTED)
     end_on(gates, simulate_figures(simulation.runs), baseline)
+
+
+def retention(
+    *,
+    trace: TraceArgument = None,
+    db: Db = DEFAULT_DB,
+    options: RetentionOptions,
+    printing: ScreenOptions,
+    reading: Reading,
+) -> None:
+    """Find how long blocks should live: hits and memory of every TTL, the best ones, and prices.
+
+    With a capacity, TTLs by category are chosen on the first half and replayed on the second.
+    """
+    from kvscope.app.requests import retention_request
+
+    request = retention_request(options)
+    with _opened(db, trace) as store:
+        load_in_background()
+        from kvscope.app.retention import KERNELS
+        from kvscope.app.retention import retention as run
+        from kvscope.app.traces import prompts_to_replay
+        from kvscope.report import retention as report
+        from kvscope.report.section import check_names
+
+        check_names(printing.section, report.SECTIONS)
+        kernels = KERNELS if request.capacities.named else ()
+        with prompts_to_replay(store, trace, kernels, Terminal(), reading) as (stored, prompts):
+            result = run(stored, prompts, request)
+    output.report(report.report(result), printing)
 
 
 def tune(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
     from kvscope.core.arrays import Float64s, Int32s, Int64s
+    from kvscope.core.directives import StatedDirectives
 
 Lineage = Literal["given", "inferred", "none"]
 
@@ -141,7 +142,7 @@ class Prompts(PromptPaths):
     `categories`, the names of (type, turn bucket), which are ordered by type and turn. Requests
     with a `clock` (from 0) were timed by that of their session, and it is not known when sessions
     begin; -1: by the trace's own.
-    `measurements` are None where the trace has none.
+    `measurements` and `directives` are None where the trace has none.
     """
 
     arrival_s: Float64s
@@ -152,3 +153,4 @@ class Prompts(PromptPaths):
     clock: Int32s
     categories: tuple[str, ...]
     measurements: Measurements | None = None
+    directives: StatedDirectives | None = None

@@ -37,6 +37,15 @@ FULL = ("full_attention", "attention")
 MIXED = ("attn_layer_period", "full_attention_interval", "hybrid_override_pattern")
 # One layer in so many is full attention where the config does not list them.
 _FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6, "llama4": 4}
+# Fields by which layers differ in the KV that they keep for a token.
+_UNLIKE = (
+    "kv_lora_rank",
+    "num_kv_shared_layers",
+    "global_head_dim",
+    "num_global_key_value_heads",
+    "swa_head_dim",
+    "swa_num_key_value_heads",
+)
 # Feed-forward layers of two matrices, up and down; the others have a gate as well.
 _UNGATED = ("gpt2", "gptj", "gpt_neox", "gpt_bigcode", "opt", "falcon", "phi", "bloom", "mpt")
 _STATE_SPACE = ("attn_layer_period", "hybrid_override_pattern")
@@ -81,12 +90,18 @@ class ConfigFields:
 
 @dataclass(frozen=True, slots=True)
 class LayerKinds:
-    """Layers by what they cache: KV of all tokens, of the last `window` ones, or a fixed state."""
+    """Layers by what they cache: KV of all tokens, of the last `window` ones, or a fixed state.
+
+    `sliding_first` says which kind the first layer is. `alike`: all layers keep the same bytes for
+    a token and windows slide, as far as the config shows, so that vLLM's groups follow from them.
+    """
 
     full: int
     windowed: int = 0
     linear: int = 0
     window: int | None = None
+    sliding_first: bool = True
+    alike: bool = False
 
     @property
     def total(self) -> int:
@@ -212,7 +227,10 @@ def layer_kinds(config: ConfigFields) -> LayerKinds:
             raise InputError(what, where=config.where)
         full = sum(kind in FULL for kind in kinds)
         windowed = sum(kind in WINDOWED for kind in kinds)
-        return LayerKinds(full, windowed, total - full - windowed, window)
+        sliding = windowed == kinds.count("sliding_attention")
+        alike = sliding and full + windowed == total and _alike(config)
+        first = bool(kinds) and kinds[0] in WINDOWED
+        return LayerKinds(full, windowed, total - full - windowed, window, first, alike)
     if (mixed := next(filter(config.has, MIXED), None)) is not None:
         pattern = config.get(mixed)
         full = pattern.count("*") if isinstance(pattern, str) else total // config.count(mixed)
@@ -221,9 +239,15 @@ def layer_kinds(config: ConfigFields) -> LayerKinds:
         return LayerKinds(total)
     every = config.get("sliding_window_pattern") or _FULL_EVERY.get(_family(config), 0)
     if every:
-        return LayerKinds(total // every, total - total // every, 0, window)
+        alike = config.has("sliding_window") and _alike(config)
+        return LayerKinds(total // every, total - total // every, 0, window, alike=alike)
     full = min(total, config.count_or(0, "max_window_layers"))
     return LayerKinds(full, total - full, 0, window)
+
+
+def _alike(config: ConfigFields) -> bool:
+    """Return whether no field says that layers differ in heads, or share the KV of others."""
+    return not any(config.get(name) for name in _UNLIKE)
 
 
 def architecture(config: ConfigFields) -> Architecture | str:

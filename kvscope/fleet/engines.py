@@ -28,8 +28,8 @@ from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.routers.base import MemorySizes, Prompt, ReplicaLoad, Router, View
 from kvscope.vllm_sim import EngineSettings, StepCost
 from kvscope.vllm_sim.replay import SLICE_STEPS
-from kvscope.vllm_sim.scheduler import stepper
-from kvscope.vllm_sim.state import NONE, Machine, idle_machine, lane_class
+from kvscope.vllm_sim.scheduler import engine_kernel
+from kvscope.vllm_sim.state import NONE, Machine, idle_machine
 
 _NEVER = 2**62
 
@@ -119,7 +119,7 @@ class _Engines:
 
     def __init__(self, known: Machine, replicas: int, policy: Policy, lag_s: float) -> None:
         self._requests, self._cuts = known.requests, known.cuts
-        self._run = stepper(lane_class(policy), policy.evicts == "leaf")
+        self._run = engine_kernel(policy, known)
         self._lag_s = lag_s
         self.replicas = [_idle_replica(known) for _ in range(replicas)]
         self.reported = [_idle_replica(known) for _ in range(replicas if lag_s > 0 else 0)]

@@ -146,7 +146,7 @@ class FleetSweep:
             StepCost.of(workload.profile),
             think_s=self.think_s,
             after=self.after,
-            tables=workload.tables(policy, fits(workload.traffic, engine.usable_blocks)),
+            tables=workload.tables(policy, fits(workload.traffic, engine)),
             seed=seed,
         )
         outside_s = workload.profile.request_s  # HTTP and tokenizer: no part of the steps

@@ -48,6 +48,7 @@ _TYPECODES = {
     "adapter": "i",
     "salt": "i",
     "worker": "i",
+    "retention": "i",
     "ttft_s": "d",
     "queue_s": "d",
     "duration_s": "d",
@@ -64,7 +65,7 @@ _TYPECODES = {
 }
 
 
-_NAMED = ("type", "model", "adapter", "salt", "worker")
+_NAMED = ("type", "model", "adapter", "salt", "worker", "retention")
 _TENANT = ("model", "adapter", "salt")
 MEASURED = ("ttft_s", "queue_s", "duration_s", "cached_tokens", "delay_s")
 Tenant = tuple[int, int, int]
@@ -290,6 +291,8 @@ class Columns:
         self._extend_named("salt", [row.cache_salt or None for row in rows])
         workers = ["" if row.worker is None else str(row.worker) for row in rows]
         self._extend_named("worker", [worker or None for worker in workers])
+        stated = [row.retention for row in rows]
+        self._extend_named("retention", [None if each is None else each.text for each in stated])
         self._extend_measured("ttft_s", [row.ttft_s or None for row in rows])  # 0: not measured
         self._extend_measured("queue_s", [row.queue_s for row in rows])
         self._extend_measured("duration_s", [row.duration_s or None for row in rows])

@@ -17,6 +17,8 @@ MAX_NESTING = 100  # JSON objects and arrays in one another; a sub-agent takes t
 
 # Of a file.
 MAX_PARQUET_BYTES = 1 << 30  # of some 2,000 rows at a time, as DuckDB has them
+MAX_INDEX_BYTES = 16 * MIB  # of Parquet: row groups and columns of 10^8 requests take some 4 MiB
+MAX_INDEX_ELEMENTS = 1 << 20  # of its lists, which DuckDB allocates before it reads them
 MAX_ENDLESS_BYTES = 256 * MIB  # without a line feed: no line
 MAX_REQUESTS = 100_000_000  # also of lines, blank ones included
 MAX_EXPANSION = 10_000  # decompressed bytes a compressed one; gzip reaches 1,032, zstd 32,768

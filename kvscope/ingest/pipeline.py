@@ -208,6 +208,7 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
         model_names=list(names["model"]),
         adapter_names=list(names["adapter"]),
         worker_names=list(names["worker"]),
+        retention_names=list(names["retention"]),
         no_id=NO_ID,
         none=NONE,
     )

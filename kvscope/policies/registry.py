@@ -18,11 +18,13 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.s3fifo import S3Fifo
 from kvscope.policies.sieve import Sieve
 from kvscope.policies.slru import Slru
+from kvscope.policies.soft_ttl import SoftTtl
 from kvscope.policies.tail_belady import TailBelady
 from kvscope.policies.threshold_lru import ThresholdLru
 from kvscope.policies.tlru import TLru
 from kvscope.policies.tlru_end import TLruEnd
 from kvscope.policies.tlru_length import TLruLength
+from kvscope.policies.trtllm_priority import TrtllmPriority
 from kvscope.policies.ttl import Ttl
 from kvscope.policies.wa import Wa
 
@@ -41,6 +43,8 @@ POLICIES: tuple[type[Policy], ...] = (
     Wa,
     Gittins,
     Ttl,
+    SoftTtl,
+    TrtllmPriority,
     TLruEnd,
     TLruLength,
     Belady,

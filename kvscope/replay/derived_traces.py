@@ -45,6 +45,7 @@ def select(prompts: Prompts, requests: Int64s) -> Prompts:
         carried_leaf=block[prompts.carried_leaf[requests]],
         block_parent=block[prompts.block_parent[needed]],
         measurements=prompts.measurements and prompts.measurements.select(requests),
+        directives=prompts.directives and prompts.directives.select(requests),
         **columns,
     )
 
@@ -66,6 +67,7 @@ def begun(prompts: Prompts, starts: SessionStarts) -> Prompts:
         prompts,
         conversation=conversations(parent)[0],
         measurements=prompts.measurements and prompts.measurements.select(order),
+        directives=prompts.directives and prompts.directives.select(order),
         **columns,
     )
 

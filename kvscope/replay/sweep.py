@@ -228,7 +228,7 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
         ),
         StepCost.of(workload.profile),
         rate_scale=setting.rate_scale,
-        tables=workload.tables(request.policy, fits(workload.traffic, usual.usable_blocks)),
+        tables=workload.tables(request.policy, fits(workload.traffic, usual)),
     )
     served = _served(workload, done.hit_blocks)
     if served.queued_ttft_s is not None:  # the engine's own queue, not one prefill after the other

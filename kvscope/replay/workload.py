@@ -15,6 +15,7 @@ from kvscope.core.arrays import Bools
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Prompts
 from kvscope.latency.profile import TIMES
+from kvscope.learning.directives.offline import STATED, stated_tables
 from kvscope.learning.offline.learners import tables_for, tables_of_served
 from kvscope.policies.base import Policy
 from kvscope.replay.curve import HitCurve, lru_curve
@@ -109,10 +110,14 @@ class Workload:
         """
         if served is None:
             served = np.ones(len(self.traffic.leaf), dtype=np.bool_)
-        key = policy.learner, policy.refit_every, int(served.sum())
+        key = policy.name, policy.refit_every, int(served.sum())
         if key not in self._tables:
             what = f"what {policy.name} learns from {len(self.traffic.leaf):,} requests"
             memory.require(tables_bytes(self.traffic, policy), what)
+            stated = self.prompts.directives
+            if policy.learner == STATED and stated is not None and not self.setting.definition.flat:
+                self._tables[key] = stated_tables(self.traffic, stated, type(policy))
+                return self._tables[key]
             fit = partial(tables_for, policy=type(policy), every=policy.refit_every)
             self._tables[key] = tables_of_served(self.traffic, served, fit)
         return self._tables[key]

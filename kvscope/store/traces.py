@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvscope.core.directives import Directives, StatedDirectives
 from kvscope.core.errors import InputError
 from kvscope.core.files import STANDARD_STREAM, parts_of, without_query
 from kvscope.core.trace import Measurements, Prompts, Tenants, Trace
@@ -123,8 +124,21 @@ def load_prompts(store: Store, trace: Trace) -> Prompts:
         categories=tuple(row["category"] for row in names),
         block_parent=load_block_parents(store, trace),
         measurements=_load_measurements(store, trace),
+        directives=_load_directives(store, trace),
         **requests,
     )
+
+
+def _load_directives(store: Store, trace: Trace) -> StatedDirectives | None:
+    """Return the directives of a trace's requests; None where no request states any."""
+    key = {"trace_id": trace.trace_id}
+    texts = store.rows("ingest/directive_texts", **key)
+    if not texts:
+        return None
+    import msgspec
+
+    distinct = (msgspec.json.decode(row["retention"], type=Directives) for row in texts)
+    return StatedDirectives(**store.columns("ingest/directives", **key), distinct=tuple(distinct))
 
 
 def _load_measurements(store: Store, trace: Trace) -> Measurements | None:

@@ -104,7 +104,7 @@ def _tables(
 ) -> Tables:
     """Return the tables that the plugin would use for these requests, at their arrival times."""
     known = traffic(sent, standard())
-    served = fits(known, settings.usable_blocks)
+    served = fits(known, settings)
     fit = partial(plugin_tables, policy=policy, fitted=fitted)
     return tables_of_served(known, served, fit).chosen(policy, settings.usable_blocks)
 

@@ -7,7 +7,7 @@ allocate_slots, free) and vllm/v1/core/sched/scheduler.py (Scheduler._preempt_re
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,23 @@ from kvscope.core.jit import callable_in_kernels
 from kvscope.core.prefix import write_path
 from kvscope.policies.base import ADAPT_EVERY, RECENT, LanePolicy, Turn
 from kvscope.replay.structures.recent import note_recent, sort_recent
-from kvscope.vllm_sim.pool import give_back, give_content, lose_content, use
+from kvscope.vllm_sim.pool import give_back, give_content, lose_content, taker, use
 from kvscope.vllm_sim.state import NONE, ROOT, Machine
+
+
+class BlockRules(NamedTuple):
+    """What the scheduler calls for a request's blocks; all functions are callable in kernels.
+
+    `extend(machine, request, tokens)` allocates and hashes for so many more tokens of a running
+    request, and returns False where too few blocks are free. `hash_filled(machine, request,
+    tokens)` hashes the blocks that its first `tokens` tokens fill. `release(machine, request,
+    finished)` frees all its blocks. `admit` is as `admitter` describes.
+    """
+
+    extend: Callable[..., bool]
+    hash_filled: Callable[..., None]
+    release: Callable[..., None]
+    admit: Callable[..., Any]
 
 
 @callable_in_kernels
@@ -82,11 +97,33 @@ def count_free(machine: Machine, hits: int) -> int:
 
 
 @callable_in_kernels
-def use_hits(machine: Machine, request: int, hits: int) -> None:
-    """Pin the blocks of the first `hits` nodes of the front path for a request."""
-    record, path = machine.requests[request], machine.path
+def enter_running(machine: Machine, request: int) -> None:
+    """Move the front request of the waiting queue to the running ones; its path comes along."""
+    record, path, state = machine.requests[request], machine.path, machine.state[0]
+    record.slot = machine.slots[state.max_num_seqs - state.running - 1]
+    machine.running[state.running] = request
+    state.running += 1
+    if state.preempted > 0:
+        state.preempted -= 1
+    else:
+        state.next += 1
     for at in range(path.shape[1]):
         path[record.slot, at] = path[len(path) - 1, at]
+
+
+@callable_in_kernels
+def note_admission(machine: Machine, request: int, hits: int) -> None:
+    """Count the hits of a request when it is first admitted."""
+    record, state = machine.requests[request], machine.state[0]
+    record.hits = hits
+    record.admitted_s = state.now_s
+    state.admitted += 1
+
+
+@callable_in_kernels
+def use_hits(machine: Machine, request: int, hits: int) -> None:
+    """Pin the blocks of the first `hits` nodes of its path for a request."""
+    record, path = machine.requests[request], machine.path
     for at in range(hits):
         block = machine.nodes[path[record.slot, at]].first
         use(machine, block)
@@ -195,16 +232,13 @@ def admitter(
     adaptive = policy.adaptive
 
     @callable_in_kernels
-    def record_admission(machine: Machine, request: int, hits: int) -> None:
+    def learn(machine: Machine, request: int, hits: int) -> None:
         record, state = machine.requests[request], machine.state[0]
-        record.hits = hits
-        record.admitted_s = state.now_s
         if adaptive and adapts(machine.p):
             note_recent(machine.recent, state.admitted, record.prompt - hits * state.block_size)
             if (state.admitted + 1) % ADAPT_EVERY == 0:
                 end = sort_recent(machine.recent, state.admitted + 1)
                 adapt(machine.recent[RECENT:end], machine.p)
-        state.admitted += 1
 
     @callable_in_kernels
     def admit(machine: Machine, request: int, budget: int) -> int:
@@ -219,13 +253,7 @@ def admitter(
             needed += state.watermark_blocks
         if needed > state.free:
             return 0
-        record.slot = machine.slots[state.max_num_seqs - state.running - 1]
-        machine.running[state.running] = request
-        state.running += 1
-        if state.preempted > 0:
-            state.preempted -= 1
-        else:
-            state.next += 1
+        enter_running(machine, request)
         if record.hits == NONE:
             record.written = count_written(machine, record.look)
         use_hits(machine, request, hits)
@@ -233,7 +261,34 @@ def admitter(
         hash_blocks(machine, request, hits * size + tokens, leaf)
         record.computed = hits * size
         if record.hits == NONE:
-            record_admission(machine, request, hits)
+            learn(machine, request, hits)
+            note_admission(machine, request, hits)
         return tokens  # type: ignore[no-any-return]
 
     return admit
+
+
+def one_group(policy: type[LanePolicy], leaf: bool) -> BlockRules:
+    """Return the rules of requests whose layers all cache every token."""
+    allocate = allocator(taker(policy, leaf))
+
+    @callable_in_kernels
+    def extend(machine: Machine, request: int, tokens: int) -> bool:
+        record, state = machine.requests[request], machine.state[0]
+        wanted = record.computed + tokens
+        blocks = blocks_for(wanted, state.block_size)
+        if blocks - record.allocated > state.free:
+            return False
+        # Most steps fill no block: a test here is much cheaper than a call.
+        if blocks > record.allocated:
+            allocate(machine, request, blocks)
+        hash_filled(machine, request, min(wanted, record.prompt + record.generated))
+        return True
+
+    @callable_in_kernels
+    def hash_filled(machine: Machine, request: int, tokens: int) -> None:
+        if tokens // machine.state[0].block_size > machine.requests[request].hashed:
+            hash_blocks(machine, request, tokens, leaf)
+
+    admit = admitter(policy, allocate, leaf)
+    return BlockRules(extend, hash_filled, releaser(policy, leaf), admit)

@@ -12,9 +12,9 @@ from kvscope.core.errors import UsageError
 from kvscope.core.trace import Prompts
 from kvscope.policies.base import Policy
 from kvscope.replay.replay import NO_TABLES, Tables
-from kvscope.vllm_sim.scheduler import stepper
+from kvscope.vllm_sim.scheduler import engine_kernel
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
-from kvscope.vllm_sim.state import Machine, idle_machine, lane_class
+from kvscope.vllm_sim.state import Machine, idle_machine
 
 SLICE_STEPS = 100_000  # between two checks for an interrupt
 
@@ -62,7 +62,7 @@ def replay_engine(
     if not (math.isfinite(rate_scale) and rate_scale > 0):
         raise UsageError(f"rate scale {rate_scale}", remedy="give a number above 0, such as 2")
     machine = idle_machine(prompts, policy, settings, cost, rate_scale=rate_scale, tables=tables)
-    run = stepper(lane_class(policy), policy.evicts == "leaf")
+    run = engine_kernel(policy, machine)
     while run(machine, SLICE_STEPS, len(machine.requests) + 1, math.inf):
         pass
     return _outcome(machine)
@@ -85,7 +85,7 @@ def replay_in_flight(
     `tables` are for.
     """
     machine = idle_machine(prompts, policy, settings, cost, tables=tables)
-    run = stepper(lane_class(policy), policy.evicts == "leaf")
+    run = engine_kernel(policy, machine)
     requests, state = machine.requests, machine.state[0]
     requests.arrival_s = np.inf
     rejected = np.append(0, np.cumsum(requests.oversized))  # those need no room

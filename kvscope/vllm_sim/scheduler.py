@@ -3,7 +3,7 @@
 Source: vLLM 0.32.0, vllm/v1/core/sched/scheduler.py (Scheduler.schedule, update_from_output),
 vllm/v1/core/sched/async_scheduler.py (AsyncScheduler) and vllm/v1/engine/core.py (EngineCore.step,
 step_with_batch_queue). First come, first record; text; no speculative decoding, no priorities, no
-adapters, one kind of attention.
+adapters.
 """
 
 from __future__ import annotations
@@ -14,18 +14,12 @@ from typing import Any
 import numpy as np
 
 from kvscope.core.jit import callable_in_kernels, kernel, once
-from kvscope.policies.base import LanePolicy
+from kvscope.policies.base import LanePolicy, Policy
 from kvscope.replay.kernels.loop import take_table
-from kvscope.vllm_sim.admission import (
-    admitter,
-    allocator,
-    blocks_for,
-    hash_blocks,
-    peek_waiting,
-    releaser,
-)
-from kvscope.vllm_sim.pool import expire, taker
-from kvscope.vllm_sim.state import NONE, Machine
+from kvscope.vllm_sim.admission import BlockRules, one_group, peek_waiting
+from kvscope.vllm_sim.groups import several_groups
+from kvscope.vllm_sim.pool import expire
+from kvscope.vllm_sim.state import NONE, Machine, lane_class
 
 Step = Callable[[Machine], Any]
 
@@ -64,14 +58,13 @@ def plan(machine: Machine, request: int, tokens: int) -> None:
         state.cost_s += state.prefill_token_s * tokens + state.prefill_pair_s * pairs
 
 
-def running_planner(
-    allocate: Callable[..., None], release: Callable[..., None], leaf: bool
-) -> Callable[[Machine], bool]:
+def running_planner(rules: BlockRules) -> Callable[[Machine], bool]:
     """Return the function that plans for running requests, and returns True without preemption.
 
     A request that needs a block where none is free preempts the youngest one, in the end itself:
     that waits in front then. One whose last output is on its way needs nothing.
     """
+    extend, release = rules.extend, rules.release
 
     @callable_in_kernels
     def preempt(machine: Machine) -> None:
@@ -96,29 +89,21 @@ def running_planner(
                 continue
             known = record.prompt + record.generated
             tokens = min(known + record.coming - record.computed, state.budget)
-            blocks = blocks_for(record.computed + tokens, state.block_size)
-            while record.slot != NONE and blocks - record.allocated > state.free:
+            while record.slot != NONE and not extend(machine, request, tokens):
                 preempt(machine)
                 undisturbed = False
             if record.slot == NONE:
                 break
-            # Most steps fill no block: a test here is much cheaper than a call.
-            if blocks > record.allocated:
-                allocate(machine, request, blocks)
-            filled = min(record.computed + tokens, known)
-            if filled // state.block_size > record.hashed:
-                hash_blocks(machine, request, filled, leaf)
             plan(machine, request, tokens)
         return undisturbed
 
     return plan_running
 
 
-def planner(policy: type[LanePolicy], release: Callable[..., None], leaf: bool) -> Step:
+def planner(rules: BlockRules) -> Step:
     """Return the function that plans a step: running requests, then, if none was preempted, new."""
-    allocate = allocator(taker(policy, leaf))
-    plan_running = running_planner(allocate, release, leaf)
-    admit = admitter(policy, allocate, leaf)
+    plan_running = running_planner(rules)
+    admit = rules.admit
 
     @callable_in_kernels
     def schedule(machine: Machine) -> None:
@@ -147,8 +132,9 @@ def planner(policy: type[LanePolicy], release: Callable[..., None], leaf: bool) 
     return schedule
 
 
-def completer(release: Callable[..., None], leaf: bool) -> Step:
+def completer(rules: BlockRules) -> Step:
     """Return the function that ends a step: its tokens are known, complete requests finish."""
+    hash_filled, release = rules.hash_filled, rules.release
 
     @callable_in_kernels
     def complete(machine: Machine) -> None:
@@ -162,9 +148,7 @@ def completer(release: Callable[..., None], leaf: bool) -> Step:
             record.generated += 1
             if record.slot != NONE:
                 record.coming -= 1
-                filled = record.computed - record.coming
-                if filled // state.block_size > record.hashed:
-                    hash_blocks(machine, request, filled, leaf)
+                hash_filled(machine, request, record.computed - record.coming)
             if record.generated == 1:
                 record.first_token_s = state.now_s
             if record.generated == record.outputs:
@@ -216,17 +200,19 @@ def start(machine: Machine) -> None:
 
 
 @once
-def stepper(policy: type[LanePolicy], leaf: bool) -> Callable[..., Any]:
+def stepper(policy: type[LanePolicy], leaf: bool, hybrid: bool = False) -> Callable[..., Any]:
     """Return the kernel that runs an engine whose blocks are evicted by the rules of `policy`.
+
+    `hybrid`: its machine has groups, and LRU is the only policy.
 
     Called as run(machine, steps, finished, until_s): plans up to so many steps, and stops early
     once that many requests are done with, or before it plans a step at `until_s` or later. False
     when there is nothing left to do; requests that arrive at infinity are not known yet. `leaf` as
     in `Policy.leaves`.
     """
-    release = releaser(policy, leaf)
-    schedule = planner(policy, release, leaf)
-    complete = completer(release, leaf)
+    rules = several_groups() if hybrid else one_group(policy, leaf)
+    schedule = planner(rules)
+    complete = completer(rules)
 
     @kernel
     def run(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
@@ -252,3 +238,8 @@ def stepper(policy: type[LanePolicy], leaf: bool) -> Callable[..., Any]:
         return True
 
     return run
+
+
+def engine_kernel(policy: Policy, machine: Machine) -> Callable[..., Any]:
+    """Return the kernel that runs `machine` with `policy`; UsageError as in `lane_class`."""
+    return stepper(lane_class(policy), policy.evicts == "leaf", len(machine.groups) > 0)

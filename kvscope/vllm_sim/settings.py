@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 from kvscope.core.errors import UsageError
+from kvscope.deployment.kv_groups import KvGroups
 from kvscope.latency.profile import LatencyProfile
 
 NO_LIMIT = 2**31 - 1
@@ -75,7 +76,7 @@ class EngineSettings:
     `async_scheduling` plans a step before the last one's tokens are known, as vLLM does on GPUs.
     `watermark` is the share of the blocks that stays free when a request joins others, and
     `reserve_full_prompt` (`scheduler_reserve_full_isl`) admits a request only if all its
-    tokens fit.
+    tokens fit. `groups` are those of a hybrid model; None for one of full attention alone.
     Raises UsageError for values that no engine takes.
     """
 
@@ -85,6 +86,7 @@ class EngineSettings:
     async_scheduling: bool = False
     reserve_full_prompt: bool = True
     watermark: float = 0.0
+    groups: KvGroups | None = None
 
     def __post_init__(self) -> None:
         for name in ("usable_blocks", "max_num_seqs", "max_num_batched_tokens"):
@@ -97,9 +99,14 @@ class EngineSettings:
             )
 
     @classmethod
-    def one_at_a_time(cls, usable_blocks: int) -> Self:
+    def one_at_a_time(cls, usable_blocks: int, groups: KvGroups | None = None) -> Self:
         """Return settings that serve each request to its end before the next one starts."""
-        return cls(usable_blocks, max_num_seqs=1, max_num_batched_tokens=NO_LIMIT)
+        return cls(usable_blocks, max_num_seqs=1, max_num_batched_tokens=NO_LIMIT, groups=groups)
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """Tokens of steps that have not ended, at most."""
+        return self.max_num_batched_tokens * (2 if self.async_scheduling else 1)
 
     @property
     def watermark_blocks(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -17,7 +17,9 @@ from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
+from kvscope.deployment.kv_groups import GroupKind, KvGroups
 from kvscope.policies.base import Floats, LanePolicy, Policy
+from kvscope.policies.lru import Lru
 from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.replay.structures.recent import nothing_recent
@@ -28,6 +30,9 @@ NONE = -1
 ROOT = 0  # as a content: none, the block has no hash
 UNHASHED = 0  # the queue of free blocks without a hash; lane k is queue k + 1
 PINNED = -1  # in no queue: a request uses it
+ALWAYS = 2**62
+KINDS = get_args(GroupKind)
+FULL, SLIDING, CHUNKED = range(len(KINDS))
 PARKED = -2  # in no queue: free, but it has a cached child and the policy keeps such blocks
 
 Records = np.recarray[Any, Any]
@@ -58,7 +63,8 @@ NODE = np.dtype([(name, np.int32) for name in ("parent", "first", "children", "w
 
 REQUEST = _record(
     "prompt outputs leaf length look history_tokens category next_prompt_tokens oversized "
-    "computed generated coming slot allocated hashed hits written preemptions",
+    "computed generated coming slot allocated hashed hits written preemptions "
+    "junction room skips_at skipped_for planned_step computed_before",
     "arrival_s admitted_s first_token_s finished_s",
 )
 """What a request needs, and how far it is.
@@ -69,12 +75,30 @@ outputs are known, `coming` ones will be after a planned step. It runs in `slot`
 is done) with `allocated` blocks, of which `hashed` have their content. `hits` are the blocks found
 when it was first admitted, NONE until then; `written` leading blocks had been held by then, evicted
 or not. Times are seconds, nan for "not yet".
+
+Of a hybrid model `allocated` and `hashed` are tokens. Where its last look-up ended for part of the
+groups, the `junction`, blocks are kept; up to `room` tokens need no new block; blocks that no token
+after the first `skipped_for` looks at are free, and more of them from `skips_at` on. It had
+`computed_before` tokens when its step `planned_step`, the last one, was planned.
 """
+
+GROUP = _record(
+    "kind block_tokens window_tokens blocks_for_hit most_blocks nodes_per_block first_content"
+)
+"""A group of layers of a hybrid model, with the fields of `KvGroup`.
+
+A block of it is `nodes_per_block` nodes of the trie deep; the content of a node in this group is
+its number plus `first_content`. A request holds at most `most_blocks` at a time.
+"""
+
+SPEC = _record("begin end cached_tokens")
+"""Groups begin..end that are looked up together; `cached_tokens` is scratch space of a look-up."""
 
 STATE = _record(
     "blocks lanes block_size max_num_seqs max_num_batched_tokens overlapped reserve_full_prompt "
     "watermark_blocks free evictions freed running preempted next arrived front in_progress "
-    "planned budget prefill_tokens steps finished admitted period",
+    "planned budget prefill_tokens steps finished admitted period "
+    "alignment_tokens segment_tokens keeps_boundaries",
     "now_s end_s cost_s ttl_s "
     "base_s prefill_token_s prefill_pair_s floor_s "
     "decode_base_s decode_token_s decode_context_token_s",
@@ -86,7 +110,9 @@ STATE = _record(
 never admitted, of the `arrived` ones. The path of `front` is written out. `in_progress` and
 `planned` are the sizes of the two batches, `budget` the tokens that the latter may still get and
 `cost_s` its duration, with `prefill_tokens` of prompts; `end_s` is when the former ends. `period`
-is the policy's table in force.
+is the policy's table in force. Of a hybrid model, hits are multiples of `alignment_tokens`; windows
+are kept at every multiple of `segment_tokens` (0: at none) and, with `keeps_boundaries`, at those
+of requests.
 """
 
 
@@ -101,6 +127,9 @@ class Machine(NamedTuple):
     those of the planned one, and
     `yields` which of them get a token. `recent` are the uncached tokens of recent requests,
     `p` the policy's parameters, `tables` what it has learned.
+
+    `groups` (G) and `specs` are those of a hybrid model, else empty. It has G rows of `table` for
+    each slot, G * (N + 1) nodes, and `path` counts trie nodes.
     """
 
     blocks: Records
@@ -118,6 +147,8 @@ class Machine(NamedTuple):
     recent: Int64s
     p: Floats
     tables: TablePeriods
+    groups: Records
+    specs: Records
 
 
 def idle_machine(
@@ -135,14 +166,18 @@ def idle_machine(
     UsageError for a policy without lanes.
     """
     kind = lane_class(policy)
+    if settings.groups is not None:
+        _check_hybrid(policy, settings.groups, prompts.block_size)
     tables = tables.chosen(policy, settings.usable_blocks)
     known = tables.classified(policy, engine_traffic(prompts, rate_scale))
     lanes = tables.categories if kind.by_category else kind.lanes
-    requests = _requests(known, settings.usable_blocks)
+    requests = _requests(known, settings)
     slots = min(settings.max_num_seqs, max(len(requests), 1))
-    longest = int(blocks_needed(known)[requests.oversized == 0].max(initial=1))
-    nodes = np.zeros(len(known.block_parent), dtype=NODE).view(np.recarray)
-    nodes.parent, nodes.first = known.block_parent, NONE
+    tokens = int(tokens_kept(known)[requests.oversized == 0].max(initial=1))
+    groups = _groups(settings, len(known.block_parent), known.block_size)
+    smallest = groups.block_tokens.min(initial=known.block_size)
+    nodes = np.zeros(len(known.block_parent) * max(1, len(groups)), dtype=NODE).view(np.recarray)
+    nodes.parent[: len(known.block_parent)], nodes.first = known.block_parent, NONE
     state = _state(settings, cost)
     state.lanes, state.block_size, state.max_num_seqs = lanes, known.block_size, slots
     state.ttl_s = policy.values.get("ttl_s", math.inf)
@@ -152,8 +187,8 @@ def idle_machine(
         requests=requests,
         cuts=known.cuts,
         state=state,
-        table=np.empty((slots, longest), dtype=np.int64),
-        path=np.empty((slots + 1, longest), dtype=np.int32),
+        table=np.empty((slots * max(1, len(groups)), -(-tokens // smallest)), dtype=np.int64),
+        path=np.empty((slots + 1, -(-tokens // known.block_size)), dtype=np.int32),
         running=np.empty(slots, dtype=np.int64),
         preempted=np.empty(slots, dtype=np.int64),
         slots=np.arange(slots)[::-1].copy(),
@@ -162,6 +197,8 @@ def idle_machine(
         recent=nothing_recent(),
         p=policy.settings(),
         tables=tables.periods(),
+        groups=groups,
+        specs=_specs(settings),
     )
 
 
@@ -205,18 +242,81 @@ def engine_traffic(prompts: Prompts, rate_scale: float = 1.0) -> Traffic:
     )
 
 
-def blocks_needed(known: Traffic) -> Int64s:
-    """Return the blocks that each request fills at the end of its output, a partial one included.
+def tokens_kept(known: Traffic) -> Int64s:
+    """Return the tokens of each request whose KV exists at the end of its output.
 
     The last sampled token is never computed, so it takes no place; every request samples one.
     """
-    tokens = np.maximum(known.history_tokens - 1, known.input_tokens)
-    return np.asarray(-(-tokens // known.block_size))
+    return np.maximum(known.history_tokens - 1, known.input_tokens)
 
 
-def fits(known: Traffic, usable_blocks: int) -> Bools:
-    """Return which requests an engine with so many blocks serves: it rejects longer ones."""
-    return blocks_needed(known) <= usable_blocks
+def blocks_needed(known: Traffic, settings: EngineSettings | None = None) -> Int64s:
+    """Return the blocks that each request holds at most, a partial one included.
+
+    Without groups in `settings` that is what it fills at the end of its output.
+    """
+    tokens = tokens_kept(known)
+    if settings is None or settings.groups is None:
+        return np.asarray(-(-tokens // known.block_size))
+    needed = np.zeros_like(tokens)
+    for group in settings.groups.groups:
+        most = group.most_blocks(settings.in_flight_tokens)
+        needed += np.minimum(-(-tokens // group.block_tokens), ALWAYS if most is None else most)
+    return needed
+
+
+def fits(known: Traffic, settings: EngineSettings) -> Bools:
+    """Return which requests an engine with these settings serves: it rejects longer ones."""
+    return blocks_needed(known, settings) <= settings.usable_blocks
+
+
+def _check_hybrid(policy: Policy, groups: KvGroups, block_size: int) -> None:
+    """Raise UsageError for a policy that is not LRU, or blocks that no group's blocks consist of.
+
+    An order of blocks of several kinds is defined for LRU alone: it is vLLM's own.
+    """
+    if policy.name != Lru.name:
+        raise UsageError(
+            f"{policy.name} has no order for blocks of several kinds of layers",
+            where="a hybrid model",
+            remedy="take lru, which is vLLM's own",
+        )
+    if groups.hash_tokens % block_size:
+        sizes = ", ".join(f"{size}" for size in sorted({g.block_tokens for g in groups.groups}))
+        raise UsageError(
+            f"the trace's blocks of {block_size} tokens do not divide the model's of {sizes}",
+            where="a hybrid model",
+            remedy=f"hash the trace in blocks of {groups.hash_tokens} tokens (`kvscope hash`)",
+        )
+
+
+def _groups(settings: EngineSettings, nodes: int, block_size: int) -> Records:
+    """Return the records of the groups of a hybrid model over a trie of so many nodes."""
+    groups = settings.groups.groups if settings.groups is not None else ()
+    records = np.zeros(len(groups), dtype=GROUP).view(np.recarray)
+    for number, group in enumerate(groups):
+        most = group.most_blocks(settings.in_flight_tokens)
+        record = records[number]
+        record.kind = KINDS.index(group.kind)
+        record.block_tokens, record.window_tokens = group.block_tokens, group.window_tokens
+        record.blocks_for_hit = group.blocks_for_hit
+        record.most_blocks = ALWAYS if most is None else most
+        record.nodes_per_block = group.block_tokens // block_size
+        record.first_content = number * nodes
+    return records
+
+
+def _specs(settings: EngineSettings) -> Records:
+    """Return which groups are looked up together, full attention first, else in their order."""
+    groups = settings.groups.groups if settings.groups is not None else ()
+    ends: dict[object, tuple[int, int]] = {}
+    for number, group in enumerate(groups):
+        ends[group.spec] = ends.get(group.spec, (number, 0))[0], number + 1
+    order = sorted(ends.values(), key=lambda span: groups[span[0]].kind != "full")
+    records = np.zeros(len(order), dtype=SPEC).view(np.recarray)
+    for number, (begin, end) in enumerate(order):
+        records[number].begin, records[number].end = begin, end
+    return records
 
 
 def _blocks(usable: int, lanes: int) -> Records:
@@ -231,12 +331,12 @@ def _blocks(usable: int, lanes: int) -> Records:
     return blocks
 
 
-def _requests(known: Traffic, usable: int) -> Records:
+def _requests(known: Traffic, settings: EngineSettings) -> Records:
     """Return requests that wait; those that fill more than all blocks are marked as oversized."""
     requests = np.zeros(len(known.leaf), dtype=REQUEST).view(np.recarray)
     requests.prompt = known.input_tokens
     requests.outputs = np.maximum(known.history_tokens - known.input_tokens, 1)
-    requests.oversized = ~fits(known, usable)
+    requests.oversized = ~fits(known, settings)
     for name in (
         "leaf",
         "length",
@@ -260,6 +360,11 @@ def _state(settings: EngineSettings, cost: StepCost) -> Records:
     state.reserve_full_prompt = settings.reserve_full_prompt
     state.watermark_blocks = settings.watermark_blocks
     state.front = NONE
+    if settings.groups is not None:
+        interval, alignment = settings.groups.retention_tokens, settings.groups.alignment_tokens
+        state.alignment_tokens = alignment
+        state.segment_tokens = alignment if interval is None else interval
+        state.keeps_boundaries = interval is not None
     for field in fields(cost):
         value = getattr(cost, field.name)
         state[field.name] = cost.base_s if value is None else value  # decode_base_s

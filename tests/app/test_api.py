@@ -42,6 +42,7 @@ RESULTS = {
     "analyze": ("--model", "llama3-8b", "--hbm", "80GiB", "--capacity", "1GiB,2GiB"),
     "explain": ("--capacity-blocks", "1k"),
     "fit": ("--window", "1h"),
+    "retention": ("--capacity-blocks", "1k"),
     "simulate": ("--policies", "lru,tlru", "--capacity-blocks", "1k", "--slo", "200ms"),
     "tune": ("--slo", "200ms", "--policies", "tlru", "--capacity-blocks", "2000", "--output", "-"),
     "fleet": (
@@ -53,7 +54,11 @@ RESULTS = {
         *("--router", "round-robin,session", "--policies", "wa"),
     ),
 }
-FUNCTIONS = {"fleet": "simulate_fleet", "tune --fleet": "tune_fleet"}
+FUNCTIONS = {
+    "fleet": "simulate_fleet",
+    "tune --fleet": "tune_fleet",
+    "retention": "advise_retention",
+}
 """Functions whose name is not their command's."""
 VARYING = {"created_at"}
 

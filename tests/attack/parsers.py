@@ -9,6 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from random import Random
 
+import duckdb
+
 from kvscope.core.errors import InputError, UsageError
 from kvscope.ingest.build import build
 from kvscope.ingest.columns import Columns
@@ -33,6 +35,37 @@ MORE_LINES = {
     ],
     "lengths": [b"Timestamp,Request tokens,Response tokens\n5,472,18\n45,1087,230"],
 }
+PARQUET_ROWS = [
+    {
+        "timestamp_start_unix_ms": 1_700_000_000_250,
+        "prompt": "x",
+        "input_tokens": 40,
+        "output_tokens": 1,
+        "total_hashes": [11, 12],
+        "provided_session_id": "s",
+        "poor_man_session_id": 1,
+        "duration_e2e_ms": 2500,
+        "duration_ttft_ms": 250,
+        "cached_tokens_reference": 4,
+        "model_name": "m",
+        "org_id": "o",
+        "block_size": 16,
+    },
+    {
+        "arrival_s": 1.5,
+        "input_tokens": 50,
+        "output_tokens": 2,
+        "hash_ids": ["a", "b", "c"],
+        "chat_id": "c",
+        "parent_chat_id": "p",
+        "waits_for": "p",
+        "delay_s": 0.5,
+        "clock": "k",
+        "cache_salt": "0",
+        "adapter": "l",
+    },
+]
+"""As Baseten and as kvscope name the columns."""
 PARQUET = 0.01
 """Share of the cases; each is a file, which takes as long as a hundred lines."""
 LONGEST_S = 2.0
@@ -60,15 +93,13 @@ class Parsers(Attack):
             name: [json.loads(line) for line in lines if line.startswith(b"{")]
             for name, lines in self.lines.items()
         }
-        self.parquet = SAMPLES["parquet"].data
 
     def attempt(self, case: Case) -> int:
         """Mutate records or their bytes, and read them among sound ones."""
         random = case.random
         path = case.folder / "trace"
         if random.random() < PARQUET:
-            name, inputs = "parquet", 1
-            path.write_bytes(mutated_bytes(random, self.parquet))
+            name, inputs = "parquet", _write_parquet(random, path)
         else:
             name, inputs = random.choice([*self.lines]), random.choice((1, 2, 120, 120))
             path.write_bytes(self._trace(random, name, inputs))
@@ -97,6 +128,27 @@ class Parsers(Attack):
             record = mutated_document(random, random.choice(self.records[name]))
             return as_json(random, record)
         return mutated_bytes(random, random.choice(self.lines[name]))
+
+
+def _write_parquet(random: Random, path: Path) -> int:
+    """Write a file with mutated rows, or a sound one whose bytes are; return how many."""
+    document = random.choice(PARQUET_ROWS)
+    rows = [document, document]
+    if has_odd_rows := random.random() < 0.5:
+        rows = [mutated_document(random, document) for _ in range(random.choice((1, 4)))]
+    lines = path.with_suffix(".jsonl")
+    lines.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    with duckdb.connect(config={"threads": 1}) as connection:
+        try:
+            connection.execute(
+                f"COPY (FROM read_json('{lines}', format = 'nd')) TO '{path}' (FORMAT parquet)"
+            )
+        except duckdb.Error:  # rows that DuckDB does not read are none
+            path.write_bytes(SAMPLES["parquet"].data)
+            has_odd_rows = False
+    if not has_odd_rows:
+        path.write_bytes(mutated_bytes(random, path.read_bytes()))
+    return len(rows)
 
 
 def read(path: Path, name: str, options: ReadOptions) -> Rejects:

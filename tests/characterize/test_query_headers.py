@@ -28,6 +28,7 @@ GIVEN: dict[str, Any] = {
     "model_names": ["x"],
     "adapter_names": ["x"],
     "worker_names": ["x"],
+    "retention_names": ["x"],
     "categories": ["x"],
     "numbers": [1],
     "places": ["x"],

@@ -10,9 +10,9 @@ import numpy as np
 
 from kvscope.policies.base import LanePolicy
 from kvscope.replay.replay import NO_TABLES, Tables
-from kvscope.vllm_sim.scheduler import stepper
+from kvscope.vllm_sim.scheduler import engine_kernel
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
-from kvscope.vllm_sim.state import Machine, idle_machine, lane_class
+from kvscope.vllm_sim.state import Machine, idle_machine
 from tests.conformance.conversations import TokenRequest, prompts_of
 
 ONE_EACH = StepCost(base_s=1.0)
@@ -38,7 +38,7 @@ class Model:
             prompts = replace(prompts, category=category, categories=tuple(names))
         self.machine: Machine = idle_machine(prompts, policy, settings, ONE_EACH, tables=tables)
         self.settings = settings
-        self.run = stepper(lane_class(policy), policy.evicts == "leaf")
+        self.run = engine_kernel(policy, self.machine)
 
     def step(self) -> bool:
         """Take one step, as `VllmScheduler.step`."""

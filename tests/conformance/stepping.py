@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kvscope.deployment.kv_groups import KvGroups
 from kvscope.learning.learners import FittedTable
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.lru import Lru
@@ -42,6 +43,7 @@ def both(
     kinds: Sequence[str] | None = None,
     tables: Tables = NO_TABLES,
     fitted: FittedTable | None = None,
+    groups: KvGroups | None = None,
 ) -> tuple[VllmScheduler, Model]:
     """Return both sides with equal settings; with a `policy` kvscope's plugin is in vLLM's.
 
@@ -61,6 +63,7 @@ def both(
         policy=policy,
         kinds=kinds,
         fitted=fitted,
+        groups=groups,
     )
     if fitted is None and tables is not NO_TABLES:
         vllm.steering.use(tables.at(0))
@@ -72,6 +75,7 @@ def both(
         async_scheduling=overlapped,
         watermark=watermark,
         reserve_full_prompt=reserve,
+        groups=groups,
     )
     model = Model(trace, size, policy or Lru(), settings, kinds, tables)
     if fitted is not None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.tiny_llama import tiny_llama
+from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.learning.learners import FittedTable
 from kvscope.policies.base import LanePolicy
 from kvscope.tuning.file import write_policy
@@ -40,7 +41,14 @@ with warnings.catch_warnings():
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.kv_cache_interface import (
+        ChunkedLocalAttentionSpec,
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        KVCacheSpec,
+        SlidingWindowSpec,
+    )
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
@@ -79,22 +87,40 @@ def vllm_request(number: int, tokens: TokenRequest, size: int, kind: str | None 
     )
 
 
-def cache_config(usable_blocks: int, size: int) -> KVCacheConfig:
-    """Return one group of full attention without tensors, one block more than can be used."""
-    spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
+def full_attention(size: int) -> KvGroups:
+    """Return one group of full attention."""
+    return KvGroups((KvGroup("full", size),))
+
+
+def group_spec(group: KvGroup) -> KVCacheSpec:
+    """Return what vLLM calls a group."""
+    shape = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    size, window = group.block_tokens, group.window_tokens
+    if group.kind == "sliding":
+        return SlidingWindowSpec(block_size=size, sliding_window=window, **shape)
+    if group.kind == "chunked":
+        return ChunkedLocalAttentionSpec(block_size=size, attention_chunk_size=window, **shape)
+    return FullAttentionSpec(block_size=size, **shape)
+
+
+def cache_config(usable_blocks: int, groups: KvGroups) -> KVCacheConfig:
+    """Return groups without tensors, one block more than can be used."""
+    specs = [group_spec(group) for group in groups.groups]
     return KVCacheConfig(
         num_blocks=usable_blocks + 1,
         kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        kv_cache_groups=[KVCacheGroupSpec([f"{at}"], spec) for at, spec in enumerate(specs)],
+        prefix_cache_retention_interval=groups.retention_tokens,
     )
 
 
-def manager(usable_blocks: int, size: int) -> KVCacheManager:
-    """Return vLLM's cache manager with so many usable blocks."""
+def manager(usable_blocks: int, size: int, groups: KvGroups | None = None) -> KVCacheManager:
+    """Return vLLM's cache manager with so many usable blocks, in groups or of full attention."""
+    groups = groups or full_attention(size)
     return KVCacheManager(
-        cache_config(usable_blocks, size),
+        cache_config(usable_blocks, groups),
         max_model_len=LONGEST,
-        scheduler_block_size=size,
+        scheduler_block_size=groups.alignment_tokens,
         hash_block_size=size,
     )
 
@@ -106,7 +132,7 @@ def serve_alone(
     before_free: Callable[[Request], None] | None = None,
 ) -> int | None:
     """Take a request from look-up to its last output; return its hit tokens, None if rejected."""
-    blocks, hits, _ = cache.get_computed_blocks(request)
+    blocks, hits, request.shared_prefix_boundary = cache.get_computed_blocks(request)
     wanted = request.num_tokens - hits
     if cache.allocate_slots(request, wanted, hits, blocks, full_sequence_must_fit=True) is None:
         return None
@@ -148,6 +174,7 @@ class VllmScheduler:
         kinds: Sequence[str] | None = None,
         fitted: FittedTable | None = None,
         plugin: object = (),
+        groups: KvGroups | None = None,
         **settings: Any,
     ) -> None:
         (folder / "config.json").write_text(json.dumps(MODEL))
@@ -162,6 +189,7 @@ class VllmScheduler:
             cache_config=CacheConfig(block_size=size, enable_prefix_caching=True),
         )
         config.cache_config.num_gpu_blocks = usable_blocks + 1
+        config.scheduler_config.async_scheduling = overlapped  # CPUs switch it off
         chosen: type[Scheduler] = AsyncScheduler if overlapped else Scheduler
         if policy is not None:
             params = dict(policy.values)
@@ -177,9 +205,10 @@ class VllmScheduler:
             chosen = KvscopeScheduler
         self.scheduler = chosen(
             vllm_config=config,
-            kv_cache_config=cache_config(usable_blocks, size),
+            kv_cache_config=cache_config(usable_blocks, groups or full_attention(size)),
             structured_output_manager=StructuredOutputManager(config),
-            block_size=size,
+            block_size=groups.alignment_tokens if groups else size,
+            hash_block_size=size,
             log_stats=True,
         )
         self.trace = trace

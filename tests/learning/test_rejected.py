@@ -70,7 +70,7 @@ def both(seed: int) -> tuple[Prompts, Prompts, np.ndarray]:
     """Return the trace, what of it an engine of 60 blocks serves, and which requests those are."""
     trace = chats(600, seed)
     whole = prompts(built(trace, SIZE))
-    served = fits(traffic(whole, standard()), BLOCKS)
+    served = fits(traffic(whole, standard()), EngineSettings(BLOCKS))
     some = [request for request, fitting in zip(trace, served, strict=True) if fitting]
     assert 0.7 < served.mean() < 0.9
     return whole, prompts(built(some, SIZE)), served

@@ -157,6 +157,20 @@ def _wa(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
     return (chance,)
 
 
+def _soft_ttl(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
+    ttl_s = asked.table[int(asked.traffic.category[one.owner])][0]
+    return (1.0 if asked.silence_s(one) <= ttl_s else 0.0,)
+
+
+def _trtllm_priority(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
+    """Return the level, then when the block joined its queue: by a touch, or by its expiry."""
+    ttl_s, level = asked.table[int(asked.traffic.category[one.owner])]
+    touched_s = float(asked.traffic.arrival_s[one.owner])
+    if level > 35 and asked.silence_s(one) > ttl_s:
+        return 35.0, touched_s + ttl_s
+    return level, touched_s
+
+
 def _gittins(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
     """Index of the class at this age, times the need where only a long next turn needs the block.
 
@@ -201,6 +215,8 @@ KEYS: dict[str, Key] = {
     "tlru-length": _tlru_length,
     "etlru": _etlru,
     "wa": _wa,
+    "soft-ttl": _soft_ttl,
+    "trtllm-priority": _trtllm_priority,
     "gittins": _gittins,
     "belady": _belady,
     "tail-belady": _tail_belady,

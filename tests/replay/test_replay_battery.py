@@ -21,7 +21,7 @@ CASE = ("policy", "leaves")
 EVERY_CASE = pytest.mark.parametrize(CASE, drawn.CASES, ids=drawn.case_name)
 PREFIX_CLOSED = ("lru", "lfu", "slru", "threshold-lru", "ttl")
 """Evict "any" block and leave no orphan all the same, as their docstrings claim."""
-BY_THE_CLOCK = ("ttl", "wa", "etlru", "gittins")
+BY_THE_CLOCK = ("ttl", "wa", "etlru", "gittins", "soft-ttl", "trtllm-priority")
 QUICK = settings(deadline=None, max_examples=12)
 
 
@@ -121,7 +121,7 @@ def test_same_input_same_result(policy: type[Policy], leaves: Leaves, data: st.D
 @QUICK
 @given(st.data())
 def test_time_matters_to_few(policy: type[Policy], leaves: Leaves, data: st.DataObject) -> None:
-    """All but ttl, wa, etlru and gittins do the same when every request arrives at once."""
+    """All but policies that go by the clock do the same when every request arrives at once."""
     of = data.draw(traffics())
     bound = _lasting(policy, data.draw(drawn.policies(policy, leaves)))
     capacity = data.draw(drawn.capacities(of))

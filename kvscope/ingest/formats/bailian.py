@@ -87,6 +87,7 @@ class _BailianLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     duration_ms: int | float | None = None
     cached_tokens: int | None = None
     delay_ms: int | float | None = None
+    retention: msgspec.Raw | None = None
 
 
 class BailianExport(LineExporter):
@@ -122,4 +123,5 @@ class BailianExport(LineExporter):
             duration_ms=milliseconds(row.duration_s),
             cached_tokens=row.cached_tokens,
             delay_ms=milliseconds(row.delay_s),
+            retention=msgspec.Raw(row.retention.encode()) if row.retention else None,
         )

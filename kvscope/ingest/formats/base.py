@@ -14,6 +14,7 @@ from typing import ClassVar, Self, TypedDict
 
 import msgspec
 
+from kvscope.core.directives import Directives
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.units import MIB
 from kvscope.ingest.limits import HOPELESS_LINES, MAX_LINE_BYTES, MAX_NESTING
@@ -52,7 +53,8 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     its first token, the time until it was admitted and until its last token, all since its arrival,
     and the prompt's tokens found in the cache. `delay_s` is kept where the arrival is known, too:
     the time that a user or a tool took, for closed loops. It counts from the end of the session's
-    request before, or of the one whose `chat_id` is `waits_for`.
+    request before, or of the one whose `chat_id` is `waits_for`. `retention` is what the client
+    stated about the lifetime of its blocks.
     """
 
     input_tokens: int
@@ -78,6 +80,7 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     duration_s: float | None = None
     cached_tokens: int | None = None
     waits_for: Identifier | None = None
+    retention: Directives | None = None
 
 
 class Service(TypedDict, total=False):

@@ -27,7 +27,7 @@ class Row:
     """One request; its blocks are named by their numbers in the trie, unique in the trace.
 
     Chat ids are the trace's own if every request has one, otherwise request numbers. `cache_salt`
-    is the salt's number.
+    is the salt's number, `retention` JSON.
     """
 
     arrival_s: float
@@ -47,6 +47,7 @@ class Row:
     duration_s: float | None
     cached_tokens: int | None
     delay_s: float | None
+    retention: str | None
     clock: int | None
     hash_ids: list[int]
 

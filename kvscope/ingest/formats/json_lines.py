@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
+from kvscope.core.directives import Directives
 from kvscope.ingest.formats.base import BadLine, Identifier, LineReader, ReadOptions, Request
 from kvscope.ingest.formats.times import in_seconds
 
@@ -33,6 +34,7 @@ class ServiceRow(msgspec.Struct, gc=False, kw_only=True):
     duration_ms: float | None = None
     cached_tokens: int | None = None
     delay_ms: float | None = None
+    retention: Directives | None = None
 
     @property
     def adapter(self) -> Identifier | None:

@@ -96,6 +96,7 @@ class _MooncakeReader(RowReader):
             queue_s=row.queue_s,
             duration_s=row.duration_s,
             cached_tokens=row.cached_tokens,
+            retention=row.retention,
         )
 
     def _check_block_tokens(self, counts: list[int], inputs: int, row: _MooncakeRow) -> None:

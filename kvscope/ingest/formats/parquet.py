@@ -18,23 +18,30 @@ import msgspec
 from duckdb.sqltypes import DuckDBPyType
 from msgspec.structs import asdict
 
+from kvscope.core.directives import Directives
 from kvscope.core.errors import InputError
 from kvscope.core.files import STANDARD_STREAM, files_of
 from kvscope.core.trace import Trace
 from kvscope.core.units import GIB
 from kvscope.ingest.formats.base import ROOT, BadLine, Reader, Records, Request, TraceFormat
 from kvscope.ingest.formats.exporter import Advance, Exporter, Row, rows
+from kvscope.ingest.formats.parquet_index import (
+    MAGIC,
+    MalformedError,
+    listed_elements,
+    read_index,
+)
 from kvscope.ingest.limits import (
     EXPANSION_FREE_BYTES,
     MAX_EXPANSION,
     MAX_HASH_IDS,
+    MAX_INDEX_ELEMENTS,
     MAX_PARQUET_BYTES,
     MAX_TEXT,
 )
 from kvscope.ingest.source import Source
 from kvscope.store.db import Store, statement
 
-_MAGIC = b"PAR1"
 _MANDATORY = ("input_tokens", "output_tokens")
 _PATTERN_CHARACTERS = frozenset("*?[")
 _ROWS_AT_ONCE = 2_048
@@ -58,17 +65,21 @@ _FEW = 8  # rows, of which each may have MAX_HASH_IDS
 _LONGEST_ID = 256  # characters of a hash id that count
 _INTEGERS = {f"{sign}{size}" for sign in ("", "u") for size in ("tinyint", "smallint", "bigint")}
 _NUMBERS = _INTEGERS | {"integer", "uinteger", "hugeint", "uhugeint", "float", "double", "boolean"}
+_NESTED = ("STRUCT(", "MAP(", "UNION(")
 _BOUNDED = {"memory_limit": f"{MAX_PARQUET_BYTES >> 20}MiB", "threads": "1", "temp_directory": ""}
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 # What a damaged file ends in; the last two where a name or text in it is no UTF-8.
-_DAMAGE = (duckdb.Error, OSError, RuntimeError, UnicodeDecodeError)
+_DAMAGE = (duckdb.Error, OSError, RuntimeError, UnicodeDecodeError, MalformedError)
 
 
 class _ParquetRow(Request):
     """A request whose hash ids are lists, as the columns of a table are."""
 
     hash_ids: list[int | str] | None = None
+
+
+_directives = msgspec.json.Decoder(Directives).decode
 
 
 class _ParquetReader(Reader):
@@ -122,7 +133,7 @@ def _is_plain_file(path: str) -> bool:
     if path == STANDARD_STREAM or _PATTERN_CHARACTERS & set(path) or not Path(path).is_file():
         return False
     with Path(path).open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def _batches(path: str, shown: str) -> Iterator[list[dict[str, object]]]:
@@ -135,6 +146,7 @@ def _batches(path: str, shown: str) -> Iterator[list[dict[str, object]]]:
             query, values = statement("ingest/parquet_rows").text, {"path": path}
             present = connection.sql(query, params=values)
             _require_lengths(present.columns, shown)
+            _refuse_nested(present.columns, present.types, shown)
             columns = ", ".join(map(_cut, present.columns, present.types))
             bounded = f"SELECT {columns} FROM ({query})"  # noqa: S608  (columns of the query's own)
             rows = connection.execute(bounded, values)
@@ -157,7 +169,13 @@ def _batches(path: str, shown: str) -> Iterator[list[dict[str, object]]]:
 
 
 def _refuse_bomb(connection: duckdb.DuckDBPyConnection, path: str, shown: str) -> None:
-    """Raise InputError for a file of few bytes and very many values."""
+    """Raise InputError for a file of few bytes and very many values, or an index that says so."""
+    if listed_elements(read_index(path)) > MAX_INDEX_ELEMENTS:
+        raise InputError(
+            f"its index lists more than {MAX_INDEX_ELEMENTS:,} elements, as no trace's does",
+            where=shown,
+            remedy="write it again, in larger row groups",
+        )
     counted = connection.execute(statement("ingest/parquet_values").text, {"path": path}).fetchone()
     size = _VALUE_BYTES * int(counted[0] if counted else 0)
     if size > max(EXPANSION_FREE_BYTES, MAX_EXPANSION * Path(path).stat().st_size):
@@ -166,6 +184,19 @@ def _refuse_bomb(connection: duckdb.DuckDBPyConnection, path: str, shown: str) -
             where=shown,
             remedy="write it as JSON lines, if it is one",
         )
+
+
+def _refuse_nested(names: Sequence[str], kinds: Sequence[DuckDBPyType], shown: str) -> None:
+    """Raise InputError where a column is no value and no list of values.
+
+    DuckDB takes time for such a column that doubles with every few levels.
+    """
+    for name, kind in zip(names, kinds, strict=True):
+        inner = str(kind).removesuffix("[]")
+        if inner.endswith("]") or inner.startswith(_NESTED):
+            raise InputError(
+                f"column {name} is nested", where=shown, remedy="write plain values, or lists"
+            )
 
 
 def _cut(name: str, kind: DuckDBPyType) -> str:
@@ -203,7 +234,11 @@ def _request(row: dict[str, object]) -> Request:
         if value is not None and row.get(field) is None:
             is_ms = name.endswith("_ms")
             row[field] = value / 1000 if is_ms and isinstance(value, int | float) else value
-    return Request(**asdict(msgspec.convert(row, _ParquetRow)))
+    stated = row.pop("retention", None)
+    request = Request(**asdict(msgspec.convert(row, _ParquetRow)))
+    if isinstance(stated, str):
+        request.retention = _directives(stated)
+    return request
 
 
 def _require_lengths(present: Sequence[str], shown: str) -> None:
@@ -230,7 +265,7 @@ class Parquet(TraceFormat):
     @classmethod
     def recognizes(cls, head: bytes) -> bool:
         """Return True if the file begins as Parquet does."""
-        return head.startswith(_MAGIC)
+        return head.startswith(MAGIC)
 
 
 class ParquetExport(Exporter):
@@ -267,6 +302,7 @@ class ParquetExport(Exporter):
             "duration_s": pl.Float64(),
             "cached_tokens": pl.Int32(),
             "delay_s": pl.Float64(),
+            "retention": pl.String(),
             "hash_ids": pl.List(pl.Int32()),
             "block_size": pl.Int32(),
             "clock": pl.Int32(),

@@ -16,6 +16,7 @@ import pytest
 from kvscope.core.errors import InputError
 from kvscope.ingest.formats.base import ReadOptions, Request
 from kvscope.ingest.formats.parquet import BASETEN, Parquet
+from kvscope.ingest.formats.parquet_index import MAGIC, listed_elements, read_index
 from kvscope.ingest.source import Source
 from kvscope.store.db import statement
 
@@ -198,6 +199,31 @@ def test_a_folder_of_files_is_one_trace(tmp_path: Path) -> None:
     assert source.place(row) == (str(tmp_path / "b.parquet.gz"), 1)
 
 
+def test_nested_columns_are_refused_unread(tmp_path: Path, read: Any) -> None:
+    """DuckDB would take years for the second one."""
+    deep = "BIGINT" + "[]" * 100
+    for kind in ("STRUCT(a BIGINT)", deep, "MAP(BIGINT, BIGINT)"):
+        path = tmp_path / "nested"
+        with duckdb.connect() as connection:
+            query = f"SELECT 5 AS input_tokens, 1 AS output_tokens, NULL::{kind} AS type"
+            connection.execute(f"COPY ({query}) TO '{path}' (FORMAT parquet)")
+        with pytest.raises(InputError, match="column type is nested; write plain values"):
+            read(path.read_bytes())
+
+
+def test_elements_of_an_index_are_counted(tmp_path: Path) -> None:
+    """Each row group adds as many, and an index that is cut anywhere ends the count."""
+    path = tmp_path / "trace.parquet"
+    counts = []
+    for groups in (1, 2, 3):
+        frame = pl.DataFrame({"input_tokens": range(groups), "output_tokens": range(groups)})
+        path.write_bytes(parquet(frame, row_group_size=1))
+        index = read_index(str(path))
+        counts.append(listed_elements(index))
+    assert counts[2] - counts[1] == counts[1] - counts[0] > 2 * 2  # a column has several lists
+    assert all(listed_elements(index[:size]) <= counts[2] for size in range(len(index)))
+
+
 _READ = """
 import resource, sys
 from kvscope.core.errors import InputError
@@ -240,11 +266,16 @@ def test_bombs_end_in_bounded_memory(tmp_path: Path) -> None:
             query = f"SELECT 100 AS input_tokens, 1 AS output_tokens, {others}"
             connection.execute(f"COPY ({query}) TO '{path}' ({options})")
             assert Path(path).stat().st_size < 25_000
+    # The index's version, and a schema of 90 million elements, which DuckDB would allocate.
+    index = bytes.fromhex("1502 19fc") + b"\x80\xa3\xf5\x2a" + bytes(40)
+    (tmp_path / "list").write_bytes(MAGIC + index + len(index).to_bytes(4, "little") + MAGIC)
+    paths.append(str(tmp_path / "list"))
     done = subprocess.run(
         [sys.executable, "-c", _READ, *paths], capture_output=True, text=True, check=True
     )
     *ends, grown_kib = done.stdout.splitlines()
     bomb = "decompresses to more than 10,000 times its size, as no trace does"
     text = "text longer than 65,536 characters in type"
-    assert ends == [bomb, "1048577", text, text]
+    listed = "its index lists more than 1,048,576 elements, as no trace's does"
+    assert ends == [bomb, "1048577", text, text, listed]
     assert int(grown_kib) < 160 * 1024

@@ -1,0 +1,140 @@
+"""KV groups of a hybrid model: layers that share a block table, with the tokens of its blocks.
+
+Source: vLLM 0.32.0, vllm/v1/kv_cache_interface.py and vllm/v1/core/kv_cache_utils.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Self, get_args
+
+from kvscope.core.errors import UsageError
+from kvscope.deployment.architecture import LayerKinds
+
+GroupKind = Literal["full", "sliding", "chunked"]
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroup:
+    """Layers whose KV lies in one block table.
+
+    A block holds `block_tokens` tokens of `layers` layers. `window_tokens` is how far a sliding
+    layer looks back, or the length of a chunk of chunked local attention; 0 for full attention.
+    """
+
+    kind: GroupKind
+    block_tokens: int
+    window_tokens: int = 0
+    layers: int = 1
+
+    @property
+    def spec(self) -> tuple[GroupKind, int, int]:
+        """What groups have in common that vLLM looks up together."""
+        return self.kind, self.block_tokens, self.window_tokens
+
+    @property
+    def blocks_for_hit(self) -> int:
+        """Blocks before the end of a hit that a sliding layer needs."""
+        return -(-(self.window_tokens - 1) // self.block_tokens)
+
+    def most_blocks(self, in_flight_tokens: int) -> int | None:
+        """Return the blocks that a request holds at most, None without a limit.
+
+        `in_flight_tokens` are those of steps that have not ended: what their tokens look at is
+        still held.
+        """
+        if self.kind == "full":
+            return None
+        if self.kind == "chunked":
+            return -(-(self.window_tokens + in_flight_tokens) // self.block_tokens)
+        return -(-(self.window_tokens - 1 + in_flight_tokens) // self.block_tokens) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroups:
+    """The groups that share one pool of blocks.
+
+    `retention_tokens` is `prefix_cache_retention_interval`: which blocks of sliding layers are
+    kept for later requests. 0, vLLM's default: those before the end of a prompt and before a
+    junction of prompts; k: also those before every multiple of k tokens; None: all.
+    Raises UsageError for an interval that vLLM refuses.
+    """
+
+    groups: tuple[KvGroup, ...]
+    retention_tokens: int | None = 0
+
+    def __post_init__(self) -> None:
+        interval = self.retention_tokens
+        if interval is None:
+            return
+        sliding = any(group.kind == "sliding" for group in self.groups)
+        if interval and not sliding:
+            raise UsageError(
+                f"{interval} has no effect without sliding layers",
+                where="prefix_cache_retention_interval",
+                remedy="leave it at 0",
+            )
+        if interval < 0 or interval % self.alignment_tokens:
+            raise UsageError(
+                f"{interval} is not a multiple of {self.alignment_tokens} tokens",
+                where="prefix_cache_retention_interval",
+                remedy=f"try {max(1, interval // self.alignment_tokens) * self.alignment_tokens}",
+            )
+
+    @property
+    def alignment_tokens(self) -> int:
+        """Hits are multiples of so many tokens: vLLM's `scheduler_block_size`."""
+        return math.lcm(*(group.block_tokens for group in self.groups))
+
+    @property
+    def hash_tokens(self) -> int:
+        """Tokens of each hash: the greatest common divisor of all blocks."""
+        return math.gcd(*(group.block_tokens for group in self.groups))
+
+    @property
+    def text(self) -> str:
+        """The groups in one word: `sliding/16/128/12+full/16/0/12@0`, retention last."""
+        groups = (
+            f"{group.kind}/{group.block_tokens}/{group.window_tokens}/{group.layers}"
+            for group in self.groups
+        )
+        interval = "all" if self.retention_tokens is None else self.retention_tokens
+        return f"{'+'.join(groups)}@{interval}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the groups that `text` wrote."""
+        written, _, interval = text.partition("@")
+        groups = []
+        for group in written.split("+"):
+            kind, *numbers = group.split("/")
+            groups.append(KvGroup(_KINDS[kind], *map(int, numbers)))
+        return cls(tuple(groups), None if interval == "all" else int(interval))
+
+
+_KINDS: dict[str, GroupKind] = {kind: kind for kind in get_args(GroupKind)}
+
+
+def kv_groups(kinds: LayerKinds, block_tokens: int) -> KvGroups | None:
+    """Return the groups that vLLM forms of layers; None where kvscope does not know them.
+
+    All groups have about as many layers as the rarer kind has: their blocks are of one size.
+
+    Source: vLLM 0.32.0, kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size.
+    """
+    if not (kinds.hybrid and kinds.alike and kinds.window):
+        return None
+    counts = [kinds.windowed, kinds.full] if kinds.sliding_first else [kinds.full, kinds.windowed]
+    counts = [count for count in counts if count]
+    least, most = min(counts), max(counts)
+    size = most if most < 1.5 * least else least
+    groups: list[KvGroup] = []
+    for place, count in enumerate(counts):
+        sliding = len(counts) == 1 or (place == 0) == kinds.sliding_first
+        number = -(-count // size)
+        for group in range(number):
+            layers = len(range(group, count, number))
+            window = kinds.window if sliding else 0
+            groups.append(KvGroup("sliding" if sliding else "full", block_tokens, window, layers))
+    return KvGroups(tuple(groups))

@@ -1,0 +1,174 @@
+"""Times to live: what each hits and holds, the best by category, and what providers charge."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from kvscope.app.documents.retention import retention_document
+from kvscope.app.retention import MOST_OF, CategoryTtl, Retention
+from kvscope.core import units
+from kvscope.report import style
+from kvscope.report.report import Report
+from kvscope.report.section import Columns, Section, Table, tabulate
+from kvscope.report.words import (
+    NONE,
+    Sizes,
+    count,
+    counted,
+    definition_in_words,
+    points,
+    share,
+    significant,
+)
+from kvscope.retention.prices import Charge
+
+SECTIONS = ("summary", "categories", "prices")
+"""What `--section` of `kvscope retention` takes."""
+
+_ROWS = 4  # categories on the one screen
+_FOREVER = "forever"
+
+
+def report(result: Retention) -> Report:
+    """Return what retention gives in every form."""
+    every = [_summary(result), _categories(result), _prices(result)]
+    return Report(
+        "Retention",
+        result.trace,
+        document=lambda: retention_document(result),
+        screen=lambda: [every[0], _categories(result, _ROWS), every[2]],
+        sections=lambda: every,
+    )
+
+
+def _sizes(result: Retention) -> Sizes:
+    return Sizes(result.trace.block_size, result.model)
+
+
+def _time(ttl_s: float | None) -> str:
+    if ttl_s is None or math.isinf(ttl_s):
+        return _FOREVER
+    return units.duration_in_words(ttl_s) if ttl_s else "0"
+
+
+def _summary(result: Retention) -> Section:
+    sizes, most = _sizes(result), result.most
+    reach = (
+        f"A TTL of {_time(most.ttl_s)} after each touch keeps {share(most.share_of_ideal)} of the"
+        f" possible hits and holds {sizes.label(round(most.mean_blocks))} on average,"
+        f" {sizes.label(most.peak_blocks)} at peak."
+    )
+    cheapest = {charge.offer.provider: charge for charge in reversed(result.charges)}
+    paid = "Cheapest prompt caching by provider, relative to none: " + ", ".join(
+        f"{charge.offered} {share(charge.cost_ratio)}"
+        for charge in sorted(cheapest.values(), key=lambda charge: charge.cost_ratio)
+    )
+    counting = f"Counted: {definition_in_words(result.definition)}."
+    charts = partial(curve_chart, result), partial(memory_chart, result)
+    return Section.of(
+        "Summary", reach, *_advice(result), f"{paid}.", counting, _ttls(result), *charts
+    )
+
+
+def _advice(result: Retention) -> list[str]:
+    """Return what the TTLs by category give in the named cache, or how to ask for it."""
+    advice = result.advice
+    if advice is None:
+        few = "Too few requests to choose TTLs on one half and replay the other."
+        named = any(row.ttl_s is not None for row in result.categories)
+        return [few if named else "Name a cache with --capacity-blocks for TTLs by category."]
+    cache = _sizes(result).in_words(advice.capacity_blocks)
+    figures = (
+        f"{share(advice.token_hit_rate)} of the tokens hit, {share(advice.lru_token_hit_rate)} with"
+        f" LRU: {points(advice.gain)} (95 % CI {points(advice.gain_low)} to"
+        f" {points(advice.gain_high)})"
+    )
+    held = f"{counted(advice.held_out_requests, 'held-out request')}, {cache}"
+    if advice.advised:
+        verdict = "State the TTLs below: blocks beyond theirs leave first."
+    else:
+        verdict = "Keep LRU: TTLs by category are not significantly better."
+    return [verdict, f"With TTLs chosen on the first half, {figures}; {held}."]
+
+
+def _ttls(result: Retention) -> Table:
+    sizes = _sizes(result)
+    columns: Columns = {
+        "TTL": lambda point: _time(point.ttl_s),
+        "hit rate": lambda point: share(point.token_hit_rate),
+        "of possible": lambda point: share(point.share_of_ideal),
+        "held, mean": lambda point: sizes.label(round(point.mean_blocks)),
+        "held, peak": lambda point: sizes.label(point.peak_blocks),
+    }
+    return tabulate("One TTL after each touch, nothing else evicted", result.landmarks, columns)
+
+
+def _categories(result: Retention, rows: int | None = None) -> Section:
+    sizes, every = _sizes(result), [row for row in result.categories if row.share_of_hits]
+    columns: Columns = {
+        "type, turn": lambda row: row.category,
+        "requests": lambda row: count(row.requests),
+        "of all hits": lambda row: share(row.share_of_hits),
+        f"TTL for {MOST_OF:.0%}": lambda row: _time(row.most_ttl_s),
+    }
+    note = ""
+    if result.advice is not None:
+        columns = {
+            **columns,
+            "best TTL": _best,
+            "hits kept": lambda row: share(row.kept_share),
+            "held, mean": lambda row: sizes.label(round(row.mean_blocks or 0.0)),
+        }
+        note = "best TTL: most hits for blocks that fill the cache on average"
+    shown = every[:rows]
+    if len(shown) < len(every):
+        note += f"{'; ' if note else ''}{len(every) - len(shown)} more with --full"
+    title = "By category of the request that touched a block last"
+    return Section.of("Categories", tabulate(title, shown, columns, note))
+
+
+def _best(row: CategoryTtl) -> str:
+    return NONE if row.ttl_s is None else _time(row.ttl_s)
+
+
+def _prices(result: Retention) -> Section:
+    columns: Columns = {
+        "offer": lambda charge: charge.offered,
+        "TTL": lambda charge: _time(charge.ttl_s),
+        "write": lambda charge: f"{significant(charge.offer.write)}×",
+        "read": lambda charge: f"{significant(charge.offer.read)}×",
+        "tokens read": lambda charge: share(_read(result, charge)),
+        "input's cost": lambda charge: share(charge.cost_ratio),
+    }
+    table: Table = tabulate(
+        "What providers would charge for the same prompts",
+        result.charges,
+        columns,
+        f"100%: no caching; prices of {result.prices_date} relative to input tokens, with storage",
+    )
+    return Section.of("Prices", table)
+
+
+def _read(result: Retention, charge: Charge) -> float:
+    return charge.read_tokens / max(result.trace.input_tokens, 1)
+
+
+def curve_chart(result: Retention) -> style.Figure:
+    """Build the hit rate against the TTL."""
+    x = [point.ttl_s or 0.0 for point in result.curve]
+    series = style.curves(x, {"hit rate": [point.token_hit_rate for point in result.curve]})
+    chart = style.lines("Hit rate of one TTL", "TTL (s)", "share of the input tokens", series)
+    return style.ideal_level(chart, result.landmarks[-1].token_hit_rate)
+
+
+def memory_chart(result: Retention) -> style.Figure:
+    """Build the memory that blocks hold against the TTL."""
+    unit = _sizes(result).axis
+    x = [point.ttl_s or 0.0 for point in result.curve]
+    held = {
+        "mean": [point.mean_blocks * unit.per_block for point in result.curve],
+        "peak": [point.peak_blocks * unit.per_block for point in result.curve],
+    }
+    title, y = "Memory held with one TTL", f"held ({unit.name})"
+    return style.lines(title, "TTL (s)", y, style.curves(x, held), shares="")

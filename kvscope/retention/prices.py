@@ -1,0 +1,116 @@
+"""What providers would charge for a trace with prompt caching, by `prices.toml`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from kvscope.core.arrays import Float64s, Int64s
+from kvscope.core.hits import HitDefinition
+from kvscope.core.trace import Prompts
+from kvscope.replay.leases import NOT_HELD, hold
+from kvscope.replay.traffic import Traffic, traffic
+from kvscope.retention.curves import ttl_curves
+
+PROVIDER = HitDefinition("provider", last_token_rule=False, outputs="ignored")
+"""Providers cache prompts; the answer becomes part of the next turn's."""
+
+Multiple = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+
+
+class Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One way to cache prompts; its keys are described in `prices.toml`."""
+
+    provider: str
+    name: str
+    write: Multiple
+    read: Multiple
+    minimum_tokens: Annotated[int, msgspec.Meta(ge=0)]
+    source: str
+    ttl_s: float | None = None
+    step_tokens: Annotated[int, msgspec.Meta(ge=1)] = 1
+    storage_per_hour: Multiple = 0.0
+    note: str = ""
+
+
+class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The offers known, and the date on which their sources were read."""
+
+    schema: int
+    date: str
+    offer: tuple[Offer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What the input of a trace costs with one offer, in input tokens at their plain price.
+
+    `written_tokens` and `read_tokens` are charged at the offer's multiples, `storage` in plain
+    tokens; `cost_ratio` is the total over that without caching.
+    """
+
+    offer: Offer
+    ttl_s: float
+    read_tokens: int
+    written_tokens: int
+    storage: float
+    cost_ratio: float
+
+    @property
+    def offered(self) -> str:
+        """The provider and the offer's name."""
+        return f"{self.offer.provider} {self.offer.name}"
+
+
+@cache
+def prices() -> Prices:
+    """Return what `prices.toml` says."""
+    path = Path(__file__).with_name("prices.toml")
+    return msgspec.toml.decode(path.read_bytes(), type=Prices)
+
+
+def charges(prompts: Prompts) -> tuple[Charge, ...]:
+    """Return what each offer would charge, by provider, its cheapest first.
+
+    Every prompt of the least length is written as a whole and read as far as it is cached, in whole
+    blocks of the trace; each use renews the time to live. Where the caller chooses it, the one
+    with the lowest charge is taken, of all there are, before minimum and steps are applied.
+    """
+    requests = traffic(prompts, PROVIDER)
+    known = [_charge(requests, offer) for offer in prices().offer]
+    return tuple(sorted(known, key=lambda charge: (charge.offer.provider, charge.cost_ratio)))
+
+
+def _charge(requests: Traffic, offer: Offer) -> Charge:
+    ttl_s = _cheapest_ttl(requests, offer) if offer.ttl_s is None else offer.ttl_s
+    tokens = requests.input_tokens.astype(np.int64)
+    cached = tokens >= offer.minimum_tokens
+    held = hold(requests, np.where(cached, ttl_s, NOT_HELD))
+    read = _readable(held.hit_blocks.astype(np.int64) * requests.block_size, offer)
+    written = np.where(cached, tokens - read, 0)
+    storage = offer.storage_per_hour * held.block_seconds * requests.block_size / 3600
+    plain = int(tokens.sum())
+    more = (offer.read - 1) * int(read.sum()) + (offer.write - 1) * int(written.sum()) + storage
+    ratio = 1 + more / plain if plain else math.nan
+    return Charge(offer, ttl_s, int(read.sum()), int(written.sum()), storage, ratio)
+
+
+def _readable(hit_tokens: Int64s, offer: Offer) -> Int64s:
+    """Return the tokens of cached prefixes that are read: from the minimum on, in whole steps."""
+    beyond = hit_tokens - offer.minimum_tokens
+    return np.where(beyond >= 0, hit_tokens - beyond % offer.step_tokens, 0)
+
+
+def _cheapest_ttl(requests: Traffic, offer: Offer) -> float:
+    """Return the TTL at which what is saved exceeds what storage costs by most, exactly."""
+    curve = ttl_curves(requests, 0).overall
+    ttl_s: Float64s = curve.knots()
+    stored = offer.storage_per_hour * curve.held(ttl_s) * requests.block_size / 3600
+    saved = (offer.write - offer.read) * curve.hits(ttl_s)
+    return float(ttl_s[np.argmax(saved - stored)])

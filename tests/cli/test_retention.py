@@ -1,0 +1,88 @@
+"""`kvscope retention`: one screen, its advice never above what was held out, mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvscope.cli.app import run
+from kvscope.core.errors import ExitCode
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+AGENT, TO_C = str(SAMPLES / "agent.jsonl.gz"), str(SAMPLES / "to-c.jsonl.gz")
+SCREEN = 45
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a store that keeps the samples from test to test."""
+    return str(tmp_path_factory.mktemp("retention") / "store.duckdb")
+
+
+@pytest.mark.parametrize("trace", [AGENT, TO_C], ids=["agent", "to-c"])
+def test_answers_on_one_screen(trace: str, db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With and without a cache to choose TTLs for."""
+    for options in ((), ("--model", "llama3-8b", "--capacity", "20GiB")):
+        assert run(["retention", trace, "--db", db, *options]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) <= SCREEN
+        assert all(len(line) <= 100 for line in lines)
+
+
+def test_figures_agree_with_simulate_and_analyze(
+    db: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A TTL's hit rate is that of the policy `ttl`, forever's the ideal one, LRU's LRU's."""
+
+    def document(*command: str) -> dict[str, object]:
+        assert run([*command, "--db", db, "--json"]) == 0
+        found: dict[str, object] = json.loads(capsys.readouterr().out)
+        return found
+
+    found = document("retention", AGENT, "--capacity-blocks", "3543")
+    ttls = {each["ttl_s"]: each for each in found["ttls"]}  # type: ignore[attr-defined]
+    replays = document(
+        *("simulate", AGENT, "--policies", "ttl", "--param", "ttl.ttl_s=60s,600s"),
+        *("--capacity-blocks", "1M"),
+    )
+    for each in replays["results"]:  # type: ignore[attr-defined]
+        rate = ttls[each["params"]["ttl_s"]]["token_hit_rate"]
+        assert rate == pytest.approx(each["token_hit_rate"])
+    ideal = document("analyze", AGENT)["hit_rates"][0]["ideal"]  # type: ignore[index]
+    assert ttls[None]["token_hit_rate"] == pytest.approx(ideal)
+    advice = found["advice"]
+    assert isinstance(advice, dict)
+    lru = document(
+        *("simulate", AGENT, "--policies", "lru", "--warmup", "50%", "--capacity-blocks", "3543")
+    )["results"][0]  # type: ignore[index]
+    assert advice["lru_token_hit_rate"] == pytest.approx(lru["token_hit_rate"])
+    assert advice["advised"] == (advice["gain_low"] > 0)
+    assert sum(each["share_of_hits"] for each in found["categories"]) == pytest.approx(1)  # type: ignore[attr-defined]
+
+
+def test_without_room_for_a_gain_lru_is_kept(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A cache that holds everything: TTLs change nothing, and the answer says so."""
+    assert run(["retention", TO_C, "--db", db, "--capacity-blocks", "1M"]) == 0
+    out = capsys.readouterr().out
+    assert "Keep LRU" in out
+    assert "forever" in out
+
+
+def test_mistakes_are_one_line_each(
+    db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sizes need a model; sessions need a common clock."""
+    assert run(["retention", AGENT, "--db", db, "--capacity", "1GiB"]) == ExitCode.USAGE
+    assert "bytes need a model" in capsys.readouterr().err
+    session = {
+        "id": "a",
+        "block_size": 4,
+        "hash_id_scope": "local",
+        "requests": [{"t": 0, "type": "n", "model": "m", "in": 8, "out": 1, "hash_ids": [1, 2]}],
+    }
+    path = tmp_path / "sessions.jsonl"
+    path.write_text("\n".join(json.dumps({**session, "id": name}) for name in "ab"))
+    assert run(["retention", str(path), "--db", db]) == ExitCode.INPUT
+    assert "no common clock" in capsys.readouterr().err

@@ -1,0 +1,168 @@
+"""Hybrid models in vLLM's cache manager and scheduler: the model does the same, block for block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from kvscope.deployment.kv_groups import KvGroup, KvGroups
+from kvscope.policies.lru import Lru
+from kvscope.vllm_sim.settings import EngineSettings
+from tests.conformance.conversations import Mix, TokenRequest, conversations
+from tests.conformance.kvscope_side import Model
+from tests.conformance.stepping import both, stepped
+from tests.conformance.vllm_side import KVCacheManager, Request, manager, serve_alone, vllm_request
+from tests.long import long
+
+pytestmark = pytest.mark.engine
+
+
+def full(size: int = 16) -> KvGroup:
+    """Return a group of full attention."""
+    return KvGroup("full", size)
+
+
+def sliding(window: int, size: int = 16) -> KvGroup:
+    """Return a group that looks `window` tokens back."""
+    return KvGroup("sliding", size, window)
+
+
+def chunked(chunk: int, size: int = 16) -> KvGroup:
+    """Return a group that looks back to the start of its chunk."""
+    return KvGroup("chunked", size, chunk)
+
+
+LAYOUTS = {
+    "gpt-oss": (full(), sliding(128)),
+    "gemma": (full(), *[sliding(64)] * 5),
+    "short window": (full(), sliding(20)),
+    "two windows": (full(), sliding(40), sliding(200)),
+    "window first": (sliding(100), full(), full()),
+    "larger full blocks": (full(32), sliding(64)),
+    "larger window blocks": (full(), sliding(100, 64)),
+    "three sizes": (full(16), sliding(40, 32), sliding(90, 48)),
+    "windows only": (sliding(64),),
+    "two kinds of windows": (sliding(64), sliding(160)),
+    "chunks": (full(), chunked(64)),
+    "chunks and windows": (full(), chunked(96), sliding(50)),
+}
+RETENTION = (0, None, 2)  # in multiples of the alignment
+MIXES = {
+    "chats": Mix(head=150, turn=60, output=40, heads=3, salts=1),
+    "repeats": Mix(head=200, turn=40, output=30, again=0.3, edited=0.3, silent=0.2, salts=1),
+}
+CASES = [
+    (layout, retention)
+    for layout, groups in LAYOUTS.items()
+    for retention in RETENTION
+    if not retention or any(group.kind == "sliding" for group in groups)
+]
+
+
+def kv_groups(layout: str, retention: int | None) -> KvGroups:
+    """Return groups with a retention of so many aligned blocks."""
+    groups = KvGroups(LAYOUTS[layout])
+    return replace(groups, retention_tokens=retention and retention * groups.alignment_tokens)
+
+
+@dataclass
+class Contents:
+    """Which content of the model each of vLLM's hashes stands for, in blocks of `size` tokens."""
+
+    size: int
+    nodes: int
+    node: dict[bytes, int]
+
+    def learn(self, model: Model, number: int, request: Request) -> None:
+        """Pair a finished request's hashes with its path."""
+        path, parent = model.machine.requests[number], model.machine.nodes.parent
+        node = int(path.leaf)
+        for depth in range(int(path.length) - 1, -1, -1):
+            block_hash = bytes(request.block_hashes[depth])
+            assert self.node.setdefault(block_hash, node) == node
+            node = int(parent[node])
+
+    def free_blocks(self, cache: KVCacheManager) -> list[tuple[int, int]]:
+        """Return (number from 0, content) of vLLM's free blocks, the next to be taken first."""
+        queue = cache.block_pool.free_block_queue.get_all_free_blocks()
+        hashes = [(block.block_id - 1, block.block_hash) for block in queue]
+        # The last four bytes of a block's hash are the number of its group.
+        return [
+            (at, self.node[key[:-4]] + self.nodes * int.from_bytes(key[-4:], "big") if key else 0)
+            for at, key in hashes
+        ]
+
+
+@pytest.mark.parametrize(("layout", "retention"), CASES)
+@pytest.mark.parametrize("usable_blocks", [130, 600, long(60), long(250)])
+def test_hits_junctions_and_the_order_of_free_blocks_agree(
+    usable_blocks: int, layout: str, retention: int | None
+) -> None:
+    """After each of 165 requests: the same hit, junction, and free blocks in the same order."""
+    groups = kv_groups(layout, retention)
+    size = groups.hash_tokens
+    usable_blocks = usable_blocks * len(groups.groups) // 2
+    trace = conversations(110, usable_blocks + len(layout), MIXES["chats"])
+    trace += [replace(x, parent=-1) for x in conversations(55, len(layout), MIXES["repeats"])]
+    cache = manager(usable_blocks, size, groups)
+    model = Model(trace, size, Lru(), EngineSettings.one_at_a_time(usable_blocks, groups))
+    requests, nodes = model.machine.requests, len(model.machine.nodes) // len(groups.groups)
+    contents, hit_tokens, junctions = Contents(size, nodes, {}), 0, 0
+    for number, tokens in enumerate(trace):
+        if requests.oversized[number]:
+            continue
+        request = vllm_request(number, tokens, size)
+        hits = serve_alone(cache, request, tokens)
+        model.finish(number + 1)
+        assert hits == requests.hits[number] * size, number
+        assert request.shared_prefix_boundary == requests.junction[number], number
+        contents.learn(model, number, request)
+        assert contents.free_blocks(cache) == model.free_blocks(), number
+        hit_tokens += hits
+        junctions += requests.junction[number] > 0
+    assert hit_tokens > 0
+    kinds = {group.kind for group in groups.groups}
+    assert junctions > 0 or retention != 0 or kinds != {"full", "sliding"}
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize(
+    ("layout", "retention", "tokens"),
+    [
+        ("gpt-oss", 0, 64),
+        ("gemma", 0, 256),
+        ("two windows", 2, 96),
+        ("three sizes", None, 64),
+        ("chunks and windows", 0, 96),
+    ],
+)
+def test_every_step_agrees(
+    tmp_path: Path, layout: str, retention: int | None, tokens: int, overlapped: bool
+) -> None:
+    """16 in flight, in chunks, with preemption: the same steps as vLLM's whole scheduler."""
+    groups = kv_groups(layout, retention)
+    usable_blocks, size = 70 * len(groups.groups), groups.hash_tokens
+    trace = [replace(x, parent=-1) for x in conversations(250, tokens, Mix(gap=1.0))]
+    trace = fitting(trace, groups, usable_blocks)
+    counts = stepped(
+        *both(
+            tmp_path,
+            trace,
+            size,
+            usable_blocks,
+            overlapped=overlapped,
+            tokens=tokens,
+            groups=groups,
+        )
+    )
+    assert counts["hits"] > 0
+    assert counts["preemptions"] > 0
+
+
+def fitting(trace: list[TokenRequest], groups: KvGroups, usable_blocks: int) -> list[TokenRequest]:
+    """Return the requests that full attention in all groups would still hold."""
+    blocks = usable_blocks // len(groups.groups) - 2
+    size = max(group.block_tokens for group in groups.groups)
+    return [x for x in trace if x.blocks(size) < blocks]

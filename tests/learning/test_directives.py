@@ -1,0 +1,159 @@
+"""Directives of requests, honoured block by block as a slow replay reads them token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvscope.core.directives import Directives, Retain, StatedDirectives
+from kvscope.learning.directives.offline import stated_tables
+from kvscope.policies.base import Policy
+from kvscope.policies.soft_ttl import SoftTtl
+from kvscope.policies.trtllm_priority import TrtllmPriority
+from kvscope.replay.replay import replay
+from kvscope.replay.traffic import Traffic
+from tests.oracles import leases
+from tests.oracles.replay import left_behind
+from tests.policies import drawn
+from tests.policies.traffics import traffics
+
+INFINITE = float("inf")
+Key = Callable[[Directives, int, float], tuple[float, ...]]
+"""Of a block: what its last request states, its first token, the time since. Lowest leaves."""
+
+RETAINS = st.builds(
+    Retain,
+    start=st.integers(0, 4),
+    to=st.sampled_from((None, 1, 2, 5)),
+    priority=st.sampled_from((0, 20, 35, 36, 100)),
+    ttl_s=st.sampled_from((None, 0.0, 1.0, 3.0)),
+)
+DIRECTIVES = st.builds(
+    Directives,
+    retain=st.lists(RETAINS, max_size=3).map(tuple),
+    ends=st.sampled_from((False, False, True)),
+    pause=st.booleans(),
+)
+
+
+def stated_at(directives: Directives, token: int) -> tuple[float, float]:
+    """Return the priority and TTL of a token: of the last range that covers it."""
+    priority, ttl_s = 35.0, 0.0
+    for each in directives.retain:
+        if each.start <= token < (INFINITE if each.to is None else each.to):
+            priority, ttl_s = each.priority, INFINITE if each.ttl_s is None else each.ttl_s
+    return priority, ttl_s
+
+
+def by_priority(directives: Directives, token: int, idle_s: float) -> tuple[float, ...]:
+    """Return the level, then the time since the block joined its queue, the longest first."""
+    priority, ttl_s = stated_at(directives, token)
+    if priority > 35 and idle_s > ttl_s:
+        return 35.0, ttl_s - idle_s
+    return priority, -idle_s
+
+
+def by_ttl(pause_ttl_s: float) -> Key:
+    """Return the key of `soft-ttl`: whether the TTL that counts is over."""
+
+    def key(directives: Directives, token: int, idle_s: float) -> tuple[float, ...]:
+        _, ttl_s = stated_at(directives, token)
+        if directives.pause and all(
+            not stated_at(directives, each)[1] for each in range(token + 10)
+        ):
+            ttl_s = pause_ttl_s
+        return (0.0 if directives.ends or idle_s > ttl_s else 1.0,)
+
+    return key
+
+
+def slow_replay(
+    traffic: Traffic, stated: Sequence[Directives], key: Key, capacity: int
+) -> tuple[list[int], int]:
+    """Return the hits of each request and the evictions; only leaves leave."""
+    cached: dict[Hashable, tuple[int, int, Hashable]] = {}
+    hits, evictions = [], 0
+    for at, blocks in enumerate(left_behind(traffic)):
+        now_s, leading = float(traffic.arrival_s[at]), 0
+        while leading < len(blocks) and blocks[leading] in cached:
+            leading += 1
+        hits.append(min(leading, int(traffic.look[at])))
+        for depth, block in enumerate(blocks):
+            cached[block] = at, depth, blocks[depth - 1] if depth else None
+        while len(cached) > capacity:
+            parents = {parent for _, _, parent in cached.values()}
+
+            def order(block: Hashable, now_s: float = now_s) -> tuple[float, ...]:
+                owner, depth, _ = cached[block]
+                idle_s = float(now_s - traffic.arrival_s[owner])
+                own = key(stated[owner], depth * traffic.block_size, idle_s)
+                return *own, owner, -depth
+
+            del cached[min((block for block in cached if block not in parents), key=order)]
+            evictions += 1
+    return hits, evictions
+
+
+@st.composite
+def directed(draw: st.DrawFn) -> tuple[Traffic, StatedDirectives, list[Directives]]:
+    """Draw traffic in which each request states one of three directives, or nothing."""
+    traffic = draw(traffics())
+    distinct = draw(st.lists(DIRECTIVES, min_size=1, max_size=3))
+    requests = len(traffic.leaf)
+    number = draw(
+        st.lists(st.integers(-1, len(distinct) - 1), min_size=requests, max_size=requests)
+    )
+    stated = StatedDirectives(np.array(number, dtype=np.int32), tuple(distinct))
+    return traffic, stated, [distinct[each] if each >= 0 else Directives() for each in number]
+
+
+def compiled(
+    traffic: Traffic, stated: StatedDirectives, policy: Policy, capacity: int
+) -> tuple[list[int], int]:
+    """Return the same from the kernel."""
+    done = replay(traffic, policy, capacity, tables=stated_tables(traffic, stated, type(policy)))
+    return done.hit_blocks.tolist(), done.evictions
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.data(), directed())
+def test_priorities_are_tensorrt_llms(
+    data: st.DataObject, of: tuple[Traffic, StatedDirectives, list[Directives]]
+) -> None:
+    """Levels, expiry to the default level's end, ranges of tokens, leaves only."""
+    traffic, stated, each = of
+    capacity = data.draw(drawn.capacities(traffic))
+    expected = slow_replay(traffic, each, by_priority, capacity)
+    assert compiled(traffic, stated, TrtllmPriority(), capacity) == expected
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.data(), directed(), st.sampled_from((1.0, 4.0)), st.sampled_from((0.0, 0.5, 1.0)))
+def test_times_to_live_and_pins(
+    data: st.DataObject,
+    of: tuple[Traffic, StatedDirectives, list[Directives]],
+    pause_ttl_s: float,
+    share: float,
+) -> None:
+    """A TTL protects; a pause pins; the end of a conversation, or no room for a pin, does not."""
+    traffic, stated, each = of
+    capacity = data.draw(drawn.capacities(traffic))
+    policy = SoftTtl({"pause_ttl_s": pause_ttl_s, "pin_share": share})
+    longest = [longest_ttl(directives, pause_ttl_s) for directives in each]
+    granted = leases.hold(traffic, longest, int(share * capacity)).granted
+    honoured = [
+        directives if held else Directives() for directives, held in zip(each, granted, strict=True)
+    ]
+    expected = slow_replay(traffic, honoured, by_ttl(pause_ttl_s), capacity)
+    assert compiled(traffic, stated, policy, capacity) == expected
+
+
+def longest_ttl(directives: Directives, pause_ttl_s: float) -> float:
+    """Return the longest TTL of any token of a prompt."""
+    if directives.ends:
+        return 0.0
+    longest = max(stated_at(directives, token)[1] for token in range(10))
+    return pause_ttl_s if directives.pause and not longest else longest

@@ -1,0 +1,87 @@
+"""Hybrid models on the simulated engine: what windows keep, by hand and uncompiled."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from kvscope.core.errors import UsageError
+from kvscope.core.trace import Prompts
+from kvscope.deployment.kv_groups import KvGroup, KvGroups
+from kvscope.policies.base import LanePolicy
+from kvscope.policies.lru import Lru
+from kvscope.policies.tlru import TLru
+from kvscope.vllm_sim.scheduler import engine_kernel
+from kvscope.vllm_sim.settings import EngineSettings
+from kvscope.vllm_sim.state import Machine, idle_machine
+from tests.vllm_sim.examples import FOREVER, SECONDS, asks, told
+
+FULL, WINDOW = KvGroup("full", 4), KvGroup("sliding", 4, 6)  # a hit needs two blocks of the window
+PATH = "abcdefgh"
+
+
+def served(
+    prompts: Prompts,
+    groups: KvGroups,
+    blocks: int = 100,
+    policy: LanePolicy | None = None,
+) -> Machine:
+    """Return the engine after all requests, one at a time."""
+    settings = EngineSettings.one_at_a_time(blocks, groups)
+    machine = idle_machine(prompts, policy or Lru(), settings, SECONDS)
+    engine_kernel(Lru(), machine).py_func(machine, FOREVER, FOREVER, math.inf)
+    return machine
+
+
+@pytest.mark.parametrize(("retention", "hits"), [(0, 5), (None, 6), (24, 6)])
+def test_an_output_is_hit_where_windows_before_its_end_are_retained(
+    retention: int | None, hits: int
+) -> None:
+    """A turn after 23 tokens of prompt and 5 of output: by default it hits the prompt alone."""
+    first, turn = asks(PATH[:5], 23, 5), asks(PATH, 32, 1, at=100.0)
+    machine = served(told(first, turn), KvGroups((WINDOW, FULL), retention))
+    assert machine.requests.hits.tolist() == [0, hits]
+
+
+def test_where_prompts_part_the_second_request_keeps_a_window_for_the_third() -> None:
+    """Full attention has the shared head at once; windows only after the junction was seen."""
+    requests = [
+        asks("abcd" + tail, 24, at=at) for at, tail in ((0.0, "xy"), (50.0, "uv"), (99, "rs"))
+    ]
+    machine = served(told(*requests), KvGroups((FULL, WINDOW)))
+    assert machine.requests.junction.tolist() == [0, 16, 0]
+    assert machine.requests.hits.tolist() == [0, 0, 4]
+
+
+def test_blocks_outside_of_the_window_are_free_while_a_request_runs() -> None:
+    """40 tokens, 8 at a time, in 15 blocks: of 10 blocks the window needs at most 4."""
+    groups = KvGroups((FULL, WINDOW))
+    settings = EngineSettings(15, 1, 8, groups=groups)
+    machine = idle_machine(told(asks("abcdefghij", 40)), Lru(), settings, SECONDS)
+    engine_kernel(Lru(), machine).py_func(machine, 6, FOREVER, math.inf)
+    assert machine.requests.finished_s.tolist() == [5.0]
+    assert machine.state[0].free == 15
+
+
+def test_only_lru_orders_blocks_of_several_kinds() -> None:
+    """The error says so, and what would do."""
+    with pytest.raises(UsageError, match="tlru has no order for blocks of several kinds"):
+        served(told(asks(PATH, 32)), KvGroups((FULL, WINDOW)), policy=TLru({"xi_tokens": 10}))
+
+
+def test_a_trace_whose_blocks_do_not_divide_the_models_is_refused() -> None:
+    """Four tokens a block in the trace, groups of 6 and 12."""
+    groups = KvGroups((KvGroup("full", 12), KvGroup("sliding", 6, 6)))
+    with pytest.raises(UsageError, match=r"blocks of 4 tokens do not divide .* 6, 12") as refused:
+        served(told(asks(PATH, 32)), groups)
+    assert "in blocks of 6 tokens" in str(refused.value)
+
+
+@pytest.mark.parametrize("interval", [-16, 8, 10])
+def test_a_retention_that_vllm_refuses_is_refused(interval: int) -> None:
+    """The interval is a multiple of all groups' blocks."""
+    with pytest.raises(UsageError, match="not a multiple of 16"):
+        KvGroups((KvGroup("full", 16), WINDOW), interval)
+    with pytest.raises(UsageError, match="no effect without sliding"):
+        KvGroups((KvGroup("full", 16),), 16)
