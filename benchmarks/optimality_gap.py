@@ -109,6 +109,7 @@ class Ablation:
 
     def __init__(self) -> None:
         self._closed: dict[int, list[list[float]]] = {}  # by xi: of each gap, the guard's last
+        self._traces: dict[int, list[str]] = {}  # by xi: of each gap
 
     def add(self, trace: HeldOut, columns: Columns, uncached: Uncached) -> None:
         """Replay each candidate alone on a trace, at the capacities of all columns."""
@@ -123,15 +124,23 @@ class Ablation:
             closed = [share.value for share in shares if share is not None]
             if len(closed) == len(shares):
                 self._closed.setdefault(xi, []).append(closed)
+                self._traces.setdefault(xi, []).append(trace.name)
+
+    def _enough(self, guarded: Floats, best: Floats) -> str:
+        return f"{np.mean(guarded >= self.ENOUGH * best - 0.01):.0%} of {len(best)}"
 
     def table(self) -> Table:
         """Return a row for each candidate, for the best of them in hindsight, and for the guard."""
         rows: list[list[str]] = [[name] for name in (*self.NAMES, "the best in hindsight", "guard")]
-        enough = []
-        for closed in map(np.array, self._closed.values()):
+        enough, of_traces = [], []
+        for xi, closed in ((xi, np.array(shares)) for xi, shares in self._closed.items()):
             alone, guarded = closed[:, :-1], closed[:, -1]
             best = alone.max(axis=1)
-            enough.append(f"{np.mean(guarded >= self.ENOUGH * best - 0.01):.0%} of {len(best)}")
+            enough.append(self._enough(guarded, best))
+            _, trace = np.unique(self._traces[xi], return_inverse=True)
+            gaps = np.bincount(trace)
+            sums = (np.bincount(trace, shares) / gaps for shares in (guarded, best))
+            of_traces.append(self._enough(*sums))
             for row, shares in zip(rows, (*alone.T, best, guarded), strict=True):
                 row += [f"{shares.min():.2f}", f"{shares.mean():.2f}"]
         goals = ["hits", *(f"TEL {xi // 1024}k" for xi in XI_TOKENS[:1])]
@@ -139,7 +148,8 @@ class Ablation:
             "The guard against its candidates: share of the gap closed",
             "Over all traces of this page and the three capacities, the least and the mean share."
             f" The guard closes {self.ENOUGH:.0%} of what the best candidate does, or misses it by"
-            f" 0.01 of the gap, in {' and '.join(enough)} gaps (hits, TEL).",
+            f" 0.01 of the gap, in {' and '.join(enough)} gaps (hits, TEL), and in"
+            f" {' and '.join(of_traces)} traces, their capacities taken together.",
             ("in force", *(f"{goal}, {figure}" for goal in goals for figure in ("least", "mean"))),
             rows,
         )
