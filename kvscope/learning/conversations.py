@@ -124,9 +124,9 @@ class Categories:
         return known
 
 
-def remember(memory: dict[K, V], key: K, value: V) -> None:
-    """Put a value into a memory of the latest `MOST_REMEMBERED`."""
+def remember(memory: dict[K, V], key: K, value: V, most: int = MOST_REMEMBERED) -> None:
+    """Put a value into a memory of the latest `most`."""
     memory.pop(key, None)
     memory[key] = value
-    if len(memory) > MOST_REMEMBERED:
+    if len(memory) > most:
         del memory[next(iter(memory))]

@@ -18,9 +18,18 @@ from kvscope.learning.prefixes import Key
 
 MOST_KEYS = 1 << 18  # beyond that only a sample of the blocks is followed
 MOST_REQUESTS = 1 << 16  # a power of 2
+_AT_A_TIME = 1 << 12  # requests that an engine serves at a time, at the most that counts
 
 TouchedSegments = list[tuple[int, int]]
 """The blocks of a path from its head on, as (previous request, blocks): one segment a run."""
+
+
+def remembered_requests(memory: int) -> int:
+    """Return how many requests, a power of 2, have blocks that the latest `memory` may touch.
+
+    Blocks are forgotten a whole memory at a time, so there are those of up to two.
+    """
+    return min(1 << (2 * memory + _AT_A_TIME - 1).bit_length(), MOST_REQUESTS)
 
 
 class PrefixMatch(NamedTuple):
@@ -97,7 +106,7 @@ class RecentBlocks:
             turns = self._turns[previous % self._slots] + 1
         self._turns[at] = turns
         if keys:
-            remember(self._ends, keys[-1], number)
+            remember(self._ends, keys[-1], number, self._memory + 1)
         return PrefixMatch(number, known, turns, followed, segments, cuts)
 
     def end(self, keys: Sequence[Key], number: int) -> tuple[int, TouchedSegments]:

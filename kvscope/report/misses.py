@@ -88,7 +88,8 @@ def _cache(explanation: Explanation) -> str:
     if blocks is None:
         return "An infinite cache"
     pool = "'s pool of" if explanation.setting.capacity_model == "engine" else " with"
-    return f"{explanation.policy.name}{pool} {_sizes(explanation).in_words(blocks)}"
+    policy = "LRU" if explanation.policy.name == "lru" else explanation.policy.name
+    return f"{policy}{pool} {_sizes(explanation).in_words(blocks)}"
 
 
 def _caches(explanation: Explanation) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvscope.core.hits import standard
+from kvscope.learning import recent_blocks
 from kvscope.learning.conversations import read_hints
 from kvscope.learning.returns.file import FittedReturns
 from kvscope.learning.returns.formulas import STEPS
@@ -50,8 +51,11 @@ class Served:
 
 @pytest.mark.parametrize("class_set", SETS)
 @pytest.mark.parametrize("name", SAMPLES)
-def test_classes_and_tables_are_the_simulators(name: str, class_set: int) -> None:
-    """Request by request or from the whole trace: the same, from the same request on."""
+def test_classes_and_tables_are_the_simulators(
+    name: str, class_set: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Request by request or from the whole trace: the same, in the least memory that does."""
+    monkeypatch.setattr(recent_blocks, "_AT_A_TIME", 1)
     of = traffic(sample(name), standard())
     expected = class_set_tables(of, EVERY)[class_set]
     found = Served(of, class_set)

@@ -35,10 +35,10 @@ class _BailianRow(ServiceRow, gc=False, kw_only=True, rename=_SPELLED):
     hash_ids: msgspec.Raw = msgspec.Raw()
     user_id: Identifier | None = None
     block_size: int | None = None
+    waits_for: Identifier | None = None
     session_id: ClassVar[None] = None
     scope: ClassVar[None] = None
     clock: ClassVar[None] = None
-    waits_for: ClassVar[None] = None
 
 
 class _BailianReader(RowReader):
@@ -87,6 +87,7 @@ class _BailianLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     duration_ms: int | float | None = None
     cached_tokens: int | None = None
     delay_ms: int | float | None = None
+    waits_for: int | None = None
     retention: msgspec.Raw | None = None
 
 
@@ -94,8 +95,8 @@ class BailianExport(LineExporter):
     """Everything but how conversations are known: an inferred parent is written as a given one.
 
     Also lost: ids that were strings (their digests are written), cache salts (numbers are), what
-    the original block hashes were, whether a parent that the trace names was missing from it, what
-    requests wait for in other sessions, and that sessions have no common clock.
+    the original block hashes were, whether a parent that the trace names was missing from it, and
+    that sessions have no common clock.
     """
 
     name = Bailian.name
@@ -123,5 +124,6 @@ class BailianExport(LineExporter):
             duration_ms=milliseconds(row.duration_s),
             cached_tokens=row.cached_tokens,
             delay_ms=milliseconds(row.delay_s),
+            waits_for=row.waits_for,
             retention=msgspec.Raw(row.retention.encode()) if row.retention else None,
         )

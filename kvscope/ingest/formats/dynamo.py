@@ -43,6 +43,7 @@ class _ReplayMetrics(msgspec.Struct, gc=False):
 
 
 class _RequestMetrics(msgspec.Struct, gc=False):
+    request_id: Identifier | None = None
     model: str | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -90,6 +91,7 @@ class _DynamoReader(RowReader):
             arrival_s=in_seconds(arrival_ms),
             hash_ids=None if replay is None else replay.input_sequence_hashes,
             block_size=None if replay is None else replay.trace_block_size,
+            chat_id=ended.request_id,
             session_id=None if context is None else context.session_id,
             type=None if context is None else "subagent" if sub_agent else "agent",
             model=ended.model,

@@ -47,6 +47,7 @@ class Row:
     duration_s: float | None
     cached_tokens: int | None
     delay_s: float | None
+    waits_for: int | None
     retention: str | None
     clock: int | None
     hash_ids: list[int]

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from kvscope.ingest.formats.base import BadLine, Request, Service, TraceFormat
+from kvscope.ingest.formats.base import BadLine, Identifier, Request, Service, TraceFormat
 from kvscope.ingest.formats.json_lines import RowReader, common_keys
 from kvscope.ingest.formats.times import between, moment
 
@@ -90,6 +90,7 @@ class Payload(msgspec.Struct, gc=False, kw_only=True):
 
 
 class _LengthsPayload(Payload, gc=False, kw_only=True):
+    id: Identifier | None = None
     messages: msgspec.Raw = msgspec.Raw()
 
 
@@ -112,6 +113,7 @@ class _LiteLlmReader(RowReader):
         return Request(
             input_tokens=payload.prompt_tokens,
             output_tokens=payload.completion_tokens or 0,
+            chat_id=payload.id,
             **payload.service(),
         )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvscope.ingest.formats.base import Request, TraceFormat
+from kvscope.ingest.formats.base import Identifier, Request, TraceFormat
 from kvscope.ingest.formats.json_lines import RowReader, common_keys
 
 _NO_OUTPUTS = "lookup logs have no output lengths: taken as 0 tokens"
@@ -19,6 +19,7 @@ class _LookupRow(msgspec.Struct, gc=False):
     chunk_size: int
     chunk_hashes: list[int | str]
     model_name: str | None = None
+    request_id: Identifier | None = None
 
 
 class _LookupReader(RowReader):
@@ -32,6 +33,7 @@ class _LookupReader(RowReader):
             arrival_s=row.timestamp,
             hash_ids=row.chunk_hashes,
             block_size=row.chunk_size,
+            chat_id=row.request_id,
             model=row.model_name,
         )
 

@@ -219,7 +219,7 @@ def _next_batch(rows: duckdb.DuckDBPyConnection, names: list[str]) -> list[dict[
     while len(batch) < _ROWS_AT_ONCE and ids < MAX_HASH_IDS and (some := rows.fetchmany(_FEW)):
         for values in some:
             row = dict(zip(names, values, strict=True))
-            ids += len(row.get("hash_ids") or row.get("total_hashes") or ())
+            ids += sum(len(value) for value in values if isinstance(value, list))
             batch.append(row)
     return batch
 
@@ -271,8 +271,8 @@ class Parquet(TraceFormat):
 class ParquetExport(Exporter):
     """Every canonical column; conversations that were inferred are left to be inferred again.
 
-    Lost: ids that were strings (their digests are written), cache salts (numbers are), the original
-    block hashes, and what requests wait for in other sessions.
+    Lost: ids that were strings (their digests are written), cache salts (numbers are), and the
+    original block hashes.
     """
 
     name = Parquet.name
@@ -302,6 +302,7 @@ class ParquetExport(Exporter):
             "duration_s": pl.Float64(),
             "cached_tokens": pl.Int32(),
             "delay_s": pl.Float64(),
+            "waits_for": pl.Int64(),
             "retention": pl.String(),
             "hash_ids": pl.List(pl.Int32()),
             "block_size": pl.Int32(),
@@ -332,5 +333,5 @@ def _columns(chunk: list[Row], trace: Trace) -> dict[str, list[object]]:
         columns |= {"parent_chat_id": parents}
     else:
         missing: list[object] = [None] * len(chunk)
-        columns |= {"chat_id": missing, "parent_chat_id": missing}
+        columns |= {"chat_id": missing, "parent_chat_id": missing, "waits_for": missing}
     return columns | {"block_size": [trace.block_size] * len(chunk)}

@@ -21,7 +21,13 @@ from kvscope.learning.lane_heap import Scores
 from kvscope.learning.learners import OnlineLearner, computed_blocks
 from kvscope.learning.observer import Request, log
 from kvscope.learning.prefixes import Key
-from kvscope.learning.recent_blocks import MOST_REQUESTS, PrefixMatch, RecentBlocks, TouchedSegments
+from kvscope.learning.recent_blocks import (
+    MOST_REQUESTS,
+    PrefixMatch,
+    RecentBlocks,
+    TouchedSegments,
+    remembered_requests,
+)
 from kvscope.learning.returns.file import FittedReturns, read_returns
 from kvscope.learning.returns.formulas import (
     CLASS_SETS,
@@ -201,12 +207,14 @@ class ReturnsLearner(OnlineLearner):
     def __init__(self, policy: LanePolicy, block_size: int, fitted: FittedReturns | None) -> None:
         self._policy, self._block_size, self._fitted = policy, block_size, fitted
         self._every = policy.refit_every
-        self._recent = RecentBlocks(WINDOW_BINS * bin_requests(self._every), gaps_s=GAPS_S)
+        memory = WINDOW_BINS * bin_requests(self._every)
+        self._slots = remembered_requests(memory)
+        self._recent = RecentBlocks(memory, most_requests=self._slots, gaps_s=GAPS_S)
         own = fitted.class_set if fitted else 0
         self._learns = fitted is None or fitted.refits
         self._sets, self._estimators = [own], list[ReturnEstimator]()
         if self._learns:
-            self._estimators.append(ReturnEstimator(self._every, own))
+            self._estimators.append(ReturnEstimator(self._every, own, self._slots))
         self._from = fitted.requests if fitted else 0
         self.table = fitted.values if fitted else self._estimators[0].table
         self._values = [self.table]  # of each class set; `table` is what is in force
@@ -221,7 +229,7 @@ class ReturnsLearner(OnlineLearner):
             for other in range(len(CLASS_SETS)):
                 if other not in self._sets:
                     self._sets.append(other)
-                    self._estimators.append(ReturnEstimator(self._every, other))
+                    self._estimators.append(ReturnEstimator(self._every, other, self._slots))
                     self._values.append(self._estimators[-1].table)
         lanes = [0, *accumulate(len(values) for values in self._values)]
         self._begins = [lane // (LEVELS * PARTS) for lane in lanes[:-1]]
@@ -233,6 +241,7 @@ class ReturnsLearner(OnlineLearner):
             capacity_blocks,
             tuple(self._scores),
             self._kinds,
+            slots=self._slots,
         )
         self._candidate = self._guard.now
         self.table = self._in_force()

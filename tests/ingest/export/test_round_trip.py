@@ -232,6 +232,33 @@ def test_clocks_of_sessions_survive_in_parquet(store: Store, tmp_path: Path) -> 
     assert load_prompts(store, back).clock.tolist() == [0, 1, -1, 0]
 
 
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("to", ["bailian", "parquet"])
+def test_what_requests_wait_for_comes_back(
+    store: Store, tmp_path: Path, to: str, own: bool
+) -> None:
+    """A delay counts from the same request, by the trace's ids or by request numbers."""
+    ids = [70, 90, 80 if own else 70]
+    told = [
+        Request(
+            input_tokens=9,
+            output_tokens=1,
+            chat_id=chat,
+            parent_chat_id=-1,
+            arrival_s=at,
+            delay_s=0.5,
+        )
+        for at, chat in enumerate(ids)
+    ]
+    told[2].waits_for = 90
+    kept = small_traces.stored(store, told, 16)
+    back = again(store, kept, to, tmp_path / "back")
+    assert [row.waits_for for row in next(rows(store, back))] == [None, None, 90 if own else 1]
+    measured = load_prompts(store, back).measurements
+    assert measured is not None
+    assert measured.waits_for.tolist() == [-1, -1, 1]
+
+
 def test_every_format_says_what_it_is() -> None:
     """Each has a name of its own and one line of summary."""
     assert len({exporter.name.lower() for exporter in EXPORTERS}) == len(EXPORTERS)

@@ -296,6 +296,7 @@ def _dynamo() -> Sample:
         b'"trace_block_size":64,"input_length":%d,"input_sequence_hashes":%b' % (tokens, hashes)
         for tokens, hashes in ((130, b"[1,2,18446744073709551615]"), (64, b"[1]"), (3, b"[]"))
     ]
+    both = {"output_tokens": 5, "block_size": 64, "chat_id": "r"}
     lines = [line(2500, replays[0], more, context), line(2500, replays[1]), line(2000, replays[2])]
     return _lines(
         "dynamo",
@@ -305,6 +306,7 @@ def _dynamo() -> Sample:
                 input_tokens=130,
                 output_tokens=5,
                 arrival_s=2.5,
+                chat_id="r",
                 hash_ids=[1, 2, 2**64 - 1],
                 block_size=64,
                 session_id="s",
@@ -316,8 +318,8 @@ def _dynamo() -> Sample:
                 duration_s=0.09,
                 cached_tokens=64,
             ),
-            Request(input_tokens=64, output_tokens=5, arrival_s=2.5, hash_ids=[1], block_size=64),
-            Request(input_tokens=3, output_tokens=5, arrival_s=2.0, hash_ids=[], block_size=64),
+            Request(input_tokens=64, arrival_s=2.5, hash_ids=[1], **both),
+            Request(input_tokens=3, arrival_s=2.0, hash_ids=[], **both),
         ),
         bad=lines[1].replace(b'"input_length":64', b'"input_length":"64"'),
         reason="Expected `int`, got `str` - at `$.request.replay.input_length`",
@@ -337,7 +339,7 @@ def _lmcache() -> Sample:
             (b"9", 1, b""),
         )
     ]
-    common = {"output_tokens": 0, "block_size": 256, "model": "m"}
+    common = {"output_tokens": 0, "block_size": 256, "model": "m", "chat_id": "r"}
     return _lines(
         "lmcache",
         lines,
@@ -432,6 +434,7 @@ def _litellm() -> Sample:
         b',"completionStartTime":10.75,"trace_id":"t","model":"m","model_id":"w","end_user":"u",'
         b'"metadata":{"usage_object":{"prompt_tokens_details":{"cached_tokens":16}}}'
     )
+    both = {"output_tokens": 7, "chat_id": "i"}
     lines = [line(b"10.5", 40, more), line(b"10.5", 9, b""), line(b"10", 8, b"")]
     return _lines(
         "litellm",
@@ -441,6 +444,7 @@ def _litellm() -> Sample:
                 input_tokens=40,
                 output_tokens=7,
                 arrival_s=10.5,
+                chat_id="i",
                 session_id="t",
                 user_id="u",
                 model="m",
@@ -449,8 +453,8 @@ def _litellm() -> Sample:
                 duration_s=2.0,
                 cached_tokens=16,
             ),
-            Request(input_tokens=9, output_tokens=7, arrival_s=10.5, duration_s=2.0),
-            Request(input_tokens=8, output_tokens=7, arrival_s=10.0, duration_s=2.5),
+            Request(input_tokens=9, arrival_s=10.5, duration_s=2.0, **both),
+            Request(input_tokens=8, arrival_s=10.0, duration_s=2.5, **both),
         ),
         bad=line(b'"noon"', 9, b""),
         reason="startTime is neither a number nor an ISO 8601 time: 'noon'",

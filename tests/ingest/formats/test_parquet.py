@@ -186,6 +186,13 @@ def test_folders_add_no_columns(tmp_path: Path) -> None:
     assert read.requests[0].type is None
 
 
+def test_ids_that_are_no_list_are_refused_row_by_row(read: Any) -> None:
+    """A number where a list belongs."""
+    result = read(parquet(LENGTHS.with_columns(hash_ids=pl.Series([1.5, None]))))
+    assert [request.input_tokens for request in result.requests] == [6]
+    assert "Expected `array | null`, got `float`" in result.rejects.lines[0][1]
+
+
 def test_a_folder_of_files_is_one_trace(tmp_path: Path) -> None:
     """Files one after another, compressed or not, and a bad row with its own file's number."""
     bad = LENGTHS.with_columns(input_tokens=pl.Series([None, 7]))
