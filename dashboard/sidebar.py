@@ -77,7 +77,8 @@ class Choices:
         if self.trace is None:
             return None
         if where is not None:
-            return where.pool.in_blocks_of(self.trace.block_size).blocks * where.engines
+            pool = where.as_cache.pool.in_blocks_of(self.trace.block_size)
+            return pool.blocks * where.engines
         if self.model is None or self.hbm_bytes is None:
             return None
         return Capacities(sizes_bytes=(self.hbm_bytes,)).in_blocks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache, partial
@@ -24,7 +25,7 @@ from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.ingest.build import NO_COMMON_CLOCK
 from kvscope.ingest.clocks import SessionStarts, other_starts
-from kvscope.replay.curve import HitCurve, lru_curve
+from kvscope.replay.curve import HitCurve, first_counted, lru_curve
 from kvscope.replay.derived_traces import begun
 from kvscope.replay.footprint import analysis_bytes
 from kvscope.replay.misses import MissReasons, ideal_blocks, ideal_rate, miss_reasons
@@ -34,6 +35,9 @@ from kvscope.store.traces import load_prompts
 
 LANDMARKS = (0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 CURVE_POINTS = 48
+
+
+_RETENTION = 1024  # tokens, between vLLM's default of 0 and all windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +124,19 @@ class LayoutCapacity(SessionStarts):
 
 
 @dataclass(frozen=True, slots=True)
+class RetentionIdeal:
+    """What an ample pool of a hybrid model hits; `interval_tokens` None keeps all windows."""
+
+    interval_tokens: int | None
+    token_hit_rate: float
+
+
+@dataclass(frozen=True, slots=True)
 class Analysis:
     """A trace characterized; `caching` is None for a trace of lengths.
 
-    `layouts` are other starts of sessions without a common clock.
+    `layouts` are other starts of sessions without a common clock, `retention` what the windows of a
+    hybrid model let hit, by vLLM's `prefix_cache_retention_interval`.
     """
 
     trace: Trace
@@ -133,6 +146,7 @@ class Analysis:
     caching: Caching | None
     deployment: ResolvedDeployment | None = None
     layouts: tuple[LayoutCapacity, ...] = ()
+    retention: tuple[RetentionIdeal, ...] = ()
 
     @property
     def present_blocks(self) -> int | None:
@@ -188,6 +202,7 @@ def analyze(
         characterization=_sized(characterization(), request),
         caching=started.caching.result() if started else None,
         layouts=tuple(_layouts(stores, trace, request.definition)),
+        retention=tuple(_retention(stores, trace, request)),
         deployment=_timed(stores, trace, request.deployment),
     )
 
@@ -200,6 +215,26 @@ def _timed(
         return None
     latency = latency_for(trace, deployment.latency, deployment, partial(replayable, stores, trace))
     return latency.deployment
+
+
+def _retention(stores: Stores, trace: Trace, request: AnalyzeRequest) -> Iterator[RetentionIdeal]:
+    """Yield what the deployment's vLLM would hit without eviction, where its model has windows."""
+    where = request.deployment
+    if where is None or where.kv_groups is None or where.model is None or not trace.has_hashes:
+        return
+    groups = where.model.kv_groups(where.stated.block_size or trace.block_size)
+    if groups is None or replace(request.definition, warmup=0.0) != standard():
+        return
+    from kvscope.vllm_sim import hits_without_eviction  # late: few analyses replay an engine
+
+    prompts = replayable(stores, trace)
+    first = first_counted(prompts, request.definition)
+    tokens = int(prompts.input_tokens[first:].sum())
+    for interval in (0, _RETENTION, math.inf):
+        kept = groups.retaining(interval)
+        hits = hits_without_eviction(prompts, kept)[first:]
+        rate = int(hits.sum()) * prompts.block_size / tokens
+        yield RetentionIdeal(kept.retention_tokens, rate)
 
 
 def _layouts(stores: Stores, trace: Trace, definition: HitDefinition) -> Iterator[LayoutCapacity]:

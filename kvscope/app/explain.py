@@ -13,6 +13,7 @@ import numpy as np
 from kvscope.app.latency import timed
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import BASELINE, ExplainRequest
+from kvscope.app.simulate import on_groups
 from kvscope.characterize.windows import round_windows
 from kvscope.core.arrays import Bools, Int64s
 from kvscope.core.errors import UsageError
@@ -276,6 +277,7 @@ def explain(
     """Return the cause of every missed token."""
     evidence = evidence or TraceEvidence()
     replayed, _ = timed(request.replayed, trace, prompts, monitor or Monitor())
+    replayed = on_groups(replayed, trace)
     named = replayed.capacities.in_blocks(replayed.model, trace.block_size)
     capacity = named[0] if named else None
     setting, variant = replayed.setting, replayed.variants[0]

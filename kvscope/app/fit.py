@@ -60,7 +60,7 @@ def fit_trace(
         if blocks is None and reads_fit(exported.policy):
             where = resolved_deployment(options, trace.block_size)
             if where is not None:
-                blocks = where.pool.blocks
+                blocks = where.as_cache.pool.blocks
                 monitor.note(f"fitted for the pool of {where.summary}: {blocks:,} blocks")
         write_export(stores, trace, exported, Path(options.export), blocks)
         monitor.note(f"policy written to {options.export}")

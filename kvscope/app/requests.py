@@ -38,6 +38,7 @@ from kvscope.latency.profile import (
 )
 from kvscope.replay.policy_options import (
     ALL,
+    HYBRID,
     VLLM,
     Variant,
     contenders,
@@ -219,7 +220,7 @@ def _analysis(options: AnalyzeOptions) -> AnalyzeRequest:
     if where is not None:
         if options.hbm is not None:
             raise UsageError("the deployment has a pool", where="--hbm", remedy="leave it out")
-        return AnalyzeRequest(definition, where.model, where.pool_bytes, capacities, where)
+        return AnalyzeRequest(definition, where.model, where.pool_bytes, capacities, where.as_cache)
     kv = kv_model(options.model, options.kv_dtype)
     if kv is None and (options.hbm or options.capacity):
         option = "--hbm" if options.hbm else "--capacity"
@@ -263,10 +264,14 @@ def simulate_request(options: SimulateOptions) -> SimulateRequest:
         tier_mode=options.tier_mode,
         capacities_named=any(capacity is not None for capacity in named),
     )
+    if recommended and recommended.deployment is not None:
+        setting = replace(setting, kv_groups=recommended.deployment.kv_groups)
     if recommended:
         variants = _with_lru(recommended)
     else:
-        variants = parse_variants(policies_for(setting, options.policies), options.param or ())
+        hybrid = setting.capacity_model == "engine" and kv is not None and _grouped(kv)
+        named_policies = policies_for(setting, options.policies, hybrid=hybrid)
+        variants = parse_variants(named_policies, options.param or ())
         if options.policies not in {None, ALL}:
             from kvscope.policies.registry import check_required  # late: loads NumPy
 
@@ -349,6 +354,11 @@ def _engine(
     return table
 
 
+def _grouped(model: Model) -> bool:
+    """Return whether vLLM caches the layers of a model in groups that kvscope simulates."""
+    return model.kv_groups(1) is not None
+
+
 def _stated_tokens(
     recommended: RecommendationFile | None, where: ResolvedDeployment | None
 ) -> tuple[int, ...]:
@@ -429,11 +439,12 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         percentile = round(1 - options.max_violations, 9)
         target = replace(target, percentile=percentile, measure="violations")
     engine = where.engine.name if where else VLLM
+    hybrid = where is not None and where.kv_groups is not None
     return TuneRequest(
         target=target,
         setting=setting,
         profile=profile,
-        variants=tuple(_contenders(options.policies, options.param, engine)),
+        variants=tuple(_contenders(options.policies, options.param, engine, hybrid=hybrid)),
         capacities=capacities,
         range_bytes=options.capacity_range,
         model=kv,
@@ -490,6 +501,7 @@ def _fleets(options: FleetOptions, named: Capacities) -> FleetRequest:
             where="--traffic",
             remedy="take a trace of the whole fleet, with --traffic fleet",
         )
+    where = where and where.as_cache  # fleets count the layers of hybrid models as full attention
     sizes_named = bool(named.sizes_bytes)
     kv = (
         where.model if where else kv_model(options.model, options.kv_dtype, sizes_named=sizes_named)
@@ -746,9 +758,24 @@ def _with_lru(recommended: RecommendationFile) -> list[Variant]:
     return [best] if policy.name == BASELINE else [Variant(Lru), best]
 
 
-def _contenders(policies: str | None, params: Sequence[str] | None, engine: str) -> list[Variant]:
-    """Return what may replace LRU. Raises UsageError for an oracle."""
-    named = parse_policies(policies or contenders(engine))
+def _contenders(
+    policies: str | None, params: Sequence[str] | None, engine: str, *, hybrid: bool = False
+) -> list[Variant]:
+    """Return what may replace LRU. Raises UsageError for an oracle.
+
+    And for a policy without an order for a `hybrid` model's blocks, or with one for those alone.
+    """
+    named = parse_policies(policies or contenders(engine, hybrid=hybrid))
+    own = parse_policies(HYBRID)
+    for policy in named:
+        if policies != ALL and policy.name != BASELINE and (policy in own) != hybrid:
+            what = "has no order for" if hybrid else "is for"
+            raise UsageError(
+                f"{policy.name} {what} the blocks of hybrid models",
+                where="--policies",
+                remedy=f"take {contenders(engine, hybrid=hybrid)}",
+            )
+    named = [policy for policy in named if policy.name == BASELINE or (policy in own) == hybrid]
     for policy in named:
         if policy.hindsight and policies != ALL:
             raise UsageError(

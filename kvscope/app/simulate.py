@@ -26,6 +26,7 @@ from kvscope.replay import run_cache
 from kvscope.replay.curve import HitCurve
 from kvscope.replay.parameter_estimates import ParameterEstimate, bind, estimate_parameters, used
 from kvscope.replay.policy_options import format_value
+from kvscope.replay.settings import with_groups
 from kvscope.replay.sweep import WINDOWS, serve_replay, sweep, tier_request
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.store import results
@@ -85,6 +86,7 @@ def simulate(
     """
     monitor = monitor or Monitor()
     request, _ = timed(request, trace, prompts, monitor)
+    request = on_groups(request, trace)
     setting = request.setting
     if setting.tiers and request.model is not None:
         setting = replace(setting, block_bytes=request.model.bytes_for(trace.block_size))
@@ -106,6 +108,14 @@ def simulate(
     stated = None if where is None else where.stated.as_table
     simulation = replay(stores, trace, workload, wanted, monitor, deployment=stated)
     return replace(simulation, model=request.model, deployment=where, estimates=estimates)
+
+
+def on_groups(request: SimulateRequest, trace: Trace) -> SimulateRequest:
+    """Return the request on an engine with the groups of a hybrid model's layers, if it has any."""
+    where = request.deployment
+    block_tokens = (where and where.stated.block_size) or trace.block_size
+    setting, model = with_groups(request.setting, request.model, block_tokens)
+    return replace(request, setting=setting, model=model)
 
 
 def simulate_over_xi(

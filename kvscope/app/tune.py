@@ -17,6 +17,7 @@ from kvscope.core import units
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
 from kvscope.core.trace import Prompts, Trace
+from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.models import Model
 from kvscope.ingest.build import NO_COMMON_CLOCK
 from kvscope.latency.profile import MODELS, LatencyProfile
@@ -25,7 +26,7 @@ from kvscope.learning.offline.learners import fit_for
 from kvscope.policies.base import Policy
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.policy_options import FORESEEING, SGLANG, VLLM, contenders, format_value
-from kvscope.replay.settings import timed_by
+from kvscope.replay.settings import timed_by, with_groups
 from kvscope.replay.traffic import traffic
 from kvscope.tuning.file import EngineTable, verdict_in, write_recommendation
 from kvscope.tuning.flags import EngineLaunch, Flags, flags
@@ -101,7 +102,9 @@ class Recommendation:
         where = self.deployment
         if where is None or self.why_no_flags():
             return Flags(None, None)
-        chosen = flags(self.tuning.recommended.policy, _launch(where))
+        written = self.tuning.setting.kv_groups
+        groups = KvGroups.parse(written) if written else None
+        chosen = flags(self.tuning.recommended.policy, _launch(where, groups))
         sglang = self.engine == SGLANG
         return Flags(chosen.sglang if sglang else None, None if sglang else chosen.vllm)
 
@@ -183,6 +186,9 @@ def tune(
     latency = latency_for(trace, request.profile, request.deployment, lambda: prompts)
     where, profile = latency.deployment, latency.profile
     setting = timed_by(request.setting, profile)
+    block_tokens = (where and where.stated.block_size) or trace.block_size
+    setting, model = with_groups(setting, request.model, block_tokens)
+    request = replace(request, model=model)
     capacities = request.capacities.in_blocks(request.model, trace.block_size)
     lowest, highest = _blocks_in_range(request, trace)
     tuning_options = TuningOptions(
@@ -236,7 +242,7 @@ def tune(
     )
 
 
-def _launch(where: ResolvedDeployment) -> EngineLaunch:
+def _launch(where: ResolvedDeployment, groups: KvGroups | None) -> EngineLaunch:
     """Return how the deployment's engine is started: what was stated, in the engine's words."""
     stated, vllm = where.stated, where.engine.name == VLLM
     words = {
@@ -254,6 +260,7 @@ def _launch(where: ResolvedDeployment) -> EngineLaunch:
         block_size=stated.block_size or where.engine.default_block_size,
         num_gpu_blocks=where.pool.num_gpu_blocks if where.pool.origin == "stated" else None,
         options=tuple(f"{name} {value}" for name, value in words.items() if value is not None),
+        groups=groups,
     )
 
 
@@ -339,18 +346,19 @@ def write_recommended(
         flags=tuned.flags,
         capacity_bytes=tuned.bytes_in(blocks),
         fitted=engine_fit(tuned, prompts),
-        deployment=_table(where) if where else None,
+        deployment=_table(where, tuned.tuning.setting.kv_groups) if where else None,
     )
     return f"recommendation written to {path}"
 
 
-def _table(where: ResolvedDeployment) -> EngineTable:
+def _table(where: ResolvedDeployment, kv_groups: str) -> EngineTable:
     return EngineTable(
         where.summary,
         str(where.engine),
         where.engines,
         where.max_num_seqs,
         where.max_num_batched_tokens,
+        kv_groups,
     )
 
 
@@ -359,6 +367,13 @@ def _blocks_in_range(request: TuneRequest, trace: Trace) -> tuple[int, int | Non
         return 0, None
     low, high = (request.model.blocks_in(size, trace.block_size) for size in request.range_bytes)
     return low, high
+
+
+def _usual_contenders(tuned: Recommendation) -> tuple[str, str]:
+    """Return the policies that compete with LRU by default, and why."""
+    if tuned.tuning.setting.kv_groups:
+        return contenders(tuned.engine, hybrid=True), "vLLM's own setting"
+    return contenders(tuned.engine), WHY_CONTENDERS[tuned.engine]
 
 
 def _assumptions(tuned: Recommendation, given: frozenset[str]) -> tuple[Assumption, ...]:
@@ -374,7 +389,7 @@ def _assumptions(tuned: Recommendation, given: frozenset[str]) -> tuple[Assumpti
             ", ".join(f"{number:,}" for number in windows) + " requests",
             "a warm cache, and enough requests in every window",
         ),
-        ("--policies", contenders(tuned.engine), WHY_CONTENDERS[tuned.engine]),
+        ("--policies", *_usual_contenders(tuned)),
     ]
     if tuned.deployment is None:
         model = tuned.model.name if tuned.model else "none"

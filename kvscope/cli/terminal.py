@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from threading import Event, Thread
 
 from kvscope.app.monitor import Advance, Monitor, Unit
-from kvscope.cli.diagnostics import interactive, note, say
+from kvscope.cli.diagnostics import interactive, note, one_line, say
 from kvscope.core import units
 
 LINE_EVERY_S = 5.0
@@ -30,7 +30,7 @@ class Terminal(Monitor):
 
         Without `total` it only shows that work continues. A bar vanishes at the end; lines stay.
         """
-        with (_bar if interactive() else _lines)(label, total, unit) as advance:
+        with (_bar if interactive() else _lines)(one_line(label), total, unit) as advance:
             yield advance
 
     def note(self, text: str) -> None:

@@ -87,7 +87,8 @@ class RunSetting:
     for the engine's steps. `sample_rate` is the share of the trace that was replayed, 1 is all of
     it, and `coarsen` how many blocks were taken as one. The `engine` capacity model has the two
     `max_num_` limits of vLLM, the other one None. `tiers` is the value of `--tiers`, empty for one
-    tier; `tier_mode` and `block_bytes` belong to it.
+    tier; `tier_mode` and `block_bytes` belong to it. `kv_groups` are those of a hybrid model on an
+    engine, as `KvGroups.text`, empty for any other.
     """
 
     definition: HitDefinition
@@ -111,6 +112,7 @@ class RunSetting:
     decode_base_s: float | None = None
     decode_request_s: float = 0.0
     decode_context_token_s: float = 0.0
+    kv_groups: str = ""
 
     @property
     def exact(self) -> bool:

@@ -15,6 +15,7 @@ from kvscope.core.errors import UsageError, placed
 from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.engines import DEFAULT_ENGINE, Engine, parse_engine
 from kvscope.deployment.gpus import Gpu, resolve_gpu
+from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.models import KvDtype, Model, resolve_model
 from kvscope.deployment.observed import observed_pool
 from kvscope.deployment.pool import KvPool, derive_pool, stated_pool
@@ -153,7 +154,22 @@ class ResolvedDeployment:
         """Bytes of the KV that the pools of these engines hold, None without a model."""
         if self.model is None:
             return None
-        return self.model.bytes_for(self.pool.tokens) * self.engines
+        return self.model.bytes_for(self.pool.of_all_layers.tokens) * self.engines
+
+    @property
+    def as_cache(self) -> ResolvedDeployment:
+        """The deployment with the pool of a cache in which each block holds all layers."""
+        return replace(self, pool=self.pool.of_all_layers)
+
+    @property
+    def kv_groups(self) -> KvGroups | None:
+        """The groups of a hybrid model in blocks of one token, None where they are not simulated.
+
+        SGLang's cache of such models is another one.
+        """
+        if self.model is None or self.engine.name != "vllm":
+            return None
+        return self.model.kv_groups(1)
 
     @property
     def pool_origin(self) -> Origin:
@@ -213,15 +229,17 @@ def resolve(
         latency, origin, doubts = _latency(deployment, engine, model, gpu)
     else:
         latency, origin, doubts = _fitted(fitted.profile, deployment, model, gpu)
-    if model is not None and model.hybrid and pool.origin != "derived":
+    if model is not None and model.hybrid and pool.origin != "derived" and not model.uniform:
         doubts = ["hybrid model: a block is one of a group of layers, not of all layers", *doubts]
+    if model is not None and model.layers_per_block:
+        pool = replace(pool, layer_share=model.layers_per_block / model.shape.layers)
     band = 1.0, 1.0
     if fitted is not None:
         band = fitted.low, fitted.high
     elif origin == "derived" or doubts:  # derived, or of another model
         band = LOW, HIGH
     reason = None
-    if model is not None and model.hybrid:
+    if model is not None and model.hybrid and not (model.uniform and engine.name == "vllm"):
         reason = f"{model.name} has layers of several kinds, whose hits kvscope does not simulate"
     return ResolvedDeployment(
         stated=deployment,

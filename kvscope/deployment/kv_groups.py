@@ -6,7 +6,7 @@ Source: vLLM 0.32.0, vllm/v1/kv_cache_interface.py and vllm/v1/core/kv_cache_uti
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Self, get_args
 
 from kvscope.core.errors import UsageError
@@ -82,6 +82,16 @@ class KvGroups:
                 remedy=f"try {max(1, interval // self.alignment_tokens) * self.alignment_tokens}",
             )
 
+    def retaining(self, tokens: float) -> Self:
+        """Return the groups with another interval, rounded down to one that vLLM takes; inf: all.
+
+        Less than the least one but 0 is the least one.
+        """
+        if math.isinf(tokens):
+            return replace(self, retention_tokens=None)
+        steps = max(tokens // self.alignment_tokens, 1 if tokens > 0 else 0)
+        return replace(self, retention_tokens=int(steps) * self.alignment_tokens)
+
     @property
     def alignment_tokens(self) -> int:
         """Hits are multiples of so many tokens: vLLM's `scheduler_block_size`."""
@@ -91,6 +101,22 @@ class KvGroups:
     def hash_tokens(self) -> int:
         """Tokens of each hash: the greatest common divisor of all blocks."""
         return math.gcd(*(group.block_tokens for group in self.groups))
+
+    @property
+    def in_words(self) -> str:
+        """The groups in a sentence or two, as a report has them."""
+        number = dict.fromkeys(dict.fromkeys(group.spec for group in self.groups), 0)
+        for group in self.groups:
+            number[group.spec] += 1
+        parts = []
+        for (kind, _, window), times in number.items():
+            what = f"{kind} of {window:,} tokens" if window else f"{kind} attention"
+            parts.append(f"{times} x {what}" if times > 1 else what)
+        interval = "all" if self.retention_tokens is None else f"{self.retention_tokens:,}"
+        return (
+            f"A block is of one group of layers: {', '.join(parts)}."
+            f" Retention interval of windows: {interval} (vLLM's default is 0)."
+        )
 
     @property
     def text(self) -> str:

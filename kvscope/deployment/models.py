@@ -26,6 +26,7 @@ from kvscope.deployment.architecture import (
     quantization,
     weight_bits,
 )
+from kvscope.deployment.kv_groups import KvGroups, kv_groups
 from kvscope.deployment.presets import PRESETS
 
 KvDtype = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
@@ -112,6 +113,24 @@ class Model:
         return self.kinds.hybrid
 
     @property
+    def layers_per_block(self) -> int | None:
+        """Layers of which a block of vLLM's pool holds KV; None where kvscope does not know."""
+        if not self.hybrid:
+            return self.shape.layers
+        groups = self.kv_groups(1)
+        return None if groups is None else max(group.layers for group in groups.groups)
+
+    def kv_groups(self, block_tokens: int) -> KvGroups | None:
+        """Return the groups that vLLM forms of a hybrid model's layers; None as in `kv_groups`."""
+        return kv_groups(self.kinds, block_tokens)
+
+    @property
+    def by_block(self) -> Model:
+        """The model with the KV bytes of a block of vLLM's pool: those of one group's layers."""
+        layers = self.layers_per_block or self.shape.layers
+        return replace(self, shape=replace(self.shape, layers=layers))
+
+    @property
     def moe(self) -> bool:
         """Whether tokens are routed to experts."""
         return self.architecture is not None and self.architecture.moe
@@ -123,8 +142,8 @@ class Model:
 
     @property
     def uniform(self) -> bool:
-        """Whether every layer caches the KV of all tokens, so that the pool is one number."""
-        return not self.hybrid
+        """Whether the bytes of a block are known, so that the pool is one number."""
+        return self.layers_per_block is not None
 
     def bytes_for(self, tokens: int) -> int:
         """Return the bytes of KV cache for `tokens` tokens."""
@@ -145,13 +164,15 @@ class Model:
     def tokens_in(self, size_bytes: float, tp: int = 1) -> tuple[int, int, int]:
         """Return how many tokens fit into `size_bytes` of each GPU: least, best, most.
 
-        They are equal but for hybrid models: at least if every layer kept the KV of all tokens, at
-        most if only full-attention layers did, the windowed ones keeping one window.
+        Of a hybrid model whose groups are known, that is the tokens of its blocks, each of one
+        group. Of others it is at least if every layer kept the KV of all tokens, at most if only
+        full-attention layers did, the windowed ones keeping one window.
         """
+        if self.uniform:
+            tokens = int(size_bytes // self.by_block.kv_bytes_per_token(tp))
+            return tokens, tokens, tokens
         counted = self.kv_bytes_per_token(tp)
         best = int(size_bytes // counted)
-        if self.uniform:
-            return best, best, best
         layer = counted // self.shape.layers
         least = int(size_bytes // (layer * self.kinds.total))
         if not self.kinds.full:

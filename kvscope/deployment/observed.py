@@ -117,9 +117,9 @@ def _vllm_blocks(
     hybrid = model is not None and model.hybrid
     if _TOKENS in reports and not hybrid:
         return int(reports[_TOKENS][-1]) // size
-    if _BYTES in reports and model is not None and not hybrid:
+    if _BYTES in reports and model is not None and model.uniform:
         smallest = min(reports[_BYTES][-tp:])
-        return int(smallest * GIB // (model.kv_bytes_per_token(tp) * size))
+        return int(smallest * GIB // (model.by_block.kv_bytes_per_token(tp) * size))
     if hybrid and (_TOKENS in reports or _BYTES in reports):
         raise InputError(
             "the cache size of a hybrid model is not its pool",

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Literal
 
 from kvscope.core.errors import UsageError
@@ -56,7 +57,8 @@ class KvPool:
 
     `blocks` is the best figure, `low_blocks` and `high_blocks` bound it; all three are equal where
     the pool is stated or observed. `null_blocks` are those that the engine keeps to itself on top.
-    `terms` are those of one GPU, none but for a derived pool.
+    `terms` are those of one GPU, none but for a derived pool. `layer_share` is the share of the
+    model's layers whose KV a block holds: below 1 for hybrid models, whose layers are in groups.
     """
 
     blocks: int
@@ -67,6 +69,7 @@ class KvPool:
     null_blocks: int = 1
     terms: tuple[Term, ...] = ()
     notes: tuple[str, ...] = ()
+    layer_share: float = 1.0
 
     @property
     def num_gpu_blocks(self) -> int:
@@ -78,15 +81,20 @@ class KvPool:
         """Tokens whose KV the pool holds."""
         return self.blocks * self.block_size
 
+    @property
+    def of_all_layers(self) -> KvPool:
+        """The pool as if each block held the KV of all layers: what a cache without groups gets."""
+        return replace(self._scaled(self.layer_share), layer_share=1.0)
+
     def in_blocks_of(self, block_size: int) -> KvPool:
         """Return the pool in blocks of `block_size` tokens, each figure rounded down."""
-        if block_size == self.block_size:
-            return self
+        return replace(self._scaled(Fraction(self.block_size, block_size)), block_size=block_size)
+
+    def _scaled(self, times: float | Fraction) -> KvPool:
         low, best, high = (
-            blocks * self.block_size // block_size
-            for blocks in (self.low_blocks, self.blocks, self.high_blocks)
+            int(blocks * times) for blocks in (self.low_blocks, self.blocks, self.high_blocks)
         )
-        return replace(self, blocks=best, low_blocks=low, high_blocks=high, block_size=block_size)
+        return replace(self, blocks=best, low_blocks=low, high_blocks=high)
 
 
 def derive_pool(
@@ -245,7 +253,7 @@ def _notes(model: Model, gpu: Gpu, engine: Engine, kv: int, tp: int) -> list[str
             f"the pool is {share:.1%} of the GPU's memory, a small difference of large terms:"
             " read the engine's own figure from its log (--engine-log)"
         )
-    if model.hybrid:
+    if not model.uniform:
         notes.append(
             "hybrid model: the pool is a range, from all layers caching every token to windowed"
             " layers caching one window; --num-gpu-blocks states the engine's figure"

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 ALL = "all"
 FORESEEING = "*"  # behind the name of a policy that knows the future
 REPLAYED = "lru,gittins,tlru,wa,belady,tail-belady"  # by default
+RETENTION_INTERVAL = "lru-retention"
+HYBRID = f"lru,{RETENTION_INTERVAL}"  # for models whose layers are in groups
 VLLM, SGLANG = "vllm", "sglang"
 _CONTENDERS = {VLLM: "gittins", SGLANG: "tlru,slru,lfu"}
 _LEAVES = "leaves"
@@ -35,12 +37,13 @@ class Variant:
     leaves: Leaves | None = None
 
 
-def contenders(engine: str = VLLM) -> str:
+def contenders(engine: str = VLLM, *, hybrid: bool = False) -> str:
     """Return the policies that compete with LRU by default: those that the engine can run.
 
-    In vLLM, with kvscope's plugin, that is the one with a guard; SGLang runs others, by flags.
+    In vLLM, with kvscope's plugin, that is the one with a guard, and for `hybrid` models its own
+    setting; SGLang runs others, by flags.
     """
-    return _CONTENDERS[engine]
+    return RETENTION_INTERVAL if hybrid else _CONTENDERS[engine]
 
 
 def parse_policies(text: str, where: str = "--policies") -> list[type[Policy]]:

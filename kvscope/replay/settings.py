@@ -9,11 +9,18 @@ from kvscope.core.errors import UsageError
 from kvscope.core.hits import standard
 from kvscope.core.runs import RunSetting
 from kvscope.latency.profile import TIMES, LatencyProfile
-from kvscope.replay.policy_options import ALL, REPLAYED, parse_policies
+from kvscope.replay.policy_options import (
+    ALL,
+    HYBRID,
+    REPLAYED,
+    RETENTION_INTERVAL,
+    parse_policies,
+)
 
 if TYPE_CHECKING:
     from kvscope.core.hits import HitDefinition
     from kvscope.core.runs import CapacityModel, TierMode
+    from kvscope.deployment.models import Model
     from kvscope.policies.base import Policy
 
 
@@ -111,17 +118,40 @@ def engine_setting(
     )
 
 
-def policies_for(setting: RunSetting, text: str | None) -> list[type[Policy]]:
+def with_groups(
+    setting: RunSetting, model: Model | None, block_tokens: int
+) -> tuple[RunSetting, Model | None]:
+    """Return the setting and the model of an engine's blocks, where the model's layers are grouped.
+
+    The engine's blocks hold `block_tokens` tokens of one group; both stay for other models, and for
+    a cache without an engine, which counts all layers as full attention.
+    """
+    if setting.capacity_model != "engine" or model is None or setting.kv_groups:
+        return setting, model
+    groups = model.kv_groups(block_tokens)
+    if groups is None:
+        return setting, model
+    return replace(setting, kv_groups=groups.text), model.by_block
+
+
+def policies_for(
+    setting: RunSetting, text: str | None, *, hybrid: bool = False
+) -> list[type[Policy]]:
     """Return the policies of `--policies`; of `all` and the default, those that can be replayed.
 
-    Raises UsageError for one that is named and that the capacity model cannot run.
+    `hybrid`: the engine's model has several groups of layers. Raises UsageError for one that is
+    named and that the capacity model cannot run.
     """
-    named = parse_policies(text or REPLAYED)
-    unfit = [policy.name for policy in named if not _fits(policy, setting)]
+    named = parse_policies(text or (HYBRID if hybrid else REPLAYED))
+    unfit = [policy.name for policy in named if not _fits(policy, setting, hybrid)]
     if text in {None, ALL} or not unfit:
-        return [policy for policy in named if _fits(policy, setting)]
+        return [policy for policy in named if _fits(policy, setting, hybrid)]
     what = f"{setting.tier_mode} tiers" if setting.tiers else "an engine"
-    fitting = [policy.name for policy in parse_policies(ALL) if _fits(policy, setting)]
+    if hybrid:
+        what = "a hybrid model"
+    elif setting.capacity_model == "cache":
+        what = "a cache without groups of layers"
+    fitting = [policy.name for policy in parse_policies(ALL) if _fits(policy, setting, hybrid)]
     raise UsageError(
         f"{unfit[0]} cannot order the blocks of {what}",
         where="--policies",
@@ -129,8 +159,14 @@ def policies_for(setting: RunSetting, text: str | None) -> list[type[Policy]]:
     )
 
 
-def _fits(policy: type[Policy], setting: RunSetting) -> bool:
+def _fits(policy: type[Policy], setting: RunSetting, hybrid: bool) -> bool:
     """Return whether the capacity model of a setting can run a policy."""
+    if hybrid:
+        from kvscope.vllm_sim.state import orders_groups
+
+        return orders_groups(policy)
+    if policy.name == RETENTION_INTERVAL:
+        return False  # LRU's double without windows
     if setting.capacity_model == "engine":
         from kvscope.policies.base import LanePolicy
 

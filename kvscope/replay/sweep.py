@@ -22,7 +22,8 @@ from kvscope.core import memory
 from kvscope.core.arrays import Bools, Float64s, Int32s
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, HitDefinition
-from kvscope.core.runs import Misses, Outcome, Run, TierOutcome
+from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierOutcome
+from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import Policy, QueuePolicy
 from kvscope.replay.footprint import replay_bytes
 from kvscope.replay.metrics import ServedRequests, by_category, over_time, serve, summarize
@@ -216,19 +217,16 @@ def _serve_tiers(workload: Workload, request: ReplayRequest) -> ServedReplay:
 
 
 def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
-    setting, usual = workload.setting, EngineSettings(request.capacity_blocks)
+    setting = workload.setting
     engine_setting(setting)  # refuses what an engine cannot replay
+    engine = engine_of(setting, request.capacity_blocks, workload.prompts.block_size)
     done = replay_engine(
         workload.prompts,
         request.policy,
-        replace(
-            usual,
-            max_num_seqs=setting.max_num_seqs or usual.max_num_seqs,
-            max_num_batched_tokens=setting.max_num_batched_tokens or usual.max_num_batched_tokens,
-        ),
+        engine,
         StepCost.of(workload.profile),
         rate_scale=setting.rate_scale,
-        tables=workload.tables(request.policy, fits(workload.traffic, usual)),
+        tables=workload.tables(request.policy, fits(workload.traffic, engine)),
     )
     served = _served(workload, done.hit_blocks)
     if served.queued_ttft_s is not None:  # the engine's own queue, not one prefill after the other
@@ -242,6 +240,21 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
         turned_away=int(done.oversized[counted].sum()),
         rejected=done.oversized,
         written_blocks=done.written_blocks,
+    )
+
+
+def engine_of(setting: RunSetting, capacity_blocks: int, block_size: int) -> EngineSettings:
+    """Return the engine of a setting with so many blocks of `block_size` tokens."""
+    usual = EngineSettings(1)
+    groups = KvGroups.parse(setting.kv_groups) if setting.kv_groups else None
+    blocks = capacity_blocks
+    if groups is not None:
+        blocks = max(1, capacity_blocks * block_size // groups.hash_tokens)
+    return EngineSettings(
+        blocks,
+        max_num_seqs=setting.max_num_seqs or usual.max_num_seqs,
+        max_num_batched_tokens=setting.max_num_batched_tokens or usual.max_num_batched_tokens,
+        groups=groups,
     )
 
 

@@ -132,6 +132,20 @@ def _could(analysis: Analysis, caching: Caching) -> str:
     return f"{ideal}. {need}"
 
 
+def _windows(analysis: Analysis) -> list[str]:
+    """Return what the windows of a hybrid model let hit, by vLLM's retention interval."""
+    if not analysis.retention or analysis.model is None:
+        return []
+    rates = [
+        f"{share(ideal.token_hit_rate)}"
+        f" ({'all' if ideal.interval_tokens is None else f'{ideal.interval_tokens:,}'})"
+        for ideal in analysis.retention
+    ]
+    counted_as = f"That counts all layers of {analysis.model.name} as full attention."
+    kept = "vLLM keeps its windows by --prefix-cache-retention-interval"
+    return [f"{counted_as} {kept}; an ample pool hits {', '.join(rates)}."]
+
+
 def _answer(analysis: Analysis, caching: Caching) -> list[str]:
     """Return what LRU hits with the HBM, what an infinite cache hits, and why tokens miss."""
     if not caching.ideal:
@@ -144,6 +158,7 @@ def _answer(analysis: Analysis, caching: Caching) -> list[str]:
     return [
         *([now] if now else []),
         _could(analysis, caching),
+        *_windows(analysis),
         f"Input tokens that miss at {sizes_of(analysis).label(blocks)}: {misses}.",
         f"Counted: {definition_in_words(caching.definition)}.",
     ]

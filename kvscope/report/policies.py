@@ -18,6 +18,7 @@ from kvscope.core.hits import HitDefinition
 from kvscope.core.runs import Run, RunSetting, TierOutcome, hit_rate
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import Deployment
+from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.models import Model
 from kvscope.policies.belady import Belady
 from kvscope.replay.curve import HitCurve
@@ -222,6 +223,8 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
             f" most {count(setting.max_num_seqs)} run at once, with"
             f" {count(setting.max_num_batched_tokens)} tokens per step."
         )
+    if setting.kv_groups:
+        capacity += f" {KvGroups.parse(setting.kv_groups).in_words}"
     assumed = [f"latency profile {setting.latency}"]
     if setting.slo_s is not None:
         assumed.append(f"SLO {units.duration_in_words(setting.slo_s)}")

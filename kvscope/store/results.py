@@ -56,6 +56,8 @@ def request_digest(
     for name, default in _STEP_DEFAULTS.items():  # digests of runs without them stay
         if settings[name] == default:
             del settings[name]
+    if not settings["kv_groups"]:
+        del settings["kv_groups"]
     whole = (policy, leaves, values, capacity_blocks, settings)
     text = json.dumps(whole, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -96,6 +98,7 @@ def add_run(store: Store, trace: Trace, run: Run, code: str) -> Run:
     params, parts, _ = columns.pop("params"), columns.pop("parts"), columns.pop("run_id")
     setting = columns["setting"]
     steps = {name: setting.pop(name) for name in STEP_PARAMETERS}
+    kv_groups = setting.pop("kv_groups")
     with store.transaction():
         older = store.rows("runs/same_request", trace_id=trace.trace_id, asked=digest_of(run))
         _remove_runs(store, [row["run_id"] for row in older])
@@ -107,6 +110,7 @@ def add_run(store: Store, trace: Trace, run: Run, code: str) -> Run:
             names=list(params),
             values=[float(value) for value in params.values()],
             steps=None if steps == _STEP_DEFAULTS else steps,
+            kv_groups=kv_groups or None,
             **columns
             | {
                 "tiers": list(columns["tiers"]) or None,
@@ -263,7 +267,7 @@ def _with_maps(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stored_run(row: dict[str, Any]) -> KnownRun:
-    setting = row["setting"] | (row["steps"] or {})
+    setting = row["setting"] | (row["steps"] or {}) | {"kv_groups": row["kv_groups"] or ""}
     whole = row | {
         "setting": setting,
         "tiers": row["tiers"] or (),

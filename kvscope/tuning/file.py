@@ -84,13 +84,17 @@ class CapacityTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EngineTable(msgspec.Struct, forbid_unknown_fields=True):
-    """The engine that the figures are of, one of `replicas`."""
+    """The engine that the figures are of, one of `replicas`.
+
+    `kv_groups` are those of a hybrid model, as `KvGroups.text`.
+    """
 
     summary: str
     engine: str
     replicas: Annotated[int, msgspec.Meta(ge=1)]
     max_num_seqs: Count
     max_num_batched_tokens: Count
+    kv_groups: str = ""
 
 
 class CanaryTable(msgspec.Struct, forbid_unknown_fields=True):

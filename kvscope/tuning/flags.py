@@ -16,7 +16,9 @@ import math
 import shlex
 from dataclasses import dataclass
 
+from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import Policy
+from kvscope.policies.retention_interval import RetentionInterval
 
 VLLM_BLOCK_TOKENS = 16
 VLLM_PLUGIN = "--scheduler-cls kvscope.vllm_plugin.KvscopeScheduler"
@@ -51,12 +53,14 @@ class EngineLaunch:
     """How an engine is started, apart from its policy.
 
     `num_gpu_blocks` is the size of the pool where it is stated, running requests and vLLM's block 0
-    included; None where the engine measures it. `options` are further flags, in the engine's words.
+    included; None where the engine measures it. `options` are further flags, in the engine's words,
+    `groups` those of a hybrid model, by which a retention interval is rounded.
     """
 
     block_size: int = VLLM_BLOCK_TOKENS
     num_gpu_blocks: int | None = None
     options: tuple[str, ...] = ()
+    groups: KvGroups | None = None
 
 
 def flags(policy: Policy, launch: EngineLaunch | None = None) -> Flags:
@@ -91,10 +95,15 @@ def _sglang(policy: Policy, launch: EngineLaunch) -> str | None:
 
 
 def _vllm(policy: Policy, launch: EngineLaunch) -> str | None:
-    if not policy.runs_in_plugin():
+    chosen = []
+    if isinstance(policy, RetentionInterval):
+        tokens = policy.values["retention_tokens"]
+        kept = launch.groups.retaining(tokens).retention_tokens if launch.groups else None
+        chosen.append(f"--prefix-cache-retention-interval {kept}")  # vLLM reads None
+    elif not policy.runs_in_plugin():
         return None
-    built_in = policy.name == "lru" and math.isinf(policy.values["ttl_s"])
-    chosen = [] if built_in else [VLLM_PLUGIN]
+    elif policy.name != "lru" or math.isfinite(policy.values["ttl_s"]):
+        chosen.append(VLLM_PLUGIN)
     chosen.append(f"--block-size {launch.block_size}")
     if launch.num_gpu_blocks is not None:
         chosen.append(f"--num-gpu-blocks-override {launch.num_gpu_blocks}")

@@ -135,7 +135,7 @@ def _between(value: float, other: float) -> float:
 
 def _rounded(parameter: Parameter, value: float) -> float:
     """Return the nearest permitted value: whole tokens, else three significant digits."""
-    whole = parameter.name.endswith("_tokens")
+    whole = parameter.name.endswith("_tokens") and math.isfinite(value)
     rounded = float(round(value)) if whole else float(f"{value:.3g}")
     return min(max(rounded, parameter.low), parameter.high)
 

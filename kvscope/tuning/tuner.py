@@ -17,11 +17,13 @@ from kvscope.ingest.clocks import SessionStarts
 from kvscope.policies.base import Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
+from kvscope.policies.retention_interval import RetentionInterval
 from kvscope.policies.tail_belady import TailBelady
 from kvscope.replay.curve import first_counted
 from kvscope.replay.derived_traces import begun
 from kvscope.replay.parameter_estimates import Estimates, bind, estimate_parameters
 from kvscope.replay.policy_options import Variant
+from kvscope.replay.sweep import engine_of
 from kvscope.replay.workload import Workload
 from kvscope.tuning.canary import Canary, canary
 from kvscope.tuning.capacity import least_for_any, least_for_lru
@@ -32,6 +34,7 @@ from kvscope.tuning.split import Split, split_windows, window_workloads
 from kvscope.tuning.target import Limits, Target
 from kvscope.tuning.trial import Advance, Evaluator, Trial
 from kvscope.tuning.verdict import Judged, Verdict, decide
+from kvscope.vllm_sim.settings import NO_LIMIT
 from kvscope.vllm_sim.state import blocks_needed, engine_traffic
 
 Progress = Callable[[str], AbstractContextManager[Advance]]
@@ -214,7 +217,8 @@ class Tuner:
                 else Load(0.0, overloaded=False)
             )
             lossless = _lossless(self.validation.evaluator)
-            infinite = self.validation.measure(Lru(), lossless, lru.validation)
+            setting = self.validation.evaluator.workload.setting
+            infinite = self.validation.measure(_keep_all(setting), lossless, lru.validation)
         # Where even an infinite cache does not keep up, no policy does.
         variants = options.variants if infinite.keeps_up else ()
         names = ", ".join(variant.policy.name for variant in variants)
@@ -313,7 +317,8 @@ class Tuner:
             choice = _judged(validation, held_out, policy, capacity, lru)
             recommendable = choice.validation.recommendable(self.target)
             eligible = recommendable and not choice.held_out.harms
-        infinite = validation.measure(Lru(), _lossless(validation.evaluator), lru.validation)
+        unbounded = _keep_all(result.setting), _lossless(validation.evaluator)
+        infinite = validation.measure(*unbounded, lru.validation)
         return EndVerdict(
             end,
             decide(self.target, lru, choice if eligible else None, infinite),
@@ -424,7 +429,10 @@ class Tuner:
         if workload.setting.capacity_model != "engine":
             return lowest
         first = first_counted(workload.prompts, workload.setting.definition)
-        needed = np.sort(blocks_needed(engine_traffic(workload.prompts))[first:])
+        size = workload.prompts.block_size
+        engine = engine_of(workload.setting, NO_LIMIT, size)
+        times = engine.groups.hash_tokens // size if engine.groups else 1
+        needed = np.sort(blocks_needed(engine_traffic(workload.prompts), engine)[first:] * times)
         fitting = math.ceil(self.target.percentile * len(needed) - 1e-9)
         return max(lowest, int(needed[fitting - 1]))
 
@@ -472,12 +480,19 @@ def _judged(
     )
 
 
+def _keep_all(setting: RunSetting) -> Policy:
+    """Return the policy of an infinite cache: nothing that could be hit is dropped."""
+    return RetentionInterval() if setting.kv_groups else Lru()
+
+
 def _lossless(evaluator: Evaluator) -> int:
     """Return a capacity at which nothing that is reused is evicted: for a cache, the least one."""
     workload = evaluator.workload
     if workload.setting.capacity_model == "engine":
         known = engine_traffic(workload.prompts)
-        return len(known.block_parent) + len(known.leaf)  # a partial block a request at most
+        groups = engine_of(workload.setting, NO_LIMIT, workload.prompts.block_size).groups
+        each = len(known.block_parent) + len(known.leaf)  # a partial block a request at most
+        return each * (len(groups.groups) if groups else 1)
     return max(workload.curve.capacity_for(workload.curve.ideal), 1)
 
 

@@ -4,7 +4,12 @@
 preempts requests, `scheduler` makes the steps of the engine, `replay` runs a trace through them.
 """
 
-from kvscope.vllm_sim.replay import EngineReplay, replay_engine, replay_in_flight
+from kvscope.vllm_sim.replay import (
+    EngineReplay,
+    hits_without_eviction,
+    replay_engine,
+    replay_in_flight,
+)
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
 from kvscope.vllm_sim.state import fits
 
@@ -13,6 +18,7 @@ __all__ = [
     "EngineSettings",
     "StepCost",
     "fits",
+    "hits_without_eviction",
     "replay_engine",
     "replay_in_flight",
 ]

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from kvscope.core import memory
 from kvscope.core.arrays import Bools, Float64s, Int32s
 from kvscope.core.errors import UsageError
 from kvscope.core.trace import Prompts
+from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import Policy
+from kvscope.policies.lru import Lru
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.vllm_sim.scheduler import engine_kernel
-from kvscope.vllm_sim.settings import EngineSettings, StepCost
-from kvscope.vllm_sim.state import Machine, idle_machine
+from kvscope.vllm_sim.settings import NO_LIMIT, EngineSettings, StepCost
+from kvscope.vllm_sim.state import BLOCK, Machine, blocks_needed, engine_traffic, idle_machine
 
+_BLOCK_BYTES = 2 * BLOCK.itemsize  # while its tables are set up
 SLICE_STEPS = 100_000  # between two checks for an interrupt
 
 
@@ -102,6 +106,21 @@ def replay_in_flight(
             sent += 1
         run(machine, SLICE_STEPS, state.finished + 1, math.inf)
     return _outcome(machine)
+
+
+def hits_without_eviction(prompts: Prompts, groups: KvGroups) -> Int32s:
+    """Return the blocks (of the trace) that each request hits where a hybrid model's pool is ample.
+
+    One request at a time. They are fewer than a cache of full attention hits: windows are kept at
+    some places only, by the retention interval of `groups`.
+    """
+    known = engine_traffic(prompts)
+    ample = EngineSettings.one_at_a_time(NO_LIMIT, groups)
+    # A block of each group for each node, and those of one request that fill no whole block.
+    blocks = len(known.block_parent) + int(blocks_needed(known, ample).max(initial=1))
+    settings = replace(ample, usable_blocks=blocks * len(groups.groups))
+    memory.require(_BLOCK_BYTES * settings.usable_blocks, "a replay in an ample pool")
+    return replay_engine(prompts, Lru(), settings, StepCost(base_s=1e-9)).hit_blocks
 
 
 def _outcome(machine: Machine) -> EngineReplay:

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvscope.core.jit import callable_in_kernels, kernel, once
 from kvscope.policies.base import LanePolicy, Policy
+from kvscope.policies.lru import Lru
 from kvscope.replay.kernels.loop import take_table
 from kvscope.vllm_sim.admission import BlockRules, one_group, peek_waiting
 from kvscope.vllm_sim.groups import several_groups
@@ -242,4 +243,6 @@ def stepper(policy: type[LanePolicy], leaf: bool, hybrid: bool = False) -> Calla
 
 def engine_kernel(policy: Policy, machine: Machine) -> Callable[..., Any]:
     """Return the kernel that runs `machine` with `policy`; UsageError as in `lane_class`."""
-    return stepper(lane_class(policy), policy.evicts == "leaf", len(machine.groups) > 0)
+    if len(machine.groups) > 0:
+        return stepper(Lru, leaf=False, hybrid=True)
+    return stepper(lane_class(policy), policy.evicts == "leaf")

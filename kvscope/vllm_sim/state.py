@@ -8,7 +8,7 @@ the trie.
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -20,6 +20,7 @@ from kvscope.core.trace import Prompts
 from kvscope.deployment.kv_groups import GroupKind, KvGroups
 from kvscope.policies.base import Floats, LanePolicy, Policy
 from kvscope.policies.lru import Lru
+from kvscope.policies.retention_interval import RetentionInterval
 from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.replay.structures.recent import nothing_recent
@@ -167,16 +168,18 @@ def idle_machine(
     """
     kind = lane_class(policy)
     if settings.groups is not None:
-        _check_hybrid(policy, settings.groups, prompts.block_size)
+        groups = _checked_groups(policy, settings.groups, prompts.block_size)
+        settings = replace(settings, groups=groups)
     tables = tables.chosen(policy, settings.usable_blocks)
     known = tables.classified(policy, engine_traffic(prompts, rate_scale))
     lanes = tables.categories if kind.by_category else kind.lanes
     requests = _requests(known, settings)
     slots = min(settings.max_num_seqs, max(len(requests), 1))
     tokens = int(tokens_kept(known)[requests.oversized == 0].max(initial=1))
-    groups = _groups(settings, len(known.block_parent), known.block_size)
-    smallest = groups.block_tokens.min(initial=known.block_size)
-    nodes = np.zeros(len(known.block_parent) * max(1, len(groups)), dtype=NODE).view(np.recarray)
+    layouts = _groups(settings, len(known.block_parent), known.block_size)
+    smallest = layouts.block_tokens.min(initial=known.block_size)
+    tables_each = max(1, len(layouts))  # block tables of a slot
+    nodes = np.zeros(len(known.block_parent) * tables_each, dtype=NODE).view(np.recarray)
     nodes.parent[: len(known.block_parent)], nodes.first = known.block_parent, NONE
     state = _state(settings, cost)
     state.lanes, state.block_size, state.max_num_seqs = lanes, known.block_size, slots
@@ -187,7 +190,7 @@ def idle_machine(
         requests=requests,
         cuts=known.cuts,
         state=state,
-        table=np.empty((slots * max(1, len(groups)), -(-tokens // smallest)), dtype=np.int64),
+        table=np.empty((slots * tables_each, -(-tokens // smallest)), dtype=np.int64),
         path=np.empty((slots + 1, -(-tokens // known.block_size)), dtype=np.int32),
         running=np.empty(slots, dtype=np.int64),
         preempted=np.empty(slots, dtype=np.int64),
@@ -197,7 +200,7 @@ def idle_machine(
         recent=nothing_recent(),
         p=policy.settings(),
         tables=tables.periods(),
-        groups=groups,
+        groups=layouts,
         specs=_specs(settings),
     )
 
@@ -270,16 +273,17 @@ def fits(known: Traffic, settings: EngineSettings) -> Bools:
     return blocks_needed(known, settings) <= settings.usable_blocks
 
 
-def _check_hybrid(policy: Policy, groups: KvGroups, block_size: int) -> None:
-    """Raise UsageError for a policy that is not LRU, or blocks that no group's blocks consist of.
+def _checked_groups(policy: Policy, groups: KvGroups, block_size: int) -> KvGroups:
+    """Return the groups with the retention of `policy`.
 
-    An order of blocks of several kinds is defined for LRU alone: it is vLLM's own.
+    Raises UsageError for a policy that is not LRU, the only one with an order of blocks of several
+    kinds, and for blocks that no group's blocks consist of.
     """
-    if policy.name != Lru.name:
+    if not orders_groups(type(policy)) or math.isfinite(policy.values["ttl_s"]):
         raise UsageError(
             f"{policy.name} has no order for blocks of several kinds of layers",
             where="a hybrid model",
-            remedy="take lru, which is vLLM's own",
+            remedy="take lru, which is vLLM's own, or lru-retention",
         )
     if groups.hash_tokens % block_size:
         sizes = ", ".join(f"{size}" for size in sorted({g.block_tokens for g in groups.groups}))
@@ -288,6 +292,14 @@ def _check_hybrid(policy: Policy, groups: KvGroups, block_size: int) -> None:
             where="a hybrid model",
             remedy=f"hash the trace in blocks of {groups.hash_tokens} tokens (`kvscope hash`)",
         )
+    if isinstance(policy, RetentionInterval):
+        return groups.retaining(policy.values["retention_tokens"])
+    return groups
+
+
+def orders_groups(policy: type[Policy]) -> bool:
+    """Return whether a policy has an order for the blocks of a hybrid model."""
+    return policy in {Lru, RetentionInterval}
 
 
 def _groups(settings: EngineSettings, nodes: int, block_size: int) -> Records:

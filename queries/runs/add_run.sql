@@ -12,6 +12,7 @@
 -- $capacity_blocks: see the schema
 -- $setting: see the schema
 -- $steps: see the schema
+-- $kv_groups: see the schema
 -- $outcome: see the schema
 -- $evictions: see the schema
 -- $misses: see the schema
@@ -23,13 +24,13 @@
 -- columns: run_id
 INSERT INTO runs (
     trace_id, asked, code, kvscope, created_at, policy, leaves, params, hindsight,
-    capacity_blocks, setting, steps, outcome, evictions, misses, hit_rate_error,
+    capacity_blocks, setting, steps, kv_groups, outcome, evictions, misses, hit_rate_error,
     tiers, preemptions, turned_away, deployment
 )
 VALUES (
     $trace_id, $asked, $code, $kvscope, $created_at, $policy, $leaves,
     map($names::VARCHAR[], $values::DOUBLE[]), $hindsight, $capacity_blocks, $setting, $steps,
-    $outcome, $evictions, $misses, $hit_rate_error, $tiers, $preemptions, $turned_away,
+    $kv_groups, $outcome, $evictions, $misses, $hit_rate_error, $tiers, $preemptions, $turned_away,
     $deployment
 )
 RETURNING run_id

@@ -23,9 +23,9 @@ def test_short_work_in_a_pipe(capsys: Streams) -> None:
 @pytest.mark.parametrize(
     ("total", "unit", "line"),
     [
-        (8, "steps", r"replaying: 2 of 8 \(25%\), \d+ s"),
-        (2048, "bytes", r"replaying: 2 B of 2 KiB \(0%\), \d+ s"),
-        (None, "steps", r"replaying: \d+ s"),
+        (8, "steps", r"replaying \\x1b\[31m: 2 of 8 \(25%\), \d+ s"),
+        (2048, "bytes", r"replaying \\x1b\[31m: 2 B of 2 KiB \(0%\), \d+ s"),
+        (None, "steps", r"replaying \\x1b\[31m: \d+ s"),
     ],
 )
 def test_long_work_in_a_pipe(
@@ -38,7 +38,7 @@ def test_long_work_in_a_pipe(
     """Lines on stderr say how far the work is, and end with it."""
     monkeypatch.setattr("kvscope.cli.terminal.LINE_EVERY_S", 0.02)
     err = ""
-    with Terminal().steps("replaying", total, unit=unit) as advance:
+    with Terminal().steps("replaying \x1b[31m", total, unit=unit) as advance:
         advance(2)
         while not err:  # the first line
             out, err = capsys.readouterr()

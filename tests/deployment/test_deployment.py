@@ -69,13 +69,18 @@ def test_a_preset_of_the_same_model_is_not_warned_of() -> None:
     assert resolve(same).notes == ()
 
 
-def test_hybrid_models_print_no_flags() -> None:
-    """Their hits are not simulated; the reason is named."""
+def test_hybrid_models_get_flags_where_their_hits_are_simulated() -> None:
+    """On vLLM, of layers that keep equal bytes; else the reason is named."""
     resolved = resolve(Deployment(gpu="h100", model="gpt-oss-20b"))
-    assert not resolved.switchable
-    assert "layers of several kinds" in str(resolved.not_switchable)
-    assert resolved.pool.high_blocks > 1.9 * resolved.pool.blocks
-    stated = resolve(Deployment(gpu="h100", model="gpt-oss-20b", num_gpu_blocks=1_000))
+    assert resolved.switchable
+    assert resolved.pool.layer_share == 0.5
+    assert resolved.as_cache.pool.blocks == resolved.pool.blocks // 2
+    assert resolved.as_cache.as_cache == resolved.as_cache
+    assert resolved.pool_bytes == resolved.as_cache.pool_bytes
+    sglang = resolve(Deployment(gpu="h100", model="gpt-oss-20b", engine="sglang"))
+    assert "layers of several kinds" in str(sglang.not_switchable)
+    linear = str(Path(__file__).parent / "configs" / "qwen3.5-27b")
+    stated = resolve(Deployment(gpu="h100", model=linear, num_gpu_blocks=1_000))
     assert not stated.switchable
     assert any("a block is one of a group of layers" in note for note in stated.notes)
 

@@ -207,6 +207,7 @@ KEYS: dict[str, Key] = {
     "lru": _lru,
     "threshold-lru": _lru,
     "ttl": _lru,
+    "lru-retention": _lru,
     "lfu": _lfu,
     "slru": _slru,
     "gdfs": _gdfs,

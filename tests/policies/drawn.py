@@ -34,6 +34,7 @@ _VALUES: dict[str, tuple[float, ...]] = {
     "death_rate_per_s": (0.0, 0.011, 0.43),
     "given_silence": (0.0, 1.0),
     "pause_ttl_s": (1.0, 4.0),
+    "retention_tokens": (0.0, 64.0),
     "pin_share": (0.5, 1.0),
 }
 """What a test draws from, by the name of a parameter; binary fractions where keys may tie."""

@@ -5,7 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Literal
 
-from kvscope.app.analyze import Analysis, CurvePoint, HitRate, Landmark, LayoutCapacity
+from kvscope.app.analyze import (
+    Analysis,
+    CurvePoint,
+    HitRate,
+    Landmark,
+    LayoutCapacity,
+    RetentionIdeal,
+)
 from kvscope.app.documents.base import GatedDocument, ModelFacts, TraceFacts, model_facts
 from kvscope.app.documents.deployment import DeploymentFacts, deployment_facts
 from kvscope.app.gates import analyze_figures
@@ -18,7 +25,7 @@ class AnalyzeDocument(GatedDocument, Characterization):
     """What `kvscope analyze` finds. Fields on reuse are null or empty for a trace of lengths.
 
     `layouts` are other starts of sessions without a common clock, with the capacity for 90 % of the
-    ideal hits there.
+    ideal hits there. `retention` is what windows of a hybrid model let hit in an ample pool.
     """
 
     command: Literal["analyze"] = "analyze"
@@ -33,6 +40,7 @@ class AnalyzeDocument(GatedDocument, Characterization):
     curve: tuple[CurvePoint, ...]
     landmarks: tuple[Landmark, ...]
     layouts: tuple[LayoutCapacity, ...]
+    retention: tuple[RetentionIdeal, ...]
     asked: tuple[CurvePoint, ...]
     misses: tuple[MissReasons, ...]
 

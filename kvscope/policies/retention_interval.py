@@ -1,0 +1,34 @@
+"""LRU of a hybrid model that retains sliding windows at more places."""
+
+from __future__ import annotations
+
+from kvscope.policies.base import TTL, Parameter
+from kvscope.policies.lru import Lru
+
+
+class RetentionInterval(Lru):
+    """vLLM's order with another `--prefix-cache-retention-interval`, for models with windows.
+
+    By default vLLM keeps the blocks of a sliding window only before the end of a prompt and where
+    prompts part. This keeps those before every multiple of `retention_tokens`, too: more places
+    where a later prompt may continue, for blocks that others could use.
+    Source: vLLM 0.32.0, vllm/v1/core/single_type_kv_cache_manager.py (reachable_block_mask).
+    """
+
+    name = "lru-retention"
+    summary = "hybrid models: LRU that keeps windows every so many tokens"
+    source = "vLLM"
+    parameters = (
+        Parameter(
+            "retention_tokens",
+            float("inf"),
+            "tokens between windows that are kept, a multiple of the block; inf: all windows",
+            search=(256, 512, 1024, 2048, 4096, 8192, 16384, float("inf")),
+        ),
+        TTL,
+    )
+
+    @classmethod
+    def runs_in_plugin(cls) -> bool:
+        """Return False: vLLM has it built in."""
+        return False

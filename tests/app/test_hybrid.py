@@ -1,0 +1,97 @@
+"""Hybrid models from end to end: what analyze, simulate and tune say of a model with windows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kvscope
+from kvscope.core.errors import UsageError
+from kvscope.latency.file import write_profile
+from kvscope.latency.profile import LatencyProfile
+
+BLOCK, PROMPT, ANSWER = 64, 10, 16  # tokens, and blocks that a turn and its answer add
+POOL = {"model": "gpt-oss-20b", "num_gpu_blocks": 30_000}
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kvscope.OpenTrace]:
+    """Yield 150 chats of three turns, whose answers are longer than their prompts."""
+    requests = []
+    for chat in range(150):
+        first = chat * 3 * (PROMPT + ANSWER)
+        for turn in range(3):
+            blocks = turn * (PROMPT + ANSWER) + PROMPT
+            line = {
+                "chat_id": 3 * chat + turn,
+                "parent_chat_id": 3 * chat + turn - 1 if turn else -1,
+                "timestamp": 10.0 * chat + 200.0 * turn,
+                "input_length": blocks * BLOCK,
+                "output_length": ANSWER * BLOCK + 1,
+                "type": "text",
+                "turn": turn + 1,
+                "hash_ids": list(range(first, first + blocks)),
+            }
+            requests.append(line)
+    requests.sort(key=lambda line: line["timestamp"])
+    path = tmp_path_factory.mktemp("hybrid") / "answers.jsonl"
+    path.write_text("\n".join(map(json.dumps, requests)))
+    with kvscope.open_trace(path, block_size=BLOCK) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the file of a latency that was measured: 10 ms, and 0.1 ms a token."""
+    path = tmp_path_factory.mktemp("latency") / "latency.toml"
+    write_profile(path, LatencyProfile("measured", "here", 0.01, 1e-4))
+    return str(path)
+
+
+def test_analyze_says_what_windows_let_hit(trace: kvscope.OpenTrace) -> None:
+    """Prompts alone by default; all of the history, as full attention has it, without a limit."""
+    document = kvscope.analyze(trace, gpu="h100", **POOL).to_dict()
+    rates = {each["interval_tokens"]: each["token_hit_rate"] for each in document["retention"]}
+    tokens = sum(turn * (PROMPT + ANSWER) + PROMPT for turn in range(3))
+    prompts = sum(turn * (PROMPT + ANSWER) + PROMPT - 1 for turn in range(2))
+    assert rates[0] == pytest.approx(prompts / tokens)
+    assert rates[None] == pytest.approx(document["ideal_hit_rate"])
+    assert rates[0] < rates[1024] < rates[None]
+
+
+def test_tune_recommends_an_interval_with_its_flag(trace: kvscope.OpenTrace, measured: str) -> None:
+    """Answers are hit then: fewer tokens to compute, so the SLO is met."""
+    result = kvscope.tune(trace, slo="250ms", latency=measured, **POOL).to_dict()
+    chosen = result["recommendation"]
+    assert (chosen["verdict"], chosen["policy"]) == ("switch", "lru-retention")
+    flags = chosen["flags"]["vllm"]
+    assert flags.startswith("--prefix-cache-retention-interval ")
+    assert "--scheduler-cls" not in flags
+
+
+def test_other_policies_are_refused(trace: kvscope.OpenTrace, measured: str) -> None:
+    """In one line, with what would do."""
+    with pytest.raises(UsageError, match=r"tlru has no order for .* hybrid models; take lru-retention"):
+        kvscope.tune(trace, slo="1s", policies="tlru", latency=measured, **POOL)
+    with pytest.raises(UsageError, match="gittins cannot order the blocks of a hybrid model"):
+        kvscope.simulate(trace, policies="gittins", latency=measured, **POOL)
+    with pytest.raises(UsageError, match="lru-retention is for the blocks of hybrid models"):
+        kvscope.tune(
+            trace, slo="1s", policies="lru-retention", latency=measured, num_gpu_blocks=9_000
+        )
+
+
+def test_a_block_size_that_the_traces_does_not_divide_is_refused(
+    trace: kvscope.OpenTrace, measured: str, tmp_path: Path
+) -> None:
+    """The deployment states 16 tokens, the trace has 64."""
+    file = tmp_path / "kvscope.toml"
+    file.write_text(
+        'schema = 1\nmodel = "gpt-oss-20b"\nnum_gpu_blocks = 9000\nblock_size = 16\n'
+        f'latency = "{measured}"\n'
+    )
+    with pytest.raises(UsageError, match="blocks of 64 tokens do not divide the model's of 16"):
+        kvscope.simulate(trace, deployment=str(file))
