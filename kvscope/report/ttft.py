@@ -95,7 +95,8 @@ def changes_chart(
     }
     height, hover = 170 + _ROW_PX * len(names), "%{y}: %{x:+,.4~g} ms"
     x, y = "change of TTFT (ms)", "type, turn"
-    return style.bars(title, x, y, names, changes, height=height, hover=hover)
+    chart = style.bars(title, x, y, names, changes, height=height, hover=hover)
+    return chart.update_xaxes(tickformat=",~r")
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,9 @@ def test_tune_recommends_an_interval_with_its_flag(trace: kvscope.OpenTrace, mea
 
 def test_other_policies_are_refused(trace: kvscope.OpenTrace, measured: str) -> None:
     """In one line, with what would do."""
-    with pytest.raises(UsageError, match=r"tlru has no order .*; take lru-retention"):
+    with pytest.raises(
+        UsageError, match=r"tlru has no order for .* hybrid models; take lru-retention"
+    ):
         kvscope.tune(trace, slo="1s", policies="tlru", latency=measured, **POOL)
     with pytest.raises(UsageError, match="gittins cannot order the blocks of a hybrid model"):
         kvscope.simulate(trace, policies="gittins", latency=measured, **POOL)
