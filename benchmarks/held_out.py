@@ -24,7 +24,7 @@ from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.parameter_estimates import bind, estimate_parameters
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.replay import NO_TABLES, Tables, replay, touch_history
+from kvscope.replay.replay import NO_TABLES, Replay, Tables, replay, touch_history
 from kvscope.replay.tel_bound import tel_tokens_at_least
 from kvscope.replay.traffic import traffic
 from kvscope.store.db import MEMORY, open_store
@@ -112,14 +112,20 @@ class HeldOut:
         has_xi = any(parameter.name == "xi_tokens" for parameter in kind.parameters)
         return bind(Variant(kind, {"xi_tokens": xi_tokens} if has_xi else {}), self._parameters)
 
+    def replayed(
+        self, name: str, xi_tokens: int, capacity: int, tables: Tables | None = None
+    ) -> Replay:
+        """Replay all requests, with the trace's own tables."""
+        policy = self.bind(name, float(xi_tokens))
+        if tables is None:
+            tables = NO_TABLES if policy.learner is None else self._tables[policy.learner]
+        return replay(self.traffic, policy, capacity, history=self.past, tables=tables)
+
     def uncached(
         self, name: str, xi_tokens: int, capacity: int, tables: Tables | None = None
     ) -> Floats:
         """Return the uncached tokens of each held-out request, with the trace's own tables."""
-        policy = self.bind(name, float(xi_tokens))
-        if tables is None:
-            tables = NO_TABLES if policy.learner is None else self._tables[policy.learner]
-        result = replay(self.traffic, policy, capacity, history=self.past, tables=tables)
+        result = self.replayed(name, xi_tokens, capacity, tables)
         hits = result.hit_blocks[self.first :].astype(np.int64) * self.prompts.block_size
         uncached: Floats = np.maximum(self.input_tokens - hits, 0).astype(np.float64)
         return uncached

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeAlias
 
 import numpy as np
 
@@ -32,8 +33,12 @@ from benchmarks.held_out import (
 )
 from benchmarks.processes import note
 from benchmarks.table import Table, record
+from kvscope.core.arrays import Int64s
+from kvscope.learning.guard import Guard, interval_blocks
+from kvscope.learning.offline.shadow_replays import computed, interval_ends
 from kvscope.learning.returns.offline import ClassSetShadows, class_set_tables
 from kvscope.policies.registry import POLICIES
+from kvscope.replay.replay import Tables
 
 PAGE = ROOT / "docs" / "evidence" / "gittins.md"
 XI_TOKENS = (8192, 16384)
@@ -104,6 +109,7 @@ class Ablation:
 
     def __init__(self) -> None:
         self._closed: dict[int, list[list[float]]] = {}  # by xi: of each gap, the guard's last
+        self._traces: dict[int, list[str]] = {}  # by xi: of each gap
 
     def add(self, trace: HeldOut, columns: Columns, uncached: Uncached) -> None:
         """Replay each candidate alone on a trace, at the capacities of all columns."""
@@ -118,15 +124,23 @@ class Ablation:
             closed = [share.value for share in shares if share is not None]
             if len(closed) == len(shares):
                 self._closed.setdefault(xi, []).append(closed)
+                self._traces.setdefault(xi, []).append(trace.name)
+
+    def _enough(self, guarded: Floats, best: Floats) -> str:
+        return f"{np.mean(guarded >= self.ENOUGH * best - 0.01):.0%} of {len(best)}"
 
     def table(self) -> Table:
         """Return a row for each candidate, for the best of them in hindsight, and for the guard."""
         rows: list[list[str]] = [[name] for name in (*self.NAMES, "the best in hindsight", "guard")]
-        enough = []
-        for closed in map(np.array, self._closed.values()):
+        enough, of_traces = [], []
+        for xi, closed in ((xi, np.array(shares)) for xi, shares in self._closed.items()):
             alone, guarded = closed[:, :-1], closed[:, -1]
             best = alone.max(axis=1)
-            enough.append(f"{np.mean(guarded >= self.ENOUGH * best - 0.01):.0%} of {len(best)}")
+            enough.append(self._enough(guarded, best))
+            _, trace = np.unique(self._traces[xi], return_inverse=True)
+            gaps = np.bincount(trace)
+            sums = (np.bincount(trace, shares) / gaps for shares in (guarded, best))
+            of_traces.append(self._enough(*sums))
             for row, shares in zip(rows, (*alone.T, best, guarded), strict=True):
                 row += [f"{shares.min():.2f}", f"{shares.mean():.2f}"]
         goals = ["hits", *(f"TEL {xi // 1024}k" for xi in XI_TOKENS[:1])]
@@ -134,16 +148,86 @@ class Ablation:
             "The guard against its candidates: share of the gap closed",
             "Over all traces of this page and the three capacities, the least and the mean share."
             f" The guard closes {self.ENOUGH:.0%} of what the best candidate does, or misses it by"
-            f" 0.01 of the gap, in {' and '.join(enough)} gaps (hits, TEL).",
+            f" 0.01 of the gap, in {' and '.join(enough)} gaps (hits, TEL), and in"
+            f" {' and '.join(of_traces)} traces, their capacities taken together.",
             ("in force", *(f"{goal}, {figure}" for goal in goals for figure in ("least", "mean"))),
             rows,
         )
 
 
-def gaps(trace: HeldOut, least: Least, ablation: Ablation) -> Table:
+class MoreCandidates:
+    """What the guard would close with one more candidate, if only shadows are replayed.
+
+    A policy that it takes up is in force at once, with all that its own shadow holds. A real cache
+    fills up first, so this is the most that the candidate could add.
+    """
+
+    NAMES = ("wa", "etlru", "gdfs", "s3fifo", "arc")
+
+    def __init__(self) -> None:
+        self._closed: dict[int, list[list[float]]] = {}  # by xi: with none more, then each one
+
+    def add(self, trace: HeldOut, columns: Columns, uncached: Uncached) -> None:
+        """Replay the candidates and the others on a trace, at the capacities of all columns."""
+        own = ClassSetShadows(trace.traffic, class_set_tables(trace.traffic)).candidates
+        for xi, oracle, capacity in columns:
+            lru, best = (uncached[x, xi, capacity] for x in ("lru", oracle))
+            shadows = [self._shadow(trace, "gittins", xi, capacity, tables) for tables in own]
+            others = [self._shadow(trace, name, xi, capacity) for name in self.NAMES]
+            closed = []
+            for candidates in (shadows, *([*shadows, other] for other in others)):
+                tokens = self._guarded(candidates, capacity)[trace.first :]
+                share = trace.share_closed(xi, lru, best, tokens + xi)
+                closed += [share.value] if share is not None else []
+            if closed:
+                self._closed.setdefault(xi, []).append(closed)
+
+    def _shadow(
+        self, trace: HeldOut, name: str, xi: int, capacity: int, tables: Tables | None = None
+    ) -> tuple[Int64s, Floats]:
+        """Return the blocks that a policy computes for each request, and the tokens beyond xi."""
+        hit_blocks = trace.replayed(name, xi, capacity, tables).hit_blocks
+        return computed(trace.traffic, hit_blocks, xi)
+
+    def _guarded(self, candidates: list[tuple[Int64s, Floats]], capacity: int) -> Floats:
+        """Return the tokens beyond xi of each request under the candidate in force."""
+        blocks, tokens = (np.array(column) for column in zip(*candidates, strict=True))
+        guard, in_force = Guard(len(candidates)), np.zeros(tokens.shape[1], dtype=np.int64)
+        begin = 0
+        for end in interval_ends(blocks, interval_blocks(capacity)):
+            guard.judge(tokens[:, begin:end].sum(axis=1).tolist())
+            in_force[end:] = guard.now
+            begin = end
+        reached: Floats = tokens[in_force, np.arange(tokens.shape[1])]
+        return reached
+
+    def table(self) -> Table:
+        """Return a row for the guard as it is, and with each of the others."""
+        rows: list[list[str]] = [[name] for name in ("as it is", *(f"+ {x}" for x in self.NAMES))]
+        for closed in map(np.array, self._closed.values()):
+            for row, shares in zip(rows, closed.T, strict=True):
+                row += [f"{shares.min():.2f}", f"{shares.mean():.3f}"]
+        goals = ["hits", *(f"TEL {xi // 1024}k" for xi in XI_TOKENS[:1])]
+        return Table(
+            "The guard with one more candidate: the most that it could add",
+            "Shadow caches alone, on all traces of this page and the three capacities: a candidate"
+            " is in force at once, with all that its own shadow holds.",
+            (
+                "candidates",
+                *(f"{goal}, {figure}" for goal in goals for figure in ("least", "mean")),
+            ),
+            rows,
+        )
+
+
+Ablations: TypeAlias = tuple[Ablation, MoreCandidates]
+
+
+def gaps(trace: HeldOut, least: Least, ablations: Ablations) -> Table:
     """Return each online policy's shares of the gaps on one trace."""
     columns, uncached = _replayed(trace, XI_TOKENS)
-    ablation.add(trace, [column for column in columns if column[0] in ABLATED], uncached)
+    for ablation in ablations:
+        ablation.add(trace, [column for column in columns if column[0] in ABLATED], uncached)
     total = int(trace.input_tokens.sum())
 
     def hit_rate(name: str, capacity: int) -> str:
@@ -165,13 +249,14 @@ def gaps(trace: HeldOut, least: Least, ablation: Ablation) -> Table:
     )
 
 
-def untouched(traces: Iterator[HeldOut], least: Least, ablation: Ablation) -> Table:
+def untouched(traces: Iterator[HeldOut], least: Least, ablations: Ablations) -> Table:
     """Return the shares that gittins closes on traces on which it was not tuned."""
     rows = []
     for trace in traces:
         note(trace.name)
         columns, uncached = _replayed(trace, XI_TOKENS[:1])
-        ablation.add(trace, columns, uncached)
+        for ablation in ablations:
+            ablation.add(trace, columns, uncached)
         shares = {name: _shares(trace, name, columns, uncached, least) for name in ONLINE}
         rows += [
             [trace.name, *shares["gittins"]],
@@ -231,14 +316,14 @@ def _columns(xi_tokens: tuple[int, ...]) -> list[str]:
 
 def tables() -> Iterator[Table]:
     """Yield the tables of the published traces, the samples and the other seeds."""
-    least, ablation = Least(), Ablation()
+    least, ablations = Least(), (Ablation(), MoreCandidates())
     for trace in (*published(), *samples()):
         note(trace.name)
-        yield gaps(trace, least, ablation)
+        yield gaps(trace, least, ablations)
     with TemporaryDirectory() as folder:
-        yield untouched(generated(UNTOUCHED, Path(folder)), least, ablation)
+        yield untouched(generated(UNTOUCHED, Path(folder)), least, ablations)
     yield least.table()
-    yield ablation.table()
+    yield from (ablation.table() for ablation in ablations)
 
 
 def main() -> None:

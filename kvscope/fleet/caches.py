@@ -140,6 +140,8 @@ def _empty_state(
         return cache._replace(
             runs=cache.runs._replace(branches=rows(cache.runs.branches)),
             queues=rows(cache.queues),
+            busy=rows(cache.busy),
+            scored=rows(cache.scored),
             recent=rows(cache.recent),
         )
     if isinstance(policy, KeyPolicy):
@@ -175,7 +177,12 @@ def _runs_at(runs: CachedRuns, replica: int) -> CachedRuns:
 @callable_in_kernels
 def _lanes_at(state: Lanes, replica: int) -> Lanes:
     return Lanes(
-        _runs_at(state.runs, replica), state.queues[replica], state.places, state.recent[replica]
+        _runs_at(state.runs, replica),
+        state.queues[replica],
+        state.busy[replica],
+        state.scored[replica],
+        state.places,
+        state.recent[replica],
     )
 
 

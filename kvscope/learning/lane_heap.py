@@ -14,12 +14,11 @@ from collections.abc import Callable, Sized
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TypeAlias
 
-from kvscope.policies.base import Floats
+from kvscope.policies.base import EARLY, Floats
 
 Score: TypeAlias = Callable[[int, float], float]
 Entry: TypeAlias = tuple[float, int, int]  # worth, number by age, lane
 
-EARLY = 1.0 - 1e-9  # `next_step_s` may be a rounding off
 _SPARE = 64
 
 

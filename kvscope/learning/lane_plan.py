@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from kvscope.policies.base import LanePolicy, Turn
+from kvscope.policies.base import MOST_TOKENS, LanePolicy, Turn
 
 LanePlan: TypeAlias = tuple[tuple[int, int], ...]
 """(depth, lane) from the deep end on: blocks that end beyond the depth are in that lane.
@@ -23,25 +23,24 @@ def lane_plan(
     `turn` has the request's class; each part has a category of its own, see `Tables.classes`.
     """
     plan: list[tuple[int, int]] = []
-    parts, end = len(cuts) + 1, None
+    parts, end = len(cuts) + 1, int(MOST_TOKENS)
     for part in range(len(cuts), -1, -1):
-        begin = cuts[part - 1] if part else 0
-        if begin == end:
-            continue
-        category = turn.category * parts + part
-        depth, deep, shallow = policy.place(turn._replace(category=category), block_size, p)
-        if end is None or depth < end:
-            plan.append((max(depth, begin), deep))
-        if depth > begin:
-            plan.append((begin, shallow))
-        end = begin
+        cut, of_part = cuts[part - 1] if part else 0, _in_part(turn, parts, part)
+        while end > cut:
+            begin, lane = policy.place(of_part, end, block_size, p)
+            end = max(begin, cut)
+            plan.append((end, lane))
     return tuple(plan)
 
 
 def head_lane(policy: LanePolicy, turn: Turn, cuts: Sequence[int], block_size: int, p: Any) -> int:
     """Return the lane of blocks that the next turn needs, in the first part of the path."""
-    category = turn.category * (len(cuts) + 1) + bisect_right(cuts, 0)
-    return policy.place(turn._replace(category=category), block_size, p)[2]
+    of_part = _in_part(turn, len(cuts) + 1, bisect_right(cuts, 0))
+    return policy.place(of_part, 0, block_size, p)[1]
+
+
+def _in_part(turn: Turn, parts: int, part: int) -> Turn:
+    return turn._replace(category=turn.category * parts + part)
 
 
 def lane_at(plan: LanePlan, end: int) -> tuple[int, int]:

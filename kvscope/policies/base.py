@@ -26,6 +26,7 @@ Ints: TypeAlias = NDArray[np.int32]
 NEVER = 2**31 - 1  # stands for "no later request" where a request's number is expected
 RECENT = 1024  # requests that an adaptive policy looks back on
 ADAPT_EVERY = 256
+EARLY = 1.0 - 1e-9  # times `LanePolicy.next_step_s`, which may be a rounding off
 MOST_TOKENS = 1e15  # any number of tokens; kernels count in 64 bits
 ENDS = -1  # stands for "no next turn" where the tokens of a next prompt are expected
 
@@ -105,6 +106,7 @@ class Policy:
     make sense. `makes_room` policies evict other blocks before a request's own, as an engine does
     that makes room before it inserts; under the others a request's new blocks may leave at once.
     `hindsight` marks oracles, which know the future and are never recommended, optimal or not.
+    A `guarded` policy reverts to LRU by itself where it does worse.
     `learner` names the folder of kvscope/learning that fits the policy's table, if it reads one.
     `refit` is the one of its `parameters` that says how often. `retired` are parameters that files
     of earlier versions may have; they no longer count.
@@ -118,6 +120,7 @@ class Policy:
     offers: ClassVar[tuple[Leaves, ...]] = ()
     makes_room: ClassVar[bool] = False
     hindsight: ClassVar[bool] = False
+    guarded: ClassVar[bool] = False
     learner: ClassVar[str | None] = None
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     refit: ClassVar[Parameter | None] = None
@@ -192,12 +195,12 @@ class LanePolicy(PathPolicy):
     stepwise: ClassVar[bool] = False  # scores change with time at the steps of `next_step_s` alone
 
     @staticmethod
-    def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
-        """Return (depth, deep lane, shallow lane): blocks from that depth on go to the deep one.
+    def place(turn: Turn, end: int, block_size: int, p: Floats) -> tuple[int, int]:
+        """Return the depth from which on blocks up to `end` are in one lane, and that lane.
 
         The scores must not rank a request's shallow blocks below its deep ones.
         """
-        return 0, 0, 0
+        return 0, 0
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 
 from kvscope.policies.base import TTL, Floats, LanePolicy, Parameter, Turn
 from kvscope.policies.tlru import NEXT_PROMPT_TOKENS, XI_TOKENS, first_safe_depth
 
 LEAST_S, AGES_AN_OCTAVE, AGES = 0.125, 3, 54  # the last age begins at some 6 hours
-_STEPS_S = tuple(LEAST_S * 2.0 ** (step / AGES_AN_OCTAVE) for step in range(AGES - 1))
 
 WINDOW_REFITS = 9  # times the requests from one refit to the next are the past that it looks at
 REFIT_REQUESTS = Parameter(
@@ -21,7 +19,10 @@ REFIT_REQUESTS = Parameter(
 )
 _THIRD, _TWO_THIRDS = 2.0 ** (-2 / 3), 2.0 ** (-1 / 3)
 _XI, _NEXT_PROMPT = 0, 1
-_LEAST_NEED = 0.02  # so that blocks not needed in time still leave by their index
+NEEDS = (0.5, 0.1, 0.01)
+"""Blocks that only a long next prompt needs are in one lane with others down to these chances."""
+LEVELS = len(NEEDS) + 1  # of need, and so lanes of a category: the first has what any turn needs
+_BEYOND = tuple(need**-0.5 - 1.0 for need in NEEDS)  # times the mean next prompt: where they end
 
 
 class Gittins(LanePolicy):
@@ -34,14 +35,15 @@ class Gittins(LanePolicy):
     of the prompt was new; and either how many turns came before it, or how long the output became.
     What waited for a short time is popular, as a system prompt or a passage that many ask about;
     along a path waits grow, so a path is cut into few parts. Small caches of the past's traffic
-    choose between the two ways to tell requests apart, need alone, and LRU. The table has two rows
-    a class with the index at each age (`kvscope.learning.returns.formulas.ages_of`), for blocks
-    that any next turn needs and for others.
+    choose between the two ways to tell requests apart, need alone, and LRU. The table has a row
+    for each lane of a class with the index at each age
+    (`kvscope.learning.returns.formulas.ages_of`).
     Need: a block that starts before token L - xi of its history is needed by any next turn, need 1;
-    those after it by one with Q > xi - (L - x) tokens. They count as the last of them, the next to
-    leave: P(Q > xi) = (1 + xi / mean)^-2, at least 0.02. That tail is a Pareto's of the second kind
-    (Lomax) with shape 2: next prompts are mostly short and at times very long. At xi = 0 all blocks
-    are needed: plain hits.
+    one that starts x tokens behind it by a turn with Q > x: P(Q > x) = (1 + x / mean)^-2. That tail
+    is a Pareto's of the second kind (Lomax) with shape 2: next prompts are mostly short and at
+    times very long. Such blocks are in three lanes, and count as the last of their lane: needed
+    with a chance of 0.5, 0.1, and at the end P(Q > xi) or 0.01. At xi = 0 all blocks are needed:
+    plain hits.
     Within a class the oldest block alone is weighed: exact as long as the index falls with age.
     Source: Gittins, Bandit processes and dynamic allocation indices (1979); need as in
     Tail-Optimized Caching for LLM Inference, section 3 and Definition 1. The product is our own.
@@ -53,6 +55,7 @@ class Gittins(LanePolicy):
     source = "Gittins 1979; need after the T-LRU paper"
     leaves = "leaf"
     by_category = True
+    guarded = True
     stepwise = True
     learner = "returns"
     parameters = (XI_TOKENS, NEXT_PROMPT_TOKENS, TTL, REFIT_REQUESTS)
@@ -60,27 +63,35 @@ class Gittins(LanePolicy):
     retired = ("refit_s",)
 
     @staticmethod
-    def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
-        """Return the depth of token L - xi, and the class's lane from there and before."""
-        needed = turn.history_tokens - p[_XI]
-        return first_safe_depth(needed, block_size), 2 * turn.category, 2 * turn.category + 1
+    def place(turn: Turn, end: int, block_size: int, p: Floats) -> tuple[int, int]:
+        """Return where the blocks of as much need as the last one begin, and the class's lane."""
+        needed, begin, level = turn.history_tokens - p[_XI], 0, 0
+        beyond = first_safe_depth(needed, block_size)
+        while end > beyond and level < LEVELS - 1:
+            begin, level = beyond, level + 1
+            beyond = first_safe_depth(needed + p[_NEXT_PROMPT] * _BEYOND[level - 1], block_size)
+        return begin, LEVELS * turn.category + level
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
         """Return index times need."""
-        age = 0
-        if idle_s >= LEAST_S:
-            part, octave = math.frexp(idle_s / LEAST_S)  # quicker than a logarithm
-            third = 0 if part < _THIRD else 1 if part < _TWO_THIRDS else 2
-            age = min(AGES_AN_OCTAVE * (octave - 1) + third + 1, AGES - 1)
-        index = float(table[lane, age])
-        if lane % 2 == 1 or p[_XI] <= 0.0:
+        index, level = float(table[lane, _age(idle_s)]), lane % LEVELS
+        if level == 0 or p[_XI] <= 0.0:
             return index
-        beyond = p[_NEXT_PROMPT] / (p[_NEXT_PROMPT] + p[_XI])
-        return float(index * max(beyond * beyond, _LEAST_NEED))
+        longer = p[_NEXT_PROMPT] / (p[_NEXT_PROMPT] + p[_XI])
+        return float(index * max(longer * longer, NEEDS[level - 1]))
 
     @staticmethod
     def next_step_s(idle_s: float) -> float:
         """Return the idle time at which the next age begins."""
-        step = bisect_right(_STEPS_S, idle_s)
-        return _STEPS_S[step] if step < len(_STEPS_S) else math.inf
+        age = _age(idle_s)
+        return LEAST_S * 2.0 ** (age / AGES_AN_OCTAVE) if age < AGES - 1 else math.inf
+
+
+def _age(idle_s: float) -> int:
+    """Return the column of the table for blocks untouched for so long."""
+    if idle_s < LEAST_S:
+        return 0
+    part, octave = math.frexp(idle_s / LEAST_S)  # quicker than a logarithm
+    third = 0 if part < _THIRD else 1 if part < _TWO_THIRDS else 2
+    return min(AGES_AN_OCTAVE * (octave - 1) + third + 1, AGES - 1)

@@ -35,6 +35,14 @@ def first_safe_depth(needed_tokens: float, block_size: int) -> int:
     return max(int(np.ceil(needed_tokens / block_size)), 0)
 
 
+def safe_behind(depth: int, end: int) -> tuple[int, int]:
+    """Return where the lane of the block that ends at `end` begins, and the lane.
+
+    Blocks from `depth` on are safe.
+    """
+    return (depth, SAFE) if end > depth else (0, NEEDED)
+
+
 class TLru(LanePolicy):
     """LRU that evicts TEL-safe blocks first.
 
@@ -61,10 +69,10 @@ class TLru(LanePolicy):
     )
 
     @staticmethod
-    def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
-        """Return the depth of token L + Q - xi: safe from there."""
+    def place(turn: Turn, end: int, block_size: int, p: Floats) -> tuple[int, int]:
+        """Return the lane of safe blocks from token L + Q - xi on, that of needed ones before."""
         needed = turn.history_tokens + p[NEXT_PROMPT] - p[XI]
-        return first_safe_depth(needed, block_size), SAFE, NEEDED
+        return safe_behind(first_safe_depth(needed, block_size), end)
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:

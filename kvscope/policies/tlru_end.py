@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvscope.policies.base import ENDS, Floats, Turn
-from kvscope.policies.tlru import NEEDED, NEXT_PROMPT, SAFE, XI, TLru, first_safe_depth
+from kvscope.policies.tlru import NEXT_PROMPT, SAFE, XI, TLru, first_safe_depth, safe_behind
 
 
 class TLruEnd(TLru):
@@ -17,9 +17,9 @@ class TLruEnd(TLru):
     hindsight = True
 
     @staticmethod
-    def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
-        """Return depth 0 for a conversation that ends, else that of T-LRU."""
+    def place(turn: Turn, end: int, block_size: int, p: Floats) -> tuple[int, int]:
+        """Return the safe lane for a conversation that ends, else that of T-LRU."""
         if turn.next_prompt_tokens == ENDS:
-            return 0, SAFE, NEEDED
+            return 0, SAFE
         needed = turn.history_tokens + p[NEXT_PROMPT] - p[XI]
-        return first_safe_depth(needed, block_size), SAFE, NEEDED
+        return safe_behind(first_safe_depth(needed, block_size), end)

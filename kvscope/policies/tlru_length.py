@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvscope.policies.base import ENDS, TTL, Floats, Turn
-from kvscope.policies.tlru import NEEDED, SAFE, XI, XI_TOKENS, TLru, first_safe_depth
+from kvscope.policies.tlru import XI, XI_TOKENS, TLru, first_safe_depth, safe_behind
 
 
 def first_truly_safe_depth(turn: Turn, block_size: int, xi_tokens: float) -> int:
@@ -26,6 +26,6 @@ class TLruLength(TLru):
     parameters = (XI_TOKENS, TTL)
 
     @staticmethod
-    def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
-        """Return the depth of token L + Q - xi, with the true Q: safe from there."""
-        return first_truly_safe_depth(turn, block_size, p[XI]), SAFE, NEEDED
+    def place(turn: Turn, end: int, block_size: int, p: Floats) -> tuple[int, int]:
+        """Return the lane of safe blocks from token L + Q - xi on, with the true Q."""
+        return safe_behind(first_truly_safe_depth(turn, block_size, p[XI]), end)

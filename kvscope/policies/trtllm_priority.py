@@ -29,9 +29,9 @@ class TrtllmPriority(LanePolicy):
     parameters = (TTL,)
 
     @staticmethod
-    def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
+    def place(turn: Turn, end: int, block_size: int, p: Floats) -> tuple[int, int]:
         """Return the lane of the class and of the part of the prompt."""
-        return 0, turn.category, turn.category
+        return 0, turn.category
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:

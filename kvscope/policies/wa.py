@@ -41,9 +41,9 @@ class Wa(LanePolicy):
     )
 
     @staticmethod
-    def place(turn: Turn, block_size: int, p: Floats) -> tuple[int, int, int]:
+    def place(turn: Turn, end: int, block_size: int, p: Floats) -> tuple[int, int]:
         """Return the category's lane for all blocks."""
-        return 0, turn.category, turn.category
+        return 0, turn.category
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:

@@ -16,7 +16,7 @@ from kvscope.app.documents.tune import tune_document
 from kvscope.app.requests import BASELINE, WINDOWS
 from kvscope.app.tune import Recommendation
 from kvscope.core import units
-from kvscope.replay.policy_options import FORESEEING
+from kvscope.replay.policy_options import FORESEEING, VLLM, contenders
 from kvscope.report import explanation, style, ttft
 from kvscope.report.report import Report
 from kvscope.report.runs import ORACLE_NOTE
@@ -145,8 +145,18 @@ def _switch(tuned: Recommendation) -> list[str]:
         *_side_effects(tuned),
         *_tpot(tuned),
         *_replicas(tuned),
+        *_unguarded(tuned),
         *_canary(tuned),
     ]
+
+
+def _unguarded(tuned: Recommendation) -> list[str]:
+    """Say what a policy without a guard can cost later."""
+    policy = tuned.tuning.recommended.policy
+    if policy.guarded:
+        return []
+    other = f"; {contenders(VLLM)} reverts to LRU by itself" if tuned.engine == VLLM else ""
+    return [f"{policy.name} has no guard: it can fall below LRU once the traffic changes{other}."]
 
 
 def _unreachable(tuned: Recommendation) -> list[str]:

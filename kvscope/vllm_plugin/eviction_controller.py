@@ -108,7 +108,7 @@ class EvictionController(Observer):
             self.learner.guard(len(free))
             self.use(self.learner.table)
         no_turn = Turn(0, 0.0, 0, 0, ENDS)
-        ordered.usual = self.policy.place(no_turn, self.block_size, self.p)[2]
+        ordered.usual = self.policy.place(no_turn, 0, self.block_size, self.p)[1]
         return GuardedQueue(ordered, blocks, free, self, lru)
 
     def give_up(self) -> None:

@@ -156,6 +156,16 @@ def allocator(take: Callable[[Machine], int]) -> Callable[..., None]:
     return allocate
 
 
+@callable_in_kernels
+def lose_new_contents(machine: Machine, request: int, leaf: bool) -> None:
+    """Have the blocks that a request wrote, and no other one uses, lose their content."""
+    record = machine.requests[request]
+    for at in range(record.hits, record.hashed):
+        block = machine.table[record.slot, at]
+        if machine.blocks[block].users == 1:
+            lose_content(machine, block, leaf)
+
+
 def releaser(policy: type[LanePolicy], leaf: bool) -> Callable[..., None]:
     """Return the function that frees all blocks of a request that runs, the tail first.
 
@@ -182,28 +192,24 @@ def releaser(policy: type[LanePolicy], leaf: bool) -> Callable[..., None]:
         slot, allocated, cuts = record.slot, record.allocated, machine.cuts[request]
         part = int(np.searchsorted(cuts, allocated - 1 if finished else 0, side="right"))
         turn = turn_of(machine, request, part)
-        depth, deep, shallow = place(turn, state.block_size, machine.p)
-        begin = cuts[part - 1] if part > 0 else 0
-        if not finished:
-            depth, begin = allocated, 0
-        elif not admits(turn, machine.p):
-            for at in range(record.hits, record.hashed):
-                block = machine.table[slot, at]
-                if blocks[block].users == 1:
-                    lose_content(machine, block, leaf)
+        _, shallow = place(turn, 0, state.block_size, machine.p)
+        begin, lane = allocated if finished else 0, shallow
+        if finished and not admits(turn, machine.p):
+            lose_new_contents(machine, request, leaf)
         for at in range(allocated):  # to the front of their queue: the last one freed goes first
             block = machine.table[slot, at]
             if blocks[block].content == ROOT:
                 give_back(machine, block, shallow)
         for at in range(allocated - 1, -1, -1):
-            while at < begin:
-                part -= 1
+            if at < begin:
+                while part > 0 and at < cuts[part - 1]:
+                    part -= 1
                 turn = turn_of(machine, request, part)
-                depth, deep, shallow = place(turn, state.block_size, machine.p)
-                begin = cuts[part - 1] if part > 0 else 0
+                begin, lane = place(turn, at + 1, state.block_size, machine.p)
+                begin = max(begin, cuts[part - 1] if part > 0 else 0)
             block = machine.table[slot, at]
             if blocks[block].content != ROOT:
-                give_back(machine, block, deep if at >= depth else shallow)
+                give_back(machine, block, lane)
         record.allocated = 0
         record.hashed = 0
         record.slot = NONE

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvscope.core.hits import standard
 from kvscope.policies.base import Policy
-from kvscope.policies.gittins import AGES
+from kvscope.policies.gittins import AGES, LEVELS
 from kvscope.policies.registry import POLICIES
 from kvscope.policies.wa import reuse_rows
 from kvscope.replay.replay import NO_TABLES, Tables, replay, touch_history
@@ -29,7 +29,7 @@ def tables(policy: type[Policy], categories: int) -> Tables:
 
     Category k has for wa p = 0.3, 0.5 or 0.7, a rate of 1 / (20 (k + 1)) a second and a life of
     60 (k + 1) s; for etlru next prompts of 32 (k + 1), 256 and 1,024 tokens, equally likely; for
-    gittins an index of 1 / (10 (k + 1) + age's number) at each age, in both lanes.
+    gittins an index of 1 / (10 (k + 1) + age's number) at each age, in all lanes.
     """
     if policy.learner is None:
         return NO_TABLES
@@ -38,7 +38,8 @@ def tables(policy: type[Policy], categories: int) -> Tables:
         k = np.array(numbers)
         rows = list(reuse_rows(0.1 + 0.2 * (1 + (k - 1) % 3), 1.0 / (20 * k), 60.0 * k))
     elif policy.name == "gittins":
-        rows = [tuple(1.0 / (10 * k + age) for age in range(AGES)) for k in numbers for _ in "ds"]
+        rows = [tuple(1.0 / (10 * k + age) for age in range(AGES)) for k in numbers]
+        rows = [row for row in rows for _ in range(LEVELS)]
     else:
         rows = [(32.0 * k, 256.0, 1024.0) for k in numbers]
     return Tables.of(np.zeros(1, dtype=np.int64), np.array([rows]))

@@ -18,7 +18,7 @@ from kvscope.learning.guard import (
     _Intervals,
     interval_blocks,
 )
-from kvscope.learning.offline.shadow_replays import _interval_ends
+from kvscope.learning.offline.shadow_replays import interval_ends
 
 EVEN = [100.0, 100.0, 100.0]
 GOOD = [100.0, 90.0, 95.0]  # the second is the best, the third is better than the fallback
@@ -119,7 +119,7 @@ def test_intervals_end_where_one_has_computed_enough(
             assert number - since >= INTERVAL_REQUESTS
             since = number
     columns = np.array(blocks, dtype=np.int64).reshape(-1, 2).T
-    assert _interval_ends(columns, least_blocks).tolist() == ends
+    assert interval_ends(columns, least_blocks).tolist() == ends
 
 
 def test_eight_intervals_are_a_turnover() -> None:

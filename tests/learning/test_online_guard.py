@@ -24,7 +24,7 @@ from kvscope.learning.returns.offline import ClassSetShadows, ReturnsOffline, cl
 from kvscope.learning.returns.online import ReturnsLearner
 from kvscope.learning.shadow_cache import ShadowCache
 from kvscope.policies.base import LanePolicy
-from kvscope.policies.gittins import AGES, Gittins
+from kvscope.policies.gittins import AGES, LEVELS, Gittins
 from kvscope.policies.lru import Lru
 from kvscope.replay.derived_traces import select
 from kvscope.replay.replay import NO_TABLES, Tables
@@ -334,7 +334,7 @@ def test_what_is_in_force_is_the_table() -> None:
     assert guard is not None
     made._candidate = FIRST
     whole = made._in_force()
-    assert whole.shape == (2 * sum(int(np.prod(steps)) for steps in STEPS), AGES)
+    assert whole.shape == (LEVELS * sum(int(np.prod(steps)) for steps in STEPS), AGES)
     for candidate, worth in ((LRU, 0.0), (1, 1.0)):
         made._candidate = candidate
         assert np.all(made._in_force() == worth)

@@ -15,7 +15,7 @@ from kvscope.learning.returns.formulas import ROWS
 from kvscope.learning.returns.offline import ReturnsOffline
 from kvscope.learning.reuse.offline import ReuseOffline
 from kvscope.policies.etlru import Etlru
-from kvscope.policies.gittins import AGES, Gittins
+from kvscope.policies.gittins import AGES, LEVELS, Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.wa import RATE_PER_S, REUSE_PROBABILITY, Wa
 from kvscope.replay.replay import NO_TABLES
@@ -133,5 +133,5 @@ def test_tables_for_who_reads_them() -> None:
     assert tables_for(of, Lru) is NO_TABLES
     assert tables_for(of, Wa).at(0).shape[1] == 4
     assert tables_for(of, Etlru).at(0).shape[1] == 16
-    assert tables_for(of, Gittins).at(0).shape == (2 * ROWS, AGES)
+    assert tables_for(of, Gittins).at(0).shape == (LEVELS * ROWS, AGES)
     assert len(tables_for(of, Wa, 60.0).since) > len(tables_for(of, Wa).since)

@@ -13,7 +13,7 @@ import tomli_w
 from kvscope.core.errors import InputError
 from kvscope.learning.returns.file import FittedReturns, read_returns
 from kvscope.learning.returns.formulas import STEPS
-from kvscope.policies.gittins import AGES
+from kvscope.policies.gittins import AGES, LEVELS
 
 
 def fitted(class_set: int = 1) -> FittedReturns:
@@ -36,8 +36,8 @@ def test_what_is_read_is_what_was_written(class_set: int) -> None:
     assert np.array_equal(found.index, one.index)
     assert (found.class_set, found.requests) == (class_set, 1234)
     assert not found.refits
-    assert found.values.shape == (2 * math.prod(STEPS[class_set]), AGES)
-    assert np.array_equal(found.values[::2], found.values[1::2])
+    assert found.values.shape == (LEVELS * math.prod(STEPS[class_set]), AGES)
+    assert np.array_equal(found.values[::LEVELS], found.values[LEVELS - 1 :: LEVELS])
 
 
 def test_a_file_without_a_fit() -> None:

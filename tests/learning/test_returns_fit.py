@@ -17,7 +17,7 @@ from kvscope.learning.returns.offline import (
     fit_at_end,
     refits_of,
 )
-from kvscope.policies.gittins import AGES, Gittins
+from kvscope.policies.gittins import AGES, LEVELS, Gittins
 from kvscope.replay.derived_traces import select
 from kvscope.replay.traffic import traffic
 from tests.golden.samples import sample
@@ -63,13 +63,13 @@ def test_a_guard_begins_with_the_file_and_looks_at_what_else_can_be_learned() ->
     index = np.random.default_rng(3).random((math.prod(STEPS[1]), AGES))
     sets = class_set_tables(of, EVERY)
     alone = plugin_tables(of, policy, FittedReturns(1, index, 600))
-    assert alone.categories == 2 * len(index)
-    assert np.all(alone.values[alone.rows] == np.repeat(index, 2, axis=0))
+    assert alone.categories == LEVELS * len(index)
+    assert np.all(alone.values[alone.rows] == np.repeat(index, LEVELS, axis=0))
     more = plugin_tables(of, policy, FittedReturns(1, index, 600, refits=True))
     for found in (alone, more):
         assert found.classes is not None
         assert found.classes.tolist() == sets[1].classes.tolist()
-    mine, other = np.split(more.values[more.rows], [2 * len(index)], axis=1)
+    mine, other = np.split(more.values[more.rows], [LEVELS * len(index)], axis=1)
     assert np.array_equal(other, sets[0].values[sets[0].rows])
     early = more.since < 600
     assert np.all(mine[early] == alone.at(0))

@@ -25,7 +25,7 @@ from kvscope.learning.returns.formulas import (
     return_table,
     set_gittins_index,
 )
-from kvscope.policies.gittins import AGES
+from kvscope.policies.gittins import AGES, LEVELS
 
 AGE = np.arange(AGES)
 PACE = STEPS[1]
@@ -135,10 +135,10 @@ def test_what_returns_sooner_is_worth_more() -> None:
         never: np.full(500, np.inf),
     }
     index = return_table(waits(seconds, dict.fromkeys(seconds, 100.0)), PACE)
-    assert index.shape == (2 * CLASSES_OF_PACE, AGES)
-    assert np.array_equal(index[::2], index[1::2])
+    assert index.shape == (LEVELS * CLASSES_OF_PACE, AGES)
+    assert np.array_equal(index[::LEVELS], index[LEVELS - 1 :: LEVELS])
     seen = began_s(AGE) < 10.0
-    place = 2 * np.argsort(by_class(np.arange(CLASSES_OF_PACE)))
+    place = LEVELS * np.argsort(by_class(np.arange(CLASSES_OF_PACE)))
     assert np.all(index[place[soon], seen] > index[place[late], seen])
     assert np.all(index[place[late], seen] > index[place[never], seen])
 

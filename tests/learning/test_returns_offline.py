@@ -23,7 +23,7 @@ from kvscope.learning.returns.offline import (
     request_features,
     touch_parts,
 )
-from kvscope.policies.gittins import AGES, Gittins
+from kvscope.policies.gittins import AGES, LEVELS, Gittins
 from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.replay import Tables, replay
 from kvscope.replay.traffic import Traffic, traffic, uncut
@@ -173,7 +173,7 @@ def test_the_policy_is_replayed_by_its_own_classes() -> None:
     of = chain([4, 8, 8, 4, 8], [0.0, 5.0, 55.0, 300.0, 310.0])
     tables = ReturnsOffline().tables(of, 60.0)
     assert tables.classes is not None
-    assert tables.at(0).shape == (2 * ROWS, AGES)
+    assert tables.at(0).shape == (LEVELS * ROWS, AGES)
     other = of._replace(category=np.full(5, 10_000, dtype=np.int32))
     one, two = (replay(each, Gittins(), 6, tables=tables) for each in (of, other))
     assert one.hit_blocks.tolist() == two.hit_blocks.tolist()
@@ -189,7 +189,7 @@ def test_an_engine_sees_the_classes_too() -> None:
     chosen = tables.chosen(Gittins(), settings_.usable_blocks)
     assert chosen.classes is not None
     assert machine.requests.category.tolist() == chosen.classes.tolist()
-    assert int(machine.state[0].lanes) == 2 * ROWS
+    assert int(machine.state[0].lanes) == LEVELS * ROWS
 
 
 def test_tables_that_share_rows_replay_as_if_each_had_its_own() -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvscope.learning.lane_heap import Scores
 from kvscope.learning.shadow_cache import Kind, ShadowCache, ShadowCaches, ShadowRequest
 from kvscope.policies.base import LanePolicy
-from kvscope.policies.gittins import AGES, Gittins
+from kvscope.policies.gittins import AGES, LEVELS, Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.threshold_lru import ThresholdLru
 from kvscope.policies.tlru import TLru
@@ -73,7 +73,7 @@ def compared(of: Traffic, policy: LanePolicy, capacity: int, seed: int) -> NDArr
         list(zip(of_shadow.tolist(), map(tuple, places.tolist()), strict=True))
         for of_shadow, places in zip(classes, cuts, strict=True)
     ]
-    values = rng.lognormal(-4.0, 2.0, (2, 2 * CATEGORIES * PARTS, AGES))
+    values = rng.lognormal(-4.0, 2.0, (2, LEVELS * CATEGORIES * PARTS, AGES))
     shadows = ShadowCaches(2, policy, of.block_size, capacity)
     shadows.use([Scores(each) for each in values])
     found = [shadows.serve(one) for one in visits(of, kinds)]
@@ -126,7 +126,7 @@ def test_what_does_not_fit_does_no_harm(
     assert hasattr(draw, "randrange")
     rng = np.random.default_rng(seed)
     shadows = ShadowCaches(2, Gittins({"xi_tokens": 5}), of.block_size, capacity, slots=8)
-    shadows.use([Scores(each) for each in rng.lognormal(-4.0, 2.0, (2, 2, AGES))])
+    shadows.use([Scores(each) for each in rng.lognormal(-4.0, 2.0, (2, LEVELS, AGES))])
     for one in visits(of, [[UNCUT] * len(of.leaf)] * 2):
         wrong = []
         for start, end, _ in one.segments:

@@ -17,7 +17,7 @@ from kvscope.learning.offline.shadow_replays import Taken, first_turns
 from kvscope.learning.returns.formulas import FIRST, LRU, NEED, ROWS
 from kvscope.learning.returns.offline import ClassSetShadows, ReturnsOffline, class_set_tables
 from kvscope.policies.base import Policy
-from kvscope.policies.gittins import Gittins
+from kvscope.policies.gittins import LEVELS, Gittins
 from kvscope.policies.lru import Lru
 from kvscope.replay.derived_traces import select
 from kvscope.replay.last_touch import last_touch_segments
@@ -128,7 +128,7 @@ def test_classes_follow_the_set_in_force() -> None:
     judge = ClassSetShadows(of, class_set_tables(of))
     tables = judge.tables().chosen(Gittins({"xi_tokens": 0.0}), 500)
     assert tables.classes is not None
-    assert tables.categories == 2 * ROWS
+    assert tables.categories == LEVELS * ROWS
     since, taken = judge.taken(Gittins({"xi_tokens": 0.0}), 500)
     in_force = taken[np.searchsorted(since, np.arange(len(of.leaf)), side="right") - 1]
     assert {LRU, FIRST} <= set(in_force.tolist())

@@ -159,7 +159,8 @@ def _wa(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
 
 def _soft_ttl(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
     ttl_s = asked.table[int(asked.traffic.category[one.owner])][0]
-    return (1.0 if asked.silence_s(one) <= ttl_s else 0.0,)
+    left_s = ttl_s - asked.silence_s(one)
+    return (math.inf if ttl_s and left_s >= 0 else left_s,)
 
 
 def _trtllm_priority(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
@@ -174,18 +175,19 @@ def _trtllm_priority(asked: Asked, block: Hashable, one: Owned) -> tuple[float, 
 def _gittins(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
     """Index of the class at this age, times the need where only a long next turn needs the block.
 
-    Ages begin at 0 and at 1/8 s, and so on by a third of an octave; the last one has no end.
+    Lanes end where the tail of a Lomax of shape 2 with that mean falls below 0.5 and 0.1. Ages
+    begin at 0 and at 1/8 s, and so on by a third of an octave; the last one has no end.
     """
     xi, mean = asked.values["xi_tokens"], asked.values["next_prompt_tokens"]
     history = int(asked.traffic.history_tokens[one.owner])
-    deep = one.depth * asked.traffic.block_size >= history - xi
-    row = asked.table[2 * int(asked.traffic.category[one.owner]) + (0 if deep else 1)]
+    beyond = one.depth * asked.traffic.block_size - (history - xi)
+    level = sum(beyond >= mean * longer for longer in (0.0, 2.0**0.5 - 1.0, 10.0**0.5 - 1.0))
+    row = asked.table[4 * int(asked.traffic.category[one.owner]) + level]
     begins = [0.125 * 2.0 ** (third / 3) for third in range(len(row) - 1)]
     index = float(row[bisect_right(begins, asked.silence_s(one))])
-    if not deep or xi == 0:
+    if level == 0 or xi == 0:
         return (index,)
-    beyond = mean / (mean + xi)  # its square: Lomax of shape 2 with that mean
-    return (index * max(beyond * beyond, 0.02),)
+    return (index * max((mean / (mean + xi)) ** 2, (0.5, 0.1, 0.01)[level - 1]),)
 
 
 def _belady(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from kvscope.policies.base import Leaves, Parameter, Policy
-from kvscope.policies.gittins import AGES
+from kvscope.policies.gittins import AGES, LEVELS
 from kvscope.policies.registry import POLICIES
 from kvscope.policies.wa import reuse_rows
 from kvscope.replay.replay import NO_TABLES, Replay, Tables, replay
@@ -70,7 +70,7 @@ def tables(draw: st.DrawFn, policy: str) -> Tables:
         return NO_TABLES
     periods = draw(st.integers(1, 3))
     later = draw(st.lists(st.integers(1, 9), min_size=periods - 1, max_size=periods - 1))
-    rows = CATEGORIES * (2 if policy == "gittins" else 1)
+    rows = CATEGORIES * (LEVELS if policy == "gittins" else 1)
     values = draw(st.lists(_ROWS[policy], min_size=periods * rows, max_size=periods * rows))
     return Tables.of(
         np.array([0, *sorted(later)], dtype=np.int64),
@@ -88,6 +88,7 @@ _WA_ROWS = st.tuples(
     st.sampled_from((0.0, 0.011, 0.31, 1.7)),
     st.sampled_from((0.0, 0.9, 3.3, 40.0)),
 ).map(_reuse_row)
+_LANES = range(1, LEVELS * CATEGORIES + 1)
 _PROMPTS = st.lists(st.integers(0, 12), min_size=3, max_size=3)
 _INDEX = st.lists(st.sampled_from((0.0, 0.125, 0.5, 1.0, 3.0)), min_size=5, max_size=5).map(
     lambda drawn: np.repeat(sorted(drawn, reverse=True), (5, 6, 7, 6, AGES - 24)).tolist()
@@ -111,7 +112,7 @@ def plain_tables(policy: type[Policy]) -> Tables:
         return NO_TABLES
     wa = _reuse_row((0.5, 0.1, 10.0)), _reuse_row((0.8, 0.02, 60.0)), _reuse_row((0.3, 0.4, 2.0))
     prompts = ((5.0, 9.0, 2.0), (1.0, 1.0, 3.0), (8.0, 0.0, 4.0))
-    index = tuple(tuple(1.0 / (lane + age) for age in range(AGES)) for lane in range(1, 7))
+    index = tuple(tuple(1.0 / (lane + age) for age in range(AGES)) for lane in _LANES)
     stated = (60.0, 35.0), (5.0, 80.0), (float("inf"), 10.0)
     by_name = {"wa": wa, "etlru": prompts, "gittins": index}
     rows = by_name.get(policy.name, stated)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import kvscope
 from kvscope.core import units
+from kvscope.policies.registry import by_name
 from kvscope.replay.metrics import GROWTH
 from kvscope.replay.policy_options import format_value
 from kvscope.report.words import percent_change, points, share, significant
@@ -266,6 +267,9 @@ CHECKS: dict[str, Any] = {
     ),
     r"^With LRU, (?P<count>\d+) replicas": lambda document, count: (
         int(count) == document["recommendation"]["replicas_at_least"] > document["replicas"]
+    ),
+    r"^(?P<name>\S+) has no guard": lambda document, name: (
+        not by_name(name).guarded and document["recommendation"]["policy"] == name
     ),
     r"^The switch saves (?P<price>\S+) an hour": lambda document, price: (
         price == f"{document['recommendation']['extra_price_hour']:.4g}"

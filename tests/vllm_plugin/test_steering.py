@@ -142,10 +142,10 @@ def test_an_error_is_told_once_and_leaves_lru(caplog: pytest.LogCaptureFixture) 
 
     class Broken(TLru):
         @staticmethod
-        def place(turn, block_size, p):  # type: ignore[no-untyped-def]  # noqa: ANN001,ANN205
+        def place(turn, end, block_size, p):  # type: ignore[no-untyped-def]  # noqa: ANN001,ANN205
             if turn.request > 0:
                 raise FloatingPointError("of all things")
-            return TLru.place(turn, block_size, p)
+            return TLru.place(turn, end, block_size, p)
 
     one = steering(Broken())
     with caplog.at_level(logging.ERROR):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvscope.core.arrays import Int64s
+from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import Paths
 from kvscope.learning.guard import FALLBACK, INTERVAL_REQUESTS, Guard, interval_blocks
@@ -84,17 +84,14 @@ class ShadowReplays:
         sample = self._sample(capacity_blocks)
         past = TouchHistory(sample.segments, NO_NEXT_TOUCHES, NO_PATHS)  # all that lanes need
         small = max(round(sample.rate * capacity_blocks), 1)
-        touched = (sample.traffic.length + sample.traffic.anonymous).astype(np.int64)
-        blocks = np.empty((len(self.candidates), len(touched)), dtype=np.int64)
+        blocks = np.empty((len(self.candidates), len(sample.requests)), dtype=np.int64)
         tokens = np.empty(blocks.shape)
         for at, candidate in enumerate(self.candidates):
             tables = candidate.of_requests(sample.requests)
             done = replay(sample.traffic, policy, small, history=past, tables=tables)
-            hit_blocks = done.hit_blocks.astype(np.int64)
-            computed = sample.traffic.input_tokens - hit_blocks * self._traffic.block_size
-            tokens[at] = np.maximum(computed - policy.values["xi_tokens"], 0.0)
-            blocks[at] = touched - hit_blocks
-        ends = _interval_ends(blocks, interval_blocks(small))
+            xi_tokens = policy.values["xi_tokens"]
+            blocks[at], tokens[at] = computed(sample.traffic, done.hit_blocks, xi_tokens)
+        ends = interval_ends(blocks, interval_blocks(small))
         so_far = np.concatenate((np.zeros((len(tokens), 1)), tokens.cumsum(axis=1)), axis=1)
         of_intervals = np.diff(so_far[:, np.append(0, ends)], axis=1)
         return ShadowCosts(of_intervals, sample.requests[ends - 1] + 1)
@@ -120,7 +117,15 @@ class ShadowReplays:
         return uniform(first_turns(self._traffic, last_touch_segments(self._traffic)), seed=0)
 
 
-def _interval_ends(blocks: Int64s, least_blocks: float) -> Int64s:
+def computed(traffic: Traffic, hit_blocks: Int32s, xi_tokens: float) -> tuple[Int64s, Floats]:
+    """Return the blocks that each request computes, and the tokens beyond xi."""
+    hits = hit_blocks.astype(np.int64)
+    blocks: Int64s = (traffic.length + traffic.anonymous).astype(np.int64) - hits
+    uncached = traffic.input_tokens - hits * traffic.block_size
+    return blocks, np.maximum(uncached - xi_tokens, 0.0, dtype=np.float64)
+
+
+def interval_ends(blocks: Int64s, least_blocks: float) -> Int64s:
     """Return where intervals end, as numbers of requests (in front of which).
 
     `blocks` (C x R) are what each candidate computed for each request.

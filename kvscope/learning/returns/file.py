@@ -24,7 +24,7 @@ from kvscope.core.toml_files import Count, Finite, Number, table_as
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.returns.formulas import CLASS_SETS, GAPS_S, PARTS, STEPS
 from kvscope.policies.base import Floats
-from kvscope.policies.gittins import AGES
+from kvscope.policies.gittins import AGES, LEVELS
 
 TABLE = "returns"
 _REMEDY = "fit again: `kvscope fit --export` writes such a table"
@@ -77,8 +77,8 @@ class FittedReturns(FittedTable):
 
     @property
     def values(self) -> Floats:
-        """The policy's table: two equal rows for each."""
-        values: Floats = np.repeat(self.index, 2, axis=0)
+        """The policy's table: equal rows for all levels of need."""
+        values: Floats = np.repeat(self.index, LEVELS, axis=0)
         return values
 
     def document(self) -> dict[str, object]:

@@ -14,7 +14,7 @@ import numpy as np
 from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels
 from kvscope.policies.base import Floats
-from kvscope.policies.gittins import AGES, AGES_AN_OCTAVE, LEAST_S, WINDOW_REFITS
+from kvscope.policies.gittins import AGES, AGES_AN_OCTAVE, LEAST_S, LEVELS, WINDOW_REFITS
 
 NEW_TOKENS = (512, 2048, 8192)  # of a prompt, in full blocks that were never touched before
 TURNS = (1, 3)  # requests before it, the prompt of each the whole beginning of the next one's
@@ -153,7 +153,8 @@ def fit_memory(steps: tuple[int, ...]) -> FitMemory:
 
 
 def return_table(counts: ReturnCounts, steps: tuple[int, ...]) -> Floats:
-    """Return the table of `gittins`: the index of each class and age, in two equal rows a class.
+    """Return the table of `gittins`: the index of each class and age, in equal rows for
+    all levels of need.
 
     `steps` are those of the class set, one of `STEPS`.
     """
@@ -167,7 +168,7 @@ def return_table(counts: ReturnCounts, steps: tuple[int, ...]) -> Floats:
     index: Any = np.zeros((math.prod(steps), AGES)).tolist()
     rows: Any = [0] * math.prod(steps)
     fit_rows(counted, memory, index, 0, rows)
-    values: Floats = np.repeat(np.array(index)[by_class(np.array(rows))], 2, axis=0)
+    values: Floats = np.repeat(np.array(index)[by_class(np.array(rows))], LEVELS, axis=0)
     return values
 
 

@@ -37,7 +37,7 @@ from kvscope.learning.returns.formulas import (
     fit_rows,
 )
 from kvscope.policies.base import Floats, Policy
-from kvscope.policies.gittins import AGES, REFIT_REQUESTS
+from kvscope.policies.gittins import AGES, LEVELS, REFIT_REQUESTS
 from kvscope.replay.last_touch import Segments, last_touch_segments
 from kvscope.replay.replay import Tables
 from kvscope.replay.traffic import Traffic
@@ -52,7 +52,7 @@ class ClassSetShadows(ShadowReplays):
         nothing = np.zeros(len(traffic.leaf), dtype=np.int32)
         uncut = traffic.cuts[:, :0]
         simple = [
-            Tables(since, np.full((1, 2), row, dtype=np.int32), values, nothing, uncut)
+            Tables(since, np.full((1, LEVELS), row, dtype=np.int32), values, nothing, uncut)
             for row in range(len(WORTHS))
         ]
         super().__init__(traffic, [*simple, *class_sets])
@@ -74,7 +74,9 @@ class ClassSetShadows(ShadowReplays):
         since = np.unique(np.concatenate((tables.since, taken.since)))
         since = since[since < max(len(self._traffic.leaf), 1)]
         now = taken.candidate[_row(taken.since, since)]
-        begins = np.cumsum([0, *(tables.categories // (2 * PARTS) for tables in self._class_sets)])
+        begins = np.cumsum(
+            [0, *(tables.categories // (LEVELS * PARTS) for tables in self._class_sets)]
+        )
         classes = np.stack(
             [
                 tables.category(self._traffic) + begin
@@ -142,7 +144,7 @@ class ReturnsOffline(OfflineLearner):
         else:
             early = first.since < fitted.requests
         values, rows = np.concatenate((first.values, fitted.index)), first.rows.copy()
-        rows[early] = np.arange(len(first.values), len(values)).repeat(2)
+        rows[early] = np.arange(len(first.values), len(values)).repeat(LEVELS)
         candidates = [replace(first, rows=rows), *others]
         candidates = [replace(candidate, values=values) for candidate in candidates]
         return ClassSetShadows(traffic, candidates).tables()
@@ -175,7 +177,7 @@ def class_set_tables(
     refits_s = traffic.arrival_s[refits.since] if len(traffic.leaf) else np.zeros(1)
     values, rows = fit_windows(parts.touches, parts.returns, refits.number, refits_s, class_sets)
     return tuple(
-        Tables(refits.since, of_set.repeat(2, axis=1), values, classes, cuts)
+        Tables(refits.since, of_set.repeat(LEVELS, axis=1), values, classes, cuts)
         for of_set, classes in zip(rows, kinds, strict=True)
     )
 

@@ -46,7 +46,7 @@ from kvscope.learning.returns.formulas import (
 )
 from kvscope.learning.shadow_cache import Kind
 from kvscope.policies.base import Floats, LanePolicy
-from kvscope.policies.gittins import AGES
+from kvscope.policies.gittins import AGES, LEVELS
 
 RETURNED, SECONDS = 0, 1
 _SERVED = -1  # in place of a class: it is not known before the request has been served
@@ -232,8 +232,8 @@ class ReturnsLearner(OnlineLearner):
                     self._estimators.append(ReturnEstimator(self._every, other, self._slots))
                     self._values.append(self._estimators[-1].table)
         lanes = [0, *accumulate(len(values) for values in self._values)]
-        self._begins = [lane // (2 * PARTS) for lane in lanes[:-1]]
-        simple = [Scores(np.full((2, AGES), worth)) for worth in WORTHS]
+        self._begins = [lane // (LEVELS * PARTS) for lane in lanes[:-1]]
+        simple = [Scores(np.full((LEVELS, AGES), worth)) for worth in WORTHS]
         self._scores = [*simple, *map(Scores, self._values)]
         self._guard = OnlineGuard(
             self._policy,

@@ -9,9 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Int32s, Int64s
-from kvscope.core.jit import callable_in_kernels, once
-from kvscope.policies.base import ADAPT_EVERY, RECENT, LanePolicy
-from kvscope.replay.kernels.loop import EvictionOrder, Now, observe_nothing, replay_loop, turn_of
+from kvscope.core.jit import callable_in_kernels, lowest_bit, once
+from kvscope.policies.base import ADAPT_EVERY, EARLY, RECENT, Floats, LanePolicy
+from kvscope.replay.kernels.loop import (
+    EvictionOrder,
+    Now,
+    do_nothing,
+    observe_nothing,
+    replay_loop,
+    turn_of,
+)
 from kvscope.replay.structures.bitset import add, discard, empty_sets, least, words_for
 from kvscope.replay.structures.recent import note_recent, nothing_recent, sort_recent
 from kvscope.replay.structures.runs import (
@@ -25,16 +32,23 @@ from kvscope.replay.structures.runs import (
 )
 from kvscope.replay.traffic import Traffic
 
+_ONE, _WORD = np.uint64(1), np.uint64(63)
+
 
 class Lanes(NamedTuple):
     """The state of a lane policy: `queues` has a set a lane (bitset.py) of R requests.
 
-    `places` (R x 4) is what `place` says of the part of each path that its run ends in, and where
-    that part begins; `recent` the tokens that recent requests computed (recent.py).
+    `busy` has a bit a lane, set where its queue may have members. `scored` (lanes x 3) is what is
+    known of lanes whose worth changes in steps: the request that was weighed, its worth, and the
+    time until which that holds.
+    `places` (R x 2) has where the lane of each run's deepest block begins, and that lane; `recent`
+    the tokens that recent requests computed (recent.py).
     """
 
     runs: CachedRuns
     queues: NDArray[np.uint64]
+    busy: NDArray[np.uint64]
+    scored: Floats
     places: Int32s
     recent: Int64s
 
@@ -45,7 +59,9 @@ def empty_lanes(traffic: Traffic, lanes: int, leaf: bool) -> Lanes:
     return Lanes(
         empty_runs(traffic, leaf),
         empty_sets(lanes, requests),
-        np.zeros((requests, 4), dtype=np.int32),
+        np.zeros(words_for(lanes), dtype=np.uint64),
+        np.full((lanes, 3), -1.0),
+        np.zeros((requests, 2), dtype=np.int32),
         nothing_recent(),
     )
 
@@ -73,7 +89,9 @@ def lanes_order(policy: type[LanePolicy], leaf: bool) -> EvictionOrder:
         policy.score,
         policy.adapts,
         policy.adapt,
+        policy.next_step_s,
         policy.adaptive,
+        policy.stepwise,
         leaf,
     )
 
@@ -81,11 +99,13 @@ def lanes_order(policy: type[LanePolicy], leaf: bool) -> EvictionOrder:
 @once
 def _order_of(
     admits: Callable[..., bool],
-    place: Callable[..., tuple[int, int, int]],
+    place: Callable[..., tuple[int, int]],
     score: Callable[..., float],
     adapts: Callable[..., bool],
     adapt: Callable[..., None],
+    next_step_s: Callable[..., float],
     adaptive: bool,
+    stepwise: bool,
     leaf: bool,
 ) -> EvictionOrder:
     """Return the order of these functions.
@@ -93,73 +113,95 @@ def _order_of(
     A lane is a set of the requests whose runs end in it. A run changes lane when it shrinks past
     the depth where its blocks do, and leaves all lanes while a child run continues from its end.
     """
-    for function in (admits, place, score, adapts, adapt):
+    for function in (admits, place, score, adapts, adapt, next_step_s):
         callable_in_kernels(function)
 
     @callable_in_kernels
     def lane_of(state: Lanes, request: int) -> int:
-        places = state.places
-        depth, deep, shallow = places[request, 0], places[request, 1], places[request, 2]
-        return int(deep if state.runs.of[request, END] > depth else shallow)
+        return int(state.places[request, 1])
 
     @callable_in_kernels
     def enter(state: Lanes, traffic: Traffic, request: int, now: Now) -> None:
-        """Note the lanes of the part that a run ends in."""
+        """Note the lane that a run ends in, and where it begins."""
         cuts, end = traffic.cuts, state.runs.of[request, END]
         part = cuts.shape[1]
         while part > 0 and end <= cuts[request, part - 1]:
             part -= 1
-        begin = cuts[request, part - 1] if part > 0 else 0
-        depth, deep, shallow = place(turn_of(traffic, request, part), now.block_size, now.p)
-        places = state.places
-        places[request, 0], places[request, 1], places[request, 2] = depth, deep, shallow
-        places[request, 3] = begin
+        cut = cuts[request, part - 1] if part > 0 else 0
+        begin, lane = place(turn_of(traffic, request, part), end, now.block_size, now.p)
+        state.places[request, 0], state.places[request, 1] = max(begin, cut), lane
+
+    @callable_in_kernels
+    def queue(state: Lanes, request: int) -> None:
+        """Add a request to the lane that its run ends in."""
+        lane = lane_of(state, request)
+        add(state.queues, words_for(len(state.places)), lane, request)
+        state.busy[lane >> 6] |= _ONE << (np.uint64(lane) & _WORD)
 
     @callable_in_kernels
     def join(state: Lanes, traffic: Traffic, request: int, now: Now) -> None:
-        add(state.queues, words_for(len(state.places)), lane_of(state, request), request)
+        queue(state, request)
+
+    @callable_in_kernels
+    def worth_of(state: Lanes, traffic: Traffic, lane: int, head: int, now: Now) -> float:
+        """Return what a lane's oldest block is worth; one alone need not be weighed."""
+        if len(state.queues) == 1:
+            return 0.0
+        scored = state.scored
+        if not stepwise or scored[lane, 0] != head or now.now_s >= scored[lane, 2]:
+            idle_s = now.now_s - traffic.arrival_s[head]
+            scored[lane, 0], scored[lane, 1] = head, score(lane, idle_s, now.p, now.table)
+            if stepwise:
+                scored[lane, 2] = traffic.arrival_s[head] + next_step_s(idle_s) * EARLY
+        return float(scored[lane, 1])
+
+    @callable_in_kernels
+    def retable(state: Lanes, traffic: Traffic, request: int, now: Now) -> None:
+        for lane in range(len(state.scored)):
+            state.scored[lane, 0] = -1.0
 
     @callable_in_kernels
     def lowest(state: Lanes, traffic: Traffic, now: Now) -> int:
         """Return the request whose run evicts the next block, -1 if there is none."""
         of, queues, words = state.runs.of, state.queues, words_for(len(state.places))
         victim, least_worth = -1, np.inf
-        for lane in range(len(queues)):
-            head = least(queues, words, lane)
-            while head >= 0 and of[head, FIRST] >= of[head, END]:  # its blocks were taken over
-                discard(queues, words, lane, head)
+        for word in range(len(state.busy)):
+            busy = state.busy[word]
+            while busy != 0:
+                bit = lowest_bit(busy)
+                busy ^= _ONE << np.uint64(bit)
+                lane = (word << 6) + bit
                 head = least(queues, words, lane)
-            if head < 0:
-                continue
-            worth = 0.0
-            if len(queues) > 1:
-                worth = score(lane, now.now_s - traffic.arrival_s[head], now.p, now.table)
-            if victim < 0 or worth < least_worth or (worth == least_worth and head < victim):
-                victim, least_worth = head, worth
+                while head >= 0 and of[head, FIRST] >= of[head, END]:  # its blocks were taken over
+                    discard(queues, words, lane, head)
+                    head = least(queues, words, lane)
+                if head < 0:
+                    state.busy[word] ^= _ONE << np.uint64(bit)
+                    continue
+                worth = worth_of(state, traffic, lane, head, now)
+                if victim < 0 or worth < least_worth or (worth == least_worth and head < victim):
+                    victim, least_worth = head, worth
         return victim
 
     @callable_in_kernels
     def evict_from(state: Lanes, traffic: Traffic, request: int, now: Now, most: int) -> int:
         """Evict up to `most` of a run's blocks, as far as they are in its deepest block's lane."""
         runs, queues, words = state.runs, state.queues, words_for(len(state.places))
-        lane, depth = lane_of(state, request), state.places[request, 0]
-        first, begin = runs.of[request, FIRST], state.places[request, 3]
-        stop = max(first, begin)
-        if runs.of[request, END] > depth:
-            stop = max(stop, depth)
-        count = shrink(runs, request, most, stop, leaf, leaf)
+        lane, begin = lane_of(state, request), state.places[request, 0]
+        first = runs.of[request, FIRST]
+        count = shrink(runs, request, most, max(first, begin), leaf, leaf)
         if first < runs.of[request, END] <= begin:
             enter(state, traffic, request, now)
         if runs.of[request, END] == first:
             discard(queues, words, lane, request)
             freed = release(runs, request) if leaf else -1
             if freed >= 0:
-                add(queues, words, lane_of(state, freed), freed)
+                queue(state, freed)
         elif not may_shrink(runs, request, leaf):
             discard(queues, words, lane, request)
         elif lane_of(state, request) != lane:
             discard(queues, words, lane, request)
-            add(queues, words, lane_of(state, request), request)
+            queue(state, request)
         return count
 
     @callable_in_kernels
@@ -188,6 +230,7 @@ def _order_of(
         join=join,
         evict=evict,
         expire=expire,
+        retable=retable if stepwise else do_nothing,
         observe=observe if adaptive else observe_nothing,
         leaf=leaf,
         climb=leaf,

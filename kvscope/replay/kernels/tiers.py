@@ -24,13 +24,15 @@ from kvscope.replay.traffic import Traffic
 
 @once
 def places_kernel(policy: type[LanePolicy]) -> Callable[..., Any]:
-    """Return the kernel that fills in `LanePolicy.place` of each request (R x 3)."""
+    """Return the kernel that fills in `Tiers.places` of each request (R x 3)."""
     place = callable_in_kernels(policy.place)
 
     @kernel
     def fill_places(traffic: Traffic, p: Floats, places: Int32s) -> None:
         for request in range(len(traffic.leaf)):
-            depth, deep, shallow = place(turn_of(traffic, request), traffic.block_size, p)
+            turn, end = turn_of(traffic, request), traffic.length[request]
+            depth, deep = place(turn, end + traffic.anonymous[request], traffic.block_size, p)
+            _, shallow = place(turn, depth, traffic.block_size, p)
             places[request, 0], places[request, 1], places[request, 2] = depth, deep, shallow
 
     return fill_places

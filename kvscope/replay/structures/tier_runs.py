@@ -25,10 +25,11 @@ class Tiers(NamedTuple):
 
     `ends` (R x T + 1): tier t holds the depths from column t to column t + 1. `named` (R) is where
     anonymous blocks begin. Lanes are numbered through all tiers, those of tier t from
-    `first_lane[t]` on: `places` (T x R x 3) says which ones a request's blocks belong to, as
-    `LanePolicy.place` does, `worth` what each lane's blocks are worth, and `queues` has a set a
-    lane. By tier: `size` is its blocks, `evicted` those that left it, `demoted` those of them that
-    moved down, `expired` the first request that is not past the tier's time.
+    `first_lane[t]` on: `places` (T x R x 3) says which ones a request's blocks belong to, the one
+    from a depth on and the one before it (no policy of tiers has more), `worth` what each lane's
+    blocks are worth, and `queues` has a set a lane. By tier: `size` is its blocks, `evicted` those
+    that left it, `demoted` those of them that moved down, `expired` the first request that is not
+    past the tier's time.
 
     The others are kept up only where nothing but leaves may leave, which here means that the tiers
     from the first to any other together hold no block without its parent. `tips` (R x T) has the
