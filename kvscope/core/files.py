@@ -270,11 +270,14 @@ def files_of(path: str) -> list[str]:
     return [str(file) for file in sorted(map(Path, matches)) if file.is_file()]
 
 
+def _exists(path: str) -> bool:
+    return os.path.exists(path)  # noqa: PTH110 - Path.exists raises for names too long for a file
+
+
 def missing_from(path: str) -> list[str]:
     """Return which of the paths that `path` stands for are neither file, folder nor pattern."""
     return [
         part
         for part in parts_of(path)
-        if not is_remote(part)
-        and not (Path(part).exists() or (glob.has_magic(part) and files_of(part)))
+        if not is_remote(part) and not (_exists(part) or (glob.has_magic(part) and files_of(part)))
     ]

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import pytest
 
-from kvscope.core.files import sink, whole_file, write_text
+from kvscope.core.files import missing_from, sink, whole_file, write_text
 
 
 class Broken(Exception):
@@ -64,3 +64,8 @@ def test_a_pipe_is_written_to_as_it_is() -> None:
     os.close(write)
     assert os.read(read, 100) == b"hello"
     os.close(read)
+
+
+def test_a_name_too_long_for_a_file_is_none() -> None:
+    """It may be a stored trace's."""
+    assert missing_from("x" * 5000) == ["x" * 5000]
