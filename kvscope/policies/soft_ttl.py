@@ -10,11 +10,12 @@ PAUSE_TTL, PIN_SHARE = "pause_ttl_s", "pin_share"
 
 
 class SoftTtl(LanePolicy):
-    """Evict blocks beyond their time to live first, then the others, both in LRU order.
+    """Evict blocks beyond their time to live first, then the others in LRU order.
 
-    Key (0 if idle for longer than the TTL of the request that touched it last else 1, r, -d). TTLs
-    are what requests state; a request that expects a pause, such as a tool call, pins its blocks
-    for `pause_ttl_s`, one that ends its conversation pins nothing. Pins that would hold more than
+    Key (end of the TTL that the request that touched it last stated if that is over, else infinite,
+    r, -d): a block whose TTL is over joins the end of the queue of those without one, as in
+    TensorRT-LLM. A request that expects a pause, such as a tool call, pins its blocks for
+    `pause_ttl_s`; one that ends its conversation pins nothing. Pins that would hold more than
     `pin_share` of the cache together are not granted. Unlike `ttl` nothing leaves while there is
     room. Without directives it is LRU.
     Source: SGLang #21045 (soft retention); Continuum (time to live of pending tool calls).
@@ -39,8 +40,9 @@ class SoftTtl(LanePolicy):
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
-        """Return 1 within the time to live, 0 beyond."""
-        return 1.0 if idle_s <= table[lane, TTL_S] else 0.0
+        """Return 1 within the time to live; beyond, less for a longer time since its end."""
+        ttl_s = table[lane, TTL_S]
+        return 1.0 if ttl_s > 0 and idle_s <= ttl_s else float(ttl_s - idle_s)
 
     @classmethod
     def runs_in_plugin(cls) -> bool:

@@ -43,6 +43,7 @@ SECTIONS = ("answer", "routers", "losses", "replicas", "capacity", "assumed")
 
 _ROWS = 8  # of a table on the one screen
 _COUNTS = 8  # columns of a table that can be read
+_EACH_COUNT = 12  # numbers of replicas up to which an axis marks each
 _MARK = "*"
 OVERLOADED = "overloaded"
 _TIME_MODELS = {
@@ -351,6 +352,7 @@ def attainment_chart(slo: Slo, lines: Lines) -> Figure:
     title = f"Requests within {units.duration_in_words(slo.ttft_s)}"
     curves = _curves(lines, lambda outcome: outcome.latencies.attainment)
     chart = style.lines(title, "replicas", "share of the requests", curves, log="")
+    _whole_replicas(chart, curves)
     return style.level(chart, slo.percentile, "SLO")
 
 
@@ -363,6 +365,7 @@ def ttft_chart(slo: Slo, lines: Lines) -> Figure:
     rank = units.format_percentile(slo.percentile)
     curves = _curves(lines, value)
     chart = style.lines(f"{rank} TTFT", "replicas", "TTFT (s)", curves, log="y", shares="")
+    _whole_replicas(chart, curves)
     return style.level(chart, slo.ttft_s, "SLO")
 
 
@@ -381,6 +384,12 @@ def _curves(lines: Lines, value: Callable[[FleetOutcome], float | None]) -> list
     ]
 
 
+def _whole_replicas(chart: Figure, curves: Sequence[style.Series]) -> None:
+    """Mark no fractions of a replica, where there are so few that Plotly would."""
+    if all(max(curve.x) - min(curve.x) < _EACH_COUNT for curve in curves):
+        chart.update_xaxes(dtick=1)
+
+
 def losses_chart(study: FleetStudy) -> Figure:
     """Draw what was taken of an infinite cache's hits, and both losses, a bar a router."""
     name = _called(study)
@@ -393,7 +402,7 @@ def losses_chart(study: FleetStudy) -> Figure:
     title = "Share of the input tokens, of what an infinite cache hits"
     names = [name(line) for line, _ in known]
     chart = style.bars(title, "share", "router", names, groups, height=160 + 40 * len(names))
-    return chart.update_layout(barmode="stack")
+    return chart.update_xaxes(tickformat=".0%").update_layout(barmode="stack")
 
 
 def sent_chart(study: FleetStudy, line: FleetLine) -> Figure:

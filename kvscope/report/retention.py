@@ -6,8 +6,16 @@ import math
 from functools import partial
 
 from kvscope.app.documents.retention import retention_document
-from kvscope.app.retention import MOST_OF, CategoryTtl, Retention
+from kvscope.app.retention import (
+    MOST_OF,
+    CategoryTtl,
+    HeldOutGain,
+    Retention,
+    RetentionAdvice,
+    stated_ttl,
+)
 from kvscope.core import units
+from kvscope.policies.soft_ttl import PAUSE_TTL, PIN_SHARE
 from kvscope.report import style
 from kvscope.report.report import Report
 from kvscope.report.section import Columns, Section, Table, tabulate
@@ -22,8 +30,9 @@ from kvscope.report.words import (
     significant,
 )
 from kvscope.retention.prices import Charge
+from kvscope.retention.request_fields import request_fields
 
-SECTIONS = ("summary", "categories", "prices")
+SECTIONS = ("summary", "categories", "prices", "requests")
 """What `--section` of `kvscope retention` takes."""
 
 _ROWS = 4  # categories on the one screen
@@ -32,7 +41,7 @@ _FOREVER = "forever"
 
 def report(result: Retention) -> Report:
     """Return what retention gives in every form."""
-    every = [_summary(result), _categories(result), _prices(result)]
+    every = [_summary(result), _categories(result), _prices(result), _requests(result)]
     return Report(
         "Retention",
         result.trace,
@@ -72,24 +81,34 @@ def _summary(result: Retention) -> Section:
 
 
 def _advice(result: Retention) -> list[str]:
-    """Return what the TTLs by category give in the named cache, or how to ask for it."""
-    advice = result.advice
-    if advice is None:
+    """Return what times to live give in the named cache, or how to ask for it."""
+    if not result.advice:
         few = "Too few requests to choose TTLs on one half and replay the other."
         named = any(row.ttl_s is not None for row in result.categories)
         return [few if named else "Name a cache with --capacity-blocks for TTLs by category."]
-    cache = _sizes(result).in_words(advice.capacity_blocks)
-    figures = (
-        f"{share(advice.token_hit_rate)} of the tokens hit, {share(advice.lru_token_hit_rate)} with"
-        f" LRU: {points(advice.gain)} (95 % CI {points(advice.gain_low)} to"
-        f" {points(advice.gain_high)})"
-    )
-    held = f"{counted(advice.held_out_requests, 'held-out request')}, {cache}"
-    if advice.advised:
-        verdict = "State the TTLs below: blocks beyond theirs leave first."
-    else:
-        verdict = "Keep LRU: TTLs by category are not significantly better."
-    return [verdict, f"With TTLs chosen on the first half, {figures}; {held}."]
+    first = result.advice[0]
+    cache = _sizes(result).in_words(first.capacity_blocks)
+    advised = [_called(advice) for advice in result.advice if advice.advised]
+    verdict = f"Better than LRU: {'; '.join(advised)}." if advised else "Keep LRU."
+    held_out = counted(first.held_out_requests, "held-out request")
+    lru = share(first.lru_token_hit_rate)
+    return [
+        f"{verdict} {cache}, {held_out}, of whose tokens LRU hits {lru}:",
+        *(f"With {_called(advice)}: {_gain(advice.gain)}." for advice in result.advice),
+    ]
+
+
+def _called(advice: RetentionAdvice) -> str:
+    if advice.of == "categories":
+        return "TTLs by category"
+    pause, pins = advice.params[PAUSE_TTL], advice.params[PIN_SHARE]
+    return f"what requests state, with pins of {_time(pause)} for pauses in {pins:.0%} of the cache"
+
+
+def _gain(gain: HeldOutGain) -> str:
+    interval = f"95 % CI {points(gain.low)} to {points(gain.high)}"
+    how = interval if gain.significant else f"{interval}: not significant"
+    return f"{share(gain.token_hit_rate)}, {points(gain.value)} ({how})"
 
 
 def _ttls(result: Retention) -> Table:
@@ -113,7 +132,7 @@ def _categories(result: Retention, rows: int | None = None) -> Section:
         f"TTL for {MOST_OF:.0%}": lambda row: _time(row.most_ttl_s),
     }
     note = ""
-    if result.advice is not None:
+    if result.advice:
         columns = {
             **columns,
             "best TTL": _best,
@@ -148,6 +167,14 @@ def _prices(result: Retention) -> Section:
         f"100%: no caching; prices of {result.prices_date} relative to input tokens, with storage",
     )
     return Section.of("Prices", table)
+
+
+def _requests(result: Retention) -> Section:
+    """Return what requests send to each engine."""
+    ttl_s = stated_ttl(result)
+    replayed = "Replayed was soft-ttl: TensorRT-LLM with one priority above 35 evicts as it does."
+    fields = (f"{each.engine}: {each.field}." for each in request_fields(ttl_s))
+    return Section.of("Requests", replayed, f"For blocks to live for {_time(ttl_s)}:", *fields)
 
 
 def _read(result: Retention, charge: Charge) -> float:

@@ -30,8 +30,8 @@ class Steps(NamedTuple):
 class TtlChoice(NamedTuple):
     """TTLs by category, in seconds, and what they hit and hold by the sum of the curves.
 
-    No TTLs hit more by that sum with the same block-seconds. A budget between two choices leaves
-    `unused_hits` at most: what a part of the next step would hit.
+    No TTLs within the budget hit more than `unused_hits` more by that sum; none where it ends at
+    a step.
     """
 
     ttl_s: Float64s
@@ -63,19 +63,29 @@ def best_steps(curves: Sequence[TtlCurve]) -> Steps:
     return Steps(category[order], ttl_s[order], held[order], hit[order], hits)
 
 
-def choose(steps: Steps, categories: int, budget_block_seconds: float) -> TtlChoice:
-    """Return the TTLs of the most steps that fit into the budget, from the best one on."""
+def choose(steps: Steps, curves: Sequence[TtlCurve], budget_block_seconds: float) -> TtlChoice:
+    """Return the TTLs of the most steps that fit into the budget, from the best one on.
+
+    What is left of the budget goes to the category of the next step, as far as it suffices.
+    """
     total = np.cumsum(steps.block_seconds)
     count = int(np.searchsorted(total, budget_block_seconds, side="right"))
-    ttl_s = np.zeros(categories)
+    ttl_s = np.zeros(len(curves))
     np.maximum.at(ttl_s, steps.category[:count], steps.ttl_s[:count])
     held = float(total[count - 1]) if count else 0.0
-    unused = 0.0
-    if count < len(total):
-        unused = steps.hit_tokens[count] * (budget_block_seconds - held)
-        unused /= steps.block_seconds[count]
     hits = steps.hits + int(steps.hit_tokens[:count].sum())
-    return TtlChoice(ttl_s, hits, held, float(unused))
+    if count == len(total):
+        return TtlChoice(ttl_s, hits, held, 0.0)
+    left = budget_block_seconds - held
+    most = steps.hit_tokens[count] * left / steps.block_seconds[count]
+    category = int(steps.category[count])
+    curve, reached = curves[category], float(ttl_s[category])
+    knots = curve.knots()
+    more = curve.held(knots) - curve.held(reached)
+    ttl_s[category] = knots[(knots == reached) | (more <= left)].max()
+    added = int(curve.hits(ttl_s[category]) - curve.hits(reached))
+    held += float(curve.held(ttl_s[category]) - curve.held(reached))
+    return TtlChoice(ttl_s, hits + added, held, float(most) - added)
 
 
 def rounded_up(ttl_s: float) -> float:

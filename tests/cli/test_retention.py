@@ -52,13 +52,13 @@ def test_figures_agree_with_simulate_and_analyze(
         assert rate == pytest.approx(each["token_hit_rate"])
     ideal = document("analyze", AGENT)["hit_rates"][0]["ideal"]  # type: ignore[index]
     assert ttls[None]["token_hit_rate"] == pytest.approx(ideal)
-    advice = found["advice"]
+    (advice,) = found["advice"]  # type: ignore[misc]
     assert isinstance(advice, dict)
     lru = document(
         *("simulate", AGENT, "--policies", "lru", "--warmup", "50%", "--capacity-blocks", "3543")
     )["results"][0]  # type: ignore[index]
     assert advice["lru_token_hit_rate"] == pytest.approx(lru["token_hit_rate"])
-    assert advice["advised"] == (advice["gain_low"] > 0)
+    assert advice["advised"] == (advice["gain"]["low"] > 0)
     assert sum(each["share_of_hits"] for each in found["categories"]) == pytest.approx(1)  # type: ignore[attr-defined]
 
 
@@ -86,3 +86,33 @@ def test_mistakes_are_one_line_each(
     path.write_text("\n".join(json.dumps({**session, "id": name}) for name in "ab"))
     assert run(["retention", str(path), "--db", db]) == ExitCode.INPUT
     assert "no common clock" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def hinted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a trace of agents that state pauses for tools, and ends."""
+    path = str(tmp_path_factory.mktemp("hinted") / "agents.jsonl")
+    options = ("-n", "1200", "--seed", "3", "--param", "hint_share=1", "-o", path)
+    assert run(["synth", "agent", *options]) == 0
+    return path
+
+
+def test_pins_for_pauses_are_chosen_and_judged(
+    hinted: str, db: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second advice pins; its rate is that of `simulate` with its parameters."""
+    options = ("--db", db, "--capacity-blocks", "3000", "--json")
+    assert run(["retention", hinted, *options]) == 0
+    by_category, pins = json.loads(capsys.readouterr().out)["advice"]
+    assert (by_category["of"], pins["of"]) == ("categories", "directives")
+    assert pins["gain"]["token_hit_rate"] > pins["lru_token_hit_rate"]
+    param = [f"--param=soft-ttl.{name}={value}" for name, value in pins["params"].items()]
+    param[0] += "s"
+    replayed = ["simulate", hinted, "--policies", "soft-ttl", "--warmup", "50%", *param, *options]
+    assert run(replayed) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["token_hit_rate"] == pytest.approx(pins["gain"]["token_hit_rate"])
+    assert run(["retention", hinted, *options[:-1], "--full"]) == 0
+    out = capsys.readouterr().out
+    assert "pins of" in out
+    assert "TokenRangeRetentionConfig" in out

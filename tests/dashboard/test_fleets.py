@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,9 @@ def test_the_page_is_the_report(db: str, monkeypatch: pytest.MonkeyPatch, capsys
     document = told(capsys, "fleet", "chats", "--db", db, *OPTIONS, "--model", "llama3-8b")
     for sentence in document["words"]:
         assert sentence in words(app)
+    axes = [json.loads(chart.proto.spec)["layout"]["xaxis"] for chart in app.get("plotly_chart")]
+    of_replicas = [axis for axis in axes if axis["title"]["text"] == "replicas"]
+    assert {axis["dtick"] for axis in of_replicas} == {1}  # no fractions of a replica
     table = table_with(app, "needs", "within", "busiest")
     fleets = {
         row["router"]: row for row in document["fleets"] if row["replicas"] == document["chosen"]

@@ -57,7 +57,7 @@ def by_priority(directives: Directives, token: int, idle_s: float) -> tuple[floa
 
 
 def by_ttl(pause_ttl_s: float) -> Key:
-    """Return the key of `soft-ttl`: whether the TTL that counts is over."""
+    """Return the key of `soft-ttl`: how long the TTL that counts has been over."""
 
     def key(directives: Directives, token: int, idle_s: float) -> tuple[float, ...]:
         _, ttl_s = stated_at(directives, token)
@@ -65,7 +65,8 @@ def by_ttl(pause_ttl_s: float) -> Key:
             not stated_at(directives, each)[1] for each in range(token + 10)
         ):
             ttl_s = pause_ttl_s
-        return (0.0 if directives.ends or idle_s > ttl_s else 1.0,)
+        ttl_s = 0.0 if directives.ends else ttl_s
+        return (INFINITE if ttl_s and idle_s <= ttl_s else ttl_s - idle_s,)
 
     return key
 

@@ -159,7 +159,8 @@ def _wa(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
 
 def _soft_ttl(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
     ttl_s = asked.table[int(asked.traffic.category[one.owner])][0]
-    return (1.0 if asked.silence_s(one) <= ttl_s else 0.0,)
+    left_s = ttl_s - asked.silence_s(one)
+    return (math.inf if ttl_s and left_s >= 0 else left_s,)
 
 
 def _trtllm_priority(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:

@@ -21,12 +21,13 @@ from tests.policies.traffics import CATEGORIES, traffics
 def test_choices_are_optimal_for_what_they_hold(
     traffic: Traffic, budget: int, compiled: bool
 ) -> None:
-    """No TTLs hit more for as much memory; a larger budget adds at most `unused_hits`."""
+    """No TTLs hit more for what a step holds, or `unused_hits` more within a budget."""
     curves = ttl_curves(traffic, CATEGORIES).by_category
     with pytest.MonkeyPatch.context() as patched:
         if not compiled:
             patched.setattr(choice, "_write_hull", choice._write_hull.py_func)
-        chosen = choose(best_steps(curves), CATEGORIES, float(budget))
+        steps = best_steps(curves)
+    chosen = choose(steps, curves, float(budget))
     figures = [
         [(float(curve.held(ttl)), int(curve.hits(ttl))) for ttl in curve.knots()]
         for curve in curves
@@ -34,9 +35,11 @@ def test_choices_are_optimal_for_what_they_hold(
     every = [
         (sum(held for held, _ in each), sum(hits for _, hits in each)) for each in product(*figures)
     ]
-    assert chosen.hit_tokens == max(
-        hits for held, hits in every if held <= chosen.block_seconds + 1e-9
-    )
+    for held, hits in zip(
+        np.cumsum(steps.block_seconds), steps.hits + np.cumsum(steps.hit_tokens), strict=True
+    ):
+        assert hits == max(more for enough, more in every if enough <= held + 1e-9)
+    assert chosen.block_seconds <= budget + 1e-9
     best = max(hits for held, hits in every if held <= budget)
     assert chosen.hit_tokens <= best <= chosen.hit_tokens + chosen.unused_hits + 1e-6
     sums = [

@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Literal
 
 from kvscope.app.documents.base import Document, Facts, ModelFacts, TraceFacts, model_facts
-from kvscope.app.retention import CategoryTtl, Retention, RetentionAdvice, TtlPoint
+from kvscope.app.retention import (
+    CategoryTtl,
+    Retention,
+    RetentionAdvice,
+    TtlPoint,
+    stated_ttl,
+)
 from kvscope.core.hits import HitDefinition
 from kvscope.retention.prices import Charge
+from kvscope.retention.request_fields import RequestField, request_fields
 
 
 class ChargeFacts(Facts):
@@ -44,7 +51,8 @@ class RetentionDocument(Document):
     curve: tuple[TtlPoint, ...]
     most: TtlPoint
     categories: tuple[CategoryTtl, ...]
-    advice: RetentionAdvice | None
+    advice: tuple[RetentionAdvice, ...]
+    request_fields: tuple[RequestField, ...]
     prices_date: str
     charges: tuple[ChargeFacts, ...]
 
@@ -56,6 +64,7 @@ def retention_document(result: Retention) -> RetentionDocument:
         trace=TraceFacts.build(result.trace),
         model=model_facts(result.model),
         ttls=result.landmarks,
+        request_fields=request_fields(stated_ttl(result)),
         charges=tuple(_charge(charge) for charge in result.charges),
     )
 
