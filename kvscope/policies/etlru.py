@@ -21,7 +21,7 @@ class Etlru(KeyPolicy):
     """
 
     name = "etlru"
-    summary = "T-LRU in expectation, under a birth-death model of conversations"
+    summary = "T-LRU in expectation, as conversations are born and die"
     source = "T-LRU paper, Definition 1"
     leaves = "leaf"
     rising = True

@@ -21,7 +21,7 @@ class TrtllmPriority(LanePolicy):
     """
 
     name = "trtllm-priority"
-    summary = "evicts by stated priority and time to live, as TensorRT-LLM does"
+    summary = "by stated priority and time to live, as in TensorRT-LLM"
     source = "TensorRT-LLM"
     leaves = "leaf"
     by_category = True

@@ -24,7 +24,7 @@ class Wa(LanePolicy):
     """
 
     name = "wa"
-    summary = "weighs each category's oldest block by its probability of reuse"
+    summary = "weighs each category's oldest block by its chance of reuse"
     source = "KVCache Cache in the Wild, ATC'25"
     by_category = True
     learner = "reuse"

@@ -10,6 +10,7 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
 from kvscope.vllm_sim.replay import replay_engine
 from kvscope.vllm_sim.settings import EngineSettings
+from tests.conformance.contents import Contents
 from tests.conformance.conversations import Mix, TokenRequest, as_trace, conversations
 from tests.conformance.kvscope_side import ONE_EACH, Model
 from tests.conformance.lanes import SafeFirst
@@ -25,29 +26,6 @@ MIXES = {
     "long outputs": Mix(turn=30, output=150),
     "repeats": Mix(head=200, again=0.5, edited=0.2, silent=0.2),
 }
-
-
-class Contents:
-    """Which node of the trie each of vLLM's hashes stands for."""
-
-    def __init__(self) -> None:
-        self.node: dict[bytes, int] = {}
-
-    def learn(self, model: Model, number: int, request: Request) -> None:
-        """Pair a finished request's hashes with its path."""
-        path, parent = model.machine.requests[number], model.machine.nodes.parent
-        node = int(path.leaf)
-        for depth in range(int(path.length) - 1, -1, -1):
-            block_hash = bytes(request.block_hashes[depth])
-            assert self.node.setdefault(block_hash, node) == node
-            node = int(parent[node])
-
-    def free_blocks(self, cache: KVCacheManager) -> list[tuple[int, int]]:
-        """Return (number from 0, content) of vLLM's free blocks, the next to be taken first."""
-        queue = cache.block_pool.free_block_queue.get_all_free_blocks()
-        # The last four bytes of a block's hash are the number of its group.
-        hashes = [(block.block_id - 1, block.block_hash) for block in queue]
-        return [(at, self.node[key[:-4]] if key is not None else 0) for at, key in hashes]
 
 
 @pytest.mark.parametrize("size", [16, 32])

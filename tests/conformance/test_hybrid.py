@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +10,11 @@ import pytest
 from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.policies.lru import Lru
 from kvscope.vllm_sim.settings import EngineSettings
+from tests.conformance.contents import Contents
 from tests.conformance.conversations import Mix, TokenRequest, conversations
 from tests.conformance.kvscope_side import Model
 from tests.conformance.stepping import both, stepped
-from tests.conformance.vllm_side import KVCacheManager, Request, manager, serve_alone, vllm_request
+from tests.conformance.vllm_side import manager, serve_alone, vllm_request
 from tests.long import long
 
 pytestmark = pytest.mark.engine
@@ -67,34 +68,6 @@ def kv_groups(layout: str, retention: int | None) -> KvGroups:
     return replace(groups, retention_tokens=retention and retention * groups.alignment_tokens)
 
 
-@dataclass
-class Contents:
-    """Which content of the model each of vLLM's hashes stands for, in blocks of `size` tokens."""
-
-    size: int
-    nodes: int
-    node: dict[bytes, int]
-
-    def learn(self, model: Model, number: int, request: Request) -> None:
-        """Pair a finished request's hashes with its path."""
-        path, parent = model.machine.requests[number], model.machine.nodes.parent
-        node = int(path.leaf)
-        for depth in range(int(path.length) - 1, -1, -1):
-            block_hash = bytes(request.block_hashes[depth])
-            assert self.node.setdefault(block_hash, node) == node
-            node = int(parent[node])
-
-    def free_blocks(self, cache: KVCacheManager) -> list[tuple[int, int]]:
-        """Return (number from 0, content) of vLLM's free blocks, the next to be taken first."""
-        queue = cache.block_pool.free_block_queue.get_all_free_blocks()
-        hashes = [(block.block_id - 1, block.block_hash) for block in queue]
-        # The last four bytes of a block's hash are the number of its group.
-        return [
-            (at, self.node[key[:-4]] + self.nodes * int.from_bytes(key[-4:], "big") if key else 0)
-            for at, key in hashes
-        ]
-
-
 @pytest.mark.parametrize(("layout", "retention"), CASES)
 @pytest.mark.parametrize("usable_blocks", [130, 600, long(60), long(250)])
 def test_hits_junctions_and_the_order_of_free_blocks_agree(
@@ -109,7 +82,7 @@ def test_hits_junctions_and_the_order_of_free_blocks_agree(
     cache = manager(usable_blocks, size, groups)
     model = Model(trace, size, Lru(), EngineSettings.one_at_a_time(usable_blocks, groups))
     requests, nodes = model.machine.requests, len(model.machine.nodes) // len(groups.groups)
-    contents, hit_tokens, junctions = Contents(size, nodes, {}), 0, 0
+    contents, hit_tokens, junctions = Contents(nodes), 0, 0
     for number, tokens in enumerate(trace):
         if requests.oversized[number]:
             continue
