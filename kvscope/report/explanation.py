@@ -26,8 +26,9 @@ from kvscope.tuning.trial import Trial
 
 _LONG_MS = 10_000.0
 _ABOUT_XI = (
-    "Blocks that the next turn can compute in time are evicted first: all beyond token L + Q - xi.",
-    "Only the difference of xi and Q, the expected next prompt, matters, so only xi was searched.",
+    "Blocks that the next turn can compute in time leave first, or are worth less: the last ones of"
+    " a history, more of them at a larger xi.",
+    "The expected next prompt is the mean of the training window; xi alone was searched.",
 )
 
 
