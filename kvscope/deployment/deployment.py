@@ -16,7 +16,7 @@ from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.engines import DEFAULT_ENGINE, Engine, parse_engine
 from kvscope.deployment.gpus import Gpu, resolve_gpu
 from kvscope.deployment.kv_groups import KvGroups
-from kvscope.deployment.models import KvDtype, Model, resolve_model
+from kvscope.deployment.models import COUNTED_IN_FULL, KvDtype, Model, resolve_model
 from kvscope.deployment.observed import observed_pool
 from kvscope.deployment.pool import KvPool, derive_pool, stated_pool
 from kvscope.deployment.roofline import HIGH, LOW, latency_notes, roofline
@@ -238,9 +238,13 @@ def resolve(
         band = fitted.low, fitted.high
     elif origin == "derived" or doubts:  # derived, or of another model
         band = LOW, HIGH
-    reason = None
-    if model is not None and model.hybrid and not (model.uniform and engine.name == "vllm"):
-        reason = f"{model.name} has layers of several kinds, whose hits kvscope does not simulate"
+    reason, notes = None, model.notes if model is not None else ()
+    if model is not None and model.hybrid:
+        if model.uniform and engine.name == "vllm":  # simulated as it is
+            notes = tuple(note for note in notes if not note.endswith(COUNTED_IN_FULL))
+        else:
+            kinds = f"{model.name} has layers of several kinds"
+            reason = f"{kinds}, whose hits kvscope does not simulate"
     return ResolvedDeployment(
         stated=deployment,
         engine=engine,
@@ -254,7 +258,7 @@ def resolve(
         max_num_seqs=sequences,
         max_num_batched_tokens=batched,
         gpu_memory_utilization=deployment.gpu_memory_utilization or engine.default_utilization,
-        notes=(*(model.notes if model else ()), *pool.notes, *doubts),
+        notes=(*notes, *pool.notes, *doubts),
         not_switchable=reason,
     )
 

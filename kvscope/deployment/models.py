@@ -362,7 +362,10 @@ def _dtype(config: ConfigFields) -> tuple[KvDtype, list[str]]:
     return dtype, []
 
 
+COUNTED_IN_FULL = "counted in full, an upper bound for long prompts"
+
+
 def _window_note(which: str, window: object) -> str:
     """Return the note on layers that look `window` tokens back."""
     back = f"{window} tokens back" if isinstance(window, int) else "a limited way back"
-    return f"{which} only {back}: counted in full, an upper bound for long prompts"
+    return f"{which} only {back}: {COUNTED_IN_FULL}"

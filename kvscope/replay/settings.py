@@ -146,8 +146,10 @@ def policies_for(
     unfit = [policy.name for policy in named if not _fits(policy, setting, hybrid)]
     if text in {None, ALL} or not unfit:
         return [policy for policy in named if _fits(policy, setting, hybrid)]
-    what = f"{setting.tier_mode} tiers" if setting.tiers else "an engine"
-    if hybrid:
+    what = "an engine"
+    if setting.tiers:
+        what = f"{setting.tier_mode} tiers"
+    elif hybrid:
         what = "a hybrid model"
     elif setting.capacity_model == "cache":
         what = "a cache without groups of layers"

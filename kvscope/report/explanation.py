@@ -26,8 +26,7 @@ from kvscope.tuning.trial import Trial
 
 _LONG_MS = 10_000.0
 _ABOUT_XI = (
-    "Blocks that the next turn can compute in time leave first, or are worth less: the last ones of"
-    " a history, more of them at a larger xi.",
+    "Blocks that the next turn can compute in time, at the end of a history, are worth less.",
     "The expected next prompt is the mean of the training window; xi alone was searched.",
 )
 

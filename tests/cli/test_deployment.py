@@ -44,8 +44,13 @@ def test_one_screen(capsys: Streams) -> None:
 
 
 def test_hybrid_models_say_why_no_flags(capsys: Streams) -> None:
-    """The reason stands first among the notes."""
+    """The reason stands first among the notes; vLLM's hits are simulated, so there is none."""
     assert run(["deployment", "--gpu", "h100", "--model", "gpt-oss-20b"]) == ExitCode.DONE
+    written = capsys.readouterr().out
+    assert "no engine flags" not in written
+    assert "counted in full" not in written
+    sglang = "deployment --gpu h100 --engine sglang --model gpt-oss-20b"
+    assert run(sglang.split()) == ExitCode.DONE
     notes = capsys.readouterr().out.partition("Notes")[2].splitlines()
     assert notes[1].startswith("- no engine flags: gpt-oss-20b has layers of several kinds")
 

@@ -151,6 +151,8 @@ def test_a_store_from_before_clocks_has_none(tmp_path: Any) -> None:
         connection.execute("ALTER TABLE requests DROP COLUMN clock")
         connection.execute("ALTER TABLE requests DROP COLUMN delay_s")
         connection.execute("ALTER TABLE requests DROP COLUMN waits_for")
+        connection.execute("ALTER TABLE requests DROP COLUMN retention")
+        connection.execute("ALTER TABLE runs DROP COLUMN kv_groups")
         connection.execute("ALTER TABLE bad_lines DROP COLUMN place")
         connection.execute("DROP TABLE reports")
         connection.execute("DROP SEQUENCE report_ids")

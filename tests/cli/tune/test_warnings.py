@@ -109,7 +109,7 @@ def test_doubts_about_a_deployment_are_listed(
     trace: str, options: tuple[str, ...], capsys: Streams
 ) -> None:
     """What its pool and latency leave open stands among the assumptions."""
-    hybrid = ("--model", "gpt-oss-20b", "--num-gpu-blocks", "360")
+    hybrid = ("--engine", "sglang", "--model", "gpt-oss-20b", "--num-gpu-blocks", "360")
     words = told(capsys, trace, *options, *hybrid, "--slo", "10s", "--full")
     assert "12 of 24 layers look only 128 tokens back" in words
 
