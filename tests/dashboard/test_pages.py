@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 
 from tests.dashboard.browsing import READY, Page, Served, chromium, outside, tabs
+from tests.long import long
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright")
 CHROMIUM = chromium()
@@ -115,7 +116,10 @@ def test_values_that_cannot_be_shown(visit: Visit) -> None:
     tab.close()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [(1400, "light"), (390, "dark"), long(1400, "dark"), long(390, "light")],
+)
 def test_every_page(visit: Visit, served: Served, width: int, scheme: str) -> None:
     """Nothing fails to load or comes from outside; headings skip no level; plots have room."""
     tab = visit(PATHS[0], width, scheme)
