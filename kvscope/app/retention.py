@@ -164,13 +164,17 @@ def retention(trace: Trace, prompts: Prompts, request: RetentionRequest) -> Rete
     )
 
 
-def stated_ttl(result: Retention) -> float:
-    """Return the TTL to show as an example of a request: of advised pins, else of most hits."""
-    for advice in result.advice:
-        if advice.advised and PAUSE_TTL in advice.params:
+def stated_ttl(result: Retention) -> float | None:
+    """Return the TTL for requests to state: of advised pins, else of the category with most hits.
+
+    None where LRU is to be kept.
+    """
+    advised = [advice for advice in result.advice if advice.advised]
+    for advice in advised:
+        if PAUSE_TTL in advice.params:
             return advice.params[PAUSE_TTL]
     known = [row.ttl_s for row in result.categories if row.ttl_s]
-    return known[0] if known else result.most.ttl_s or math.inf
+    return known[0] if advised and known else None
 
 
 def best_ttls(requests: Traffic, categories: int, capacity_blocks: int) -> Float64s:

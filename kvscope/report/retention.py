@@ -95,6 +95,7 @@ def _advice(result: Retention) -> list[str]:
     return [
         f"{verdict} {cache}, {held_out}, of whose tokens LRU hits {lru}:",
         *(f"With {_called(advice)}: {_gain(advice.gain)}." for advice in result.advice),
+        *(_in_an_engine(advice) for advice in result.advice if advice.advised),
     ]
 
 
@@ -103,6 +104,19 @@ def _called(advice: RetentionAdvice) -> str:
         return "TTLs by category"
     pause, pins = advice.params[PAUSE_TTL], advice.params[PIN_SHARE]
     return f"what requests state, with pins of {_time(pause)} for pauses in {pins:.0%} of the cache"
+
+
+def _in_an_engine(advice: RetentionAdvice) -> str:
+    """Say that the gain is that of an idle cache, and how to replay it on an engine."""
+    idle = f"{_called(advice)}: an idle cache; in an engine running requests leave less of the gain"
+    if advice.of == "categories":
+        return f"{idle[0].upper()}{idle[1:]}."
+    params = " ".join(
+        f"--param soft-ttl.{name}={value:g}{'s' if name == PAUSE_TTL else ''}"
+        for name, value in advice.params.items()
+    )
+    replayed = f"kvscope simulate --policies lru,soft-ttl {params} --capacity-model engine"
+    return f"{idle[0].upper()}{idle[1:]}. Replay it there: {replayed}."
 
 
 def _gain(gain: HeldOutGain) -> str:
@@ -170,8 +184,10 @@ def _prices(result: Retention) -> Section:
 
 
 def _requests(result: Retention) -> Section:
-    """Return what requests send to each engine."""
+    """Return what requests send to each engine, if that is advised."""
     ttl_s = stated_ttl(result)
+    if ttl_s is None:
+        return Section.of("Requests", "Nothing to send: keep LRU.")
     replayed = "Replayed was soft-ttl: TensorRT-LLM with one priority above 35 evicts as it does."
     fields = (f"{each.engine}: {each.field}." for each in request_fields(ttl_s))
     return Section.of("Requests", replayed, f"For blocks to live for {_time(ttl_s)}:", *fields)

@@ -68,6 +68,11 @@ def test_without_room_for_a_gain_lru_is_kept(db: str, capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     assert "Keep LRU" in out
     assert "forever" in out
+    assert "an idle cache" not in out
+    assert run(["retention", TO_C, "--db", db, "--capacity-blocks", "1M", "--full"]) == 0
+    assert "Nothing to send" in capsys.readouterr().out
+    assert run(["retention", TO_C, "--db", db, "--capacity-blocks", "1M", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["request_fields"] == []
 
 
 def test_mistakes_are_one_line_each(
@@ -116,3 +121,5 @@ def test_pins_for_pauses_are_chosen_and_judged(
     out = capsys.readouterr().out
     assert "pins of" in out
     assert "TokenRangeRetentionConfig" in out
+    assert pins["advised"]
+    assert "an idle cache; in an engine" in " ".join(out.split())

@@ -40,7 +40,8 @@ class ChargeFacts(Facts):
 class RetentionDocument(Document):
     """Times to live (TTL): what each hits and holds, the best by category, and prices.
 
-    A `ttl_s` of null means forever, or that no capacity was named.
+    A `ttl_s` of null means forever, or that no capacity was named. `request_fields` are empty where
+    LRU is to be kept.
     """
 
     command: Literal["retention"] = "retention"
@@ -59,12 +60,13 @@ class RetentionDocument(Document):
 
 def retention_document(result: Retention) -> RetentionDocument:
     """Return the document of `kvscope retention`."""
+    ttl_s = stated_ttl(result)
     return RetentionDocument.build(
         result,
         trace=TraceFacts.build(result.trace),
         model=model_facts(result.model),
         ttls=result.landmarks,
-        request_fields=request_fields(stated_ttl(result)),
+        request_fields=() if ttl_s is None else request_fields(ttl_s),
         charges=tuple(_charge(charge) for charge in result.charges),
     )
 
