@@ -15,7 +15,7 @@ from kvscope.policies.gdfs import Gdfs
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.lfu import Lfu
 from kvscope.policies.lru import Lru
-from kvscope.policies.retention_interval import RetentionInterval
+from kvscope.policies.lru_retention import LruRetention
 from kvscope.policies.s3fifo import S3Fifo
 from kvscope.policies.sieve import Sieve
 from kvscope.policies.slru import Slru
@@ -44,7 +44,7 @@ POLICIES: tuple[type[Policy], ...] = (
     Wa,
     Gittins,
     Ttl,
-    RetentionInterval,
+    LruRetention,
     SoftTtl,
     TrtllmPriority,
     TLruEnd,

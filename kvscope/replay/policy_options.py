@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 ALL = "all"
 FORESEEING = "*"  # behind the name of a policy that knows the future
 REPLAYED = "lru,gittins,tlru,wa,belady,tail-belady"  # by default
-RETENTION_INTERVAL = "lru-retention"
-HYBRID = f"lru,{RETENTION_INTERVAL}"  # for models whose layers are in groups
+LRU_RETENTION = "lru-retention"
+HYBRID = f"lru,{LRU_RETENTION}"  # for models whose layers are in groups
 VLLM, SGLANG = "vllm", "sglang"
 _CONTENDERS = {VLLM: "gittins", SGLANG: "tlru,slru,lfu"}
 _LEAVES = "leaves"
@@ -43,7 +43,7 @@ def contenders(engine: str = VLLM, *, hybrid: bool = False) -> str:
     In vLLM, with kvscope's plugin, that is the one with a guard, and for `hybrid` models its own
     setting; SGLang runs others, by flags.
     """
-    return RETENTION_INTERVAL if hybrid else _CONTENDERS[engine]
+    return LRU_RETENTION if hybrid else _CONTENDERS[engine]
 
 
 def parse_policies(text: str, where: str = "--policies") -> list[type[Policy]]:

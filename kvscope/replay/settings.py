@@ -12,8 +12,8 @@ from kvscope.latency.profile import TIMES, LatencyProfile
 from kvscope.replay.policy_options import (
     ALL,
     HYBRID,
+    LRU_RETENTION,
     REPLAYED,
-    RETENTION_INTERVAL,
     parse_policies,
 )
 
@@ -167,7 +167,7 @@ def _fits(policy: type[Policy], setting: RunSetting, hybrid: bool) -> bool:
         from kvscope.vllm_sim.state import orders_groups
 
         return orders_groups(policy)
-    if policy.name == RETENTION_INTERVAL:
+    if policy.name == LRU_RETENTION:
         return False  # LRU's double without windows
     if setting.capacity_model == "engine":
         from kvscope.policies.base import LanePolicy

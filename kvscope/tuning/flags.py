@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import Policy
-from kvscope.policies.retention_interval import RetentionInterval
+from kvscope.policies.lru_retention import LruRetention
 
 VLLM_BLOCK_TOKENS = 16
 VLLM_PLUGIN = "--scheduler-cls kvscope.vllm_plugin.KvscopeScheduler"
@@ -96,7 +96,7 @@ def _sglang(policy: Policy, launch: EngineLaunch) -> str | None:
 
 def _vllm(policy: Policy, launch: EngineLaunch) -> str | None:
     chosen = []
-    if isinstance(policy, RetentionInterval):
+    if isinstance(policy, LruRetention):
         tokens = policy.values["retention_tokens"]
         kept = launch.groups.retaining(tokens).retention_tokens if launch.groups else None
         chosen.append(f"--prefix-cache-retention-interval {kept}")  # vLLM reads None

@@ -17,7 +17,7 @@ from kvscope.ingest.clocks import SessionStarts
 from kvscope.policies.base import Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
-from kvscope.policies.retention_interval import RetentionInterval
+from kvscope.policies.lru_retention import LruRetention
 from kvscope.policies.tail_belady import TailBelady
 from kvscope.replay.curve import first_counted
 from kvscope.replay.derived_traces import begun
@@ -482,7 +482,7 @@ def _judged(
 
 def _keep_all(setting: RunSetting) -> Policy:
     """Return the policy of an infinite cache: nothing that could be hit is dropped."""
-    return RetentionInterval() if setting.kv_groups else Lru()
+    return LruRetention() if setting.kv_groups else Lru()
 
 
 def _lossless(evaluator: Evaluator) -> int:

@@ -20,7 +20,7 @@ from kvscope.core.trace import Prompts
 from kvscope.deployment.kv_groups import GroupKind, KvGroups
 from kvscope.policies.base import Floats, LanePolicy, Policy
 from kvscope.policies.lru import Lru
-from kvscope.policies.retention_interval import RetentionInterval
+from kvscope.policies.lru_retention import LruRetention
 from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.replay.structures.recent import nothing_recent
@@ -292,14 +292,14 @@ def _checked_groups(policy: Policy, groups: KvGroups, block_size: int) -> KvGrou
             where="a hybrid model",
             remedy=f"hash the trace in blocks of {groups.hash_tokens} tokens (`kvscope hash`)",
         )
-    if isinstance(policy, RetentionInterval):
+    if isinstance(policy, LruRetention):
         return groups.retaining(policy.values["retention_tokens"])
     return groups
 
 
 def orders_groups(policy: type[Policy]) -> bool:
     """Return whether a policy has an order for the blocks of a hybrid model."""
-    return policy in {Lru, RetentionInterval}
+    return policy in {Lru, LruRetention}
 
 
 def _groups(settings: EngineSettings, nodes: int, block_size: int) -> Records:

@@ -9,8 +9,8 @@ import pytest
 from kvscope.core.errors import UsageError
 from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.policies.lru import Lru
+from kvscope.policies.lru_retention import LruRetention
 from kvscope.policies.registry import POLICIES
-from kvscope.policies.retention_interval import RetentionInterval
 from kvscope.policies.slru import Slru
 from kvscope.policies.tlru import TLru
 from kvscope.tuning.flags import VLLM_PLUGIN, EngineLaunch, flags
@@ -40,10 +40,10 @@ def test_tlru_is_built_into_sglang_and_vllm_has_the_plugin_for_it() -> None:
 def test_a_retention_interval_is_vllms_own_flag() -> None:
     """A multiple of the blocks of all groups, and nothing without groups."""
     launch = EngineLaunch(groups=KvGroups((KvGroup("full", 16), KvGroup("sliding", 32, 128))))
-    told = flags(RetentionInterval({"retention_tokens": 1000.0}), launch)
+    told = flags(LruRetention({"retention_tokens": 1000.0}), launch)
     assert told.vllm == "--prefix-cache-retention-interval 992 --block-size 16"
     assert (told.sglang, told.vllm_needs_plugin) == (None, False)
-    kept = flags(RetentionInterval(), launch).vllm
+    kept = flags(LruRetention(), launch).vllm
     assert kept is not None
     assert "--prefix-cache-retention-interval None" in kept
 
@@ -76,7 +76,7 @@ def test_a_pool_that_the_engine_measures_has_no_flag() -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", [each for each in POLICIES if each is not RetentionInterval], ids=lambda one: one.name
+    "policy", [each for each in POLICIES if each is not LruRetention], ids=lambda one: one.name
 )
 def test_vllm_has_flags_for_what_the_plugin_takes(policy: type) -> None:
     """No flags lead to an engine that refuses them."""

@@ -6,7 +6,7 @@ from kvscope.policies.base import TTL, Parameter
 from kvscope.policies.lru import Lru
 
 
-class RetentionInterval(Lru):
+class LruRetention(Lru):
     """vLLM's order with another `--prefix-cache-retention-interval`, for models with windows.
 
     By default vLLM keeps the blocks of a sliding window only before the end of a prompt and where
