@@ -23,7 +23,7 @@ from kvscope.policies.base import Policy
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.parameter_estimates import bind, estimate_parameters
-from kvscope.replay.policy_options import Variant
+from kvscope.replay.policy_options import Variant, guarded
 from kvscope.replay.replay import NO_TABLES, Replay, Tables, replay, touch_history
 from kvscope.replay.tel_bound import tel_tokens_at_least
 from kvscope.replay.traffic import traffic
@@ -40,6 +40,7 @@ FEWEST_CONVERSATIONS = 10  # that lose anything under LRU
 STRETCHES = 20  # of equally many requests, for intervals by time
 LEVELS = (0.25, 0.5, 0.75)
 """Capacities: where LRU reaches these shares of the infinite cache's hit rate."""
+WITH_GUARD = " with guard"  # behind the name of a policy
 SAMPLES = ("to-c", "to-b", "agent", "birth-death", "regime-change")
 MOONCAKE, SESSIONS = "mooncake_conversation.jsonl.gz", "weka_agent_sessions.jsonl.gz"
 SESSIONS_PER_S = 1 / 200
@@ -108,9 +109,11 @@ class HeldOut:
 
     def bind(self, name: str, xi_tokens: float) -> Policy:
         """Return the policy with `xi_tokens` and parameters estimated from the first fifth."""
-        kind = by_name(name)
+        kind = by_name(name.removesuffix(WITH_GUARD))
         has_xi = any(parameter.name == "xi_tokens" for parameter in kind.parameters)
-        return bind(Variant(kind, {"xi_tokens": xi_tokens} if has_xi else {}), self._parameters)
+        variant = Variant(kind, {"xi_tokens": xi_tokens} if has_xi else {})
+        variant = guarded(variant) if name.endswith(WITH_GUARD) else variant
+        return bind(variant, self._parameters)
 
     def replayed(
         self, name: str, xi_tokens: int, capacity: int, tables: Tables | None = None

@@ -24,6 +24,7 @@ from benchmarks import ROOT
 from benchmarks.held_out import (
     LEVELS,
     STRETCHES,
+    WITH_GUARD,
     Estimate,
     Floats,
     HeldOut,
@@ -37,13 +38,14 @@ from kvscope.core.arrays import Int64s
 from kvscope.learning.guard import Guard, interval_blocks
 from kvscope.learning.offline.shadow_replays import computed, interval_ends
 from kvscope.learning.returns.offline import ClassSetShadows, class_set_tables
+from kvscope.policies.base import GUARD
 from kvscope.policies.registry import POLICIES
 from kvscope.replay.replay import Tables
 
 PAGE = ROOT / "docs" / "evidence" / "gittins.md"
 XI_TOKENS = (8192, 16384)
 ABLATED = (0, XI_TOKENS[0])
-SAME_AS_LRU = ("lru", "ttl")
+SAME_AS_LRU = ("lru", "ttl", "lru-retention", "soft-ttl", "trtllm-priority")  # on these traces
 BOUND, NO_GAP = "no policy exceeds", "–"
 UNTOUCHED = (
     ("to-c", 6_000, 501),
@@ -63,7 +65,10 @@ UNTOUCHED = (
 """(profile, requests, seed) of traces on which gittins was not tuned: that was on 1 to 15."""
 
 
-ONLINE = [x.name for x in POLICIES if not x.hindsight and x.name not in SAME_AS_LRU]
+ONLINE = [
+    *(x.name for x in POLICIES if not x.hindsight and x.name not in SAME_AS_LRU),
+    *(x.name + WITH_GUARD for x in POLICIES if GUARD in x.parameters),
+]
 
 
 Columns = list[tuple[int, str, int]]

@@ -77,7 +77,7 @@ def main() -> None:
                     _of_all_classes(scheduler.kvscope[0], CLASS_SETS[guarded], blocks)
                 runs[name].append(_serve(scheduler, options.requests, options.prompt_blocks))
                 if guarded == name and name in CLASS_SETS:
-                    guard = scheduler.kvscope[0].learner._guard  # noqa: SLF001
+                    guard = scheduler.kvscope[0].learner.online_guard
                     shadow_bytes[name] = _bytes(guard.shadows, set())
     print(_table(runs, options.requests).markdown())
     for name, size in shadow_bytes.items():
@@ -173,8 +173,8 @@ def _of_all_classes(steering: Any, class_set: int, guarded_blocks: int | None) -
     learner = steering.learner = ReturnsLearner(steering.policy, BLOCK, fitted)
     if guarded_blocks is not None:
         learner.guard(guarded_blocks)
-        judge = learner._guard.guard  # type: ignore[union-attr]  # noqa: SLF001
-        judge.now = learner._candidate = FIRST  # noqa: SLF001
+        judge = learner.online_guard.guard  # type: ignore[union-attr]
+        judge.now = learner.candidate = FIRST
         judge.judge = lambda _: False  # type: ignore[method-assign]  # goes on as it is
         learner.table = learner._in_force()  # noqa: SLF001
     find, sets = learner._classes, [math.prod(STEPS[name]) // PARTS for name in learner._sets]  # noqa: SLF001

@@ -13,6 +13,7 @@ from benchmarks.generate import BLOCK_TOKENS, records, write
 from benchmarks.held_out import HeldOut
 from benchmarks.table import Table, record
 from benchmarks.traces import TraceFile
+from kvscope.app import requests
 from kvscope.replay import policy_options
 
 WORKERS = ROOT / "benchmarks" / "workers"
@@ -71,8 +72,10 @@ def test_a_part_is_measured_from_trace_to_table(tmp_path: Path) -> None:
 def test_recommendations_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """One sample on one deployment, in short: no switch is worse on requests that no choice saw.
 
-    With T-LRU beside the default contender, which is hardly ever surely better than LRU.
+    With T-LRU without a guard beside the default contender, as guarded ones are hardly ever surely
+    better than LRU.
     """
+    monkeypatch.setattr(requests, "guarded", lambda variant: variant)
     monkeypatch.setattr(no_harm, "FACTORS", (1.1,))
     monkeypatch.setitem(policy_options._CONTENDERS, policy_options.VLLM, "gittins,tlru")
     trace = HeldOut("to-b", ROOT / "sample_traces" / "to-b.jsonl.gz")

@@ -42,6 +42,7 @@ from kvscope.replay.policy_options import (
     VLLM,
     Variant,
     contenders,
+    guarded,
     parse_policies,
     parse_variants,
     refitted,
@@ -784,4 +785,5 @@ def _contenders(
                 remedy="leave it out: oracles are always shown",
             )
     kinds = [policy for policy in named if not policy.hindsight and policy.name != BASELINE]
-    return parse_variants(kinds, params or ())
+    variants = parse_variants(kinds, params or ())
+    return [guarded(variant) for variant in variants] if engine == VLLM else variants

@@ -303,7 +303,7 @@ def engine_fit(tuned: Recommendation, prompts: Prompts) -> FittedTable | None:
     the policy was judged by.
     """
     recommended, setting = tuned.tuning.recommended, tuned.tuning.setting
-    if recommended.policy.learner is None:
+    if not recommended.policy.reads_table:
         return None
     whole = isolate(prompts, setting.isolate) if setting.isolate else prompts
     fitted = fit_for(

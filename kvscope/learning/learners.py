@@ -92,7 +92,7 @@ def online_learner(
     policy: LanePolicy, block_size: int, fitted: FittedTable | None
 ) -> OnlineLearner | None:
     """Return a new learner for a policy, None for one without a table."""
-    learner = learner_class(type(policy))
+    learner = learner_class(type(policy)) if policy.reads_table else None
     return None if learner is None else learner(policy, block_size, fitted)
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from kvscope.learning.lane_heap import LaneHeap, Scores
 from kvscope.learning.lane_plan import LanePlan, lane_at, lane_plan
 from kvscope.learning.recent_blocks import MOST_REQUESTS
@@ -89,8 +91,9 @@ class ShadowCache:
     def __init__(self, which: int, runs: ShadowRuns, policy: LanePolicy, capacity: int) -> None:
         self.capacity, self.blocks = capacity, 0
         self.end = array("i", bytes(4 * runs.slots))
-        self.table: Any = {}
+        self.table: Any = Scores(np.zeros((1, 1)))
         self._which, self._runs, self._policy = which, runs, policy
+        self._leaf = policy.evicts == "leaf"
         self._plans: list[LanePlan] = [((0, 0),)] * runs.slots
         self._heaps: list[list[int]] = []  # of each lane a heap: the requests whose runs end in it
         self._most: list[int] = []  # of them, before the empty ones are removed
@@ -167,6 +170,8 @@ class ShadowCache:
 
     def _floor(self, at: int, end: int) -> int:
         """Return how far a run may shrink: to right below its deepest block with child runs."""
+        if not self._leaf:
+            return 0
         for branch in reversed(self._runs.branches[at]):
             if branch.depth < end and branch.children[self._which]:
                 return branch.depth + 1
@@ -176,7 +181,7 @@ class ShadowCache:
         """Remove a child of a branch point; without any, the run that ends there may shrink."""
         children = branch.children
         children[self._which] -= 1
-        if children[self._which]:
+        if children[self._which] or not self._leaf:
             return
         runs, at = self._runs, branch.owner & self._runs.mask
         if self.end[at] == branch.depth + 1 and runs.first[at] <= branch.depth:
@@ -305,22 +310,23 @@ class ShadowCaches:
         branches: list[BranchPoint] = []
         hits = self._take_over(request, branches)
         runs.begin(number, request.arrival_s, branches)
-        plans: dict[Kind, tuple[LanePlan, bool]] = {}
+        plans: dict[Kind, tuple[Turn, LanePlan]] = {}
         for shadow, leading, kind in zip(self.each, hits, request.kinds, strict=True):
             if kind not in plans:
                 plans[kind] = self._plan(request, kind)
-            plan, stays = plans[kind]
+            turn, plan = plans[kind]
+            stays = request.served and self._policy.admits(turn, self._p, shadow.table)
             shadow.join(number, request.arrival_s, plan, request.blocks if stays else leading)
         return hits
 
-    def _plan(self, request: ShadowRequest, kind: Kind) -> tuple[LanePlan, bool]:
-        """Return where a request of this class leaves its blocks, and whether new ones stay."""
+    def _plan(self, request: ShadowRequest, kind: Kind) -> tuple[Turn, LanePlan]:
+        """Return a request as one of this class, and where it leaves its blocks."""
         number, cuts = kind
         turn = Turn(request.number, request.arrival_s, request.history_tokens, number, ENDS)
         plan = lane_plan(self._policy, turn, cuts, self._block_size, self._p)
         if self._every > 1:
             plan = tuple((-(-depth // self._every), lane) for depth, lane in plan)
-        return plan, request.served and self._policy.admits(turn, self._p)
+        return turn, plan
 
     def _take_over(self, request: ShadowRequest, branches: list[BranchPoint]) -> list[int]:
         """Move what previous requests touched last to this one; return each shadow's hits."""

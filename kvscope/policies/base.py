@@ -106,7 +106,6 @@ class Policy:
     make sense. `makes_room` policies evict other blocks before a request's own, as an engine does
     that makes room before it inserts; under the others a request's new blocks may leave at once.
     `hindsight` marks oracles, which know the future and are never recommended, optimal or not.
-    A `guarded` policy reverts to LRU by itself where it does worse.
     `learner` names the folder of kvscope/learning that fits the policy's table, if it reads one.
     `refit` is the one of its `parameters` that says how often. `retired` are parameters that files
     of earlier versions may have; they no longer count.
@@ -120,7 +119,6 @@ class Policy:
     offers: ClassVar[tuple[Leaves, ...]] = ()
     makes_room: ClassVar[bool] = False
     hindsight: ClassVar[bool] = False
-    guarded: ClassVar[bool] = False
     learner: ClassVar[str | None] = None
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     refit: ClassVar[Parameter | None] = None
@@ -143,6 +141,16 @@ class Policy:
         """Return whether kvscope's plugin for vLLM can run the policy."""
         return issubclass(cls, LanePolicy) and not cls.hindsight
 
+    @property
+    def guarded(self) -> bool:
+        """Whether it reverts to LRU by itself where it does worse."""
+        return bool(self.values.get(GUARD.name))
+
+    @property
+    def reads_table(self) -> bool:
+        """Whether its learner's table counts, with these values."""
+        return self.guarded if self.learner == REVERTING else self.learner is not None
+
     def settings(self) -> Floats:
         """Return the values in the order of `parameters`: the array `p` of every method."""
         return np.array([self.values[known.name] for known in self.parameters], dtype=np.float64)
@@ -158,6 +166,16 @@ TTL = Parameter(
     float("inf"),
     "seconds that a block may stay untouched before it is dropped, full or not",
 )
+
+GUARD = Parameter(
+    "guard",
+    0.0,
+    "1: LRU rules until shadow caches show a sure gain, and again once it is gone; 0: no guard",
+    high=1.0,
+)
+
+REVERTING = "reverting"  # the learner whose table is one cell: the order in force
+OWN_ORDER, LRU_ORDER = 0.0, 1.0
 
 REFIT_S = 600.0
 REFIT = Parameter(
@@ -178,7 +196,7 @@ class PathPolicy(Policy):
     parameters: ClassVar[tuple[Parameter, ...]] = (TTL,)
 
     @staticmethod
-    def admits(turn: Turn, p: Floats) -> bool:
+    def admits(turn: Turn, p: Floats, table: Floats) -> bool:
         """Return whether a request's new blocks enter the cache at all."""
         return True
 

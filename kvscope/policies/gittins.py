@@ -55,12 +55,16 @@ class Gittins(LanePolicy):
     source = "Gittins 1979; need after the T-LRU paper"
     leaves = "leaf"
     by_category = True
-    guarded = True
     stepwise = True
     learner = "returns"
     parameters = (XI_TOKENS, NEXT_PROMPT_TOKENS, TTL, REFIT_REQUESTS)
     refit = REFIT_REQUESTS
     retired = ("refit_s",)
+
+    @property
+    def guarded(self) -> bool:
+        """Always: tables are learned with a guard."""
+        return True
 
     @staticmethod
     def place(turn: Turn, end: int, block_size: int, p: Floats) -> tuple[int, int]:

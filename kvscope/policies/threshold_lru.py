@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from kvscope.policies.base import MOST_TOKENS, TTL, Floats, Parameter, Turn
+from kvscope.policies.base import (
+    GUARD,
+    MOST_TOKENS,
+    OWN_ORDER,
+    REVERTING,
+    TTL,
+    Floats,
+    Parameter,
+    Turn,
+)
 from kvscope.policies.lru import Lru
 
 _THRESHOLD = 0
@@ -11,13 +20,16 @@ _THRESHOLD = 0
 class ThresholdLru(Lru):
     """LRU that caches no new blocks of a turn whose history L is below a threshold.
 
-    Blocks that such a turn hits become recent all the same.
+    Blocks that such a turn hits become recent all the same. With `guard` it caches all of them,
+    which is LRU, unless a shadow cache shows that it computes fewer tokens otherwise; the guard is
+    our own.
     Source: Tail-Optimized Caching for LLM Inference, section 5 (Threshold LRU).
     """
 
     name = "threshold-lru"
     summary = "LRU that does not cache turns with a short history"
     source = "T-LRU paper"
+    learner = REVERTING
     parameters = (
         Parameter(
             "threshold_tokens",
@@ -27,9 +39,10 @@ class ThresholdLru(Lru):
             search=(256, 512, 1024, 2048, 4096, 8192),
         ),
         TTL,
+        GUARD,
     )
 
     @staticmethod
-    def admits(turn: Turn, p: Floats) -> bool:
-        """Return whether the history is long enough."""
-        return bool(turn.history_tokens >= p[_THRESHOLD])
+    def admits(turn: Turn, p: Floats, table: Floats) -> bool:
+        """Return whether the history is long enough, or LRU is in force."""
+        return bool(turn.history_tokens >= p[_THRESHOLD] or table[0, 0] != OWN_ORDER)

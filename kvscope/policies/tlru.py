@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 
 from kvscope.core.arrays import Int64s
-from kvscope.policies.base import MOST_TOKENS, TTL, Floats, LanePolicy, Parameter, Turn
+from kvscope.core.errors import UsageError
+from kvscope.policies.base import (
+    GUARD,
+    MOST_TOKENS,
+    OWN_ORDER,
+    REVERTING,
+    TTL,
+    Floats,
+    LanePolicy,
+    Leaves,
+    Parameter,
+    Turn,
+)
 
 XI, NEXT_PROMPT, PERCENTILE = 0, 1, 2
 SAFE, NEEDED = 0, 1
@@ -51,6 +64,8 @@ class TLru(LanePolicy):
     leaves leave, so a head that conversations share stays as long as a tail needs it.
     Adaptive: every 256 requests xi moves to a percentile of the tokens that the latest 1,024
     requests computed, which is their TTFT percentile, as TTFT grows with these tokens.
+    With `guard` all lanes are worth the same, which is LRU, unless a shadow cache shows that the
+    order above computes fewer tokens beyond xi. The guard is our own.
     Source: Tail-Optimized Caching for LLM Inference, section 3 (T-LRU), section 5 (choice of xi).
     """
 
@@ -61,12 +76,25 @@ class TLru(LanePolicy):
     offers = ("any",)
     lanes = 2
     adaptive = True
+    learner: ClassVar[str | None] = REVERTING
     parameters: ClassVar[tuple[Parameter, ...]] = (
         XI_TOKENS,
         NEXT_PROMPT_TOKENS,
         XI_PERCENTILE,
         TTL,
+        GUARD,
     )
+
+    def __init__(
+        self, values: Mapping[str, float] | None = None, leaves: Leaves | None = None
+    ) -> None:
+        super().__init__(values, leaves)
+        if self.guarded and self.values.get(XI_PERCENTILE.name):
+            raise UsageError(
+                "the guard needs a fixed xi",
+                where=f"{self.name}.{GUARD.name}",
+                remedy=f"leave out {XI_PERCENTILE.name}, or {GUARD.name}",
+            )
 
     @staticmethod
     def place(turn: Turn, end: int, block_size: int, p: Floats) -> tuple[int, int]:
@@ -76,8 +104,8 @@ class TLru(LanePolicy):
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
-        """Return the lane: safe blocks first, however recent."""
-        return float(lane)
+        """Return the lane: safe blocks first, however recent; or the same for all, for LRU."""
+        return float(lane) if table[0, 0] == OWN_ORDER else 0.0
 
     @staticmethod
     def adapts(p: Floats) -> bool:

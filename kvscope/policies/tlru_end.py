@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from kvscope.policies.base import ENDS, Floats, Turn
-from kvscope.policies.tlru import NEXT_PROMPT, SAFE, XI, TLru, first_safe_depth, safe_behind
+from kvscope.policies.base import ENDS, TTL, Floats, Turn
+from kvscope.policies.tlru import (
+    NEXT_PROMPT,
+    NEXT_PROMPT_TOKENS,
+    SAFE,
+    XI,
+    XI_PERCENTILE,
+    XI_TOKENS,
+    TLru,
+    first_safe_depth,
+    safe_behind,
+)
 
 
 class TLruEnd(TLru):
@@ -15,6 +25,8 @@ class TLruEnd(TLru):
     name = "tlru-end"
     summary = "T-LRU that knows which conversations end"
     hindsight = True
+    learner = None
+    parameters = (XI_TOKENS, NEXT_PROMPT_TOKENS, XI_PERCENTILE, TTL)
 
     @staticmethod
     def place(turn: Turn, end: int, block_size: int, p: Floats) -> tuple[int, int]:

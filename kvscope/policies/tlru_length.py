@@ -22,6 +22,7 @@ class TLruLength(TLru):
     name = "tlru-length"
     summary = "T-LRU that knows the end and the next prompt's length"
     hindsight = True
+    learner = None
     adaptive = False
     parameters = (XI_TOKENS, TTL)
 

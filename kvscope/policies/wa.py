@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from kvscope.policies.base import REFIT, TTL, Floats, LanePolicy, Parameter, Turn
+from kvscope.policies.base import GUARD, REFIT, TTL, Floats, LanePolicy, Parameter, Turn
 
 REUSE_PROBABILITY, RATE_PER_S, LIFE_S, LOG_CHANCE = 0, 1, 2, 3
 _GIVEN_SILENCE = 2
@@ -20,6 +20,8 @@ class Wa(LanePolicy):
     followed by another. Within a category the older block is never worth more, so one recency
     queue a category suffices. The table has a row a category, see `reuse_rows`.
     With `given_silence`, the probability given no reuse until now: divided by 1 - p_w F_w(t).
+    With `guard` all categories are worth the same, which is LRU, unless a shadow cache shows that
+    the order above computes fewer tokens. The guard is our own.
     Source: KVCache Cache in the Wild (ATC'25), section 4.2, Algorithm 1.
     """
 
@@ -38,6 +40,7 @@ class Wa(LanePolicy):
             "1: the probability of a reuse given that there was none until now; 0: as published",
             high=1.0,
         ),
+        GUARD,
     )
 
     @staticmethod

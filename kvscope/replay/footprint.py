@@ -40,7 +40,7 @@ def replays_bytes(trace: Trace, sample_rate: float = 1.0, coarsen: int = 1) -> i
 
 def tables_bytes(traffic: Traffic, policy: Policy) -> int:
     """Return what the tables of this policy take while they are fitted, 0 if it learns nothing."""
-    if policy.learner is None:
+    if not policy.reads_table:
         return 0
     fits = 0.0
     if policy.learner == Gittins.learner:

@@ -88,6 +88,16 @@ def refitted(variant: Variant, refit_s: float) -> Variant:
     return replace(variant, given={REFIT.name: refit_s, **variant.given})
 
 
+def guarded(variant: Variant) -> Variant:
+    """Return the variant with a guard, where its policy takes one and nothing says otherwise."""
+    from kvscope.policies.base import GUARD
+
+    takes_one = GUARD in variant.policy.parameters and not variant.given.get("xi_percentile")
+    if not takes_one or GUARD.name in variant.given:
+        return variant
+    return replace(variant, given={GUARD.name: 1.0, **variant.given})
+
+
 def parse_value(parameter: Parameter, text: str) -> float:
     """Return a parameter's value in the unit that its name says; `inf` without an upper bound."""
     if text == "inf" and math.isinf(parameter.high):

@@ -114,7 +114,7 @@ class Tables:
         if self.cuts is not None:
             traffic = traffic._replace(cuts=self.cuts[: len(traffic.cuts)])
         categories = (traffic.category.max(initial=0) + 1) * (traffic.cuts.shape[1] + 1)
-        if policy.learner and self.categories < categories:
+        if policy.reads_table and self.categories < categories:
             raise ValueError(f"{policy.name} needs a row of its table for every category")
         return traffic
 

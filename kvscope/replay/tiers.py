@@ -138,7 +138,7 @@ def fits(policy: Policy, mode: TierMode) -> bool:
     """Return whether tiers that work by `mode` can each have this policy."""
     if mode == "exclusive":
         return _moves(policy)
-    return closed(policy) and policy.learner is None
+    return closed(policy) and not policy.reads_table
 
 
 def closed(policy: Policy) -> bool:
@@ -150,7 +150,7 @@ def _moves(policy: Policy) -> bool:
     """Return whether `exclusive` can move a policy's blocks: lanes whose order does not change."""
     return (
         isinstance(policy, LanePolicy)
-        and not (policy.by_category or policy.learner)
+        and not (policy.by_category or policy.reads_table)
         and not (policy.adaptive and policy.values.get("xi_percentile"))
         and type(policy).admits is PathPolicy.admits
         and all(

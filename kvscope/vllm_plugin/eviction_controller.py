@@ -59,7 +59,7 @@ class EvictionController(Observer):
         self.clock: Callable[[], float] = (lambda: self._trace_s) if trace_clock else clock
         # lists and dicts: on single numbers they are several times as fast as arrays
         self.p: Any = policy.settings().tolist()
-        self.table: Any = {}
+        self.table: Any = Scores(np.zeros((1, 1)))
         self._ttl_s = float(policy.values.get("ttl_s", math.inf))
         self.learner = online_learner(self.policy, block_size, fitted)
         self._requests: dict[str, _RequestState] = {}
@@ -176,7 +176,7 @@ class EvictionController(Observer):
             return
         if learner is not None:
             learner.end(request, state.memo)
-        if not self.policy.admits(turn, self.p):
+        if not self.policy.admits(turn, self.p, self.table):
             for block in self._blocks_of(request.request_id)[state.hit_blocks :]:
                 if block.ref_cnt == 1 and block.block_hash is not None:
                     self._forget(block)

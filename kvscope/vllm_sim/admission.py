@@ -194,7 +194,7 @@ def releaser(policy: type[LanePolicy], leaf: bool) -> Callable[..., None]:
         turn = turn_of(machine, request, part)
         _, shallow = place(turn, 0, state.block_size, machine.p)
         begin, lane = allocated if finished else 0, shallow
-        if finished and not admits(turn, machine.p):
+        if finished and not admits(turn, machine.p, machine.tables.in_force):
             lose_new_contents(machine, request, leaf)
         for at in range(allocated):  # to the front of their queue: the last one freed goes first
             block = machine.table[slot, at]

@@ -48,7 +48,8 @@ def both(
     """Return both sides with equal settings; with a `policy` kvscope's plugin is in vLLM's.
 
     `kinds` are the requests' types, as many as `tables` has categories. `fitted` is the table
-    of the plugin's file; the model then gets the requests' classes from the plugin (`classed`).
+    of the plugin's file; the model then gets the requests' classes from the plugin (`classed`), as
+    it does with a policy that is guarded.
     """
     vllm = VllmScheduler(
         folder,
@@ -65,7 +66,8 @@ def both(
         fitted=fitted,
         groups=groups,
     )
-    if fitted is None and tables is not NO_TABLES:
+    shared = fitted is not None or (policy is not None and policy.guarded)
+    if not shared and tables is not NO_TABLES:
         vllm.steering.use(tables.at(0))
         vllm.steering.learner._estimator._refit_s = 1e9
     settings = EngineSettings(
@@ -78,7 +80,7 @@ def both(
         groups=groups,
     )
     model = Model(trace, size, policy or Lru(), settings, kinds, tables)
-    if fitted is not None:
+    if shared:
         classed(vllm, model)
     return vllm, model
 

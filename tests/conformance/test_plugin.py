@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from kvscope.core.hits import standard
+from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import plugin_tables
 from kvscope.learning.returns.file import FittedReturns
 from kvscope.learning.returns.formulas import FIRST, LRU, STEPS
 from kvscope.learning.returns.online import ReturnsLearner
-from kvscope.policies.base import Floats, LanePolicy
+from kvscope.policies.base import Floats, LanePolicy, Leaves
 from kvscope.policies.gittins import AGES, Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.threshold_lru import ThresholdLru
@@ -110,32 +111,47 @@ def test_every_mix_agrees(tmp_path: Path, mix: str, name: str) -> None:
     compared(tmp_path, name, mix, 200, requests=400, overlapped=False)
 
 
+def switching(
+    folder: Path, mix: str, policy: LanePolicy, fitted: FittedTable | None = None
+) -> tuple[dict[int, int], int]:
+    """Step both sides to the end; return evictions at the start of each candidate, and in all."""
+    trace = fitting(600, 5, mix, 16, 200)
+    known = traffic(prompts_of(trace, 16), standard())
+    tables = plugin_tables(known, policy, fitted)
+    vllm, model = both(folder, trace, 16, 200, policy=policy, fitted=fitted, tables=tables)
+    learner, evictions = vllm.steering.learner, dict[int, int]()
+    use = vllm.steering.use
+
+    def used(table: Floats) -> None:
+        evictions.setdefault(learner.candidate, vllm.steering.free.evictions)
+        use(table)
+
+    assert learner.candidate == LRU
+    vllm.steering.use = used
+    stepped(vllm, model)
+    assert not vllm.steering.broken
+    return evictions, vllm.steering.free.evictions
+
+
 @pytest.mark.parametrize(("mix", "xi"), [("chats", 0), long("chats", 200), ("long prompts", 200)])
 def test_a_guard_changes_the_order_of_blocks_that_lie_there(
     tmp_path: Path, mix: str, xi: int
 ) -> None:
     """It begins with LRU; at each change the queues' order is another one, as in the simulator."""
-    trace = fitting(600, 5, mix, 16, 200)
     policy = Gittins({"xi_tokens": xi, "refit_requests": 16})
     alike = np.ones((math.prod(STEPS[0]), AGES))
-    fitted = FittedReturns(0, alike, 16, refits=True)
-    known = traffic(prompts_of(trace, 16), standard())
-    tables = plugin_tables(known, policy, fitted)
-    vllm, model = both(tmp_path, trace, 16, 200, policy=policy, fitted=fitted, tables=tables)
-    learner, evictions = vllm.steering.learner, dict[int, int]()
-    use = vllm.steering.use
+    began, evictions = switching(tmp_path, mix, policy, FittedReturns(0, alike, 16, refits=True))
+    assert max(began) >= FIRST
+    assert all(before > 1000 for candidate, before in began.items() if candidate != LRU)
+    assert evictions > max(began.values()) + 1000
 
-    def used(table: Floats) -> None:
-        evictions.setdefault(learner._candidate, vllm.steering.free.evictions)
-        use(table)
 
-    assert learner._candidate == LRU
-    vllm.steering.use = used
-    stepped(vllm, model)
-    assert not vllm.steering.broken
-    assert max(evictions) >= FIRST
-    assert all(before > 1000 for candidate, before in evictions.items() if candidate != LRU)
-    assert vllm.steering.free.evictions > max(evictions.values()) + 1000
+@pytest.mark.parametrize("leaves", ["leaf", "any"])
+def test_a_guarded_tlru_takes_its_order_up_where_blocks_lie(tmp_path: Path, leaves: Leaves) -> None:
+    """It begins with LRU; T-LRU is in force once its shadow computes surely less."""
+    values = {"xi_tokens": 200.0, "next_prompt_tokens": 60.0, "guard": 1.0}
+    began, evictions = switching(tmp_path, "long prompts", TLru(values, leaves))
+    assert 1000 < began[1] < evictions - 1000
 
 
 @pytest.mark.parametrize("mix", MIXES)

@@ -31,7 +31,7 @@ def tables(policy: type[Policy], categories: int) -> Tables:
     60 (k + 1) s; for etlru next prompts of 32 (k + 1), 256 and 1,024 tokens, equally likely; for
     gittins an index of 1 / (10 (k + 1) + age's number) at each age, in all lanes.
     """
-    if policy.learner is None:
+    if not policy().reads_table:
         return NO_TABLES
     numbers = range(1, categories + 1)
     if policy.name == "wa":

@@ -1,4 +1,4 @@
-"""What `gittins` can lose: on traffic that turns against it whenever it has learned."""
+"""What guarded policies can lose: on traffic that turns against them when they have learned."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ import pytest
 from kvscope.core.hits import standard
 from kvscope.ingest.pipeline import ingest
 from kvscope.learning.guard import INTERVAL_REQUESTS, LOSS_INTERVALS
+from kvscope.learning.offline.learners import tables_for
 from kvscope.learning.returns.offline import ReturnsOffline
 from kvscope.policies.base import Floats, Policy
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.lru import Lru
+from kvscope.policies.threshold_lru import ThresholdLru
+from kvscope.policies.tlru import TLru
+from kvscope.policies.wa import Wa
 from kvscope.replay.replay import NO_TABLES, Tables, replay
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.store.db import MEMORY, open_store
@@ -84,6 +88,15 @@ def most_in_a_row(tokens: Floats, requests: int) -> float:
     return float((so_far[requests:] - so_far[:-requests]).max())
 
 
+def lost_against_lru(of: Traffic, own: Floats, capacity: int, xi: int) -> float:
+    """Return the most that a policy, which computes `own`, loses in any time, in turnovers."""
+    lru = np.maximum(computed(of, Lru(), capacity) - xi, 0.0)
+    net = np.concatenate(([0.0], np.cumsum(own - lru)))
+    lost = float((net - np.minimum.accumulate(net)).max())
+    requests = LOSS_INTERVALS * INTERVAL_REQUESTS
+    return lost / max(capacity * of.block_size, most_in_a_row(np.maximum(own, lru), requests))
+
+
 STREAMS = [
     "swaps every 600 s",
     "swaps every 7200 s",
@@ -108,12 +121,27 @@ def test_no_stretch_of_time_loses_more_than_a_turnover(name: str, share: float, 
     capacity = max(int(share * (len(of.block_parent) - 1)), 1)
     policy = Gittins({"xi_tokens": xi, "refit_requests": 64})
     own = computed(of, policy, capacity, ReturnsOffline().tables(of, 64.0))
-    lru = np.maximum(computed(of, Lru(), capacity) - xi, 0.0)
-    net = np.concatenate(([0.0], np.cumsum(own - lru)))
-    lost = float((net - np.minimum.accumulate(net)).max())
-    requests = LOSS_INTERVALS * INTERVAL_REQUESTS
-    turnover = max(capacity * of.block_size, most_in_a_row(np.maximum(own, lru), requests))
-    assert lost <= turnover
+    assert lost_against_lru(of, own, capacity, xi) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("policy", "xi"),
+    [
+        (TLru({"guard": 1}), 2048),
+        (Wa({"guard": 1}), 0),
+        long(TLru({"guard": 1}, leaves="any"), 2048),
+        long(ThresholdLru({"guard": 1}), 0),
+    ],
+)
+@pytest.mark.parametrize(
+    "name", ["swaps every 600 s", "to-b", *map(long, ("one after the other", "to-c", "agent"))]
+)
+def test_other_guarded_policies_keep_that_bound(name: str, policy: Policy, xi: int) -> None:
+    """They have LRU and their own order for candidates."""
+    of = stream(name)
+    capacity = max(int(0.1 * (len(of.block_parent) - 1)), 1)
+    own = computed(of, policy, capacity, tables_for(of, type(policy)))
+    assert lost_against_lru(of, own, capacity, xi) <= 1.0
 
 
 def test_without_a_guard_more_is_lost() -> None:

@@ -26,6 +26,9 @@ from kvscope.learning.shadow_cache import ShadowCache
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.gittins import AGES, LEVELS, Gittins
 from kvscope.policies.lru import Lru
+from kvscope.policies.threshold_lru import ThresholdLru
+from kvscope.policies.tlru import TLru
+from kvscope.policies.wa import Wa
 from kvscope.replay.derived_traces import select
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.replay.traffic import Traffic, traffic
@@ -169,6 +172,33 @@ def test_every_block_leaves_as_the_simulator_says(
     assert served.hits != alone(policy, capacity, bare).hit_blocks.tolist()
 
 
+GUARDED = (
+    (TLru({"xi_tokens": 2048, "guard": 1}), 853),
+    long(TLru({"xi_tokens": 2048, "guard": 1}, leaves="any"), 853),
+    long(TLru({"xi_tokens": 2048, "guard": 1, "ttl_s": 300}), 853),
+    (ThresholdLru({"threshold_tokens": 1500, "guard": 1}), 600),
+    (Wa({"guard": 1}), 600),
+    long(Wa({"guard": 1, "refit_s": 60}), 600),
+)
+
+
+@pytest.mark.parametrize(("policy", "capacity"), GUARDED)
+def test_a_policy_with_a_guard_evicts_as_the_simulator_says(
+    policy: LanePolicy, capacity: int
+) -> None:
+    """Its own order where the guard takes it, else LRU: the same choices, hits and evictions."""
+    of = traffic(sample("regime-change"), standard())
+    tables = plugin_tables(of, policy, None)
+    served = Alone(policy, of.block_size, capacity).serve(of, types=of.category.tolist())
+    expected = alone(policy, capacity, tables)
+    assert not served.steering.broken
+    assert served.hits == expected.hit_blocks.tolist()
+    assert served.steering.free.evictions == expected.evictions
+    assert served.hits != alone(Lru(), capacity).hit_blocks.tolist()
+    bare = type(policy)(policy.values | {"guard": 0.0}, policy.evicts)
+    assert served.hits != alone(bare, capacity, tables).hit_blocks.tolist()
+
+
 @pytest.mark.parametrize(("xi", "capacity"), [(0, 853), (2048, 853)])
 def test_the_guard_falls_back_where_habits_change(
     xi: int, capacity: int, caplog: pytest.LogCaptureFixture
@@ -226,7 +256,7 @@ def test_many_at_a_time(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(guarding, "MOST_WAITING", 100)
     of = traffic(sample(name), standard())
     made = learner(of, len(of.block_parent) // 20)
-    guard = made._guard
+    guard = made.online_guard
     assert guard is not None
     seen: list[int] = []
 
@@ -248,7 +278,7 @@ def test_one_at_a_time_nobody_waits_and_side_by_side_is_near_it() -> None:
     totals = []
     for most in (0, 16):
         made = learner(of, 5000)
-        guard = made._guard
+        guard = made.online_guard
         assert guard is not None
         sums = np.zeros(4)
         judge = guard.guard.judge
@@ -267,14 +297,14 @@ def test_blocks_that_are_not_followed_are_not_counted() -> None:
     """When every second block alone is followed the shadows begin anew, half as large."""
     of = traffic(sample("to-c"), standard())
     made = learner(of, 4000)
-    made._recent._most_keys = 20_000
-    guard = made._guard
+    made.recent._most_keys = 20_000
+    guard = made.online_guard
     assert guard is not None
     sizes = set()
 
     def look() -> None:
         watching = guard
-        assert watching.every == made._recent.every
+        assert watching.every == made.recent.every
         sizes.add(watching.shadows.each[0].capacity * watching.every)
 
     side_by_side(made, of, 4, look)
@@ -291,7 +321,7 @@ def test_a_request_without_an_end_leaves_what_was_cached() -> None:
     nothing = np.zeros((int(np.prod(STEPS[0])), AGES))
     made = ReturnsLearner(Gittins({"xi_tokens": 0}), 16, FittedReturns(0, nothing, 1))
     made.guard(100)
-    guard = made._guard
+    guard = made.online_guard
     assert guard is not None
     keys = list(range(20))
     for number, (blocks, gone) in enumerate([(10, False), (20, True), (20, False)]):
@@ -330,15 +360,15 @@ def test_a_shadow_that_fails_leaves_lru(
 def test_what_is_in_force_is_the_table() -> None:
     """All classes side by side; of LRU nothing is worth anything, of need alone all the same."""
     made = learner(traffic(sample("agent"), standard()), 100)
-    guard = made._guard
+    guard = made.online_guard
     assert guard is not None
-    made._candidate = FIRST
+    made.candidate = FIRST
     whole = made._in_force()
     assert whole.shape == (LEVELS * sum(int(np.prod(steps)) for steps in STEPS), AGES)
     for candidate, worth in ((LRU, 0.0), (1, 1.0)):
-        made._candidate = candidate
+        made.candidate = candidate
         assert np.all(made._in_force() == worth)
-    made._candidate = FIRST + 1
+    made.candidate = FIRST + 1
     assert np.array_equal(made._in_force(), whole)
     assert "with a guard that falls back to LRU" in made.in_words
 
@@ -355,8 +385,8 @@ def small(capacity: int) -> tuple[ReturnsLearner, OnlineGuard]:
     nothing = np.zeros((int(np.prod(STEPS[0])), AGES))
     made = ReturnsLearner(Gittins({"xi_tokens": 0}), 16, FittedReturns(0, nothing, 1))
     made.guard(capacity)
-    assert made._guard is not None
-    return made, made._guard
+    assert made.online_guard is not None
+    return made, made.online_guard
 
 
 def test_a_slow_request_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,7 +438,7 @@ def test_an_engine_that_empties_its_cache_tells_the_shadows() -> None:
     steering = Alone(Gittins({"xi_tokens": 0}), 16, 100).steering
     made = steering.learner
     assert isinstance(made, ReturnsLearner)
-    assert made._guard is not None
-    before = made._guard.shadows
+    assert made.online_guard is not None
+    before = made.online_guard.shadows
     steering.cleared()
-    assert made._guard.shadows is not before
+    assert made.online_guard.shadows is not before

@@ -32,7 +32,7 @@ class Served:
         nothing = np.zeros((int(np.prod(STEPS[class_set])), AGES))
         by = FittedReturns(class_set, nothing, 0, refits=True)
         self.learner = ReturnsLearner(Gittins({"refit_requests": EVERY}), of.block_size, by)
-        self.learner._recent._most_keys = most_keys
+        self.learner.recent._most_keys = most_keys
         self.classes: list[int] = []
         self.cuts: list[Sequence[int]] = []
         self.since, self.tables = [0], list[Floats]()
@@ -46,7 +46,7 @@ class Served:
             self.learner.end(one, seen)
             self.classes.append(self.learner.category(one, seen))
             self.cuts.append(self.learner.cuts(seen))
-            self.most = max(self.most, self.learner._recent.keys)
+            self.most = max(self.most, self.learner.recent.keys)
 
 
 @pytest.mark.parametrize("class_set", SETS)
@@ -86,7 +86,7 @@ def test_what_was_not_touched_for_a_window_is_forgotten() -> None:
         one = FakeRequest(str(number), 160, 16, [(number, place) for place in range(11)])
         _, seen = learner.arrive(one, read_hints(one), float(number))
         learner.end(one, seen)
-        sizes.append(learner._recent.keys)
+        sizes.append(learner.recent.keys)
         assert seen.match.known_blocks == 0
     assert max(sizes) <= 11 * 2 * 36
     assert any(after < before for before, after in pairwise(sizes))

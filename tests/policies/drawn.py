@@ -108,7 +108,7 @@ _ROWS = {
 
 def plain_tables(policy: type[Policy]) -> Tables:
     """Return tables with one row per category, valid from the first request on."""
-    if policy.learner is None:
+    if not policy().reads_table:
         return NO_TABLES
     wa = _reuse_row((0.5, 0.1, 10.0)), _reuse_row((0.8, 0.02, 60.0)), _reuse_row((0.3, 0.4, 2.0))
     prompts = ((5.0, 9.0, 2.0), (1.0, 1.0, 3.0), (8.0, 0.0, 4.0))

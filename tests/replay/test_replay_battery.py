@@ -46,7 +46,7 @@ def _admitted(bound: Policy, of: Traffic, at: int) -> bool:
     if not isinstance(bound, PathPolicy):
         return True
     turn = Turn(at, 0.0, int(of.history_tokens[at]), 0, 0)
-    return bool(bound.admits(turn, bound.settings()))
+    return bool(bound.admits(turn, bound.settings(), np.zeros((1, 1))))
 
 
 @EVERY_CASE

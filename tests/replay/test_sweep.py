@@ -204,6 +204,7 @@ def test_parameters_come_from_choice_then_trace_then_default() -> None:
         "next_prompt_tokens": 6,
         "xi_percentile": 0.0,
         "ttl_s": np.inf,
+        "guard": 0.0,
     }
     chosen = Variant(tlru, {"xi_tokens": 5.0}, "any")
     policy: Policy = bind(chosen, values)

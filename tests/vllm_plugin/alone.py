@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvscope.learning.learners import FittedTable
@@ -101,9 +102,11 @@ class Alone:
         self.free.append_n([block for block in free if block.block_hash is not None])
         self.steering.tell("released")
 
-    def serve(self, of: Traffic) -> Alone:
-        """Serve a whole trace, each request at its time and alone."""
-        for request, arrival_s in asked_in(of):
+    def serve(self, of: Traffic, types: Sequence[int] | None = None) -> Alone:
+        """Serve a whole trace, each request at its time and alone; they may say their `types`."""
+        for number, (request, arrival_s) in enumerate(asked_in(of)):
+            if types is not None:
+                request.extra_args = {"kvscope_type": str(types[number]), "kvscope_turn": 1}
             self.arrive(request, arrival_s)
             self.run(request)
             self.end(request)

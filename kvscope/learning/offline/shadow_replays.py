@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -43,6 +43,17 @@ class Taken(NamedTuple):
 
     since: Int64s
     candidate: Int64s
+
+    def over(self, since: Int64s, requests: int) -> Taken:
+        """Return the same with periods that also begin at each of `since`, among `requests`."""
+        begins = np.unique(np.concatenate((since, self.since)))
+        begins = begins[begins < max(requests, 1)]
+        return Taken(begins, self.candidate[row_at(self.since, begins)])
+
+
+def row_at(since: Int64s, requests: Int64s) -> Int64s:
+    """Return which of the rows that hold from requests `since` on holds for each request."""
+    return np.searchsorted(since, requests, side="right") - 1
 
 
 class ShadowCosts(NamedTuple):
@@ -89,7 +100,7 @@ class ShadowReplays:
         for at, candidate in enumerate(self.candidates):
             tables = candidate.of_requests(sample.requests)
             done = replay(sample.traffic, policy, small, history=past, tables=tables)
-            xi_tokens = policy.values["xi_tokens"]
+            xi_tokens = policy.values.get("xi_tokens", 0.0)
             blocks[at], tokens[at] = computed(sample.traffic, done.hit_blocks, xi_tokens)
         ends = interval_ends(blocks, interval_blocks(small))
         so_far = np.concatenate((np.zeros((len(tokens), 1)), tokens.cumsum(axis=1)), axis=1)
@@ -115,6 +126,34 @@ class ShadowReplays:
     def _place(self) -> Floats:
         """A number in [0, 1) for each request, the same for all of a conversation."""
         return uniform(first_turns(self._traffic, last_touch_segments(self._traffic)), seed=0)
+
+
+class RevertingShadows(ShadowReplays):
+    """Shadows of LRU and of a policy's `own` tables.
+
+    `lru` is a row of its table that makes all blocks worth the same.
+    """
+
+    def __init__(self, traffic: Traffic, own: Tables, lru: Floats) -> None:
+        self._lru_row = len(own.values)
+        own = replace(own, values=np.concatenate((own.values, lru[None])))
+        super().__init__(
+            traffic, [replace(own, rows=np.full(own.rows.shape, self._lru_row, np.int32)), own]
+        )
+
+    def tables(self) -> Tables:
+        """Return the policy's own tables, and for a guarded one those that the guard takes."""
+        return replace(self.candidates[1], choose=self.choose)
+
+    def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
+        """Return the tables in force in a cache of so many blocks."""
+        own = self.candidates[1]
+        if not policy.guarded:
+            return own
+        taken = self.taken(policy, capacity_blocks).over(own.since, len(self._traffic.leaf))
+        rows = own.rows[row_at(own.since, taken.since)]
+        rows[taken.candidate == FALLBACK] = self._lru_row
+        return replace(own, since=taken.since, rows=rows)
 
 
 def computed(traffic: Traffic, hit_blocks: Int32s, xi_tokens: float) -> tuple[Int64s, Floats]:

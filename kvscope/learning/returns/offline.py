@@ -15,7 +15,7 @@ from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import OfflineLearner, end_of
 from kvscope.learning.offline.prefix_features import PrefixFeatures, chained, prefix_features
 from kvscope.learning.offline.refits import Refits
-from kvscope.learning.offline.shadow_replays import ShadowReplays
+from kvscope.learning.offline.shadow_replays import ShadowReplays, row_at
 from kvscope.learning.returns.file import FittedReturns
 from kvscope.learning.returns.formulas import (
     BEGINS_S,
@@ -70,10 +70,9 @@ class ClassSetShadows(ShadowReplays):
         A request keeps the class of the set that was in force, or had been last, when it came. Each
         set's classes are refitted all the time.
         """
-        tables, taken = self.tables(), self.taken(policy, capacity_blocks)
-        since = np.unique(np.concatenate((tables.since, taken.since)))
-        since = since[since < max(len(self._traffic.leaf), 1)]
-        now = taken.candidate[_row(taken.since, since)]
+        tables, requests = self.tables(), np.arange(len(self._traffic.leaf))
+        taken = self.taken(policy, capacity_blocks)
+        since, now = taken.over(tables.since, len(requests))
         begins = np.cumsum(
             [0, *(tables.categories // (LEVELS * PARTS) for tables in self._class_sets)]
         )
@@ -87,16 +86,10 @@ class ClassSetShadows(ShadowReplays):
         for candidate in now.tolist():
             latest = candidate - FIRST if candidate >= FIRST else latest
             sets.append(latest)
-        requests = np.arange(len(self._traffic.leaf))
-        in_force = classes[np.array(sets)[_row(since, requests)], requests].astype(np.int32)
-        rows = tables.rows[_row(tables.since, since)]
+        in_force = classes[np.array(sets)[row_at(since, requests)], requests].astype(np.int32)
+        rows = tables.rows[row_at(tables.since, since)]
         rows[now < FIRST] = now[now < FIRST, None]
         return Tables(since, rows, tables.values, in_force, tables.cuts)
-
-
-def _row(since: Int64s, requests: Int64s) -> Int64s:
-    """Return which of the rows that hold from requests `since` on holds for each request."""
-    return np.searchsorted(since, requests, side="right") - 1
 
 
 class ReturnsOffline(OfflineLearner):

@@ -16,17 +16,13 @@ import numpy as np
 
 from kvscope.core.arrays import Int64s
 from kvscope.learning.conversations import RequestHints
-from kvscope.learning.guard import FALLBACK, OnlineGuard
+from kvscope.learning.guarded_learner import GuardedLearner
 from kvscope.learning.lane_heap import Scores
-from kvscope.learning.learners import OnlineLearner, computed_blocks
-from kvscope.learning.observer import Request, log
-from kvscope.learning.prefixes import Key
+from kvscope.learning.observer import Request
 from kvscope.learning.recent_blocks import (
     MOST_REQUESTS,
     PrefixMatch,
-    RecentBlocks,
     TouchedSegments,
-    remembered_requests,
 )
 from kvscope.learning.returns.file import FittedReturns, read_returns
 from kvscope.learning.returns.formulas import (
@@ -193,7 +189,7 @@ class _ServedTurn(NamedTuple):
     prompt_tokens: int
 
 
-class ReturnsLearner(OnlineLearner):
+class ReturnsLearner(GuardedLearner):
     """Learns for `gittins` how soon the blocks of each class of requests return.
 
     It goes by a `fitted` table, which stays; or until as much has been seen here as that was fitted
@@ -205,23 +201,19 @@ class ReturnsLearner(OnlineLearner):
     read_fit = staticmethod(read_returns)
 
     def __init__(self, policy: LanePolicy, block_size: int, fitted: FittedReturns | None) -> None:
-        self._policy, self._block_size, self._fitted = policy, block_size, fitted
-        self._every = policy.refit_every
-        memory = WINDOW_BINS * bin_requests(self._every)
-        self._slots = remembered_requests(memory)
-        self._recent = RecentBlocks(memory, most_requests=self._slots, gaps_s=GAPS_S)
+        self._fitted, self._every = fitted, policy.refit_every
+        super().__init__(policy, block_size, WINDOW_BINS * bin_requests(self._every), GAPS_S)
         own = fitted.class_set if fitted else 0
         self._learns = fitted is None or fitted.refits
         self._sets, self._estimators = [own], list[ReturnEstimator]()
         if self._learns:
-            self._estimators.append(ReturnEstimator(self._every, own, self._slots))
+            self._estimators.append(ReturnEstimator(self._every, own, self.slots))
         self._from = fitted.requests if fitted else 0
         self.table = fitted.values if fitted else self._estimators[0].table
         self._values = [self.table]  # of each class set; `table` is what is in force
         self._scores: list[Scores] = []  # the same as candidates' shadows read them
         self._begins, self._set = [0], 0
-        self._candidate = FIRST  # in force
-        self._guard: OnlineGuard | None = None
+        self.candidate = FIRST
 
     def guard(self, capacity_blocks: int) -> None:
         """Have a guard choose, by shadows of a cache of so many blocks."""
@@ -229,27 +221,19 @@ class ReturnsLearner(OnlineLearner):
             for other in range(len(CLASS_SETS)):
                 if other not in self._sets:
                     self._sets.append(other)
-                    self._estimators.append(ReturnEstimator(self._every, other, self._slots))
+                    self._estimators.append(ReturnEstimator(self._every, other, self.slots))
                     self._values.append(self._estimators[-1].table)
         lanes = [0, *accumulate(len(values) for values in self._values)]
         self._begins = [lane // (LEVELS * PARTS) for lane in lanes[:-1]]
         simple = [Scores(np.full((LEVELS, AGES), worth)) for worth in WORTHS]
         self._scores = [*simple, *map(Scores, self._values)]
-        self._guard = OnlineGuard(
-            self._policy,
-            self._block_size,
-            capacity_blocks,
-            tuple(self._scores),
-            self._kinds,
-            slots=self._slots,
-        )
-        self._candidate = self._guard.now
+        self.start_guard(capacity_blocks, tuple(self._scores))
         self.table = self._in_force()
 
     @property
     def in_words(self) -> str:  # type: ignore[override]  # read only
         """What it goes by."""
-        guarded = "with a guard that falls back to LRU" if self._guard else "without a guard"
+        guarded = "with a guard that falls back to LRU" if self.online_guard else "without a guard"
         how = f", classes by {_features(self._sets[0])}, {guarded}"
         fitted = self._fitted
         if fitted is None:
@@ -262,65 +246,41 @@ class ReturnsLearner(OnlineLearner):
     ) -> tuple[bool, _ServedTurn]:
         """Touch the prompt's blocks."""
         changed = self._refit(arrival_s)
-        if self._guard is not None and self._switched(self._guard):
+        if self.switched():
+            self._set = self.candidate - FIRST if self.candidate >= FIRST else self._set
             changed = True
         if changed:
             self.table = self._in_force()
-        keys = request.block_hashes[: request.num_prompt_tokens // self._block_size]
-        match = self._recent.arrive(keys, arrival_s)
-        every = self._recent.every
+        match = self.touch_prompt(request, arrival_s)
         for estimator in self._estimators:
-            estimator.arrive(match, arrival_s, every)
-        if self._guard is not None:
-            forgotten = self._recent.forgotten
-            self._guard.arrive(match, request.num_prompt_tokens, arrival_s, every, forgotten)
+            estimator.arrive(match, arrival_s, self.recent.every)
         return changed, _ServedTurn(match, self._set, request.num_prompt_tokens)
 
     def _refit(self, now_s: float) -> bool:
         """Refit the tables whose time has come; return whether one has changed."""
-        changed, number = False, self._recent.requests
+        changed, number = False, self.recent.requests
         for at, estimator in enumerate(self._estimators):
             if estimator.refit(number, now_s) and (at > 0 or number >= self._from):
                 self._values[at], changed = estimator.table, True
-                if self._guard is not None:
+                if self.online_guard is not None:
                     self._scores[FIRST + at] = Scores(estimator.table)
-        if changed and self._guard is not None:
-            self._guard.use(tuple(self._scores))
+        if changed and self.online_guard is not None:
+            self.online_guard.use(tuple(self._scores))
         return changed
 
-    def _switched(self, guard: OnlineGuard) -> bool:
-        """Return whether the guard has put another candidate in force, and log it."""
-        before, now, judge = self._candidate, guard.now, guard.guard
-        if now == before:
-            return False
-        self._candidate = now
-        self._set = now - FIRST if now >= FIRST else self._set
-        about = now if now != FALLBACK else before
-        log.info(
-            "kvscope's %s switches from %s to %s: on LRU, %s gained %.0f tokens beyond xi in the"
-            " shadow caches, lately %.0f; above %.0f the gain counts as sure",
-            self._policy.name,
-            self._called(before),
-            self._called(now),
-            self._called(about),
-            judge.gain[about],
-            judge.lately[about],
-            judge.deviation(about),
-        )
-        return True
-
-    def _called(self, candidate: int) -> str:
+    def called(self, candidate: int) -> str:
+        """Return the name of a candidate."""
         if candidate < FIRST:
             return ("LRU", "need alone")[candidate]
         return f"the classes by {_features(self._sets[candidate - FIRST])}"
 
     def _in_force(self) -> Floats:
         """Return the table of the candidate in force."""
-        if self._guard is None:
+        if self.online_guard is None:
             return self._values[0]
         table: Floats = np.concatenate(self._values)
-        if self._candidate < FIRST:
-            table[:] = WORTHS[self._candidate]
+        if self.candidate < FIRST:
+            table[:] = WORTHS[self.candidate]
         return table
 
     def category(self, request: Request, memo: _ServedTurn) -> int:
@@ -335,8 +295,7 @@ class ReturnsLearner(OnlineLearner):
     def _classes(self, match: PrefixMatch, prompt_tokens: int, tokens: int) -> list[int]:
         """Return the class of a request in each class set."""
         values = {
-            "new_tokens": (prompt_tokens // self._block_size - match.known_blocks)
-            * self._block_size,
+            "new_tokens": (prompt_tokens // self.block_size - match.known_blocks) * self.block_size,
             "turns": match.turns,
             "output_tokens": tokens - prompt_tokens,
         }
@@ -348,35 +307,23 @@ class ReturnsLearner(OnlineLearner):
             classes.append(number)
         return classes
 
-    def _kinds(self, match: PrefixMatch, prompt_tokens: int, output_tokens: int) -> list[Kind]:
+    def kinds(self, match: PrefixMatch, prompt_tokens: int, output_tokens: int) -> list[Kind]:
         """Return the class and cuts of a request for each candidate of the guard."""
         classes = self._classes(match, prompt_tokens, prompt_tokens + output_tokens)
         return [(0, ()), (0, ()), *((number, match.cuts) for number in classes)]
 
     def end(self, request: Request, memo: _ServedTurn) -> None:
         """Touch the output's blocks; the class is settled now."""
-        prompt_tokens, number = memo.prompt_tokens, memo.match.number  # more may be streamed since
-        full = prompt_tokens // self._block_size
-        more: list[Key] = request.block_hashes[full : computed_blocks(request, self._block_size)]
-        followed, segments = self._recent.end(more, number)
-        every = self._recent.every
-        kinds = self._classes(memo.match, prompt_tokens, request.num_tokens)
+        followed, segments = self.touch_output(request, memo.match, memo.prompt_tokens)
+        kinds = self._classes(memo.match, memo.prompt_tokens, request.num_tokens)
         for estimator, kind in zip(self._estimators, kinds, strict=False):
-            estimator.end(memo.match, kind, followed, segments, every)
-        if self._guard is not None:
-            self._guard.end(number, request.num_tokens - prompt_tokens, followed, segments)
+            estimator.end(memo.match, kind, followed, segments, self.recent.every)
 
     def forget(self, memo: _ServedTurn) -> None:
         """Leave the request without a class; what it touched stays touched."""
         for estimator in self._estimators:
             estimator.forget(memo.match.number)
-        if self._guard is not None:
-            self._guard.forget(memo.match.number)
-
-    def cleared(self) -> None:
-        """Empty the shadows; when blocks return is known as before."""
-        if self._guard is not None:
-            self._guard.clear()
+        self.forget_request(memo.match)
 
 
 def _features(class_set: int) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 
 from kvscope.learning.offline.learners import OfflineLearner
 from kvscope.learning.offline.refits import Refits, WindowCells, categories_of, refits_by_time
+from kvscope.learning.offline.shadow_replays import RevertingShadows
 from kvscope.learning.reuse.formulas import SLOTS, WINDOW_REFITS, ReuseCounts, reuse_table, slots_of
 from kvscope.policies.base import REFIT_S, Floats
 from kvscope.replay.last_touch import last_touch_segments
@@ -19,7 +20,10 @@ class ReuseOffline(OfflineLearner):
     def tables(self, traffic: Traffic, every: float = REFIT_S) -> Tables:
         """Return the table of each refit."""
         refits = refits_by_time(traffic, every)
-        return Tables.of(refits.since, reuse_table(*count_reuse(traffic, refits, every)))
+        table = reuse_table(*count_reuse(traffic, refits, every))
+        return RevertingShadows(
+            traffic, Tables.of(refits.since, table), np.zeros(table.shape[-1])
+        ).tables()
 
 
 def count_reuse(traffic: Traffic, refits: Refits, refit_s: float) -> tuple[ReuseCounts, Floats]:

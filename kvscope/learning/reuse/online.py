@@ -5,6 +5,7 @@ The counts are those that the `offline` module takes from a trace, gathered as r
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,10 +20,15 @@ from kvscope.learning.conversations import (
     RequestHints,
     Sessions,
 )
-from kvscope.learning.learners import FittedTable, OnlineLearner, computed_blocks
+from kvscope.learning.guard import FALLBACK
+from kvscope.learning.guarded_learner import MEMORY, REVERTS, GuardedLearner
+from kvscope.learning.lane_heap import Scores
+from kvscope.learning.learners import FittedTable, computed_blocks
 from kvscope.learning.observer import Request
 from kvscope.learning.prefixes import Key
+from kvscope.learning.recent_blocks import PrefixMatch
 from kvscope.learning.reuse.formulas import SLOTS, WINDOW_REFITS, ReuseCounts, reuse_table, slots_of
+from kvscope.learning.shadow_cache import Kind
 from kvscope.policies.base import Floats, LanePolicy
 
 MOST_KEYS = 1 << 18  # beyond that only a sample of the blocks is followed
@@ -164,28 +170,54 @@ class _CategorizedTurn(NamedTuple):
     arrival_s: float
     category: int
     turn: int
+    prompt_tokens: int
+    match: PrefixMatch | None
 
 
-class ReuseLearner(OnlineLearner):
-    """Learns for `wa` how soon the blocks of each category, a type and a turn, are reused."""
+class ReuseLearner(GuardedLearner):
+    """Learns for `wa` how soon the blocks of each category, a type and a turn, are reused.
+
+    If the policy is guarded that table is in force where the guard takes it, else LRU.
+    """
 
     def __init__(self, policy: LanePolicy, block_size: int, fitted: FittedTable | None) -> None:
-        self._block_size = block_size
+        super().__init__(policy, block_size, MEMORY)
+        self._guarded = policy.guarded
+        self.in_words = REVERTS if self._guarded else ""
         self._estimator = ReuseEstimator(policy.values["refit_s"], MOST_CATEGORIES)
+        self._lru = np.zeros_like(self._estimator.table)  # all categories are worth the same
+        self._category_of = array("i", bytes(4 * self.slots))  # of the latest requests
         self._categories, self._sessions = Categories(), Sessions()
         self._lineage = Lineage(block_size)
         self._arrived = 0
 
     @property
     def table(self) -> Floats:  # type: ignore[override]  # read only
-        """The latest fit."""
-        return self._estimator.table
+        """The latest fit, or what makes all categories worth the same where LRU is in force."""
+        reverted = self._guarded and self.candidate == FALLBACK
+        return self._lru if reverted else self._estimator.table
+
+    def guard(self, capacity_blocks: int) -> None:
+        """Start the guard of a guarded policy, for a cache of so many blocks."""
+        if self._guarded:
+            self.start_guard(capacity_blocks, self._candidates())
+
+    def _candidates(self) -> tuple[Scores, Scores]:
+        return Scores(self._lru), Scores(self._estimator.table)
+
+    def kinds(self, match: PrefixMatch, prompt_tokens: int, output_tokens: int) -> list[Kind]:
+        """Return the category and no cuts, for both orders."""
+        kind = self._category_of[match.number % self.slots], ()
+        return [kind, kind]
 
     def arrive(
         self, request: Request, hints: RequestHints, arrival_s: float
     ) -> tuple[bool, _CategorizedTurn]:
         """Find the category, which is known at once."""
         changed = self._estimator.at(arrival_s)
+        if changed and self.online_guard is not None:
+            self.online_guard.use(self._candidates())
+        changed |= self.switched()
         number, self._arrived = self._arrived, self._arrived + 1
         if hints.session is not None:
             _, turn = self._sessions.begin(hints.session, number, hints.turn)
@@ -193,7 +225,13 @@ class ReuseLearner(OnlineLearner):
             inferred = self._lineage.turn(request.block_hashes, request.num_prompt_tokens)
             turn = hints.turn or inferred
         category = self._categories.number(hints.type, turn)
-        return changed, _CategorizedTurn(arrival_s, category, turn)
+        match = None
+        if self._guarded:
+            self._category_of[self.recent.requests % self.slots] = category
+            match = self.touch_prompt(request, arrival_s)
+        return changed, _CategorizedTurn(
+            arrival_s, category, turn, request.num_prompt_tokens, match
+        )
 
     def category(self, request: Request, memo: _CategorizedTurn) -> int:
         """Return the category that was found on arrival."""
@@ -204,8 +242,15 @@ class ReuseLearner(OnlineLearner):
         self._lineage.end(
             request.block_hashes, request.num_prompt_tokens, request.num_tokens, memo.turn
         )
-        keys = request.block_hashes[: computed_blocks(request, self._block_size)]
+        keys = request.block_hashes[: computed_blocks(request, self.block_size)]
         self._estimator.touch(keys, memo.category, memo.arrival_s)
+        if memo.match is not None:
+            self.touch_output(request, memo.match, memo.prompt_tokens)
+
+    def forget(self, memo: _CategorizedTurn) -> None:
+        """Have the request leave nothing new in the shadows."""
+        if memo.match is not None:
+            self.forget_request(memo.match)
 
 
 LEARNER = ReuseLearner

@@ -119,7 +119,7 @@ def server(order: EvictionOrder) -> Callable[..., tuple[int, int, int]]:
         leading, cached = take_over(runs, segments, request, leaf)
         hit = min(leading, traffic.look[request])
         end = traffic.length[request] + traffic.anonymous[request]
-        if not admits(turn_of(traffic, request), now.p):
+        if not admits(turn_of(traffic, request), now.p, now.table):
             if climb:
                 unused = traffic.length[request] - leading
                 runs.of[request, TIP] = ancestor(runs.parents, runs.of[request, TIP], unused)

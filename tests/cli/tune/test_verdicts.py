@@ -20,7 +20,7 @@ def test_switch(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
     words = told(capsys, trace, *options, "--slo", "200ms", *HERE)
     assert "Recommendation: switch" in words
     found = re.search(
-        r"Switch to tlru xi_tokens=\d+: p95 TTFT 330 ms -> (\d+) ms \(-[\d.]+%, 95% CI"
+        r"Switch to tlru xi_tokens=\d+ guard=1: p95 TTFT 330 ms -> (\d+) ms \(-[\d.]+%, 95% CI"
         r" no spread: all resamples agree\) on held-out requests, within the SLO of 200 ms in"
         r" 100% of the bootstrap resamples, at 350 blocks\.",
         words,
