@@ -220,10 +220,10 @@ def _timed(
 def _retention(stores: Stores, trace: Trace, request: AnalyzeRequest) -> Iterator[RetentionIdeal]:
     """Yield what the deployment's vLLM would hit without eviction, where its model has windows."""
     where = request.deployment
-    if where is None or where.kv_groups is None or where.model is None or not trace.has_hashes:
+    groups = where.kv_groups_for(trace.block_size) if where else None
+    if groups is None or not trace.has_hashes or groups.undivided(trace.block_size):
         return
-    groups = where.model.kv_groups(where.stated.block_size or trace.block_size)
-    if groups is None or replace(request.definition, warmup=0.0) != standard():
+    if replace(request.definition, warmup=0.0) != standard():
         return
     from kvscope.vllm_sim import hits_without_eviction  # late: few analyses replay an engine
 

@@ -50,8 +50,8 @@ MOST_REQUESTS = 10
 _MOST_BRANCHES = 8
 _NEGLIGIBLE = 0.001  # of the input tokens: no finding
 AVOIDABLE: tuple[Cause, ...] = (
-    *("evicted", "in-flight", "routed", "salt", "lora", "model", "periodic", "diverged"),
-    *("output-changed", "rejected"),
+    *("evicted", "not-kept", "in-flight", "routed", "salt", "lora", "model", "periodic"),
+    *("diverged", "output-changed", "rejected"),
 )
 """Causes that a larger cache, another router or another client could remove."""
 
@@ -298,6 +298,7 @@ def explain(
             done.served.hit_blocks,
             rejected=done.rejected,
             written_blocks=done.written_blocks,
+            kept_blocks=done.kept_blocks,
         )
 
     workers = 1
@@ -396,6 +397,7 @@ def _totals(causes: Attribution) -> tuple[CauseTotal, ...]:
 
 _REMEDIES: dict[Cause, str] = {
     "evicted": "enlarge the cache, or let `kvscope tune` look for a policy that keeps them",
+    "not-kept": "let `kvscope tune` compare values of --prefix-cache-retention-interval",
     "in-flight": "let follow-ups and requests with the same prompt wait for the earlier one; a"
     " faster engine computes it in time",
     "routed": "route by prefix: `kvscope fleet` compares routers",

@@ -51,8 +51,17 @@ _BY_SLO = ("attainment", "tel")
 _FIGURES = (*_PERCENTILES, "hit-rate", *_BY_SLO)
 _QUEUED_FIGURES = tuple(f"{_QUEUED}{name}" for name in (*_PERCENTILES, *_BY_SLO))
 _CAUSES = (
-    *("missed", "evicted", "in-flight", "routed", "salt", "lora", "model", "periodic", "diverged"),
-    *("output-changed", "growth", "cold", "last-token", "below-block", "no-hash", "rejected"),
+    *("missed", "evicted", "not-kept", "in-flight", "routed", "salt", "lora", "model", "periodic"),
+    *(
+        "diverged",
+        "output-changed",
+        "growth",
+        "cold",
+        "last-token",
+        "below-block",
+        "no-hash",
+        "rejected",
+    ),
 )
 _EQUALITY = ("=", "!=")
 _ORDER: Mapping[str, Callable[[Decimal, Decimal], bool]] = {

@@ -112,9 +112,9 @@ def simulate(
 
 def on_groups(request: SimulateRequest, trace: Trace) -> SimulateRequest:
     """Return the request on an engine with the groups of a hybrid model's layers, if it has any."""
-    where = request.deployment
-    block_tokens = (where and where.stated.block_size) or trace.block_size
-    setting, model = with_groups(request.setting, request.model, block_tokens)
+    setting, model = with_groups(
+        request.setting, request.model, trace.block_size, request.deployment
+    )
     return replace(request, setting=setting, model=model)
 
 

@@ -186,8 +186,7 @@ def tune(
     latency = latency_for(trace, request.profile, request.deployment, lambda: prompts)
     where, profile = latency.deployment, latency.profile
     setting = timed_by(request.setting, profile)
-    block_tokens = (where and where.stated.block_size) or trace.block_size
-    setting, model = with_groups(setting, request.model, block_tokens)
+    setting, model = with_groups(setting, request.model, trace.block_size, where)
     request = replace(request, model=model)
     capacities = request.capacities.in_blocks(request.model, trace.block_size)
     lowest, highest = _blocks_in_range(request, trace)

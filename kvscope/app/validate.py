@@ -23,7 +23,8 @@ from kvscope.app.requests import above_zero, latency_profile
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import Deployment, ResolvedDeployment, option
-from kvscope.deployment.models import read_config
+from kvscope.deployment.kv_groups import KvGroups
+from kvscope.deployment.models import Model, read_config
 from kvscope.replay.policy_options import VLLM
 from kvscope.tuning.target import Target
 
@@ -67,13 +68,15 @@ class ValidatedReplica:
 class EngineAtHand:
     """The engine to replay on: its facts, how to open it, and the requests that it can serve.
 
-    `overlapped`: it schedules the next step while one runs, as vLLM does on a GPU.
+    `overlapped`: it schedules the next step while one runs, as vLLM does on a GPU. `groups` are
+    those of a hybrid model.
     """
 
     facts: EngineFacts
     open: EngineOpener
     sample: TraceSample
     overlapped: bool = False
+    groups: KvGroups | None = None
 
 
 def check_options(target: TargetOptions, options: ValidateOptions) -> None:
@@ -147,7 +150,7 @@ def validate(
         )
 
     if target.url is not None:
-        engine = _running_server(target, options, launch, choose)
+        engine = _running_server(target, options, launch, choose, advice)
     else:
         model = str(target.model)
         engine = _own_vllm(model, options, launch, replica, choose, monitor, forced=forced)
@@ -160,6 +163,7 @@ def validate(
             replica.max_num_seqs,
             replica.max_num_batched_tokens,
             async_scheduling=engine.overlapped and "--no-async-scheduling" not in launch.vllm_flags,
+            groups=engine.groups,
         ),
         block_size=engine.facts.block_size,
         forced=forced,
@@ -171,7 +175,7 @@ def validate(
         seed=seed,
         profiled=profile is not None,
     )
-    runs = _runs(target, options, advice, monitor, pace, overlapped=engine.overlapped)
+    runs = _runs(target, options, advice, monitor, pace, engine)
     if engine.sample.too_long:
         monitor.note(
             f"{engine.sample.too_long:,} requests are longer than the engine takes: left out"
@@ -261,44 +265,55 @@ def _own_vllm(
     from kvscope.validate.result import EngineFacts
     from kvscope.validate.validate import own_vllm
 
-    python, config = with_vllm(launch.python), config_of(model) or {}
+    python, config, shape = with_vllm(launch.python), config_of(model) or {}, _shape(model)
     is_gpu = python.device == "cuda"
-    size = replica.block_size or (GPU_BLOCK if is_gpu else CPU_BLOCK)
+    stated = replica.block_size or (GPU_BLOCK if is_gpu else CPU_BLOCK)
+    tp = replica.stated.tp if replica.stated else 1
+    size = shape.block_tokens(stated, tp) if shape else stated
     blocks = _blocks(options, replica, size, monitor)
     sample = choose(_longest(config.get("max_position_embeddings"), blocks * size))
     tokens = sample.prompts.input_tokens + sample.prompts.output_tokens
     started = Launch(
         model,
-        block_size=size,
+        block_size=stated,
         blocks=blocks,
         max_model_len=int(tokens.max()) + 1,
         max_num_seqs=replica.max_num_seqs,
         max_num_batched_tokens=replica.max_num_batched_tokens,
         forced_outputs=forced,
         flags=(*replica.flags, *launch.vllm_flags),
-        kv_bytes_per_token=_kv_bytes_per_token(model),
+        kv_bytes_per_token=shape.by_block.bytes_per_token * size // stated if shape else None,
     )
     device = python.device_name or python.device
     monitor.note(f"vLLM {python.vllm} on {device}, {blocks:,} blocks of {size} tokens")
     opened = own_vllm(started, launch.server(python, monitor.stop))
     flags = tuple(started.options(python))
     facts = EngineFacts("vLLM", python.vllm, device, model, blocks, size, flags)
-    return EngineAtHand(facts, opened, sample, overlapped=is_gpu)
+    groups = shape.kv_groups(stated, stated, tp) if shape else None
+    return EngineAtHand(facts, opened, sample, overlapped=is_gpu, groups=groups)
 
 
-def _kv_bytes_per_token(model: str) -> int | None:
-    """Return the KV bytes of a token, by the config.json of a folder; None for a name."""
+def _shape(model: str) -> Model | None:
+    """Return the model that the config.json of a folder describes; None for a name."""
     from kvscope.serving.server import model_folder
 
     folder = model_folder(model)
-    return None if folder is None else read_config(folder / "config.json").bytes_per_token
+    return None if folder is None else read_config(folder / "config.json")
 
 
 def _running_server(
-    target: TargetOptions, options: ValidateOptions, launch: LaunchOptions, choose: Choose
+    target: TargetOptions,
+    options: ValidateOptions,
+    launch: LaunchOptions,
+    choose: Choose,
+    advice: PolicyFile | None,
 ) -> EngineAtHand:
-    """Return the server that runs already; its blocks as stated, or as its metrics have them."""
+    """Return the server that runs already; its blocks as stated, or as its metrics have them.
+
+    A recommendation says in which groups its model's layers are.
+    """
     from kvscope.serving.client import Endpoint, block_pool
+    from kvscope.tuning.file import RecommendationFile
     from kvscope.validate.result import EngineFacts
     from kvscope.validate.validate import running_server
 
@@ -315,7 +330,11 @@ def _running_server(
         )
     sample = choose(_longest(served.max_model_len, blocks * size))
     facts = EngineFacts("server", endpoint.version(), None, served.name, blocks, size)
-    return EngineAtHand(facts, running_server(endpoint, served), sample)
+    tuned = advice.deployment if isinstance(advice, RecommendationFile) else None
+    groups = None
+    if tuned is not None and tuned.kv_groups:
+        groups = KvGroups.parse(tuned.kv_groups).in_blocks_of(size)
+    return EngineAtHand(facts, running_server(endpoint, served), sample, groups=groups)
 
 
 def _blocks(
@@ -388,8 +407,7 @@ def _runs(
     advice: PolicyFile | None,
     monitor: Monitor,
     pace: Pace,
-    *,
-    overlapped: bool,
+    engine: EngineAtHand,
 ) -> list[PolicyRun]:
     """Return the policies to run: LRU, what is recommended, or both."""
     from kvscope.validate.validate import PolicyRun, recommended_run
@@ -400,7 +418,11 @@ def _runs(
     if advice is None or options.policies == "lru":
         return [PolicyRun()]
     best = recommended_run(
-        advice, _advice_path(options), overlapped=overlapped, trace_clock=pace.kind == "sequential"
+        advice,
+        _advice_path(options),
+        overlapped=engine.overlapped,
+        trace_clock=pace.kind == "sequential",
+        groups=engine.groups,
     )
     if target.url is not None:
         return [PolicyRun(advice.policy, fitted=advice.fitted)]

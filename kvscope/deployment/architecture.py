@@ -37,6 +37,13 @@ FULL = ("full_attention", "attention")
 MIXED = ("attn_layer_period", "full_attention_interval", "hybrid_override_pattern")
 # One layer in so many is full attention where the config does not list them.
 _FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6, "llama4": 4}
+_DELTA_NET = (
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)
 # Fields by which layers differ in the KV that they keep for a token.
 _UNLIKE = (
     "kv_lora_rank",
@@ -89,19 +96,40 @@ class ConfigFields:
 
 
 @dataclass(frozen=True, slots=True)
+class LinearState:
+    """What a layer of linear attention keeps of a request, however long: two arrays of values.
+
+    The inputs that its convolution still sees have the model's 16 bits, the recurrent state
+    `recurrent_bytes` a value. Source: vLLM 0.32.0, model_executor/layers/mamba/mamba_utils.py.
+    """
+
+    convolution_values: int
+    recurrent_values: int
+    recurrent_bytes: int = 2
+
+    def bytes_on_rank(self, tp: int) -> int:
+        """Return the bytes on each of `tp` ranks, which share both arrays."""
+        return (2 * self.convolution_values + self.recurrent_bytes * self.recurrent_values) // tp
+
+
+@dataclass(frozen=True, slots=True)
 class LayerKinds:
     """Layers by what they cache: KV of all tokens, of the last `window` ones, or a fixed state.
 
-    `sliding_first` says which kind the first layer is. `alike`: all layers keep the same bytes for
-    a token and windows slide, as far as the config shows, so that vLLM's groups follow from them.
+    `full_first`: the first layer is full attention. `chunked` windows are those of chunked local
+    attention, others slide. `alike`: all layers keep the same bytes for a token, as far as the
+    config shows, so that vLLM's groups follow from them. `state` is that of linear layers, None
+    where kvscope does not know it.
     """
 
     full: int
     windowed: int = 0
     linear: int = 0
     window: int | None = None
-    sliding_first: bool = True
+    full_first: bool = False
     alike: bool = False
+    chunked: bool = False
+    state: LinearState | None = None
 
     @property
     def total(self) -> int:
@@ -227,14 +255,25 @@ def layer_kinds(config: ConfigFields) -> LayerKinds:
             raise InputError(what, where=config.where)
         full = sum(kind in FULL for kind in kinds)
         windowed = sum(kind in WINDOWED for kind in kinds)
-        sliding = windowed == kinds.count("sliding_attention")
-        alike = sliding and full + windowed == total and _alike(config)
-        first = bool(kinds) and kinds[0] in WINDOWED
-        return LayerKinds(full, windowed, total - full - windowed, window, first, alike)
+        linear = kinds.count("linear_attention")
+        chunked = windowed > 0 and windowed == kinds.count("chunked_attention")
+        known = full + windowed + linear == total and not (windowed and linear)
+        alike = known and windowed in (0, *map(kinds.count, WINDOWED)) and _alike(config)
+        return LayerKinds(
+            full,
+            windowed,
+            total - full - windowed,
+            window,
+            bool(kinds) and kinds[0] in FULL,
+            alike,
+            chunked,
+            _linear_state(config) if linear else None,
+        )
     if (mixed := next(filter(config.has, MIXED), None)) is not None:
         pattern = config.get(mixed)
         full = pattern.count("*") if isinstance(pattern, str) else total // config.count(mixed)
-        return LayerKinds(full, 0, total - full)
+        state = _linear_state(config) if mixed == "full_attention_interval" else None
+        return LayerKinds(full, 0, total - full, alike=_alike(config), state=state)
     if window is None or not config.fields.get("use_sliding_window", True):
         return LayerKinds(total)
     every = config.get("sliding_window_pattern") or _FULL_EVERY.get(_family(config), 0)
@@ -243,6 +282,19 @@ def layer_kinds(config: ConfigFields) -> LayerKinds:
         return LayerKinds(total // every, total - total // every, 0, window, alike=alike)
     full = min(total, config.count_or(0, "max_window_layers"))
     return LayerKinds(full, total - full, 0, window)
+
+
+def _linear_state(config: ConfigFields) -> LinearState | None:
+    """Return the state of a gated delta net's layers (Qwen3-Next, Qwen3.5); None of others."""
+    if not all(map(config.has, _DELTA_NET)):
+        return None
+    keys, values, key_size, value_size, kernel = map(config.count, _DELTA_NET)
+    wide = _family(config).startswith("qwen3_5") and config.get("mamba_ssm_dtype") == "float32"
+    return LinearState(
+        (2 * keys * key_size + values * value_size) * (kernel - 1),
+        values * value_size * key_size,
+        4 if wide else 2,
+    )
 
 
 def _alike(config: ConfigFields) -> bool:

@@ -16,7 +16,13 @@ from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.engines import DEFAULT_ENGINE, Engine, parse_engine
 from kvscope.deployment.gpus import Gpu, resolve_gpu
 from kvscope.deployment.kv_groups import KvGroups
-from kvscope.deployment.models import COUNTED_IN_FULL, KvDtype, Model, resolve_model
+from kvscope.deployment.models import (
+    COUNTED_IN_FULL,
+    NOT_COUNTED,
+    KvDtype,
+    Model,
+    resolve_model,
+)
 from kvscope.deployment.observed import observed_pool
 from kvscope.deployment.pool import KvPool, derive_pool, stated_pool
 from kvscope.deployment.roofline import HIGH, LOW, latency_notes, roofline
@@ -163,13 +169,17 @@ class ResolvedDeployment:
 
     @property
     def kv_groups(self) -> KvGroups | None:
-        """The groups of a hybrid model in blocks of one token, None where they are not simulated.
+        """The groups of a hybrid model in the least blocks, None where they are not simulated."""
+        return self.kv_groups_for(1)
 
-        SGLang's cache of such models is another one.
+    def kv_groups_for(self, trace_block: int) -> KvGroups | None:
+        """Return the groups of a hybrid model for a trace with blocks of so many tokens.
+
+        None where they are not simulated: SGLang's cache of such models is another one.
         """
         if self.model is None or self.engine.name != "vllm":
             return None
-        return self.model.kv_groups(1)
+        return self.model.kv_groups(trace_block, self.stated.block_size, self.tp)
 
     @property
     def pool_origin(self) -> Origin:
@@ -241,7 +251,8 @@ def resolve(
     reason, notes = None, model.notes if model is not None else ()
     if model is not None and model.hybrid:
         if model.uniform and engine.name == "vllm":  # simulated as it is
-            notes = tuple(note for note in notes if not note.endswith(COUNTED_IN_FULL))
+            simulated = (COUNTED_IN_FULL, NOT_COUNTED)
+            notes = tuple(note for note in notes if not note.endswith(simulated))
         else:
             kinds = f"{model.name} has layers of several kinds"
             reason = f"{kinds}, whose hits kvscope does not simulate"
@@ -265,9 +276,12 @@ def resolve(
 
 def _pool(deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu | None) -> KvPool:
     size = deployment.block_size or engine.default_block_size
+    stated = deployment.block_size
+    if model is not None and model.kinds.state is not None and engine.name == "vllm":
+        size = stated = model.block_tokens(size, deployment.tp)
     if deployment.engine_log is not None:
         path = Path(deployment.engine_log)
-        return observed_pool(path, model=model, tp=deployment.tp, block_size=deployment.block_size)
+        return observed_pool(path, model=model, tp=deployment.tp, block_size=stated)
     if deployment.num_gpu_blocks is not None:
         return stated_pool(deployment.num_gpu_blocks, size, engine)
     if model is None or gpu is None:

@@ -12,15 +12,18 @@ from typing import Literal, Self, get_args
 from kvscope.core.errors import UsageError
 from kvscope.deployment.architecture import LayerKinds
 
-GroupKind = Literal["full", "sliding", "chunked"]
+_STATES = 3  # of a request: before the step in progress, after it, and after the planned one
+
+GroupKind = Literal["full", "sliding", "chunked", "linear"]
 
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
     """Layers whose KV lies in one block table.
 
-    A block holds `block_tokens` tokens of `layers` layers. `window_tokens` is how far a sliding
-    layer looks back, or the length of a chunk of chunked local attention; 0 for full attention.
+    A block holds `block_tokens` tokens of `layers` layers; of linear attention ("linear") it holds
+    their states after so many tokens. `window_tokens` is how far a sliding layer looks back, or the
+    length of a chunk of chunked local attention; 0 for the others.
     """
 
     kind: GroupKind
@@ -35,7 +38,9 @@ class KvGroup:
 
     @property
     def blocks_for_hit(self) -> int:
-        """Blocks before the end of a hit that a sliding layer needs."""
+        """Blocks before the end of a hit that a sliding layer needs, or a state."""
+        if self.kind == "linear":
+            return 1
         return -(-(self.window_tokens - 1) // self.block_tokens)
 
     def most_blocks(self, in_flight_tokens: int) -> int | None:
@@ -46,6 +51,8 @@ class KvGroup:
         """
         if self.kind == "full":
             return None
+        if self.kind == "linear":
+            return _STATES
         if self.kind == "chunked":
             return -(-(self.window_tokens + in_flight_tokens) // self.block_tokens)
         return -(-(self.window_tokens - 1 + in_flight_tokens) // self.block_tokens) + 1
@@ -55,10 +62,11 @@ class KvGroup:
 class KvGroups:
     """The groups that share one pool of blocks.
 
-    `retention_tokens` is `prefix_cache_retention_interval`: which blocks of sliding layers are
-    kept for later requests. 0, vLLM's default: those before the end of a prompt and before a
-    junction of prompts; k: also those before every multiple of k tokens; None: all.
-    Raises UsageError for an interval that vLLM refuses.
+    `retention_tokens` is `prefix_cache_retention_interval`: which blocks of sliding layers and
+    which states are kept for later requests. 0, vLLM's default: those before the end of a prompt
+    and before a junction of prompts; k: also those before every multiple of k tokens; None: all.
+    Raises UsageError for an interval that vLLM refuses, and for states in blocks of another size
+    than those of the other groups.
     """
 
     groups: tuple[KvGroup, ...]
@@ -66,12 +74,18 @@ class KvGroups:
 
     def __post_init__(self) -> None:
         interval = self.retention_tokens
+        if self.state_tokens and self.hash_tokens != self.alignment_tokens:
+            raise UsageError(
+                "states in blocks of another size than attention's are not simulated",
+                where="a hybrid model",
+                remedy="give all groups one block size, as vLLM does without prefix_match_unit",
+            )
         if interval is None:
             return
-        sliding = any(group.kind == "sliding" for group in self.groups)
-        if interval and not sliding:
+        sparse = any(group.kind in {"sliding", "linear"} for group in self.groups)
+        if interval and not sparse:
             raise UsageError(
-                f"{interval} has no effect without sliding layers",
+                f"{interval} has no effect without sliding layers or linear attention",
                 where="prefix_cache_retention_interval",
                 remedy="leave it at 0",
             )
@@ -92,15 +106,42 @@ class KvGroups:
         steps = max(tokens // self.alignment_tokens, 1 if tokens > 0 else 0)
         return replace(self, retention_tokens=int(steps) * self.alignment_tokens)
 
+    def in_blocks_of(self, tokens: int) -> Self:
+        """Return the groups with blocks of so many tokens in all of them."""
+        return replace(
+            self, groups=tuple(replace(each, block_tokens=tokens) for each in self.groups)
+        )
+
     @property
     def alignment_tokens(self) -> int:
         """Hits are multiples of so many tokens: vLLM's `scheduler_block_size`."""
         return math.lcm(*(group.block_tokens for group in self.groups))
 
     @property
+    def state_tokens(self) -> int:
+        """Tokens between the states of linear attention that can be kept; 0 without such layers."""
+        return next((group.block_tokens for group in self.groups if group.kind == "linear"), 0)
+
+    @property
     def hash_tokens(self) -> int:
         """Tokens of each hash: the greatest common divisor of all blocks."""
         return math.gcd(*(group.block_tokens for group in self.groups))
+
+    def undivided(self, trace_block: int) -> UsageError | None:
+        """Return why a trace with blocks of so many tokens cannot be replayed, None if it can."""
+        if self.hash_tokens % trace_block == 0:
+            return None
+        sizes = ", ".join(f"{size}" for size in sorted({g.block_tokens for g in self.groups}))
+        remedy = f"hash the trace in blocks of {self.hash_tokens} tokens (`kvscope hash`)"
+        if self.state_tokens:
+            remedy += (
+                f", or start vLLM with --block-size {trace_block} (block_size in kvscope.toml)"
+            )
+        return UsageError(
+            f"the trace's blocks of {trace_block} tokens do not divide the model's of {sizes}",
+            where="a hybrid model",
+            remedy=remedy,
+        )
 
     @property
     def in_words(self) -> str:
@@ -115,7 +156,8 @@ class KvGroups:
         interval = "all" if self.retention_tokens is None else f"{self.retention_tokens:,}"
         return (
             f"A block is of one group of layers: {', '.join(parts)}."
-            f" Retention interval of windows: {interval} (vLLM's default is 0)."
+            f" Retention interval of {'states' if self.state_tokens else 'windows'}: {interval}"
+            " (vLLM's default is 0)."
         )
 
     @property
@@ -149,18 +191,19 @@ def kv_groups(kinds: LayerKinds, block_tokens: int) -> KvGroups | None:
 
     Source: vLLM 0.32.0, kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size.
     """
-    if not (kinds.hybrid and kinds.alike and kinds.window):
+    if not (kinds.hybrid and kinds.alike and (kinds.state if kinds.linear else kinds.window)):
         return None
-    counts = [kinds.windowed, kinds.full] if kinds.sliding_first else [kinds.full, kinds.windowed]
-    counts = [count for count in counts if count]
+    kind: GroupKind = "linear" if kinds.linear else "chunked" if kinds.chunked else "sliding"
+    buckets: list[tuple[GroupKind, int]] = [("full", kinds.full)]
+    buckets.insert(kinds.full_first, (kind, kinds.linear or kinds.windowed))
+    counts = [count for _, count in buckets if count]
     least, most = min(counts), max(counts)
     size = most if most < 1.5 * least else least
     groups: list[KvGroup] = []
-    for place, count in enumerate(counts):
-        sliding = len(counts) == 1 or (place == 0) == kinds.sliding_first
+    for kind, count in buckets:
         number = -(-count // size)
+        window = (kinds.window or 0) if kind in {"sliding", "chunked"} else 0
         for group in range(number):
             layers = len(range(group, count, number))
-            window = kinds.window if sliding else 0
-            groups.append(KvGroup("sliding" if sliding else "full", block_tokens, window, layers))
+            groups.append(KvGroup(kind, block_tokens, window, layers))
     return KvGroups(tuple(groups))

@@ -26,6 +26,7 @@ from kvscope.deployment.architecture import (
     quantization,
     weight_bits,
 )
+from kvscope.deployment.engines import parse_engine
 from kvscope.deployment.kv_groups import KvGroups, kv_groups
 from kvscope.deployment.presets import PRESETS
 
@@ -120,9 +121,27 @@ class Model:
         groups = self.kv_groups(1)
         return None if groups is None else max(group.layers for group in groups.groups)
 
-    def kv_groups(self, block_tokens: int) -> KvGroups | None:
-        """Return the groups that vLLM forms of a hybrid model's layers; None as in `kv_groups`."""
-        return kv_groups(self.kinds, block_tokens)
+    def kv_groups(
+        self, trace_block: int, engine_block: int | None = None, tp: int = 1
+    ) -> KvGroups | None:
+        """Return the groups that vLLM forms of a hybrid model's layers; None as in `kv_groups`.
+
+        vLLM is started with blocks of `engine_block` tokens: by default those of the trace, or with
+        linear attention vLLM's own default, which then grow as `block_tokens` says.
+        """
+        usual = trace_block if self.kinds.state is None else parse_engine("vllm").default_block_size
+        return kv_groups(self.kinds, self.block_tokens(engine_block or usual, tp))
+
+    def block_tokens(self, engine_block: int, tp: int = 1) -> int:
+        """Return the tokens of a block where vLLM is started with blocks of `engine_block` tokens.
+
+        A block of linear attention is one state, and all blocks have equal bytes: vLLM enlarges
+        those of attention until a state fits. Source: vLLM 0.32.0, vllm/platforms/interface.py.
+        """
+        if self.kinds.state is None or kv_groups(self.kinds, engine_block) is None:
+            return engine_block
+        layer = replace(self.shape, layers=1).values_on_rank(tp) * _BYTES[self.dtype]
+        return engine_block * -(-self.kinds.state.bytes_on_rank(tp) // (layer * engine_block))
 
     @property
     def by_block(self) -> Model:
@@ -333,7 +352,7 @@ def _layers(config: ConfigFields) -> tuple[int, list[str]]:
     """Return the number of layers that keep KV for each token, and notes where it is rough."""
     kinds = layer_kinds(config)
     total = kinds.total
-    if not isinstance(config.get("layer_types"), list):
+    if not (isinstance(config.get("layer_types"), list) or kinds.state):
         if mixed := next(filter(config.has, MIXED), None):
             note = f"{mixed} says that layers differ: all {total} counted as full attention"
             return total, [f"{note}, an upper bound"]
@@ -346,7 +365,7 @@ def _layers(config: ConfigFields) -> tuple[int, list[str]]:
         notes.append(_window_note(f"{kinds.windowed} of {total} layers look", kinds.window))
     if kinds.linear:
         note = f"{kinds.linear} of {total} layers keep a state of fixed size"
-        notes.append(f"{note} instead of KV for each token: not counted")
+        notes.append(f"{note} {NOT_COUNTED}")
     return counted, notes
 
 
@@ -363,6 +382,7 @@ def _dtype(config: ConfigFields) -> tuple[KvDtype, list[str]]:
 
 
 COUNTED_IN_FULL = "counted in full, an upper bound for long prompts"
+NOT_COUNTED = "instead of KV for each token: not counted"
 
 
 def _window_note(which: str, window: object) -> str:

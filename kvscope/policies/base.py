@@ -208,7 +208,7 @@ class LanePolicy(PathPolicy):
     """
 
     lanes: ClassVar[int] = 1
-    by_category: ClassVar[bool] = False  # a lane for each row of its table instead
+    by_category: ClassVar[bool] = False  # `lanes` for each category, each with a row of its table
     adaptive: ClassVar[bool] = False
     stepwise: ClassVar[bool] = False  # scores change with time at the steps of `next_step_s` alone
 

@@ -55,6 +55,7 @@ class Gittins(LanePolicy):
     source = "Gittins 1979; need after the T-LRU paper"
     leaves = "leaf"
     by_category = True
+    lanes = LEVELS
     stepwise = True
     learner = "returns"
     parameters = (XI_TOKENS, NEXT_PROMPT_TOKENS, TTL, REFIT_REQUESTS)

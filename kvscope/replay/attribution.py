@@ -27,6 +27,7 @@ from kvscope.replay.traffic import Walk, walk
 
 Cause = Literal[
     "evicted",
+    "not-kept",
     "in-flight",
     "routed",
     "salt",
@@ -46,6 +47,8 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 """In the order in which they appear in a prompt.
 
 - evicted: written by an earlier request, and no longer cached.
+- not-kept: written by an earlier request, but the layers of a hybrid model that look back a window
+  keep none there: no eviction is to blame.
 - in-flight: of an earlier request that had not computed them yet.
 - routed: computed before by another worker. salt, lora, model: computed before under another cache
   salt, LoRA adapter or model.
@@ -57,7 +60,9 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 - no-hash: the trace has no hashes for these tokens. rejected: longer than the whole pool.
 """
 
-COMPUTED: tuple[Cause, ...] = ("evicted", "in-flight", "routed", "salt", "lora", "model")
+COMPUTED: tuple[Cause, ...] = (
+    *("evicted", "not-kept", "in-flight", "routed", "salt", "lora", "model"),
+)
 """Causes of tokens that earlier requests of the trace have too."""
 
 NO_REQUEST = -1
@@ -67,13 +72,14 @@ NO_REQUEST = -1
 class Lookups:
     """What a cache held of each of R prompts, in blocks from the head, and since when.
 
-    The first `hit` blocks hit, the first `seen` had been written before. `shared_with` last touched
-    the deepest of those that were written, and `last_use` the first one that was evicted (-1:
-    none). `written_blocks` were written since then. With `needed_blocks`, LRU would have kept all
-    that was written (0: all hit, or not known).
+    The first `hit` blocks hit, the first `seen` had been written before, and the first `kept` would
+    have hit without eviction. `shared_with` last touched the deepest of those that were written,
+    and `last_use` the first one that was evicted (-1: none). `written_blocks` were written since
+    then. With `needed_blocks`, LRU would have kept all that was written (0: all hit, or not known).
     """
 
     hit: Int32s
+    kept: Int32s
     seen: Int32s
     shared_with: Int32s
     last_use: Int32s
@@ -81,10 +87,16 @@ class Lookups:
     written_blocks: Int64s
 
 
-def look_up(steps: Walk, hit_blocks: Int32s, distances: LruDistances | None = None) -> Lookups:
+def look_up(
+    steps: Walk,
+    hit_blocks: Int32s,
+    distances: LruDistances | None = None,
+    kept_blocks: Int32s | None = None,
+) -> Lookups:
     """Return what was written of each prompt before, given the blocks that each hit (R entries).
 
-    `distances` are LRU's, for `needed_blocks`.
+    `distances` are LRU's, for `needed_blocks`. Of what was written, `kept_blocks` had been kept:
+    all by default.
     """
     requests = len(steps.leaf)
     seen = np.zeros(requests, dtype=np.int32)
@@ -92,6 +104,8 @@ def look_up(steps: Walk, hit_blocks: Int32s, distances: LruDistances | None = No
     owner = np.full(len(steps.block_parent), NO_REQUEST, dtype=np.int32)
     path = np.empty(int(steps.length.max(initial=0)) + 1, dtype=np.int32)
     _look_up(steps, hit_blocks.astype(np.int32), owner, path, seen, shared_with, last_use)
+    kept = seen if kept_blocks is None else np.clip(kept_blocks, hit_blocks, seen)
+    last_use[kept <= hit_blocks] = NO_REQUEST
     fresh = steps.length - np.minimum(hit_blocks, steps.length) + steps.anonymous
     written = np.concatenate([[0], np.cumsum(fresh, dtype=np.int64)])
     since = np.where(
@@ -103,7 +117,7 @@ def look_up(steps: Walk, hit_blocks: Int32s, distances: LruDistances | None = No
         deepest = seen[distances.request] - 1 - distances.depth
         ends = missed & (deepest >= 0) & (deepest < distances.blocks)
         needed[distances.request[ends]] = distances.distance[ends] + deepest[ends]
-    return Lookups(hit_blocks, seen, shared_with, last_use, needed, since)
+    return Lookups(hit_blocks, kept, seen, shared_with, last_use, needed, since)
 
 
 def computed(steps: Walk, rejected: Bools) -> Walk:
@@ -193,11 +207,13 @@ def cache_lookups(
     distances: LruDistances | None = None,
     rejected: Bools | None = None,
     written_blocks: Int32s | None = None,
+    kept_blocks: Int32s | None = None,
 ) -> CacheLookups:
     """Return what a cache held of each prompt, given the blocks that each hit.
 
     `distances` are LRU's, for `needed_blocks`. Of an engine, `rejected` requests write nothing, and
-    only the first `written_blocks` of a prompt had been computed when it was looked up.
+    only the first `written_blocks` of a prompt had been computed when it was looked up, of which
+    `kept_blocks` would have hit without eviction.
     """
     steps = walk(prompts, definition)
     if rejected is None or written_blocks is None:
@@ -207,7 +223,7 @@ def cache_lookups(
     steps = computed(steps, rejected)
     done = np.minimum(steps.look, np.maximum(written_blocks, hit_blocks))
     return CacheLookups(
-        look_up(steps._replace(look=done), hit_blocks),
+        look_up(steps._replace(look=done), hit_blocks, kept_blocks=kept_blocks),
         rejected,
         elsewhere(steps, hit_blocks, "in-flight"),
     )
@@ -230,7 +246,7 @@ def by_worker(
     requests = len(prompts.leaf)
     whole = CacheLookups(
         Lookups(
-            *np.zeros((2, requests), dtype=np.int32),
+            *np.zeros((3, requests), dtype=np.int32),
             *np.full((2, requests), NO_REQUEST, dtype=np.int32),
             *np.zeros((2, requests), dtype=np.int64),
         ),
@@ -337,8 +353,8 @@ def attribute(
         return np.minimum(blocks.astype(np.int64) * size, inputs)
 
     hit = tokens(lookups.hit)
-    shared = np.maximum(hit, tokens(lookups.seen))
-    causes: dict[Cause, Int64s] = {"evicted": shared - hit}
+    kept, shared = (np.maximum(hit, tokens(of)) for of in (lookups.kept, lookups.seen))
+    causes: dict[Cause, Int64s] = {"evicted": kept - hit, "not-kept": shared - kept}
     at = shared
     for each in away:
         end = np.maximum(at, tokens(each.blocks))

@@ -113,9 +113,11 @@ class Tables:
         traffic = traffic._replace(category=self.category(traffic)[: len(traffic.category)])
         if self.cuts is not None:
             traffic = traffic._replace(cuts=self.cuts[: len(traffic.cuts)])
-        categories = (traffic.category.max(initial=0) + 1) * (traffic.cuts.shape[1] + 1)
-        if policy.reads_table and self.categories < categories:
-            raise ValueError(f"{policy.name} needs a row of its table for every category")
+        rows = (traffic.category.max(initial=0) + 1) * (traffic.cuts.shape[1] + 1)
+        if isinstance(policy, LanePolicy) and policy.by_category:
+            rows *= policy.lanes
+        if policy.reads_table and self.categories < rows:
+            raise ValueError(f"{policy.name} needs a row of its table for every category and lane")
         return traffic
 
 

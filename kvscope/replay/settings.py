@@ -20,6 +20,7 @@ from kvscope.replay.policy_options import (
 if TYPE_CHECKING:
     from kvscope.core.hits import HitDefinition
     from kvscope.core.runs import CapacityModel, TierMode
+    from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.deployment.models import Model
     from kvscope.policies.base import Policy
 
@@ -119,16 +120,19 @@ def engine_setting(
 
 
 def with_groups(
-    setting: RunSetting, model: Model | None, block_tokens: int
+    setting: RunSetting,
+    model: Model | None,
+    trace_block: int,
+    deployment: ResolvedDeployment | None,
 ) -> tuple[RunSetting, Model | None]:
     """Return the setting and the model of an engine's blocks, where the model's layers are grouped.
 
-    The engine's blocks hold `block_tokens` tokens of one group; both stay for other models, and for
-    a cache without an engine, which counts all layers as full attention.
+    A block is of one group then; `trace_block` are the tokens of the trace's blocks. Both stay for
+    other models, and for a cache without an engine, which counts all layers as full attention.
     """
     if setting.capacity_model != "engine" or model is None or setting.kv_groups:
         return setting, model
-    groups = model.kv_groups(block_tokens)
+    groups = deployment.kv_groups_for(trace_block) if deployment else model.kv_groups(trace_block)
     if groups is None:
         return setting, model
     return replace(setting, kv_groups=groups.text), model.by_block

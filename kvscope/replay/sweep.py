@@ -137,8 +137,9 @@ def _misses(workload: Workload, hit_blocks: Int32s, first: int) -> Misses | None
 class ServedReplay:
     """How a replay served every request, and its other results; fields as in `Run`.
 
-    Of an engine also which requests it `rejected`, and how many leading blocks of each had been
-    cached by the time of its look-up, evicted or not (R entries).
+    Of an engine also which requests it `rejected`, how many leading blocks of each had been cached
+    by the time of its look-up, evicted or not, and how many would have been hits without eviction
+    (R entries).
     """
 
     served: ServedRequests
@@ -148,6 +149,7 @@ class ServedReplay:
     turned_away: int | None = None
     rejected: Bools | None = None
     written_blocks: Int32s | None = None
+    kept_blocks: Int32s | None = None
 
 
 def serve_replay(workload: Workload, request: ReplayRequest) -> ServedReplay:
@@ -240,6 +242,7 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
         turned_away=int(done.oversized[counted].sum()),
         rejected=done.oversized,
         written_blocks=done.written_blocks,
+        kept_blocks=done.kept_blocks,
     )
 
 

@@ -22,6 +22,7 @@ SECTIONS = ("summary", "requests", "request")
 
 _WORDS: dict[Cause, str] = {
     "evicted": "computed before, then evicted",
+    "not-kept": "computed before, no window or state kept there",
     "in-flight": "of an earlier request, not computed yet",
     "routed": "computed before by another worker",
     "salt": "computed before under another cache salt",

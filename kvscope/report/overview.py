@@ -134,15 +134,22 @@ def _could(analysis: Analysis, caching: Caching) -> str:
 
 def _windows(analysis: Analysis) -> list[str]:
     """Return what the windows of a hybrid model let hit, by vLLM's retention interval."""
-    if not analysis.retention or analysis.model is None:
+    where, size = analysis.deployment, analysis.trace.block_size
+    groups = where.kv_groups_for(size) if where else None
+    if groups is not None and (undivided := groups.undivided(size)) is not None:
+        return [f"Not simulated as a hybrid model: {undivided.what}; {undivided.remedy}."]
+    if not analysis.retention or analysis.model is None or groups is None:
         return []
     rates = [
         f"{share(ideal.token_hit_rate)}"
         f" ({'all' if ideal.interval_tokens is None else f'{ideal.interval_tokens:,}'})"
         for ideal in analysis.retention
     ]
-    counted_as = f"That counts all layers of {analysis.model.name} as full attention."
-    kept = "vLLM keeps its windows by --prefix-cache-retention-interval"
+    what, name = "states" if groups.state_tokens else "windows", analysis.model.name
+    counted_as = f"That counts all layers of {name} as full attention."
+    if groups.state_tokens:
+        counted_as = f"That counts the full-attention layers of {name} alone."
+    kept = f"vLLM keeps its {what} by --prefix-cache-retention-interval"
     return [f"{counted_as} {kept}; an ample pool hits {', '.join(rates)}."]
 
 

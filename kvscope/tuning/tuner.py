@@ -491,8 +491,10 @@ def _lossless(evaluator: Evaluator) -> int:
     if workload.setting.capacity_model == "engine":
         known = engine_traffic(workload.prompts)
         groups = engine_of(workload.setting, NO_LIMIT, workload.prompts.block_size).groups
-        each = len(known.block_parent) + len(known.leaf)  # a partial block a request at most
-        return each * (len(groups.groups) if groups else 1)
+        if groups is None:
+            return len(known.block_parent) + len(known.leaf)  # a partial block a request at most
+        partial = len(known.leaf) * (groups.alignment_tokens // workload.prompts.block_size)
+        return (len(known.block_parent) + partial) * len(groups.groups)
     return max(workload.curve.capacity_for(workload.curve.ideal), 1)
 
 

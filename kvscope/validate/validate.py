@@ -12,11 +12,13 @@ from threading import Event
 import numpy as np
 
 from kvscope.core.errors import EngineError, UsageError
+from kvscope.deployment.kv_groups import KvGroups
 from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.observer import NOTHING, UNFIT
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
+from kvscope.policies.lru_retention import LruRetention
 from kvscope.policies.registry import plugin_policies
 from kvscope.serving.client import Endpoint, ModelCard, completion
 from kvscope.serving.server import EngineDied, Launch, VllmServer
@@ -50,13 +52,18 @@ class PolicyRun:
 
 
 def recommended_run(
-    file: PolicyFile, path: Path, *, overlapped: bool, trace_clock: bool = False
+    file: PolicyFile,
+    path: Path,
+    *,
+    overlapped: bool,
+    trace_clock: bool = False,
+    groups: KvGroups | None = None,
 ) -> PolicyRun:
     """Return the run of the policy in the file at `path`.
 
     `overlapped` as in `EngineSettings.async_scheduling`; `trace_clock`: the policy's clock follows
-    the arrival times that requests carry (`sequential`). Raises UsageError for a policy that vLLM
-    cannot run.
+    the arrival times that requests carry (`sequential`). `groups` are those of a hybrid model.
+    Raises UsageError for a policy that vLLM cannot run, with this model.
     """
     if flags(file.policy).vllm is None:
         raise UsageError(
@@ -66,6 +73,8 @@ def recommended_run(
         )
     if file.policy.name == Lru.name:
         return PolicyRun()
+    if isinstance(file.policy, LruRetention):
+        return PolicyRun(file.policy, _retention(file.policy, groups, path))
     scheduler = "KvscopeAsyncScheduler" if overlapped else "KvscopeScheduler"
     environment = {RECOMMENDATION: str(path.resolve()), CACHE_STUDY: "1"}  # here it is checked
     return PolicyRun(
@@ -74,6 +83,18 @@ def recommended_run(
         environment | ({CLOCK: BY_REQUESTS} if trace_clock else {}),
         file.fitted,
     )
+
+
+def _retention(policy: LruRetention, groups: KvGroups | None, path: Path) -> tuple[str, ...]:
+    """Return vLLM's own flags for the interval of a policy."""
+    if groups is None:
+        raise UsageError(
+            "keeps more windows, which this model does not have",
+            where=f"{path}: {policy.name}",
+            remedy="name the folder of the hybrid model that it was tuned for with --model",
+        )
+    kept = groups.retaining(policy.values["retention_tokens"]).retention_tokens
+    return ("--prefix-cache-retention-interval", str(kept))
 
 
 def interleaved(runs: list[PolicyRun], repeats: int) -> list[tuple[int, PolicyRun]]:

@@ -25,13 +25,15 @@ class BlockRules(NamedTuple):
     `extend(machine, request, tokens)` allocates and hashes for so many more tokens of a running
     request, and returns False where too few blocks are free. `hash_filled(machine, request,
     tokens)` hashes the blocks that its first `tokens` tokens fill. `release(machine, request,
-    finished)` frees all its blocks. `admit` is as `admitter` describes.
+    finished)` frees all its blocks. `admit` is as `admitter` describes. `cut(machine, request,
+    computed, tokens)` returns how many of its next tokens one step may compute.
     """
 
     extend: Callable[..., bool]
     hash_filled: Callable[..., None]
     release: Callable[..., None]
     admit: Callable[..., Any]
+    cut: Callable[..., int]
 
 
 @callable_in_kernels
@@ -256,6 +258,7 @@ def admitter(
         enter_running(machine, request)
         if record.hits == NONE:
             record.written = count_written(machine, record.look)
+            record.kept = record.written
         use_hits(machine, request, hits)
         allocate(machine, request, blocks)
         hash_blocks(machine, request, hits * size + tokens, leaf)
@@ -266,6 +269,12 @@ def admitter(
         return tokens  # type: ignore[no-any-return]
 
     return admit
+
+
+@callable_in_kernels
+def whole(machine: Machine, request: int, computed: int, tokens: int) -> int:
+    """Return all tokens: a step of attention may end anywhere."""
+    return tokens
 
 
 def one_group(policy: type[LanePolicy], leaf: bool) -> BlockRules:
@@ -291,4 +300,4 @@ def one_group(policy: type[LanePolicy], leaf: bool) -> BlockRules:
             hash_blocks(machine, request, tokens, leaf)
 
     admit = admitter(policy, allocate, leaf)
-    return BlockRules(extend, hash_filled, releaser(policy, leaf), admit)
+    return BlockRules(extend, hash_filled, releaser(policy, leaf), admit, whole)

@@ -2,11 +2,14 @@
 
 A block belongs to one group and its content is the pair (group, node): node + group * nodes. Full
 attention keeps all blocks of a request; sliding windows and chunks free those that no later token
-looks at. A prefix is a hit only where all groups have what they need at its end.
+looks at. Linear attention ("linear") writes one block a step, the state after its last token, and
+its steps end where blocks do. A prefix is a hit only where all groups have what they need there.
 
 Source: vLLM 0.32.0, vllm/v1/core/kv_cache_coordinator.py (HybridKVCacheCoordinator),
 vllm/v1/core/single_type_kv_cache_manager.py (FullAttentionManager, SlidingWindowManager,
-ChunkedLocalAttentionManager) and vllm/v1/core/kv_cache_manager.py (allocate_slots).
+ChunkedLocalAttentionManager, MambaManager in mode "align" without blocks for checkpoints),
+vllm/v1/core/kv_cache_manager.py (allocate_slots) and vllm/v1/core/sched/scheduler.py
+(Scheduler._mamba_block_aligned_split).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from kvscope.vllm_sim.state import (
     ALWAYS,
     CHUNKED,
     FULL,
+    LINEAR,
     NONE,
     ROOT,
     SLIDING,
@@ -42,22 +46,34 @@ def content_at(machine: Machine, row: int, group: int, at: int) -> int:
 
 
 @callable_in_kernels
-def is_cached(machine: Machine, spec: int, at: int) -> bool:
-    """Return whether all groups of a spec have block `at` of the front path."""
+def is_cached(machine: Machine, spec: int, at: int, ever: bool) -> bool:
+    """Return whether all groups of a spec have block `at` of the front path, or `ever` had it."""
     front = len(machine.path) - 1
     for group in range(machine.specs[spec].begin, machine.specs[spec].end):
-        if machine.nodes[content_at(machine, front, group, at)].first == NONE:
+        node = machine.nodes[content_at(machine, front, group, at)]
+        if node.first == NONE and (not ever or node.written == 0):
             return False
     return True
 
 
 @callable_in_kernels
-def look_up_sliding(machine: Machine, spec: int, tokens: int) -> int:
+def look_up_state(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
+    """Return the longest prefix, at most `tokens`, after which a state is cached."""
+    layout, alignment = machine.groups[machine.specs[spec].begin], machine.state[0].alignment_tokens
+    size = layout.block_tokens
+    for at in range(tokens // size - 1, -1, -1):
+        if (at + 1) * size % alignment == 0 and is_cached(machine, spec, at, ever):
+            return (at + 1) * size  # type: ignore[no-any-return]
+    return 0
+
+
+@callable_in_kernels
+def look_up_sliding(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
     """Return the longest prefix, at most `tokens`, before whose end a window is cached."""
     layout, alignment = machine.groups[machine.specs[spec].begin], machine.state[0].alignment_tokens
     size, run = layout.block_tokens, 0
     for at in range(tokens // size - 1, -1, -1):
-        if not is_cached(machine, spec, at):
+        if not is_cached(machine, spec, at, ever):
             run = 0
         elif run > 0 or (at + 1) * size % alignment == 0:
             run += 1
@@ -67,23 +83,24 @@ def look_up_sliding(machine: Machine, spec: int, tokens: int) -> int:
 
 
 @callable_in_kernels
-def look_up_leading(machine: Machine, spec: int, tokens: int) -> int:
+def look_up_leading(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
     """Return the longest prefix, at most `tokens`, that is cached; of a chunk, from its start."""
     layout, alignment = machine.groups[machine.specs[spec].begin], machine.state[0].alignment_tokens
     size, at = layout.block_tokens, 0
     if layout.kind == CHUNKED:
         at = tokens // layout.window_tokens * layout.window_tokens // size
-    while at < tokens // size and is_cached(machine, spec, at):
+    while at < tokens // size and is_cached(machine, spec, at, ever):
         at += 1
     return at * size // alignment * alignment  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
-def look_up_groups(machine: Machine, tokens: int) -> tuple[int, int]:
+def look_up_groups(machine: Machine, tokens: int, ever: bool) -> tuple[int, int]:
     """Return the tokens of the front path, at most `tokens`, that are a hit, and the junction.
 
     The junction is the longest prefix that a part of the groups has, 0 if none has more than the
-    hit: where prompts part, their windows are worth keeping.
+    hit: where prompts part, windows and states are worth keeping. `ever`: as if nothing had been
+    evicted.
     """
     specs = machine.specs
     single = len(machine.groups) == 1
@@ -101,9 +118,11 @@ def look_up_groups(machine: Machine, tokens: int) -> tuple[int, int]:
                 length = min(length, specs[spec].cached_tokens)
                 continue
             if kind == SLIDING:
-                length = look_up_sliding(machine, spec, length)
+                length = look_up_sliding(machine, spec, length, ever)
+            elif kind == LINEAR:
+                length = look_up_state(machine, spec, length, ever)
             else:
-                length = look_up_leading(machine, spec, length)
+                length = look_up_leading(machine, spec, length, ever)
             specs[spec].cached_tokens = length
             longest = max(longest, length)
         shorter = length < hit
@@ -122,6 +141,8 @@ def skipped_blocks(machine: Machine, group: int, tokens: int) -> int:
         skipped = max(0, tokens - layout.window_tokens + 1)
     elif layout.kind == CHUNKED:
         skipped = tokens // layout.window_tokens * layout.window_tokens
+    elif layout.kind == LINEAR:
+        skipped = max(0, tokens - 1)
     return skipped // layout.block_tokens  # type: ignore[no-any-return]
 
 
@@ -133,15 +154,15 @@ def first_held(machine: Machine, request: int, group: int) -> int:
 
 @callable_in_kernels
 def free_blocks(machine: Machine, request: int, group: int, begin: int, end: int) -> None:
-    """Free blocks begin..end of a group, the last one first."""
+    """Free blocks begin..end of a group, the last one first; linear attention lacks some."""
     blocks, row = machine.blocks, machine.requests[request].slot * len(machine.groups) + group
     for at in range(begin, end):  # to the front of their queue: the last one freed goes first
         block = machine.table[row, at]
-        if blocks[block].content == ROOT:
+        if block != NONE and blocks[block].content == ROOT:
             give_back(machine, block, 0)
     for at in range(end - 1, begin - 1, -1):
         block = machine.table[row, at]
-        if blocks[block].content != ROOT:
+        if block != NONE and blocks[block].content != ROOT:
             give_back(machine, block, 0)
 
 
@@ -159,6 +180,8 @@ def free_skipped(machine: Machine, request: int, tokens: int) -> None:
             free_blocks(machine, request, group, begin, end)
         if layout.kind == SLIDING:
             following = (end + 1) * layout.block_tokens + layout.window_tokens - 1
+        elif layout.kind == LINEAR:
+            following = (end + 1) * layout.block_tokens + 1
         else:
             following = (tokens // layout.window_tokens + 1) * layout.window_tokens
         record.skips_at = min(record.skips_at, following)
@@ -169,7 +192,7 @@ def free_skipped(machine: Machine, request: int, tokens: int) -> None:
 def is_retained(machine: Machine, request: int, group: int, at: int) -> bool:
     """Return whether a group keeps block `at` of a request for later ones, by the retention."""
     record, layout, state = machine.requests[request], machine.groups[group], machine.state[0]
-    if layout.kind != SLIDING:
+    if layout.kind not in (SLIDING, LINEAR):
         return True
     needed, size = layout.blocks_for_hit, layout.block_tokens
     if state.segment_tokens > 0:
@@ -188,17 +211,50 @@ def is_retained(machine: Machine, request: int, group: int, at: int) -> bool:
 @callable_in_kernels
 def hash_groups(machine: Machine, request: int, tokens: int) -> None:
     """Hash the blocks that `tokens` tokens fill, up to where a hit may end, that groups keep."""
+    hash_kept(machine, request, tokens, 1)
+
+
+@callable_in_kernels
+def planned_step(machine: Machine) -> int:
+    """Return how a node notes that a block gets its content in the step being planned."""
+    return machine.state[0].steps + 2  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def note_states(machine: Machine, request: int, at: int, written: int) -> None:
+    """Note the states in blocks `at` of a request as `written`, where it holds them."""
+    slot = machine.requests[request].slot
+    for group in range(len(machine.groups)):
+        if machine.groups[group].kind != LINEAR or at < first_held(machine, request, group):
+            continue
+        if machine.table[slot * len(machine.groups) + group, at] != NONE:
+            machine.nodes[content_at(machine, slot, group, at)].written = written
+
+
+@callable_in_kernels
+def hash_kept(machine: Machine, request: int, tokens: int, written: int) -> None:
+    """Hash blocks as `hash_groups` does; the contents of states are noted as `written`.
+
+    So is the state before a prompt's end as long as the request holds it: vLLM hashes it anew.
+    """
     record, state = machine.requests[request], machine.state[0]
     tokens = tokens // state.alignment_tokens * state.alignment_tokens
     if tokens <= record.hashed:
+        if state.state_tokens > 0 and tokens == (record.prompt - 1) // state.state_tokens * (
+            state.state_tokens
+        ):
+            note_states(machine, request, tokens // state.state_tokens - 1, written)
         return
     for group in range(len(machine.groups)):
         size, row = machine.groups[group].block_tokens, record.slot * len(machine.groups) + group
         begin = max(record.hashed // size, first_held(machine, request, group))
         for at in range(begin, tokens // size):
-            if is_retained(machine, request, group, at):
-                block = machine.table[row, at]
-                give_content(machine, block, content_at(machine, record.slot, group, at), False)
+            block = machine.table[row, at]
+            if block != NONE and is_retained(machine, request, group, at):
+                content = content_at(machine, record.slot, group, at)
+                give_content(machine, block, content, False)
+                if machine.groups[group].kind == LINEAR:
+                    machine.nodes[content].written = written
     record.hashed = tokens
 
 
@@ -208,7 +264,8 @@ def blocks_missing(machine: Machine, request: int, tokens: int) -> int:
     allocated, missing = machine.requests[request].allocated, 0
     for group in range(len(machine.groups)):
         size = machine.groups[group].block_tokens
-        missing += max(0, blocks_for(tokens, size) - blocks_for(allocated, size))
+        more = max(0, blocks_for(tokens, size) - blocks_for(allocated, size))
+        missing += min(more, 1) if machine.groups[group].kind == LINEAR else more
     return missing
 
 
@@ -216,13 +273,20 @@ def blocks_missing(machine: Machine, request: int, tokens: int) -> int:
 def blocks_to_admit(machine: Machine, hit: int, tokens: int, capped: bool) -> int:
     """Return how many free blocks a request takes for `tokens` tokens, of which `hit` are a hit.
 
-    `capped`: at most what the request holds at any time, not what it would without freeing.
+    `capped`: at most what the request holds at any time, not what it would without freeing. A state
+    that is computed in the step being planned can be read in the next one only: no pool is enough.
     """
     front, needed = len(machine.path) - 1, 0
     for group in range(len(machine.groups)):
         layout = machine.groups[group]
         required, hits = blocks_for(tokens, layout.block_tokens), hit // layout.block_tokens
-        if capped:
+        if layout.kind == LINEAR:
+            required = min(required, hits + 1)
+            if hits > 0:
+                state = machine.nodes[content_at(machine, front, group, hits - 1)]
+                if state.written == planned_step(machine):
+                    return ALWAYS
+        elif capped:
             required = min(required, layout.most_blocks)
         needed += max(0, required - hits)
         for at in range(skipped_blocks(machine, group, hit), hits):
@@ -286,6 +350,35 @@ def note_step(machine: Machine, request: int) -> None:
     record.computed_before = record.computed
 
 
+@callable_in_kernels
+def cut(machine: Machine, request: int, computed: int, tokens: int) -> int:
+    """Return how many of a request's next `tokens` tokens a step computes after `computed` ones.
+
+    With linear attention, steps of a prompt end at a block's end, before the prompt's last token
+    and at a junction, where a state is worth keeping; 0 where the budget ends before that.
+    """
+    record, state = machine.requests[request], machine.state[0]
+    size, known = state.state_tokens, record.prompt + record.generated
+    prefill_end = max(record.prompt, known - 1)
+    if size == 0 or computed >= prefill_end:
+        return tokens
+    end = computed + tokens
+    if end < prefill_end:
+        aligned = end // size * size
+        if aligned > computed or size <= state.max_num_batched_tokens:
+            end = aligned
+    junction = computed + (record.junction - computed) // size * size
+    if not computed < record.junction < end:
+        junction = NONE
+    block_end = (computed // size + 1) * size if computed % size else NONE
+    last = (known - 1) // size * size
+    first = end
+    for stop in (block_end, last, junction):
+        if computed < stop < first:
+            first = stop
+    return max(0, first - computed)
+
+
 def group_allocator(take: Callable[[Machine], int]) -> Callable[..., None]:
     """Return the function that allocates blocks in all groups until so many tokens have room."""
 
@@ -297,7 +390,8 @@ def group_allocator(take: Callable[[Machine], int]) -> Callable[..., None]:
             size, row = machine.groups[group].block_tokens, record.slot * len(machine.groups)
             end = blocks_for(max(tokens, record.allocated), size)
             for at in range(blocks_for(record.allocated, size), end):
-                machine.table[row + group, at] = take(machine)
+                passed = machine.groups[group].kind == LINEAR and at < end - 1
+                machine.table[row + group, at] = NONE if passed else take(machine)
             record.room = min(record.room, end * size)
         record.allocated = max(tokens, record.allocated)
 
@@ -322,7 +416,8 @@ def group_extender(allocate: Callable[..., None]) -> Callable[..., bool]:
             if blocks_missing(machine, request, wanted) > state.free:
                 return False
             allocate(machine, request, wanted)
-        hash_groups(machine, request, min(wanted, record.prompt + record.generated))
+        known = record.prompt + record.generated
+        hash_kept(machine, request, min(wanted, known), planned_step(machine))
         note_step(machine, request)
         return True
 
@@ -337,9 +432,11 @@ def group_admitter(allocate: Callable[..., None]) -> Callable[..., Any]:
         record, state = machine.requests[request], machine.state[0]
         size, total = state.block_size, record.prompt + record.generated
         look = record.look if record.hits == NONE else (total - 1) // size
-        hit, junction = look_up_groups(machine, look * size)
+        hit, junction = look_up_groups(machine, look * size, False)
         record.junction = junction
-        tokens = min(total - hit, budget)
+        tokens = cut(machine, request, hit, min(total - hit, budget))
+        if tokens == 0:
+            return 0
         free = state.free - (state.watermark_blocks if state.running > 0 else 0)
         if state.reserve_full_prompt and blocks_to_admit(machine, hit, total, True) > free:
             return 0
@@ -348,13 +445,14 @@ def group_admitter(allocate: Callable[..., None]) -> Callable[..., Any]:
         enter_running(machine, request)
         if record.hits == NONE:
             record.written = max(hit // size, count_group_written(machine, record.look))
+            record.kept = look_up_groups(machine, look * size, True)[0] // size
             note_admission(machine, request, hit // size)
         use_group_hits(machine, request, hit)
         allocate(machine, request, hit + tokens)
-        hash_groups(machine, request, hit + tokens)
+        hash_kept(machine, request, hit + tokens, planned_step(machine))
         record.computed = hit
         note_step(machine, request)
-        return tokens  # type: ignore[no-any-return]
+        return tokens
 
     return admit
 
@@ -363,4 +461,4 @@ def several_groups() -> BlockRules:
     """Return the rules of a hybrid model's requests; blocks leave in vLLM's own order, LRU."""
     allocate = group_allocator(taker(Lru, False))
     extend, admit = group_extender(allocate), group_admitter(allocate)
-    return BlockRules(extend, hash_groups, release_groups, admit)
+    return BlockRules(extend, hash_groups, release_groups, admit, cut)

@@ -28,13 +28,15 @@ class EngineReplay:
     """What an engine did with R requests; every array has R entries.
 
     `hit_blocks` were cached when a request was first admitted, as vLLM counts hits;
-    `written_blocks` had been cached by then, evicted or not. `queue_s` is the time from its arrival
-    until then, `ttft_s` until its first token, `tpot_s` the time per output token after the first
-    one, nan without a second one. `oversized` requests need more than all blocks: they were
-    rejected, have no hits, and nan for times. `steps` counts those that computed something.
+    `written_blocks` had been cached by then, evicted or not, and `kept_blocks` would have been hits
+    had nothing been evicted: fewer where a hybrid model keeps no window. `queue_s` is the time from
+    its arrival until then, `ttft_s` until its first token, `tpot_s` the time per output token after
+    the first one, nan without a second one. `oversized` requests need more than all blocks: they
+    were rejected, have no hits, and nan for times. `steps` counts those that computed something.
     """
 
     hit_blocks: Int32s
+    kept_blocks: Int32s
     written_blocks: Int32s
     queue_s: Float64s
     ttft_s: Float64s
@@ -127,6 +129,7 @@ def _outcome(machine: Machine) -> EngineReplay:
     requests, state = machine.requests, machine.state[0]
     return EngineReplay(
         hit_blocks=np.maximum(requests.hits, 0).astype(np.int32),
+        kept_blocks=requests.kept.astype(np.int32),
         written_blocks=requests.written.astype(np.int32),
         queue_s=requests.admitted_s - requests.arrival_s,
         ttft_s=requests.first_token_s - requests.arrival_s,

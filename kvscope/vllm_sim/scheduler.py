@@ -65,7 +65,7 @@ def running_planner(rules: BlockRules) -> Callable[[Machine], bool]:
     A request that needs a block where none is free preempts the youngest one, in the end itself:
     that waits in front then. One whose last output is on its way needs nothing.
     """
-    extend, release = rules.extend, rules.release
+    extend, release, cut = rules.extend, rules.release, rules.cut
 
     @callable_in_kernels
     def preempt(machine: Machine) -> None:
@@ -90,6 +90,9 @@ def running_planner(rules: BlockRules) -> Callable[[Machine], bool]:
                 continue
             known = record.prompt + record.generated
             tokens = min(known + record.coming - record.computed, state.budget)
+            tokens = cut(machine, request, record.computed, tokens)
+            if tokens == 0:
+                continue
             while record.slot != NONE and not extend(machine, request, tokens):
                 preempt(machine)
                 undisturbed = False

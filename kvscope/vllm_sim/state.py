@@ -33,7 +33,7 @@ UNHASHED = 0  # the queue of free blocks without a hash; lane k is queue k + 1
 PINNED = -1  # in no queue: a request uses it
 ALWAYS = 2**62
 KINDS = get_args(GroupKind)
-FULL, SLIDING, CHUNKED = range(len(KINDS))
+FULL, SLIDING, CHUNKED, LINEAR = range(len(KINDS))
 PARKED = -2  # in no queue: free, but it has a cached child and the policy keeps such blocks
 
 Records = np.recarray[Any, Any]
@@ -57,14 +57,14 @@ when, and `freed` its free-sequence number.
 NODE = np.dtype([(name, np.int32) for name in ("parent", "first", "children", "written")])
 """A node of the trie: the oldest block that holds it, and how many nodes right below it are held.
 
-`written` is 1 once a block has held it, evicted or not.
+`written` is above 0 once a block has held it, evicted or not; of a state, it says in which step.
 
 `children` is kept up only where the policy evicts leaves.
 """
 
 REQUEST = _record(
     "prompt outputs leaf length look history_tokens category next_prompt_tokens oversized "
-    "computed generated coming slot allocated hashed hits written preemptions "
+    "computed generated coming slot allocated hashed hits kept written preemptions "
     "junction room skips_at skipped_for planned_step computed_before",
     "arrival_s admitted_s first_token_s finished_s",
 )
@@ -75,7 +75,8 @@ may find `look` blocks. `computed` tokens have their KV or get it in a planned s
 outputs are known, `coming` ones will be after a planned step. It runs in `slot` (NONE: it waits or
 is done) with `allocated` blocks, of which `hashed` have their content. `hits` are the blocks found
 when it was first admitted, NONE until then; `written` leading blocks had been held by then, evicted
-or not. Times are seconds, nan for "not yet".
+or not, and `kept` would have been hits had nothing been evicted. Times are seconds, nan for "not
+yet".
 
 Of a hybrid model `allocated` and `hashed` are tokens. Where its last look-up ended for part of the
 groups, the `junction`, blocks are kept; up to `room` tokens need no new block; blocks that no token
@@ -99,7 +100,7 @@ STATE = _record(
     "blocks lanes block_size max_num_seqs max_num_batched_tokens overlapped reserve_full_prompt "
     "watermark_blocks free evictions freed running preempted next arrived front in_progress "
     "planned budget prefill_tokens steps finished admitted period "
-    "alignment_tokens segment_tokens keeps_boundaries",
+    "alignment_tokens segment_tokens keeps_boundaries state_tokens",
     "now_s end_s cost_s ttl_s "
     "base_s prefill_token_s prefill_pair_s floor_s "
     "decode_base_s decode_token_s decode_context_token_s",
@@ -113,7 +114,7 @@ never admitted, of the `arrived` ones. The path of `front` is written out. `in_p
 `cost_s` its duration, with `prefill_tokens` of prompts; `end_s` is when the former ends. `period`
 is the policy's table in force. Of a hybrid model, hits are multiples of `alignment_tokens`; windows
 are kept at every multiple of `segment_tokens` (0: at none) and, with `keeps_boundaries`, at those
-of requests.
+of requests. Steps end at multiples of `state_tokens` where it has linear attention, else it is 0.
 """
 
 
@@ -285,13 +286,8 @@ def _checked_groups(policy: Policy, groups: KvGroups, block_size: int) -> KvGrou
             where="a hybrid model",
             remedy="take lru, which is vLLM's own, or lru-retention",
         )
-    if groups.hash_tokens % block_size:
-        sizes = ", ".join(f"{size}" for size in sorted({g.block_tokens for g in groups.groups}))
-        raise UsageError(
-            f"the trace's blocks of {block_size} tokens do not divide the model's of {sizes}",
-            where="a hybrid model",
-            remedy=f"hash the trace in blocks of {groups.hash_tokens} tokens (`kvscope hash`)",
-        )
+    if (undivided := groups.undivided(block_size)) is not None:
+        raise undivided
     if isinstance(policy, LruRetention):
         return groups.retaining(policy.values["retention_tokens"])
     return groups
@@ -377,6 +373,7 @@ def _state(settings: EngineSettings, cost: StepCost) -> Records:
         state.alignment_tokens = alignment
         state.segment_tokens = alignment if interval is None else interval
         state.keeps_boundaries = interval is not None
+        state.state_tokens = settings.groups.state_tokens
     for field in fields(cost):
         value = getattr(cost, field.name)
         state[field.name] = cost.base_s if value is None else value  # decode_base_s

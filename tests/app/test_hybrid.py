@@ -72,6 +72,44 @@ def test_tune_recommends_an_interval_with_its_flag(trace: kvscope.OpenTrace, mea
     assert "--scheduler-cls" not in flags
 
 
+def test_a_recommendation_is_replayed_on_the_groups_that_it_was_tuned_for(
+    trace: kvscope.OpenTrace, measured: str, tmp_path: Path
+) -> None:
+    """The same hits as by the deployment: more than full attention in as many blocks would miss."""
+    path = tmp_path / "recommendation.toml"
+    kvscope.tune(trace, slo="250ms", latency=measured, **POOL).save(path)
+    again = kvscope.simulate(trace, recommendation=str(path)).to_dict()
+    policy = next(run for run in again["results"] if run["policy"] == "lru-retention")
+    options = {"policies": "lru-retention", "latency": measured, **POOL}
+    interval = policy["params"]["retention_tokens"] or "inf"
+    (stated,) = kvscope.simulate(
+        trace, param=[f"lru-retention.retention_tokens={interval}"], **options
+    ).to_dict()["results"]
+    assert policy["token_hit_rate"] == stated["token_hit_rate"] > 0
+
+
+def test_explain_tells_windows_that_were_never_kept_from_evicted_ones(
+    trace: kvscope.OpenTrace, measured: str
+) -> None:
+    """An ample pool evicts nothing: answers are missed, and their blocks were computed before."""
+    ample = {"latency": measured, "model": "gpt-oss-20b"}
+
+    def causes(**options: object) -> dict[str, int]:
+        told = kvscope.explain(trace, **ample, **options).to_dict()
+        return {each["cause"]: each["tokens"] for each in told["causes"] if each["tokens"]}
+
+    by_default = causes(num_gpu_blocks=1_000_000)
+    assert by_default["not-kept"] >= 150 * 2 * (ANSWER - 1) * BLOCK
+    assert "evicted" not in by_default
+    every = causes(
+        num_gpu_blocks=1_000_000,
+        policy="lru-retention",
+        param=["lru-retention.retention_tokens=inf"],
+    )
+    assert not {"not-kept", "evicted"} & set(every)
+    assert causes(num_gpu_blocks=9_000)["evicted"] > 0
+
+
 def test_other_policies_are_refused(trace: kvscope.OpenTrace, measured: str) -> None:
     """In one line, with what would do."""
     with pytest.raises(

@@ -35,6 +35,11 @@ def chunked(chunk: int, size: int = 16) -> KvGroup:
     return KvGroup("chunked", size, chunk)
 
 
+def linear(size: int = 16) -> KvGroup:
+    """Return a group of linear attention."""
+    return KvGroup("linear", size)
+
+
 LAYOUTS = {
     "gpt-oss": (full(), sliding(128)),
     "gemma": (full(), *[sliding(64)] * 5),
@@ -48,6 +53,10 @@ LAYOUTS = {
     "two kinds of windows": (sliding(64), sliding(160)),
     "chunks": (full(), chunked(64)),
     "chunks and windows": (full(), chunked(96), sliding(50)),
+    "states": (full(), linear()),
+    "qwen3-next": (*[linear(48)] * 3, full(48)),
+    "states and windows": (linear(), full(), sliding(100)),
+    "states only": (linear(32),),
 }
 RETENTION = (0, None, 2)  # in multiples of the alignment
 MIXES = {
@@ -58,7 +67,7 @@ CASES = [
     (layout, retention)
     for layout, groups in LAYOUTS.items()
     for retention in RETENTION
-    if not retention or any(group.kind == "sliding" for group in groups)
+    if not retention or any(group.kind in {"sliding", "linear"} for group in groups)
 ]
 
 
@@ -97,7 +106,7 @@ def test_hits_junctions_and_the_order_of_free_blocks_agree(
         junctions += requests.junction[number] > 0
     assert hit_tokens > 0
     kinds = {group.kind for group in groups.groups}
-    assert junctions > 0 or retention != 0 or kinds != {"full", "sliding"}
+    assert junctions > 0 or retention != 0 or kinds not in ({"full", "sliding"}, {"full", "linear"})
 
 
 @pytest.mark.parametrize("overlapped", [False, True])
@@ -109,6 +118,10 @@ def test_hits_junctions_and_the_order_of_free_blocks_agree(
         ("two windows", 2, 96),
         ("three sizes", None, 64),
         ("chunks and windows", 0, 96),
+        ("states", 0, 64),
+        ("qwen3-next", 0, 40),
+        ("qwen3-next", None, 160),
+        ("states and windows", 2, 96),
     ],
 )
 def test_every_step_agrees(
@@ -116,7 +129,7 @@ def test_every_step_agrees(
 ) -> None:
     """16 in flight, in chunks, with preemption: the same steps as vLLM's whole scheduler."""
     groups = kv_groups(layout, retention)
-    usable_blocks, size = 70 * len(groups.groups), groups.hash_tokens
+    usable_blocks, size = 70 * attending(groups), groups.hash_tokens
     trace = [replace(x, parent=-1) for x in conversations(250, tokens, Mix(gap=1.0))]
     trace = fitting(trace, groups, usable_blocks)
     counts = stepped(
@@ -134,8 +147,13 @@ def test_every_step_agrees(
     assert counts["preemptions"] > 0
 
 
+def attending(groups: KvGroups) -> int:
+    """Return the number of groups that hold more than a few states of a request."""
+    return sum(group.kind != "linear" for group in groups.groups)
+
+
 def fitting(trace: list[TokenRequest], groups: KvGroups, usable_blocks: int) -> list[TokenRequest]:
     """Return the requests that full attention in all groups would still hold."""
-    blocks = usable_blocks // len(groups.groups) - 2
+    blocks = usable_blocks // attending(groups) - 6
     size = max(group.block_tokens for group in groups.groups)
     return [x for x in trace if x.blocks(size) < blocks]

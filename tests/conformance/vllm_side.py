@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,6 +48,7 @@ with warnings.catch_warnings():
         KVCacheConfig,
         KVCacheGroupSpec,
         KVCacheSpec,
+        MambaSpec,
         SlidingWindowSpec,
     )
     from vllm.v1.outputs import ModelRunnerOutput
@@ -100,6 +102,9 @@ def group_spec(group: KvGroup) -> KVCacheSpec:
         return SlidingWindowSpec(block_size=size, sliding_window=window, **shape)
     if group.kind == "chunked":
         return ChunkedLocalAttentionSpec(block_size=size, attention_chunk_size=window, **shape)
+    if group.kind == "linear":
+        state: Any = {"shapes": ((1,),), "dtypes": (torch.float32,), "mamba_cache_mode": "align"}
+        return MambaSpec(block_size=size, **state)
     return FullAttentionSpec(block_size=size, **shape)
 
 
@@ -132,21 +137,50 @@ def serve_alone(
     before_free: Callable[[Request], None] | None = None,
 ) -> int | None:
     """Take a request from look-up to its last output; return its hit tokens, None if rejected."""
+    cache.new_step_starts()
     blocks, hits, request.shared_prefix_boundary = cache.get_computed_blocks(request)
-    wanted = request.num_tokens - hits
+    wanted = step_tokens(cache, request, hits)
     if cache.allocate_slots(request, wanted, hits, blocks, full_sequence_must_fit=True) is None:
         return None
-    request.num_computed_tokens = request.num_tokens
-    for token in tokens.output[:-1]:
-        request.append_output_token_ids(token)
-        if cache.allocate_slots(request, 1) is None:
+    request.num_computed_tokens = hits + wanted
+    outputs = iter(tokens.output[:-1])
+    while True:
+        if request.num_computed_tokens == request.num_tokens:
+            token = next(outputs, None)
+            if token is None:
+                break
+            request.append_output_token_ids(token)
+        cache.new_step_starts()
+        wanted = step_tokens(cache, request, 0)
+        if cache.allocate_slots(request, wanted) is None:
             raise AssertionError("an output of a request that fits must fit")
-        request.num_computed_tokens += 1
+        request.num_computed_tokens += wanted
     request.append_output_token_ids(tokens.output[-1])
     if before_free is not None:
         before_free(request)
     cache.free(request)
     return int(hits)
+
+
+def step_tokens(cache: KVCacheManager, request: Request, hits: int) -> int:
+    """Return the tokens of a request's next step: all, or as vLLM's scheduler cuts for states."""
+    tokens = request.num_tokens - request.num_computed_tokens - hits
+    if not cache.kv_cache_config.has_mamba_layers:
+        return tokens
+    size = cache.coordinator.scheduler_block_size
+    scheduler: Any = SimpleNamespace(
+        cache_config=SimpleNamespace(block_size=size),
+        scheduler_config=SimpleNamespace(long_prefill_token_threshold=0),
+        max_num_scheduled_tokens=LONGEST,
+        block_size=size,
+        hash_block_size=size,
+        use_eagle_block_drop=False,
+        mamba_partial_cache_hit=False,
+        mamba_has_prefill_checkpoint_blocks=False,
+        mamba_prefill_checkpoint_alignment=None,
+        mamba_shared_prefix_checkpoint=False,
+    )
+    return int(Scheduler._mamba_block_aligned_split(scheduler, request, tokens, hits))
 
 
 @dataclass
@@ -188,6 +222,8 @@ class VllmScheduler:
             ),
             cache_config=CacheConfig(block_size=size, enable_prefix_caching=True),
         )
+        if groups is not None and groups.state_tokens:
+            config.cache_config.mamba_cache_mode = "align"
         config.cache_config.num_gpu_blocks = usable_blocks + 1
         config.scheduler_config.async_scheduling = overlapped  # CPUs switch it off
         chosen: type[Scheduler] = AsyncScheduler if overlapped else Scheduler

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from kvscope.deployment.architecture import LayerKinds
@@ -26,9 +29,40 @@ def test_groups_of_models(model: str, text: str | None) -> None:
 
 def test_nearly_equal_kinds_are_not_split() -> None:
     """12 and 13 layers make two groups, not three."""
-    groups = kv_groups(LayerKinds(13, 12, 0, 128, sliding_first=False, alike=True), 16)
+    groups = kv_groups(LayerKinds(13, 12, 0, 128, full_first=True, alike=True), 16)
     assert groups is not None
     assert groups.text == "full/16/0/13+sliding/16/128/12@0"
+
+
+QWEN3_NEXT = {
+    "model_type": "qwen3_next",
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "torch_dtype": "bfloat16",
+}
+"""Of Qwen3-Next-80B-A3B; vLLM logs that it takes attention blocks of 544 tokens on one GPU."""
+
+
+@pytest.mark.parametrize(("tp", "stated", "tokens"), [(1, 16, 544), (1, 512, 1024), (4, 16, 272)])
+def test_blocks_grow_until_a_state_fits(tmp_path: Path, tp: int, stated: int, tokens: int) -> None:
+    """Three groups of 12 linear layers and one of full attention, all in blocks of equal bytes."""
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_NEXT))
+    model = resolve_model(str(tmp_path))
+    groups = model.kv_groups(16, stated, tp)
+    assert groups is not None
+    assert groups.text == "+".join([*[f"linear/{tokens}/0/12"] * 3, f"full/{tokens}/0/12@0"])
+    assert model.layers_per_block == 12
+    assert groups.undivided(16) is None
+    assert "start vLLM with --block-size 96" in str(groups.undivided(96))
 
 
 def test_unlike_layers_have_no_known_groups() -> None:

@@ -61,6 +61,8 @@ def test_tables_that_lack_a_category_are_refused() -> None:
     for name in ("wa", "etlru", "gittins"):
         with pytest.raises(ValueError, match="a row of its table"):
             replay(of, by_name(name)(), 1)
+    with pytest.raises(ValueError, match="for every category and lane"):  # gittins has several
+        replay(_chains([[1]], [5]), by_name("gittins")(), 1)
 
 
 def _chains(wanted: list[list[int]], history: list[int]) -> Traffic:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvscope.cli.app import run
+from kvscope.deployment.presets import PRESETS
 from kvscope.store import results, traces
 from kvscope.store.db import open_store
 from tests.serving import fake_vllm
@@ -59,6 +60,28 @@ def test_an_engine_of_its_own_runs_the_policies_by_turns(
     assert runs[1]["flags"][:1] == ["--scheduler-cls"]
     assert runs[0]["mismatched_requests"] == runs[3]["mismatched_requests"] == 0
     assert {"predicted", "measured"} == set(told["gain"])
+
+
+def test_another_retention_interval_is_a_flag_of_vllm_itself(
+    trace: str, capsys: Printed, tmp_path: Path
+) -> None:
+    """Of a hybrid model: LRU has vLLM's default; without the model's folder it is refused."""
+    advice = tmp_path / "recommendation.toml"
+    policy = 'name = "lru-retention"\nleaves = "any"\nparams = { retention_tokens = 1000.0 }'
+    before, _, rest = ADVICE.partition('name = "tlru"')
+    advice.write_text(before + policy + "\n\n[latency]" + rest.partition("[latency]")[2])
+    model = tmp_path / "gpt-oss"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(PRESETS["gpt-oss-20b"][1]))
+    common = ["validate", trace, "--db", ":memory:", "--recommendation", str(advice), "--json"]
+    limits = ["--latency", str(Path(trace).parent / "latency.toml"), "--max-requests", "30"]
+    options = own(tmp_path, *common[1:], *limits)[2:]
+    run(["validate", *options, "--model", str(model)])
+    runs = document(capsys)["runs"]
+    assert [each["policy"] for each in runs] == ["lru", "lru-retention"]
+    assert [each["flags"] for each in runs] == [[], ["--prefix-cache-retention-interval", "992"]]
+    assert run(["validate", *options, "--model", "a/model"]) == 2
+    assert "keeps more windows, which this model does not have" in capsys.readouterr().err
 
 
 def recommending(folder: Path, name: str = "tlru") -> list[str]:
