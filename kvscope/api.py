@@ -534,6 +534,7 @@ def advise_retention(
     kv_dtype: KvDtype | None = None,
     capacity: Amount = None,
     capacity_blocks: Amount = None,
+    latency: str | None = None,
     outputs: Literal["carried", "ignored"] = "carried",
     db: str = MEMORY,
 ) -> RetentionResult:

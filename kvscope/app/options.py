@@ -445,6 +445,7 @@ class RetentionOptions:
         ),
     ] = None
     capacity_blocks: Annotated[int | None, Blocks("The same in blocks.")] = None
+    latency: Latency = None
     outputs: Outputs = "carried"
 
 

@@ -140,8 +140,12 @@ class ExplainRequest:
 
 @dataclass(frozen=True, slots=True)
 class RetentionRequest:
-    """For which model, and for a cache of which size, times to live are to be judged."""
+    """For which model, and for a cache of which size, times to live are to be judged.
 
+    Steps of the engine that judges them too take the time of `profile`.
+    """
+
+    profile: LatencyProfile
     definition: HitDefinition = standard()
     model: Model | None = None
     capacities: Capacities = Capacities()
@@ -328,6 +332,7 @@ def retention_request(options: RetentionOptions) -> RetentionRequest:
     sizes = None if options.capacity is None else (options.capacity,)
     blocks = None if options.capacity_blocks is None else (options.capacity_blocks,)
     return RetentionRequest(
+        latency_profile(options.latency),
         hit_definition(None, options.outputs, 0.0),
         kv_model(options.model, options.kv_dtype, sizes_named=sizes is not None),
         _capacities(sizes, blocks),

@@ -9,9 +9,7 @@ from kvscope.app.documents.retention import retention_document
 from kvscope.app.retention import (
     MOST_OF,
     CategoryTtl,
-    HeldOutGain,
     Retention,
-    RetentionAdvice,
     stated_ttl,
 )
 from kvscope.core import units
@@ -29,6 +27,7 @@ from kvscope.report.words import (
     share,
     significant,
 )
+from kvscope.retention.advice import RetentionAdvice, RetentionTrial
 from kvscope.retention.prices import Charge
 from kvscope.retention.request_fields import request_fields
 
@@ -91,11 +90,10 @@ def _advice(result: Retention) -> list[str]:
     advised = [_called(advice) for advice in result.advice if advice.advised]
     verdict = f"Better than LRU: {'; '.join(advised)}." if advised else "Keep LRU."
     held_out = counted(first.held_out_requests, "held-out request")
-    lru = share(first.lru_token_hit_rate)
+    lru = share(first.idle.lru_token_hit_rate)
     return [
-        f"{verdict} {cache}, {held_out}, of whose tokens LRU hits {lru}:",
-        *(f"With {_called(advice)}: {_gain(advice.gain)}." for advice in result.advice),
-        *(_in_an_engine(advice) for advice in result.advice if advice.advised),
+        f"{verdict} {cache}, {held_out}, of whose tokens LRU hits {lru} in an idle cache:",
+        *(f"With {_called(advice)}: {_judged(advice)}" for advice in result.advice),
     ]
 
 
@@ -106,23 +104,23 @@ def _called(advice: RetentionAdvice) -> str:
     return f"what requests state, with pins of {_time(pause)} for pauses in {pins:.0%} of the cache"
 
 
-def _in_an_engine(advice: RetentionAdvice) -> str:
-    """Say that the gain is that of an idle cache, and how to replay it on an engine."""
-    idle = f"{_called(advice)}: an idle cache; in an engine running requests leave less of the gain"
-    if advice.of == "categories":
-        return f"{idle[0].upper()}{idle[1:]}."
-    params = " ".join(
-        f"--param soft-ttl.{name}={value:g}{'s' if name == PAUSE_TTL else ''}"
-        for name, value in advice.params.items()
+def _judged(advice: RetentionAdvice) -> str:
+    """Return the gain in an idle cache, and on the engine if it was replayed there."""
+    idle, engine = _gain(advice.idle), advice.engine
+    if engine is None or engine.lru_p95_s is None or engine.p95_s is None:
+        return f"{idle}."
+    before, after = (units.duration_in_words(time) for time in (engine.lru_p95_s, engine.p95_s))
+    return (
+        f"{idle}. In an engine with as large a pool, whose running requests hold blocks too: LRU"
+        f" {share(engine.lru_token_hit_rate)}, {_gain(engine)}; p95 TTFT {before} -> {after}."
     )
-    replayed = f"kvscope simulate --policies lru,soft-ttl {params} --capacity-model engine"
-    return f"{idle[0].upper()}{idle[1:]}. Replay it there: {replayed}."
 
 
-def _gain(gain: HeldOutGain) -> str:
+def _gain(trial: RetentionTrial) -> str:
+    gain = trial.gain
     interval = f"95 % CI {points(gain.low)} to {points(gain.high)}"
-    how = interval if gain.significant else f"{interval}: not significant"
-    return f"{share(gain.token_hit_rate)}, {points(gain.value)} ({how})"
+    decided = "" if trial.deciding_gain.significant else "; not significant on the deciding quarter"
+    return f"{share(trial.token_hit_rate)}, {points(gain.value)} ({interval}{decided})"
 
 
 def _ttls(result: Retention) -> Table:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
+from kvscope.retention.advice import RetentionTrial
+from kvscope.tuning.bootstrap import Gain
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 AGENT, TO_C = str(SAMPLES / "agent.jsonl.gz"), str(SAMPLES / "to-c.jsonl.gz")
@@ -55,10 +58,10 @@ def test_figures_agree_with_simulate_and_analyze(
     (advice,) = found["advice"]  # type: ignore[misc]
     assert isinstance(advice, dict)
     lru = document(
-        *("simulate", AGENT, "--policies", "lru", "--warmup", "50%", "--capacity-blocks", "3543")
+        *("simulate", AGENT, "--policies", "lru", "--warmup", "75%", "--capacity-blocks", "3543")
     )["results"][0]  # type: ignore[index]
-    assert advice["lru_token_hit_rate"] == pytest.approx(lru["token_hit_rate"])
-    assert advice["advised"] == (advice["gain"]["low"] > 0)
+    assert advice["idle"]["lru_token_hit_rate"] == pytest.approx(lru["token_hit_rate"])
+    assert not advice["advised"]
     assert sum(each["share_of_hits"] for each in found["categories"]) == pytest.approx(1)  # type: ignore[attr-defined]
 
 
@@ -68,7 +71,7 @@ def test_without_room_for_a_gain_lru_is_kept(db: str, capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     assert "Keep LRU" in out
     assert "forever" in out
-    assert "an idle cache" not in out
+    assert "In an engine" not in out
     assert run(["retention", TO_C, "--db", db, "--capacity-blocks", "1M", "--full"]) == 0
     assert "Nothing to send" in capsys.readouterr().out
     assert run(["retention", TO_C, "--db", db, "--capacity-blocks", "1M", "--json"]) == 0
@@ -110,16 +113,29 @@ def test_pins_for_pauses_are_chosen_and_judged(
     assert run(["retention", hinted, *options]) == 0
     by_category, pins = json.loads(capsys.readouterr().out)["advice"]
     assert (by_category["of"], pins["of"]) == ("categories", "directives")
-    assert pins["gain"]["token_hit_rate"] > pins["lru_token_hit_rate"]
+    assert pins["idle"]["token_hit_rate"] > pins["idle"]["lru_token_hit_rate"]
     param = [f"--param=soft-ttl.{name}={value}" for name, value in pins["params"].items()]
     param[0] += "s"
-    replayed = ["simulate", hinted, "--policies", "soft-ttl", "--warmup", "50%", *param, *options]
-    assert run(replayed) == 0
-    (result,) = json.loads(capsys.readouterr().out)["results"]
-    assert result["token_hit_rate"] == pytest.approx(pins["gain"]["token_hit_rate"])
+    for trial, engine in ((pins["idle"], ()), (pins["engine"], ("--capacity-model", "engine"))):
+        replayed = ("simulate", hinted, "--policies", "lru,soft-ttl", "--warmup", "75%", *param)
+        assert run([*replayed, *engine, *options]) == 0
+        lru, own = json.loads(capsys.readouterr().out)["results"]
+        assert lru["token_hit_rate"] == pytest.approx(trial["lru_token_hit_rate"])
+        assert own["token_hit_rate"] == pytest.approx(trial["token_hit_rate"])
+    assert pins["advised"]
     assert run(["retention", hinted, *options[:-1], "--full"]) == 0
     out = capsys.readouterr().out
     assert "pins of" in out
     assert "TokenRangeRetentionConfig" in out
-    assert pins["advised"]
-    assert "an idle cache; in an engine" in " ".join(out.split())
+    assert "In an engine with as large a pool" in " ".join(out.split())
+
+
+def test_what_an_engine_does_not_gain_is_not_advised() -> None:
+    """Pins that gain in an idle cache: judged on the engine too, whose gain has to be sure."""
+    trial = RetentionTrial("cache", 0.4, 0.5, Gain(0.1, 0.05, 0.15), Gain(0.1, 0.05, 0.15))
+    engine = replace(trial, capacity_model="engine", lru_p95_s=2.0, p95_s=2.09)
+    assert trial.better
+    assert engine.better
+    assert not replace(engine, p95_s=2.11).better
+    assert not replace(engine, deciding_gain=Gain(0.1, -0.01, 0.2)).better
+    assert not replace(engine, gain=Gain(-0.01, -0.05, 0.03)).better

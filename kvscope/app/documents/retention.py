@@ -8,11 +8,11 @@ from kvscope.app.documents.base import Document, Facts, ModelFacts, TraceFacts, 
 from kvscope.app.retention import (
     CategoryTtl,
     Retention,
-    RetentionAdvice,
     TtlPoint,
     stated_ttl,
 )
 from kvscope.core.hits import HitDefinition
+from kvscope.retention.advice import RetentionAdvice
 from kvscope.retention.prices import Charge
 from kvscope.retention.request_fields import RequestField, request_fields
 
