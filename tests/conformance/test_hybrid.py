@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,9 +60,9 @@ LAYOUTS = {
     "states only": (linear(32),),
 }
 RETENTION = (0, None, 2)  # in multiples of the alignment
-MIXES = {
-    "chats": Mix(head=150, turn=60, output=40, heads=3, salts=1),
-    "repeats": Mix(head=200, turn=40, output=30, again=0.3, edited=0.3, silent=0.2, salts=1),
+MIXES = {  # outputs are short: each of their tokens is a step of vLLM's slow side
+    "chats": Mix(head=150, turn=60, output=20, heads=3, salts=1),
+    "repeats": Mix(head=200, turn=40, output=12, again=0.3, edited=0.3, silent=0.2, salts=1),
 }
 CASES = [
     (layout, retention)
@@ -69,6 +70,17 @@ CASES = [
     for retention in RETENTION
     if not retention or any(group.kind in {"sliding", "linear"} for group in groups)
 ]
+POOLS = (130, 600, 60, 250)
+"""Usable blocks for two groups. Each case runs in one of the first two, in all with test-long."""
+
+
+def cases() -> list[Any]:
+    """Return all cases in all pools, `long` but for one pool each."""
+    return [
+        (*case, pool) if place % 2 == number else long(*case, pool)
+        for place, case in enumerate(CASES)
+        for number, pool in enumerate(POOLS)
+    ]
 
 
 def kv_groups(layout: str, retention: int | None) -> KvGroups:
@@ -77,17 +89,16 @@ def kv_groups(layout: str, retention: int | None) -> KvGroups:
     return replace(groups, retention_tokens=retention and retention * groups.alignment_tokens)
 
 
-@pytest.mark.parametrize(("layout", "retention"), CASES)
-@pytest.mark.parametrize("usable_blocks", [130, 600, long(60), long(250)])
+@pytest.mark.parametrize(("layout", "retention", "usable_blocks"), cases())
 def test_hits_junctions_and_the_order_of_free_blocks_agree(
-    usable_blocks: int, layout: str, retention: int | None
+    layout: str, retention: int | None, usable_blocks: int
 ) -> None:
-    """After each of 165 requests: the same hit, junction, and free blocks in the same order."""
+    """After each of 240 requests: the same hit, junction, and free blocks in the same order."""
     groups = kv_groups(layout, retention)
     size = groups.hash_tokens
     usable_blocks = usable_blocks * len(groups.groups) // 2
-    trace = conversations(110, usable_blocks + len(layout), MIXES["chats"])
-    trace += [replace(x, parent=-1) for x in conversations(55, len(layout), MIXES["repeats"])]
+    trace = conversations(160, usable_blocks + len(layout), MIXES["chats"])
+    trace += [replace(x, parent=-1) for x in conversations(80, len(layout), MIXES["repeats"])]
     cache = manager(usable_blocks, size, groups)
     model = Model(trace, size, Lru(), EngineSettings.one_at_a_time(usable_blocks, groups))
     requests, nodes = model.machine.requests, len(model.machine.nodes) // len(groups.groups)
@@ -109,25 +120,29 @@ def test_hits_junctions_and_the_order_of_free_blocks_agree(
     assert junctions > 0 or retention != 0 or kinds not in ({"full", "sliding"}, {"full", "linear"})
 
 
-@pytest.mark.parametrize("overlapped", [False, True])
+STEPS = {  # retention and tokens a step
+    "gpt-oss": (0, 64),
+    "gemma": (0, 256),
+    "two windows": (2, 96),
+    "three sizes": (None, 64),
+    "chunks and windows": (0, 96),
+    "states": (0, 64),
+    "qwen3-next": (0, 40),
+    "states and windows": (None, 160),
+}
+
+
 @pytest.mark.parametrize(
-    ("layout", "retention", "tokens"),
+    ("layout", "overlapped"),
     [
-        ("gpt-oss", 0, 64),
-        ("gemma", 0, 256),
-        ("two windows", 2, 96),
-        ("three sizes", None, 64),
-        ("chunks and windows", 0, 96),
-        ("states", 0, 64),
-        ("qwen3-next", 0, 40),
-        ("qwen3-next", None, 160),
-        ("states and windows", 2, 96),
+        (layout, overlapped) if overlapped == (place % 2 > 0) else long(layout, overlapped)
+        for place, layout in enumerate(STEPS)
+        for overlapped in (False, True)
     ],
 )
-def test_every_step_agrees(
-    tmp_path: Path, layout: str, retention: int | None, tokens: int, overlapped: bool
-) -> None:
+def test_every_step_agrees(tmp_path: Path, layout: str, overlapped: bool) -> None:
     """16 in flight, in chunks, with preemption: the same steps as vLLM's whole scheduler."""
+    retention, tokens = STEPS[layout]
     groups = kv_groups(layout, retention)
     usable_blocks, size = 70 * attending(groups), groups.hash_tokens
     trace = [replace(x, parent=-1) for x in conversations(250, tokens, Mix(gap=1.0))]

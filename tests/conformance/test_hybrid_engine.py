@@ -13,6 +13,7 @@ import pytest
 from kvscope.deployment.models import read_config
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.lru import Lru
+from kvscope.serving.client import block_pool
 from kvscope.serving.interpreter import interpreter, with_vllm
 from kvscope.serving.server import Launch, VllmServer
 from kvscope.validate.predict import predict
@@ -68,20 +69,54 @@ MODELS: dict[str, dict[str, Any]] = {
         "initial_context_length": 2 * LONGEST,
         "swiglu_limit": 7.0,
     },
+    "qwen3-next": {
+        **SHAPE,
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "head_dim": 128,
+        "num_key_value_heads": 2,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+        "decoder_sparse_step": 1,
+        "rope_theta": 1e6,
+        "partial_rotary_factor": 0.25,
+    },
 }
+STATES = {"qwen3-next": ("--mamba-ssm-cache-dtype", "bfloat16")}  # as on GPUs: CPUs may differ
+POOLS = {"gemma3": 480, "gpt-oss": 100, "qwen3-next": 30}  # blocks
 
 
 @pytest.mark.parametrize(
-    ("model", "retention"),
-    [("gemma3", 0), ("gpt-oss", 0), long("gemma3", None), long("gpt-oss", 128)],
+    ("model", "retention", "requests"),
+    [
+        ("gpt-oss", 0, 60),
+        ("qwen3-next", 0, 60),
+        long("gemma3", 0, 150),
+        long("gemma3", None, 150),
+        long("gpt-oss", 128, 150),
+        long("qwen3-next", None, 150),
+        long("qwen3-next", 320, 150),
+    ],
 )
-def test_every_hit_is_as_predicted(tmp_path: Path, model: str, retention: int | None) -> None:
-    """150 requests of chats, outputs included, in a pool that evicts: not one token off."""
+def test_every_hit_is_as_predicted(
+    tmp_path: Path, model: str, retention: int | None, requests: int
+) -> None:
+    """Chats, outputs included, in a pool that evicts: not one token off."""
     (tmp_path / "config.json").write_text(json.dumps(MODELS[model]))
-    groups = read_config(tmp_path / "config.json").kv_groups(SIZE)
+    groups = read_config(tmp_path / "config.json").kv_groups(SIZE, SIZE)
     assert groups is not None
     groups = groups.retaining(float("inf") if retention is None else retention)
-    blocks = 80 * len(groups.groups)
+    blocks, size = POOLS[model], groups.hash_tokens
     launch = Launch(
         str(tmp_path),
         SIZE,
@@ -90,13 +125,15 @@ def test_every_hit_is_as_predicted(tmp_path: Path, model: str, retention: int | 
         max_num_seqs=16,
         max_num_batched_tokens=2048,
         forced_outputs=True,
-        flags=("--prefix-cache-retention-interval", str(retention)),
+        flags=("--prefix-cache-retention-interval", str(retention), *STATES.get(model, ())),
         environment={"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"},
     )
-    trace = TokenTrace(chats(tmp_path, 150, 30), forced=True)
+    trace = TokenTrace(chats(tmp_path, requests, 30), forced=True)
     pace = Pace("sequential")
     with VllmServer(launch, with_vllm(sys.executable), start_s=480) as server:
-        name = server.endpoint.model().name
+        name, pool = server.endpoint.model().name, block_pool(server.endpoint.metrics())
+        assert pool is not None
+        assert pool.block_size == size
         run = TraceReplay(server.endpoint, name, trace, pace, advance=lambda _: None, stop=Event())
         measured = run.run()
     assert (measured.ended, measured.errors) == ("", {})
@@ -104,7 +141,7 @@ def test_every_hit_is_as_predicted(tmp_path: Path, model: str, retention: int | 
     def hits(usable_blocks: int, kept: object = groups) -> list[int]:
         settings = EngineSettings(usable_blocks, 16, 2048, groups=kept)  # type: ignore[arg-type]
         profile = LatencyProfile("a guess", "", 5e-3, 3e-5)
-        return predict(trace.sent(SIZE), Lru(), settings, profile, pace).hit_tokens.tolist()
+        return predict(trace.sent(size), Lru(), settings, profile, pace).hit_tokens.tolist()
 
     assert measured.hit_tokens.tolist() == hits(blocks)
     assert sum(hits(blocks)) < sum(hits(100_000))  # the bound was felt
