@@ -93,7 +93,7 @@ def kv_groups(layout: str, retention: int | None) -> KvGroups:
 def test_hits_junctions_and_the_order_of_free_blocks_agree(
     layout: str, retention: int | None, usable_blocks: int
 ) -> None:
-    """After each of 240 requests: the same hit, junction, and free blocks in the same order."""
+    """The same hits, junctions and, after every fourth of 240 requests, free blocks in order."""
     groups = kv_groups(layout, retention)
     size = groups.hash_tokens
     usable_blocks = usable_blocks * len(groups.groups) // 2
@@ -112,7 +112,8 @@ def test_hits_junctions_and_the_order_of_free_blocks_agree(
         assert hits == requests.hits[number] * size, number
         assert request.shared_prefix_boundary == requests.junction[number], number
         contents.learn(model, number, request)
-        assert contents.free_blocks(cache) == model.free_blocks(), number
+        if number % 4 == 3:  # what is off once stays off; a queue takes as long as the requests
+            assert contents.free_blocks(cache) == model.free_blocks(), number
         hit_tokens += hits
         junctions += requests.junction[number] > 0
     assert hit_tokens > 0
