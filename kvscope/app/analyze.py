@@ -19,17 +19,18 @@ from kvscope.characterize.distributions import Summary
 from kvscope.characterize.summary import Characterization, Step, start_characterization
 from kvscope.core import memory
 from kvscope.core.background import in_background
+from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition, side_by_side, standard
-from kvscope.core.trace import PromptPaths, Trace
+from kvscope.core.trace import PromptLengths, PromptPaths, Trace
+from kvscope.datasets.place import is_dataset
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.ingest.build import NO_COMMON_CLOCK
-from kvscope.ingest.clocks import SessionStarts, other_starts
-from kvscope.replay.curve import HitCurve, first_counted, lru_curve
-from kvscope.replay.derived_traces import begun
+from kvscope.ingest.clocks import SessionStarts, other_starts, placed
+from kvscope.replay.curve import HitCurve, curve_of, first_counted
 from kvscope.replay.footprint import analysis_bytes
-from kvscope.replay.misses import MissReasons, ideal_blocks, ideal_rate, miss_reasons
-from kvscope.replay.stack_distances import LruDistances, flat_distances, lru_distances
+from kvscope.replay.misses import MissReasons, ideal_rate_of, reasons_at
+from kvscope.replay.path_facts import PathFacts, TracePaths
 from kvscope.store.file import Stores
 from kvscope.store.traces import load_prompts
 
@@ -165,10 +166,12 @@ class StartedCaching:
     So it can run while the trace is still being stored. `caching` is its future.
     """
 
-    def __init__(self, paths: PromptPaths, request: AnalyzeRequest | None = None) -> None:
-        self.paths = paths
+    def __init__(
+        self, paths: PromptPaths | PathFacts, request: AnalyzeRequest | None = None
+    ) -> None:
+        self.paths = TracePaths(paths) if isinstance(paths, PromptPaths) else paths
         self.request = request or AnalyzeRequest()
-        self.caching = in_background(caching, paths, self.request)
+        self.caching = in_background(caching, self.paths, self.request)
 
 
 def analyze(
@@ -192,8 +195,8 @@ def analyze(
                 "take a part of it with --from and --until, or more memory",
             )
             started = StartedCaching(load_prompts(store, trace), request)
-        paths = started.paths if started else None
-        characterization = start_characterization(store, trace, paths, step=step)
+        count_deciles = started.paths.deciles if started else None
+        characterization = start_characterization(store, trace, count_deciles, step=step)
     request = started.request if started else request or AnalyzeRequest()
     return Analysis(
         trace=trace,
@@ -201,7 +204,9 @@ def analyze(
         hbm_bytes=request.hbm_bytes,
         characterization=_sized(characterization(), request),
         caching=started.caching.result() if started else None,
-        layouts=tuple(_layouts(stores, trace, request.definition)),
+        layouts=tuple(_layouts(stores, trace, started.paths, request.definition))
+        if started
+        else (),
         retention=tuple(_retention(stores, trace, request)),
         deployment=_timed(stores, trace, request.deployment),
     )
@@ -237,13 +242,19 @@ def _retention(stores: Stores, trace: Trace, request: AnalyzeRequest) -> Iterato
         yield RetentionIdeal(kept.retention_tokens, rate)
 
 
-def _layouts(stores: Stores, trace: Trace, definition: HitDefinition) -> Iterator[LayoutCapacity]:
+def _layouts(
+    stores: Stores, trace: Trace, paths: PathFacts, definition: HitDefinition
+) -> Iterator[LayoutCapacity]:
     """Yield what LRU needs where sessions without a common clock begin otherwise."""
-    if not (trace.has_hashes and any(note.startswith(NO_COMMON_CLOCK) for note in trace.notes)):
+    if not any(note.startswith(NO_COMMON_CLOCK) for note in trace.notes):
         return
-    prompts = replayable(stores, trace)
-    for starts in other_starts(prompts.arrival_s, prompts.clock):
-        curve = lru_curve(begun(prompts, starts), definition)
+    with stores.reading() as store:
+        timed = store.columns("ingest/prompts", trace_id=trace.trace_id)
+    arrival_s, clock = timed["arrival_s"], timed["clock"]
+    for starts in other_starts(arrival_s, clock):
+        begun_s = placed(arrival_s, clock, starts.sessions_per_s, starts.seed)
+        begun = paths.in_order(np.argsort(begun_s, kind="stable"))
+        curve = curve_of(begun.lengths, definition, begun.distances(_walked(definition)))
         needed = curve.capacity_for(0.9 * curve.ideal)
         yield LayoutCapacity(**asdict(starts), capacity_blocks=needed)
 
@@ -266,6 +277,8 @@ def analyze_source(
 
     LRU's curve of a new trace is computed while the trace is being stored.
     """
+    if source is not None and is_dataset(source):
+        return analyze_dataset(source, request, reading)
     if request.from_s is not None or request.until_s is not None:
         trace = load_trace(stores, source, monitor, reading)
         return analyze(stores, in_range(stores, trace, request, monitor), request)
@@ -278,6 +291,34 @@ def analyze_source(
         lambda paths: started.append(StartedCaching(paths, request)),
     )
     return analyze(stores, trace, request, started=started[0] if started else None)
+
+
+def analyze_dataset(folder: str, request: AnalyzeRequest, reading: Reading = AS_STORED) -> Analysis:
+    """Analyze a dataset, one shard at a time: what is found equals that of its files as one trace.
+
+    Raises InputError for a dataset that is not finished, UsageError for a time range of one and
+    for options that say how to read it.
+    """
+    from kvscope.datasets.dataset import Dataset
+
+    if request.from_s is not None or request.until_s is not None:
+        raise UsageError(
+            "a dataset is analyzed as a whole",
+            where="--from, --until",
+            remedy="ingest the files of that time as a dataset, or as one trace",
+        )
+    if options := reading.given():
+        raise UsageError(
+            f"{folder!r} is a dataset, read already",
+            where=", ".join(options),
+            remedy="leave it out",
+        )
+    dataset = Dataset(folder)
+    trace = dataset.trace
+    started = StartedCaching(dataset.paths(), request) if trace.has_hashes else None
+    if started is None:
+        return analyze(dataset.stores, trace, request)
+    return analyze(dataset.stores, trace, started=started)
 
 
 def resized(
@@ -345,19 +386,15 @@ def _sized(facts: Characterization, request: AnalyzeRequest) -> Characterization
     return replace(facts, request_sizes=tuple(sizes), working_set=alive)
 
 
-def caching(prompts: PromptPaths, request: AnalyzeRequest) -> Caching:
+def caching(paths: PathFacts, request: AnalyzeRequest) -> Caching:
     """Return LRU's curve, the definitions side by side, and why tokens missed at the landmarks."""
-    definition = request.definition
+    definition, prompts = request.definition, paths.lengths
     named = request.capacities.in_blocks(request.model, prompts.block_size)
-    ideal = cache(partial(ideal_blocks, prompts))
-
-    @cache
-    def distances(walked: HitDefinition) -> LruDistances:
-        return (flat_distances if walked.flat else lru_distances)(prompts, walked)
+    ideal, distances = cache(paths.ideal_blocks), cache(paths.distances)
 
     runs = distances(_walked(definition))
-    by_token = lru_curve(prompts, replace(definition, weight="token"), runs)
-    by_block = lru_curve(prompts, replace(definition, weight="block"), runs)
+    by_token = curve_of(prompts, replace(definition, weight="token"), runs)
+    by_block = curve_of(prompts, replace(definition, weight="block"), runs)
     headline = by_block if definition.weight == "block" else by_token
 
     def points(capacities: NDArray[np.int64]) -> tuple[CurvePoint, ...]:
@@ -386,11 +423,11 @@ def caching(prompts: PromptPaths, request: AnalyzeRequest) -> Caching:
             for share, point in zip(LANDMARKS, points(np.array(at)), strict=True)
         ),
         asked=points(np.array(named, dtype=np.int64)),
-        misses=miss_reasons(prompts, explained, sorted({*at, *named}), explained_runs),
+        misses=reasons_at(prompts, paths.novelty(explained), sorted({*at, *named}), explained_runs),
         misses_definition=explained,
         lru=headline,
         lru_by_token=(
-            by_token if definition == explained else lru_curve(prompts, explained, explained_runs)
+            by_token if definition == explained else curve_of(prompts, explained, explained_runs)
         ),
     )
 
@@ -407,7 +444,9 @@ def _walked(definition: HitDefinition) -> HitDefinition:
     return replace(definition, name="", weight="block", warmup=0.0)
 
 
-def _hit_rate(prompts: PromptPaths, definition: HitDefinition, ideal: NDArray[np.int32]) -> HitRate:
+def _hit_rate(
+    prompts: PromptLengths, definition: HitDefinition, ideal: NDArray[np.int32]
+) -> HitRate:
     return HitRate(
         definition=definition.name,
         weight=definition.weight,
@@ -416,7 +455,7 @@ def _hit_rate(prompts: PromptPaths, definition: HitDefinition, ideal: NDArray[np
         last_token_rule=definition.last_token_rule,
         outputs=definition.outputs,
         flat=definition.flat,
-        ideal=ideal_rate(prompts, definition, ideal),
+        ideal=ideal_rate_of(prompts, definition, ideal),
     )
 
 

@@ -241,6 +241,37 @@ AS_STORED = Reading()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IntoOptions:
+    """Where a trace goes that is larger than memory, and what its ingest may take."""
+
+    into: Annotated[
+        str | None,
+        Option(
+            "Folder for a dataset: all paths as one trace, in shards that fit into memory.",
+            "DIR",
+            values.called,
+        ),
+    ] = None
+    memory: Annotated[
+        int | None,
+        Option(
+            "With --into: memory of all processes together, for example 8GiB.",
+            "SIZE",
+            values.size,
+            "half of what is free",
+        ),
+    ] = None
+    shards: Annotated[
+        int | None,
+        Option("With --into: number of shards.", "N", values.whole(1, 4096), "by --memory"),
+    ] = None
+    workers: Annotated[
+        int | None,
+        Option("With --into: number of processes.", "N", values.whole(1), "one per core"),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzeOptions(DeploymentOptions):
     """What `analyze` takes."""
 

@@ -13,12 +13,13 @@ from kvscope.core import memory
 from kvscope.core.errors import InputError, Stopped, UsageError
 from kvscope.core.files import missing_from, parts_of, size_of
 from kvscope.core.trace import Prompts, Trace
+from kvscope.datasets.place import is_dataset
 from kvscope.store import traces
 from kvscope.store.file import CANNOT_STORE, Stores
 
 if TYPE_CHECKING:
     from kvscope.core.runs import RunSetting
-    from kvscope.ingest.pipeline import Foresee, Ingested
+    from kvscope.ingest.pipeline import Foresee, Ingested, IngestOptions
     from kvscope.policies.base import Policy
 
 STANDARD_INPUT = "-"
@@ -38,6 +39,8 @@ def load_trace(
     prompts of a new trace before it is stored. Raises InputError for an unknown trace, UsageError
     where `reading` says how to read a trace that is stored already.
     """
+    if source is not None and is_dataset(source):
+        raise traces.in_shards(source)
     if source is not None and is_file(source):
         return ingest_file(stores, source, monitor, reading, foresee).trace
     trace = stored_trace(stores, source)
@@ -124,32 +127,20 @@ def ingest_file(
     for an unreadable trace, UnusableLinesError where too many of its lines are bad, and Stopped
     once the monitor's `stop` is set.
     """
-    from kvscope.ingest.formats.base import ReadOptions
-    from kvscope.ingest.pipeline import IngestOptions, UnusableLinesError, ingest
+    from kvscope.ingest.pipeline import ingest
 
-    options = IngestOptions(
-        name=reading.name,
-        format=reading.trace_format,
-        strict=reading.strict,
-        max_bad=reading.max_bad,
-        read=ReadOptions(reading.block_size, reading.session_arrivals, reading.seed),
-    )
-    try:
-        with monitor.steps(f"reading {path}", size_of(path), unit="bytes") as advance:
+    with (
+        noting_unusable_lines(monitor),
+        monitor.steps(f"reading {path}", size_of(path), unit="bytes") as advance,
+    ):
 
-            def read_on(amount: int) -> None:
-                if monitor.stop.is_set():
-                    raise Stopped("stopped before the trace was read")
-                advance(amount)
+        def read_on(amount: int) -> None:
+            if monitor.stop.is_set():
+                raise Stopped("stopped before the trace was read")
+            advance(amount)
 
-            ingested = ingest(stores, path, options, read_on, foresee)
-        rejects = ingested.rejects
-    except UnusableLinesError as error:
-        if len(error.rejects.reasons) > 1:  # else the error says it all
-            for text in error.rejects.in_words():
-                monitor.note(text)
-        raise
-    trace = ingested.trace
+        ingested = ingest(stores, path, ingest_options(reading), read_on, foresee)
+    rejects, trace = ingested.rejects, ingested.trace
     if not ingested.created:
         if reading.strict and trace.bad_lines:
             with stores.reading() as store:
@@ -163,6 +154,34 @@ def ingest_file(
     for text in (*rejects.in_words(), *(f"{path}: {text}" for text in notes)):
         monitor.note(text)
     return ingested
+
+
+def ingest_options(reading: Reading) -> IngestOptions:
+    """Return how to ingest what `reading` says how to read."""
+    from kvscope.ingest.formats.base import ReadOptions
+    from kvscope.ingest.pipeline import IngestOptions
+
+    return IngestOptions(
+        name=reading.name,
+        format=reading.trace_format,
+        strict=reading.strict,
+        max_bad=reading.max_bad,
+        read=ReadOptions(reading.block_size, reading.session_arrivals, reading.seed),
+    )
+
+
+@contextmanager
+def noting_unusable_lines(monitor: Monitor) -> Iterator[None]:
+    """Note why lines cannot be used where the block ends because too many of them cannot."""
+    from kvscope.ingest.pipeline import UnusableLinesError
+
+    try:
+        yield
+    except UnusableLinesError as error:
+        if len(error.rejects.reasons) > 1:  # else the error says it all
+            for text in error.rejects.in_words():
+                monitor.note(text)
+        raise
 
 
 def replayable(stores: Stores, trace: Trace, setting: RunSetting | None = None) -> Prompts:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +49,9 @@ class Spatial:
 DECILES = 10
 _MASKS = 1 << DECILES
 
+CountDeciles = Callable[[Bools], Int64s]
+"""Counts lookups as `decile_histogram` does, given which requests are later turns."""
+
 
 def spatial(store: Store, trace: Trace, paths: PromptPaths | None = None) -> Spatial | None:
     """Return the ideal block hit rate if requests cache only [offset, offset + stride) of a prompt.
@@ -57,31 +62,27 @@ def spatial(store: Store, trace: Trace, paths: PromptPaths | None = None) -> Spa
     cache, so offset + stride beyond 100 % equals 100 %. None without hashes.
     Source: ATC'25, section 3, Figure 16.
     """
-    return start_spatial(store, trace, paths).result()
+    count_deciles = partial(trace_deciles, paths) if paths else None
+    return start_spatial(store, trace, count_deciles).result()
 
 
 def start_spatial(
-    store: Store, trace: Trace, paths: PromptPaths | None = None
+    store: Store, trace: Trace, count_deciles: CountDeciles | None = None
 ) -> Future[Spatial | None]:
     """Read what `spatial` needs, and return the future of its result, which needs no store."""
     if not trace.has_hashes:
         return in_background(lambda: None)
-    paths = paths or load_prompts(store, trace)
+    count_deciles = count_deciles or partial(trace_deciles, load_prompts(store, trace))
     multi_turn = store.columns("characterize/multi_turn", trace_id=trace.trace_id)["multi_turn"]
-    return in_background(_spatial, paths, multi_turn.astype(np.bool_), prefix_depth(store, trace))
+    return in_background(
+        _spatial, count_deciles, multi_turn.astype(np.bool_), prefix_depth(store, trace)
+    )
 
 
 def _spatial(
-    paths: PromptPaths, multi_turn: Bools, depths: tuple[PrefixDepth, ...]
+    count_deciles: CountDeciles, multi_turn: Bools, depths: tuple[PrefixDepth, ...]
 ) -> Spatial | None:
-    counts = decile_histogram(
-        paths.block_parent,
-        paths.leaf,
-        paths.blocks,
-        paths.full_blocks,
-        (paths.input_tokens - 1) // paths.block_size,
-        multi_turn,
-    )
+    counts = count_deciles(multi_turn)
     return Spatial(
         offsets=tuple(decile / DECILES for decile in range(DECILES)),
         strides=tuple((decile + 1) / DECILES for decile in range(DECILES)),
@@ -131,6 +132,14 @@ def heat_map(counts: Int64s) -> HeatMap | None:
     )
 
 
+def trace_deciles(paths: PromptPaths, multi_turn: Bools) -> Int64s:
+    """Return the `decile_histogram` of a whole trace."""
+    hittable = (paths.input_tokens - 1) // paths.block_size
+    return decile_histogram(
+        paths.block_parent, paths.leaf, paths.blocks, paths.full_blocks, hittable, multi_turn
+    )
+
+
 def decile_histogram(
     block_parent: Int32s,
     leaf: Int32s,
@@ -138,16 +147,23 @@ def decile_histogram(
     full_blocks: Int32s,
     hittable: Int32s,
     multi_turn: Bools,
+    first: Int32s | None = None,
 ) -> Int64s:
     """Count lookups of full blocks by the deciles at which earlier requests wrote the block.
 
     All but `block_parent` (blocks + root) have an entry a request. Bit k of a mask: some earlier
     request had the block in its k-th tenth. Lookups at a depth of `hittable` or more count as mask
     0, since the last-token rule recomputes them. Returns 2 (single-, multi-turn) × 1024 counts.
+
+    Of a part of each path: `blocks` is where it ends and `first` where it begins (default: the
+    whole path), while `full_blocks` stays that of the prompt, whose tenths count.
     """
     counts = np.zeros((2, _MASKS), dtype=np.int64)
     written = np.zeros(len(block_parent), dtype=np.uint16)
-    _count_by_decile(block_parent, leaf, blocks, full_blocks, hittable, multi_turn, written, counts)
+    first = np.zeros_like(blocks) if first is None else first
+    _count_by_decile(
+        block_parent, leaf, blocks, full_blocks, hittable, multi_turn, first, written, counts
+    )
     return counts
 
 
@@ -159,6 +175,7 @@ def _count_by_decile(
     full_blocks: Int32s,
     hittable: Int32s,
     multi_turn: Bools,
+    first: Int32s,
     written: NDArray[np.uint16],
     counts: Int64s,
 ) -> None:
@@ -166,13 +183,14 @@ def _count_by_decile(
     for request in range(len(leaf)):
         full = np.int64(full_blocks[request])
         row = counts[1] if multi_turn[request] else counts[0]
+        end = min(full, np.int64(blocks[request]))
         # past the partial last block, if there is one
-        block = ancestor(block_parent, leaf[request], blocks[request] - full)
-        depth = full - 1
+        block = ancestor(block_parent, leaf[request], blocks[request] - end)
+        depth = end - 1
         for decile in range(9, -1, -1):
-            first = (decile * full + 9) // 10
+            begin = max((decile * full + 9) // 10, np.int64(first[request]))
             bit = np.uint16(1 << decile)
-            while depth >= first:
+            while depth >= begin:
                 mask = written[block]
                 row[mask if depth < hittable[request] else 0] += 1
                 written[block] = mask | bit

@@ -10,7 +10,7 @@ from kvscope.characterize.gaps import ReuseGaps, ReuseHazard, reuse_gaps, reuse_
 from kvscope.characterize.history import History, load_history
 from kvscope.characterize.lifetimes import Lifetimes, WorkingSet, lifetimes, working_set
 from kvscope.characterize.sources import Skew, Sources, skew, sources
-from kvscope.characterize.spatial import Spatial, start_spatial
+from kvscope.characterize.spatial import CountDeciles, Spatial, start_spatial
 from kvscope.characterize.stability import Stability, stability
 from kvscope.characterize.traffic import (
     Contribution,
@@ -26,7 +26,7 @@ from kvscope.characterize.traffic import (
 from kvscope.characterize.turns import ConversationTurns, NextTurns, next_turns, turns
 from kvscope.core.background import in_background
 from kvscope.core.percentiles import Quantiles
-from kvscope.core.trace import PromptPaths, Trace
+from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
 
@@ -84,12 +84,16 @@ def characterize(store: Store, trace: Trace) -> Characterization:
 
 
 def start_characterization(
-    store: Store, trace: Trace, paths: PromptPaths | None = None, *, step: Step | None = None
+    store: Store,
+    trace: Trace,
+    count_deciles: CountDeciles | None = None,
+    *,
+    step: Step | None = None,
 ) -> Callable[[], Characterization]:
     """Read what `characterize` needs; return what waits for its result and needs no store.
 
-    `paths` are loaded unless given. `step` is called with the name of each of `STEPS` steps before
-    it; what it raises ends the work.
+    Without `count_deciles` the trace's paths are loaded. `step` is called with the name of each of
+    `STEPS` steps before it; what it raises ends the work.
     """
 
     def run(name: str, compute: Callable[..., T], *arguments: object) -> T:
@@ -100,7 +104,7 @@ def start_characterization(
     history = run("touches", load_history)
     # Computed meanwhile: these leave the store to the others.
     of_history = in_background(_of_history, store, trace, history)
-    places = run("places in the prompt", start_spatial, paths)
+    places = run("places in the prompt", start_spatial, count_deciles)
     following = run("next turns", next_turns)
     changes = run("stability", stability, history)
     reuse_sources = run("sources of reuse", sources)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.core import TyperGroup
 
 from kvscope.app import values
-from kvscope.app.options import KvDtype, Model, Option, Reading
+from kvscope.app.options import IntoOptions, KvDtype, Model, Option, Reading
 from kvscope.cli import output
 from kvscope.cli.diagnostics import note
 from kvscope.cli.options import DEFAULT_DB, Db, Json, TraceArgument, parsed_by
@@ -62,11 +63,34 @@ SaveTo = Annotated[
 ]
 
 
-def ingest(*, paths: Paths, db: Db = DEFAULT_DB, reading: Reading, as_json: Json = False) -> None:
+def ingest(
+    *,
+    paths: Paths,
+    db: Db = DEFAULT_DB,
+    into: IntoOptions,
+    reading: Reading,
+    as_json: Json = False,
+) -> None:
     """Read traces into the store: each once, whole or not at all.
 
-    Each path is a trace; with --name all of them are one.
+    Each path is a trace; with --name all of them are one. With --into all of them are a dataset,
+    for traces larger than memory; `kvscope analyze` takes its folder.
     """
+    if into.into is not None:
+        from kvscope.app.datasets import ingest_into
+
+        made = ingest_into(paths, into.into, into, reading, Terminal())
+        trace = made.dataset.trace
+        if as_json:
+            from kvscope.app.documents.lists import ingest_document
+            from kvscope.ingest.pipeline import Ingested
+
+            output.emit_json(ingest_document([Ingested(trace, made.created, made.rejects)]))
+        else:
+            output.emit(_in_one_line(trace))
+        return
+    if unused := [f"--{each.name}" for each in fields(into) if getattr(into, each.name)]:
+        raise UsageError("applies to a dataset", where=", ".join(unused), remedy="add --into DIR")
     from kvscope.app.traces import ingest_file
     from kvscope.store.file import StoreFile
 

@@ -62,12 +62,10 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptPaths:
-    """Requests as paths in a trie, R requests and N blocks.
+class PromptLengths:
+    """How long each of R requests is, in tokens and in blocks: R entries an array.
 
-    A request's path is found from its `leaf` by following `block_parent` up to 0, the root.
     `parent` is the request whose conversation this one continues, -1 where there is none.
-    All arrays but `block_parent` have R entries; `block_parent` has N + 1, entry 0 being the root.
     """
 
     block_size: int
@@ -75,10 +73,20 @@ class PromptPaths:
     parent: Int32s
     blocks: Int32s
     full_blocks: Int32s
-    leaf: Int32s
     cached_blocks: Int32s
-    carried_leaf: Int32s
     carried_blocks: Int32s
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPaths(PromptLengths):
+    """Requests as paths in a trie of N blocks.
+
+    A request's path is found from its `leaf` by following `block_parent` up to 0, the root.
+    `block_parent` has N + 1 entries, entry 0 being the root.
+    """
+
+    leaf: Int32s
+    carried_leaf: Int32s
     block_parent: Int32s
 
 

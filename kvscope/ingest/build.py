@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.trace import Lineage, PromptPaths
 from kvscope.ingest import lineage
 from kvscope.ingest.clocks import begin_together, open_sessions, placed
-from kvscope.ingest.columns import UNKNOWN_TYPE, Columns
+from kvscope.ingest.columns import UNKNOWN_TYPE, Columns, Gaps
 from kvscope.ingest.formats.base import ROOT, ReadOptions
 from kvscope.ingest.hash_ids import NO_ID
 from kvscope.ingest.reuse import TraceReuse, trace_reuse
@@ -22,24 +23,33 @@ NO_COMMON_CLOCK = "sessions have no common clock"
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
-    """A trace ready for the store: `requests` has a column per field, in order of arrival.
+class BuiltRequests:
+    """A trace's requests ready for the store: `requests` has a column per field, by arrival.
 
     `names` are those that a column of the same name numbers. Missing ids are NO_ID, missing names,
-    parents and measured values NONE. `tenants` differ in model, adapter or salt. Their first
-    blocks have hash ids that tell them apart; `own_hash_ids` has the trace's own ones, by block.
+    parents and measured values NONE. `tenants` differ in model, adapter or salt.
     """
 
     block_size: int
     requests: dict[str, NDArray[Any]]
     names: dict[str, tuple[str, ...]]
     tenants: int
-    own_hash_ids: dict[int, int]
-    trie: Trie
-    reuse: TraceReuse
     lineage: Lineage
     out_of_order: int
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Built(BuiltRequests):
+    """The same with the blocks.
+
+    First blocks have hash ids that tell tenants apart; `own_hash_ids` has the trace's own ones, by
+    block.
+    """
+
+    own_hash_ids: dict[int, int]
+    trie: Trie
+    reuse: TraceReuse
 
     def paths(self) -> PromptPaths:
         """Return what the store would load as the trace's paths."""
@@ -51,55 +61,97 @@ class Built:
         )
 
 
+class PathEnds(NamedTuple):
+    """Where the full blocks of R requests end, in a tree of paths whose root is 0.
+
+    `above` is the parent of each node, `blocks` the length of its path; None where each node is a
+    block. `full_leaf` (R) are nodes; a path that is the beginning of another lies above it.
+    """
+
+    above: Int32s
+    blocks: Int32s | None
+    full_leaf: Int32s
+
+
+class Arranged:
+    """The requests of a trace in order of arrival, as far as their paths do not matter.
+
+    `rows` are columns in file order, as `Columns.arrays` returns them. `order` has the file's rows
+    by arrival.
+    """
+
+    def __init__(
+        self, rows: dict[str, NDArray[Any]], block_size: int, options: ReadOptions
+    ) -> None:
+        self.block_size = block_size
+        self.notes = _place_sessions(rows, options)
+        steps_s = np.diff(rows["arrival_s"])
+        if (steps_s < 0).any() and not (steps_s > 0).any():
+            self.notes.append("newest requests come first: put in order of time")
+            order = np.argsort(rows["arrival_s"][::-1], kind="stable")
+            order = len(order) - 1 - order
+        else:
+            order = np.argsort(rows["arrival_s"], kind="stable")
+        self.order = order
+        self.out_of_order = int(np.count_nonzero(steps_s < 0))
+        self._tenant = rows.pop("tenant")[order]
+        self._links = {name: rows.pop(name) for name in ("parent_chat_id", "session")}
+        self._links["session_parent"] = _previous_in_session(self._links["session"], order)
+        self._blocks = rows["blocks"]
+        self.requests = {name: values[order] for name, values in rows.items()}
+        inputs, blocks = self.requests["input_tokens"], self.requests["blocks"]
+        self.full_blocks = np.minimum(blocks, inputs // block_size)
+
+    def link(self, ends: PathEnds) -> tuple[Lineage, Int32s]:
+        """Add the columns of conversations and of what is cached.
+
+        Return how conversations are known, and whose prompt holds each request's cached path.
+        """
+        requests, size, full_blocks = self.requests, self.block_size, self.full_blocks
+        inputs, outputs = requests["input_tokens"], requests["output_tokens"]
+        parent, kind = _lineage(self._links, self._blocks, self.order, requests, ends)
+        conversation, turn = lineage.conversations(parent)
+        # A turn under another model or salt does not show which blocks this one's output has left.
+        same_tenant = (parent >= 0) & (self._tenant[parent] == self._tenant)
+        successor_of = np.where(same_tenant, parent, -1).astype(np.int32)
+        carrier, carried_blocks = lineage.carriers(
+            *ends[:2], size, successor_of, ends.full_leaf, full_blocks, inputs, outputs
+        )
+        # The last sampled token has no KV; a prompt's own blocks are computed whatever follows.
+        cached = np.maximum((inputs.astype(np.int64) + outputs - 1) // size, inputs // size)
+        waits_for = lineage.parents_by_id(requests["chat_id"], requests["waits_for"], NO_ID)
+        requests |= {
+            "request": np.arange(len(parent), dtype=np.int32),
+            "arrival_s": requests["arrival_s"] - requests["arrival_s"][0],
+            "turn": np.where(requests["turn"] > 0, requests["turn"], turn),
+            "parent": parent,
+            "waits_for": waits_for,
+            "conversation": conversation,
+            "full_blocks": full_blocks,
+            "cached_blocks": cached.astype(np.int32),
+            "carried_blocks": carried_blocks,
+        }
+        return kind, carrier
+
+
 def build(columns: Columns, reader_notes: list[str]) -> Built:
     """Sort by arrival (stably), link conversations, carry outputs and follow reuse."""
-    rows = columns.arrays()
-    notes = _place_sessions(rows, columns.options)
-    steps_s = np.diff(rows["arrival_s"])
-    newest_first = bool((steps_s < 0).any()) and not (steps_s > 0).any()
-    if newest_first:
-        notes.append("newest requests come first: put in order of time")
-        order = np.argsort(rows["arrival_s"][::-1], kind="stable")
-        order = len(order) - 1 - order
-    else:
-        order = np.argsort(rows["arrival_s"], kind="stable")
-    tenant = rows.pop("tenant")[order]
-    links = {name: rows.pop(name) for name in ("parent_chat_id", "session")}
-    links["session_parent"] = _previous_in_session(links["session"], order)
-    requests = {name: values[order] for name, values in rows.items()}
-    size, trie = columns.block_size, columns.trie
-    inputs, outputs, blocks, leaf = (
-        requests[name] for name in ("input_tokens", "output_tokens", "blocks", "leaf")
+    arranged = Arranged(columns.arrays(), columns.block_size, columns.options)
+    requests, trie, full_blocks = arranged.requests, columns.trie, arranged.full_blocks
+    leaf = requests["leaf"]
+    full_leaf = np.where(requests["blocks"] > full_blocks, trie.parent[leaf], leaf)
+    kind, carrier = arranged.link(PathEnds(trie.parent, None, full_leaf))
+    carried_blocks = requests["carried_blocks"]
+    requests["carried_leaf"] = lineage.ends_at(
+        trie.parent, full_leaf[carrier], full_blocks[carrier] - carried_blocks
     )
-    full_blocks = np.minimum(blocks, inputs // size)
-    full_leaf = np.where(blocks > full_blocks, trie.parent[leaf], leaf)
-
-    parent, kind = _lineage(links, rows["blocks"], order, requests, trie, full_leaf)
-    conversation, turn = lineage.conversations(parent)
-    # A turn under another model or salt does not show which blocks this one's output has left.
-    carrier = np.where((parent >= 0) & (tenant[parent] == tenant), parent, -1).astype(np.int32)
-    carried_leaf, carried_blocks = lineage.carried_outputs(
-        trie.parent, size, carrier, full_leaf, full_blocks, inputs, outputs
-    )
-    reuse = trace_reuse(trie.parent, size, inputs, full_blocks, carried_leaf, carried_blocks)
-    # The last sampled token has no KV; a prompt's own blocks are computed whatever follows.
-    cached = np.maximum((inputs.astype(np.int64) + outputs - 1) // size, inputs // size)
-    waits_for = lineage.parents_by_id(requests["chat_id"], requests["waits_for"], NO_ID)
-    requests |= {
-        "request": np.arange(len(order), dtype=np.int32),
-        "arrival_s": requests["arrival_s"] - requests["arrival_s"][0],
-        "turn": np.where(requests["turn"] > 0, requests["turn"], turn),
-        "parent": parent,
-        "waits_for": waits_for,
-        "conversation": conversation,
-        "full_blocks": full_blocks,
-        "cached_blocks": cached.astype(np.int32),
-        "carried_leaf": carried_leaf,
-        "carried_blocks": carried_blocks,
-        "ideal_blocks": reuse.ideal_blocks,
-    }
+    reuse = trace_reuse(
+        trie.parent, columns.block_size, requests["input_tokens"], full_blocks,
+        requests["carried_leaf"], carried_blocks,
+    )  # fmt: skip
+    requests["ideal_blocks"] = reuse.ideal_blocks
     return Built(
-        block_size=size,
+        block_size=columns.block_size,
         requests=requests,
         names={name: tuple(names) for name, names in columns.names.items()},
         tenants=len(columns.tenants),
@@ -107,8 +159,8 @@ def build(columns: Columns, reader_notes: list[str]) -> Built:
         trie=trie,
         reuse=reuse,
         lineage=kind,
-        out_of_order=int(np.count_nonzero(np.diff(rows["arrival_s"]) < 0)),
-        notes=(*notes, *reader_notes, *_notes(columns, kind)),
+        out_of_order=arranged.out_of_order,
+        notes=(*arranged.notes, *reader_notes, *missing_notes(columns.gaps, columns.names, kind)),
     )
 
 
@@ -167,8 +219,7 @@ def _lineage(
     blocks: Int32s,
     order: Int64s,
     requests: dict[str, NDArray[Any]],
-    trie: Trie,
-    full_leaf: Int32s,
+    ends: PathEnds,
 ) -> tuple[Int32s, Lineage]:
     """Return each request's parent (-1: none), and how it is known.
 
@@ -189,30 +240,28 @@ def _lineage(
     # Sessions are given if one has two requests, or if each request has one.
     if (before[deciding] >= 0).any() or (links["session"][deciding] >= 0).all():
         return in_session, "given"
-    if trie.count > 1:
+    if blocks.any():
         inputs, outputs = requests["input_tokens"], requests["output_tokens"]
-        return lineage.parents_by_prefix(trie.parent, full_leaf, inputs, outputs), "inferred"
+        return lineage.parents_by_prefix(ends.above, ends.full_leaf, inputs, outputs), "inferred"
     return np.full(len(order), -1, dtype=np.int32), "none"
 
 
-def _notes(columns: Columns, kind: Lineage) -> list[str]:
+def missing_notes(gaps: Gaps, names: Mapping[str, Collection[str]], kind: Lineage) -> list[str]:
     """Return what was missing from the trace and what was inferred, in words."""
-    total = len(columns)
+    total = gaps.requests
     notes = []
-    if columns.untimed:
-        notes.append(f"{columns.untimed:,} of {total:,} requests have no arrival time")
-    if columns.unhashed == total:
+    if gaps.untimed:
+        notes.append(f"{gaps.untimed:,} of {total:,} requests have no arrival time")
+    if gaps.unhashed == total:
         notes.append("no block hashes: lengths and arrivals only, nothing about reuse")
-    elif columns.unhashed:
-        notes.append(f"{columns.unhashed:,} of {total:,} requests have no block hashes")
-    if columns.short:
-        notes.append(
-            f"{columns.short:,} of {total:,} requests have hashes for a part of the prompt"
-        )
+    elif gaps.unhashed:
+        notes.append(f"{gaps.unhashed:,} of {total:,} requests have no block hashes")
+    if gaps.short:
+        notes.append(f"{gaps.short:,} of {total:,} requests have hashes for a part of the prompt")
     if kind == "inferred":
         notes.append("conversations are inferred from shared prefixes")
-    if columns.impossible:
-        notes.append(f"{columns.impossible:,} measured values are impossible and left out")
-    if list(columns.names["type"]) == [UNKNOWN_TYPE]:
+    if gaps.impossible:
+        notes.append(f"{gaps.impossible:,} measured values are impossible and left out")
+    if list(names["type"]) == [UNKNOWN_TYPE]:
         notes.append("no request types: categories are by turn alone")
     return notes

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core import memory
+from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.errors import InputError
 from kvscope.core.units import MIB
 from kvscope.ingest.formats.base import (
@@ -145,12 +147,38 @@ def check(request: Request, block_size: int) -> None:
         )
 
 
+@dataclass(slots=True)
+class Gaps:
+    """How many requests lack what a trace may have.
+
+    `short`: hash ids for a part of the prompt only. `impossible` are measured values.
+    """
+
+    requests: int = 0
+    untimed: int = 0
+    unhashed: int = 0
+    short: int = 0
+    impossible: int = 0
+
+
+class Interner(Protocol):
+    """Where the paths of a trace go: a `Trie`, or files for tries to be made of later.
+
+    `count` are the blocks that it has in memory, and the root.
+    """
+
+    count: int
+
+    def intern(self, starts: Int64s, ids: Int64s) -> Int32s:
+        """Take each path ids[starts[k]:starts[k + 1]], and return its last block."""
+
+
 class Columns:
     """The requests of one trace in file order, checked for what concerns every format.
 
     Requests become columns a field at a time: request by request takes several times as long.
     `isolated`: hash ids differ from tenant to tenant already, as the numbers of a stored trace's
-    blocks do.
+    blocks do. Paths go to the `interner`, a new trie by default.
     """
 
     def __init__(
@@ -160,17 +188,15 @@ class Columns:
         rejects: Rejects,
         *,
         isolated: bool = False,
+        interner: Interner | None = None,
     ) -> None:
         self.options = options
         self._isolated = isolated
-        self.trie = Trie()
+        self._interner = interner or Trie()
         self.names: dict[str, dict[str, int]] = {name: {} for name in _NAMED}
         self.tenants: dict[Tenant, int] = {}
         self.own_ids: dict[int, int] = {}  # of first blocks, by the ids that tell tenants apart
-        self.untimed = 0
-        self.unhashed = 0
-        self.short = 0  # hash ids for a part of the prompt only
-        self.impossible = 0  # measured values
+        self.gaps = Gaps()
         self._columns: dict[str, array[Any]] = {
             name: array(code) for name, code in _TYPECODES.items()
         }
@@ -184,6 +210,11 @@ class Columns:
 
     def __len__(self) -> int:
         return len(self._columns["arrival_s"])
+
+    @property
+    def trie(self) -> Trie:
+        """The trie of all paths, where they were not handed to another interner."""
+        return cast(Trie, self._interner)
 
     @property
     def block_size(self) -> int:
@@ -211,7 +242,7 @@ class Columns:
 
     def _require_memory(self, requests: int) -> None:
         """Raise OutOfMemoryError where what is read so far is too much to be linked and stored."""
-        needed = _REQUEST_BYTES * requests + _BLOCK_BYTES * self.trie.count
+        needed = _REQUEST_BYTES * requests + _BLOCK_BYTES * self._interner.count
         if needed > self._checked_bytes:
             remedy = "take a part of the trace, or more memory"
             memory.require(needed, f"storing {requests:,} requests and more", remedy)
@@ -272,6 +303,7 @@ class Columns:
 
     def _append(self, batch: RequestBatch) -> None:
         rows = batch.requests
+        self.gaps.requests += len(rows)
         self._append_times(batch)
         self._append_service(rows)
         self._extend("input_tokens", batch.input_tokens)
@@ -322,13 +354,13 @@ class Columns:
             NONE if value is None or not 0 <= value <= limit else value
             for value, limit in zip(values, most, strict=False)
         ]
-        self.impossible += possible.count(NONE) - missing
+        self.gaps.impossible += possible.count(NONE) - missing
         self._extend(name, np.array(possible))
 
     def _append_paths(self, batch: RequestBatch) -> None:
         """Hand the paths to the trie, and keep the last block of each."""
         starts, ids, blocks = batch.starts, batch.ids, batch.blocks
-        if self.trie.count + len(ids) > INT32_MAX:
+        if self._interner.count + len(ids) > INT32_MAX:
             raise InputError(
                 f"more than {INT32_MAX:,} distinct blocks",
                 where=self._rejects.path,
@@ -339,11 +371,11 @@ class Columns:
                 first = starts[row]
                 ids[first] = key(f"{request.scope}/{ids[first]}")
         self._separate_tenants(batch)
-        self._extend("leaf", self.trie.intern(starts, ids))
+        self._extend("leaf", self._interner.intern(starts, ids))
         self._extend("blocks", blocks)
         full = batch.input_tokens // self.block_size
-        self.unhashed += int(np.count_nonzero(blocks == 0))
-        self.short += int(np.count_nonzero((blocks > 0) & (blocks < full)))
+        self.gaps.unhashed += int(np.count_nonzero(blocks == 0))
+        self.gaps.short += int(np.count_nonzero((blocks > 0) & (blocks < full)))
 
     def _separate_tenants(self, batch: RequestBatch) -> None:
         """Rename the first blocks of all tenants but the first, and append their numbers."""
@@ -391,7 +423,7 @@ class Columns:
             if row.arrival_s is not None:
                 arrival_s.append(row.arrival_s)
                 continue
-            self.untimed += 1
+            self.gaps.untimed += 1
             if previous >= 0:
                 arrival_s.append(float(arrival_s[previous]) + (row.delay_s or 0.0))
             else:

@@ -146,33 +146,58 @@ def carried_outputs(
     input_tokens: Int32s,
     output_tokens: Int32s,
 ) -> tuple[Int32s, Int32s]:
-    """Return (leaf, blocks) of each request's cached path, outputs included if a child has them.
-
-    After a turn the cache holds blocks up to floor((I + O - 1) / B): the last sampled token has no
-    KV yet. The first child whose prompt holds the whole history identifies them.
-    """
-    leaf, blocks = full_leaf.copy(), full_blocks.copy()
-    history = input_tokens.astype(np.int64) + output_tokens
-    _extend_by_child(
-        block_parent, block_size, parent, full_leaf, full_blocks, input_tokens, history,
-        leaf, blocks,
-    )  # fmt: skip
+    """Return (leaf, blocks) of each request's cached path, outputs included if a child has them."""
+    carrier, blocks = carriers(
+        block_parent, None, block_size, parent, full_leaf, full_blocks, input_tokens, output_tokens
+    )
+    leaf = ends_at(block_parent, full_leaf[carrier], full_blocks[carrier] - blocks)
     return leaf, blocks
 
 
+def carriers(
+    above: Int32s,
+    above_blocks: Int32s | None,
+    block_size: int,
+    parent: Int32s,
+    full_leaf: Int32s,
+    full_blocks: Int32s,
+    input_tokens: Int32s,
+    output_tokens: Int32s,
+) -> tuple[Int32s, Int32s]:
+    """Return whose prompt holds each request's cached path (maybe its own), and its blocks.
+
+    After a turn the cache holds blocks up to floor((I + O - 1) / B): the last sampled token has no
+    KV yet. The first child whose prompt holds the whole history identifies them.
+
+    `above` is the parent of each node of a tree in which `full_leaf` lie, 0 being its root; a path
+    that is the beginning of another must lie above it. `above_blocks` are the blocks of each
+    node's path; None where each node is a block, so that a step up is one block less.
+    """
+    carrier = np.arange(len(parent), dtype=np.int32)
+    blocks = full_blocks.copy()
+    history = input_tokens.astype(np.int64) + output_tokens
+    lengths = np.zeros(0, dtype=np.int32) if above_blocks is None else above_blocks
+    _find_carriers(
+        above, lengths, block_size, parent, full_leaf, full_blocks, input_tokens, history,
+        carrier, blocks,
+    )  # fmt: skip
+    return carrier, blocks
+
+
 @kernel
-def _extend_by_child(
-    block_parent: Int32s,
+def _find_carriers(
+    above: Int32s,
+    above_blocks: Int32s,
     block_size: int,
     parent: Int32s,
     full_leaf: Int32s,
     full_blocks: Int32s,
     input_tokens: Int32s,
     history: Int64s,
-    leaf: Int32s,
+    carrier: Int32s,
     blocks: Int32s,
 ) -> None:
-    """Extend `leaf` and `blocks` of each request by its first child that has its outputs."""
+    """Set `carrier` and `blocks` of each request to its first child that has its outputs."""
     for child in range(len(parent)):
         request = parent[child]
         if request < 0 or blocks[request] > full_blocks[request]:
@@ -180,8 +205,25 @@ def _extend_by_child(
         reach = min((history[request] - 1) // block_size, np.int64(full_blocks[child]))
         if history[request] > input_tokens[child] or reach <= full_blocks[request]:
             continue
-        deepest = ancestor(block_parent, full_leaf[child], full_blocks[child] - reach)
-        prompt = ancestor(block_parent, deepest, reach - full_blocks[request])
-        if prompt == full_leaf[request]:
-            leaf[request] = deepest
+        node = full_leaf[child]
+        if len(above_blocks) == 0:
+            node = ancestor(above, node, full_blocks[child] - full_blocks[request])
+        else:
+            while above_blocks[node] > full_blocks[request]:
+                node = above[node]
+        if node == full_leaf[request]:
+            carrier[request] = child
             blocks[request] = reach
+
+
+def ends_at(block_parent: Int32s, leaf: Int32s, steps: Int32s) -> Int32s:
+    """Return the block that many steps above each of `leaf`."""
+    above = np.empty_like(leaf)
+    _climb_steps(block_parent, leaf, steps, above)
+    return above
+
+
+@kernel
+def _climb_steps(block_parent: Int32s, leaf: Int32s, steps: Int32s, above: Int32s) -> None:
+    for k in range(len(leaf)):
+        above[k] = ancestor(block_parent, leaf[k], steps[k])

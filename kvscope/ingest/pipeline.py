@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.background import consume_in_background, in_background
 from kvscope.core.errors import InputError
 from kvscope.core.files import STANDARD_STREAM, without_query
 from kvscope.core.trace import PromptPaths, Trace
-from kvscope.ingest.build import Built, build
-from kvscope.ingest.columns import MEASURED, NONE, TOO_MANY_IDS, Columns
+from kvscope.ingest.build import Built, BuiltRequests, build
+from kvscope.ingest.columns import MEASURED, NONE, TOO_MANY_IDS, Columns, Interner
 from kvscope.ingest.formats import registry
-from kvscope.ingest.formats.base import ReadOptions, Records, Rejects, TraceFormat
+from kvscope.ingest.formats.base import Reader, ReadOptions, Records, Rejects, TraceFormat
 from kvscope.ingest.formats.mooncake import TEXT_PROMPTS
 from kvscope.ingest.hash_ids import NO_ID
 from kvscope.ingest.source import Source
@@ -94,15 +95,10 @@ def ingest(
     if known is not None:
         return Ingested(known, False, Rejects(path))
     with closing(Source(path, advance)) as source:
-        chosen = _format(source, options)
-        rejects = Rejects(path, options.strict, source.place)
-        reader = chosen.reader(options.read)
-        columns = Columns(chosen.default_block_size, options.read, rejects)
-        readable = takewhile(lambda _: not rejects.is_hopeless, reader.records(source))
-        spans: dict[str, Span] = {}
-        consume_in_background(columns.add, _with_spans(readable, source, spans))
+        chosen = format_of(source, options)
+        columns, reader, rejects, spans = read_columns(source, chosen, options)
         if rejects.is_hopeless:  # what follows may have no end
-            _refuse_if_too_bad(rejects, chosen, options)
+            refuse_if_too_bad(rejects, chosen, options)
         content_hash = _content_hash(source.drain(), chosen, options)
         size = source.bytes_on_disk
         known = _known(stores, source, options)
@@ -110,11 +106,11 @@ def ingest(
         return Ingested(known, False, rejects)
     if reader.cut and (options.strict or not len(columns)):
         raise InputError(reader.cut, where=path, remedy="copy or write it again")
-    _refuse_if_too_bad(rejects, chosen, options)
+    refuse_if_too_bad(rejects, chosen, options)
     if not len(columns):
         raise InputError("the trace holds no requests", where=path)
     notes = [*reader.notes, reader.cut] if reader.cut else reader.notes
-    notes = [*notes, *_overlaps(spans, columns)]
+    notes = [*notes, *overlap_notes(spans, columns.arrays())]
     # Not in this thread: Ctrl-C would have to wait for each kernel.
     built = in_background(build, columns, notes).result()
     if foresee is not None and built.trie.count > 1:
@@ -131,6 +127,25 @@ def ingest(
         )
         trace = write(store, origin, built, rejects)
     return Ingested(trace, True, rejects)
+
+
+def read_columns(
+    source: Source,
+    chosen: type[TraceFormat],
+    options: IngestOptions,
+    interner: Interner | None = None,
+) -> tuple[Columns, Reader, Rejects, dict[str, Span]]:
+    """Read `source`; return what it holds, its bad lines, and when each file begins and ends.
+
+    Of a source without any usable line only the beginning is read.
+    """
+    rejects = Rejects(source.path, options.strict, source.place)
+    reader = chosen.reader(options.read)
+    columns = Columns(chosen.default_block_size, options.read, rejects, interner=interner)
+    readable = takewhile(lambda _: not rejects.is_hopeless, reader.records(source))
+    spans: dict[str, Span] = {}
+    consume_in_background(columns.add, _with_spans(readable, source, spans))
+    return columns, reader, rejects, spans
 
 
 def _with_spans(
@@ -150,8 +165,8 @@ def _with_spans(
                 spans[file] = min(first_s, *times_s), max(last_s, *times_s)
 
 
-def _overlaps(spans: dict[str, Span], columns: Columns) -> list[str]:
-    """Return what to note about files that overlap in time."""
+def overlap_notes(spans: dict[str, Span], rows: dict[str, NDArray[Any]]) -> list[str]:
+    """Return what to note about files that overlap in time; `rows` are the columns of requests."""
     in_order = sorted(spans, key=spans.__getitem__)
     pairs = [
         (file, later) for file, later in pairwise(in_order) if spans[later][0] < spans[file][1]
@@ -160,7 +175,6 @@ def _overlaps(spans: dict[str, Span], columns: Columns) -> list[str]:
         return []
     count = len({file for pair in pairs for file in pair})
     what = f"{count:,} of {len(spans):,} files overlap in time, as {' and '.join(pairs[0])} do"
-    rows = columns.arrays()
     same = [rows[name] for name in ("arrival_s", "input_tokens", "output_tokens", "leaf")]
     order = np.lexsort(same)
     twice = np.all([np.diff(column[order]) == 0 for column in same], axis=0).sum()
@@ -174,7 +188,55 @@ def _overlaps(spans: dict[str, Span], columns: Columns) -> list[str]:
 
 def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace:
     """Write the trace; the caller holds a transaction."""
-    requests, names, trie, reuse = built.requests, built.names, built.trie, built.reuse
+    trie, reuse = built.trie, built.reuse
+    trace = write_requests(store, origin, built, trie.count - 1, rejects)
+    number = trace.trace_id
+    blocks: dict[str, NDArray[Any]] = {
+        "block": np.arange(1, trie.count, dtype=np.int32),
+        "parent": trie.parent[1:],
+        "depth": trie.depth[1:],
+        "hash_id": trie.hash_id[1:],
+        "first_request": reuse.first[1:],
+        "last_request": reuse.last[1:],
+        "reuses": reuse.reuses[1:],
+    }
+    store.append("ingest/add_blocks", blocks, trace_id=number, no_request=NONE)
+    if built.own_hash_ids:
+        own: dict[str, NDArray[Any]] = {
+            "block": np.array([*built.own_hash_ids], dtype=np.int32),
+            "hash_id": np.array([*built.own_hash_ids.values()], dtype=np.int64),
+        }
+        store.append("ingest/set_own_hash_ids", own, trace_id=number)
+    runs = (reuse.request, reuse.prev, reuse.depth, reuse.blocks)
+    write_reuses(store, trace, built.requests["arrival_s"], *runs)
+    return trace
+
+
+def write_reuses(
+    store: Store,
+    trace: Trace,
+    arrival_s: Float64s,
+    request: Int32s,
+    previous: Int32s,
+    depth: Int32s,
+    blocks: Int32s,
+) -> None:
+    """Write runs of reuse, which follow those that the trace has already."""
+    runs: dict[str, NDArray[Any]] = {
+        "request": request,
+        "prev": previous,
+        "depth": depth,
+        "blocks": blocks,
+        "gap_s": arrival_s[request] - arrival_s[previous],
+    }
+    store.append("ingest/add_reuses", runs, trace_id=trace.trace_id)
+
+
+def write_requests(
+    store: Store, origin: Origin, built: BuiltRequests, distinct_blocks: int, rejects: Rejects
+) -> Trace:
+    """Write the trace but for its blocks and their reuse; the caller holds a transaction."""
+    requests, names = built.requests, built.names
     measured = np.any([requests[name] != NONE for name in MEASURED], axis=0)
     trace = traces.add(
         store,
@@ -182,7 +244,7 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
         block_size=built.block_size,
         requests=len(requests["request"]),
         accesses=int(requests["blocks"].sum(dtype=np.int64)),
-        distinct_blocks=trie.count - 1,
+        distinct_blocks=distinct_blocks,
         span_s=float(requests["arrival_s"][-1]),
         input_tokens=int(requests["input_tokens"].sum(dtype=np.int64)),
         output_tokens=int(requests["output_tokens"].sum(dtype=np.int64)),
@@ -212,31 +274,6 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
         no_id=NO_ID,
         none=NONE,
     )
-    blocks: dict[str, NDArray[Any]] = {
-        "block": np.arange(1, trie.count, dtype=np.int32),
-        "parent": trie.parent[1:],
-        "depth": trie.depth[1:],
-        "hash_id": trie.hash_id[1:],
-        "first_request": reuse.first[1:],
-        "last_request": reuse.last[1:],
-        "reuses": reuse.reuses[1:],
-    }
-    store.append("ingest/add_blocks", blocks, trace_id=number, no_request=NONE)
-    if built.own_hash_ids:
-        own: dict[str, NDArray[Any]] = {
-            "block": np.array([*built.own_hash_ids], dtype=np.int32),
-            "hash_id": np.array([*built.own_hash_ids.values()], dtype=np.int64),
-        }
-        store.append("ingest/set_own_hash_ids", own, trace_id=number)
-    arrival_s = requests["arrival_s"]
-    runs: dict[str, NDArray[Any]] = {
-        "request": reuse.request,
-        "prev": reuse.prev,
-        "depth": reuse.depth,
-        "blocks": reuse.blocks,
-        "gap_s": arrival_s[reuse.request] - arrival_s[reuse.prev],
-    }
-    store.append("ingest/add_reuses", runs, trace_id=number)
     if rejects.lines:
         numbers, reasons = map(list, zip(*rejects.lines, strict=True))
         # without what is no Unicode: a file's name may hold any bytes
@@ -263,10 +300,13 @@ def _known(stores: Stores, source: Source, options: IngestOptions) -> Trace | No
     with stores.reading() as store:
         if options.format is None and options.read == ReadOptions():
             return traces.find_reading(store, content, options.read.fingerprint())
-        return traces.find_content(store, _content_hash(content, _format(source, options), options))
+        return traces.find_content(
+            store, _content_hash(content, format_of(source, options), options)
+        )
 
 
-def _format(source: Source, options: IngestOptions) -> type[TraceFormat]:
+def format_of(source: Source, options: IngestOptions) -> type[TraceFormat]:
+    """Return the format that the user states, or else the one that the first lines show."""
     if options.format:
         return registry.by_name(options.format)
     return registry.detect(source.head, source.path)
@@ -277,7 +317,8 @@ def _content_hash(content: str, chosen: type[TraceFormat], options: IngestOption
     return f"{content}/{chosen.name}/{reading}"
 
 
-def _refuse_if_too_bad(rejects: Rejects, chosen: type[TraceFormat], options: IngestOptions) -> None:
+def refuse_if_too_bad(rejects: Rejects, chosen: type[TraceFormat], options: IngestOptions) -> None:
+    """Raise UnusableLinesError where more lines than `options` tolerate cannot be used."""
     lines = rejects.accepted + rejects.count
     if not lines:
         raise InputError("the trace holds no requests", where=rejects.path)

@@ -79,6 +79,11 @@ class Source:
         size = None if self.path == STANDARD_STREAM else size_of(self.path)
         return self._raw.bytes_read if size is None else size
 
+    @property
+    def bytes_decompressed(self) -> int:
+        """The decompressed bytes read so far."""
+        return self._bytes_read
+
     def content_hash(self) -> str:
         """Return the digest of the decompressed bytes read so far (32 hex digits)."""
         return self._digest.hexdigest()

@@ -56,6 +56,17 @@ class Trie:
         )  # fmt: skip
         return leaf
 
+    def match(self, starts: Int64s, ids: Int64s) -> tuple[Int32s, Int32s]:
+        """Return the last block of each path that the trie has already, and that block's depth + 1.
+
+        Both are 0 where it has none of the path.
+        """
+        last, depth = np.zeros((2, len(starts) - 1), dtype=np.int32)
+        _match(
+            starts, ids, self._parent, self._hash_id, self._first_child, self._slots, last, depth
+        )
+        return last, depth
+
     def _reserve(self, more: int) -> None:
         """Make room for `more` blocks, so that the kernel never has to grow anything."""
         if self.count + more > len(self._parent):
@@ -85,6 +96,19 @@ def _slot(parent: int, hash_id: int) -> np.uint64:
     return x ^ (x >> np.uint64(29))
 
 
+@callable_in_kernels
+def _find(
+    above: int, own_id: int, parent: Int32s, hash_id: Int64s, slots: Int32s, mask: np.uint64
+) -> np.uint64:
+    """Return the slot of (above, own_id), or the empty one where it would be."""
+    at = _slot(above, own_id) & mask
+    block = slots[at]
+    while block != 0 and (hash_id[block] != own_id or parent[block] != above):
+        at = (at + np.uint64(1)) & mask
+        block = slots[at]
+    return at
+
+
 @kernel
 def _intern(
     starts: Int64s,
@@ -108,11 +132,8 @@ def _intern(
             if block == 0:
                 first_child[above] = count
             elif hash_id[block] != own_id:
-                at = _slot(above, own_id) & mask
+                at = _find(above, own_id, parent, hash_id, slots, mask)
                 block = slots[at]
-                while block != 0 and (hash_id[block] != own_id or parent[block] != above):
-                    at = (at + np.uint64(1)) & mask
-                    block = slots[at]
                 if block == 0:
                     slots[at] = count
                     elsewhere += 1
@@ -125,6 +146,33 @@ def _intern(
             above = block
         leaf[k] = above
     return count, elsewhere
+
+
+@kernel
+def _match(
+    starts: Int64s,
+    ids: Int64s,
+    parent: Int32s,
+    hash_id: Int64s,
+    first_child: Int32s,
+    slots: Int32s,
+    last: Int32s,
+    depth: Int32s,
+) -> None:
+    """Walk every path down as far as the trie has it."""
+    mask = np.uint64(len(slots) - 1)
+    for k in range(len(starts) - 1):
+        above = 0
+        for i in range(starts[k], starts[k + 1]):
+            own_id = ids[i]
+            block = first_child[above]
+            if block != 0 and hash_id[block] != own_id:
+                block = slots[_find(above, own_id, parent, hash_id, slots, mask)]
+            if block == 0:
+                break
+            above = block
+            depth[k] += 1
+        last[k] = above
 
 
 @kernel

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
 from kvscope.core.hits import HitDefinition
-from kvscope.core.trace import PromptPaths
+from kvscope.core.trace import PromptLengths, PromptPaths
 from kvscope.replay.stack_distances import LruDistances, flat_distances, lru_distances
 
 SMALLEST_SHARE = 0.01  # of the largest capacity
@@ -71,9 +71,21 @@ def lru_curve(
 ) -> HitCurve:
     """Return LRU's hits at every capacity, as `definition` counts them.
 
-    `distances` may be given where several weights or windows are asked of the same cache; they
-    must have been made for a definition with the same `partial`, `last_token_rule`, `outputs` and
-    `flat`.
+    `distances` may be given where several weights or windows are asked of the same cache, as for
+    `curve_of`.
+    """
+    if distances is None:
+        distances = (flat_distances if definition.flat else lru_distances)(prompts, definition)
+    return curve_of(prompts, definition, distances)
+
+
+def curve_of(
+    prompts: PromptLengths, definition: HitDefinition, distances: LruDistances
+) -> HitCurve:
+    """Return the curve that follows from stack distances.
+
+    They must have been made for a definition with the same `partial`, `last_token_rule`, `outputs`
+    and `flat`.
     """
     events = _events(prompts, definition, distances)
     knots, hits = _accumulate(*events)
@@ -81,28 +93,24 @@ def lru_curve(
     return HitCurve(definition, knots, hits, total)
 
 
-def _events(
-    prompts: PromptPaths, definition: HitDefinition, distances: LruDistances | None
-) -> Events:
+def _events(prompts: PromptLengths, definition: HitDefinition, distances: LruDistances) -> Events:
     """Return runs of hits: from which capacity on, for how many blocks, each of what weight."""
-    if distances is None:
-        distances = (flat_distances if definition.flat else lru_distances)(prompts, definition)
     counted = distances.request >= first_counted(prompts, definition)
     weigh = {"token": _token_events, "block": _block_events, "request": _request_events}
     return weigh[definition.weight](prompts, distances, counted)
 
 
-def first_counted(prompts: PromptPaths, definition: HitDefinition) -> int:
+def first_counted(prompts: PromptLengths, definition: HitDefinition) -> int:
     """Return the first request that is counted, after the warm-up."""
-    return int(len(prompts.leaf) * definition.warmup)
+    return int(len(prompts.blocks) * definition.warmup)
 
 
-def _block_events(prompts: PromptPaths, runs: LruDistances, counted: Bools) -> Events:
+def _block_events(prompts: PromptLengths, runs: LruDistances, counted: Bools) -> Events:
     distance, blocks = runs.distance[counted], runs.blocks[counted].astype(np.int64)
     return distance, blocks, np.ones_like(blocks)
 
 
-def _token_events(prompts: PromptPaths, runs: LruDistances, counted: Bools) -> Events:
+def _token_events(prompts: PromptLengths, runs: LruDistances, counted: Bools) -> Events:
     """Weigh a block by its tokens; a partial last one weighs less and is split off."""
     distance, blocks = runs.distance[counted], runs.blocks[counted].astype(np.int64)
     size = prompts.block_size
@@ -117,7 +125,7 @@ def _token_events(prompts: PromptPaths, runs: LruDistances, counted: Bools) -> E
     )
 
 
-def _request_events(prompts: PromptPaths, runs: LruDistances, counted: Bools) -> Events:
+def _request_events(prompts: PromptLengths, runs: LruDistances, counted: Bools) -> Events:
     """Count a request as hit if its first block is."""
     distance = runs.distance[counted & (runs.depth == 0)]
     ones = np.ones_like(distance)
@@ -139,15 +147,15 @@ def _accumulate(distance: Int64s, blocks: Int64s, weight: Int64s) -> tuple[Int64
     return knots, np.concatenate([[0], np.cumsum(rise)]).astype(np.int64)
 
 
-def looked_up(prompts: PromptPaths, definition: HitDefinition) -> Int64s:
+def looked_up(prompts: PromptLengths, definition: HitDefinition) -> Int64s:
     """Return what each request looks up, in the definition's weight (R entries)."""
     if definition.weight == "request":
-        return np.ones(len(prompts.leaf), dtype=np.int64)
+        return np.ones(len(prompts.blocks), dtype=np.int64)
     blocks = prompts.blocks if definition.partial else prompts.full_blocks
     return (prompts.input_tokens if definition.weight == "token" else blocks).astype(np.int64)
 
 
-def weighted(prompts: PromptPaths, definition: HitDefinition, hit_blocks: Int32s) -> Int64s:
+def weighted(prompts: PromptLengths, definition: HitDefinition, hit_blocks: Int32s) -> Int64s:
     """Return what each request hits, in the same weight; a partial last block weighs less."""
     if definition.weight == "request":
         return (hit_blocks > 0).astype(np.int64)

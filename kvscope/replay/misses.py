@@ -10,7 +10,7 @@ from kvscope.core.arrays import Bools, Int32s
 from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import ancestor
-from kvscope.core.trace import PromptPaths
+from kvscope.core.trace import PromptLengths, PromptPaths
 from kvscope.replay.curve import first_counted, looked_up, weighted
 from kvscope.replay.stack_distances import LruDistances, lru_distances
 from kvscope.replay.traffic import Walk, walk
@@ -29,16 +29,13 @@ def ideal_blocks(prompts: PromptPaths, definition: HitDefinition) -> Int32s:
     return np.minimum(ideal, steps.look)
 
 
-def ideal_rate(
-    prompts: PromptPaths, definition: HitDefinition, blocks: Int32s | None = None
-) -> float:
-    """Return the hit rate (0–1) of an infinite cache, without computing a curve.
+def ideal_rate(prompts: PromptPaths, definition: HitDefinition) -> float:
+    """Return the hit rate (0–1) of an infinite cache, without computing a curve."""
+    return ideal_rate_of(prompts, definition, ideal_blocks(prompts, definition))
 
-    `blocks` may be given where they are known: the `ideal_blocks` of a definition that differs in
-    weight and window alone.
-    """
-    if blocks is None:
-        blocks = ideal_blocks(prompts, definition)
+
+def ideal_rate_of(prompts: PromptLengths, definition: HitDefinition, blocks: Int32s) -> float:
+    """Return the same from `ideal_blocks`: of a definition that may differ in weight and window."""
     counted = slice(first_counted(prompts, definition), None)
     total = int(looked_up(prompts, definition)[counted].sum())
     hits = int(weighted(prompts, definition, blocks)[counted].sum())
@@ -98,13 +95,21 @@ class Novelty:
 def novelty(prompts: PromptPaths, definition: HitDefinition) -> Novelty:
     """Return what was new in each prompt, as `definition` looks blocks up, whatever its weight."""
     steps, seen = walk(prompts, definition), ideal_blocks(prompts, definition)
+    return Novelty(seen, steps.look, *diverged(steps, prompts.parent, seen))
+
+
+def diverged(steps: Walk, parent: Int32s, seen: Int32s) -> tuple[Int32s, Int32s]:
+    """Return from and to which depth each path has new blocks where its previous turn's has others.
+
+    Blocks before depth `seen` are not new. `parent` is the previous turn, -1 where there is none.
+    """
     start, stop = seen.copy(), seen.copy()
-    _find_diverged(steps, prompts.parent, seen, start, stop)
-    return Novelty(seen, steps.look, start, stop)
+    _find_diverged(steps, parent, seen, start, stop)
+    return start, stop
 
 
 def reasons(
-    prompts: PromptPaths, new: Novelty, hit_blocks: Int32s, capacity_blocks: int, first: int = 0
+    prompts: PromptLengths, new: Novelty, hit_blocks: Int32s, capacity_blocks: int, first: int = 0
 ) -> MissReasons:
     """Return why tokens of the requests from `first` on missed; `hit_blocks` is what each hit."""
     counted = slice(first, None)
@@ -136,16 +141,19 @@ def lru_hit_blocks(runs: LruDistances, requests: int, capacity_blocks: int) -> I
 
 
 def miss_reasons(
-    prompts: PromptPaths,
-    definition: HitDefinition,
-    capacities_blocks: list[int],
-    distances: LruDistances | None = None,
+    prompts: PromptPaths, definition: HitDefinition, capacities_blocks: list[int]
 ) -> tuple[MissReasons, ...]:
     """Return why tokens missed at each capacity under LRU, over the whole trace."""
-    runs = distances or lru_distances(prompts, definition)
-    new = novelty(prompts, definition)
+    new, runs = novelty(prompts, definition), lru_distances(prompts, definition)
+    return reasons_at(prompts, new, capacities_blocks, runs)
+
+
+def reasons_at(
+    prompts: PromptLengths, new: Novelty, capacities_blocks: list[int], runs: LruDistances
+) -> tuple[MissReasons, ...]:
+    """Return the same from what was new in each prompt, and LRU's distances."""
     return tuple(
-        reasons(prompts, new, lru_hit_blocks(runs, len(prompts.leaf), capacity), capacity)
+        reasons(prompts, new, lru_hit_blocks(runs, len(prompts.blocks), capacity), capacity)
         for capacity in capacities_blocks
     )
 

@@ -90,10 +90,19 @@ def subtrees(block_parent: Int32s, leaf: Int32s, limit: int) -> Int64s:
     A request that ends in a shared head, or has no blocks, stands for itself, as a number beyond
     all blocks.
     """
-    requests, root = np.zeros((2, len(block_parent)), dtype=np.int32)
-    _find_roots(block_parent, leaf, limit, requests, root)
+    root = subtree_roots(block_parent, leaf, limit)
     own = len(block_parent) + np.arange(len(leaf), dtype=np.int64)
     return np.where(root[leaf] > 0, root[leaf], own)
+
+
+def subtree_roots(block_parent: Int32s, leaf: Int32s, limit: int) -> Int32s:
+    """Return the first block of each block's subtree; 0 for what more than `limit` requests share.
+
+    `leaf` are the last blocks of the requests; the result has N + 1 entries, the root's first.
+    """
+    requests, root = np.zeros((2, len(block_parent)), dtype=np.int32)
+    _find_roots(block_parent, leaf, limit, requests, root)
+    return root
 
 
 @kernel

@@ -37,6 +37,20 @@ class LruDistances:
     live: int
 
 
+@dataclass(frozen=True, slots=True)
+class ReusedRuns:
+    """What the paths of R requests touch again, as K runs in order of request and depth.
+
+    Run k: blocks [depth[k], depth[k] + blocks[k]) of what request[k] leaves cached were last
+    touched by previous[k].
+    """
+
+    request: Int32s
+    previous: Int32s
+    depth: Int32s
+    blocks: Int32s
+
+
 def lru_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistances:
     """Return the stack distance of every block that is looked up again, in one pass over the trace.
 
@@ -63,20 +77,36 @@ def flat_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistan
 
 
 def _distances(steps: Walk) -> LruDistances:
+    return distances(touches(steps), steps.length + steps.anonymous, steps.look)
+
+
+def touches(steps: Walk) -> ReusedRuns:
+    """Return which earlier request last touched the blocks of each path."""
     requests, longest = len(steps.leaf), int(steps.length.max(initial=0))
-    owned = np.zeros(requests + 1, dtype=np.int64)
     last = np.full(len(steps.block_parent), -1, dtype=np.int32)
     path = np.empty(longest + 1, dtype=np.int32)
-    runs = np.empty((3, requests + longest), dtype=np.int32)
-    distance = np.empty(runs.shape[1], dtype=np.int64)
-    done, count, live = 0, 0, 0
+    runs = np.empty((4, requests + longest), dtype=np.int32)
+    done, count = 0, 0
     while True:
-        done, count, live = _stack(steps, done, count, live, owned, last, path, runs, distance)
+        done, count = _touch(steps, done, count, last, path, runs)
         if done == requests:
-            request, depth, blocks = runs[:, :count].copy()
-            return LruDistances(request, depth, blocks, distance[:count].copy(), live)
+            return ReusedRuns(*runs[:, :count].copy())
         runs = np.concatenate((runs, np.empty_like(runs)), axis=1)
-        distance = np.concatenate((distance, np.empty_like(distance)))
+
+
+def distances(runs: ReusedRuns, cached: Int32s, look: Int32s) -> LruDistances:
+    """Return the stack distances of the blocks that are looked up, of a whole trace's runs.
+
+    Each of R requests leaves `cached` blocks, and looks up the first `look` of them.
+    """
+    again = np.bincount(runs.request, runs.blocks, len(cached)).astype(np.int64)
+    fresh = cached.astype(np.int64) - again
+    owned = np.zeros(len(cached) + 1, dtype=np.int64)
+    distance = np.empty(len(runs.request), dtype=np.int64)
+    live = _stack(runs.request, runs.previous, runs.blocks, fresh, owned, distance)
+    seen = np.minimum(runs.depth + runs.blocks, look[runs.request]) - runs.depth
+    kept = seen > 0
+    return LruDistances(runs.request[kept], runs.depth[kept], seen[kept], distance[kept], int(live))
 
 
 @callable_in_kernels
@@ -99,49 +129,56 @@ def _add(tree: NDArray[Any], place: int, amount: int) -> None:
 
 
 @kernel
-def _stack(
-    steps: Walk,
-    begin: int,
-    count: int,
-    live: int,
-    owned: Int64s,
-    last: Int32s,
-    path: Int32s,
-    runs: Int32s,
-    distance: Int64s,
-) -> tuple[int, int, int]:
-    """Continue from request `begin` while there is room for runs: (next request, runs, blocks).
-
-    `owned` is a Fenwick tree of how many blocks each request was the last to touch.
-    """
-    block_parent, leaf, length, look, anonymous = steps
-    requests = len(leaf)
-    for request in range(begin, requests):
+def _touch(
+    steps: Walk, begin: int, count: int, last: Int32s, path: Int32s, runs: Int32s
+) -> tuple[int, int]:
+    """Continue from request `begin` while there is room for runs: (next request, runs)."""
+    block_parent, leaf, length, _, _ = steps
+    for request in range(begin, len(leaf)):
         end = length[request]
         if count + end > runs.shape[1]:
-            return request, count, live
+            return request, count
         write_path(block_parent, leaf[request], path, 0, end)
         at = 0
         while at < end and last[path[at]] >= 0:
-            owner = last[path[at]]
+            previous = last[path[at]]
             start = at
-            while at < end and last[path[at]] == owner:
+            while at < end and last[path[at]] == previous:
                 last[path[at]] = request
                 at += 1
-            if start < look[request]:
-                older = _count_to(owned, owner)
-                runs[0, count] = request
-                runs[1, count] = start
-                runs[2, count] = min(at, look[request]) - start
-                # In front of it: what later requests own. Its own request's shallower blocks are
-                # theirs already, so nothing of `owner` stands before it.
-                distance[count] = live - older + 1
-                count += 1
-            _add(owned, owner, start - at)
-            _add(owned, request, at - start)
-        fresh = end - at + anonymous[request]
+            runs[0, count] = request
+            runs[1, count] = previous
+            runs[2, count] = start
+            runs[3, count] = at - start
+            count += 1
         for i in range(at, end):
             last[path[i]] = request
-        live += fresh
-        _add(owned, request, fresh)
-    return requests, count, live
+    return len(leaf), count
+
+
+@kernel
+def _stack(
+    request: Int32s,
+    previous: Int32s,
+    blocks: Int32s,
+    fresh: Int64s,
+    owned: Int64s,
+    distance: Int64s,
+) -> int:
+    """Fill the distance of each run's first block; return how long LRU's list is at the end.
+
+    `owned` is a Fenwick tree of how many blocks each request was the last to touch, `fresh` how
+    many blocks each touches first.
+    """
+    live, run = 0, 0
+    for at in range(len(fresh)):
+        while run < len(request) and request[run] == at:
+            # In front of it: what later requests own. Its own request's shallower blocks are
+            # theirs already, so nothing of `previous` stands before it.
+            distance[run] = live - _count_to(owned, previous[run]) + 1
+            _add(owned, previous[run], -blocks[run])
+            _add(owned, at, blocks[run])
+            run += 1
+        live += fresh[at]
+        _add(owned, at, fresh[at])
+    return live

@@ -10,7 +10,7 @@ from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition
 from kvscope.core.prefix import paths
-from kvscope.core.trace import PromptPaths, Prompts
+from kvscope.core.trace import PromptLengths, PromptPaths, Prompts
 from kvscope.policies.base import ENDS
 
 
@@ -62,23 +62,39 @@ def walk(prompts: PromptPaths, definition: HitDefinition) -> Walk:
             "a partial last block cannot be kept where outputs fill it",
             remedy="take outputs 'ignored' with partial blocks kept",
         )
+    leaf = prompts.leaf
+    if not definition.partial:
+        cut = prompts.blocks > prompts.full_blocks
+        leaf = np.where(cut, prompts.block_parent[leaf], leaf)
+        if definition.outputs == "carried":
+            leaf = prompts.carried_leaf
+    steps = walk_lengths(prompts, definition)
+    return Walk(prompts.block_parent, np.ascontiguousarray(leaf, dtype=np.int32), *steps)
+
+
+class WalkLengths(NamedTuple):
+    """The lengths of a `Walk`."""
+
+    length: Int32s
+    look: Int32s
+    anonymous: Int32s
+
+
+def walk_lengths(prompts: PromptLengths, definition: HitDefinition) -> WalkLengths:
+    """Return how much of their paths requests look up and leave cached."""
     size = prompts.block_size
-    leaf, length, look = prompts.leaf, prompts.blocks, prompts.blocks
+    look = length = prompts.blocks
     anonymous = np.zeros_like(length)
     if not definition.partial:
         look = length = prompts.full_blocks
-        cut = prompts.blocks > prompts.full_blocks
-        leaf = np.where(cut, prompts.block_parent[leaf], leaf)
         anonymous = prompts.input_tokens // size - length
         if definition.outputs == "carried":
-            leaf, length = prompts.carried_leaf, prompts.carried_blocks
+            length = prompts.carried_blocks
             anonymous = prompts.cached_blocks - length
     if definition.last_token_rule:
         look = np.minimum(look, (prompts.input_tokens - 1) // size)
-    columns = (leaf, length, look, anonymous)
-    return Walk(
-        prompts.block_parent, *(np.ascontiguousarray(column, dtype=np.int32) for column in columns)
-    )
+    columns = (length, look, anonymous)
+    return WalkLengths(*(np.ascontiguousarray(column, dtype=np.int32) for column in columns))
 
 
 def traffic(prompts: Prompts, definition: HitDefinition) -> Traffic:

@@ -171,11 +171,25 @@ def request_by_id(store: Store, trace: Trace, chat_id: int) -> int | None:
 
 
 def load_block_parents(store: Store, trace: Trace) -> Int32s:
-    """Return the prefix trie of `trace`: each block's parent, entry 0 being the root's own 0."""
+    """Return the prefix trie of `trace`: each block's parent, entry 0 being the root's own 0.
+
+    Raises InputError for a dataset's trace, whose tries are in its shards.
+    """
     import numpy as np
 
     parents = store.columns("ingest/block_parents", trace_id=trace.trace_id)["parent"]
+    if len(parents) < trace.distinct_blocks:
+        raise in_shards(store.path)
     return np.concatenate((np.zeros(1, dtype=np.int32), parents))
+
+
+def in_shards(where: str) -> InputError:
+    """Return the error for what takes the paths of a whole trace, where they are in shards."""
+    return InputError(
+        "a dataset, whose paths are in shards: no replay takes it yet, only `kvscope analyze`",
+        where=where,
+        remedy="ingest some of its files as one trace with --name, and take that",
+    )
 
 
 def mark_used(store: Store, trace: Trace) -> None:

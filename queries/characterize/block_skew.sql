@@ -3,9 +3,9 @@
 -- $top_shares: shares of the cacheable blocks, for example [0.1]; a fraction of a block counts in proportion
 -- columns: top_share, reuse_share, blocks, reused_blocks
 WITH counted AS (  -- a few hundred rows: blocks with the same count share one
-    SELECT reuses, count(*) AS blocks
-    FROM blocks
-    WHERE trace_id = $trace_id AND first_request IS NOT NULL
+    SELECT reuses, sum(blocks)::BIGINT AS blocks
+    FROM cacheable_blocks
+    WHERE trace_id = $trace_id
     GROUP BY reuses
 ),
 ranked AS (

@@ -1,7 +1,8 @@
--- history_lifespans: number of blocks by their first and their last request
+-- history_lifespans: number of blocks by their first and their last request, in that order
 -- $trace_id: the trace
 -- columns: first_request, last_request, blocks
-SELECT first_request, last_request, count(*) AS blocks
-FROM blocks
-WHERE trace_id = $trace_id AND first_request IS NOT NULL
+SELECT first_request, last_request, sum(blocks)::BIGINT AS blocks
+FROM cacheable_blocks
+WHERE trace_id = $trace_id
 GROUP BY first_request, last_request
+ORDER BY first_request, last_request

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from kvscope.characterize.spatial import trace_deciles
 from kvscope.characterize.summary import Characterization, characterize, start_characterization
 from kvscope.core.percentiles import Quantiles
 from kvscope.store.traces import load_prompts
@@ -41,7 +43,8 @@ def test_everything_at_once() -> None:
     """One call fills every part, and prompts at hand change nothing."""
     with tiny_store() as (store, trace):
         found = characterize(store, trace)
-        assert start_characterization(store, trace, load_prompts(store, trace))() == found
+        count_deciles = partial(trace_deciles, load_prompts(store, trace))
+        assert start_characterization(store, trace, count_deciles)() == found
     assert [
         field.name for field in dataclasses.fields(found) if getattr(found, field.name) is None
     ] == []

@@ -207,7 +207,7 @@ def test_requests_without_a_time_follow_their_predecessor() -> None:
     arrays = columns.arrays()
     assert arrays["arrival_s"].tolist() == [10.0, 11.0, 15.0, 15.0]
     assert arrays["session"].tolist() == [0, 1, 0, 3]  # the row of its first request
-    assert columns.untimed == 2
+    assert columns.gaps.untimed == 2
 
 
 @settings(deadline=None, max_examples=10)
@@ -232,7 +232,7 @@ def test_batches_do_not_show(seed: int, count: int, at_once: int) -> None:
         assert np.array_equal(values, whole.arrays()[name])
     assert columns.arrays()["chat_id"].tolist() == [key(one.chat_id) for one in told]  # type: ignore[arg-type]
     assert columns.arrays()["blocks"].tolist() == [len(one.hash_ids or ()) for one in told]
-    assert (columns.unhashed, columns.short) == (whole.unhashed, whole.short)
+    assert columns.gaps == whole.gaps
 
 
 @pytest.mark.parametrize("turn", [None, 0, -1, -(2**63), -(2**70)])

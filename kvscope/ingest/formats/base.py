@@ -205,8 +205,11 @@ class Rejects:
 
     def where(self, line: int) -> str:
         """Return the place of a line as path:line."""
-        path, number = self.place(line) if self.place else (self.path, line)
-        return f"{path}:{number}"
+        return "{}:{}".format(*self.where_exactly(line))
+
+    def where_exactly(self, line: int) -> tuple[str, int]:
+        """Return the file of a line, and its number there."""
+        return self.place(line) if self.place else (self.path, line)
 
     def in_words(self) -> list[str]:
         """Return a line of text with the count, then one for each kind of reason, commonest first.

@@ -1,0 +1,461 @@
+"""Ingest files into a dataset's folder, step by step; what is finished is not done again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
+import numpy as np
+
+import kvscope
+from kvscope.core.errors import InputError, UsageError
+from kvscope.core.files import files_of, is_remote, one_path, without_query, write_text
+from kvscope.core.trace import PromptLengths, Trace
+from kvscope.core.units import GIB, MIB, format_size
+from kvscope.datasets.cuts import SHARE, Cuts, FileSample, sample_cuts
+from kvscope.datasets.dataset import (
+    CUTS,
+    REQUESTS,
+    STORE,
+    VERSION,
+    WORK,
+    Dataset,
+    FileState,
+    Manifest,
+    Plan,
+    ShardEntry,
+    shard_folders,
+)
+from kvscope.datasets.executor import Executor
+from kvscope.datasets.files import load_array, save_arrays, whole_folder
+from kvscope.datasets.parts import (
+    Joined,
+    PartTask,
+    can_be_joined,
+    join_parts,
+    join_rejects,
+    load_facts,
+    parse_part,
+)
+from kvscope.datasets.place import MANIFEST, PLAN
+from kvscope.datasets.shards import (
+    ShardTask,
+    build_shard,
+    load_runs,
+    merge_runs,
+    path_ends,
+    prompt_ends,
+    reduce_shard,
+    save_lengths,
+)
+from kvscope.datasets.spill import accesses_by_shard
+from kvscope.ingest.build import Arranged, BuiltRequests, missing_notes
+from kvscope.ingest.formats.base import Rejects
+from kvscope.ingest.pipeline import (
+    IngestOptions,
+    Origin,
+    format_of,
+    overlap_notes,
+    refuse_if_too_bad,
+    write_requests,
+    write_reuses,
+)
+from kvscope.ingest.source import Source
+from kvscope.replay.path_facts import LENGTHS
+from kvscope.store import traces
+from kvscope.store.db import Store, open_store
+
+LEAST_MEMORY = GIB
+MOST_SHARDS = 4096
+_PART_BYTES = 256 * MIB  # of files on disk: what is read again after a failure
+_PROCESS_BYTES = 300 * MIB  # Python and the libraries, in each process
+_REQUEST_BYTES = 400  # in this process, as in Columns
+_ACCESS_BYTES = 80  # of a shard while its trie is made and its reuse followed, measured
+_COMPRESSED = 6  # decompressed bytes a byte of a .gz or .zst file, about
+_UNEVEN = 2  # the largest shard over the mean, at most
+_RUNS_AT_ONCE = 4_000_000
+
+T = TypeVar("T", PartTask, ShardTask)
+
+
+class Progress(Protocol):
+    """Shows how far each step is."""
+
+    def steps(
+        self, label: str, total: int | None = None
+    ) -> AbstractContextManager[Callable[[int], None]]:
+        """Return a context for the step called `label`; its callable counts what is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetOptions:
+    """How to make a dataset: below how much memory, in how many shards (None: as many as needed).
+
+    Results depend on neither, nor on `part_bytes` of files that are read at a time, nor on
+    `cut_share`, the share of the requests from which on a prefix is cut.
+    """
+
+    memory_bytes: int
+    shards: int | None = None
+    part_bytes: int = _PART_BYTES
+    cut_share: float = SHARE
+    read: IngestOptions = field(default_factory=IngestOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class IngestedDataset:
+    """The result: the dataset's trace, whether it was made now, and the lines without use."""
+
+    dataset: Dataset
+    created: bool
+    rejects: Rejects
+    out_of_order: int
+
+
+def ingest_dataset(
+    paths: Sequence[str],
+    into: str,
+    options: DatasetOptions,
+    executor: Executor,
+    progress: Progress,
+) -> IngestedDataset:
+    """Make the dataset of all files at `paths`, or go on with it, in the folder `into`.
+
+    Raises InputError where files cannot be read or too many lines are bad, UsageError where the
+    folder holds something else or the memory is too little.
+    """
+    if options.memory_bytes < LEAST_MEMORY:
+        raise UsageError(
+            f"{format_size(options.memory_bytes)} is less than the {format_size(LEAST_MEMORY)}"
+            " that the programs themselves take",
+            where="--memory",
+            remedy="give more",
+        )
+    making = DatasetBuild(one_path(list(paths)), Path(into), options, executor, progress)
+    if making.plan():
+        return IngestedDataset(Dataset(into), False, Rejects(making.path), 0)
+    built = making.build()
+    making.store(built)
+    making.finish()
+    return IngestedDataset(Dataset(into), True, making.rejects, built.out_of_order)
+
+
+class DatasetBuild:
+    """One run at a dataset: `plan`, `build`, `store` and `finish`, in this order."""
+
+    def __init__(
+        self,
+        path: str,
+        folder: Path,
+        options: DatasetOptions,
+        executor: Executor,
+        progress: Progress,
+    ) -> None:
+        self.path, self.folder, self.options = path, folder, options
+        self.executor, self.progress = executor, progress
+        self.work = folder / WORK
+
+    def plan(self) -> bool:
+        """Settle what is to be made, as it was settled first; return whether it is finished.
+
+        Raises UsageError where the folder holds anything else.
+        """
+        self._files = files_of(self.path)
+        with closing(Source(self.path)) as source:
+            self._format = format_of(source, self.options.read)
+        self._read = replace(self.options.read, format=self._format.name)
+        self._plan = self._settled()
+        return (self.folder / MANIFEST).is_file()
+
+    def build(self) -> BuiltRequests:
+        """Read all files and make the shards; return the requests.
+
+        Raises InputError where files cannot be read or too many lines are bad, UsageError where
+        the memory is too little.
+        """
+        parts = self._parsed()
+        facts = [load_facts(folder) for folder in parts]
+        self.rejects = join_rejects(self.path, facts)
+        refuse_if_too_bad(self.rejects, self._format, self._read)
+        joined = join_parts(self.path, parts, facts)
+        if joined.cut and (self._read.strict or not joined.gaps.requests):
+            raise InputError(joined.cut, where=self.path, remedy="copy or write it again")
+        if not joined.gaps.requests:
+            raise InputError("the trace holds no requests", where=self.path)
+        self._check_memory(joined.gaps.requests, parts)
+        self._bytes_on_disk = joined.bytes_on_disk
+        self._content, *others = joined.contents
+        if others:
+            every = "\n".join(joined.contents).encode()
+            self._content = hashlib.blake2b(every, digest_size=16).hexdigest()
+        return self._built(joined, parts)
+
+    def _settled(self) -> Plan:
+        """Return the plan, with the number of shards that was chosen first."""
+        files, read = self._files, self._read
+        path = self.folder / PLAN
+        reading = f"{read.read.fingerprint()}/{read.strict}/{read.max_bad}"
+        states = tuple(map(_state, files))
+        if path.is_file():
+            known = msgspec.json.decode(path.read_bytes(), type=Plan)
+            shards = self.options.shards or known.shards
+            plan = Plan(VERSION, read.name, read.format or "", reading, shards, states)
+            if plan == known:
+                return known
+            raise UsageError(
+                "holds a dataset of other files or options",
+                where=str(self.folder),
+                remedy="name another folder, or remove this one",
+            )
+        if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+            raise UsageError(
+                "is there already, and no dataset",
+                where=str(self.folder),
+                remedy="name a folder that is new or empty",
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        sample = sample_cuts(files, read.format or "", read.read, self.options.cut_share)
+        sample.cuts.save(self.folder / CUTS)
+        shards = self.options.shards or self._shards(files, sample)
+        plan = Plan(VERSION, read.name, read.format or "", reading, shards, states)
+        write_text(path, msgspec.json.encode(plan).decode())
+        return plan
+
+    def _left(self, requests: float) -> float:
+        """Return the bytes that each worker may take for a shard."""
+        workers = self.executor.workers
+        programs = _PROCESS_BYTES * (workers + (workers > 1))
+        return (self.options.memory_bytes - programs - _REQUEST_BYTES * requests) / workers
+
+    def _shards(self, files: list[str], sample: FileSample) -> int:
+        """Return how many shards are needed, by the size of the files and what a sample holds."""
+        size = sum(
+            (_state(file).size or GIB) * (_COMPRESSED if file.endswith((".gz", ".zst")) else 1)
+            for file in files
+        )
+        left = max(self._left(sample.requests_per_byte * size), 64 * MIB)
+        needed = _UNEVEN * _ACCESS_BYTES * sample.accesses_per_byte * size / left
+        return int(min(max(needed + 1, 2 * self.executor.workers), MOST_SHARDS))
+
+    def _check_memory(self, requests: int, parts: list[Path]) -> None:
+        """Raise UsageError where the requests, or the blocks of one shard, are too many."""
+        left = self._left(requests)
+        accesses = np.sum([accesses_by_shard(folder) for folder in parts], axis=0)
+        needed = _ACCESS_BYTES * int(accesses.max(initial=0))
+        given = format_size(self.options.memory_bytes)
+        if left < 64 * MIB:
+            raise UsageError(
+                f"{requests:,} requests take {format_size(_REQUEST_BYTES * requests)}, too much"
+                f" for {given}",
+                where="--memory",
+                remedy="give more, or take part of the files",
+            )
+        if needed > left:
+            raise UsageError(
+                f"the largest shard takes about {format_size(needed)},"
+                f" {format_size(left)} of {given} are left for each worker",
+                where="--shards",
+                remedy="take more of them, or more --memory, and a new folder",
+            )
+
+    def _parsed(self) -> list[Path]:
+        """Read all files; return the folders of the parts.
+
+        Parts that depend on the files before them are read again as one.
+        """
+        read, shards, cuts = self._read, self._plan.shards, str(self.folder / CUTS)
+        whole = self.work / "whole"
+        groups = [] if whole.is_dir() else list(self._groups(self._files))
+        folders = [self.work / f"part-{number:04}" for number in range(len(groups))]
+        tasks = [
+            PartTask(str(folder), one_path(group), read, cuts, shards)
+            for folder, group in zip(folders, groups, strict=True)
+        ]
+        self._run("reading", parse_part, tasks)
+        if not groups or not can_be_joined([load_facts(folder) for folder in folders]):
+            task = PartTask(str(whole), self.path, read, cuts, shards)
+            self._run("reading as one", parse_part, [task])
+            for folder in folders:
+                shutil.rmtree(folder)
+            return [whole]
+        return folders
+
+    def _groups(self, files: list[str]) -> Iterator[list[str]]:
+        """Yield files that are read together, in order."""
+        group, size = list[str](), 0
+        for file in files:
+            group.append(file)
+            size += _state(file).size or self.options.part_bytes
+            if size >= self.options.part_bytes:
+                yield group
+                group, size = [], 0
+        if group:
+            yield group
+
+    def _run(self, label: str, step: Callable[[T], None], tasks: list[T]) -> None:
+        """Run the tasks that are not done: those whose folders are not there."""
+        todo = [task for task in tasks if not Path(task.folder).is_dir()]
+        with self.progress.steps(label, len(tasks)) as advance:
+            advance(len(tasks) - len(todo))
+            self.executor.run(step, todo, advance)
+
+    def _built(self, joined: Joined, parts: list[Path]) -> BuiltRequests:
+        """Make the shards, link conversations and follow reuse; return the requests."""
+        arranged = Arranged(joined.rows, joined.block_size, self._read.read)
+        requests, full_blocks = arranged.requests, arranged.full_blocks
+        number = np.empty(len(full_blocks), dtype=np.int32)
+        number[arranged.order] = np.arange(len(number), dtype=np.int32)
+        columns = self.work / "columns"
+        with whole_folder(columns) as draft:
+            save_arrays(draft, {"number": number, "full_blocks": full_blocks})
+        del number
+        shards = self._shard_folders()
+        self._run(
+            "building shards",
+            build_shard,
+            [
+                ShardTask(k, str(folder), str(columns), tuple(map(str, parts)), joined.offsets)
+                for k, folder in enumerate(shards)
+            ],
+        )
+        overlaps = []
+        if len(joined.spans) > 1:
+            rows = {**requests, "leaf": prompt_ends(shards, len(full_blocks))}
+            overlaps = overlap_notes(joined.spans, rows)
+        kind, carrier = arranged.link(path_ends(shards, full_blocks))
+        lengths = PromptLengths(
+            block_size=joined.block_size,
+            **{name: requests[name] for name in LENGTHS},
+        )
+        with whole_folder(self.folder / REQUESTS) as draft:
+            save_lengths(draft, lengths, carrier)
+        reduced = self.reduced()
+        self._run(
+            "following reuse",
+            reduce_shard,
+            [
+                ShardTask(k, str(folder), str(self.folder / REQUESTS), (str(shards[k]),))
+                for k, folder in enumerate(reduced)
+            ],
+        )
+        ideal = np.zeros(len(full_blocks), dtype=np.int32)
+        for folder in reduced:
+            request = load_array(folder, "ideal_request")
+            ideal[request] = np.maximum(ideal[request], load_array(folder, "ideal_blocks"))
+        nowhere = np.zeros(len(full_blocks), dtype=np.int32)  # blocks are numbered in shards
+        requests |= {"ideal_blocks": ideal, "leaf": nowhere, "carried_leaf": nowhere}
+        notes = [*joined.notes, joined.cut] if joined.cut else joined.notes
+        missing = missing_notes(joined.gaps, joined.names, kind)
+        return BuiltRequests(
+            block_size=joined.block_size,
+            requests=requests,
+            names=joined.names,
+            tenants=joined.tenants,
+            lineage=kind,
+            out_of_order=arranged.out_of_order,
+            notes=(*arranged.notes, *notes, *overlaps, *missing),
+        )
+
+    def _shard_folders(self) -> list[Path]:
+        return shard_folders(self.folder, self._plan.shards + 1)
+
+    def reduced(self) -> list[Path]:
+        """Return the folders with what `reduce_shard` found, the trunk's first."""
+        return [self.work / f"reduced-{number:04}" for number in range(self._plan.shards + 1)]
+
+    def store(self, built: BuiltRequests) -> None:
+        """Write the store: requests, runs of reuse, and blocks as numbers of them."""
+        plan, reduced = self._plan, self.reduced()
+        reading = self._read.read.fingerprint(places_sessions=self._format.places_sessions)
+        draft = self.work / STORE
+        for file in (draft, draft.with_name(f"{STORE}.wal")):
+            file.unlink(missing_ok=True)
+        blocks = sum(int(load_array(folder, "own_blocks")[0]) for folder in reduced)
+        with (
+            self.progress.steps("storing", len(reduced)) as advance,
+            open_store(str(draft)) as store,
+        ):
+            limit = max(int(self._left(len(built.requests["request"]))), 512 * MIB)
+            store.connection.execute(f"SET memory_limit = '{limit // MIB}MiB'")
+            store.connection.execute(f"SET temp_directory = '{_quoted(self.work / 'spill')}'")
+            with store.transaction():
+                origin = Origin(
+                    name=plan.name or traces.free_name(store, self.path),
+                    source=without_query(self.path),
+                    source_bytes=self._bytes_on_disk,
+                    content_hash=f"{self._content}/{plan.format}/{reading}",
+                    format=plan.format,
+                )
+                trace = write_requests(store, origin, built, blocks, self.rejects)
+                for folder in reduced:
+                    self._append_groups(store, trace, folder)
+                    advance(1)
+                arrival_s = built.requests["arrival_s"]
+                for begin, end in _ranges(reduced, len(arrival_s)):
+                    runs = merge_runs([load_runs(folder, begin, end) for folder in reduced])
+                    columns = (runs.request, runs.previous, runs.depth, runs.blocks)
+                    write_reuses(store, trace, arrival_s, *columns)
+        draft.replace(self.folder / STORE)
+
+    def _append_groups(self, store: Store, trace: Trace, folder: Path) -> None:
+        names = ("first_request", "last_request", "reuses", "blocks")
+        groups = {name: np.asarray(load_array(folder, f"group_{name}")) for name in names}
+        store.append("ingest/add_block_groups", groups, trace_id=trace.trace_id)
+
+    def finish(self) -> None:
+        """Write the manifest, and remove what only its making took."""
+        entries = [
+            ShardEntry(
+                blocks=int(load_array(reduced, "own_blocks")[0]),
+                accesses=int(load_array(shard, "length").sum(dtype=np.int64)),
+                digest=(reduced / "digest").read_text(encoding="ascii"),
+            )
+            for shard, reduced in zip(self._shard_folders(), self.reduced(), strict=True)
+        ]
+        digest = hashlib.blake2b("\n".join(e.digest for e in entries).encode(), digest_size=16)
+        manifest = Manifest(
+            version=VERSION,
+            kvscope=kvscope.__version__,
+            content=self._content,
+            digest=digest.hexdigest(),
+            files=self._plan.files,
+            cut_prefixes=Cuts.load(self.folder / CUTS).prefixes,
+            shards=tuple(entries),
+        )
+        text = msgspec.json.format(msgspec.json.encode(manifest), indent=1).decode()
+        write_text(self.folder / MANIFEST, text)
+        shutil.rmtree(self.work)
+
+
+def _state(file: str) -> FileState:
+    if is_remote(file):
+        return FileState(without_query(file), None, None)
+    with suppress(OSError):
+        status = os.stat(file)  # noqa: PTH116 - a name too long for a file
+        return FileState(os.path.realpath(file), status.st_size, status.st_mtime_ns)
+    return FileState(file, None, None)
+
+
+def _ranges(reduced: list[Path], requests: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of requests with some millions of runs each."""
+    runs = np.zeros(requests + 1, dtype=np.int64)
+    for folder in reduced:
+        runs[1:] += np.bincount(load_array(folder, "run_request"), minlength=requests)
+    before = np.cumsum(runs)
+    begin = 0
+    while begin < requests:
+        end = int(np.searchsorted(before, before[begin] + _RUNS_AT_ONCE, side="right")) - 1
+        end = min(max(end, begin + 1), requests)
+        yield begin, end
+        begin = end
+
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("'", "''")

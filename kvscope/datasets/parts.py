@@ -1,0 +1,213 @@
+"""Read one part of a dataset: some of its files, as columns of requests and paths by shard."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.core.errors import InputError
+from kvscope.core.files import without_query
+from kvscope.datasets.cuts import Cuts
+from kvscope.datasets.files import load_array, save_arrays, whole_folder
+from kvscope.datasets.spill import Spill
+from kvscope.ingest.columns import NONE, Gaps
+from kvscope.ingest.formats.base import Rejects
+from kvscope.ingest.limits import MAX_REQUESTS
+from kvscope.ingest.pipeline import IngestOptions, Span, format_of, read_columns
+from kvscope.ingest.source import Source
+
+_FACTS = "part.json"
+_NUMBERED = ("type", "model", "adapter", "salt", "worker", "retention")
+_TENANT = ("model", "adapter", "salt")
+
+
+@dataclass(frozen=True, slots=True)
+class PartTask:
+    """Which files to read, how, and where to."""
+
+    folder: str
+    path: str
+    options: IngestOptions
+    cuts: str
+    shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedLine:
+    """A line that cannot be used: its number in the part and in its own file."""
+
+    line: int
+    reason: str
+    file: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartFacts:
+    """What a part says besides its columns. `stands_alone`: nothing in it depends on earlier files.
+
+    `content` digests the decompressed bytes.
+    """
+
+    content: str
+    bytes_on_disk: int
+    block_size: int
+    gaps: Gaps
+    names: dict[str, tuple[str, ...]]
+    tenants: int
+    own_tenant_ids: bool
+    accepted: int
+    rejected: int
+    reasons: dict[str, int]
+    lines: tuple[RejectedLine, ...]
+    spans: dict[str, Span]
+    notes: tuple[str, ...]
+    cut: str
+    stands_alone: bool
+
+
+def parse_part(task: PartTask) -> None:
+    """Read the files of a part into its folder."""
+    with whole_folder(Path(task.folder)) as folder, closing(Source(task.path)) as source:
+        chosen = format_of(source, task.options)
+        spill = Spill(folder, Cuts.load(Path(task.cuts)), task.shards)
+        columns, reader, rejects, spans = read_columns(source, chosen, task.options, spill)
+        spill.close()
+        arrays = columns.arrays()
+        places = [(line, reason, *rejects.where_exactly(line)) for line, reason in rejects.lines]
+        facts = PartFacts(
+            content="" if rejects.is_hopeless else source.drain(),
+            bytes_on_disk=source.bytes_on_disk,
+            block_size=columns.block_size,
+            gaps=columns.gaps,
+            names={name: tuple(known) for name, known in columns.names.items()},
+            tenants=len(columns.tenants),
+            own_tenant_ids=bool(columns.own_ids),
+            accepted=rejects.accepted,
+            rejected=rejects.count,
+            reasons=rejects.reasons,
+            lines=tuple(
+                RejectedLine(line, _text(reason), _text(file), number)
+                for line, reason, file, number in places
+            ),
+            spans={_text(file): span for file, span in spans.items()}
+            or {_text(task.path): _span(arrays)},
+            notes=tuple(reader.notes),
+            cut=reader.cut,
+            stands_alone=_stands_alone(arrays, columns.gaps, reader.notes, reader.cut, source),
+        )
+        save_arrays(folder, {name: each for name, each in arrays.items() if name != "leaf"})
+        (folder / _FACTS).write_bytes(msgspec.json.encode(facts))
+
+
+def _text(text: str) -> str:
+    """Return a text without what is no Unicode: a file's name may hold any bytes."""
+    return text.encode(errors="replace").decode()
+
+
+def _span(arrays: dict[str, NDArray[Any]]) -> Span:
+    timed = arrays["arrival_s"][arrays["clock"] < 0]
+    return (float(timed.min()), float(timed.max())) if len(timed) else (0.0, 0.0)
+
+
+def _stands_alone(
+    arrays: dict[str, NDArray[Any]], gaps: Gaps, notes: list[str], cut: str, source: Source
+) -> bool:
+    """Return whether the part reads the same after other files as it does by itself."""
+    sessions = (arrays["session"] >= 0).any() or (arrays["clock"] >= 0).any()
+    return not (sessions or gaps.untimed or notes or cut or source.is_cut)
+
+
+def load_facts(folder: Path) -> PartFacts:
+    """Return the facts of a part that is read."""
+    return msgspec.json.decode((folder / _FACTS).read_bytes(), type=PartFacts)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """All parts as one trace: `rows` are columns in file order, part k's from `offsets[k]` on."""
+
+    block_size: int
+    rows: dict[str, NDArray[Any]]
+    offsets: tuple[int, ...]
+    names: dict[str, tuple[str, ...]]
+    tenants: int
+    gaps: Gaps
+    spans: dict[str, Span]
+    notes: tuple[str, ...]
+    cut: str
+    contents: tuple[str, ...]
+    bytes_on_disk: int
+
+
+def can_be_joined(parts: list[PartFacts]) -> bool:
+    """Return whether parts that were read by themselves equal the files read one after another."""
+    if len(parts) == 1:
+        return True
+    first = parts[0]
+    return all(
+        part.stands_alone
+        and part.block_size == first.block_size
+        and part.tenants <= 1
+        and all(part.names[name] == first.names[name] for name in _TENANT)
+        for part in parts
+    )
+
+
+def join_rejects(path: str, parts: list[PartFacts]) -> Rejects:
+    """Return the bad lines of all parts."""
+    places: dict[int, tuple[str, int]] = {}
+    rejects = Rejects(without_query(path), place=lambda line: places[line])
+    offset = 0
+    for part in parts:
+        for each in part.lines:
+            places[offset + each.line] = each.file, each.number
+            if len(rejects.lines) < rejects.limit:
+                rejects.lines.append((offset + each.line, each.reason))
+        offset += max([part.accepted + part.rejected, *(each.line for each in part.lines)])
+        rejects.accepted += part.accepted
+        rejects.count += part.rejected
+        for kind, count in part.reasons.items():
+            rejects.reasons[kind] = rejects.reasons.get(kind, 0) + count
+    return rejects
+
+
+def join_parts(path: str, folders: list[Path], parts: list[PartFacts]) -> Joined:
+    """Return what all parts hold. Raises InputError for more requests than kvscope takes."""
+    known: dict[str, dict[str, int]] = {name: {} for name in _NUMBERED}
+    columns: dict[str, list[NDArray[Any]]] = {}
+    names = [each.name for each in fields(Gaps)]
+    for folder, part in zip(folders, parts, strict=True):
+        for file in sorted(folder.glob("*.npy")):
+            if (name := file.stem) == "index":
+                continue
+            values = load_array(folder, name)
+            if name in known:
+                numbers = [known[name].setdefault(x, len(known[name])) for x in part.names[name]]
+                values = np.array([*numbers, NONE], dtype=np.int32)[values]
+            columns.setdefault(name, []).append(values)
+    rows = {name: np.concatenate(columns.pop(name)) for name in list(columns)}
+    sizes = [part.gaps.requests for part in parts]
+    if sum(sizes) > MAX_REQUESTS:
+        raise InputError(
+            f"more than {MAX_REQUESTS:,} requests", where=path, remedy="take part of the files"
+        )
+    return Joined(
+        block_size=parts[0].block_size,
+        rows=rows,
+        offsets=tuple(np.cumsum([0, *sizes]).tolist()[:-1]),
+        names={name: tuple(numbers) for name, numbers in known.items()},
+        tenants=max(part.tenants for part in parts),
+        gaps=Gaps(*(sum(getattr(part.gaps, name) for part in parts) for name in names)),
+        spans={file: span for part in parts for file, span in part.spans.items()},
+        notes=parts[0].notes,
+        cut=parts[0].cut,
+        contents=tuple(part.content for part in parts),
+        bytes_on_disk=sum(part.bytes_on_disk for part in parts),
+    )

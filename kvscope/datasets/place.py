@@ -1,0 +1,15 @@
+"""Whether a folder is a dataset: asked of every path that a command takes, so it loads nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MANIFEST, PLAN = "kvscope-manifest.json", "kvscope-plan.json"
+
+
+def is_dataset(path: str) -> bool:
+    """Return whether `path` is a dataset's folder, finished or not."""
+    try:
+        return any((Path(path) / name).is_file() for name in (MANIFEST, PLAN))
+    except OSError:  # no name of a folder
+        return False

@@ -1,0 +1,285 @@
+"""One shard of a dataset: its trie, the paths of its requests, and what reuse there is in it.
+
+A shard has whole paths, the trunk's blocks included, so that everything that walks a trie walks it
+as it is. Which blocks count in it is a matter of depth: those from `split` on; the trunk's own
+shard has the paths up to where they are cut, and all of their blocks count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kvscope.core.arrays import Bools, Int32s, Int64s
+from kvscope.core.errors import InputError
+from kvscope.core.jit import kernel
+from kvscope.core.prefix import ancestor
+from kvscope.core.trace import PromptLengths, PromptPaths
+from kvscope.datasets.cuts import TRUNK
+from kvscope.datasets.files import load_array, save_arrays, whole_folder
+from kvscope.datasets.spill import read_pieces
+from kvscope.ingest.build import PathEnds
+from kvscope.ingest.columns import INT32_MAX
+from kvscope.ingest.lineage import ends_at
+from kvscope.ingest.reuse import trace_reuse
+from kvscope.ingest.trie import Trie
+from kvscope.replay.path_facts import LENGTHS
+from kvscope.replay.stack_distances import ReusedRuns
+
+_SHARD = ("block_parent", "request", "leaf", "length", "split")
+_ENDS = ("end_request", "end_first", "end_above")
+_CUT = "cut_end"
+_RUNS = ("request", "previous", "depth", "blocks")
+_GROUPS = ("first_request", "last_request", "reuses", "blocks")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """Which shard to make in which folder, of the paths in `parts`; part k's rows from offsets[k].
+
+    `columns` has columns of all requests: their number by file row, or in order of arrival.
+    """
+
+    shard: int
+    folder: str
+    columns: str
+    parts: tuple[str, ...] = ()
+    offsets: tuple[int, ...] = ()
+
+
+def build_shard(task: ShardTask) -> None:
+    """Make a shard's trie from its paths, and note where the full blocks of prompts end.
+
+    Raises InputError where it has more blocks than have numbers.
+    """
+    number = load_array(Path(task.columns), "number")
+    trie = Trie()
+    columns: list[tuple[Int32s, ...]] = [(np.zeros(0, dtype=np.int32),) * 4]
+    for part, offset in zip(task.parts, task.offsets, strict=True):
+        for row, length, split, ids in read_pieces(Path(part), task.shard):
+            if trie.count + len(ids) > INT32_MAX:
+                raise InputError(
+                    f"shard {task.shard} may have more than {INT32_MAX:,} distinct blocks",
+                    where=task.folder,
+                    remedy="take more --shards",
+                )
+            starts = np.concatenate([[0], np.cumsum(length, dtype=np.int64)])
+            columns.append((number[offset + row], trie.intern(starts, ids), length, split))
+    request, leaf, length, split = (np.concatenate(each) for each in zip(*columns, strict=True))
+    order = np.argsort(request)
+    request, leaf, length, split = request[order], leaf[order], length[order], split[order]
+    full_blocks = load_array(Path(task.columns), "full_blocks")[request]
+    here = np.flatnonzero((full_blocks > split) & (full_blocks <= length))
+    node = ends_at(trie.parent, leaf[here], length[here] - full_blocks[here])
+    first, nearest = np.full((2, trie.count), -1, dtype=np.int32)
+    _find_nearest_ends(trie.parent, node, request[here], first, nearest)
+    arrays = dict(zip(_SHARD, (trie.parent, request, leaf, length, split), strict=True))
+    ends = (request[here], first[node], nearest[trie.parent[node]])
+    arrays |= dict(zip(_ENDS, ends, strict=True))
+    if task.shard == TRUNK:
+        arrays[_CUT] = nearest[leaf]
+    with whole_folder(Path(task.folder)) as folder:
+        save_arrays(folder, arrays)
+
+
+@kernel
+def _find_nearest_ends(
+    block_parent: Int32s, node: Int32s, request: Int32s, first: Int32s, nearest: Int32s
+) -> None:
+    """Fill the first request that ends at each block, and at it or at the nearest block above."""
+    for k in range(len(node) - 1, -1, -1):
+        first[node[k]] = request[k]
+    for block in range(1, len(block_parent)):  # parents have lower numbers
+        nearest[block] = first[block] if first[block] >= 0 else nearest[block_parent[block]]
+
+
+def path_ends(folders: list[Path], full_blocks: Int32s) -> PathEnds:
+    """Return where the full blocks of all requests end, in a tree of nothing but such ends.
+
+    Each node is the first request that ends there, counted from 1. `folders` are the shards', the
+    trunk's first.
+    """
+    requests = len(full_blocks)
+    full_leaf = np.zeros(requests, dtype=np.int32)
+    above, blocks = np.zeros((2, requests + 1), dtype=np.int32)
+    cut_end = np.full(requests, -1, dtype=np.int32)
+    cut_end[load_array(folders[TRUNK], "request")] = load_array(folders[TRUNK], _CUT)
+    for shard, folder in enumerate(folders):
+        request, first, nearest = (load_array(folder, name) for name in _ENDS)
+        full_leaf[request] = first + 1
+        beyond = -1 if shard == TRUNK else cut_end[request]
+        above[first + 1] = np.where(nearest >= 0, nearest, beyond) + 1
+        blocks[first + 1] = full_blocks[first]
+    return PathEnds(above, blocks, full_leaf)
+
+
+def prompt_ends(folders: list[Path], requests: int) -> Int64s:
+    """Return a number for the last block of each prompt: equal for equal prompts, 0 without one."""
+    last = np.zeros(requests, dtype=np.int64)
+    for shard, folder in enumerate(folders):  # the trunk's first: what goes on below it replaces it
+        leaf = load_array(folder, "leaf").astype(np.int64)
+        last[load_array(folder, "request")] = (shard << 32) + leaf
+    return last
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPaths:
+    """The requests with blocks in a shard, K of them: `request` are their numbers in the trace.
+
+    `paths` are of these K alone: `parent` is an index among them, and blocks are the shard's. Of
+    a prompt the blocks from depth `first` on count, of what is carried those from `first_carried`.
+    """
+
+    paths: PromptPaths
+    request: Int64s
+    first: Int32s
+    first_carried: Int32s
+
+
+def load_shard(
+    folder: Path, lengths: PromptLengths, carrier: Int32s, number: Int32s | None = None
+) -> ShardPaths:
+    """Return a shard's paths; `carrier` is whose prompt each request's cached path is in.
+
+    `number` are those that `lengths` and `carrier` go by, where they are not the trace's.
+    """
+    block_parent, member, leaf, length, split = (load_array(folder, name) for name in _SHARD)
+    if number is not None:
+        member = number[member]
+    place = np.full(len(carrier) + 1, -1, dtype=np.int32)  # the last entry: of no request
+    place[member] = np.arange(len(member), dtype=np.int32)
+    request = np.flatnonzero((place[:-1] >= 0) | (place[carrier] >= 0))
+    own, carried = place[request], place[carrier[request]]
+    # Of a request that only its own prompt, or only the carried path, leads here: nothing else.
+    leaf, length, split = (np.append(each, np.int32(0)) for each in (leaf, length, split))
+    blocks = length[own]
+    carried_blocks = np.minimum(lengths.carried_blocks[request], length[carried])
+    index = np.full(len(carrier) + 1, -1, dtype=np.int32)
+    index[request] = np.arange(len(request), dtype=np.int32)
+    paths = PromptPaths(
+        block_size=lengths.block_size,
+        input_tokens=lengths.input_tokens[request],
+        parent=index[lengths.parent[request]],
+        blocks=blocks,
+        full_blocks=np.minimum(lengths.full_blocks[request], blocks),
+        cached_blocks=lengths.cached_blocks[request],
+        carried_blocks=carried_blocks,
+        leaf=leaf[own],
+        carried_leaf=ends_at(
+            np.asarray(block_parent), leaf[carried], length[carried] - carried_blocks
+        ),
+        block_parent=np.asarray(block_parent),
+    )
+    return ShardPaths(paths, request, split[own], split[carried])
+
+
+def clipped(runs: ReusedRuns, first: Int32s, request: Int64s) -> ReusedRuns:
+    """Return runs from depth `first` of their request on, with the trace's numbers of requests."""
+    depth = np.maximum(runs.depth, first[runs.request])
+    blocks = runs.depth + runs.blocks - depth
+    kept = blocks > 0
+    of, previous = (request[each[kept]].astype(np.int32) for each in (runs.request, runs.previous))
+    return ReusedRuns(of, previous, depth[kept], blocks[kept])
+
+
+def merge_runs(parts: list[ReusedRuns]) -> ReusedRuns:
+    """Return the runs of all shards in order, joined where a path was cut within one."""
+    request, previous, depth, blocks = (
+        np.concatenate([np.zeros(0, dtype=np.int32), *(getattr(part, name) for part in parts)])
+        for name in _RUNS
+    )
+    order = np.lexsort((depth, request))
+    request, previous, depth, blocks = (each[order] for each in (request, previous, depth, blocks))
+    begins = np.ones(len(order), dtype=np.bool_)
+    begins[1:] = (
+        (request[1:] != request[:-1])
+        | (previous[1:] != previous[:-1])
+        | (depth[1:] != depth[:-1] + blocks[:-1])
+    )
+    first = np.flatnonzero(begins)
+    total = np.add.reduceat(blocks, first) if len(first) else blocks
+    return ReusedRuns(request[first], previous[first], depth[first], total.astype(np.int32))
+
+
+def reduce_shard(task: ShardTask) -> None:
+    """Follow reuse in a shard: its runs, its blocks by first and last request, ideal hits."""
+    folder, columns = Path(task.folder), Path(task.columns)
+    lengths, carrier = load_lengths(columns)
+    shard = load_shard(Path(task.parts[0]), lengths, carrier)
+    paths = shard.paths
+    reuse = trace_reuse(
+        paths.block_parent, paths.block_size, paths.input_tokens, paths.full_blocks,
+        paths.carried_leaf, paths.carried_blocks,
+    )  # fmt: skip
+    runs = clipped(
+        ReusedRuns(reuse.request, reuse.prev, reuse.depth, reuse.blocks),
+        shard.first_carried,
+        shard.request,
+    )
+    counts = own_blocks(Path(task.parts[0]))
+    cacheable = np.flatnonzero(counts & (reuse.first >= 0))
+    keys = np.stack([
+        shard.request[reuse.first[cacheable]],
+        shard.request[reuse.last[cacheable]],
+        reuse.reuses[cacheable].astype(np.int64),
+    ])  # fmt: skip
+    groups, number = np.unique(keys, axis=1, return_counts=True)
+    arrays = {f"run_{name}": getattr(runs, name) for name in _RUNS}
+    grouped = (*groups.astype(np.int32), number)
+    arrays |= {f"group_{name}": each for name, each in zip(_GROUPS, grouped, strict=True)}
+    arrays |= {
+        "ideal_request": shard.request.astype(np.int32),
+        "ideal_blocks": reuse.ideal_blocks,
+        "own_blocks": np.array([np.count_nonzero(counts)]),
+    }
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(arrays):
+        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
+    for name in _SHARD:
+        digest.update(np.ascontiguousarray(load_array(Path(task.parts[0]), name)).tobytes())
+    with whole_folder(folder) as draft:
+        save_arrays(draft, arrays)
+        (draft / "digest").write_text(digest.hexdigest(), encoding="ascii")
+
+
+def own_blocks(folder: Path) -> Bools:
+    """Return which blocks of a shard are not the trunk's (N + 1, the root's entry first)."""
+    block_parent, _, leaf, length, split = (load_array(folder, name) for name in _SHARD)
+    own = np.ones(len(block_parent), dtype=np.bool_)
+    own[0] = False
+    _mark_trunk(np.asarray(block_parent), leaf, length, split, own)
+    return own
+
+
+@kernel
+def _mark_trunk(
+    block_parent: Int32s, leaf: Int32s, length: Int32s, split: Int32s, own: Bools
+) -> None:
+    for k in range(len(leaf)):
+        block = ancestor(block_parent, leaf[k], length[k] - split[k])
+        while own[block]:
+            own[block] = False
+            block = block_parent[block]
+
+
+def save_lengths(folder: Path, lengths: PromptLengths, carrier: Int32s) -> None:
+    """Write what every shard needs of all requests."""
+    arrays = {name: getattr(lengths, name) for name in LENGTHS}
+    save_arrays(folder, arrays | {"carrier": carrier, "block_size": np.array([lengths.block_size])})
+
+
+def load_lengths(folder: Path) -> tuple[PromptLengths, Int32s]:
+    """Return the lengths of all requests, and whose prompt each one's cached path is in."""
+    columns = {name: load_array(folder, name) for name in LENGTHS}
+    size = int(load_array(folder, "block_size")[0])
+    return PromptLengths(block_size=size, **columns), load_array(folder, "carrier")
+
+
+def load_runs(folder: Path, begin: int, end: int) -> ReusedRuns:
+    """Return a shard's runs of reuse of the requests from `begin` to before `end`."""
+    request = load_array(folder, "run_request")
+    part = slice(*np.searchsorted(request, [begin, end]).tolist())
+    return ReusedRuns(*(np.asarray(load_array(folder, f"run_{name}")[part]) for name in _RUNS))

@@ -1,0 +1,116 @@
+"""Paths in files, by shard: written while a part of a trace is read, read when shards are built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.units import MIB
+from kvscope.datasets.cuts import TRUNK, Cuts, gather
+
+BUFFER_BYTES = 64 * MIB
+_PIECE = 3  # numbers: row, length, split
+_PIECES, _IDS, _INDEX = "pieces.i32", "ids.i64", "index.npy"
+
+
+class Pieces(NamedTuple):
+    """Paths in one shard, K of them: request `row` of the part has the next `length` of the ids.
+
+    The first `split` blocks of a path are the trunk's, in whose shard paths end where they are cut.
+    """
+
+    row: Int32s
+    length: Int32s
+    split: Int32s
+    ids: Int64s
+
+
+class Spill:
+    """An `Interner` that writes paths to files in `folder`, some tens of megabytes at a time."""
+
+    count = 1  # no blocks in memory
+
+    def __init__(self, folder: Path, cuts: Cuts, shards: int) -> None:
+        self._folder, self._cuts, self._shards = folder, cuts, shards
+        self._rows = self._buffered = 0
+        self._batches = list[tuple[Int32s, Int32s, Int32s, Int32s, Int64s, Int64s]]()
+        self._index = list[Int64s]()
+        self._pieces = (folder / _PIECES).open("wb")
+        self._ids = (folder / _IDS).open("wb")
+
+    def intern(self, starts: Int64s, ids: Int64s) -> Int32s:
+        """Write each path ids[starts[k]:starts[k + 1]]; blocks have no numbers yet: all are 0."""
+        length = np.diff(starts).astype(np.int32)
+        split, shard = self._cuts.places(starts, ids, self._shards)
+        row = self._rows + np.arange(len(length), dtype=np.int32)
+        cut, rest = np.flatnonzero(split), np.flatnonzero(shard != TRUNK)
+        self._batches.append((
+            np.concatenate([np.full(len(cut), TRUNK, dtype=np.int32), shard[rest]]),
+            np.concatenate([row[cut], row[rest]]),
+            np.concatenate([split[cut], length[rest]]),
+            np.concatenate([np.zeros(len(cut), dtype=np.int32), split[rest]]),
+            np.concatenate([starts[cut], starts[rest]]),
+            ids,
+        ))  # fmt: skip
+        self._rows += len(length)
+        self._buffered += ids.nbytes
+        if self._buffered > BUFFER_BYTES:
+            self._flush()
+        return np.zeros(len(length), dtype=np.int32)
+
+    def close(self) -> None:
+        """Write what is left, and the index of what was written."""
+        self._flush()
+        self._pieces.close()
+        self._ids.close()
+        np.save(self._folder / _INDEX, np.array(self._index, dtype=np.int64))
+
+    def _flush(self) -> None:
+        """Write what is buffered in order of shard."""
+        if not self._batches:
+            return
+        shard, row, length, split, begin, ids = zip(*self._batches, strict=True)
+        offset = np.cumsum([0, *map(len, ids)])
+        start = np.concatenate([at + base for at, base in zip(begin, offset, strict=False)])
+        shards = np.concatenate(shard)
+        order = np.argsort(shards, kind="stable")
+        columns = [np.concatenate(each)[order] for each in (row, length, split)]
+        gathered = np.empty(columns[1].sum(dtype=np.int64), dtype=np.int64)
+        gather(np.concatenate(ids), start[order], columns[1], gathered)
+        np.stack(columns, axis=1).tofile(self._pieces)
+        gathered.tofile(self._ids)
+        of_shard = shards[order]
+        self._index.append(
+            np.stack([
+                np.bincount(of_shard, minlength=self._shards + 1),
+                np.bincount(of_shard, columns[1], minlength=self._shards + 1).astype(np.int64),
+            ])
+        )  # fmt: skip
+        self._batches, self._buffered = [], 0
+
+
+def accesses_by_shard(folder: Path) -> Int64s:
+    """Return the blocks of all paths that lie in each shard."""
+    index: Int64s = np.load(folder / _INDEX)
+    return index[:, 1].sum(axis=0) if len(index) else np.zeros(1, dtype=np.int64)
+
+
+def read_pieces(folder: Path, shard: int) -> Iterator[Pieces]:
+    """Yield the paths of a part that lie in a shard, some at a time, in the order of its rows."""
+    index: Int64s = np.load(folder / _INDEX)
+    if not len(index):
+        return
+    ends = np.cumsum(index.transpose(1, 0, 2).reshape(2, -1), axis=1).reshape(2, *index[:, 0].shape)
+    for flush, (pieces, ids) in enumerate(index[:, :, shard].tolist()):
+        if pieces:
+            first = int(ends[0, flush, shard]) - pieces
+            numbers = np.fromfile(
+                folder / _PIECES, np.int32, _PIECE * pieces, offset=4 * _PIECE * first
+            ).reshape(-1, _PIECE)
+            at = 8 * (int(ends[1, flush, shard]) - ids)
+            row, length, split = (np.ascontiguousarray(column) for column in numbers.T)
+            yield Pieces(row, length, split, np.fromfile(folder / _IDS, np.int64, ids, offset=at))

@@ -1,0 +1,173 @@
+"""What is said of a dataset equals what is said of its files as one trace, bit by bit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvscope.app.analyze import analyze, analyze_dataset
+from kvscope.app.requests import AnalyzeRequest
+from kvscope.core.files import one_path
+from kvscope.core.hits import HitDefinition, side_by_side, standard
+from kvscope.core.trace import PromptLengths
+from kvscope.datasets.dataset import shard_folders
+from kvscope.datasets.files import load_array
+from kvscope.datasets.paths import DatasetPaths
+from kvscope.datasets.shards import load_lengths, load_runs, merge_runs
+from kvscope.ingest.build import Built
+from kvscope.ingest.build import build as build_trace
+from kvscope.ingest.formats import registry
+from kvscope.ingest.pipeline import IngestOptions, ingest, read_columns
+from kvscope.ingest.source import Source
+from kvscope.replay.path_facts import LENGTHS, TracePaths
+from kvscope.store import db
+from kvscope.store.file import StoreFile
+from tests import small_traces
+from tests.datasets import made
+
+SAMPLES = sorted((Path(__file__).parents[2] / "sample_traces").glob("*.jsonl.gz"))
+TRACES = os.environ.get("KVSCOPE_TRACES")
+PUBLISHED = sorted(Path(TRACES).glob("*.gz")) if TRACES else []
+DEFINITIONS = (
+    standard(),
+    standard(outputs="ignored"),
+    HitDefinition("all", partial=True, last_token_rule=False, outputs="ignored"),
+)
+
+
+def whole_trace(paths: list[Path], options: IngestOptions) -> Built:
+    """Return the trace of these files, one after another, as ingest builds it."""
+    source = Source(one_path([*map(str, paths)]))
+    chosen = registry.by_name(str(options.format))
+    columns, reader, _, _ = read_columns(source, chosen, options)
+    source.close()
+    return build_trace(columns, reader.notes)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.data(),
+    st.booleans(),
+    st.integers(1, 5),
+    st.sampled_from([1 / 64, 0.2, 0.5, 1.0]),
+)
+def test_random_tries_equal(
+    data: st.DataObject, given_ids: bool, shards: int, share: float
+) -> None:
+    """Prefixes cut anywhere, outputs under other roots, ties over files: the same numbers."""
+    trace = data.draw(small_traces.requests(made.SIZE, most=24, chats=given_ids))
+    if given_ids and data.draw(st.booleans()):  # parents anywhere: prompts that are no beginnings
+        for request in trace[1:]:
+            request.parent_chat_id = data.draw(st.integers(-1, len(trace) - 1))
+    ends = sorted(data.draw(st.lists(st.integers(0, len(trace)), max_size=3)))
+    folder = Path(tempfile.mkdtemp())
+    try:
+        paths, read = made.write_files(trace, ends, folder / "files", given=given_ids)
+        whole = whole_trace(paths, read)
+        chosen = made.options(shards, cut_share=share, read=read)
+        making = made.build(one_path([*map(str, paths)]), folder / "dataset", chosen)
+        check_equal(whole, making, folder / "dataset", shards)
+    finally:
+        shutil.rmtree(folder)
+
+
+def check_equal(whole: Built, making: Any, folder: Path, shards: int) -> None:
+    """Compare requests, reuse, blocks and all facts of paths."""
+    built = making.build()
+    assert (built.lineage, built.tenants) == (whole.lineage, whole.tenants)
+    assert built.out_of_order == whole.out_of_order
+    assert [note for note in built.notes if "overlap" not in note] == [*whole.notes]
+    for name in whole.requests.keys() - {"leaf", "carried_leaf"}:
+        assert np.array_equal(built.requests[name], whole.requests[name]), name
+
+    reduced, requests = making.reduced(), len(whole.requests["blocks"])
+    runs, reuse = merge_runs([load_runs(each, 0, requests) for each in reduced]), whole.reuse
+    for name, known in zip(
+        ("request", "previous", "depth", "blocks"),
+        (reuse.request, reuse.prev, reuse.depth, reuse.blocks),
+        strict=True,
+    ):
+        assert np.array_equal(getattr(runs, name), known), name
+    cacheable = reuse.first >= 0
+    keys = zip(reuse.first[cacheable], reuse.last[cacheable], reuse.reuses[cacheable], strict=True)
+    groups: Counter[tuple[int, ...]] = Counter()
+    names = ("first_request", "last_request", "reuses", "blocks")
+    for each in reduced:
+        for row in zip(
+            *(load_array(each, f"group_{name}").tolist() for name in names), strict=True
+        ):
+            groups[row[:3]] += row[3]
+    assert groups == Counter(tuple(map(int, key)) for key in keys)
+    own = sum(int(load_array(each, "own_blocks")[0]) for each in reduced)
+    assert own == whole.trie.count - 1
+
+    lengths, carrier = load_lengths(folder / "requests")
+    folders = tuple(shard_folders(folder, shards + 1))
+    one, many = TracePaths(whole.paths()), DatasetPaths(lengths, carrier, folders)
+    order = np.random.default_rng(shards).permutation(requests)
+    multi_turn = whole.requests["turn"] > 1
+    for trace, dataset in ((one, many), (one.in_order(order), many.in_order(order))):
+        known = PromptLengths(
+            trace.lengths.block_size, **{name: getattr(trace.lengths, name) for name in LENGTHS}
+        )
+        assert made.differences(known, dataset.lengths) == []
+        assert np.array_equal(trace.deciles(multi_turn), dataset.deciles(multi_turn))
+        for definition in DEFINITIONS:
+            for fact in ("distances", "ideal_blocks", "novelty"):
+                expected = getattr(trace, fact)(definition)
+                assert made.differences(expected, getattr(dataset, fact)(definition)) == [], fact
+
+
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let DuckDB add numbers in one order: with several threads the last digit of a mean varies."""
+    monkeypatch.setattr(db, "_CONFIG", {**db._CONFIG, "threads": 1})
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("path", [*SAMPLES, *PUBLISHED], ids=lambda path: path.name)
+def test_an_analysis_equals(path: Path, tmp_path: Path) -> None:
+    """All that `analyze` says of the sample traces, and of published ones where they are."""
+    compare([path], tmp_path, made.options(5, cut_share=1 / 64))
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_an_analysis_of_several_files_equals(tmp_path: Path) -> None:
+    """Files that overlap in time, in parts of their own."""
+    paths = [path for path in SAMPLES if path.name.startswith("to-")]
+    compare(paths, tmp_path, made.options(3), replace(standard(), weight="block", warmup=0.3))
+
+
+def compare(
+    paths: list[Path], folder: Path, chosen: Any, definition: HitDefinition | None = None
+) -> None:
+    """Analyze the files as a dataset and as one trace."""
+    request = AnalyzeRequest() if definition is None else AnalyzeRequest(definition=definition)
+    ingested = made.dataset(paths, folder / "dataset", chosen)
+    with StoreFile(str(folder / "store.duckdb")) as stores:
+        trace = ingest(stores, one_path([*map(str, paths)]), IngestOptions(made.NAME)).trace
+        known = analyze(stores, trace, request)
+    assert len(side_by_side(request.definition)) > 2
+    found = analyze_dataset(str(folder / "dataset"), request)
+    if len(paths) > 1:  # parts have digests of their own
+        known = without_content(known)
+        found = without_content(found)
+    assert made.differences(known, found) == []
+    assert ingested.created
+
+
+def without_content(analysis: Any) -> Any:
+    """Return an analysis without the digest of what was read."""
+    trace = replace(analysis.trace, content_hash="")
+    facts = replace(analysis.characterization, trace=trace)
+    return replace(analysis, trace=trace, characterization=facts)

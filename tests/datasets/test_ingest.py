@@ -1,0 +1,209 @@
+"""Datasets made in pieces: killed and run again, several processes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from kvscope.cli.app import run
+from kvscope.core.errors import ExitCode, InputError, KvscopeError, UsageError
+from kvscope.core.units import GIB, MIB
+from kvscope.datasets import shards
+from kvscope.datasets.dataset import Dataset
+from kvscope.datasets.executor import LocalProcesses
+from kvscope.datasets.ingest import DatasetOptions
+from kvscope.datasets.place import MANIFEST
+from tests.datasets import made
+
+T = TypeVar("T")
+
+LINE = (
+    '{"chat_id": %d, "parent_chat_id": -1, "timestamp": %d, "input_length": 32, '
+    '"output_length": 4, "type": "text", "turn": 1, "hash_ids": [%d, %d]}\n'
+)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Return three files whose requests share prefixes and a time."""
+    paths = []
+    for number in range(3):
+        paths.append(tmp_path / f"{number}.jsonl")
+        lines = [LINE % (10 * number + k, k, k % 3, k % 5) for k in range(10)]
+        paths[-1].write_text("".join(lines))
+    return paths
+
+
+class Failing:
+    """Runs so many steps, then fails; `done` counts those that ran."""
+
+    workers = 1
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.done: list[str] = []
+
+    def run(
+        self, step: Callable[[T], None], tasks: Sequence[T], advance: Callable[[int], None]
+    ) -> None:
+        """Run the tasks one by one."""
+        for task in tasks:
+            if len(self.done) == self.most:
+                raise KvscopeError("killed")
+            step(task)
+            self.done.append(f"{step.__name__} {task.folder}")  # type: ignore[attr-defined]
+            advance(1)
+
+
+def test_what_is_finished_is_not_done_again(files: list[Path], tmp_path: Path) -> None:
+    """Wherever it is killed: each step is done once, and the manifest is the same in the end."""
+    steps, most = Failing(1000), 0
+    made.dataset(files, tmp_path / "whole", made.options(3), steps)
+    assert len(steps.done) == 3 + 4 + 4  # parts, shards, shards
+    manifest = (tmp_path / "whole" / MANIFEST).read_bytes()
+    for most in range(len(steps.done)):
+        folder = tmp_path / f"killed-{most}"
+        first, second = Failing(most), Failing(1000)
+        with pytest.raises(KvscopeError, match="killed"):
+            made.dataset(files, folder, made.options(3), first)
+        with pytest.raises(InputError, match="not finished"):
+            Dataset(str(folder))
+        made.dataset(files, folder, made.options(3), second)
+        assert len(first.done) == most
+        assert not {*first.done} & {*second.done}
+        assert len(first.done) + len(second.done) == len(steps.done)
+        assert (folder / MANIFEST).read_bytes() == manifest
+    again = made.dataset(files, tmp_path / "whole", made.options(3), Failing(0))
+    assert not again.created
+
+
+def test_processes_make_the_same(files: list[Path], tmp_path: Path) -> None:
+    """Two processes, and this one."""
+    made.dataset(files, tmp_path / "one", made.options(2))
+    with LocalProcesses(2) as processes:
+        made.dataset(files, tmp_path / "two", made.options(2), processes)
+    one, two = ((tmp_path / name / MANIFEST).read_bytes() for name in ("one", "two"))
+    assert one == two
+    assert sorted(each.name for each in (tmp_path / "one").iterdir()) == [
+        *("cuts.npz", MANIFEST, "kvscope-plan.json", "requests", "shards", "store.duckdb"),
+    ]
+
+
+def kill(_: int) -> None:
+    """End this process as the system does for want of memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_process_is_an_error_of_one_line() -> None:
+    """The remedy says that finished steps are kept."""
+    with LocalProcesses(2) as processes, pytest.raises(KvscopeError, match="steps are kept"):
+        processes.run(kill, [1, 2], lambda _: None)
+
+
+def test_bad_lines_are_those_of_one_trace(
+    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are counted, named by file and line, and stored."""
+    for path in files[:2]:
+        path.write_text(path.read_text() + "no request\n")
+    arguments = ["ingest", *map(str, files), "--max-bad", "20%", "--name", "x"]
+    assert run([*arguments, "--db", str(tmp_path / "store.duckdb"), "--json"]) == ExitCode.DONE
+    whole = capsys.readouterr()
+    assert run([*arguments, "--into", str(tmp_path / "d"), "--workers", "1", "--json"]) == 0
+    parts = capsys.readouterr()
+    assert parts.out == whole.out
+    assert json.loads(parts.out)["trace"]["bad_lines"] == 2
+    assert f"{files[0]}:11: " in parts.err
+    with pytest.raises(InputError, match="2 of 32 lines cannot be used"):
+        made.dataset(files, tmp_path / "refused", made.options(2))
+
+
+def test_files_that_need_those_before_them_are_read_as_one(tmp_path: Path) -> None:
+    """A request without a time arrives with the line before it, in the file before if need be."""
+    paths = [tmp_path / "0.jsonl", tmp_path / "1.jsonl"]
+    line = '{%s"input_length": 1024, "output_length": 4, "hash_ids": [1, 2]}\n'
+    paths[0].write_text(line % '"timestamp": 5000, ' + line % '"timestamp": 9000, ')
+    paths[1].write_text(line % "" + line % '"timestamp": 9500, ')
+    trace = made.dataset(paths, tmp_path / "d", made.options(2)).dataset.trace
+    assert (trace.requests, trace.span_s) == (4, 4.5)
+    assert "1 of 4 requests have no arrival time" in trace.notes
+
+
+def test_a_shard_has_as_many_blocks_as_have_numbers(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks are numbered within their shard, so that more shards take more blocks."""
+    monkeypatch.setattr(shards, "INT32_MAX", 30)
+    with pytest.raises(InputError, match=r"more than 30 distinct blocks.*take more --shards"):
+        made.dataset(files, tmp_path / "d", made.options(1, cut_share=1.0))
+    assert made.dataset(files, tmp_path / "e", made.options(6)).dataset.trace.distinct_blocks == 13
+
+
+def test_too_little_memory_is_refused(files: list[Path], tmp_path: Path) -> None:
+    """Before anything is read, for the programs; after it, for the largest shard."""
+    with pytest.raises(UsageError, match=r"--memory: 0.5 GiB is less than the 1 GiB"):
+        made.dataset(files, tmp_path / "d", DatasetOptions(512 * MIB))
+    many = LocalProcesses(13)
+    with pytest.raises(UsageError, match=r"30 requests take .*, too much for 4 GiB"):
+        made.dataset(files, tmp_path / "e", DatasetOptions(4 * GIB, 1), many)
+
+
+REFUSED = (
+    ("simulate", "--capacity-blocks", "9"),
+    ("tune", "--slo", "1s", "--output", "-"),
+    ("fleet", "--slo", "1s", "--capacity-blocks", "9"),
+    ("fit",),
+    ("explain",),
+    ("export", "--to", "parquet", "-o", "-"),
+)
+
+
+def test_what_takes_no_dataset_says_so(
+    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, with what to do; so does what a folder cannot be."""
+    folder = str(tmp_path / "d")
+    made.dataset(files, Path(folder), made.options(2))
+    db = ["--db", str(tmp_path / "none.duckdb")]
+    for command, *given in REFUSED:
+        assert run([command, folder, *given, *db]) == ExitCode.INPUT, command
+        assert "a dataset, whose paths are in shards" in only_line(capsys)
+    assert run(["analyze", folder, "--until", "3s", *db]) == ExitCode.USAGE
+    assert "as a whole" in only_line(capsys)
+    assert run(["analyze", folder, "--block-size", "3", *db]) == ExitCode.USAGE
+    assert "read already" in only_line(capsys)
+    assert run(["analyze", folder, "--compat", "libcachesim", *db]) == ExitCode.USAGE
+    assert "a flat cache" in only_line(capsys)
+    assert run(["ingest", str(files[0]), "--into", folder]) == ExitCode.USAGE
+    assert "other files or options; name another folder" in only_line(capsys)
+    assert run(["ingest", str(files[0]), "--into", str(tmp_path)]) == ExitCode.USAGE
+    assert "is there already, and no dataset" in only_line(capsys)
+    assert run(["ingest", str(files[0]), "--memory", "2GiB", *db]) == ExitCode.USAGE
+    assert "add --into DIR" in only_line(capsys)
+
+
+def only_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what was printed on stderr, one line."""
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_analyze_takes_a_folder(
+    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The document equals the one of the files as one trace."""
+    folder, store = str(tmp_path / "d"), str(tmp_path / "store.duckdb")
+    assert run(["ingest", *map(str, files), "--into", folder, "--workers", "1", "--name", "x"]) == 0
+    assert run(["ingest", *map(str, files), "--name", "x", "--db", store]) == 0
+    capsys.readouterr()
+    documents = []
+    for trace in (["x", "--db", store], [folder]):
+        assert run(["analyze", *trace, "--json", "--model", "llama3.1-8b"]) == ExitCode.DONE
+        documents.append(json.loads(capsys.readouterr().out))
+    assert documents[0] == documents[1]
