@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.core.directives import Directives, Retain, StatedDirectives
+from kvscope.learning.directives import offline
 from kvscope.learning.directives.offline import stated_tables
 from kvscope.policies.base import Policy
 from kvscope.policies.soft_ttl import SoftTtl
 from kvscope.policies.trtllm_priority import TrtllmPriority
 from kvscope.replay.replay import replay
 from kvscope.replay.traffic import Traffic
+from tests.learning.test_returns_offline import chain
 from tests.oracles import leases
 from tests.oracles.replay import left_behind
 from tests.policies import drawn
 from tests.policies.traffics import traffics
 
 INFINITE = float("inf")
-Key = Callable[[Directives, int, float], tuple[float, ...]]
-"""Of a block: what its last request states, its first token, the time since. Lowest leaves."""
+Key = Callable[[int, int, float], tuple[float, ...]]
+"""Of a block: the last request, its depth there, the time since. Lowest leaves."""
 
 RETAINS = st.builds(
     Retain,
@@ -36,6 +39,7 @@ DIRECTIVES = st.builds(
     retain=st.lists(RETAINS, max_size=3).map(tuple),
     ends=st.sampled_from((False, False, True)),
     pause=st.booleans(),
+    refresh=st.booleans(),
 )
 
 
@@ -48,32 +52,54 @@ def stated_at(directives: Directives, token: int) -> tuple[float, float]:
     return priority, ttl_s
 
 
-def by_priority(directives: Directives, token: int, idle_s: float) -> tuple[float, ...]:
-    """Return the level, then the time since the block joined its queue, the longest first."""
-    priority, ttl_s = stated_at(directives, token)
-    if priority > 35 and idle_s > ttl_s:
-        return 35.0, ttl_s - idle_s
-    return priority, -idle_s
+def by_priority(stated: Sequence[Directives], size: int) -> Key:
+    """Return the key of TensorRT-LLM: level, then the time since the block joined its queue."""
+
+    def key(request: int, depth: int, idle_s: float) -> tuple[float, ...]:
+        priority, ttl_s = stated_at(stated[request], depth * size)
+        if priority > 35 and idle_s > ttl_s:
+            return 35.0, ttl_s - idle_s
+        return priority, -idle_s
+
+    return key
 
 
-def by_ttl(pause_ttl_s: float) -> Key:
-    """Return the key of `soft-ttl`: how long the TTL that counts has been over."""
+def by_ttl(traffic: Traffic, stated: Sequence[Directives], pause_ttl_s: float) -> Key:
+    """Return the key of `soft-ttl`: how long the TTL that counts has been over.
 
-    def key(directives: Directives, token: int, idle_s: float) -> tuple[float, ...]:
-        _, ttl_s = stated_at(directives, token)
-        if directives.pause and all(
-            not stated_at(directives, each)[1] for each in range(token + 10)
-        ):
-            ttl_s = pause_ttl_s
-        ttl_s = 0.0 if directives.ends else ttl_s
+    A block's TTL is that of its last request, or, if that does not refresh, what was left of the
+    one before.
+    """
+    ttls_s: list[list[float]] = []
+    ends_s: dict[Hashable, float] = {}
+    for at, blocks in enumerate(left_behind(traffic)):
+        now_s, ttls = float(traffic.arrival_s[at]), list[float]()
+        for depth, block in enumerate(blocks):
+            ttl_s = ttl_of(stated[at], depth * traffic.block_size, pause_ttl_s)
+            if not stated[at].refresh and block in ends_s:
+                ttl_s = max(ends_s[block] - now_s, 0.0)
+            else:
+                ends_s[block] = now_s + ttl_s
+            ttls.append(ttl_s)
+        ttls_s.append(ttls)
+
+    def key(request: int, depth: int, idle_s: float) -> tuple[float, ...]:
+        ttl_s = ttls_s[request][depth]
         return (INFINITE if ttl_s and idle_s <= ttl_s else ttl_s - idle_s,)
 
     return key
 
 
-def slow_replay(
-    traffic: Traffic, stated: Sequence[Directives], key: Key, capacity: int
-) -> tuple[list[int], int]:
+def ttl_of(directives: Directives, token: int, pause_ttl_s: float) -> float:
+    """Return the TTL that a request states for a token, by a range or a pause."""
+    if directives.ends:
+        return 0.0
+    if directives.pause and all(not stated_at(directives, each)[1] for each in range(token + 10)):
+        return pause_ttl_s
+    return stated_at(directives, token)[1]
+
+
+def slow_replay(traffic: Traffic, key: Key, capacity: int) -> tuple[list[int], int]:
     """Return the hits of each request and the evictions; only leaves leave."""
     cached: dict[Hashable, tuple[int, int, Hashable]] = {}
     hits, evictions = [], 0
@@ -90,8 +116,7 @@ def slow_replay(
             def order(block: Hashable, now_s: float = now_s) -> tuple[float, ...]:
                 owner, depth, _ = cached[block]
                 idle_s = float(now_s - traffic.arrival_s[owner])
-                own = key(stated[owner], depth * traffic.block_size, idle_s)
-                return *own, owner, -depth
+                return *key(owner, depth, idle_s), owner, -depth
 
             del cached[min((block for block in cached if block not in parents), key=order)]
             evictions += 1
@@ -127,11 +152,11 @@ def test_priorities_are_tensorrt_llms(
     """Levels, expiry to the default level's end, ranges of tokens, leaves only."""
     traffic, stated, each = of
     capacity = data.draw(drawn.capacities(traffic))
-    expected = slow_replay(traffic, each, by_priority, capacity)
+    expected = slow_replay(traffic, by_priority(each, traffic.block_size), capacity)
     assert compiled(traffic, stated, TrtllmPriority(), capacity) == expected
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=300)
 @given(st.data(), directed(), st.sampled_from((1.0, 4.0)), st.sampled_from((0.0, 0.5, 1.0)))
 def test_times_to_live_and_pins(
     data: st.DataObject,
@@ -139,16 +164,17 @@ def test_times_to_live_and_pins(
     pause_ttl_s: float,
     share: float,
 ) -> None:
-    """A TTL protects; a pause pins; the end of a conversation, or no room for a pin, does not."""
+    """A TTL protects, a pause pins; an end, or no room for a pin, does not. Some do not refresh."""
     traffic, stated, each = of
     capacity = data.draw(drawn.capacities(traffic))
     policy = SoftTtl({"pause_ttl_s": pause_ttl_s, "pin_share": share})
     longest = [longest_ttl(directives, pause_ttl_s) for directives in each]
     granted = leases.hold(traffic, longest, int(share * capacity)).granted
     honoured = [
-        directives if held else Directives() for directives, held in zip(each, granted, strict=True)
+        directives if held else Directives(refresh=directives.refresh)
+        for directives, held in zip(each, granted, strict=True)
     ]
-    expected = slow_replay(traffic, honoured, by_ttl(pause_ttl_s), capacity)
+    expected = slow_replay(traffic, by_ttl(traffic, honoured, pause_ttl_s), capacity)
     assert compiled(traffic, stated, policy, capacity) == expected
 
 
@@ -158,3 +184,38 @@ def longest_ttl(directives: Directives, pause_ttl_s: float) -> float:
         return 0.0
     longest = max(stated_at(directives, token)[1] for token in range(10))
     return pause_ttl_s if directives.pause and not longest else longest
+
+
+@pytest.mark.parametrize(("refresh", "hit_blocks"), [(False, 4), (True, 0)])
+def test_a_request_that_does_not_refresh_leaves_a_ttl_as_it_was(
+    refresh: bool, hit_blocks: int
+) -> None:
+    """It states nothing itself: the pin of the request before it holds, or is given up."""
+    one_chain = chain([4, 4, 4, 4], [0.0, 1.0, 2.0, 3.0])
+    of = one_chain._replace(
+        block_parent=np.array([0, 0, 1, 2, 3, 0, 5, 6, 7], dtype=np.int32),
+        leaf=np.array([4, 4, 8, 4], dtype=np.int32),
+    )
+    distinct = (Directives(retain=(Retain(ttl_s=60.0),)), Directives(refresh=refresh))
+    stated = StatedDirectives(np.array([0, 1, -1, -1], dtype=np.int32), distinct)
+    hits, _ = compiled(of, stated, SoftTtl({"pin_share": 1.0}), 4)
+    assert hits == [0, 4, 0, hit_blocks]
+
+
+def test_many_requests_that_do_not_refresh_share_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their TTLs are cut to two digits, then to one, where there would be too many of them."""
+    arrival_s = (np.arange(40) * 1.7).tolist()
+    of = chain([4] * 40, arrival_s)
+    distinct = (Directives(retain=(Retain(ttl_s=1000.0),)), Directives(refresh=False))
+    stated = StatedDirectives(np.minimum(np.arange(40), 1).astype(np.int32), distinct)
+    left_s = 1000.0 - np.array(arrival_s[1:])
+    for most, digits in ((1024, None), (38, 2), (5, 1)):
+        monkeypatch.setattr(offline, "_MOST_KEPT", most)
+        tables = stated_tables(of, stated, SoftTtl).chosen(SoftTtl({"pin_share": 1.0}), 100)
+        assert tables.classes is not None
+        assert tables.cuts is not None
+        row = tables.classes[1:] * (tables.cuts.shape[1] + 1)
+        ttls_s = tables.at(0)[row, 0]
+        least = left_s * (1.0 if digits is None else 1.0 - 10.0 ** (1 - digits))
+        assert np.all((least - 1e-9 <= ttls_s) & (ttls_s <= left_s + 1e-9))
+        assert len(np.unique(ttls_s)) <= most
