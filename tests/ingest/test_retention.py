@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 import kvscope
@@ -89,3 +90,16 @@ def test_impossible_directives_are_bad_lines(
     assert run(["ingest", path, "--db", ":memory:", "--strict"]) == 3
     assert "<= 100" in (said := capsys.readouterr().err)
     assert "retention.retain[0].priority" in said
+
+
+@pytest.mark.parametrize("text", ['{"pause": tru', "[" * 100_000, '{"pause": 1}', "\x00"])
+def test_parquet_with_damaged_directives_is_refused_by_row(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is no JSON of directives is a bad line with its number, as in other formats."""
+    path, row = str(tmp_path / "bad.parquet"), {"input_tokens": 40, "output_tokens": 1}
+    rows = [{**row, "arrival_s": 1.0, "retention": None}, {**row, "arrival_s": 2.0}]
+    pl.DataFrame([rows[0], {**rows[1], "retention": text}]).write_parquet(path)
+    db = str(tmp_path / "store.duckdb")
+    assert run(["ingest", path, "--db", db, "--max-bad", "50%"]) == 0
+    assert "bad.parquet:2: retention: " in capsys.readouterr().err

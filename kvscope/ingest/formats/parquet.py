@@ -237,7 +237,10 @@ def _request(row: dict[str, object]) -> Request:
     stated = row.pop("retention", None)
     request = Request(**asdict(msgspec.convert(row, _ParquetRow)))
     if isinstance(stated, str):
-        request.retention = _directives(stated)
+        try:
+            request.retention = _directives(stated)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise BadLine(f"retention: {error}") from error
     return request
 
 
