@@ -92,7 +92,7 @@ def test_impossible_directives_are_bad_lines(
     assert "retention.retain[0].priority" in said
 
 
-@pytest.mark.parametrize("text", ['{"pause": tru', "[" * 100_000, '{"pause": 1}', "\x00"])
+@pytest.mark.parametrize("text", ['{"pause": tru', "[" * 2_000, '{"pause": 1}', "\x00"])
 def test_parquet_with_damaged_directives_is_refused_by_row(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
