@@ -14,7 +14,7 @@ PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python
 	&& echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo attack test test-install test-engine test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet samples wheel clean
+.PHONY: help setup environments demo attack test test-install test-engine test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet samples wheel clean
 
 help: ## this list
 	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
@@ -38,6 +38,8 @@ $(READY): pyproject.toml constraints.txt | $(PY)
 	@$(PY) -m kvscope.replay.precompile
 	@touch $(READY)
 	@echo "Ready: $(KVSCOPE) --help"
+
+environments: setup $(ENGINE)/ready $(ROUTERS)/ready # all that CI needs
 
 demo: setup ## analyze a sample trace, replay policies on it, tune for an SLO; writes report.html
 	$(KVSCOPE) analyze $(SAMPLE) --db demo.duckdb --model qwen2-7b --hbm 80GiB --html report.html
