@@ -57,7 +57,7 @@ def evidence_of(name: str) -> tuple[Evidence, Prompts]:
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_a_table_does_not_change_with_the_future(name: str, learner: OfflineLearner) -> None:
     """Those that hold for the first requests are the same when no more of them are known."""
-    of = first(told(name), 3_000)
+    of = first(told(name), 1_500)
     whole = learner.tables(of, 120.0)
     for share in (0.3, 0.7):
         requests = int(len(of.leaf) * share)
