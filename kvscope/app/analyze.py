@@ -10,6 +10,7 @@ from functools import cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.app.datasets import open_dataset
 from kvscope.app.latency import latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import AS_STORED, Reading
@@ -299,21 +300,13 @@ def analyze_dataset(folder: str, request: AnalyzeRequest, reading: Reading = AS_
     Raises InputError for a dataset that is not finished, UsageError for a time range of one and
     for options that say how to read it.
     """
-    from kvscope.datasets.dataset import Dataset
-
     if request.from_s is not None or request.until_s is not None:
         raise UsageError(
             "a dataset is analyzed as a whole",
             where="--from, --until",
             remedy="ingest the files of that time as a dataset, or as one trace",
         )
-    if options := reading.given():
-        raise UsageError(
-            f"{folder!r} is a dataset, read already",
-            where=", ".join(options),
-            remedy="leave it out",
-        )
-    dataset = Dataset(folder)
+    dataset = open_dataset(folder, reading)
     trace = dataset.trace
     started = StartedCaching(dataset.paths(), request) if trace.has_hashes else None
     if started is None:

@@ -39,8 +39,6 @@ def load_trace(
     prompts of a new trace before it is stored. Raises InputError for an unknown trace, UsageError
     where `reading` says how to read a trace that is stored already.
     """
-    if source is not None and is_dataset(source):
-        raise traces.in_shards(source)
     if source is not None and is_file(source):
         return ingest_file(stores, source, monitor, reading, foresee).trace
     trace = stored_trace(stores, source)
@@ -129,6 +127,8 @@ def ingest_file(
     """
     from kvscope.ingest.pipeline import ingest
 
+    if is_dataset(path):
+        raise traces.in_shards(path)
     with (
         noting_unusable_lines(monitor),
         monitor.steps(f"reading {path}", size_of(path), unit="bytes") as advance,

@@ -174,14 +174,14 @@ def fit(
     exported = exported_policy(options)
     with _opened(db, trace) as store:
         load_in_background()
+        from kvscope.app.datasets import store_of
         from kvscope.app.fit import fit_trace
-        from kvscope.app.traces import load_trace
         from kvscope.report import fit as report
         from kvscope.report.section import check_names
 
         check_names(printing.section, report.SECTIONS)
-        stored = load_trace(store, trace, Terminal(), reading)
-        fitted = fit_trace(store, stored, options, exported, Terminal())
+        stores, stored = store_of(store, trace, Terminal(), reading)
+        fitted = fit_trace(stores, stored, options, exported, Terminal())
     output.report(report.report(fitted), printing)
 
 

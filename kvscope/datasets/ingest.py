@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -19,7 +20,7 @@ from kvscope.core.errors import InputError, UsageError
 from kvscope.core.files import files_of, is_remote, one_path, without_query, write_text
 from kvscope.core.trace import PromptLengths, Trace
 from kvscope.core.units import GIB, MIB, format_size
-from kvscope.datasets.cuts import SHARE, Cuts, FileSample, sample_cuts
+from kvscope.datasets.cuts import SHARE, TRUNK, Cuts, FileSample, sample_cuts
 from kvscope.datasets.dataset import (
     CUTS,
     REQUESTS,
@@ -55,7 +56,7 @@ from kvscope.datasets.shards import (
     reduce_shard,
     save_lengths,
 )
-from kvscope.datasets.spill import accesses_by_shard
+from kvscope.datasets.spill import shard_sizes
 from kvscope.ingest.build import Arranged, BuiltRequests, missing_notes
 from kvscope.ingest.formats.base import Rejects
 from kvscope.ingest.pipeline import (
@@ -74,12 +75,13 @@ from kvscope.store.db import Store, open_store
 
 LEAST_MEMORY = GIB
 MOST_SHARDS = 4096
-_PART_BYTES = 256 * MIB  # of files on disk: what is read again after a failure
+_PART_BYTES = 64 * MIB  # of files on disk: what is read again after a failure
 _PROCESS_BYTES = 300 * MIB  # Python and the libraries, in each process
 _REQUEST_BYTES = 400  # in this process, as in Columns
 _ACCESS_BYTES = 80  # of a shard while its trie is made and its reuse followed, measured
 _COMPRESSED = 6  # decompressed bytes a byte of a .gz or .zst file, about
-_UNEVEN = 2  # the largest shard over the mean, at most
+_PIECE_BYTES = 64  # of a path in a shard, likewise
+_UNEVEN = 4  # the largest shard over the mean, at most; more shards cost little
 _RUNS_AT_ONCE = 4_000_000
 
 T = TypeVar("T", PartTask, ShardTask)
@@ -141,10 +143,31 @@ def ingest_dataset(
     making = DatasetBuild(one_path(list(paths)), Path(into), options, executor, progress)
     if making.plan():
         return IngestedDataset(Dataset(into), False, Rejects(making.path), 0)
-    built = making.build()
-    making.store(built)
-    making.finish()
+    with alone_in(Path(into)):
+        built = making.build()
+        making.store(built)
+        making.finish()
     return IngestedDataset(Dataset(into), True, making.rejects, built.out_of_order)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Let no other process work in this dataset's folder meanwhile; remove what killed ones left.
+
+    Raises UsageError where one does.
+    """
+    with (folder / PLAN).open("rb") as plan:
+        try:
+            fcntl.flock(plan, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system ends it with the process
+        except OSError as error:
+            raise UsageError(
+                "another process is making this dataset",
+                where=str(folder),
+                remedy="wait for it, or name another folder",
+            ) from error
+        for draft in (*folder.glob(".*"), *folder.glob("*/.*")):
+            shutil.rmtree(draft)
+        yield
 
 
 class DatasetBuild:
@@ -247,8 +270,10 @@ class DatasetBuild:
     def _check_memory(self, requests: int, parts: list[Path]) -> None:
         """Raise UsageError where the requests, or the blocks of one shard, are too many."""
         left = self._left(requests)
-        accesses = np.sum([accesses_by_shard(folder) for folder in parts], axis=0)
-        needed = _ACCESS_BYTES * int(accesses.max(initial=0))
+        shards = self._plan.shards
+        paths, accesses = np.sum([shard_sizes(folder, shards) for folder in parts], axis=0)
+        accesses[TRUNK] = 0  # of few blocks
+        needed = int((_PIECE_BYTES * paths + _ACCESS_BYTES * accesses).max())
         given = format_size(self.options.memory_bytes)
         if left < 64 * MIB:
             raise UsageError(

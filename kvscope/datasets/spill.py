@@ -93,10 +93,11 @@ class Spill:
         self._batches, self._buffered = [], 0
 
 
-def accesses_by_shard(folder: Path) -> Int64s:
-    """Return the blocks of all paths that lie in each shard."""
-    index: Int64s = np.load(folder / _INDEX)
-    return index[:, 1].sum(axis=0) if len(index) else np.zeros(1, dtype=np.int64)
+def shard_sizes(folder: Path, shards: int) -> Int64s:
+    """Return how many paths, and blocks of paths, lie in each shard, the trunk's first (2 × S)."""
+    index: Int64s = np.load(folder / _INDEX).reshape(-1, 2, shards + 1)
+    sizes: Int64s = index.sum(axis=0)
+    return sizes
 
 
 def read_pieces(folder: Path, shard: int) -> Iterator[Pieces]:

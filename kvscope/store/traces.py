@@ -186,7 +186,7 @@ def load_block_parents(store: Store, trace: Trace) -> Int32s:
 def in_shards(where: str) -> InputError:
     """Return the error for what takes the paths of a whole trace, where they are in shards."""
     return InputError(
-        "a dataset, whose paths are in shards: no replay takes it yet, only `kvscope analyze`",
+        "a dataset, whose paths are in shards: only `kvscope analyze` and `fit` take it",
         where=where,
         remedy="ingest some of its files as one trace with --name, and take that",
     )

@@ -13,8 +13,9 @@ import pytest
 
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode, InputError, KvscopeError, UsageError
+from kvscope.core.files import data_folder
 from kvscope.core.units import GIB, MIB
-from kvscope.datasets import shards
+from kvscope.datasets import ingest, shards
 from kvscope.datasets.dataset import Dataset
 from kvscope.datasets.executor import LocalProcesses
 from kvscope.datasets.ingest import DatasetOptions
@@ -95,6 +96,18 @@ def test_processes_make_the_same(files: list[Path], tmp_path: Path) -> None:
     ]
 
 
+def test_no_two_processes_make_one_dataset(files: list[Path], tmp_path: Path) -> None:
+    """The second one is refused; what a killed one left half written goes away."""
+    folder = tmp_path / "d"
+    with pytest.raises(KvscopeError, match="killed"):
+        made.dataset(files, folder, made.options(2), Failing(4))
+    (folder / "shards" / ".0001.7").mkdir()
+    with ingest.alone_in(folder), pytest.raises(UsageError, match="another process is making"):
+        made.dataset(files, folder, made.options(2))
+    made.dataset(files, folder, made.options(2))
+    assert not [*folder.glob("**/.*")]
+
+
 def kill(_: int) -> None:
     """End this process as the system does for want of memory."""
     os.kill(os.getpid(), signal.SIGKILL)
@@ -145,10 +158,16 @@ def test_a_shard_has_as_many_blocks_as_have_numbers(
     assert made.dataset(files, tmp_path / "e", made.options(6)).dataset.trace.distinct_blocks == 13
 
 
-def test_too_little_memory_is_refused(files: list[Path], tmp_path: Path) -> None:
+def test_too_little_memory_is_refused(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before anything is read, for the programs; after it, for the largest shard."""
     with pytest.raises(UsageError, match=r"--memory: 0.5 GiB is less than the 1 GiB"):
         made.dataset(files, tmp_path / "d", DatasetOptions(512 * MIB))
+    with monkeypatch.context() as patched:
+        patched.setattr(ingest, "_ACCESS_BYTES", 10**9)
+        with pytest.raises(UsageError, match=r"largest shard takes.*take more of them"):
+            made.dataset(files, tmp_path / "f", made.options(1))
     many = LocalProcesses(13)
     with pytest.raises(UsageError, match=r"30 requests take .*, too much for 4 GiB"):
         made.dataset(files, tmp_path / "e", DatasetOptions(4 * GIB, 1), many)
@@ -158,7 +177,8 @@ REFUSED = (
     ("simulate", "--capacity-blocks", "9"),
     ("tune", "--slo", "1s", "--output", "-"),
     ("fleet", "--slo", "1s", "--capacity-blocks", "9"),
-    ("fit",),
+    ("fit", "--export", "policy.toml", "--policy", "gittins", "--capacity-blocks", "9"),
+    ("ingest",),
     ("explain",),
     ("export", "--to", "parquet", "-o", "-"),
 )
@@ -192,6 +212,20 @@ def only_line(capsys: pytest.CaptureFixture[str]) -> str:
     """Return what was printed on stderr, one line."""
     (line,) = capsys.readouterr().err.splitlines()
     return line
+
+
+def test_fit_takes_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The models equal those of the file as one trace, and the dataset keeps them."""
+    sample, folder = str(data_folder("sample_traces") / "agent.jsonl.gz"), tmp_path / "d"
+    made.dataset([sample], folder, made.options(3))
+    whole = ["ingest", sample, "--name", made.NAME, "--db", str(tmp_path / "store.duckdb")]
+    assert run(whole) == ExitCode.DONE
+    capsys.readouterr()
+    documents = []
+    for arguments in ([made.NAME, *whole[-2:]], [str(folder)]):
+        assert run(["fit", *arguments, "--json"]) == ExitCode.DONE
+        documents.append(json.loads(capsys.readouterr().out))
+    assert documents[0] == documents[1]
 
 
 def test_analyze_takes_a_folder(
