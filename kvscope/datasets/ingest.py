@@ -17,7 +17,14 @@ import numpy as np
 
 import kvscope
 from kvscope.core.errors import InputError, UsageError
-from kvscope.core.files import files_of, is_remote, one_path, without_query, write_text
+from kvscope.core.files import (
+    STANDARD_STREAM,
+    files_of,
+    is_remote,
+    one_path,
+    without_query,
+    write_text,
+)
 from kvscope.core.trace import PromptLengths, Trace
 from kvscope.core.units import GIB, MIB, format_size
 from kvscope.datasets.cuts import SHARE, TRUNK, Cuts, FileSample, sample_cuts
@@ -191,6 +198,11 @@ class DatasetBuild:
         Raises UsageError where the folder holds anything else.
         """
         self._files = files_of(self.path)
+        for file in self._files:
+            if not is_remote(file) and Path(file).exists() and not Path(file).is_file():
+                raise _no_file(file)
+        if STANDARD_STREAM in self._files:
+            raise _no_file(STANDARD_STREAM)
         with closing(Source(self.path)) as source:
             self._format = format_of(source, self.options.read)
         self._read = replace(self.options.read, format=self._format.name)
@@ -457,6 +469,15 @@ class DatasetBuild:
         text = msgspec.json.format(msgspec.json.encode(manifest), indent=1).decode()
         write_text(self.folder / MANIFEST, text)
         shutil.rmtree(self.work)
+
+
+def _no_file(path: str) -> UsageError:
+    """Return the error for what cannot be read again after a failure."""
+    return UsageError(
+        "no file: a dataset is made of files, which are read again where need be",
+        where=path,
+        remedy="write it to one first",
+    )
 
 
 def _state(file: str) -> FileState:

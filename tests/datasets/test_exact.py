@@ -54,7 +54,7 @@ def whole_trace(paths: list[Path], options: IngestOptions) -> Built:
     return build_trace(columns, reader.notes)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(
     st.data(),
     st.booleans(),

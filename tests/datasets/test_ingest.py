@@ -64,11 +64,11 @@ class Failing:
 
 def test_what_is_finished_is_not_done_again(files: list[Path], tmp_path: Path) -> None:
     """Wherever it is killed: each step is done once, and the manifest is the same in the end."""
-    steps, most = Failing(1000), 0
+    steps = Failing(1000)
     made.dataset(files, tmp_path / "whole", made.options(3), steps)
     assert len(steps.done) == 3 + 4 + 4  # parts, shards, shards
     manifest = (tmp_path / "whole" / MANIFEST).read_bytes()
-    for most in range(len(steps.done)):
+    for most in (0, 2, 5, 10):
         folder = tmp_path / f"killed-{most}"
         first, second = Failing(most), Failing(1000)
         with pytest.raises(KvscopeError, match="killed"):
@@ -204,6 +204,10 @@ def test_what_takes_no_dataset_says_so(
     assert "other files or options; name another folder" in only_line(capsys)
     assert run(["ingest", str(files[0]), "--into", str(tmp_path)]) == ExitCode.USAGE
     assert "is there already, and no dataset" in only_line(capsys)
+    os.mkfifo(tmp_path / "pipe")
+    for stream in ("-", str(tmp_path / "pipe")):
+        assert run(["ingest", stream, "--into", str(tmp_path / "new")]) == ExitCode.USAGE
+        assert "write it to one first" in only_line(capsys)
     assert run(["ingest", str(files[0]), "--memory", "2GiB", *db]) == ExitCode.USAGE
     assert "add --into DIR" in only_line(capsys)
 
