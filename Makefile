@@ -5,6 +5,7 @@ PY      := $(VENV)/bin/python
 KVSCOPE := $(VENV)/bin/kvscope
 READY   := $(VENV)/ready
 ENGINE  ?= .venv-engine
+ENGINE_0_33 ?= .venv-engine-0.33
 ROUTERS ?= .venv-routers
 DYNAMO  ?= .venv-dynamo
 SAMPLE  := sample_traces/to-c.jsonl.gz
@@ -14,12 +15,12 @@ PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python
 	&& echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environments demo attack test test-install test-engine test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet samples wheel clean
+.PHONY: help setup environments demo attack test test-install test-engine test-engine-0.33 test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet samples wheel clean
 
 help: ## this list
 	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 setup: $(READY) ## make .venv with everything but an engine (again when the versions change)
 
@@ -72,6 +73,10 @@ ENGINE_TESTS  = tests/conformance tests/vllm_plugin/test_vllm.py tests/validate/
 test-engine: $(ENGINE)/ready ## tests with vLLM's own code, in .venv-engine (Linux; 2 GB, once)
 	$(ENGINE_PYTEST) -m "engine and not clock and not long" $(ENGINE_TESTS)
 
+test-engine-0.33: $(ENGINE_0_33)/ready ## cache manager and scheduler of vLLM 0.33, whose Python runs on 0.32's build
+	PYTHONPATH=$(ENGINE_0_33) $(ENGINE_PYTEST) -m "engine and not clock and not long" \
+		$(addprefix tests/conformance/test_,hybrid.py cache_manager.py scheduler.py)
+
 # Without the other tests' conftest.py, which imports more than this environment has.
 test-routers: $(ROUTERS)/ready ## kvscope's routers against the real programs, in .venv-routers (Linux)
 	$(ROUTERS)/bin/python -m pytest -q --noconftest -m router $(PYTEST) \
@@ -94,6 +99,15 @@ $(ENGINE)/ready: pyproject.toml constraints-engine.txt | $(ENGINE)/bin/python
 		--no-deps --no-build-isolation --editable .
 	@$(ENGINE)/bin/python -m compileall -q -j 0 $(ENGINE)/lib >/dev/null || true
 	@touch $(ENGINE)/ready
+
+$(ENGINE_0_33)/ready: constraints-engine-0.33.txt tests/conformance/overlay.py $(ENGINE)/ready
+	@echo "Laying the Python code of vLLM 0.33 over $(ENGINE), once: downloads 336 MB ..."
+	@rm -rf $(ENGINE_0_33)
+	@$(ENGINE)/bin/python -m pip download -qq --disable-pip-version-check --no-cache-dir --no-deps \
+		--dest $(ENGINE_0_33)/wheel --requirement constraints-engine-0.33.txt
+	@$(ENGINE)/bin/python -m tests.conformance.overlay $(ENGINE_0_33)/wheel/*.whl $(ENGINE_0_33)
+	@rm -r $(ENGINE_0_33)/wheel
+	@touch $(ENGINE_0_33)/ready
 
 $(ROUTERS)/ready: constraints-routers.txt
 	@test -n "$(PYTHON)" || { echo "make: kvscope needs Python 3.11 or newer" >&2; exit 1; }

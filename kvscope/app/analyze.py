@@ -236,7 +236,7 @@ def _retention(stores: Stores, trace: Trace, request: AnalyzeRequest) -> Iterato
     prompts = replayable(stores, trace)
     first = first_counted(prompts, request.definition)
     tokens = int(prompts.input_tokens[first:].sum())
-    for interval in (0, _RETENTION, math.inf):
+    for interval in (0, _RETENTION, math.inf) if groups.sparse else (0,):
         kept = groups.retaining(interval)
         hits = hits_without_eviction(prompts, kept)[first:]
         rate = int(hits.sum()) * prompts.block_size / tokens

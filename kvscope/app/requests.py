@@ -507,7 +507,7 @@ def _fleets(options: FleetOptions, named: Capacities) -> FleetRequest:
             where="--traffic",
             remedy="take a trace of the whole fleet, with --traffic fleet",
         )
-    where = where and where.as_cache  # fleets count the layers of hybrid models as full attention
+    where = where and where.as_cache  # `fleet` says that it counts layers of hybrid models alike
     sizes_named = bool(named.sizes_bytes)
     kv = (
         where.model if where else kv_model(options.model, options.kv_dtype, sizes_named=sizes_named)

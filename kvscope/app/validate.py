@@ -164,6 +164,7 @@ def validate(
             replica.max_num_batched_tokens,
             async_scheduling=engine.overlapped and "--no-async-scheduling" not in launch.vllm_flags,
             groups=engine.groups,
+            rehashes_states=(engine.facts.version or "").startswith("0.32"),
         ),
         block_size=engine.facts.block_size,
         forced=forced,

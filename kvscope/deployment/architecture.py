@@ -278,8 +278,11 @@ def layer_kinds(config: ConfigFields) -> LayerKinds:
         return LayerKinds(total)
     every = config.get("sliding_window_pattern") or _FULL_EVERY.get(_family(config), 0)
     if every:
-        alike = config.has("sliding_window") and _alike(config)
-        return LayerKinds(total // every, total - total // every, 0, window, alike=alike)
+        chunked = not config.has("sliding_window")
+        full = total // every
+        if isinstance(rope := config.get("no_rope_layers"), list) and len(rope) == total:
+            full = rope.count(0)  # Llama 4: layers without rotary positions see all tokens
+        return LayerKinds(full, total - full, 0, window, alike=_alike(config), chunked=chunked)
     full = min(total, config.count_or(0, "max_window_layers"))
     return LayerKinds(full, total - full, 0, window)
 

@@ -82,8 +82,7 @@ class KvGroups:
             )
         if interval is None:
             return
-        sparse = any(group.kind in {"sliding", "linear"} for group in self.groups)
-        if interval and not sparse:
+        if interval and not self.sparse:
             raise UsageError(
                 f"{interval} has no effect without sliding layers or linear attention",
                 where="prefix_cache_retention_interval",
@@ -99,8 +98,11 @@ class KvGroups:
     def retaining(self, tokens: float) -> Self:
         """Return the groups with another interval, rounded down to one that vLLM takes; inf: all.
 
-        Less than the least one but 0 is the least one.
+        Less than the least one but 0 is the least one. Groups that keep all they write stay as they
+        are.
         """
+        if not self.sparse:
+            return self
         if math.isinf(tokens):
             return replace(self, retention_tokens=None)
         steps = max(tokens // self.alignment_tokens, 1 if tokens > 0 else 0)
@@ -111,6 +113,11 @@ class KvGroups:
         return replace(
             self, groups=tuple(replace(each, block_tokens=tokens) for each in self.groups)
         )
+
+    @property
+    def sparse(self) -> bool:
+        """Whether some layers keep a part of what they write, by the retention interval."""
+        return any(group.kind in {"sliding", "linear"} for group in self.groups)
 
     @property
     def alignment_tokens(self) -> int:

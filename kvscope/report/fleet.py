@@ -515,7 +515,12 @@ def _p95_s(latencies: Latencies | None) -> float | None:
 def _assumed(study: FleetStudy) -> list[str]:
     """Return the time model, the loop, and what is learned of what."""
     words = [f"{_TIME_MODELS[study.time_model]} Latency of {study.setting.latency}."]
-    think = study.think
+    where, think = study.deployment, study.think
+    if where is not None and where.kv_groups is not None:
+        words.append(
+            "A block holds the KV of all layers, without a hybrid model's windows or states:"
+            " `kvscope simulate` and `tune` replay one engine with its groups of layers."
+        )
     if think is None:
         words.append("Open loop: requests arrive at the times of the trace.")
     else:

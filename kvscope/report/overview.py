@@ -150,6 +150,8 @@ def _windows(analysis: Analysis) -> list[str]:
     if groups.state_tokens:
         counted_as = f"That counts the full-attention layers of {name} alone."
     kept = f"vLLM keeps its {what} by --prefix-cache-retention-interval"
+    if not groups.sparse:
+        return [f"{counted_as} With its chunks an ample pool hits {rates[0].partition(' ')[0]}."]
     return [f"{counted_as} {kept}; an ample pool hits {', '.join(rates)}."]
 
 

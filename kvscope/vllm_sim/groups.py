@@ -235,15 +235,14 @@ def note_states(machine: Machine, request: int, at: int, written: int) -> None:
 def hash_kept(machine: Machine, request: int, tokens: int, written: int) -> None:
     """Hash blocks as `hash_groups` does; the contents of states are noted as `written`.
 
-    So is the state before a prompt's end as long as the request holds it: vLLM hashes it anew.
+    With `rehashes_states` so is the state before a prompt's end as long as the request holds it.
     """
     record, state = machine.requests[request], machine.state[0]
     tokens = tokens // state.alignment_tokens * state.alignment_tokens
     if tokens <= record.hashed:
-        if state.state_tokens > 0 and tokens == (record.prompt - 1) // state.state_tokens * (
-            state.state_tokens
-        ):
-            note_states(machine, request, tokens // state.state_tokens - 1, written)
+        blocks = tokens // max(1, state.state_tokens)
+        if state.rehashes_states and blocks == (record.prompt - 1) // max(1, state.state_tokens):
+            note_states(machine, request, blocks - 1, written)
         return
     for group in range(len(machine.groups)):
         size, row = machine.groups[group].block_tokens, record.slot * len(machine.groups) + group

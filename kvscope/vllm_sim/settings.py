@@ -77,6 +77,8 @@ class EngineSettings:
     `watermark` is the share of the blocks that stays free when a request joins others, and
     `reserve_full_prompt` (`scheduler_reserve_full_isl`) admits a request only if all its
     tokens fit. `groups` are those of a hybrid model; None for one of full attention alone.
+    `rehashes_states`: as 0.32 does, and not 0.33, the state before a prompt's end counts as new in
+    the step after its own too, and requests that hit it wait for longer.
     Raises UsageError for values that no engine takes.
     """
 
@@ -87,6 +89,7 @@ class EngineSettings:
     reserve_full_prompt: bool = True
     watermark: float = 0.0
     groups: KvGroups | None = None
+    rehashes_states: bool = False
 
     def __post_init__(self) -> None:
         for name in ("usable_blocks", "max_num_seqs", "max_num_batched_tokens"):

@@ -17,7 +17,7 @@ from kvscope.vllm_plugin.guarded_queue import GuardedQueue
 from kvscope.vllm_sim.settings import EngineSettings
 from tests.conformance.conversations import Mix, TokenRequest, conversations
 from tests.conformance.kvscope_side import Model
-from tests.conformance.vllm_side import VllmScheduler
+from tests.conformance.vllm_side import REHASHES_STATES, VllmScheduler
 
 SLOTS = 16
 MIXES = {
@@ -78,6 +78,7 @@ def both(
         watermark=watermark,
         reserve_full_prompt=reserve,
         groups=groups,
+        rehashes_states=REHASHES_STATES,
     )
     model = Model(trace, size, policy or Lru(), settings, kinds, tables)
     if shared:

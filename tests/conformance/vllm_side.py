@@ -27,6 +27,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("vllm", reason="no vLLM here: make test-engine brings its own")
     import torch
+    import vllm
     from vllm import SamplingParams
     from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.config.kv_events import KVEventsConfig
@@ -58,6 +59,7 @@ with warnings.catch_warnings():
     from kvscope.vllm_plugin import KvscopeAsyncScheduler, KvscopeScheduler
 
 __all__ = [
+    "REHASHES_STATES",
     "FreeKVCacheBlockQueue",
     "KVCacheBlock",
     "KVCacheManager",
@@ -71,6 +73,7 @@ __all__ = [
 ]
 
 LONGEST = 1 << 20
+REHASHES_STATES = vllm.__version__.startswith("0.32.")
 MODEL = tiny_llama(LONGEST)
 
 init_none_hash(sha256)
@@ -179,6 +182,7 @@ def step_tokens(cache: KVCacheManager, request: Request, hits: int) -> int:
         mamba_has_prefill_checkpoint_blocks=False,
         mamba_prefill_checkpoint_alignment=None,
         mamba_shared_prefix_checkpoint=False,
+        num_hash_lookahead_tokens=0,
     )
     return int(Scheduler._mamba_block_aligned_split(scheduler, request, tokens, hits))
 

@@ -11,12 +11,15 @@ from kvscope.deployment.architecture import LayerKinds
 from kvscope.deployment.kv_groups import KvGroups, kv_groups
 from kvscope.deployment.models import resolve_model
 
+CONFIGS = Path(__file__).parent / "configs"
+
 
 @pytest.mark.parametrize(
     ("model", "text"),
     [
         ("gpt-oss-20b", "sliding/16/128/12+full/16/0/12@0"),
         ("gemma3-4b", "+".join([*["sliding/16/1024/5"] * 5, "sliding/16/1024/4", "full/16/0/5@0"])),
+        (str(CONFIGS / "llama4-scout"), "+".join([*["chunked/16/8192/12"] * 3, "full/16/0/12@0"])),
         ("llama3-8b", None),
     ],
 )
