@@ -18,6 +18,7 @@ from kvscope.vllm_sim.state import Machine, idle_machine
 from tests.vllm_sim.examples import FOREVER, SECONDS, asks, told
 
 FULL, WINDOW = KvGroup("full", 4), KvGroup("sliding", 4, 6)  # a hit needs two blocks of the window
+LINEAR = KvGroup("linear", 4)
 PATH = "abcdefgh"
 
 
@@ -34,13 +35,14 @@ def served(
     return machine
 
 
+@pytest.mark.parametrize("sparse", [WINDOW, LINEAR])
 @pytest.mark.parametrize(("retention", "hits"), [(0, 5), (None, 6), (24, 6)])
-def test_an_output_is_hit_where_windows_before_its_end_are_retained(
-    retention: int | None, hits: int
+def test_an_output_is_hit_where_windows_and_states_before_its_end_are_retained(
+    retention: int | None, hits: int, sparse: KvGroup
 ) -> None:
     """A turn after 23 tokens of prompt and 5 of output: by default it hits the prompt alone."""
     first, turn = asks(PATH[:5], 23, 5), asks(PATH, 32, 1, at=100.0)
-    machine = served(told(first, turn), KvGroups((WINDOW, FULL), retention))
+    machine = served(told(first, turn), KvGroups((sparse, FULL), retention))
     assert machine.requests.hits.tolist() == [0, hits]
 
 
@@ -62,6 +64,27 @@ def test_blocks_outside_of_the_window_are_free_while_a_request_runs() -> None:
     engine_kernel(Lru(), machine).py_func(machine, 6, FOREVER, math.inf)
     assert machine.requests.finished_s.tolist() == [5.0]
     assert machine.state[0].free == 15
+
+
+def test_steps_of_a_prompt_end_where_a_state_is_kept() -> None:
+    """Of 23 tokens, ten a step: after 8, 16 and, the last block's end before the prompt's, 20."""
+    settings = EngineSettings(30, 1, 10, groups=KvGroups((LINEAR, FULL)))
+    machine = idle_machine(told(asks(PATH[:5], 23)), Lru(), settings, SECONDS)
+    computed = []
+    while engine_kernel(Lru(), machine).py_func(machine, 1, FOREVER, math.inf):
+        computed.append(int(machine.requests.computed[0]))
+    assert computed == [8, 16, 20, 23]
+
+
+@pytest.mark.parametrize(("rehashes", "admitted_s"), [(False, 1.0), (True, 2.0)])
+def test_a_state_is_hit_in_the_step_after_its_own(rehashes: bool, admitted_s: float) -> None:
+    """The same prompt twice at once: the second one waits for the first one's state."""
+    groups = KvGroups((LINEAR, FULL))
+    settings = EngineSettings(60, 2, 64, groups=groups, rehashes_states=rehashes)
+    machine = idle_machine(told(*[asks(PATH[:5], 23)] * 2), Lru(), settings, SECONDS)
+    engine_kernel(Lru(), machine).py_func(machine, FOREVER, FOREVER, math.inf)
+    assert machine.requests.hits.tolist() == [0, 5]
+    assert machine.requests.admitted_s.tolist() == [0.0, admitted_s]
 
 
 def test_only_lru_orders_blocks_of_several_kinds() -> None:
