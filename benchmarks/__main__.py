@@ -13,6 +13,7 @@ from benchmarks import (
     ROOT,
     analyze,
     dashboard,
+    datasets,
     fits,
     hashing,
     lru_curve,
@@ -26,7 +27,7 @@ from benchmarks.table import Table, record
 
 EVIDENCE = ROOT / "docs" / "evidence"
 PAGE = EVIDENCE / "benchmarks.md"
-PARTS = ("analyze", "start", "peers", "curve", "replays", "fits", "dashboard", "hash")
+PARTS = ("analyze", "start", "peers", "curve", "replays", "fits", "dashboard", "hash", "datasets")
 VERSIONS = "versions"  # needs --before
 PAGES = {"dashboard": EVIDENCE / "dashboard.md"}  # parts with a page of their own
 PACKAGES = ("kvscope", "duckdb", "polars", "numpy", "numba", "kvcache-simulator", "libcachesim")
@@ -89,6 +90,9 @@ def _tables(part: str, options: argparse.Namespace) -> list[Table]:
             tables = [fits.table([traces.week(folder), traces.t6(folder)], folder, rounds)]
         case "hash":
             tables = [hashing.table(options.tokenizer, rounds)]
+        case "datasets":
+            large = [traces.t63(folder)] if options.t63 else []
+            tables = [datasets.table([traces.t6(folder), *large], folder)]
         case "dashboard":
             tables = dashboard.tables([traces.t03(folder), traces.t6(folder)], rounds)
         case "peers":
@@ -105,7 +109,7 @@ def _tables(part: str, options: argparse.Namespace) -> list[Table]:
 def _circumstances(part: str, options: argparse.Namespace) -> str:
     """Return date, machine, versions and command: without these a figure says nothing."""
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-    words = ["--t63"] * (options.t63 and part == "analyze")
+    words = ["--t63"] * (options.t63 and part in {"analyze", "datasets"})
     command = " ".join(
         [f"python -m benchmarks --only {part}", *words, f"--rounds {options.rounds}"]
     )
