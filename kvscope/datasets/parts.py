@@ -100,7 +100,8 @@ def parse_part(task: PartTask) -> None:
             or {_text(task.path): _span(arrays)},
             notes=tuple(reader.notes),
             cut=reader.cut,
-            stands_alone=_stands_alone(arrays, columns.gaps, reader.notes, reader.cut, source),
+            stands_alone=_stands_alone(arrays, columns.gaps)
+            and not (reader.notes or reader.cut or source.is_cut or rejects.is_hopeless),
         )
         save_arrays(folder, {name: each for name, each in arrays.items() if name != "leaf"})
         (folder / _FACTS).write_bytes(msgspec.json.encode(facts))
@@ -116,12 +117,10 @@ def _span(arrays: dict[str, NDArray[Any]]) -> Span:
     return (float(timed.min()), float(timed.max())) if len(timed) else (0.0, 0.0)
 
 
-def _stands_alone(
-    arrays: dict[str, NDArray[Any]], gaps: Gaps, notes: list[str], cut: str, source: Source
-) -> bool:
-    """Return whether the part reads the same after other files as it does by itself."""
+def _stands_alone(arrays: dict[str, NDArray[Any]], gaps: Gaps) -> bool:
+    """Return whether the requests are the same after those of other files."""
     sessions = (arrays["session"] >= 0).any() or (arrays["clock"] >= 0).any()
-    return not (sessions or gaps.untimed or notes or cut or source.is_cut)
+    return not (sessions or gaps.untimed)
 
 
 def load_facts(folder: Path) -> PartFacts:

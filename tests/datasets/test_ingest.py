@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,13 +14,16 @@ import pytest
 
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode, InputError, KvscopeError, UsageError
-from kvscope.core.files import data_folder
+from kvscope.core.files import data_folder, one_path
 from kvscope.core.units import GIB, MIB
 from kvscope.datasets import ingest, shards
 from kvscope.datasets.dataset import Dataset
 from kvscope.datasets.executor import LocalProcesses
 from kvscope.datasets.ingest import DatasetOptions
 from kvscope.datasets.place import MANIFEST
+from kvscope.ingest.pipeline import IngestOptions
+from kvscope.ingest.pipeline import ingest as ingest_trace
+from kvscope.store.file import StoreFile
 from tests.datasets import made
 
 T = TypeVar("T")
@@ -146,6 +150,29 @@ def test_files_that_need_those_before_them_are_read_as_one(tmp_path: Path) -> No
     trace = made.dataset(paths, tmp_path / "d", made.options(2)).dataset.trace
     assert (trace.requests, trace.span_s) == (4, 4.5)
     assert "1 of 4 requests have no arrival time" in trace.notes
+
+
+@pytest.mark.parametrize("salts", [("a", "b"), ("a", "a")])
+def test_tenants_are_those_of_one_trace(tmp_path: Path, salts: tuple[str, str]) -> None:
+    """Files that name other salts share no blocks; an empty file and one of bad lines are read."""
+    paths = [tmp_path / f"{number}.jsonl" for number in range(4)]
+    line = (
+        '{"timestamp": %d, "input_length": 1024, "output_length": 4, "hash_ids": [1, 2], '
+        '"cache_salt": "%s"}\n'
+    )
+    for number, salt in enumerate(salts):
+        paths[number].write_text(line % (number, salt) * 2)
+    paths[2].write_text("")
+    paths[3].write_text("no request\n")
+    read = IngestOptions(made.NAME, max_bad=0.5)
+    found = made.dataset(paths, tmp_path / "d", made.options(2, read=read)).dataset.trace
+    with StoreFile(str(tmp_path / "store.duckdb")) as stores:
+        known = ingest_trace(stores, one_path([*map(str, paths)]), read).trace
+    assert replace(found, content_hash="") == replace(known, content_hash="")
+    assert found.distinct_blocks == 2 * len({*salts})
+    strict = made.options(2, read=replace(read, strict=True))
+    with LocalProcesses(2) as processes, pytest.raises(InputError, match=r"3\.jsonl:1: "):
+        made.dataset(paths, tmp_path / "strict", strict, processes)
 
 
 def test_a_shard_has_as_many_blocks_as_have_numbers(
