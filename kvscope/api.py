@@ -601,6 +601,7 @@ def simulate(
     capacity_model: Literal["cache", "engine"] = "cache",
     tiers: Texts = None,
     tier_mode: Literal["exclusive", "write-through"] | None = None,
+    offload: str | None = None,
     slo: Time = None,
     recommendation: str | None = None,
     refit: Time = None,

@@ -389,6 +389,15 @@ class SimulateOptions(DeploymentOptions):
             default="exclusive",
         ),
     ] = None
+    offload: Annotated[
+        str | None,
+        Option(
+            "Run the two --tiers as an engine does, steps and all: vllm@0.32 or vllm@0.33 is vLLM's"
+            " OffloadingConnector with CPU memory. Its options follow colons:"
+            " vllm@0.33:eviction_policy=arc:blocks_per_chunk=4.",
+            "ENGINE@VERSION",
+        ),
+    ] = None
     param: Params = None
     slo: Slo = None
     recommendation: Annotated[

@@ -267,6 +267,7 @@ def simulate_request(options: SimulateOptions) -> SimulateRequest:
         max_num_batched_tokens=limits.max_num_batched_tokens,
         tiers=options.tiers,
         tier_mode=options.tier_mode,
+        offload=options.offload,
         capacities_named=any(capacity is not None for capacity in named),
     )
     if recommended and recommended.deployment is not None:

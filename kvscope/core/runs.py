@@ -87,8 +87,8 @@ class RunSetting:
     for the engine's steps. `sample_rate` is the share of the trace that was replayed, 1 is all of
     it, and `coarsen` how many blocks were taken as one. The `engine` capacity model has the two
     `max_num_` limits of vLLM, the other one None. `tiers` is the value of `--tiers`, empty for one
-    tier; `tier_mode` and `block_bytes` belong to it. `kv_groups` are those of a hybrid model on an
-    engine, as `KvGroups.text`, empty for any other.
+    tier; `tier_mode` (a `TierMode`, or the value of `--offload`) and `block_bytes` belong to it.
+    `kv_groups` are those of a hybrid model on an engine, as `KvGroups.text`, empty for any other.
     """
 
     definition: HitDefinition
@@ -105,7 +105,7 @@ class RunSetting:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     tiers: str = ""
-    tier_mode: TierMode | None = None
+    tier_mode: str | None = None
     block_bytes: int | None = None
     floor_s: float = 0.0
     request_s: float = 0.0

@@ -27,8 +27,9 @@ from kvscope.policies.base import Policy
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.routers.base import MemorySizes, Prompt, ReplicaLoad, Router, View
 from kvscope.vllm_sim import EngineSettings, StepCost
+from kvscope.vllm_sim.engine import engine_kernel
+from kvscope.vllm_sim.offload_state import Offload
 from kvscope.vllm_sim.replay import SLICE_STEPS
-from kvscope.vllm_sim.scheduler import engine_kernel
 from kvscope.vllm_sim.state import NONE, Machine, idle_machine
 
 _NEVER = 2**62
@@ -101,10 +102,12 @@ class _Replica:
 def _idle_replica(known: Machine) -> _Replica:
     """Return an engine to which nothing was sent; `known` has all requests of the trace."""
     tables, columns = known.tables, known._asdict()
-    own = {name: column.copy() for name, column in columns.items() if name != "tables"}
+    tuples = ("tables", "offload")
+    own = {name: column.copy() for name, column in columns.items() if name not in tuples}
     machine = Machine(
         **own,
         tables=tables._replace(since=tables.since.copy(), in_force=tables.in_force.copy()),
+        offload=Offload._make(table.copy() for table in known.offload),
     )
     machine.requests.arrival_s = np.inf
     machine.tables.since[1:] = _NEVER

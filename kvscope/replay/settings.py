@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import standard
@@ -57,12 +57,28 @@ def with_capacity_model(
     tiers: str | None,
     tier_mode: TierMode | None,
     capacities_named: bool,
+    offload: str | None = None,
 ) -> RunSetting:
     """Return `setting` with the capacity model of these options.
 
     Raises UsageError for options that contradict each other.
     """
     engine, tiered = model == "engine", tiers is not None
+    if offload is not None:
+        return _offloaded(
+            with_capacity_model(
+                setting,
+                "engine",
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                tiers=None,
+                tier_mode=None,
+                capacities_named=False,
+            ),
+            offload,
+            tiers,
+            stated="--tier-mode" if tier_mode else "--capacity" if capacities_named else "",
+        )
     limits = {"--max-num-seqs": max_num_seqs, "--max-num-batched-tokens": max_num_batched_tokens}
     where = next((name for name, limit in limits.items() if limit is not None), "")
     if where and not engine:
@@ -76,7 +92,7 @@ def with_capacity_model(
             "tiers have capacities of their own",
             "--capacity, --capacity-blocks and --points",
         ),
-        (engine, "an engine is replayed without tiers", "--capacity-model"),
+        (engine, "these tiers have no engine", "--capacity-model, or add --offload vllm@0.33"),
         (not setting.exact, "tiers are not replayed on a sample", "--sample and --coarsen"),
     ):
         if tiered and wrong:
@@ -85,8 +101,36 @@ def with_capacity_model(
         return engine_setting(setting, max_num_seqs, max_num_batched_tokens)
     if tiers is None:
         return setting
-    written = ",".join(part.strip() for part in tiers.split(","))
-    return replace(setting, tiers=written, tier_mode=tier_mode or "exclusive")
+    return replace(setting, tiers=_written(tiers), tier_mode=tier_mode or "exclusive")
+
+
+def _written(tiers: str) -> str:
+    return ",".join(part.strip() for part in tiers.split(","))
+
+
+def _offloaded(setting: RunSetting, offload: str, tiers: str | None, stated: str) -> RunSetting:
+    """Return the setting of an engine with an offload tier; `stated` is an option that it has not.
+
+    Raises UsageError for tiers that it cannot have.
+    """
+    from kvscope.vllm_sim.offload_spec import WHERE, OffloadSpec
+
+    spec = OffloadSpec.parse(offload)
+    if tiers is None or tiers.count(",") != 1:
+        remedy = "add --tiers, for example hbm=40GiB,dram=128GiB"
+        raise UsageError("needs the GPU's pool and one tier below it", where=WHERE, remedy=remedy)
+    if stated:
+        what = "an offload tier has a way and a size of its own"
+        raise UsageError(what, where=WHERE, remedy=f"leave out {stated}")
+    lower = tiers.split(",")[1]
+    for option in ("policy", "ttl"):
+        if f":{option}=" in lower.replace(" ", ""):
+            raise UsageError(
+                f"vLLM's tier has its own {option}",
+                where="--tiers",
+                remedy=f"leave out {option}, or write {WHERE} {spec.text}:eviction_policy=arc",
+            )
+    return replace(setting, tiers=_written(tiers), tier_mode=spec.text)
 
 
 def engine_setting(
@@ -181,4 +225,4 @@ def _fits(policy: type[Policy], setting: RunSetting, hybrid: bool) -> bool:
         return True
     from kvscope.replay.tiers import fits
 
-    return fits(policy(), setting.tier_mode)
+    return fits(policy(), cast("TierMode", setting.tier_mode))

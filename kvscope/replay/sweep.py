@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields, replace
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,9 +22,10 @@ from kvscope.core import memory
 from kvscope.core.arrays import Bools, Float64s, Int32s
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, HitDefinition
-from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierOutcome
+from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierMode, TierOutcome
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import Policy, QueuePolicy
+from kvscope.policies.registry import by_name
 from kvscope.replay.footprint import replay_bytes
 from kvscope.replay.metrics import ServedRequests, by_category, over_time, serve, summarize
 from kvscope.replay.misses import reasons
@@ -32,10 +33,18 @@ from kvscope.replay.parameter_estimates import Estimates, bind
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.replay import replay
 from kvscope.replay.settings import engine_setting
-from kvscope.replay.tier_spec import parse_tiers
-from kvscope.replay.tiers import replay_tiers, tier_outcomes, transfer_s
+from kvscope.replay.tier_spec import Tier, parse_tiers
+from kvscope.replay.tiers import (
+    TieredReplay,
+    read_s,
+    replay_tiers,
+    tier_outcomes,
+    transfer_s,
+)
 from kvscope.replay.workload import ReplayRequest, Workload
-from kvscope.vllm_sim import EngineSettings, StepCost, fits, replay_engine
+from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, fits, replay_engine
+from kvscope.vllm_sim.offload_spec import OffloadSpec
+from kvscope.vllm_sim.settings import OffloadSettings, Transfers
 
 WINDOWS = 24  # that results over time are cut into, at most
 
@@ -157,10 +166,10 @@ def serve_replay(workload: Workload, request: ReplayRequest) -> ServedReplay:
 
     Raises UsageError where the capacity model cannot run it.
     """
-    if request.tiers:
-        return _serve_tiers(workload, request)
     if workload.setting.capacity_model == "engine":
         return _serve_engine(workload, request)
+    if request.tiers:
+        return _serve_tiers(workload, request)
     return _serve_cache(workload, request)
 
 
@@ -173,6 +182,10 @@ def tier_request(workload: Workload, policy: Policy, estimates: Estimates) -> Re
         bind=lambda kind: policy if kind is type(policy) else bind(Variant(kind), estimates),
         default=type(policy),
     )
+    if setting.capacity_model == "engine" and setting.tier_mode is not None:
+        chunk_policy = by_name(OffloadSpec.parse(setting.tier_mode).eviction_policy)()
+        tiers = (tiers[0], replace(tiers[1], policy=chunk_policy))
+        policy = tiers[0].policy
     return ReplayRequest(policy, sum(tier.capacity_blocks for tier in tiers), tiers)
 
 
@@ -211,7 +224,7 @@ def _serve_tiers(workload: Workload, request: ReplayRequest) -> ServedReplay:
     ):
         if wrong:
             raise UsageError(what, where="--tiers", remedy=remedy)
-    mode = setting.tier_mode or "exclusive"
+    mode = cast("TierMode", setting.tier_mode or "exclusive")
     done = replay_tiers(workload.traffic, request.tiers, mode, history=workload.history)
     served = _served(workload, done.hit_blocks, transfer_s(done, setting.block_bytes))
     outcomes = tier_outcomes(done, served, setting.block_bytes)
@@ -221,7 +234,8 @@ def _serve_tiers(workload: Workload, request: ReplayRequest) -> ServedReplay:
 def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
     setting = workload.setting
     engine_setting(setting)  # refuses what an engine cannot replay
-    engine = engine_of(setting, request.capacity_blocks, workload.prompts.block_size)
+    pool = request.tiers[0].capacity_blocks if request.tiers else request.capacity_blocks
+    engine = engine_of(setting, pool, workload.prompts.block_size, request.tiers)
     done = replay_engine(
         workload.prompts,
         request.policy,
@@ -230,7 +244,12 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
         rate_scale=setting.rate_scale,
         tables=workload.tables(request.policy, fits(workload.traffic, engine)),
     )
+    tiered = None
     served = _served(workload, done.hit_blocks)
+    if done.loaded_blocks is not None:
+        tiered = _tiered(request.tiers, done)
+        times = transfer_s(tiered, setting.block_bytes)
+        served = _served(workload, tiered.hit_blocks, times)
     if served.queued_ttft_s is not None:  # the engine's own queue, not one prefill after the other
         outside_s = workload.profile.request_s  # HTTP and tokenizer: no part of the steps
         served = replace(served, queued_ttft_s=done.ttft_s + outside_s, tpot_s=done.tpot_s)
@@ -238,6 +257,7 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
     return ServedReplay(
         served,
         done.evictions,
+        tier_outcomes(tiered, served, setting.block_bytes) if tiered else (),
         preemptions=int(done.preemptions[counted].sum()),
         turned_away=int(done.oversized[counted].sum()),
         rejected=done.oversized,
@@ -246,8 +266,34 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
     )
 
 
-def engine_of(setting: RunSetting, capacity_blocks: int, block_size: int) -> EngineSettings:
-    """Return the engine of a setting with so many blocks of `block_size` tokens."""
+def _tiered(tiers: tuple[Tier, ...], done: EngineReplay) -> TieredReplay:
+    """Return what an engine and the tier below it did, in blocks."""
+    hits = np.stack([done.hit_blocks, cast("Int32s", done.loaded_blocks)], axis=1)
+    evictions = (done.evictions, done.chunk_evictions)
+    nothing = np.zeros((2, 0), dtype=np.bool_)
+    return TieredReplay(tiers, "write-through", hits, evictions, (0, 0), nothing)
+
+
+def _offload_of(setting: RunSetting, tiers: tuple[Tier, ...]) -> OffloadSettings | None:
+    """Return the tier below an engine, None without one; a copy takes what a read of it does.
+
+    Raises UsageError where that depends on the unknown size of a block.
+    """
+    if not tiers or setting.tier_mode is None:
+        return None
+    spec, tier = OffloadSpec.parse(setting.tier_mode), tiers[1]
+    blocks_s = read_s(tier, spec.blocks_per_chunk, setting.block_bytes)
+    copies = Transfers(tier.read.latency_s, blocks_s)
+    return spec.settings(tier.capacity_blocks, copies, copies)
+
+
+def engine_of(
+    setting: RunSetting, capacity_blocks: int, block_size: int, tiers: tuple[Tier, ...] = ()
+) -> EngineSettings:
+    """Return the engine of a setting with so many blocks of `block_size` tokens.
+
+    `tiers` are its pool and the one below it, where the setting has them.
+    """
     usual = EngineSettings(1)
     groups = KvGroups.parse(setting.kv_groups) if setting.kv_groups else None
     blocks = capacity_blocks
@@ -258,6 +304,7 @@ def engine_of(setting: RunSetting, capacity_blocks: int, block_size: int) -> Eng
         max_num_seqs=setting.max_num_seqs or usual.max_num_seqs,
         max_num_batched_tokens=setting.max_num_batched_tokens or usual.max_num_batched_tokens,
         groups=groups,
+        offload=_offload_of(setting, tiers),
     )
 
 

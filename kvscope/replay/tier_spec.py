@@ -23,9 +23,11 @@ from typing import Any
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError, placed
+from kvscope.core.runs import RunSetting
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
+from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 Bind = Callable[[type[Policy]], Policy]
 
@@ -93,6 +95,18 @@ def parse_tiers(
             raise UsageError(f"{tier.name!r} is there twice", where=where, remedy="rename one")
         tiers.append(tier)
     return tuple(tiers)
+
+
+def kv_transfer_config(setting: RunSetting) -> Mapping[str, Any] | None:
+    """Return vLLM's `--kv-transfer-config` for the tiers of a setting.
+
+    None where it has no offload tier, or the bytes of a block are unknown.
+    """
+    if setting.capacity_model != "engine" or not setting.tier_mode or setting.block_bytes is None:
+        return None
+    lower = parse_tiers(setting.tiers, block_bytes=setting.block_bytes)[1]
+    spec = OffloadSpec.parse(setting.tier_mode)
+    return spec.kv_transfer_config(lower.capacity_blocks * setting.block_bytes)
 
 
 def _tier(

@@ -204,16 +204,25 @@ def transfer_s(done: TieredReplay, block_bytes: int | None) -> Floats:
 def _waits_s(tier: Tier, hits: Int32s, block_bytes: int | None) -> Floats:
     """Return the seconds that each request waits for its hits in one tier."""
     waits: Floats = np.where(hits > 0, tier.read.latency_s, 0.0)
+    if not math.isinf(tier.read.bytes_per_s):
+        waits += hits * read_s(tier, 1, block_bytes)
+    return waits
+
+
+def read_s(tier: Tier, blocks: int, block_bytes: int | None) -> float:
+    """Return the seconds that the bytes of so many blocks take, after the latency.
+
+    Raises UsageError if the tier's bandwidth matters and `block_bytes` is None.
+    """
     if math.isinf(tier.read.bytes_per_s):
-        return waits
+        return 0.0
     if block_bytes is None:
         raise UsageError(
             "what a read takes depends on the size of a block",
             where=f"tier {tier.name}",
             remedy="name a model with --model",
         )
-    waits += hits * (block_bytes / tier.read.bytes_per_s)
-    return waits
+    return blocks * block_bytes / tier.read.bytes_per_s
 
 
 def tier_outcomes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.models import Model
 from kvscope.policies.belady import Belady
 from kvscope.replay.curve import HitCurve
+from kvscope.replay.tier_spec import kv_transfer_config
 from kvscope.report import style, ttft
 from kvscope.report.report import Report
 from kvscope.report.runs import (
@@ -54,6 +56,7 @@ from kvscope.report.words import (
     significant,
     time_unit,
 )
+from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 SECTIONS = ("summary", "policies", "tiers", "categories")
 """What `--section` of `kvscope simulate` takes; tiers only where the cache has several."""
@@ -71,9 +74,12 @@ def screen(simulation: Simulation) -> list[Section]:
     if not simulation.runs:
         return [first]
     tables = [*first.tables[:1], _policy_table(simulation, _middle(simulation), _ROWS)]
-    if not first.tables:  # there is room
+    offload = tier_sections(simulation) if simulation.setting.capacity_model == "engine" else []
+    launch = [sentence for section in offload for sentence in section.sentences]
+    tables += [table for section in offload for table in section.tables]
+    if not first.tables and not offload:  # there is room
         tables.append(_category_table(simulation, _ROWS))
-    return [Section.of(first.title, *first.sentences, *tables)]
+    return [Section.of(first.title, *first.sentences, *launch, *tables)]
 
 
 def sections(simulation: Simulation) -> list[Section]:
@@ -215,13 +221,20 @@ def _verdict(simulation: Simulation, measure: _Measure, contests: dict[int, Cont
 def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
     """Return what the numbers count and assume."""
     capacity = "Capacity: idle cached blocks; add KV memory for running requests."
-    if setting.tiers:
-        capacity = f"Capacity: {setting.tiers} together, {setting.tier_mode}."
+    if setting.tiers and setting.capacity_model == "cache":
+        capacity = (
+            f"Capacity: {setting.tiers} together, {setting.tier_mode}; no engine's offloading works"
+            " like this (--offload does)."
+        )
     elif setting.capacity_model == "engine":
         capacity = (
             "Capacity: an engine's block pool, which also holds the blocks of running requests; at"
             f" most {count(setting.max_num_seqs)} run at once, with"
             f" {count(setting.max_num_batched_tokens)} tokens per step."
+        )
+    if setting.tiers and setting.capacity_model == "engine":
+        capacity += (
+            f" {OffloadSpec.parse(setting.tier_mode or '').in_words} Sizes: {setting.tiers}."
         )
     if setting.kv_groups:
         capacity += f" {KvGroups.parse(setting.kv_groups).in_words}"
@@ -327,7 +340,11 @@ def tier_sections(simulation: Simulation) -> list[Section]:
         "transfer: mean wait of a request for this tier's blocks, part of its TTFT",
         words=("tier",),
     )
-    return [Section.of("Tiers", table)] if rows else []
+    if not rows:
+        return []
+    config = kv_transfer_config(simulation.setting)
+    launch = [] if config is None else [f"vLLM: --kv-transfer-config '{json.dumps(config)}'"]
+    return [Section.of("Tiers", table, *launch)]
 
 
 def _category_table(simulation: Simulation, limit: int | None = None) -> Table:

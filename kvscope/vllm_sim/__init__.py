@@ -2,6 +2,7 @@
 
 `state` holds blocks and requests, `pool` allocates, frees and evicts blocks, `admission` starts and
 preempts requests, `scheduler` makes the steps of the engine, `replay` runs a trace through them.
+`offload` is the scheduler with a CPU tier below the pool, whose chunks `chunks` holds and evicts.
 """
 
 from kvscope.vllm_sim.replay import (

@@ -215,7 +215,8 @@ def releaser(policy: type[LanePolicy], leaf: bool) -> Callable[..., None]:
         record.allocated = 0
         record.hashed = 0
         record.slot = NONE
-        machine.slots[state.max_num_seqs - state.running] = slot
+        free = len(machine.slots) - state.running - machine.offload.state[0].loading
+        machine.slots[free] = slot
         state.running -= 1
 
     return release
@@ -277,9 +278,14 @@ def whole(machine: Machine, request: int, computed: int, tokens: int) -> int:
     return tokens
 
 
-def one_group(policy: type[LanePolicy], leaf: bool) -> BlockRules:
-    """Return the rules of requests whose layers all cache every token."""
-    allocate = allocator(taker(policy, leaf))
+def one_group(
+    policy: type[LanePolicy], leaf: bool, take: Callable[[Machine], int] | None = None
+) -> BlockRules:
+    """Return the rules of requests whose layers all cache every token.
+
+    `take` allocates one free block; by default as `taker` does.
+    """
+    allocate = allocator(take or taker(policy, leaf))
 
     @callable_in_kernels
     def extend(machine: Machine, request: int, tokens: int) -> bool:

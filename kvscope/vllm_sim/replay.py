@@ -15,7 +15,7 @@ from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.replay.replay import NO_TABLES, Tables
-from kvscope.vllm_sim.scheduler import engine_kernel
+from kvscope.vllm_sim.engine import engine_kernel
 from kvscope.vllm_sim.settings import NO_LIMIT, EngineSettings, StepCost
 from kvscope.vllm_sim.state import BLOCK, Machine, blocks_needed, engine_traffic, idle_machine
 
@@ -33,6 +33,9 @@ class EngineReplay:
     its arrival until then, `ttft_s` until its first token, `tpot_s` the time per output token after
     the first one, nan without a second one. `oversized` requests need more than all blocks: they
     were rejected, have no hits, and nan for times. `steps` counts those that computed something.
+
+    With a CPU tier, `loaded_blocks` were loaded behind the hits, of which the tier has
+    `chunk_evictions` and `stored_chunks`; at least one token of a prompt is computed. None without.
     """
 
     hit_blocks: Int32s
@@ -46,6 +49,9 @@ class EngineReplay:
     oversized: Bools
     evictions: int
     steps: int
+    loaded_blocks: Int32s | None = None
+    chunk_evictions: int = 0
+    stored_chunks: int = 0
 
 
 def replay_engine(
@@ -126,7 +132,12 @@ def hits_without_eviction(prompts: Prompts, groups: KvGroups) -> Int32s:
 
 
 def _outcome(machine: Machine) -> EngineReplay:
-    requests, state = machine.requests, machine.state[0]
+    requests, state, offload = machine.requests, machine.state[0], machine.offload
+    loaded = None
+    if len(offload.members):
+        blocks = np.maximum(offload.members.external, 0) // state.block_size
+        most = (requests.prompt - 1) // state.block_size - np.maximum(requests.hits, 0)
+        loaded = np.minimum(blocks, most).astype(np.int32)
     return EngineReplay(
         hit_blocks=np.maximum(requests.hits, 0).astype(np.int32),
         kept_blocks=requests.kept.astype(np.int32),
@@ -143,4 +154,7 @@ def _outcome(machine: Machine) -> EngineReplay:
         oversized=requests.oversized > 0,
         evictions=int(state.evictions),
         steps=int(state.steps),
+        loaded_blocks=loaded,
+        chunk_evictions=int(offload.state[0].evictions),
+        stored_chunks=int(offload.state[0].stored),
     )

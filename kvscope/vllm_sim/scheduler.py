@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from kvscope.core.jit import callable_in_kernels, kernel, once
-from kvscope.policies.base import LanePolicy, Policy
-from kvscope.policies.lru import Lru
+from kvscope.policies.base import LanePolicy
 from kvscope.replay.kernels.loop import take_table
 from kvscope.vllm_sim.admission import BlockRules, one_group, peek_waiting
 from kvscope.vllm_sim.groups import several_groups
 from kvscope.vllm_sim.pool import expire
-from kvscope.vllm_sim.state import NONE, Machine, lane_class
+from kvscope.vllm_sim.state import NONE, Machine
 
 Step = Callable[[Machine], Any]
 
@@ -57,6 +56,29 @@ def plan(machine: Machine, request: int, tokens: int) -> None:
         pairs = tokens * (before + tokens / 2)
         state.prefill_tokens += tokens
         state.cost_s += state.prefill_token_s * tokens + state.prefill_pair_s * pairs
+
+
+@callable_in_kernels
+def begin_plan(machine: Machine) -> None:
+    """Begin to plan a step."""
+    state = machine.state[0]
+    state.planned = 0
+    state.budget = state.max_num_batched_tokens
+    state.prefill_tokens = 0
+    state.cost_s = state.base_s
+
+
+@callable_in_kernels
+def cost_plan(machine: Machine) -> None:
+    """Complete the cost of the planned step, and count it if it computes something."""
+    state = machine.state[0]
+    if state.prefill_tokens == 0:
+        state.cost_s += state.decode_base_s - state.base_s
+    else:
+        computed_s = state.prefill_token_s * state.prefill_tokens
+        state.cost_s += max(0.0, state.floor_s - computed_s)
+    if state.planned > 0:
+        state.steps += 1
 
 
 def running_planner(rules: BlockRules) -> Callable[[Machine], bool]:
@@ -112,10 +134,7 @@ def planner(rules: BlockRules) -> Step:
     @callable_in_kernels
     def schedule(machine: Machine) -> None:
         state = machine.state[0]
-        state.planned = 0
-        state.budget = state.max_num_batched_tokens
-        state.prefill_tokens = 0
-        state.cost_s = state.base_s
+        begin_plan(machine)
         undisturbed = plan_running(machine)
         while undisturbed and state.budget > 0 and state.running < state.max_num_seqs:
             request = peek_waiting(machine)
@@ -125,13 +144,7 @@ def planner(rules: BlockRules) -> Step:
             if tokens == 0:
                 break
             plan(machine, request, tokens)
-        if state.prefill_tokens == 0:
-            state.cost_s += state.decode_base_s - state.base_s
-        else:
-            computed_s = state.prefill_token_s * state.prefill_tokens
-            state.cost_s += max(0.0, state.floor_s - computed_s)
-        if state.planned > 0:
-            state.steps += 1
+        cost_plan(machine)
 
     return schedule
 
@@ -242,10 +255,3 @@ def stepper(policy: type[LanePolicy], leaf: bool, hybrid: bool = False) -> Calla
         return True
 
     return run
-
-
-def engine_kernel(policy: Policy, machine: Machine) -> Callable[..., Any]:
-    """Return the kernel that runs `machine` with `policy`; UsageError as in `lane_class`."""
-    if len(machine.groups) > 0:
-        return stepper(Lru, leaf=False, hybrid=True)
-    return stepper(lane_class(policy), policy.evicts == "leaf")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Literal, Self, get_args
 
 from kvscope.core.errors import UsageError
 from kvscope.deployment.kv_groups import KvGroups
@@ -68,6 +68,56 @@ class StepCost:
         )
 
 
+Release = Literal["0.32", "0.33"]
+RELEASES: tuple[Release, ...] = get_args(Release)
+ChunkPolicy = Literal["lru", "arc"]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """The time of one transfer: a latency, then that of its chunks; one direction is one queue."""
+
+    latency_s: float = 0.0
+    chunk_s: float = 0.0
+
+
+AT_ONCE = Transfers()
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadSettings:
+    """vLLM's OffloadingConnector with memory of the CPU, options under its own names.
+
+    `capacity_chunks` is `cpu_bytes_to_use` over the bytes of a chunk of `blocks_per_chunk` blocks.
+    `release` is the version of vLLM. Defaults are vLLM's. Raises UsageError for values that no
+    engine takes.
+
+    Source: vLLM 0.32.0 and 0.33.0, vllm/v1/kv_offload/cpu/spec.py.
+    """
+
+    capacity_chunks: int
+    release: Release = "0.33"
+    eviction_policy: ChunkPolicy = "lru"
+    blocks_per_chunk: int = 1
+    prompt_only: bool = True
+    store_threshold: int = 0
+    max_tracker_size: int = 64_000
+    load: Transfers = AT_ONCE
+    store: Transfers = AT_ONCE
+
+    def __post_init__(self) -> None:
+        for name in ("capacity_chunks", "blocks_per_chunk", "max_tracker_size"):
+            value = getattr(self, name)
+            if not 1 <= value <= NO_LIMIT:
+                raise UsageError(f"{name} is {value}", where="offload", remedy="give 1 or more")
+        if self.store_threshold < 0:
+            raise UsageError(
+                f"store_threshold is {self.store_threshold}",
+                where="offload",
+                remedy="give 0 or more",
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """Options of vLLM, under its own names.
@@ -79,6 +129,7 @@ class EngineSettings:
     tokens fit. `groups` are those of a hybrid model; None for one of full attention alone.
     `rehashes_states`: as 0.32 does, and not 0.33, the state before a prompt's end counts as new in
     the step after its own too, and requests that hit it wait for longer.
+    `offload` is a CPU tier below the pool; None for none.
     Raises UsageError for values that no engine takes.
     """
 
@@ -90,6 +141,7 @@ class EngineSettings:
     watermark: float = 0.0
     groups: KvGroups | None = None
     rehashes_states: bool = False
+    offload: OffloadSettings | None = None
 
     def __post_init__(self) -> None:
         for name in ("usable_blocks", "max_num_seqs", "max_num_batched_tokens"):
@@ -99,6 +151,18 @@ class EngineSettings:
         if not 0 <= self.watermark < 1:
             raise UsageError(
                 f"watermark is {self.watermark}", where="engine", remedy="give a share from 0 to 1"
+            )
+        if self.offload is not None and self.groups is not None:
+            raise UsageError(
+                "offloading is modelled for models of full attention only",
+                where="offload",
+                remedy="leave out --offload for this model",
+            )
+        if self.offload is not None and self.async_scheduling:
+            raise UsageError(
+                "offloading is modelled for steps that are planned one by one",
+                where="offload",
+                remedy="leave out async scheduling",
             )
 
     @classmethod

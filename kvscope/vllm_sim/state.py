@@ -25,6 +25,7 @@ from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.replay.structures.recent import nothing_recent
 from kvscope.replay.traffic import Traffic, traffic
+from kvscope.vllm_sim.offload_state import Offload, empty_offload, no_offload
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
 
 NONE = -1
@@ -132,7 +133,8 @@ class Machine(NamedTuple):
     `p` the policy's parameters, `tables` what it has learned.
 
     `groups` (G) and `specs` are those of a hybrid model, else empty. It has G rows of `table` for
-    each slot, G * (N + 1) nodes, and `path` counts trie nodes.
+    each slot, G * (N + 1) nodes, and `path` counts trie nodes. With a CPU tier (`offload`) there
+    are slots for loading requests too.
     """
 
     blocks: Records
@@ -152,6 +154,7 @@ class Machine(NamedTuple):
     tables: TablePeriods
     groups: Records
     specs: Records
+    offload: Offload
 
 
 def idle_machine(
@@ -186,13 +189,24 @@ def idle_machine(
     state = _state(settings, cost)
     state.lanes, state.block_size, state.max_num_seqs = lanes, known.block_size, slots
     state.ttl_s = policy.values.get("ttl_s", math.inf)
+    width, offload = -(-tokens // smallest), no_offload()
+    if settings.offload is not None:
+        slots *= 2
+        offload = empty_offload(
+            settings.offload,
+            len(nodes),
+            requests.length,
+            settings.usable_blocks,
+            slots,
+            int(width),
+        )
     return Machine(
         blocks=_blocks(settings.usable_blocks, lanes),
         nodes=nodes,
         requests=requests,
         cuts=known.cuts,
         state=state,
-        table=np.empty((slots * tables_each, -(-tokens // smallest)), dtype=np.int64),
+        table=np.empty((slots * tables_each, width), dtype=np.int64),
         path=np.empty((slots + 1, -(-tokens // known.block_size)), dtype=np.int32),
         running=np.empty(slots, dtype=np.int64),
         preempted=np.empty(slots, dtype=np.int64),
@@ -204,6 +218,7 @@ def idle_machine(
         tables=tables.periods(),
         groups=layouts,
         specs=_specs(settings),
+        offload=offload,
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvscope.policies.base import LanePolicy
 from kvscope.replay.replay import NO_TABLES, Tables
-from kvscope.vllm_sim.scheduler import engine_kernel
+from kvscope.vllm_sim.engine import engine_kernel
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
 from kvscope.vllm_sim.state import Machine, idle_machine
 from tests.conformance.conversations import TokenRequest, prompts_of

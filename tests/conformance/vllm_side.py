@@ -29,9 +29,18 @@ with warnings.catch_warnings():
     import torch
     import vllm
     from vllm import SamplingParams
-    from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.config import (
+        CacheConfig,
+        KVTransferConfig,
+        ModelConfig,
+        SchedulerConfig,
+        VllmConfig,
+    )
     from vllm.config.kv_events import KVEventsConfig
     from vllm.distributed import kv_events as vllm_events
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+        OffloadingWorkerMetadata,
+    )
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import (
@@ -52,7 +61,7 @@ with warnings.catch_warnings():
         MambaSpec,
         SlidingWindowSpec,
     )
-    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
 
@@ -60,10 +69,14 @@ with warnings.catch_warnings():
 
 __all__ = [
     "REHASHES_STATES",
+    "VLLM_VERSION",
     "FreeKVCacheBlockQueue",
     "KVCacheBlock",
     "KVCacheManager",
+    "KVConnectorOutput",
     "KVEventsConfig",
+    "KVTransferConfig",
+    "OffloadingWorkerMetadata",
     "Request",
     "VllmScheduler",
     "manager",
@@ -72,6 +85,7 @@ __all__ = [
     "vllm_request",
 ]
 
+VLLM_VERSION: str = vllm.__version__
 LONGEST = 1 << 20
 REHASHES_STATES = vllm.__version__.startswith("0.32.")
 MODEL = tiny_llama(LONGEST)
@@ -213,6 +227,7 @@ class VllmScheduler:
         fitted: FittedTable | None = None,
         plugin: object = (),
         groups: KvGroups | None = None,
+        connector: KVTransferConfig | None = None,
         **settings: Any,
     ) -> None:
         (folder / "config.json").write_text(json.dumps(MODEL))
@@ -225,6 +240,7 @@ class VllmScheduler:
                 **settings,
             ),
             cache_config=CacheConfig(block_size=size, enable_prefix_caching=True),
+            kv_transfer_config=connector,
         )
         if groups is not None and groups.state_tokens:
             config.cache_config.mamba_cache_mode = "align"
@@ -273,11 +289,7 @@ class VllmScheduler:
 
     def step(self) -> bool:
         """Take a step, or wait for the next arrival; return False when all requests are done."""
-        while len(self.requests) < len(self.trace) and self._next.arrival_s <= self.now_s:
-            number = len(self.requests)
-            kind = self.kinds[number] if self.kinds else None
-            self.requests.append(vllm_request(number, self._next, self.size, kind))
-            self.scheduler.add_request(self.requests[-1])
+        self._arrive()
         batch = self._plan()
         if self.overlapped and (batch.yields or self.in_progress):
             self._overlap(batch)
@@ -289,6 +301,13 @@ class VllmScheduler:
         else:
             return False
         return True
+
+    def _arrive(self) -> None:
+        while len(self.requests) < len(self.trace) and self._next.arrival_s <= self.now_s:
+            number = len(self.requests)
+            kind = self.kinds[number] if self.kinds else None
+            self.requests.append(vllm_request(number, self._next, self.size, kind))
+            self.scheduler.add_request(self.requests[-1])
 
     @property
     def _next(self) -> TokenRequest:
@@ -312,7 +331,7 @@ class VllmScheduler:
         if batch.yields:
             self.in_progress.append(batch)
 
-    def _complete(self, batch: Batch) -> None:
+    def _complete(self, batch: Batch, transfers: KVConnectorOutput | None = None) -> None:
         sampled = []
         for name, yields in batch.yields.items():
             known = self.requests[int(name)].num_output_tokens
@@ -320,7 +339,12 @@ class VllmScheduler:
             if yields:
                 self.first_token_s.setdefault(int(name), self.now_s)
         places = {name: place for place, name in enumerate(batch.yields)}
-        result = ModelRunnerOutput(list(batch.yields), places, sampled_token_ids=sampled)
+        result = ModelRunnerOutput(
+            list(batch.yields),
+            places,
+            sampled_token_ids=sampled,
+            kv_connector_output=transfers,
+        )
         self.scheduler.update_from_output(batch.output, result)
 
 

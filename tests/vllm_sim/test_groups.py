@@ -12,7 +12,7 @@ from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
-from kvscope.vllm_sim.scheduler import engine_kernel
+from kvscope.vllm_sim.engine import engine_kernel
 from kvscope.vllm_sim.settings import EngineSettings
 from kvscope.vllm_sim.state import Machine, idle_machine
 from tests.vllm_sim.examples import FOREVER, SECONDS, asks, told

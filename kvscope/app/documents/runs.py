@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from kvscope.app.documents.base import (
     Document,
@@ -22,6 +22,7 @@ from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierOutcome
 from kvscope.core.trace import Trace
 from kvscope.deployment.models import Model
 from kvscope.replay.parameter_estimates import ParameterEstimate
+from kvscope.replay.tier_spec import kv_transfer_config
 
 
 class SettingFacts(Facts):
@@ -39,6 +40,7 @@ class SettingFacts(Facts):
     max_num_batched_tokens: int | None
     tiers_asked: str | None
     tier_mode: str | None
+    kv_transfer_config: Mapping[str, Any] | None
 
 
 class TierFacts(Facts, TierOutcome):
@@ -158,6 +160,7 @@ def setting_facts(setting: RunSetting) -> SettingFacts:
         setting,
         latency=LatencyFacts.build(setting, profile=setting.latency),
         tiers_asked=setting.tiers or None,
+        kv_transfer_config=kv_transfer_config(setting),
     )
 
 

@@ -1,0 +1,368 @@
+"""The chunks of a CPU tier: which it holds, which it admits, and which it evicts.
+
+A chunk is written once, when a request has computed it; a load only reads it. What requests do with
+chunks counts when they end, the tail first, so that a prefix stays longer than what follows it. In
+vLLM 0.33, LRU also ranks them provisionally at a request's first access.
+
+Source: vLLM 0.32.0 and 0.33.0, vllm/v1/kv_offload/cpu/manager.py (CPUOffloadingManager) and
+vllm/v1/kv_offload/cpu/policies/ (LRUCachePolicy, ARCCachePolicy).
+"""
+
+from __future__ import annotations
+
+from kvscope.core.arrays import Int32s
+from kvscope.core.jit import callable_in_kernels
+from kvscope.vllm_sim.offload_state import (
+    ABSENT,
+    B1,
+    B2,
+    INSERTED,
+    LISTS,
+    MISSED,
+    PENDING,
+    REUSED,
+    SEEN,
+    T1,
+    T2,
+    Offload,
+)
+
+RANKS_EACH = 1 << 24  # more than a request has chunks
+
+
+@callable_in_kernels
+def sentinel(off: Offload, place: int) -> int:
+    """Return the sentinel of a list, or of the tracker."""
+    return len(off.chunks) - LISTS - 1 + place
+
+
+@callable_in_kernels
+def chunk_at(off: Offload, path: Int32s, at: int) -> int:
+    """Return the node that stands for chunk `at` of a path."""
+    return path[(at + 1) * off.state[0].blocks_per_chunk - 1]  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def is_held(off: Offload, node: int) -> bool:
+    """Return whether the tier has a chunk, or is about to."""
+    return off.chunks[node].place in (T1, T2)
+
+
+@callable_in_kernels
+def resize(off: Offload, place: int, change: int) -> None:
+    """Count the chunks of ARC's lists."""
+    state = off.state[0]
+    if place == T1:
+        state.t1 += change
+    elif place == T2:
+        state.t2 += change
+    elif place == B1:
+        state.b1 += change
+    else:
+        state.b2 += change
+
+
+@callable_in_kernels
+def unlink_chunk(off: Offload, node: int) -> None:
+    """Remove a chunk from its list, if it is in one."""
+    chunks, chunk = off.chunks, off.chunks[node]
+    if chunk.place != ABSENT:
+        chunks[chunk.before].after = chunk.after
+        chunks[chunk.after].before = chunk.before
+        resize(off, chunk.place, -1)
+        chunk.place = ABSENT
+
+
+@callable_in_kernels
+def link_chunk(off: Offload, node: int, place: int, behind: int) -> None:
+    """Insert a chunk into a list, behind another one or the list's sentinel."""
+    chunks = off.chunks
+    following = chunks[behind].after
+    chunks[behind].after = node
+    chunks[node].before = behind
+    chunks[node].after = following
+    chunks[following].before = node
+    chunks[node].place = place
+    resize(off, place, 1)
+
+
+@callable_in_kernels
+def move_to_end(off: Offload, node: int, place: int) -> None:
+    """Make a chunk the most recent one of a list, with a rank above all others."""
+    unlink_chunk(off, node)
+    off.state[0].ranks += 1
+    off.chunks[node].rank = off.state[0].ranks * RANKS_EACH
+    link_chunk(off, node, place, off.chunks[sentinel(off, place)].before)
+
+
+@callable_in_kernels
+def rank_provisionally(off: Offload, request: int, node: int, at: int, above: int) -> None:
+    """Give a chunk, the request's chunk `at`, its rank: its tail is older than its head.
+
+    `above` is the node of the chunk before, whose place is next to this one's if it has its rank.
+    """
+    chunks, member = off.chunks, off.members[request]
+    rank = member.rank * RANKS_EACH - (at + 1)
+    end = sentinel(off, T1)
+    unlink_chunk(off, node)
+    behind = chunks[end].before
+    if at > 0 and chunks[above].place == T1 and chunks[above].rank == rank + 1:
+        behind = chunks[above].before
+    while behind != end and chunks[behind].rank > rank:
+        behind = chunks[behind].before
+    chunks[node].rank = rank
+    link_chunk(off, node, T1, behind)
+
+
+@callable_in_kernels
+def take_rank(off: Offload, request: int) -> None:
+    """Give a request its provisional rank, if it has none."""
+    if off.members[request].rank == 0:
+        off.state[0].ranks += 1
+        off.members[request].rank = off.state[0].ranks
+
+
+@callable_in_kernels
+def see(off: Offload, request: int, path: Int32s, at: int) -> None:
+    """Note that a request accesses its chunk `at`; its first access ranks it in 0.33's LRU."""
+    mark = off.members[request].access + at
+    if off.marks[mark] & SEEN:
+        return
+    off.marks[mark] |= SEEN
+    if not off.state[0].provisional:
+        return
+    take_rank(off, request)
+    node = chunk_at(off, path, at)
+    if is_held(off, node) and off.chunks[node].rank < (
+        off.members[request].rank * RANKS_EACH - (at + 1)
+    ):
+        rank_provisionally(off, request, node, at, chunk_at(off, path, at - 1) if at > 0 else 0)
+
+
+@callable_in_kernels
+def reuse(off: Offload, request: int, at: int) -> None:
+    """Note that a request found its chunk `at`, if it did not write it itself."""
+    mark = off.members[request].access + at
+    if not off.marks[mark] & INSERTED:
+        off.marks[mark] |= REUSED
+
+
+@callable_in_kernels
+def track(off: Offload, node: int) -> None:
+    """Make a chunk the one that was offered last."""
+    chunks = off.chunks
+    end = sentinel(off, LISTS)
+    chunks[chunks[node].older].newer = chunks[node].newer
+    chunks[chunks[node].newer].older = chunks[node].older
+    last = chunks[end].older
+    chunks[last].newer = node
+    chunks[node].older = last
+    chunks[node].newer = end
+    chunks[end].older = node
+
+
+@callable_in_kernels
+def count_offers(off: Offload, path: Int32s, begin: int, end: int) -> None:
+    """Count an offer of chunks, the tracker's oldest other ones making room."""
+    chunks, state, protected = off.chunks, off.state[0], 0
+    for at in range(begin, end):
+        node = chunk_at(off, path, at)
+        if chunks[node].offers > 0:
+            track(off, node)
+            chunks[node].offers += 1
+            protected += 1
+    unprotected = state.tracked - protected
+    for at in range(begin, end):
+        node = chunk_at(off, path, at)
+        if chunks[node].offers > 0:
+            continue
+        if state.tracked >= state.tracker_size:
+            if unprotected == 0:
+                continue
+            oldest = chunks[sentinel(off, LISTS)].newer
+            chunks[chunks[oldest].older].newer = chunks[oldest].newer
+            chunks[chunks[oldest].newer].older = chunks[oldest].older
+            chunks[oldest].older = chunks[oldest].newer = oldest
+            chunks[oldest].offers = 0
+            state.tracked -= 1
+            unprotected -= 1
+        track(off, node)
+        chunks[node].offers = 1
+        state.tracked += 1
+
+
+@callable_in_kernels
+def adapt_target(off: Offload, node: int) -> None:
+    """Move ARC's target for T1 where a chunk is in one of its ghost lists."""
+    state, place = off.state[0], off.chunks[node].place
+    if place == B1:
+        state.target = min(state.target + max(1.0, state.b2 / state.b1), float(state.capacity))
+        move_to_end(off, node, B1)
+    elif place == B2:
+        state.target = max(state.target - max(1.0, state.b1 / state.b2), 0.0)
+        move_to_end(off, node, B2)
+
+
+@callable_in_kernels
+def next_victim(off: Offload, node: int, place: int) -> int:
+    """Return the first chunk of a list behind `node` that may be evicted, or its sentinel."""
+    end, offer = sentinel(off, place), off.state[0].offers
+    at = off.chunks[node].after
+    while at != end and (off.chunks[at].users != 0 or off.chunks[at].offer == offer):
+        at = off.chunks[at].after
+    return at  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def choose_victims(off: Offload, wanted: int) -> bool:
+    """Write the next `wanted` chunks to evict into `victims`; return False where too few may be.
+
+    Chunks of the offer in hand stay.
+    """
+    state, size = off.state[0], off.state[0].t1
+    ends = sentinel(off, T1), sentinel(off, T2)
+    first, second = ends
+    first = next_victim(off, first, T1)
+    second = next_victim(off, second, T2)
+    for count in range(wanted):
+        from_first = not state.arc or size >= int(state.target) or second == ends[1]
+        if first == ends[0]:
+            from_first = False
+        if from_first:
+            off.victims[count] = first
+            first = next_victim(off, first, T1)
+            size -= 1
+        elif second != ends[1]:
+            off.victims[count] = second
+            second = next_victim(off, second, T2)
+        else:
+            return False
+    return True
+
+
+@callable_in_kernels
+def evict_chunks(off: Offload, count: int) -> None:
+    """Evict the first `count` victims; ARC remembers them in its ghost lists."""
+    state = off.state[0]
+    for at in range(count):
+        node, place = off.victims[at], off.chunks[off.victims[at]].place
+        unlink_chunk(off, node)
+        if state.arc:
+            move_to_end(off, node, B1 if place == T1 else B2)
+    state.held -= count
+    state.evictable -= count
+    state.evictions += count
+    while state.b1 > state.capacity:
+        unlink_chunk(off, off.chunks[sentinel(off, B1)].after)
+    while state.b2 > state.capacity:
+        unlink_chunk(off, off.chunks[sentinel(off, B2)].after)
+
+
+@callable_in_kernels
+def insert_chunk(off: Offload, request: int, path: Int32s, at: int) -> None:
+    """Add the chunk `at` of a request, whose store is under way."""
+    node = chunk_at(off, path, at)
+    if off.state[0].provisional:
+        take_rank(off, request)
+        rank_provisionally(off, request, node, at, chunk_at(off, path, at - 1) if at > 0 else 0)
+    else:
+        move_to_end(off, node, T1)
+    off.chunks[node].users = PENDING
+    off.state[0].held += 1
+    off.marks[off.members[request].access + at] |= INSERTED
+
+
+@callable_in_kernels
+def choose_fresh(off: Offload, path: Int32s, begin: int, end: int) -> int:
+    """Write into `fresh` which of the chunks begin..end the tier lacks and admits; return how many.
+
+    All of them are protected from eviction by this offer.
+    """
+    chunks, state, count = off.chunks, off.state[0], 0
+    for at in range(begin, end):
+        node = chunk_at(off, path, at)
+        chunks[node].offer = state.offers
+        rare = state.threshold >= 2 and chunks[node].offers < state.threshold
+        if not rare and not is_held(off, node):
+            off.fresh[count] = at
+            count += 1
+    return count
+
+
+@callable_in_kernels
+def note_offer(off: Offload, request: int, path: Int32s, begin: int, end: int, fresh: int) -> None:
+    """Note what an offer with so many fresh chunks tells: ghosts for ARC, accesses for all."""
+    state, access = off.state[0], off.members[request].access
+    for reverse in range(fresh - 1, -1, -1):
+        mark = access + off.fresh[reverse]
+        if not off.marks[mark] & MISSED:
+            off.marks[mark] |= MISSED
+            if state.arc:
+                adapt_target(off, chunk_at(off, path, off.fresh[reverse]))
+    count = 0
+    for at in range(begin, end):
+        node = chunk_at(off, path, at)
+        if count < fresh and off.fresh[count] == at:
+            count += 1
+            see(off, request, path, at)
+        elif is_held(off, node) and off.chunks[node].users != PENDING:
+            see(off, request, path, at)
+            reuse(off, request, at)
+
+
+@callable_in_kernels
+def offer_chunks(off: Offload, request: int, path: Int32s, begin: int, end: int) -> int:
+    """Offer chunks begin..end of a request to the tier; return how many it stores.
+
+    They are in `fresh`. -1: it refused them all, since it could evict too few.
+    """
+    state = off.state[0]
+    state.offers += 1
+    if state.threshold >= 2:
+        count_offers(off, path, begin, end)
+    count = choose_fresh(off, path, begin, end)
+    note_offer(off, request, path, begin, end, count)
+    missing = count - (state.capacity - state.held)
+    if missing > 0:
+        if missing > state.evictable or not choose_victims(off, missing):
+            state.refused += 1
+            return -1
+        evict_chunks(off, missing)
+    for at in range(count):
+        insert_chunk(off, request, path, off.fresh[at])
+    state.stored += count
+    return count
+
+
+@callable_in_kernels
+def pin_chunk(off: Offload, node: int) -> None:
+    """Keep a chunk while a load reads it."""
+    chunk = off.chunks[node]
+    if chunk.users == 0:
+        off.state[0].evictable -= 1
+    chunk.users += 1
+
+
+@callable_in_kernels
+def unpin_chunk(off: Offload, node: int) -> None:
+    """Count one load less that reads a chunk, or the end of its store."""
+    chunk = off.chunks[node]
+    chunk.users = 0 if chunk.users == PENDING else chunk.users - 1
+    if chunk.users == 0:
+        off.state[0].evictable += 1
+
+
+@callable_in_kernels
+def commit_accesses(off: Offload, request: int, path: Int32s, chunks: int) -> None:
+    """Count what a request that ended did with its chunks, the tail first."""
+    access = off.members[request].access
+    for at in range(chunks - 1, -1, -1):
+        mark, node = off.marks[access + at], chunk_at(off, path, at)
+        if not mark & SEEN or not is_held(off, node):
+            continue
+        if not off.state[0].arc:
+            move_to_end(off, node, T1)
+        elif mark & REUSED:
+            move_to_end(off, node, T2)
+        elif mark & INSERTED:
+            move_to_end(off, node, off.chunks[node].place)

@@ -1,0 +1,21 @@
+"""The kernel that runs an engine, by what it consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kvscope.policies.base import Policy
+from kvscope.policies.lru import Lru
+from kvscope.vllm_sim.offload import offloaded_stepper
+from kvscope.vllm_sim.scheduler import stepper
+from kvscope.vllm_sim.state import Machine, lane_class
+
+
+def engine_kernel(policy: Policy, machine: Machine) -> Callable[..., Any]:
+    """Return the kernel that runs `machine` with `policy`; UsageError as in `lane_class`."""
+    if len(machine.groups) > 0:
+        return stepper(Lru, leaf=False, hybrid=True)
+    if len(machine.offload.members) > 0:
+        return offloaded_stepper(lane_class(policy), policy.evicts == "leaf")
+    return stepper(lane_class(policy), policy.evicts == "leaf")

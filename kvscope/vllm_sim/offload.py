@@ -1,0 +1,568 @@
+"""The scheduler with a CPU tier below the pool: loads of waiting requests, a store in each step.
+
+A request whose prefix goes on in the tier gets its blocks, and waits outside of the running ones
+until they are loaded. Where chunks of it are being stored, or loaded for another one, it waits for
+them. At the end of each plan, the chunks that running requests fill in it are offered to the tier;
+their copies begin with the step after it. A block that a copy still reads is given to another
+request only behind it: the step waits.
+
+Transfers of one direction follow each other; how long they take is modelled. All else is exact, but
+for requests that end in the same step: vLLM stores their last chunks in no order, the model in that
+of the batch. At most `max_num_seqs` loads hold blocks at a time.
+
+Source: vLLM 0.32.0 and 0.33.0, vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py
+(OffloadingConnectorScheduler) and worker.py, vllm/v1/core/sched/scheduler.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.jit import callable_in_kernels, kernel, once
+from kvscope.core.prefix import write_path
+from kvscope.policies.base import LanePolicy
+from kvscope.vllm_sim.admission import (
+    allocator,
+    blocks_for,
+    count_free,
+    count_written,
+    hash_blocks,
+    look_up,
+    note_admission,
+    one_group,
+    use_hits,
+)
+from kvscope.vllm_sim.chunks import (
+    chunk_at,
+    commit_accesses,
+    is_held,
+    offer_chunks,
+    pin_chunk,
+    reuse,
+    see,
+    unpin_chunk,
+)
+from kvscope.vllm_sim.offload_state import LOADED, LOADING, PENDING, READY, WAITING
+from kvscope.vllm_sim.pool import expire, taker
+from kvscope.vllm_sim.scheduler import (
+    arrive,
+    begin_plan,
+    completer,
+    cost_plan,
+    leave_waiting,
+    plan,
+    running_planner,
+    start,
+)
+from kvscope.vllm_sim.state import NONE, Machine
+
+SKIP = -1
+
+
+@callable_in_kernels
+def note_block(machine: Machine, block: int) -> None:
+    """Note that a request gets a block, which waits for copies that ended requests left behind."""
+    off, requests = machine.offload, machine.requests
+    off.taken[block] = off.state[0].plan
+    entry = off.fence[block]
+    while entry >= off.state[0].fences_done:
+        fence = off.fences[entry % len(off.fences)]
+        if requests[fence.request].finished_s >= 0:  # nan until then
+            off.stores[fence.job % len(off.stores)].flush = 1
+        entry = fence.older
+
+
+@callable_in_kernels
+def note_table(machine: Machine, request: int) -> None:
+    """Note all blocks of a request that was just admitted."""
+    record = machine.requests[request]
+    for at in range(record.allocated):
+        note_block(machine, machine.table[record.slot, at])
+
+
+@callable_in_kernels
+def look_up_chunks(machine: Machine, request: int, hits: int, total: int) -> int:
+    """Return the tokens that the front request can load behind its hits; SKIP to wait for them."""
+    off, path = machine.offload, machine.path[len(machine.path) - 1]
+    size, bpc = machine.state[0].block_size, off.state[0].blocks_per_chunk
+    begin, end = hits // bpc, total // (size * bpc)
+    if (end * bpc - hits) < bpc:
+        return 0
+    at, pending = begin, False
+    while at < end and is_held(off, chunk_at(off, path, at)):
+        pending = pending or off.chunks[chunk_at(off, path, at)].users == PENDING
+        at += 1
+    if at == begin:
+        return 0
+    if pending:
+        return SKIP
+    if at * bpc - hits < bpc:
+        return 0
+    for chunk in range(begin, at):
+        if off.chunks[chunk_at(off, path, chunk)].loading:
+            return SKIP
+    return (at * bpc - hits) * size  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def reserved_blocks(machine: Machine) -> int:
+    """Return the blocks that prompts in progress and loads will still need."""
+    off, requests, state = machine.offload, machine.requests, machine.state[0]
+    reserved = 0
+    for at in range(state.running + off.state[0].loading):
+        loading = at >= state.running
+        request = off.loading[at - state.running] if loading else machine.running[at]
+        record = requests[request]
+        total = record.prompt + record.generated
+        if loading or record.computed < total:
+            reserved += max(0, blocks_for(total, state.block_size) - record.allocated)
+    return reserved
+
+
+@callable_in_kernels
+def take_slot(machine: Machine, request: int) -> None:
+    """Give the front request a block table; its path comes along, and it leaves the queue."""
+    record, path, state = machine.requests[request], machine.path, machine.state[0]
+    free = len(machine.slots) - state.running - machine.offload.state[0].loading
+    record.slot = machine.slots[free - 1]
+    if record.hits != NONE:
+        leave_waiting(machine, request)
+    for at in range(record.length):
+        path[record.slot, at] = path[len(path) - 1, at]
+
+
+@callable_in_kernels
+def begin_load(machine: Machine, request: int, hits: int, tokens: int) -> None:
+    """Have a request with blocks load so many tokens behind its hits."""
+    off, record, state = machine.offload, machine.requests[request], machine.offload.state[0]
+    member, path, bpc = off.members[request], machine.path[record.slot], state.blocks_per_chunk
+    begin, end = hits // bpc, hits // bpc
+    job = off.loads[state.loads % len(off.loads)]
+    job.request, job.submitted, job.done = request, 0, 0
+    job.first = off.loads[(state.loads - 1) % len(off.loads)].first if state.loads else 0
+    job.first += off.loads[(state.loads - 1) % len(off.loads)].nodes if state.loads else 0
+    end = (hits + tokens // machine.state[0].block_size) // bpc
+    job.nodes = end - begin
+    for at in range(begin, end):
+        node = chunk_at(off, path, at)
+        off.load_nodes[(job.first + at - begin) % len(off.load_nodes)] = node
+        off.chunks[node].loading = 1
+        pin_chunk(off, node)
+        see(off, request, path, at)
+        reuse(off, request, at)
+    state.loads += 1
+    state.loaded += end - begin
+    member.next_chunk = end
+    member.transfers += 1
+    member.stage = LOADING
+    off.loading[state.loading] = request
+    state.loading += 1
+
+
+@callable_in_kernels
+def store_chunks(
+    machine: Machine, request: int, path: Int32s, table: Int64s, tokens: int, allocated: int
+) -> None:
+    """Offer the tier what a request has filled with so many tokens, from its next chunk on."""
+    off, state, member = machine.offload, machine.offload.state[0], machine.offload.members[request]
+    record, bpc = machine.requests[request], machine.offload.state[0].blocks_per_chunk
+    if state.prompt_only:
+        tokens = min(tokens, record.prompt)
+    known = (record.prompt + record.generated) // machine.state[0].block_size
+    begin, end = member.next_chunk, min(tokens // machine.state[0].block_size, allocated, known)
+    end = end // bpc
+    if end <= begin:
+        return
+    count = offer_chunks(off, request, path, begin, end)
+    if count < 0:
+        return
+    member.next_chunk = end
+    if count == 0:
+        return
+    ended = record.finished_s >= 0
+    job = off.stores[state.stores % len(off.stores)]
+    job.request, job.submitted, job.done, job.flush, job.nodes = request, 0, 0, 0, count
+    job.first = off.stores[(state.stores - 1) % len(off.stores)].first if state.stores else 0
+    job.first += off.stores[(state.stores - 1) % len(off.stores)].nodes if state.stores else 0
+    for place in range(count):
+        at = off.fresh[place]
+        node = chunk_at(off, path, at)
+        off.store_nodes[(job.first + place) % len(off.store_nodes)] = node
+        for block in table[at * bpc : (at + 1) * bpc]:
+            fence = off.fences[state.fences % len(off.fences)]
+            fence.job, fence.request, fence.older = state.stores, request, off.fence[block]
+            off.fence[block] = state.fences
+            state.fences += 1
+            if ended and off.taken[block] == state.plan:
+                job.flush = 1
+    job.fences = state.fences
+    state.stores += 1
+    member.transfers += 1
+
+
+@callable_in_kernels
+def store_step(machine: Machine) -> None:
+    """Offer what the planned step fills, then the last chunks of requests that have ended."""
+    off, requests, state = machine.offload, machine.requests, machine.offload.state[0]
+    size = machine.state[0].block_size
+    for at in range(machine.state[0].planned):
+        request = machine.batch[1, at]
+        record = requests[request]
+        tokens = min(record.computed, record.prompt + record.generated)
+        path, table = machine.path[record.slot], machine.table[record.slot]
+        store_chunks(machine, request, path, table, tokens, record.allocated)
+    front = machine.path[len(machine.path) - 1]
+    for at in range(state.ended):
+        request = off.ended[at]
+        record = requests[request]
+        write_path(machine.nodes.parent, record.leaf, front, 0, record.length)
+        tokens = max(record.prompt, record.prompt + record.generated - 1)
+        blocks = off.members[request].blocks
+        store_chunks(machine, request, front, off.ended_table[at], tokens, blocks)
+        whole = tokens // size // state.blocks_per_chunk
+        commit_accesses(off, request, front, whole)
+    if state.ended > 0:
+        machine.state[0].front = NONE
+    state.ended = 0
+
+
+@callable_in_kernels
+def submit(off: Any, job: Any, now_s: float) -> None:
+    """Begin the copy of a store."""
+    state = off.state[0]
+    begin_s = max(now_s, state.store_free_s)
+    job.done_s = begin_s + (state.store_latency_s + state.store_chunk_s * job.nodes)
+    state.store_free_s = job.done_s
+    job.submitted = 1
+
+
+@callable_in_kernels
+def begin_transfers(machine: Machine) -> float:
+    """Begin the stores of the plan before this one and the loads of this one.
+
+    Return when the step can start: it waits for stores whose blocks it writes.
+    """
+    off, state, now_s = machine.offload, machine.offload.state[0], machine.state[0].now_s
+    begin_s = now_s
+    for number in range(state.stores_done, state.planned_stores):
+        job = off.stores[number % len(off.stores)]
+        if not job.submitted:
+            submit(off, job, now_s)
+    for number in range(state.stores_done, state.stores):
+        job = off.stores[number % len(off.stores)]
+        if job.flush and not job.done:
+            if not job.submitted:
+                submit(off, job, now_s)
+            begin_s = max(begin_s, job.done_s)
+    state.planned_stores = state.stores
+    for number in range(state.loads_done, state.loads):
+        job = off.loads[number % len(off.loads)]
+        if not job.submitted:
+            free_s = max(begin_s, state.load_free_s)
+            job.done_s = free_s + (state.load_latency_s + state.load_chunk_s * job.nodes)
+            state.load_free_s = job.done_s
+            job.submitted = 1
+    return begin_s  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def end_transfers(machine: Machine) -> None:
+    """End the transfers that are done by now."""
+    off, state, now_s = machine.offload, machine.offload.state[0], machine.state[0].now_s
+    for number in range(state.stores_done, state.stores):
+        job = off.stores[number % len(off.stores)]
+        if job.submitted and not job.done and job.done_s <= now_s:
+            for at in range(job.first, job.first + job.nodes):
+                unpin_chunk(off, off.store_nodes[at % len(off.store_nodes)])
+            off.members[job.request].transfers -= 1
+            job.done = 1
+    while state.stores_done < state.stores and off.stores[state.stores_done % len(off.stores)].done:
+        state.fences_done = off.stores[state.stores_done % len(off.stores)].fences
+        state.stores_done += 1
+    while state.loads_done < state.loads:
+        job = off.loads[state.loads_done % len(off.loads)]
+        if not job.submitted or job.done_s > now_s:
+            break
+        for at in range(job.first, job.first + job.nodes):
+            node = off.load_nodes[at % len(off.load_nodes)]
+            off.chunks[node].loading = 0
+            unpin_chunk(off, node)
+        off.members[job.request].transfers -= 1
+        off.members[job.request].stage = LOADED
+        state.loads_done += 1
+
+
+@callable_in_kernels
+def next_end_s(machine: Machine) -> float:
+    """Return when the next transfer ends, now if one has to begin, infinity without any."""
+    off, state, soonest_s = machine.offload, machine.offload.state[0], np.inf
+    for number in range(state.stores_done, state.stores):
+        job = off.stores[number % len(off.stores)]
+        if not job.submitted:
+            return machine.state[0].now_s  # type: ignore[no-any-return]
+        if not job.done:
+            soonest_s = min(soonest_s, job.done_s)
+    if state.loads_done < state.loads:
+        soonest_s = min(soonest_s, off.loads[state.loads_done % len(off.loads)].done_s)
+    return soonest_s
+
+
+@callable_in_kernels
+def wait(machine: Machine, preempted: bool) -> bool:
+    """Let time pass to the next arrival or end of a transfer; return False where neither comes.
+
+    Where requests were just `preempted` (loads have blocks), others may fit as soon as their copies
+    have ended.
+    """
+    requests, state = machine.requests, machine.state[0]
+    begin_s = begin_transfers(machine)
+    next_s = begin_s if preempted else next_end_s(machine)
+    if state.arrived < len(requests):
+        next_s = min(next_s, requests[state.arrived].arrival_s)
+    if next_s == np.inf:
+        return False
+    state.now_s = max(begin_s, next_s)
+    end_transfers(machine)
+    return True
+
+
+@callable_in_kernels
+def next_new(machine: Machine, at: int) -> int:
+    """Return the first request from `at` on that arrived and was never admitted."""
+    requests = machine.requests
+    while at < machine.state[0].arrived and (requests[at].oversized or requests[at].hits != NONE):
+        at += 1
+    return at
+
+
+@callable_in_kernels
+def advance_next(machine: Machine) -> None:
+    """Move on to the first request that was never admitted; those rejected are done with."""
+    state, end = machine.state[0], next_new(machine, machine.state[0].next)
+    for request in range(state.next, end):
+        state.finished += machine.requests[request].oversized
+    state.next = end
+
+
+@callable_in_kernels
+def write_front(machine: Machine, request: int) -> None:
+    """Write out the path of a waiting request."""
+    if machine.state[0].front != request:
+        row, record = machine.path[len(machine.path) - 1], machine.requests[request]
+        write_path(machine.nodes.parent, record.leaf, row, 0, record.length)
+        machine.state[0].front = request
+
+
+def releaser(release: Callable[..., None]) -> Callable[..., None]:
+    """Return the function that frees all blocks of a request, as `release`, and notes its end."""
+
+    @callable_in_kernels
+    def release_offloaded(machine: Machine, request: int, finished: bool) -> None:
+        off, state, record = machine.offload, machine.offload.state[0], machine.requests[request]
+        if finished:
+            row = off.ended_table[state.ended]
+            for at in range(record.allocated):
+                row[at] = machine.table[record.slot, at]
+            off.members[request].blocks = record.allocated
+            off.ended[state.ended] = request
+            state.ended += 1
+        elif off.members[request].transfers > 0:
+            for number in range(state.stores_done, state.stores):
+                job = off.stores[number % len(off.stores)]
+                if job.request == request:
+                    job.flush = 1
+        off.members[request].stage = WAITING
+        release(machine, request, finished)
+
+    return release_offloaded
+
+
+def loaded_admitter(allocate: Callable[..., None], leaf: bool) -> Callable[..., Any]:
+    """Return the function that tries to run a request whose load has ended, as `admit` does."""
+
+    @callable_in_kernels
+    def admit_loaded(machine: Machine, request: int, budget: int) -> int:
+        off, state, record = machine.offload, machine.state[0], machine.requests[request]
+        member, size, total = (
+            off.members[request],
+            state.block_size,
+            record.prompt + record.generated,
+        )
+        if member.stage == LOADED:
+            hash_blocks(machine, request, record.computed, leaf)
+            record.computed = min(record.computed, total - 1)
+            member.stage = READY
+        tokens = min(total - record.computed, budget)
+        blocks = blocks_for(record.computed + tokens, size)
+        needed = blocks_for(total, size) if state.reserve_full_prompt else blocks
+        needed -= record.allocated
+        if state.running > 0:
+            needed += state.watermark_blocks
+        if needed > state.free:
+            return 0
+        allocate(machine, request, blocks)
+        hash_blocks(machine, request, record.computed + tokens, leaf)
+        note_table(machine, request)
+        machine.running[state.running] = request
+        state.running += 1
+        return tokens  # type: ignore[no-any-return]
+
+    return admit_loaded
+
+
+def offloaded_admitter(allocate: Callable[..., None], leaf: bool) -> Callable[..., Any]:
+    """Return the function that tries to admit a waiting request, whose path is written out.
+
+    It returns the tokens to compute in the step being planned; 0 where all requests have to wait,
+    SKIP where this one does, or has begun to load.
+    """
+
+    @callable_in_kernels
+    def admit(machine: Machine, request: int, budget: int) -> int:
+        off, record, state = machine.offload, machine.requests[request], machine.state[0]
+        size, total, member = (
+            state.block_size,
+            record.prompt + record.generated,
+            off.members[request],
+        )
+        first = record.hits == NONE
+        hits = look_up(machine, record.look if first else (total - 1) // size)
+        loaded = look_up_chunks(machine, request, hits, total)
+        if member.transfers > 0 or loaded == SKIP:
+            return SKIP
+        if off.state[0].restarts:
+            member.next_chunk = 0
+        tokens = 0 if loaded > 0 else min(total - hits * size, budget)
+        blocks = blocks_for(hits * size + loaded + tokens, size)
+        others = count_free(machine, hits) - hits
+        if state.running > 0:
+            others += state.watermark_blocks
+        whole = blocks_for(total, size) if state.reserve_full_prompt else blocks
+        reserved = reserved_blocks(machine) if loaded > 0 else 0
+        slots = len(machine.slots) - state.running - off.state[0].loading
+        if max(whole, blocks + reserved) + others > state.free or slots == 0:
+            return 0
+        take_slot(machine, request)
+        if first:
+            record.written = max(count_written(machine, record.look), hits)
+            record.kept = record.written
+            member.external = loaded
+            note_admission(machine, request, hits)
+        use_hits(machine, request, hits)
+        allocate(machine, request, blocks)
+        record.computed = hits * size + loaded
+        note_table(machine, request)
+        if loaded > 0:
+            begin_load(machine, request, hits, loaded)
+            return SKIP
+        hash_blocks(machine, request, hits * size + tokens, leaf)
+        machine.running[state.running] = request
+        state.running += 1
+        return tokens
+
+    return admit
+
+
+def loaded_planner(admit_loaded: Callable[..., Any]) -> Callable[[Machine], bool]:
+    """Return the function that plans for loaded requests; False where one of them does not fit."""
+
+    @callable_in_kernels
+    def plan_loaded(machine: Machine) -> bool:
+        off, state, at = machine.offload, machine.state[0], 0
+        while at < off.state[0].loading and state.budget > 0 and state.running < state.max_num_seqs:
+            request = off.loading[at]
+            if off.members[request].stage == LOADING:
+                at += 1
+                continue
+            tokens = admit_loaded(machine, request, state.budget)
+            if tokens == 0:
+                return False
+            off.state[0].loading -= 1
+            for place in range(at, off.state[0].loading):
+                off.loading[place] = off.loading[place + 1]
+            plan(machine, request, tokens)
+        return True
+
+    return plan_loaded
+
+
+def waiting_planner(admit: Callable[..., Any]) -> Callable[[Machine], None]:
+    """Return the function that plans for waiting requests: those preempted, then by arrival."""
+
+    @callable_in_kernels
+    def plan_waiting(machine: Machine) -> None:
+        state = machine.state[0]
+        preempted, at = state.preempted - 1, next_new(machine, state.next)
+        while state.budget > 0 and state.running < state.max_num_seqs:
+            if preempted >= 0:
+                request = machine.preempted[preempted]
+                preempted -= 1
+            elif at < state.arrived:
+                request = at
+                at = next_new(machine, at + 1)
+            else:
+                break
+            write_front(machine, request)
+            tokens = admit(machine, request, state.budget)
+            if tokens == 0:
+                break
+            if tokens != SKIP:
+                plan(machine, request, tokens)
+        advance_next(machine)
+
+    return plan_waiting
+
+
+@once
+def offloaded_stepper(policy: type[LanePolicy], leaf: bool) -> Callable[..., Any]:
+    """Return the kernel that runs an engine with a CPU tier, called as that of `stepper`."""
+    take_free = taker(policy, leaf)
+
+    @callable_in_kernels
+    def take(machine: Machine) -> int:
+        block = take_free(machine)
+        note_block(machine, block)
+        return block
+
+    rules = one_group(policy, leaf, take)
+    rules = rules._replace(release=releaser(rules.release))
+    allocate = allocator(take)
+    admit, admit_loaded = offloaded_admitter(allocate, leaf), loaded_admitter(allocate, leaf)
+    plan_running, complete = running_planner(rules), completer(rules)
+    plan_loaded, plan_waiting = loaded_planner(admit_loaded), waiting_planner(admit)
+
+    @callable_in_kernels
+    def schedule(machine: Machine) -> None:
+        begin_plan(machine)
+        machine.offload.state[0].plan += 1
+        if plan_running(machine) and plan_loaded(machine):
+            plan_waiting(machine)
+        cost_plan(machine)
+        store_step(machine)
+
+    @kernel
+    def run(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
+        state = machine.state[0]
+        for _ in range(steps):
+            if state.finished >= finished or state.now_s >= until_s:
+                break
+            arrive(machine)
+            if state.ttl_s < np.inf:
+                expire(machine, leaf)
+            preempted = state.preempted
+            schedule(machine)
+            if state.planned > 0:
+                begin_s = begin_transfers(machine)
+                start(machine)
+                state.end_s += begin_s - state.now_s
+                complete(machine)
+                end_transfers(machine)
+            elif not wait(machine, state.preempted > preempted):
+                return False
+        return True
+
+    return run

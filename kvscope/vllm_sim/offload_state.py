@@ -1,0 +1,171 @@
+"""The tables of a CPU tier: its chunks, the transfers under way, and what requests did with it.
+
+Like the tables of the engine (`state`), one tuple of records that kernels read and write. A chunk
+is `blocks_per_chunk` blocks of a path; the trie's node at its end stands for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.core.arrays import Int32s, Int64s
+from kvscope.vllm_sim.settings import OffloadSettings
+
+Records = np.recarray[Any, Any]
+
+ABSENT = -1  # in no list
+T1, T2, B1, B2 = range(4)  # LRU has only T1
+LISTS = 4  # and behind their sentinels, that of the chunks whose offers are counted
+PENDING = -1  # as `users`: its store is under way
+WAITING, LOADING, LOADED, READY = range(4)  # LOADED: its blocks are not hashed yet
+SEEN, INSERTED, REUSED, MISSED = 1, 2, 4, 8
+
+CHUNK = np.dtype(
+    [(name, np.int32) for name in ("after", "before", "older", "newer", "users", "offers")]
+    + [("rank", np.int64), ("offer", np.int64), ("place", np.int64), ("loading", np.int64)]
+)
+"""The chunk that ends at a node of the trie, or behind the last node the sentinel of a list.
+
+It is in list `place`, a ring through `after` and `before`, in order of `rank` where that is LRU's.
+`users` counts the loads that read it. `offers` counts how often it was offered, in the ring of
+`older` and `newer`; `offer` is the number of the last store that it was part of.
+"""
+
+
+def _whole(names: str, real: str = "") -> np.dtype[Any]:
+    whole = [(name, np.int64) for name in names.split()]
+    return np.dtype(whole + [(name, np.float64) for name in real.split()])
+
+
+TRANSFER = _whole("request first nodes fences submitted done flush", "done_s")
+"""A load or store of chunks, `nodes` of them from `first` on in its ring of nodes.
+
+`fences` is the number of entries in the ring of fences at its end. `flush`: the step in front of
+which it is submitted waits for its end.
+"""
+
+FENCE = _whole("job request older")
+"""A GPU block that a store reads; `older` is the block's entry before."""
+
+MEMBER = _whole("next_chunk transfers stage access rank external blocks")
+"""A request: the next chunk to store, and its transfers under way.
+
+`stage` says how far a load is; `access` is where its marks begin, `rank` its provisional rank (0:
+none). `external` are the tokens that it loaded when it was first admitted, -1 before, `blocks`
+those of its table when it ended.
+"""
+
+OFFLOAD = _whole(
+    "capacity blocks_per_chunk arc provisional restarts prompt_only threshold tracker_size "
+    "held evictable offers ranks tracked plan planned_stores loads loads_done stores stores_done "
+    "fences fences_done ended loading evictions refused stored loaded t1 t2 b1 b2",
+    "target load_latency_s load_chunk_s store_latency_s store_chunk_s load_free_s store_free_s",
+)
+"""One record: the settings of the tier, and counts.
+
+`restarts`: a request that starts over offers all its chunks again. `held` chunks are in it,
+`evictable` ones are read or written by nothing. `ranks`, `offers`, `loads`, `stores` and `fences`
+number what they name; those of the last three below `_done` are over. Stores before
+`planned_stores` were created in earlier plans. `ended` requests ended since the last plan,
+`loading` ones have blocks and do not run. `t1` to `b2` and `target` are ARC's.
+"""
+
+
+class Offload(NamedTuple):
+    """A CPU tier of c chunks below an engine; without one all tables are empty.
+
+    `chunks` (N + 1 + 5), `members` (R) and `state` (1) are records as above; `marks` are what each
+    request did with each of its chunks. `loads` and `stores` are rings of transfers, whose chunks
+    are in `load_nodes` and `store_nodes`. `fence` is each GPU block's last entry in `fences`,
+    `taken` the last plan that gave it to a request. `loading` lists requests in order; `ended`
+    those that ended, row k of `ended_table` the blocks of the k-th. `fresh` and `victims` are
+    scratch.
+    """
+
+    chunks: Records
+    members: Records
+    state: Records
+    marks: NDArray[np.uint8]
+    loads: Records
+    stores: Records
+    load_nodes: Int32s
+    store_nodes: Int32s
+    fences: Records
+    fence: Int64s
+    taken: Int64s
+    loading: Int64s
+    ended: Int64s
+    ended_table: Int64s
+    fresh: Int32s
+    victims: Int32s
+
+
+def no_offload() -> Offload:
+    """Return the tables of an engine without a CPU tier."""
+    return _tables(0, np.zeros(0, dtype=np.int64), 0, 0, 0, 0, 0, 0)
+
+
+def empty_offload(
+    settings: OffloadSettings, nodes: int, path_blocks: Int64s, usable: int, slots: int, width: int
+) -> Offload:
+    """Return an empty tier for requests of so many blocks each over a trie of `nodes` nodes.
+
+    The engine has `usable` blocks, and tables of `width` blocks for `slots` requests.
+    """
+    size = settings.blocks_per_chunk
+    capacity = min(settings.capacity_chunks, nodes)
+    tables = _tables(
+        nodes, path_blocks // size, capacity, capacity * size, usable, slots, width, width // size
+    )
+    state = tables.state[0]
+    state.capacity, state.blocks_per_chunk = capacity, size
+    state.arc = settings.eviction_policy == "arc"
+    state.provisional = settings.release == "0.33" and not state.arc
+    state.restarts = settings.release == "0.33"
+    state.prompt_only = settings.prompt_only
+    state.threshold, state.tracker_size = settings.store_threshold, settings.max_tracker_size
+    state.load_latency_s, state.load_chunk_s = settings.load.latency_s, settings.load.chunk_s
+    state.store_latency_s, state.store_chunk_s = settings.store.latency_s, settings.store.chunk_s
+    state.fences = state.fences_done = 1  # 0 stands for none
+    return tables
+
+
+def _tables(
+    nodes: int,
+    path_chunks: Int64s,
+    capacity: int,
+    blocks: int,
+    usable: int,
+    slots: int,
+    width: int,
+    longest: int,
+) -> Offload:
+    chunks = np.zeros(nodes + LISTS + 1, dtype=CHUNK).view(np.recarray)
+    ring = np.arange(len(chunks))
+    for name in ("after", "before", "older", "newer"):
+        chunks[name] = ring
+    chunks.place = ABSENT
+    members = np.zeros(len(path_chunks), dtype=MEMBER).view(np.recarray)
+    ends = np.cumsum(path_chunks)
+    members.access, members.external = ends - path_chunks, -1
+    return Offload(
+        chunks=chunks,
+        members=members,
+        state=np.zeros(1, dtype=OFFLOAD).view(np.recarray),
+        marks=np.zeros(int(ends[-1]) if len(ends) else 0, dtype=np.uint8),
+        loads=np.zeros(2 * capacity, dtype=TRANSFER).view(np.recarray),
+        stores=np.zeros(2 * capacity, dtype=TRANSFER).view(np.recarray),
+        load_nodes=np.zeros(2 * capacity, dtype=np.int32),
+        store_nodes=np.zeros(2 * capacity, dtype=np.int32),
+        fences=np.zeros(2 * blocks, dtype=FENCE).view(np.recarray),
+        fence=np.zeros(usable, dtype=np.int64),
+        taken=np.full(usable, -1, dtype=np.int64),
+        loading=np.zeros(slots, dtype=np.int64),
+        ended=np.zeros(slots, dtype=np.int64),
+        ended_table=np.zeros((slots, width), dtype=np.int64),
+        fresh=np.zeros(longest, dtype=np.int32),
+        victims=np.zeros(capacity, dtype=np.int32),
+    )

@@ -1,0 +1,195 @@
+"""Drive vLLM's Scheduler with its OffloadingConnector; a worker without memory ends the copies."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvscope.vllm_sim.settings import OffloadSettings, Release, Transfers
+from tests.conformance.conversations import TokenRequest
+from tests.conformance.vllm_side import (
+    VLLM_VERSION,
+    KVConnectorOutput,
+    KVTransferConfig,
+    OffloadingWorkerMetadata,
+    VllmScheduler,
+)
+
+RELEASE: Release = "0.33" if VLLM_VERSION.startswith("0.33") else "0.32"
+
+
+class InOrder(dict[str, None]):
+    """A set that keeps its order: vLLM's has none for requests that end in the same step."""
+
+    def add(self, name: str) -> None:
+        """Add a name."""
+        self[name] = None
+
+
+@dataclass
+class Queue:
+    """The copies of one direction, one after the other."""
+
+    times: Transfers
+    free_s: float = 0.0
+    done_s: dict[int, float] = field(default_factory=dict)
+
+    def submit(self, job: int, chunks: int, now_s: float) -> None:
+        """Begin a copy."""
+        begin_s = max(now_s, self.free_s)
+        self.free_s = begin_s + (self.times.latency_s + self.times.chunk_s * chunks)
+        self.done_s[job] = self.free_s
+
+    def ended(self, now_s: float) -> list[int]:
+        """Return the copies that are done by now, and forget them."""
+        jobs = [job for job, done_s in self.done_s.items() if done_s <= now_s]
+        for job in jobs:
+            del self.done_s[job]
+        return jobs
+
+
+class Worker:
+    """What vLLM's OffloadingConnectorWorker does, in its order, with copies that only take time."""
+
+    def __init__(self, settings: OffloadSettings) -> None:
+        self.loads, self.stores = Queue(settings.load), Queue(settings.store)
+        self.deferred: dict[int, int] = {}
+        self.loading: dict[int, str] = {}
+
+    def start(self, meta: Any, now_s: float) -> float:
+        """Begin a step's copies; return when the step itself can begin."""
+        new = {job: len(spec.dst_spec.block_ids) for job, spec in meta.store_jobs.items()}
+        for job in sorted(meta.jobs_to_flush):
+            if job in new:
+                self.deferred[job] = new.pop(job)
+        for job, chunks in self.deferred.items():
+            self.stores.submit(job, chunks, now_s)
+        self.deferred = new
+        waits = [self.stores.done_s[job] for job in meta.jobs_to_flush if job in self.stores.done_s]
+        begin_s = max([now_s, *waits])
+        for job, spec in meta.load_jobs.items():
+            self.loading[job] = spec.req_id
+            self.loads.submit(job, len(spec.src_spec.block_ids), begin_s)
+        return begin_s
+
+    def ended(self, now_s: float) -> KVConnectorOutput | None:
+        """Return what the worker reports at the end of a step."""
+        loads = self.loads.ended(now_s)
+        jobs = dict.fromkeys([*self.stores.ended(now_s), *loads], 1)
+        if not jobs:
+            return None
+        return KVConnectorOutput(
+            finished_recving={self.loading.pop(job) for job in loads} or None,
+            kv_connector_worker_meta=OffloadingWorkerMetadata(completed_jobs=jobs),
+        )
+
+    def next_s(self, now_s: float) -> float:
+        """Return when the next copy ends, now if one has yet to begin."""
+        if self.deferred:
+            return now_s
+        return min([*self.stores.done_s.values(), *self.loads.done_s.values()], default=math.inf)
+
+
+class OffloadingScheduler(VllmScheduler):
+    """vLLM's whole scheduler with a CPU tier, stepped as its engine core does."""
+
+    def __init__(
+        self,
+        folder: Path,
+        trace: list[TokenRequest],
+        size: int,
+        usable_blocks: int,
+        offload: OffloadSettings,
+        **settings: Any,
+    ) -> None:
+        block_bytes = size * 2 * 4  # K and V of one head of size 1, in float32
+        chunk_bytes = -(-block_bytes * offload.blocks_per_chunk // 4096) * 4096
+        options = {
+            "cpu_bytes_to_use": chunk_bytes * offload.capacity_chunks,
+            "eviction_policy": offload.eviction_policy,
+            "blocks_per_chunk": offload.blocks_per_chunk,
+            "store_threshold": offload.store_threshold,
+            "max_tracker_size": offload.max_tracker_size,
+            "offload_prompt_only": offload.prompt_only,
+        }
+        connector = KVTransferConfig(
+            kv_connector="OffloadingConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config=options,
+        )
+        super().__init__(folder, trace, size, usable_blocks, connector=connector, **settings)
+        self.worker = Worker(offload)
+        self.loaded_tokens: dict[int, int] = {}
+        self.manager = self.scheduler.connector.connector_scheduler.manager
+        assert self.manager._num_chunks == offload.capacity_chunks
+        self.scheduler.finished_req_ids = InOrder()
+        lookup = self.scheduler.connector.update_state_after_alloc
+
+        def noted(request: Any, blocks: Any, external: int) -> None:
+            number = int(request.request_id)
+            if number not in self.hit_tokens:
+                self.hit_tokens[number] = request.prefill_stats.num_local_cached_tokens
+                self.loaded_tokens[number] = external
+            lookup(request, blocks, external)
+
+        self.scheduler.connector.update_state_after_alloc = noted
+
+    def step(self) -> bool:
+        """Take a step, or wait for an arrival or a copy; return False when all is done."""
+        self._arrive()
+        batch = self._plan()
+        self.scheduler.finished_req_ids = InOrder()
+        meta = batch.output.kv_connector_metadata
+        begin_s = self.worker.start(meta, self.now_s)
+        if batch.yields:
+            self.now_s = begin_s + 1
+        else:
+            next_s = self.worker.next_s(self.now_s)
+            if batch.output.preempted_req_ids:
+                next_s = begin_s
+            if len(self.requests) < len(self.trace):
+                next_s = min(next_s, self._next.arrival_s)
+            if next_s == math.inf:
+                return False
+            self.now_s = max(begin_s, next_s)
+        self._complete(batch, self.worker.ended(self.now_s))
+        return True
+
+
+def held_chunks(vllm: OffloadingScheduler) -> list[list[bytes]]:
+    """Return the chunks that vLLM's tier holds, by list, the first to leave in front."""
+    policy = vllm.manager._policy
+    if hasattr(policy, "t1"):
+        return [list(keys) for keys in (policy.t1, policy.t2, policy.b1, policy.b2)]
+    return [sorted(policy.chunks, key=policy._ranks.__getitem__), [], [], []]
+
+
+@dataclass
+class Chunks:
+    """Names of chunks by their node, learned from what both sides hold in the same place."""
+
+    node_of: dict[bytes, int] = field(default_factory=dict)
+
+    def agree(self, theirs: list[bytes], mine: list[int]) -> bool:
+        """Return whether both lists are the same chunks in the same order."""
+        if len(theirs) != len(mine):
+            return False
+        return all(
+            self.node_of.setdefault(key, node) == node
+            for key, node in zip(theirs, mine, strict=True)
+        )
+
+
+def model_chunks(offload: Any) -> list[list[int]]:
+    """Return the chunks that the model's tier holds, as `held_chunks`."""
+    lists, first = [], len(offload.chunks) - 5
+    after = offload.chunks.after
+    for place in range(4):
+        at, nodes = int(after[first + place]), []
+        while at != first + place:
+            nodes.append(at)
+            at = int(after[at])
+        lists.append(nodes)
+    return lists

@@ -1,0 +1,154 @@
+"""vLLM's scheduler with its OffloadingConnector: the model does the same, chunk for chunk.
+
+`make test-engine` runs these with vLLM 0.32, `make test-engine-0.33` with the Python of 0.33.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope.policies.lru import Lru
+from kvscope.vllm_sim.settings import EngineSettings, OffloadSettings, Transfers
+from tests.conformance.conversations import Mix, TokenRequest, conversations
+from tests.conformance.kvscope_side import Model
+from tests.conformance.offloading import (
+    RELEASE,
+    Chunks,
+    OffloadingScheduler,
+    held_chunks,
+    model_chunks,
+)
+from tests.conformance.stepping import SLOTS, free_blocks
+from tests.long import long
+
+pytestmark = pytest.mark.engine
+
+MIXES = {
+    "chats": Mix(gap=2.0, salts=1),
+    "rush": Mix(gap=0.3, salts=1),
+    "long prompts": Mix(head=300, turn=200, output=20, gap=3.0),
+    "repeats": Mix(head=200, again=0.5, edited=0.2, silent=0.2, gap=2.0, salts=1),
+}
+SLOW = {"load": Transfers(1.5, 0.25), "store": Transfers(2.25, 0.125)}
+TIERS: dict[str, dict[str, Any]] = {
+    "lru": {"capacity_chunks": 150},
+    "arc": {"capacity_chunks": 150, "eviction_policy": "arc"},
+    "outputs": {"capacity_chunks": 150, "prompt_only": False},
+    "chunks of 4": {"capacity_chunks": 40, "blocks_per_chunk": 4, "prompt_only": False},
+    "arc, chunks of 3": {
+        "capacity_chunks": 40,
+        "blocks_per_chunk": 3,
+        "eviction_policy": "arc",
+        "prompt_only": False,
+    },
+    "threshold": {"capacity_chunks": 100, "store_threshold": 2},
+    "arc, threshold": {"capacity_chunks": 100, "store_threshold": 3, "eviction_policy": "arc"},
+    "few offers": {"capacity_chunks": 100, "store_threshold": 2, "max_tracker_size": 90},
+    "tiny": {"capacity_chunks": 12, "prompt_only": False},
+    "ample": {"capacity_chunks": 4000},
+}
+SPEEDS: dict[str, dict[str, Any]] = {"at once": {}, "slow": SLOW}
+
+
+def traffic(requests: int, seed: int, mix: str, usable_blocks: int) -> list[TokenRequest]:
+    """Generate traffic without requests that exceed so many blocks."""
+    trace = conversations(requests, seed, MIXES[mix])
+    return [replace(x, parent=-1) for x in trace if x.blocks(16) < usable_blocks]
+
+
+def stepped(
+    folder: Path,
+    trace: list[TokenRequest],
+    usable_blocks: int,
+    offload: OffloadSettings,
+    *,
+    seqs: int = SLOTS,
+    tokens: int = 256,
+) -> dict[str, int]:
+    """Step both sides to the end, comparing them; return what there was of interest."""
+    vllm = OffloadingScheduler(
+        folder,
+        trace,
+        16,
+        usable_blocks,
+        offload,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+    )
+    settings = EngineSettings(
+        usable_blocks,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        offload=replace(offload, release=RELEASE),
+    )
+    model, chunks, step, more = Model(trace, 16, Lru(), settings), Chunks(), 0, True
+    while more:
+        more = vllm.step()
+        assert model.step() == more, step
+        running = [int(request.request_id) for request in vllm.scheduler.running]
+        assert running == model.running(), step
+        for theirs, mine in zip(
+            held_chunks(vllm), model_chunks(model.machine.offload), strict=True
+        ):
+            assert chunks.agree(theirs, mine), step
+        if step % 5 == 0 or not more:
+            assert free_blocks(vllm) == [
+                (block, content > 0) for block, content in model.free_blocks()
+            ], step
+        step += 1
+    requests, off, numbers = model.machine.requests, model.machine.offload, range(len(trace))
+    assert (requests.hits * 16).tolist() == [vllm.hit_tokens[number] for number in numbers]
+    assert off.members.external.tolist() == [vllm.loaded_tokens[number] for number in numbers]
+    assert requests.first_token_s.tolist() == [vllm.first_token_s[number] for number in numbers]
+    assert requests.preemptions.tolist() == [x.num_preemptions for x in vllm.requests]
+    state = off.state[0]
+    return {
+        "loaded": int(off.members.external.sum()),
+        "evictions": int(state.evictions),
+        "refused": int(state.refused),
+        "preemptions": int(requests.preemptions.sum()),
+    }
+
+
+@pytest.mark.parametrize("speed", SPEEDS)
+@pytest.mark.parametrize("tier", TIERS)
+def test_every_step_agrees(tmp_path: Path, tier: str, speed: str) -> None:
+    """16 in flight: the same requests run, the same chunks are held in the same order, each step.
+
+    And each request has the same hits on the GPU, tokens loaded, and time of its first token.
+    """
+    trace = traffic(200, len(tier) + len(speed), "chats", 80)
+    offload = OffloadSettings(**TIERS[tier], **SPEEDS[speed])
+    counts = stepped(tmp_path, trace, 80, offload)
+    assert (counts["loaded"] > 0) == (tier != "tiny")
+    assert (counts["evictions"] > 0) == (tier != "ample")
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_every_mix_agrees(tmp_path: Path, mix: str) -> None:
+    """The same for other traffic, with preemption."""
+    trace = traffic(200, 11, mix, 60)
+    offload = OffloadSettings(capacity_chunks=120, prompt_only=False, **SLOW)
+    assert stepped(tmp_path, trace, 60, offload)["preemptions"] > 0
+
+
+@pytest.mark.parametrize("tier", ["lru", "arc", "chunks of 4"])
+def test_one_request_at_a_time_agrees(tmp_path: Path, tier: str) -> None:
+    """The same where each request ends before the next one starts."""
+    trace = traffic(200, 5, "repeats", 80)
+    stepped(tmp_path, trace, 80, OffloadSettings(**TIERS[tier]), seqs=1, tokens=4096)
+
+
+@pytest.mark.parametrize("seed", [long(seed) for seed in range(12)])
+@pytest.mark.parametrize("tier", TIERS)
+def test_thousands_of_requests_agree(tmp_path: Path, tier: str, seed: int) -> None:
+    """600 requests of each mix in turn, slow or at once, in pools of 60 to 150 blocks."""
+    mix = list(MIXES)[seed % len(MIXES)]
+    usable_blocks = (60, 90, 150)[seed % 3]
+    trace = traffic(600, 100 + seed, mix, usable_blocks)
+    offload = OffloadSettings(**TIERS[tier], **SPEEDS["slow" if seed % 2 else "at once"])
+    stepped(tmp_path, trace, usable_blocks, offload)
