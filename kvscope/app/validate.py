@@ -287,10 +287,11 @@ def _own_vllm(
     )
     device = python.device_name or python.device
     monitor.note(f"vLLM {python.vllm} on {device}, {blocks:,} blocks of {size} tokens")
-    opened = own_vllm(started, launch.server(python, monitor.stop))
+    groups = shape.kv_groups(stated, stated, tp) if shape else None
+    states = groups.state_tokens if groups else 0
+    opened = own_vllm(started, launch.server(python, monitor.stop), states)
     flags = tuple(started.options(python))
     facts = EngineFacts("vLLM", python.vllm, device, model, blocks, size, flags)
-    groups = shape.kv_groups(stated, stated, tp) if shape else None
     return EngineAtHand(facts, opened, sample, overlapped=is_gpu, groups=groups)
 
 

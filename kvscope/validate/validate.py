@@ -20,7 +20,7 @@ from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.lru_retention import LruRetention
 from kvscope.policies.registry import plugin_policies
-from kvscope.serving.client import Endpoint, ModelCard, completion
+from kvscope.serving.client import Endpoint, ModelCard, block_pool, completion
 from kvscope.serving.server import EngineDied, Launch, VllmServer
 from kvscope.tuning.file import PolicyFile
 from kvscope.tuning.flags import flags
@@ -148,8 +148,13 @@ class RunningEngine:
 EngineOpener = Callable[[PolicyRun], AbstractContextManager[RunningEngine]]
 
 
-def own_vllm(launch: Launch, server_of: Callable[[Launch], VllmServer]) -> EngineOpener:
-    """Return an opener that starts a vLLM for each run."""
+def own_vllm(
+    launch: Launch, server_of: Callable[[Launch], VllmServer], state_tokens: int = 0
+) -> EngineOpener:
+    """Return an opener that starts a vLLM for each run.
+
+    With linear attention its blocks have to hold `state_tokens` tokens, else it raises EngineError.
+    """
 
     @contextmanager
     def open_engine(run: PolicyRun) -> Iterator[RunningEngine]:
@@ -161,6 +166,14 @@ def own_vllm(launch: Launch, server_of: Callable[[Launch], VllmServer]) -> Engin
         with server_of(started) as server:
             if run.environment:
                 _check_policy_runs(server.log())
+            pool = block_pool(server.endpoint.metrics()) if state_tokens else None
+            if pool is not None and pool.block_size != state_tokens:
+                raise EngineError(
+                    f"has blocks of {pool.block_size} tokens, not the {state_tokens} of a GPU",
+                    where="vLLM",
+                    remedy="CPUs may keep states in 32 bits: add"
+                    " --vllm-flags '--mamba-ssm-cache-dtype bfloat16'",
+                )
 
             def died() -> EngineDied | None:
                 if server.endpoint.healthy():

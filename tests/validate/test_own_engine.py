@@ -8,14 +8,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kvscope.cli.app import run
+from kvscope.core.errors import EngineError
 from kvscope.deployment.presets import PRESETS
+from kvscope.serving.server import Launch
 from kvscope.store import results, traces
 from kvscope.store.db import open_store
+from kvscope.validate.validate import PolicyRun, own_vllm
 from tests.serving import fake_vllm
 from tests.serving.test_server import gone
 from tests.validate.commands import Printed, asked, document, tolerant
@@ -82,6 +89,24 @@ def test_another_retention_interval_is_a_flag_of_vllm_itself(
     assert [each["flags"] for each in runs] == [[], ["--prefix-cache-retention-interval", "992"]]
     assert run(["validate", *options, "--model", "a/model"]) == 2
     assert "keeps more windows, which this model does not have" in capsys.readouterr().err
+
+
+def test_an_engine_with_other_blocks_than_predicted_is_refused() -> None:
+    """A CPU that keeps the states of linear attention in 32 bits has larger blocks than a GPU."""
+    metrics = 'vllm:cache_config_info{block_size="1152",num_gpu_blocks="14"} 1.0'
+    endpoint = SimpleNamespace(metrics=lambda: metrics, model=lambda: None)
+
+    @contextmanager
+    def server(launch: Launch) -> Iterator[Any]:
+        yield SimpleNamespace(log=lambda: "", endpoint=endpoint)
+
+    launch: Any = Launch("a/model", 32, 13, 9, 1, 9)
+    start: Any = server
+    with own_vllm(launch, start, 1152)(PolicyRun()):
+        pass
+    refused = pytest.raises(EngineError, match=r"blocks of 1152 tokens, not the 544 .* bfloat16")
+    with refused, own_vllm(launch, start, 544)(PolicyRun()):
+        pass
 
 
 def recommending(folder: Path, name: str = "tlru") -> list[str]:
