@@ -92,7 +92,7 @@ def with_capacity_model(
             "tiers have capacities of their own",
             "--capacity, --capacity-blocks and --points",
         ),
-        (engine, "these tiers have no engine", "--capacity-model, or add --offload vllm@0.33"),
+        (engine, "an engine is replayed without tiers", "--capacity-model, or add --offload"),
         (not setting.exact, "tiers are not replayed on a sample", "--sample and --coarsen"),
     ):
         if tiered and wrong:

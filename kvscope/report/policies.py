@@ -223,8 +223,8 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
     capacity = "Capacity: idle cached blocks; add KV memory for running requests."
     if setting.tiers and setting.capacity_model == "cache":
         capacity = (
-            f"Capacity: {setting.tiers} together, {setting.tier_mode}; no engine's offloading works"
-            " like this (--offload does)."
+            f"Capacity: {setting.tiers} together, {setting.tier_mode}. No engine works like this;"
+            " --offload replays vLLM's tier."
         )
     elif setting.capacity_model == "engine":
         capacity = (

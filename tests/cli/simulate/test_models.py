@@ -125,3 +125,21 @@ def test_other_tools_definitions_are_reproduced(
     assert flat["misses"] is None
     half = simulated(capsys, *asked, "--compat", "kvcache-simulator")["results"][0]
     assert half["token_hit_rate"] == pytest.approx(2 / 5)
+
+
+@pytest.mark.parametrize(
+    ("more", "remedy"),
+    [
+        ((), "add --tiers"),
+        (("--tiers", "hbm=2blocks"), "add --tiers"),
+        (("--tiers", "hbm=2blocks,dram=9blocks", "--tier-mode", "exclusive"), "--tier-mode"),
+        (("--tiers", "hbm=2blocks,dram=9blocks:policy=lru"), "leave out policy"),
+        (("--tiers", "hbm=2blocks,dram=9blocks", "--capacity-blocks", "5"), "--capacity"),
+    ],
+)
+def test_an_offload_tier_refuses_other_tiers(
+    trace: str, more: tuple[str, ...], remedy: str, capsys: Streams
+) -> None:
+    """It needs the pool and one tier below it, which has a way, a size and a policy of its own."""
+    assert run(["simulate", trace, "--offload", "vllm@0.33", *more]) == 2
+    assert remedy in capsys.readouterr().err
