@@ -8,7 +8,8 @@ request only behind it: the step waits.
 
 Transfers of one direction follow each other; how long they take is modelled. All else is exact, but
 for requests that end in the same step: vLLM stores their last chunks in no order, the model in that
-of the batch. At most `max_num_seqs` loads hold blocks at a time.
+of the batch. At most `max_num_seqs` loads (16 if that is less)
+hold blocks at a time.
 
 Source: vLLM 0.32.0 and 0.33.0, vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py
 (OffloadingConnectorScheduler) and worker.py, vllm/v1/core/sched/scheduler.py.

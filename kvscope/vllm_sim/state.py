@@ -191,7 +191,7 @@ def idle_machine(
     state.ttl_s = policy.values.get("ttl_s", math.inf)
     width, offload = -(-tokens // smallest), no_offload()
     if settings.offload is not None:
-        slots *= 2
+        slots += max(slots, 16)  # requests that load hold blocks and do not run
         offload = empty_offload(
             settings.offload,
             len(nodes),
