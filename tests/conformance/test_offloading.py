@@ -121,7 +121,7 @@ def test_every_step_agrees(tmp_path: Path, tier: str, speed: str) -> None:
 
     And each request has the same hits on the GPU, tokens loaded, and time of its first token.
     """
-    trace = traffic(80, len(tier) + len(speed), "chats", 80)
+    trace = traffic(300, len(tier) + len(speed), "chats", 80)
     offload = OffloadSettings(**TIERS[tier], **SPEEDS[speed])
     counts = stepped(tmp_path, trace, 80, offload)
     assert counts["loaded"] > 0 or tier == "tiny"
@@ -131,7 +131,7 @@ def test_every_step_agrees(tmp_path: Path, tier: str, speed: str) -> None:
 @pytest.mark.parametrize("mix", MIXES)
 def test_every_mix_agrees(tmp_path: Path, mix: str) -> None:
     """The same for other traffic, with preemption."""
-    trace = traffic(80, 11, mix, 60)
+    trace = traffic(300, 11, mix, 60)
     offload = OffloadSettings(capacity_chunks=120, prompt_only=False, **SLOW)
     assert stepped(tmp_path, trace, 60, offload)["preemptions"] > 0
 
@@ -139,7 +139,7 @@ def test_every_mix_agrees(tmp_path: Path, mix: str) -> None:
 @pytest.mark.parametrize("tier", ["lru", "arc", "chunks of 4"])
 def test_one_request_at_a_time_agrees(tmp_path: Path, tier: str) -> None:
     """The same where each request ends before the next one starts."""
-    trace = traffic(80, 5, "repeats", 80)
+    trace = traffic(300, 5, "repeats", 80)
     stepped(tmp_path, trace, 80, OffloadSettings(**TIERS[tier]), seqs=1, tokens=4096)
 
 
