@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 from typing import Protocol, Self, TypeVar
+
+from loky import ProcessPoolExecutor
 
 from kvscope.core.errors import KvscopeError
 
@@ -38,7 +39,7 @@ class LocalProcesses:
 
     def __exit__(self, *error: object) -> None:
         if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.shutdown(kill_workers=True)
 
     def run(
         self, step: Callable[[T], None], tasks: Sequence[T], advance: Callable[[int], None]
@@ -50,8 +51,9 @@ class LocalProcesses:
                 advance(1)
             return
         if self._pool is None:
-            # Spawned: a fork would copy the threads that this process has, and what they hold.
-            self._pool = ProcessPoolExecutor(self.workers, get_context("spawn"))
+            # loky's: a fork would copy the threads that this process has, and what they hold; the
+            # standard library's spawn would run a script that calls this once more.
+            self._pool = ProcessPoolExecutor(self.workers)
         pending = [self._pool.submit(step, task) for task in tasks]
         try:
             for done in as_completed(pending):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import TypeVar
 
 import pytest
@@ -88,8 +90,14 @@ def test_what_is_finished_is_not_done_again(files: list[Path], tmp_path: Path) -
     assert not again.created
 
 
-def test_processes_make_the_same(files: list[Path], tmp_path: Path) -> None:
-    """Two processes, and this one."""
+def test_processes_make_the_same(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes, and this one; a script that makes a dataset is not run by each process."""
+    script = ModuleType("__main__")
+    script.__file__ = str(tmp_path / "script.py")
+    Path(script.__file__).write_text("raise SystemExit('run once more')\n")
+    monkeypatch.setitem(sys.modules, "__main__", script)
     made.dataset(files, tmp_path / "one", made.options(2))
     with LocalProcesses(2) as processes:
         made.dataset(files, tmp_path / "two", made.options(2), processes)
