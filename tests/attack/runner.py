@@ -6,14 +6,13 @@ Each attack runs in a process of its own, so that a crash or a hang is a finding
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import tempfile
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-from loky.backend import get_context
 
 from tests.attack import ATTACKS
 from tests.attack.attack import Attack, Tally, attempt_all, keep
@@ -72,7 +71,7 @@ def _for_a_time(kind: type[Attack], seed: int, seconds: float) -> Tally:
 
 def _in_child(kind: type[Attack], seed: int, first: int, deadline_s: float) -> Tally:
     """Try cases from `first` on until the deadline, or only that one; note how the child ended."""
-    context = get_context("loky")  # spawns, without the main module
+    context = multiprocessing.get_context("spawn")
     # the case, when it began (0: none is running), inputs and findings before it
     progress: Any = context.Array("q", [first - 1, 0, 0, 0])
     with tempfile.TemporaryDirectory(prefix="kvscope-attack-") as home:

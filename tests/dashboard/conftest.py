@@ -20,7 +20,10 @@ def forgetful() -> Iterator[None]:
     import streamlit as st
 
     st.cache_resource.clear()
+    main = sys.modules["__main__"]
     yield
+    # A page that ran is left as the main module, which a process spawned later would run.
+    sys.modules["__main__"] = main
     if (cache := sys.modules.get("dashboard.background_cache")) is not None:
         cache.settle()  # or it would have the store open
     st.cache_resource.clear()
