@@ -394,8 +394,9 @@ class SimulateOptions(DeploymentOptions):
         Option(
             "Run the two --tiers as an engine does, steps and all: vllm@0.32 or vllm@0.33 is vLLM's"
             " OffloadingConnector with CPU memory. Its options follow colons:"
-            " vllm@0.33:eviction_policy=arc:blocks_per_chunk=4.",
-            "ENGINE@VERSION",
+            " vllm@0.33:eviction_policy=arc:blocks_per_chunk=4. sglang-hicache (write_policy=…) and"
+            " lmcache (chunk_size=…) are approximations, which say what they leave out.",
+            "ENGINE",
         ),
     ] = None
     param: Params = None

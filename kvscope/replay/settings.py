@@ -113,9 +113,10 @@ def _offloaded(setting: RunSetting, offload: str, tiers: str | None, stated: str
 
     Raises UsageError for tiers that it cannot have.
     """
-    from kvscope.vllm_sim.offload_spec import WHERE, OffloadSpec
+    from kvscope.vllm_sim.offload_engines import parse_offload
+    from kvscope.vllm_sim.offload_spec import WHERE
 
-    spec = OffloadSpec.parse(offload)
+    spec = parse_offload(offload)
     if tiers is None or tiers.count(",") != 1:
         remedy = "add --tiers, for example hbm=40GiB,dram=128GiB"
         raise UsageError("needs the GPU's pool and one tier below it", where=WHERE, remedy=remedy)
@@ -126,9 +127,9 @@ def _offloaded(setting: RunSetting, offload: str, tiers: str | None, stated: str
     for option in ("policy", "ttl"):
         if f":{option}=" in lower.replace(" ", ""):
             raise UsageError(
-                f"vLLM's tier has its own {option}",
+                f"an engine's tier has its own {option}",
                 where="--tiers",
-                remedy=f"leave out {option}, or write {WHERE} {spec.text}:eviction_policy=arc",
+                remedy=f"leave out {option}, or write {WHERE} vllm@0.33:eviction_policy=arc",
             )
     return replace(setting, tiers=_written(tiers), tier_mode=spec.text)
 

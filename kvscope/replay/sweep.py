@@ -43,7 +43,7 @@ from kvscope.replay.tiers import (
 )
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, fits, replay_engine
-from kvscope.vllm_sim.offload_spec import OffloadSpec
+from kvscope.vllm_sim.offload_engines import parse_offload
 from kvscope.vllm_sim.settings import OffloadSettings, Transfers
 
 WINDOWS = 24  # that results over time are cut into, at most
@@ -183,7 +183,7 @@ def tier_request(workload: Workload, policy: Policy, estimates: Estimates) -> Re
         default=type(policy),
     )
     if setting.capacity_model == "engine" and setting.tier_mode is not None:
-        chunk_policy = by_name(OffloadSpec.parse(setting.tier_mode).eviction_policy)()
+        chunk_policy = by_name(parse_offload(setting.tier_mode).eviction_policy)()
         tiers = (tiers[0], replace(tiers[1], policy=chunk_policy))
         policy = tiers[0].policy
     return ReplayRequest(policy, sum(tier.capacity_blocks for tier in tiers), tiers)
@@ -274,17 +274,19 @@ def _tiered(tiers: tuple[Tier, ...], done: EngineReplay) -> TieredReplay:
     return TieredReplay(tiers, "write-through", hits, evictions, (0, 0), nothing)
 
 
-def _offload_of(setting: RunSetting, tiers: tuple[Tier, ...]) -> OffloadSettings | None:
+def _offload_of(
+    setting: RunSetting, tiers: tuple[Tier, ...], block_size: int
+) -> OffloadSettings | None:
     """Return the tier below an engine, None without one; a copy takes what a read of it does.
 
     Raises UsageError where that depends on the unknown size of a block.
     """
     if not tiers or setting.tier_mode is None:
         return None
-    spec, tier = OffloadSpec.parse(setting.tier_mode), tiers[1]
-    blocks_s = read_s(tier, spec.blocks_per_chunk, setting.block_bytes)
+    spec, tier = parse_offload(setting.tier_mode), tiers[1]
+    blocks_s = read_s(tier, spec.chunk_blocks(block_size), setting.block_bytes)
     copies = Transfers(tier.read.latency_s, blocks_s)
-    return spec.settings(tier.capacity_blocks, copies, copies)
+    return spec.settings(tier.capacity_blocks, copies, copies, block_size=block_size)
 
 
 def engine_of(
@@ -304,7 +306,7 @@ def engine_of(
         max_num_seqs=setting.max_num_seqs or usual.max_num_seqs,
         max_num_batched_tokens=setting.max_num_batched_tokens or usual.max_num_batched_tokens,
         groups=groups,
-        offload=_offload_of(setting, tiers),
+        offload=_offload_of(setting, tiers, block_size),
     )
 
 

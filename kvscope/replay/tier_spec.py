@@ -27,7 +27,7 @@ from kvscope.core.runs import RunSetting
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
-from kvscope.vllm_sim.offload_spec import OffloadSpec
+from kvscope.vllm_sim.offload_engines import Offloading, parse_offload
 
 Bind = Callable[[type[Policy]], Policy]
 
@@ -100,13 +100,31 @@ def parse_tiers(
 def kv_transfer_config(setting: RunSetting) -> Mapping[str, Any] | None:
     """Return vLLM's `--kv-transfer-config` for the tiers of a setting.
 
-    None where it has no offload tier, or the bytes of a block are unknown.
+    None where it has no offload tier below a vLLM, or the bytes of a block are unknown.
     """
+    sized = _sized(setting)
+    return None if sized is None else sized[0].kv_transfer_config(sized[1])
+
+
+def offload_launch(setting: RunSetting) -> str | None:
+    """Return how an engine is started with the tiers of a setting; None as above."""
+    sized = _sized(setting)
+    return None if sized is None else sized[0].launch(sized[1])
+
+
+def offload_left_out(setting: RunSetting) -> str | None:
+    """Return what the simulation lacks of a setting's offload tier, None for nothing."""
+    if setting.capacity_model != "engine" or not setting.tier_mode:
+        return None
+    return parse_offload(setting.tier_mode).left_out or None
+
+
+def _sized(setting: RunSetting) -> tuple[Offloading, int] | None:
+    """Return the offload tier of a setting and its bytes, None where either is unknown."""
     if setting.capacity_model != "engine" or not setting.tier_mode or setting.block_bytes is None:
         return None
     lower = parse_tiers(setting.tiers, block_bytes=setting.block_bytes)[1]
-    spec = OffloadSpec.parse(setting.tier_mode)
-    return spec.kv_transfer_config(lower.capacity_blocks * setting.block_bytes)
+    return parse_offload(setting.tier_mode), lower.capacity_blocks * setting.block_bytes
 
 
 def _tier(
@@ -178,15 +196,6 @@ def _capacity(text: str, block_bytes: int | None, place: str) -> int:
         remedy = f"a block takes {units.format_size(block_bytes)}" if block_bytes else "take more"
         raise UsageError(f"{text} holds not one block", where=place, remedy=remedy)
     return blocks
-
-
-def _parse_blocks(text: str) -> int:
-    try:
-        return units.parse_tokens(text.removesuffix(_BLOCKS).strip())
-    except UsageError as error:
-        raise UsageError(
-            f"{text!r} is not a number of blocks", remedy="write for example 5000blocks or 8kblocks"
-        ) from error
 
 
 def _read(name: str, options: Mapping[str, Any], place: str, *, first: bool) -> Read:

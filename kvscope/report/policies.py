@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.models import Model
 from kvscope.policies.belady import Belady
 from kvscope.replay.curve import HitCurve
-from kvscope.replay.tier_spec import kv_transfer_config
+from kvscope.replay.tier_spec import offload_launch
 from kvscope.report import style, ttft
 from kvscope.report.report import Report
 from kvscope.report.runs import (
@@ -56,7 +55,7 @@ from kvscope.report.words import (
     significant,
     time_unit,
 )
-from kvscope.vllm_sim.offload_spec import OffloadSpec
+from kvscope.vllm_sim.offload_engines import parse_offload
 
 SECTIONS = ("summary", "policies", "tiers", "categories")
 """What `--section` of `kvscope simulate` takes; tiers only where the cache has several."""
@@ -224,7 +223,7 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
     if setting.tiers and setting.capacity_model == "cache":
         capacity = (
             f"Capacity: {setting.tiers} together, {setting.tier_mode}. No engine works like this;"
-            " --offload replays vLLM's tier."
+            " --offload replays an engine's tier."
         )
     elif setting.capacity_model == "engine":
         capacity = (
@@ -233,9 +232,9 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
             f" {count(setting.max_num_batched_tokens)} tokens per step."
         )
     if setting.tiers and setting.capacity_model == "engine":
-        capacity += (
-            f" {OffloadSpec.parse(setting.tier_mode or '').in_words} Sizes: {setting.tiers}."
-        )
+        offload = parse_offload(setting.tier_mode or "")
+        words = (offload.in_words, f"Sizes: {setting.tiers}.", offload.left_out)
+        capacity = " ".join(filter(None, (capacity, *words)))
     if setting.kv_groups:
         capacity += f" {KvGroups.parse(setting.kv_groups).in_words}"
     assumed = [f"latency profile {setting.latency}"]
@@ -342,9 +341,8 @@ def tier_sections(simulation: Simulation) -> list[Section]:
     )
     if not rows:
         return []
-    config = kv_transfer_config(simulation.setting)
-    launch = [] if config is None else [f"vLLM: --kv-transfer-config '{json.dumps(config)}'"]
-    return [Section.of("Tiers", table, *launch)]
+    launch = offload_launch(simulation.setting)
+    return [Section.of("Tiers", table, *([launch] if launch else []))]
 
 
 def _category_table(simulation: Simulation, limit: int | None = None) -> Table:

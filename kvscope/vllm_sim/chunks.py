@@ -162,6 +162,27 @@ def track(off: Offload, node: int) -> None:
 
 
 @callable_in_kernels
+def forget_offers(off: Offload, path: Int32s, begin: int, end: int) -> None:
+    """Count the offers of chunks from 0 again."""
+    chunks = off.chunks
+    for at in range(begin, end):
+        node = chunk_at(off, path, at)
+        if chunks[node].offers > 0:
+            untrack(off, node)
+
+
+@callable_in_kernels
+def untrack(off: Offload, node: int) -> None:
+    """Remove a chunk from the tracker."""
+    chunks = off.chunks
+    chunks[chunks[node].older].newer = chunks[node].newer
+    chunks[chunks[node].newer].older = chunks[node].older
+    chunks[node].older = chunks[node].newer = node
+    chunks[node].offers = 0
+    off.state[0].tracked -= 1
+
+
+@callable_in_kernels
 def count_offers(off: Offload, path: Int32s, begin: int, end: int) -> None:
     """Count an offer of chunks, the tracker's oldest other ones making room."""
     chunks, state, protected = off.chunks, off.state[0], 0
@@ -179,12 +200,7 @@ def count_offers(off: Offload, path: Int32s, begin: int, end: int) -> None:
         if state.tracked >= state.tracker_size:
             if unprotected == 0:
                 continue
-            oldest = chunks[sentinel(off, LISTS)].newer
-            chunks[chunks[oldest].older].newer = chunks[oldest].newer
-            chunks[chunks[oldest].newer].older = chunks[oldest].older
-            chunks[oldest].older = chunks[oldest].newer = oldest
-            chunks[oldest].offers = 0
-            state.tracked -= 1
+            untrack(off, chunks[sentinel(off, LISTS)].newer)
             unprotected -= 1
         track(off, node)
         chunks[node].offers = 1
@@ -335,6 +351,26 @@ def offer_chunks(off: Offload, request: int, path: Int32s, begin: int, end: int)
 
 
 @callable_in_kernels
+def write_back(off: Offload, node: int) -> None:
+    """Store the block that the pool evicts, as the most recent one; drop it where no room is."""
+    state = off.state[0]
+    if is_held(off, node):
+        move_to_end(off, node, T1)
+        return
+    if state.held == state.capacity:
+        state.offers += 1
+        if state.evictable == 0 or not choose_victims(off, 1):
+            state.refused += 1
+            return
+        evict_chunks(off, 1)
+    move_to_end(off, node, T1)
+    state.held += 1
+    state.evictable += 1
+    state.stored += 1
+    state.written_back += 1
+
+
+@callable_in_kernels
 def pin_chunk(off: Offload, node: int) -> None:
     """Keep a chunk while a load reads it."""
     chunk = off.chunks[node]
@@ -350,6 +386,14 @@ def unpin_chunk(off: Offload, node: int) -> None:
     chunk.users = 0 if chunk.users == PENDING else chunk.users - 1
     if chunk.users == 0:
         off.state[0].evictable += 1
+
+
+@callable_in_kernels
+def evict_first(off: Offload, node: int) -> None:
+    """Make a chunk the next one to evict, unless a load reads it."""
+    if off.chunks[node].users == 0:
+        unlink_chunk(off, node)
+        link_chunk(off, node, T1, sentinel(off, T1))
 
 
 @callable_in_kernels

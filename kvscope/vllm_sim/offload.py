@@ -40,12 +40,15 @@ from kvscope.vllm_sim.admission import (
 from kvscope.vllm_sim.chunks import (
     chunk_at,
     commit_accesses,
+    evict_first,
+    forget_offers,
     is_held,
     offer_chunks,
     pin_chunk,
     reuse,
     see,
     unpin_chunk,
+    write_back,
 )
 from kvscope.vllm_sim.offload_state import LOADED, LOADING, PENDING, READY, WAITING
 from kvscope.vllm_sim.pool import expire, taker
@@ -59,7 +62,7 @@ from kvscope.vllm_sim.scheduler import (
     running_planner,
     start,
 )
-from kvscope.vllm_sim.state import NONE, Machine
+from kvscope.vllm_sim.state import NONE, ROOT, Machine
 
 SKIP = -1
 
@@ -91,7 +94,8 @@ def look_up_chunks(machine: Machine, request: int, hits: int, total: int) -> int
     off, path = machine.offload, machine.path[len(machine.path) - 1]
     size, bpc = machine.state[0].block_size, off.state[0].blocks_per_chunk
     begin, end = hits // bpc, total // (size * bpc)
-    if (end * bpc - hits) < bpc:
+    least = off.state[0].least_load
+    if (end * bpc - hits) < least:
         return 0
     at, pending = begin, False
     while at < end and is_held(off, chunk_at(off, path, at)):
@@ -101,7 +105,7 @@ def look_up_chunks(machine: Machine, request: int, hits: int, total: int) -> int
         return 0
     if pending:
         return SKIP
-    if at * bpc - hits < bpc:
+    if at * bpc - hits < least:
         return 0
     for chunk in range(begin, at):
         if off.chunks[chunk_at(off, path, chunk)].loading:
@@ -171,6 +175,8 @@ def store_chunks(
     """Offer the tier what a request has filled with so many tokens, from its next chunk on."""
     off, state, member = machine.offload, machine.offload.state[0], machine.offload.members[request]
     record, bpc = machine.requests[request], machine.offload.state[0].blocks_per_chunk
+    if state.write_back:
+        return
     if state.prompt_only:
         tokens = min(tokens, record.prompt)
     known = (record.prompt + record.generated) // machine.state[0].block_size
@@ -178,6 +184,8 @@ def store_chunks(
     end = end // bpc
     if end <= begin:
         return
+    if state.forgets_offers:
+        forget_offers(off, path, max(begin, record.hits // bpc), end)
     count = offer_chunks(off, request, path, begin, end)
     if count < 0:
         return
@@ -225,7 +233,8 @@ def store_step(machine: Machine) -> None:
         blocks = off.members[request].blocks
         store_chunks(machine, request, front, off.ended_table[at], tokens, blocks)
         whole = tokens // size // state.blocks_per_chunk
-        commit_accesses(off, request, front, whole)
+        if not state.write_back:
+            commit_accesses(off, request, front, whole)
     if state.ended > 0:
         machine.state[0].front = NONE
     state.ended = 0
@@ -249,6 +258,11 @@ def begin_transfers(machine: Machine) -> float:
     """
     off, state, now_s = machine.offload, machine.offload.state[0], machine.state[0].now_s
     begin_s = now_s
+    if state.written_back > 0:
+        begin_s = max(now_s, state.store_free_s) + state.store_latency_s
+        begin_s += state.store_chunk_s * state.written_back
+        state.store_free_s = begin_s
+        state.written_back = 0
     for number in range(state.stores_done, state.planned_stores):
         job = off.stores[number % len(off.stores)]
         if not job.submitted:
@@ -292,6 +306,8 @@ def end_transfers(machine: Machine) -> None:
             node = off.load_nodes[at % len(off.load_nodes)]
             off.chunks[node].loading = 0
             unpin_chunk(off, node)
+            if state.write_back:
+                evict_first(off, node)
         off.members[job.request].transfers -= 1
         off.members[job.request].stage = LOADED
         state.loads_done += 1
@@ -526,6 +542,8 @@ def offloaded_stepper(policy: type[LanePolicy], leaf: bool) -> Callable[..., Any
     @callable_in_kernels
     def take(machine: Machine) -> int:
         block = take_free(machine)
+        if machine.offload.state[0].write_back and machine.state[0].evicted_node != ROOT:
+            write_back(machine.offload, machine.state[0].evicted_node)
         note_block(machine, block)
         return block
 

@@ -60,13 +60,15 @@ those of its table when it ended.
 
 OFFLOAD = _whole(
     "capacity blocks_per_chunk arc provisional restarts prompt_only threshold tracker_size "
+    "least_load forgets_offers write_back written_back "
     "held evictable offers ranks tracked plan planned_stores loads loads_done stores stores_done "
     "fences fences_done ended loading evictions refused stored loaded t1 t2 b1 b2",
     "target load_latency_s load_chunk_s store_latency_s store_chunk_s load_free_s store_free_s",
 )
 """One record: the settings of the tier, and counts.
 
-`restarts`: a request that starts over offers all its chunks again. `held` chunks are in it,
+`restarts`: a request that starts over offers all its chunks again. `written_back` blocks are to be
+copied in front of the next step. `held` chunks are in it,
 `evictable` ones are read or written by nothing. `ranks`, `offers`, `loads`, `stores` and `fences`
 number what they name; those of the last three below `_done` are over. Stores before
 `planned_stores` were created in earlier plans. `ended` requests ended since the last plan,
@@ -123,7 +125,10 @@ def empty_offload(
     state = tables.state[0]
     state.capacity, state.blocks_per_chunk = capacity, size
     state.arc = settings.eviction_policy == "arc"
-    state.provisional = settings.release == "0.33" and not state.arc
+    state.write_back = settings.write_back
+    state.provisional = settings.release == "0.33" and not (state.arc or state.write_back)
+    state.least_load = settings.least_load_blocks or size
+    state.forgets_offers = settings.forgets_offers
     state.restarts = settings.release == "0.33"
     state.prompt_only = settings.prompt_only
     state.threshold, state.tracker_size = settings.store_threshold, settings.max_tracker_size

@@ -191,8 +191,11 @@ def taker(policy: type[LanePolicy], leaf: bool) -> Callable[[Machine], int]:
     def take(machine: Machine) -> int:
         state = machine.state[0]
         block = head_of(machine, UNHASHED)
+        state.evicted_node = ROOT
         if block == NONE:
             block = choose(machine)
+            if machine.blocks[block].twin_after == block:
+                state.evicted_node = machine.blocks[block].content
             lose_content(machine, block, leaf)
             state.evictions += 1
         unlink(machine, block)

@@ -92,6 +92,10 @@ class OffloadSettings:
     `release` is the version of vLLM. Defaults are vLLM's. Raises UsageError for values that no
     engine takes.
 
+    Three more are of other engines: a load brings `least_load_blocks` or more (0: a chunk);
+    `forgets_offers`: a chunk that was computed anew counts as offered once; `write_back`: a block
+    is stored when the pool evicts it, not when it is computed.
+
     Source: vLLM 0.32.0 and 0.33.0, vllm/v1/kv_offload/cpu/spec.py.
     """
 
@@ -104,6 +108,9 @@ class OffloadSettings:
     max_tracker_size: int = 64_000
     load: Transfers = AT_ONCE
     store: Transfers = AT_ONCE
+    least_load_blocks: int = 0
+    forgets_offers: bool = False
+    write_back: bool = False
 
     def __post_init__(self) -> None:
         for name in ("capacity_chunks", "blocks_per_chunk", "max_tracker_size"):

@@ -101,7 +101,7 @@ STATE = _record(
     "blocks lanes block_size max_num_seqs max_num_batched_tokens overlapped reserve_full_prompt "
     "watermark_blocks free evictions freed running preempted next arrived front in_progress "
     "planned budget prefill_tokens steps finished admitted period "
-    "alignment_tokens segment_tokens keeps_boundaries state_tokens rehashes_states",
+    "alignment_tokens segment_tokens keeps_boundaries state_tokens rehashes_states evicted_node",
     "now_s end_s cost_s ttl_s "
     "base_s prefill_token_s prefill_pair_s floor_s "
     "decode_base_s decode_token_s decode_context_token_s",
@@ -110,7 +110,8 @@ STATE = _record(
 
 `free` blocks now; `evictions`, `freed` blocks, `steps`, `finished` and `admitted` requests so far.
 `running` requests run and `preempted` ones wait to start over; `next` is the first one that was
-never admitted, of the `arrived` ones. The path of `front` is written out. `in_progress` and
+never admitted, of the `arrived` ones. `evicted_node` is the content that the last allocation took
+out of the pool, ROOT for none. The path of `front` is written out. `in_progress` and
 `planned` are the sizes of the two batches, `budget` the tokens that the latter may still get and
 `cost_s` its duration, with `prefill_tokens` of prompts; `end_s` is when the former ends. `period`
 is the policy's table in force. Of a hybrid model, hits are multiples of `alignment_tokens`; windows

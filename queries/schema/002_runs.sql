@@ -41,7 +41,7 @@ CREATE TYPE run_setting AS STRUCT (
     max_num_seqs     BIGINT,        -- vLLM's limits; NULL but for engine
     max_num_batched_tokens BIGINT,
     tiers            VARCHAR,       -- as requested; empty: one cache
-    tier_mode        VARCHAR,       -- exclusive | write-through | NULL
+    tier_mode        VARCHAR,       -- exclusive | write-through | value of --offload | NULL
     block_bytes      BIGINT         -- bytes of a block, for reads from tiers
 );
 

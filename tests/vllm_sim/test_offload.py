@@ -104,3 +104,49 @@ def test_refuses_what_is_not_modelled() -> None:
         EngineSettings(8, groups=KvGroups((KvGroup("full", 4),)), offload=tier)
     with pytest.raises(UsageError, match="planned one by one"):
         EngineSettings(8, async_scheduling=True, offload=tier)
+
+
+def selective(*requests: Request, **options: Any) -> Machine:
+    """Return the engine with a tier that stores a block when a request hits it in the pool."""
+    return offloaded(*requests, store_threshold=2, forgets_offers=True, **options)
+
+
+def test_an_offer_counts_while_the_pool_has_the_block() -> None:
+    """Only the head of "abcd" is still in the pool when it is asked for again."""
+    assert selective(BEFORE, BETWEEN, AFTER).offload.state[0].stored == 1
+    ample = selective(BEFORE, BETWEEN, AFTER, blocks=20)
+    assert ample.offload.state[0].stored == 4
+
+
+def test_write_back_stores_what_the_pool_evicts() -> None:
+    """With room for both prompts nothing is written; in five blocks, d, c and b are, then more."""
+    ample = offloaded(BEFORE, BETWEEN, AFTER, blocks=20, write_back=True)
+    assert ample.offload.state[0].stored == 0
+    machine = offloaded(BEFORE, BETWEEN, write_back=True)
+    assert machine.offload.state[0].stored == 3
+    machine = offloaded(BEFORE, BETWEEN, AFTER, write_back=True)
+    assert machine.requests.hits.tolist() == [0, 0, 1]
+    assert loaded(machine) == [0, 0, 3]
+
+
+def test_a_step_waits_for_what_is_written_back() -> None:
+    """The step of the second prompt begins after the copies of three blocks."""
+    machine = offloaded(BEFORE, BETWEEN, write_back=True, store=Transfers(2.0, 0.25))
+    assert machine.requests.first_token_s.tolist() == [1.0, 103.75]
+
+
+def test_a_copy_of_what_the_pool_has_goes_first() -> None:
+    """Loaded blocks make room for those written back: of "efgh", only the newest place is lost."""
+    machine = offloaded(BEFORE, BETWEEN, AFTER, write_back=True, capacity_chunks=4)
+    state = machine.offload.state[0]
+    assert loaded(machine) == [0, 0, 3]
+    assert state.held == 4
+    assert state.evictions == state.stored - 4
+
+
+def test_a_load_may_be_shorter_than_a_chunk() -> None:
+    """A chunk of two blocks whose head is in the pool: its tail is loaded where that is allowed."""
+    chunk = {"blocks_per_chunk": 2}
+    asked = (asks("ab", 8), asks("efgh", 16, at=100.0), asks("abx", 12, at=200.0))
+    assert loaded(offloaded(*asked, **chunk)) == [0, 0, 0]
+    assert loaded(offloaded(*asked, **chunk, least_load_blocks=1)) == [0, 0, 1]

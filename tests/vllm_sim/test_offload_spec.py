@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope.core.errors import UsageError
+from kvscope.vllm_sim.offload_engines import parse_offload
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 
@@ -57,4 +58,65 @@ def test_refuses(text: str, what: str) -> None:
     """Each mistake names the option and a remedy."""
     with pytest.raises(UsageError, match="offload") as error:
         OffloadSpec.parse(text)
+    assert what in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sglang-hicache",
+        "sglang-hicache:write_policy=write_back",
+        "lmcache",
+        "lmcache:chunk_size=512:save_decode_cache=true:min_retrieve_tokens=64",
+        "vllm@0.33:eviction_policy=arc",
+    ],
+)
+def test_every_engine_round_trips(text: str) -> None:
+    """What is no default is written; an approximation says what it leaves out."""
+    spec = parse_offload(text)
+    assert spec.text == text
+    assert bool(spec.left_out) == (not text.startswith("vllm"))
+
+
+def test_hicache_by_its_write_policy() -> None:
+    """Outputs too, of any load of 10 tokens; by default stored at once."""
+    through, selective, back = (
+        parse_offload(f"sglang-hicache:write_policy={policy}").settings(100, block_size=4)
+        for policy in ("write_through", "write_through_selective", "write_back")
+    )
+    assert not through.prompt_only
+    assert [each.least_load_blocks for each in (through, selective, back)] == [3, 3, 3]
+    assert (through.store_threshold, through.write_back) == (0, False)
+    assert (selective.store_threshold, selective.forgets_offers) == (2, True)
+    assert back.write_back
+    launch = parse_offload("sglang-hicache").launch(64 * 10**9, 2)
+    assert "--hicache-size 32 --hicache-write-policy write_through" in launch
+
+
+def test_lmcache_has_chunks_of_tokens() -> None:
+    """256 tokens are 16 blocks of 16, and no chunk of blocks of 512 tokens."""
+    spec = parse_offload("lmcache")
+    settings = spec.settings(160, block_size=16)
+    assert (settings.capacity_chunks, settings.blocks_per_chunk) == (10, 16)
+    assert settings.prompt_only
+    assert settings.least_load_blocks == 1
+    assert "LMCACHE_MAX_LOCAL_CPU_SIZE=16 " in spec.launch(2**35, 2)
+    with pytest.raises(UsageError, match="lmcache:chunk_size=512"):
+        spec.settings(160, block_size=512)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("sglang-hicache:write_policy=back", "write_through_selective, write_back"),
+        ("sglang-hicache:prefetch_threshold=256", "not simulated"),
+        ("sglang-hicache:load_back_threshold=1", "fixed at 10 tokens"),
+        ("lmcache:cache_policy=LFU", "only LRU"),
+        ("lmcache:save_decode_cache=1", "take true or false"),
+    ],
+)
+def test_refuses_what_is_not_simulated(text: str, what: str) -> None:
+    """An option of the engine that the simulation has not is refused with the reason."""
+    with pytest.raises(UsageError) as error:
+        parse_offload(text)
     assert what in str(error.value)

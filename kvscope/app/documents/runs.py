@@ -22,7 +22,7 @@ from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierOutcome
 from kvscope.core.trace import Trace
 from kvscope.deployment.models import Model
 from kvscope.replay.parameter_estimates import ParameterEstimate
-from kvscope.replay.tier_spec import kv_transfer_config
+from kvscope.replay.tier_spec import kv_transfer_config, offload_launch, offload_left_out
 
 
 class SettingFacts(Facts):
@@ -41,6 +41,8 @@ class SettingFacts(Facts):
     tiers_asked: str | None
     tier_mode: str | None
     kv_transfer_config: Mapping[str, Any] | None
+    offload_launch: str | None
+    offload_left_out: str | None
 
 
 class TierFacts(Facts, TierOutcome):
@@ -161,6 +163,8 @@ def setting_facts(setting: RunSetting) -> SettingFacts:
         latency=LatencyFacts.build(setting, profile=setting.latency),
         tiers_asked=setting.tiers or None,
         kv_transfer_config=kv_transfer_config(setting),
+        offload_launch=offload_launch(setting),
+        offload_left_out=offload_left_out(setting),
     )
 
 

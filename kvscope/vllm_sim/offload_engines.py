@@ -1,0 +1,254 @@
+"""`--offload` of other engines than vLLM, as named approximations on its simulated engine.
+
+    sglang-hicache:write_policy=write_back    lmcache:chunk_size=512
+
+Each says what it leaves out. What they share with vLLM's tier is simulated by its code.
+
+Source: SGLang 0.5.23, srt/mem_cache/unified_radix_cache.py (write_through_threshold,
+load_back_threshold), unified_cache/unified_tree_core.py (hit counts, eviction by write_back),
+pool_host/base.py (sizes) and arg_groups/fields/memory.py (options); LMCache 0.5.6, v1/config.py
+(options), v1/storage_backend/local_cpu_backend.py (sizes, order) and
+integration/vllm/vllm_v1_adapter.py (what is saved and retrieved).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, get_args
+
+from kvscope.core import units
+from kvscope.core.errors import UsageError, placed
+from kvscope.vllm_sim.offload_spec import (
+    WHERE,
+    OffloadSpec,
+    option_values,
+    parse_switch,
+    stated_options,
+    written,
+)
+from kvscope.vllm_sim.settings import AT_ONCE, NO_LIMIT, ChunkPolicy, OffloadSettings, Transfers
+
+HICACHE, LMCACHE = "sglang-hicache", "lmcache"
+WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
+
+
+class Offloading(Protocol):
+    """How a tier of memory below an engine works, without its size.
+
+    `text` is the value of `--offload`, `in_words` a sentence for the reader, and `left_out` what
+    the simulation lacks of it; empty where it was compared with the engine step by step.
+    """
+
+    @property
+    def text(self) -> str: ...  # noqa: D102
+    @property
+    def in_words(self) -> str: ...  # noqa: D102
+    @property
+    def left_out(self) -> str: ...  # noqa: D102
+    @property
+    def eviction_policy(self) -> ChunkPolicy: ...  # noqa: D102
+
+    def chunk_blocks(self, block_size: int) -> int:
+        """Return the blocks of a chunk, for blocks of so many tokens; UsageError if none fit."""
+
+    def settings(
+        self,
+        blocks: int,
+        load: Transfers = AT_ONCE,
+        store: Transfers = AT_ONCE,
+        *,
+        block_size: int = 16,
+    ) -> OffloadSettings:
+        """Return the tier with room for so many blocks, and these times of a copy."""
+
+    def kv_transfer_config(self, cpu_bytes: int) -> Mapping[str, Any] | None:
+        """Return the value of vLLM's `--kv-transfer-config`, None for another engine."""
+
+    def launch(self, cpu_bytes: int, ranks: int = 1) -> str:
+        """Return how the engine is started with so many bytes over all of its ranks."""
+
+
+def parse_offload(text: str) -> Offloading:
+    """Return what a value of `--offload` stands for; UsageError for anything else."""
+    engine, *rest = (piece.strip() for piece in text.split(":"))
+    if engine == HICACHE:
+        return HiCacheSpec(**option_values(HiCacheSpec, rest, _hicache_value, HICACHE))
+    if engine == LMCACHE:
+        return LmCacheSpec(**option_values(LmCacheSpec, rest, _lmcache_value, LMCACHE))
+    return OffloadSpec.parse(text)
+
+
+@dataclass(frozen=True, slots=True)
+class HiCacheSpec:
+    """SGLang's HiCache in the host's memory; `write_policy` is --hicache-write-policy."""
+
+    write_policy: WritePolicy = "write_through"
+
+    @property
+    def text(self) -> str:
+        """The value of `--offload`."""
+        return written(HICACHE, stated_options(self, HiCacheSpec()))
+
+    @property
+    def in_words(self) -> str:
+        """A sentence on how the tier works."""
+        how = {
+            "write_through": "blocks are stored when computed",
+            "write_through_selective": "a block is stored when a request hits it on the GPU",
+            "write_back": "blocks are stored when the GPU evicts them, and the step waits for it",
+        }
+        return (
+            f"Offloading approximates SGLang 0.5.23's HiCache ({self.write_policy}):"
+            f" {how[self.write_policy]}, outputs too, LRU."
+        )
+
+    @property
+    def left_out(self) -> str:
+        """What the simulation lacks."""
+        return (
+            "Left out: SGLang's own scheduler and radix tree (blocks are hit, counted and evicted"
+            " one by one by vLLM's), loads layer by layer during the prefill, storage below the"
+            " host's memory with its prefetch threshold."
+        )
+
+    @property
+    def eviction_policy(self) -> ChunkPolicy:
+        """The order of eviction."""
+        return "lru"
+
+    def chunk_blocks(self, block_size: int) -> int:
+        """Return the blocks of a chunk."""
+        return 1
+
+    def settings(
+        self,
+        blocks: int,
+        load: Transfers = AT_ONCE,
+        store: Transfers = AT_ONCE,
+        *,
+        block_size: int = 16,
+    ) -> OffloadSettings:
+        """Return the tier with room for so many blocks, and these times of a copy."""
+        selective = self.write_policy == "write_through_selective"
+        return OffloadSettings(
+            max(1, blocks),
+            prompt_only=False,
+            store_threshold=2 if selective else 0,
+            max_tracker_size=NO_LIMIT,
+            load=load,
+            store=store,
+            least_load_blocks=math.ceil(_LOAD_BACK_TOKENS / block_size),
+            forgets_offers=selective,
+            write_back=self.write_policy == "write_back",
+        )
+
+    def kv_transfer_config(self, cpu_bytes: int) -> None:
+        """Return None: SGLang has options of its own."""
+        return
+
+    def launch(self, cpu_bytes: int, ranks: int = 1) -> str:
+        """Return SGLang's options; sizes are whole GB a rank, rounded down."""
+        size = f"--hicache-size {max(1, cpu_bytes // ranks // 10**9)}"
+        policy = f"--hicache-write-policy {self.write_policy}"
+        return f"SGLang: --enable-hierarchical-cache {size} {policy}"
+
+
+@dataclass(frozen=True, slots=True)
+class LmCacheSpec:
+    """LMCache's CPU backend under vLLM; fields are its options, with its defaults."""
+
+    chunk_size: int = 256
+    save_decode_cache: bool = False
+    min_retrieve_tokens: int = 0
+
+    @property
+    def text(self) -> str:
+        """The value of `--offload`."""
+        return written(LMCACHE, stated_options(self, LmCacheSpec()))
+
+    @property
+    def in_words(self) -> str:
+        """A sentence on how the tier works."""
+        content = "prompts and outputs" if self.save_decode_cache else "prompts only"
+        return (
+            f"Offloading approximates LMCache 0.5.6 under vLLM: chunks of {self.chunk_size:,}"
+            f" tokens, stored when computed, {content}, LRU."
+        )
+
+    @property
+    def left_out(self) -> str:
+        """What the simulation lacks."""
+        return (
+            "Left out: loads and stores that hold up the whole step (here others run meanwhile), a"
+            " first access that ranks a chunk's head before its tail, other orders than LRU, disk,"
+            " remote stores and the multi-process server."
+        )
+
+    @property
+    def eviction_policy(self) -> ChunkPolicy:
+        """The order of eviction."""
+        return "lru"
+
+    def chunk_blocks(self, block_size: int) -> int:
+        """Return the blocks of a chunk; UsageError where it does not end with a block."""
+        if self.chunk_size < 1 or self.chunk_size % block_size:
+            raise UsageError(
+                f"a chunk of {self.chunk_size:,} tokens does not end with a block of"
+                f" {block_size:,}",
+                where=f"{WHERE} {LMCACHE}",
+                remedy=f"take {LMCACHE}:chunk_size={block_size * max(1, 256 // block_size)}",
+            )
+        return self.chunk_size // block_size
+
+    def settings(
+        self,
+        blocks: int,
+        load: Transfers = AT_ONCE,
+        store: Transfers = AT_ONCE,
+        *,
+        block_size: int = 16,
+    ) -> OffloadSettings:
+        """Return the tier with room for so many blocks, and these times of a copy."""
+        size = self.chunk_blocks(block_size)
+        return OffloadSettings(
+            max(1, blocks // size),
+            blocks_per_chunk=size,
+            prompt_only=not self.save_decode_cache,
+            load=load,
+            store=store,
+            least_load_blocks=max(1, math.ceil(self.min_retrieve_tokens / block_size)),
+        )
+
+    def kv_transfer_config(self, cpu_bytes: int) -> Mapping[str, Any]:
+        """Return the value of vLLM's option; the size is a variable of LMCache's."""
+        return {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
+
+    def launch(self, cpu_bytes: int, ranks: int = 1) -> str:
+        """Return LMCache's variables, sizes in GiB a rank, and vLLM's option."""
+        options = {
+            "max_local_cpu_size": f"{cpu_bytes / ranks / 2**30:.6g}",
+            **stated_options(self, LmCacheSpec()),
+        }
+        variables = " ".join(f"LMCACHE_{name.upper()}={value}" for name, value in options.items())
+        config = json.dumps(self.kv_transfer_config(cpu_bytes))
+        return f"vLLM with LMCache: {variables} vllm serve … --kv-transfer-config '{config}'"
+
+
+_LOAD_BACK_TOKENS = 10  # load_back_threshold, which is no option
+
+
+def _hicache_value(name: str, text: str) -> object:
+    if text not in get_args(WritePolicy):
+        known = ", ".join(get_args(WritePolicy))
+        raise UsageError(f"{text!r} is no {name}", where=WHERE, remedy=f"take one of {known}")
+    return text
+
+
+def _lmcache_value(name: str, text: str) -> object:
+    if name == "save_decode_cache":
+        return parse_switch(text)
+    with placed(f"{WHERE} {name}"):
+        return units.parse_tokens(text)
