@@ -12,6 +12,7 @@ from typing import Literal, Self, get_args
 from kvscope.core.errors import UsageError
 from kvscope.deployment.architecture import LayerKinds
 
+_LEAST_BLOCK = 16  # that kernels of vLLM's backends take
 _STATES = 3  # of a request: before the step in progress, after it, and after the planned one
 
 GroupKind = Literal["full", "sliding", "chunked", "linear"]
@@ -23,13 +24,15 @@ class KvGroup:
 
     A block holds `block_tokens` tokens of `layers` layers; of linear attention ("linear") it holds
     their states after so many tokens. `window_tokens` is how far a sliding layer looks back, or the
-    length of a chunk of chunked local attention; 0 for the others.
+    length of a chunk of chunked local attention; 0 for the others. Linear layers that `export`
+    write a second state within a step, the one before the step's last block.
     """
 
     kind: GroupKind
     block_tokens: int
     window_tokens: int = 0
     layers: int = 1
+    exports: bool = False
 
     @property
     def spec(self) -> tuple[GroupKind, int, int]:
@@ -52,7 +55,7 @@ class KvGroup:
         if self.kind == "full":
             return None
         if self.kind == "linear":
-            return _STATES
+            return _STATES + self.exports
         if self.kind == "chunked":
             return -(-(self.window_tokens + in_flight_tokens) // self.block_tokens)
         return -(-(self.window_tokens - 1 + in_flight_tokens) // self.block_tokens) + 1
@@ -130,6 +133,11 @@ class KvGroups:
         return next((group.block_tokens for group in self.groups if group.kind == "linear"), 0)
 
     @property
+    def exports_states(self) -> bool:
+        """Whether linear layers can write two states in a step."""
+        return any(group.exports for group in self.groups)
+
+    @property
     def hash_tokens(self) -> int:
         """Tokens of each hash: the greatest common divisor of all blocks."""
         return math.gcd(*(group.block_tokens for group in self.groups))
@@ -139,11 +147,11 @@ class KvGroups:
         if self.hash_tokens % trace_block == 0:
             return None
         sizes = ", ".join(f"{size}" for size in sorted({g.block_tokens for g in self.groups}))
-        remedy = f"hash the trace in blocks of {self.hash_tokens} tokens (`kvscope hash`)"
+        fits = math.gcd(self.hash_tokens, trace_block)
+        best = fits if fits >= _LEAST_BLOCK else self.hash_tokens
+        remedy = f"hash the trace in blocks of {best} tokens (`kvscope hash`)"
         if self.state_tokens:
-            remedy += (
-                f", or start vLLM with --block-size {trace_block} (block_size in kvscope.toml)"
-            )
+            remedy += f", or start vLLM with --block-size {trace_block}: block_size in kvscope.toml"
         return UsageError(
             f"the trace's blocks of {trace_block} tokens do not divide the model's of {sizes}",
             where="a hybrid model",
@@ -169,9 +177,13 @@ class KvGroups:
 
     @property
     def text(self) -> str:
-        """The groups in one word: `sliding/16/128/12+full/16/0/12@0`, retention last."""
+        """The groups in one word: `sliding/16/128/12+full/16/0/12@0`, retention last.
+
+        Groups that export states end with `/1`.
+        """
         groups = (
             f"{group.kind}/{group.block_tokens}/{group.window_tokens}/{group.layers}"
+            + ("/1" if group.exports else "")
             for group in self.groups
         )
         interval = "all" if self.retention_tokens is None else self.retention_tokens
@@ -183,8 +195,8 @@ class KvGroups:
         written, _, interval = text.partition("@")
         groups = []
         for group in written.split("+"):
-            kind, *numbers = group.split("/")
-            groups.append(KvGroup(_KINDS[kind], *map(int, numbers)))
+            kind, size, window, layers, *exports = group.split("/")
+            groups.append(KvGroup(_KINDS[kind], int(size), int(window), int(layers), bool(exports)))
         return cls(tuple(groups), None if interval == "all" else int(interval))
 
 

@@ -1,4 +1,4 @@
-"""LRU of a hybrid model that retains sliding windows at more places."""
+"""LRU of a hybrid model that keeps sliding windows, or states, at more places."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from kvscope.policies.lru import Lru
 
 
 class LruRetention(Lru):
-    """vLLM's order with another `--prefix-cache-retention-interval`, for models with windows.
+    """vLLM's order with another `--prefix-cache-retention-interval`, for hybrid models.
 
-    By default vLLM keeps the blocks of a sliding window only before the end of a prompt and where
-    prompts part. This keeps those before every multiple of `retention_tokens`, too: more places
-    where a later prompt may continue, for blocks that others could use.
+    By default vLLM keeps the blocks of a sliding window, and the states of linear attention, only
+    before the end of a prompt and where prompts part. This keeps those before every multiple of
+    `retention_tokens`, too: more places where a later prompt may continue, for blocks that others
+    could use.
     Source: vLLM 0.32.0, vllm/v1/core/single_type_kv_cache_manager.py (reachable_block_mask).
     """
 
     name = "lru-retention"
-    summary = "hybrid models: LRU that keeps windows every so many tokens"
+    summary = "hybrid models: LRU that keeps more windows or states"
     source = "vLLM"
     parameters = (
         Parameter(
             "retention_tokens",
             float("inf"),
-            "tokens between windows that are kept, a multiple of the block; inf: all windows",
+            "tokens between windows or states that are kept, a multiple of the block; inf: all",
             search=(256, 512, 1024, 2048, 4096, 8192, 16384, float("inf")),
         ),
         TTL,

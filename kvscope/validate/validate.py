@@ -89,7 +89,7 @@ def _retention(policy: LruRetention, groups: KvGroups | None, path: Path) -> tup
     """Return vLLM's own flags for the interval of a policy."""
     if groups is None:
         raise UsageError(
-            "keeps more windows, which this model does not have",
+            "keeps more windows or states, which this model does not have",
             where=f"{path}: {policy.name}",
             remedy="name the folder of the hybrid model that it was tuned for with --model",
         )

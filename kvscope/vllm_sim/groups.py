@@ -7,9 +7,9 @@ its steps end where blocks do. A prefix is a hit only where all groups have what
 
 Source: vLLM 0.32.0, vllm/v1/core/kv_cache_coordinator.py (HybridKVCacheCoordinator),
 vllm/v1/core/single_type_kv_cache_manager.py (FullAttentionManager, SlidingWindowManager,
-ChunkedLocalAttentionManager, MambaManager in mode "align" without blocks for checkpoints),
-vllm/v1/core/kv_cache_manager.py (allocate_slots) and vllm/v1/core/sched/scheduler.py
-(Scheduler._mamba_block_aligned_split).
+ChunkedLocalAttentionManager, MambaManager in mode "align"), vllm/v1/core/kv_cache_manager.py
+(allocate_slots), vllm/v1/core/sched/scheduler.py (Scheduler._mamba_block_aligned_split) and
+vllm/v1/kv_cache_interface.py (is_mamba_prefill_checkpoint_valid).
 """
 
 from __future__ import annotations
@@ -258,29 +258,59 @@ def hash_kept(machine: Machine, request: int, tokens: int, written: int) -> None
 
 
 @callable_in_kernels
+def prefill_end(machine: Machine, request: int) -> int:
+    """Return where the prompt of a request ends, or what it computed before its preemption."""
+    record = machine.requests[request]
+    return max(record.prompt, record.prompt + record.generated - 1)  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def exports_between(state_tokens: int, begin: int, end: int, at: int) -> bool:
+    """Return whether the step begin..end of a prompt can write the state after `at` tokens."""
+    return begin % state_tokens == 0 and begin + state_tokens <= at < end
+
+
+@callable_in_kernels
+def exported_states(machine: Machine, request: int, begin: int, end: int) -> int:
+    """Return 1 if the step begin..end takes a block for the state before its last block, else 0.
+
+    Where few states are kept, only the step that ends a prompt does.
+    """
+    state = machine.state[0]
+    size = max(1, state.state_tokens)
+    if not state.exports_states:
+        return 0
+    if state.segment_tokens == 0 and end < prefill_end(machine, request):
+        return 0
+    return int(exports_between(size, begin, end, (end - 1) // size * size))
+
+
+@callable_in_kernels
 def blocks_missing(machine: Machine, request: int, tokens: int) -> int:
     """Return how many more blocks a running request needs for `tokens` tokens, over all groups."""
     allocated, missing = machine.requests[request].allocated, 0
+    states = 1 + exported_states(machine, request, machine.requests[request].computed, tokens)
     for group in range(len(machine.groups)):
         size = machine.groups[group].block_tokens
         more = max(0, blocks_for(tokens, size) - blocks_for(allocated, size))
-        missing += min(more, 1) if machine.groups[group].kind == LINEAR else more
+        missing += min(more, states) if machine.groups[group].kind == LINEAR else more
     return missing
 
 
 @callable_in_kernels
-def blocks_to_admit(machine: Machine, hit: int, tokens: int, capped: bool) -> int:
+def blocks_to_admit(machine: Machine, request: int, hit: int, tokens: int, capped: bool) -> int:
     """Return how many free blocks a request takes for `tokens` tokens, of which `hit` are a hit.
 
     `capped`: at most what the request holds at any time, not what it would without freeing. A state
     that is computed in the step being planned can be read in the next one only: no pool is enough.
     """
     front, needed = len(machine.path) - 1, 0
+    states = 1 + exported_states(machine, request, hit, tokens)
     for group in range(len(machine.groups)):
         layout = machine.groups[group]
         required, hits = blocks_for(tokens, layout.block_tokens), hit // layout.block_tokens
         if layout.kind == LINEAR:
-            required = min(required, hits + 1)
+            required = min(required, hits + states)
             if hits > 0:
                 state = machine.nodes[content_at(machine, front, group, hits - 1)]
                 if state.written == planned_step(machine):
@@ -354,15 +384,21 @@ def cut(machine: Machine, request: int, computed: int, tokens: int) -> int:
     """Return how many of a request's next `tokens` tokens a step computes after `computed` ones.
 
     With linear attention, steps of a prompt end at a block's end, before the prompt's last token
-    and at a junction, where a state is worth keeping; 0 where the budget ends before that.
+    and at a junction, where a state is worth keeping; 0 where the budget ends before that. A step
+    that exports the state before a prompt's last block need not end there.
     """
     record, state = machine.requests[request], machine.state[0]
     size, known = state.state_tokens, record.prompt + record.generated
-    prefill_end = max(record.prompt, known - 1)
-    if size == 0 or computed >= prefill_end:
+    prefilled = prefill_end(machine, request)
+    if size == 0 or computed >= prefilled:
         return tokens
     end = computed + tokens
-    if end < prefill_end:
+    exports = (
+        state.exports_states
+        and end >= prefilled
+        and exports_between(size, computed, end, (prefilled - 1) // size * size)
+    )
+    if end < prefilled:
         aligned = end // size * size
         if aligned > computed or size <= state.max_num_batched_tokens:
             end = aligned
@@ -370,7 +406,7 @@ def cut(machine: Machine, request: int, computed: int, tokens: int) -> int:
     if not computed < record.junction < end:
         junction = NONE
     block_end = (computed // size + 1) * size if computed % size else NONE
-    last = (known - 1) // size * size
+    last = NONE if exports else (known - 1) // size * size
     first = end
     for stop in (block_end, last, junction):
         if computed < stop < first:
@@ -385,11 +421,12 @@ def group_allocator(take: Callable[[Machine], int]) -> Callable[..., None]:
     def allocate(machine: Machine, request: int, tokens: int) -> None:
         record = machine.requests[request]
         record.room = ALWAYS
+        states = 1 + exported_states(machine, request, record.computed, tokens)
         for group in range(len(machine.groups)):
             size, row = machine.groups[group].block_tokens, record.slot * len(machine.groups)
             end = blocks_for(max(tokens, record.allocated), size)
             for at in range(blocks_for(record.allocated, size), end):
-                passed = machine.groups[group].kind == LINEAR and at < end - 1
+                passed = machine.groups[group].kind == LINEAR and at < end - states
                 machine.table[row + group, at] = NONE if passed else take(machine)
             record.room = min(record.room, end * size)
         record.allocated = max(tokens, record.allocated)
@@ -437,9 +474,9 @@ def group_admitter(allocate: Callable[..., None]) -> Callable[..., Any]:
         if tokens == 0:
             return 0
         free = state.free - (state.watermark_blocks if state.running > 0 else 0)
-        if state.reserve_full_prompt and blocks_to_admit(machine, hit, total, True) > free:
+        if state.reserve_full_prompt and blocks_to_admit(machine, request, hit, total, True) > free:
             return 0
-        if blocks_to_admit(machine, hit, hit + tokens, False) > free:
+        if blocks_to_admit(machine, request, hit, hit + tokens, False) > free:
             return 0
         enter_running(machine, request)
         if record.hits == NONE:
@@ -447,9 +484,9 @@ def group_admitter(allocate: Callable[..., None]) -> Callable[..., Any]:
             record.kept = look_up_groups(machine, look * size, True)[0] // size
             note_admission(machine, request, hit // size)
         use_group_hits(machine, request, hit)
+        record.computed = hit
         allocate(machine, request, hit + tokens)
         hash_kept(machine, request, hit + tokens, planned_step(machine))
-        record.computed = hit
         note_step(machine, request)
         return tokens
 

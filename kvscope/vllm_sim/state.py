@@ -101,7 +101,8 @@ STATE = _record(
     "blocks lanes block_size max_num_seqs max_num_batched_tokens overlapped reserve_full_prompt "
     "watermark_blocks free evictions freed running preempted next arrived front in_progress "
     "planned budget prefill_tokens steps finished admitted period "
-    "alignment_tokens segment_tokens keeps_boundaries state_tokens rehashes_states evicted_node",
+    "alignment_tokens segment_tokens keeps_boundaries state_tokens rehashes_states evicted_node "
+    "exports_states",
     "now_s end_s cost_s ttl_s "
     "base_s prefill_token_s prefill_pair_s floor_s "
     "decode_base_s decode_token_s decode_context_token_s",
@@ -117,6 +118,7 @@ out of the pool, ROOT for none. The path of `front` is written out. `in_progress
 is the policy's table in force. Of a hybrid model, hits are multiples of `alignment_tokens`; windows
 are kept at every multiple of `segment_tokens` (0: at none) and, with `keeps_boundaries`, at those
 of requests. Steps end at multiples of `state_tokens` where it has linear attention, else it is 0;
+with `exports_states` a step that ends a prompt writes the state before its last block, too.
 `rehashes_states` as in `EngineSettings`.
 """
 
@@ -391,6 +393,7 @@ def _state(settings: EngineSettings, cost: StepCost) -> Records:
         state.segment_tokens = alignment if interval is None else interval
         state.keeps_boundaries = interval is not None
         state.state_tokens = settings.groups.state_tokens
+        state.exports_states = settings.groups.exports_states
         state.rehashes_states = settings.rehashes_states and settings.groups.state_tokens > 0
     for field in fields(cost):
         value = getattr(cost, field.name)

@@ -36,9 +36,9 @@ def chunked(chunk: int, size: int = 16) -> KvGroup:
     return KvGroup("chunked", size, chunk)
 
 
-def linear(size: int = 16) -> KvGroup:
-    """Return a group of linear attention."""
-    return KvGroup("linear", size)
+def linear(size: int = 16, *, exports: bool = False) -> KvGroup:
+    """Return a group of linear attention, which may write two states a step."""
+    return KvGroup("linear", size, exports=exports)
 
 
 LAYOUTS = {
@@ -58,6 +58,8 @@ LAYOUTS = {
     "qwen3-next": (*[linear(48)] * 3, full(48)),
     "states and windows": (linear(), full(), sliding(100)),
     "states only": (linear(32),),
+    "nemotron-h": (*[linear(exports=True)] * 2, full()),
+    "exports and windows": (linear(32, exports=True), full(32), sliding(100, 32)),
 }
 RETENTION = (0, None, 2)  # in multiples of the alignment
 MIXES = {  # outputs are short: each of their tokens is a step of vLLM's slow side
@@ -130,6 +132,8 @@ STEPS = {  # retention and tokens a step
     "states": (0, 64),
     "qwen3-next": (0, 40),
     "states and windows": (None, 160),
+    "nemotron-h": (0, 96),
+    "exports and windows": (None, 160),
 }
 
 

@@ -121,6 +121,8 @@ def group_spec(group: KvGroup) -> KVCacheSpec:
         return ChunkedLocalAttentionSpec(block_size=size, attention_chunk_size=window, **shape)
     if group.kind == "linear":
         state: Any = {"shapes": ((1,),), "dtypes": (torch.float32,), "mamba_cache_mode": "align"}
+        if group.exports:
+            state |= {"num_prefill_checkpoint_blocks": 1, "prefill_checkpoint_alignment": 1}
         return MambaSpec(block_size=size, **state)
     return FullAttentionSpec(block_size=size, **shape)
 
@@ -185,6 +187,8 @@ def step_tokens(cache: KVCacheManager, request: Request, hits: int) -> int:
     if not cache.kv_cache_config.has_mamba_layers:
         return tokens
     size = cache.coordinator.scheduler_block_size
+    specs = (group.kv_cache_spec for group in cache.kv_cache_config.kv_cache_groups)
+    exports = any(getattr(spec, "num_prefill_checkpoint_blocks", 0) for spec in specs)
     scheduler: Any = SimpleNamespace(
         cache_config=SimpleNamespace(block_size=size),
         scheduler_config=SimpleNamespace(long_prefill_token_threshold=0),
@@ -193,8 +197,8 @@ def step_tokens(cache: KVCacheManager, request: Request, hits: int) -> int:
         hash_block_size=size,
         use_eagle_block_drop=False,
         mamba_partial_cache_hit=False,
-        mamba_has_prefill_checkpoint_blocks=False,
-        mamba_prefill_checkpoint_alignment=None,
+        mamba_has_prefill_checkpoint_blocks=exports,
+        mamba_prefill_checkpoint_alignment=1 if exports else None,
         mamba_shared_prefix_checkpoint=False,
         num_hash_lookahead_tokens=0,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import gcd
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,7 @@ def test_blocks_grow_until_a_state_fits(tmp_path: Path, tp: int, stated: int, to
     assert groups.text == "+".join([*[f"linear/{tokens}/0/12"] * 3, f"full/{tokens}/0/12@0"])
     assert model.layers_per_block == 12
     assert groups.undivided(16) is None
+    assert f"in blocks of {gcd(96, tokens)} tokens" in str(groups.undivided(96))
     assert "start vLLM with --block-size 96" in str(groups.undivided(96))
 
 

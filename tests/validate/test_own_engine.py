@@ -88,7 +88,7 @@ def test_another_retention_interval_is_a_flag_of_vllm_itself(
     assert [each["policy"] for each in runs] == ["lru", "lru-retention"]
     assert [each["flags"] for each in runs] == [[], ["--prefix-cache-retention-interval", "992"]]
     assert run(["validate", *options, "--model", "a/model"]) == 2
-    assert "keeps more windows, which this model does not have" in capsys.readouterr().err
+    assert "keeps more windows or states, which this model does not have" in capsys.readouterr().err
 
 
 def test_an_engine_with_other_blocks_than_predicted_is_refused() -> None:
