@@ -435,13 +435,12 @@ def open_trace(
     Several paths are one trace.
     """
     reading = parsed(Reading, locals())
-    from kvscope.app.traces import load_trace
-    from kvscope.store.file import StoreFile
+    from kvscope.app.traces import load_trace, store_for
 
-    store = StoreFile(db, _Logged().note)
     if isinstance(source, str | PathLike):
         source = [source]
     path = one_path([fspath(each) for each in source]) if source else None
+    store = store_for(db, path, _Logged().note)
     try:
         return OpenTrace(store, load_trace(store, path, _Logged(), reading))
     except BaseException:

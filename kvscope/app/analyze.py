@@ -10,12 +10,11 @@ from functools import cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.app.datasets import open_dataset
 from kvscope.app.latency import latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import AS_STORED, Reading
 from kvscope.app.requests import AnalyzeRequest
-from kvscope.app.traces import load_range, load_trace, replayable
+from kvscope.app.traces import dataset_of, load_range, load_trace, replayable
 from kvscope.characterize.distributions import Summary
 from kvscope.characterize.summary import Characterization, Step, start_characterization
 from kvscope.core import memory
@@ -23,7 +22,6 @@ from kvscope.core.background import in_background
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition, side_by_side, standard
 from kvscope.core.trace import PromptLengths, PromptPaths, Trace
-from kvscope.datasets.place import is_dataset
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.ingest.build import NO_COMMON_CLOCK
@@ -183,19 +181,21 @@ def analyze(
     started: StartedCaching | None = None,
     step: Step | None = None,
 ) -> Analysis:
-    """Characterize `trace` and compute LRU's curve over it.
+    """Characterize `trace` and compute LRU's curve over it; a dataset's shards one at a time.
 
     What was `started` keeps the request that it was started with. `step` is called with the name of
     each step, as in `characterize`. Raises UsageError for a capacity that holds no block.
     """
     with stores.reading() as store:
         if started is None and trace.has_hashes:
-            memory.require(
-                analysis_bytes(trace),
-                f"an analysis of {trace.name!r}",
-                "take a part of it with --from and --until, or more memory",
-            )
-            started = StartedCaching(load_prompts(store, trace), request)
+            if (dataset := dataset_of(store, trace)) is None:
+                memory.require(
+                    analysis_bytes(trace),
+                    f"an analysis of {trace.name!r}",
+                    "take a part of it with --from and --until, or more memory",
+                )
+            paths = load_prompts(store, trace) if dataset is None else dataset.paths()
+            started = StartedCaching(paths, request)
         count_deciles = started.paths.deciles if started else None
         characterization = start_characterization(store, trace, count_deciles, step=step)
     request = started.request if started else request or AnalyzeRequest()
@@ -264,6 +264,13 @@ def in_range(stores: Stores, trace: Trace, request: AnalyzeRequest, monitor: Mon
     """Return the trace of the requests that `request` is about: this one, or a range of it."""
     if request.from_s is None and request.until_s is None:
         return trace
+    with stores.reading() as store:
+        if dataset_of(store, trace) is not None:
+            raise UsageError(
+                "a dataset is analyzed as a whole",
+                where="--from, --until",
+                remedy="ingest the files of that time as a dataset, or as one trace",
+            )
     return load_range(stores, trace, request.from_s, request.until_s, monitor)
 
 
@@ -278,8 +285,6 @@ def analyze_source(
 
     LRU's curve of a new trace is computed while the trace is being stored.
     """
-    if source is not None and is_dataset(source):
-        return analyze_dataset(source, request, reading)
     if request.from_s is not None or request.until_s is not None:
         trace = load_trace(stores, source, monitor, reading)
         return analyze(stores, in_range(stores, trace, request, monitor), request)
@@ -292,26 +297,6 @@ def analyze_source(
         lambda paths: started.append(StartedCaching(paths, request)),
     )
     return analyze(stores, trace, request, started=started[0] if started else None)
-
-
-def analyze_dataset(folder: str, request: AnalyzeRequest, reading: Reading = AS_STORED) -> Analysis:
-    """Analyze a dataset, one shard at a time: what is found equals that of its files as one trace.
-
-    Raises InputError for a dataset that is not finished, UsageError for a time range of one and
-    for options that say how to read it.
-    """
-    if request.from_s is not None or request.until_s is not None:
-        raise UsageError(
-            "a dataset is analyzed as a whole",
-            where="--from, --until",
-            remedy="ingest the files of that time as a dataset, or as one trace",
-        )
-    dataset = open_dataset(folder, reading)
-    trace = dataset.trace
-    started = StartedCaching(dataset.paths(), request) if trace.has_hashes else None
-    if started is None:
-        return analyze(dataset.stores, trace, request)
-    return analyze(dataset.stores, trace, started=started)
 
 
 def resized(

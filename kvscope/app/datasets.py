@@ -7,47 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvscope.app.monitor import Monitor
-from kvscope.app.options import AS_STORED, IntoOptions, Reading
-from kvscope.app.traces import ingest_options, load_trace, noting_unusable_lines
+from kvscope.app.options import IntoOptions, Reading
+from kvscope.app.traces import ingest_options, noting_unusable_lines
 from kvscope.core import memory
-from kvscope.core.errors import UsageError
-from kvscope.core.trace import Trace
 from kvscope.core.units import GIB
-from kvscope.datasets.place import is_dataset
-from kvscope.store.file import Stores
 
 if TYPE_CHECKING:
-    from kvscope.datasets.dataset import Dataset
     from kvscope.datasets.ingest import IngestedDataset
-
-
-def open_dataset(folder: str, reading: Reading = AS_STORED) -> Dataset:
-    """Return the dataset in `folder`.
-
-    Raises InputError where it is not finished, UsageError for options that say how to read it.
-    """
-    from kvscope.datasets.dataset import Dataset
-
-    if options := reading.given():
-        raise UsageError(
-            f"{folder!r} is a dataset, read already",
-            where=", ".join(options),
-            remedy="leave it out",
-        )
-    return Dataset(folder)
-
-
-def store_of(
-    stores: Stores, source: str | None, monitor: Monitor, reading: Reading
-) -> tuple[Stores, Trace]:
-    """Return the store with the trace that `source` names, and the trace, ingested if need be.
-
-    A dataset has a store of its own, which lacks nothing but the paths.
-    """
-    if source is not None and is_dataset(source):
-        dataset = open_dataset(source, reading)
-        return dataset.stores, dataset.trace
-    return stores, load_trace(stores, source, monitor, reading)
 
 
 def ingest_into(

@@ -13,10 +13,11 @@ from kvscope.app.analyze import Analysis, analyze
 from kvscope.app.baseline import RUN, stored_run
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import AnalyzeRequest
-from kvscope.app.traces import load_trace
+from kvscope.app.traces import load_trace, open_dataset
 from kvscope.core.errors import UsageError
 from kvscope.core.runs import Outcome, Run, hit_rate
 from kvscope.core.trace import Trace
+from kvscope.datasets.place import is_dataset
 from kvscope.replay.policy_options import format_value
 from kvscope.store.file import Stores
 from kvscope.tuning.file import RecommendationTable, read_recommendation_table
@@ -128,7 +129,8 @@ def diff(
         return compare_runs(names, (run, other_run), (trace, other_trace))
 
     def analyzed(name: str) -> Analysis:
-        return analyze(stores, load_trace(stores, name, monitor or Monitor()), request)
+        own = open_dataset(name).stores if is_dataset(name) else stores
+        return analyze(own, load_trace(own, name, monitor or Monitor()), request)
 
     both = analyzed(left), analyzed(right)
     return compare_traces((both[0].trace.name, both[1].trace.name), both)

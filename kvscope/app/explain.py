@@ -228,7 +228,7 @@ class Explanation:
 def read_evidence(stores: Stores, trace: Trace, request: ExplainRequest) -> TraceEvidence:
     """Return what the store knows that explains misses.
 
-    Raises UsageError for an unknown request.
+    Raises UsageError for an unknown request, InputError for a dataset of several tenants.
     """
     with stores.reading() as store:
         asked = request.request

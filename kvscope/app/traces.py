@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,16 +13,53 @@ from kvscope.core import memory
 from kvscope.core.errors import InputError, Stopped, UsageError
 from kvscope.core.files import missing_from, parts_of, size_of
 from kvscope.core.trace import Prompts, Trace
-from kvscope.datasets.place import is_dataset
+from kvscope.datasets.place import is_dataset, store_path
 from kvscope.store import traces
-from kvscope.store.file import CANNOT_STORE, Stores
+from kvscope.store.db import Store
+from kvscope.store.file import CANNOT_STORE, StoreFile, Stores
 
 if TYPE_CHECKING:
     from kvscope.core.runs import RunSetting
+    from kvscope.datasets.dataset import Dataset
     from kvscope.ingest.pipeline import Foresee, Ingested, IngestOptions
     from kvscope.policies.base import Policy
 
 STANDARD_INPUT = "-"
+
+
+def store_for(db: str, source: str | None, note: Callable[[str], None]) -> StoreFile:
+    """Return the store with what `source` names: a dataset's own, or the one at `db`.
+
+    Raises InputError where `source` is a dataset that is not finished.
+    """
+    if source is not None and is_dataset(source):
+        return StoreFile(open_dataset(source).stores.path, note, create=False)
+    return StoreFile(db, note)
+
+
+def open_dataset(folder: str, reading: Reading = AS_STORED) -> Dataset:
+    """Return the dataset in `folder`.
+
+    Raises InputError where it is not finished, UsageError for options that say how to read it.
+    """
+    from kvscope.datasets.dataset import Dataset
+
+    if options := reading.given():
+        raise UsageError(
+            f"{folder!r} is a dataset, read already",
+            where=", ".join(options),
+            remedy="leave it out",
+        )
+    return Dataset(folder)
+
+
+def dataset_of(store: Store, trace: Trace) -> Dataset | None:
+    """Return the dataset that a trace is, None for one whose paths are in the store."""
+    folder = str(Path(store.path).parent)
+    if store_path(folder) != store.path:
+        return None
+    dataset = open_dataset(folder)
+    return dataset if dataset.trace == trace else None
 
 
 def load_trace(
@@ -34,11 +71,17 @@ def load_trace(
 ) -> Trace:
     """Return the trace that `source` names, and make it the one last worked on.
 
-    A path (`-`: standard input) is ingested if the store lacks it; any other text is the name of a
-    stored trace; None is the trace last worked on, and a note says which. `foresee` gets the
-    prompts of a new trace before it is stored. Raises InputError for an unknown trace, UsageError
-    where `reading` says how to read a trace that is stored already.
+    A path (`-`: standard input) is ingested if the store lacks it; a dataset's folder needs
+    `store_for` it; any other text is the name of a stored trace; None is the trace last worked on,
+    and a note says which. `foresee` gets the prompts of a new trace before it is stored. Raises
+    InputError for an unknown trace, UsageError where `reading` says how to read a trace that is
+    stored already.
     """
+    if source is not None and is_dataset(source):
+        dataset = open_dataset(source, reading)
+        with stores.reading() as store:
+            if store.path == dataset.stores.path:
+                return dataset.trace
     if source is not None and is_file(source):
         return ingest_file(stores, source, monitor, reading, foresee).trace
     trace = stored_trace(stores, source)

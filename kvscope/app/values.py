@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError
+from kvscope.datasets.place import store_path
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
@@ -145,6 +146,11 @@ def called(text: str) -> str:
     if not text.strip():
         raise UsageError("it is empty")
     return text
+
+
+def store(text: str) -> str:
+    """Return the path of a store; a dataset's folder has one."""
+    return store_path(called(text))
 
 
 def target(text: str) -> str:

@@ -99,11 +99,11 @@ def validate(
     from kvscope.app.gates import validate_figures, validate_gates
 
     gates = validate_gates(gate.fail_on)
-    from kvscope.app.traces import load_trace
+    from kvscope.app.traces import load_trace, store_for
     from kvscope.store import results
-    from kvscope.store.file import CANNOT_STORE, StoreFile
+    from kvscope.store.file import CANNOT_STORE
 
-    with StoreFile(db, note) as store:
+    with store_for(db, trace, note) as store:
         baseline = baseline_figures(gate.baseline, gates, "validate", store)
         stored = load_trace(store, trace, Terminal(), reading)
 

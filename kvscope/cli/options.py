@@ -56,7 +56,13 @@ _TRACE = typer.Argument(
 )
 TraceArgument = Annotated[str | None, _TRACE]
 """Several paths become one (see `kvscope.core.files`)."""
-Db = Annotated[str, Source("Store that keeps traces and runs; :memory: keeps nothing.")]
+Db = Annotated[
+    str,
+    Source(
+        "Store that keeps traces and runs, or a dataset's folder; :memory: keeps nothing.",
+        parse=values.store,
+    ),
+]
 FailOn = Annotated[
     list[str] | None,
     Option(

@@ -174,14 +174,14 @@ def fit(
     exported = exported_policy(options)
     with _opened(db, trace) as store:
         load_in_background()
-        from kvscope.app.datasets import store_of
         from kvscope.app.fit import fit_trace
+        from kvscope.app.traces import load_trace
         from kvscope.report import fit as report
         from kvscope.report.section import check_names
 
         check_names(printing.section, report.SECTIONS)
-        stores, stored = store_of(store, trace, Terminal(), reading)
-        fitted = fit_trace(stores, stored, options, exported, Terminal())
+        stored = load_trace(store, trace, Terminal(), reading)
+        fitted = fit_trace(store, stored, options, exported, Terminal())
     output.report(report.report(fitted), printing)
 
 
@@ -327,7 +327,7 @@ def tune(
     if path != values.STANDARD_STREAM:
         note(write_recommended(Path(path), tuned, prompts, force=force))
     _keep(
-        db,
+        store,
         report.report(tuned),
         duration_s,
         summary=report.verdict_in_words(tuned)[0],
@@ -375,7 +375,7 @@ def _tune_fleet(
                 raise typer.Exit(ExitCode.INTERRUPTED) from None
     duration_s = monotonic() - began
     output.report(report.report(tuned), screen)
-    _keep(db, report.report(tuned), duration_s)
+    _keep(store, report.report(tuned), duration_s)
     end_on(gates, tuned_fleet_figures(tuned), baseline)
 
 
@@ -420,22 +420,27 @@ def fleet(
                 raise typer.Exit(ExitCode.INTERRUPTED) from None
     duration_s = monotonic() - began
     output.report(report.report(study), printing)
-    _keep(db, report.report(study), duration_s)
+    _keep(store, report.report(study), duration_s)
     end_on(gates, fleet_figures(study), baseline)
 
 
 def _keep(
-    db: str, result: Report, duration_s: float, *, summary: str = "", file: str | None = None
+    store: StoreFile,
+    result: Report,
+    duration_s: float,
+    *,
+    summary: str = "",
+    file: str | None = None,
 ) -> None:
     """Store what was printed, for the dashboard to list and open."""
     from kvscope.report.stored import keep
     from kvscope.store.db import MEMORY
-    from kvscope.store.file import CANNOT_STORE, StoreFile
+    from kvscope.store.file import CANNOT_STORE
 
-    if db == MEMORY:
+    if store.path == MEMORY:
         return
     try:
-        keep(StoreFile(db, note), result, duration_s, summary=summary, file=file)
+        keep(store, result, duration_s, summary=summary, file=file)
     except CANNOT_STORE as error:
         note(f"the report was not stored: {error}")
 
@@ -443,9 +448,8 @@ def _keep(
 @contextmanager
 def _opened(db: str, trace: str | None) -> Iterator[StoreFile]:
     """Yield the store. Raises InputError for a trace that is neither in it nor a file."""
-    from kvscope.app.traces import check_source
-    from kvscope.store.file import StoreFile
+    from kvscope.app.traces import check_source, store_for
 
-    with StoreFile(db, note) as store:
+    with store_for(db, trace, note) as store:
         check_source(store, trace)
         yield store

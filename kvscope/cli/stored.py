@@ -74,7 +74,7 @@ def ingest(
     """Read traces into the store: each once, whole or not at all.
 
     Each path is a trace; with --name all of them are one. With --into all of them are a dataset,
-    for traces larger than memory; `kvscope analyze` takes its folder.
+    for traces larger than memory; other commands take its folder.
     """
     if into.into is not None:
         from kvscope.app.datasets import ingest_into
@@ -108,12 +108,11 @@ def ingest(
 
 def export(to: To, path: Output, trace: TraceArgument = None, db: Db = DEFAULT_DB) -> None:
     """Write a trace in another format; block ids become the numbers of its distinct blocks."""
-    from kvscope.app.traces import load_trace
+    from kvscope.app.traces import load_trace, store_for
     from kvscope.ingest.formats import registry
-    from kvscope.store.file import StoreFile
 
     terminal = Terminal()
-    with StoreFile(db, note) as store:
+    with store_for(db, trace, note) as store:
         stored = load_trace(store, trace, terminal)
         with (
             store.reading() as opened,
@@ -293,14 +292,13 @@ def list_runs(
     `list` may be left out: `kvscope runs TRACE`.
     """
     from kvscope.app.requests import kv_model
-    from kvscope.app.traces import load_trace
+    from kvscope.app.traces import load_trace, store_for
     from kvscope.report.stored import all_reports
     from kvscope.store import results
-    from kvscope.store.file import StoreFile
 
     kv = kv_model(model, kv_dtype)
     names = _names(policies)
-    with StoreFile(db, note) as stores:
+    with store_for(db, trace, note) as stores:
         stored = load_trace(stores, trace, Terminal())
         with stores.reading() as store:
             every = results.all_runs(store, stored)
@@ -331,10 +329,9 @@ def remove_runs(
     reports: Reports = False,
 ) -> None:
     """Remove stored runs of a trace, those of some policies or all, or its stored reports."""
-    from kvscope.app.traces import load_trace
+    from kvscope.app.traces import load_trace, store_for
     from kvscope.report.words import counted
     from kvscope.store import results
-    from kvscope.store.file import StoreFile
 
     names = _names(policies)
     if (names is not None) + every + reports != 1:
@@ -343,7 +340,7 @@ def remove_runs(
             where="kvscope runs remove",
             remedy="give --policy, --all or --reports",
         )
-    with StoreFile(db, note) as stores:
+    with store_for(db, trace, note) as stores:
         stored = load_trace(stores, trace, Terminal())
         with stores.writing() as store:
             if reports:

@@ -10,13 +10,13 @@ import msgspec
 from kvscope.core.errors import InputError
 from kvscope.core.trace import Trace
 from kvscope.datasets.paths import DatasetPaths
-from kvscope.datasets.place import MANIFEST
+from kvscope.datasets.place import MANIFEST, STORE
 from kvscope.datasets.shards import load_lengths
 from kvscope.store import traces
 from kvscope.store.file import StoreFile
 
-VERSION = 1
-CUTS, STORE = "cuts.npz", "store.duckdb"
+VERSION = 2
+CUTS = "cuts.npz"
 REQUESTS, SHARDS, WORK = "requests", "shards", "work"
 
 
@@ -94,7 +94,7 @@ class Dataset:
     def trace(self) -> Trace:
         """The trace that all its files are."""
         with self.stores.reading() as store:
-            return traces.find(store, None)
+            return min(traces.all_traces(store), key=lambda trace: trace.trace_id)
 
     def paths(self) -> DatasetPaths:
         """Return the paths of its requests, which stay on disk."""

@@ -31,7 +31,6 @@ from kvscope.datasets.cuts import SHARE, TRUNK, Cuts, FileSample, sample_cuts
 from kvscope.datasets.dataset import (
     CUTS,
     REQUESTS,
-    STORE,
     VERSION,
     WORK,
     Dataset,
@@ -42,7 +41,8 @@ from kvscope.datasets.dataset import (
     shard_folders,
 )
 from kvscope.datasets.executor import Executor
-from kvscope.datasets.files import load_array, save_arrays, whole_folder
+from kvscope.datasets.files import Arrays, load_array, save_arrays, whole_folder
+from kvscope.datasets.numbering import number_blocks
 from kvscope.datasets.parts import (
     Joined,
     PartTask,
@@ -52,7 +52,7 @@ from kvscope.datasets.parts import (
     load_facts,
     parse_part,
 )
-from kvscope.datasets.place import MANIFEST, PLAN
+from kvscope.datasets.place import MANIFEST, PLAN, STORE
 from kvscope.datasets.shards import (
     ShardTask,
     build_shard,
@@ -351,7 +351,8 @@ class DatasetBuild:
         number[arranged.order] = np.arange(len(number), dtype=np.int32)
         columns = self.work / "columns"
         with whole_folder(columns) as draft:
-            save_arrays(draft, {"number": number, "full_blocks": full_blocks})
+            rows: Arrays = {"number": number, "row": arranged.order.astype(np.int32)}
+            save_arrays(draft, rows | {"full_blocks": full_blocks})
         del number
         shards = self._shard_folders()
         self._run(
@@ -378,7 +379,9 @@ class DatasetBuild:
             "following reuse",
             reduce_shard,
             [
-                ShardTask(k, str(folder), str(self.folder / REQUESTS), (str(shards[k]),))
+                ShardTask(
+                    k, str(folder), str(self.folder / REQUESTS), (str(shards[k]), str(columns))
+                )
                 for k, folder in enumerate(reduced)
             ],
         )
@@ -386,8 +389,9 @@ class DatasetBuild:
         for folder in reduced:
             request = load_array(folder, "ideal_request")
             ideal[request] = np.maximum(ideal[request], load_array(folder, "ideal_blocks"))
-        nowhere = np.zeros(len(full_blocks), dtype=np.int32)  # blocks are numbered in shards
-        requests |= {"ideal_blocks": ideal, "leaf": nowhere, "carried_leaf": nowhere}
+        self.numbered = number_blocks(shards, reduced, requests["blocks"], arranged.order)
+        requests |= {"ideal_blocks": ideal, "leaf": self.numbered.leaf}
+        requests["carried_leaf"] = self.numbered.carried_leaf
         notes = [*joined.notes, joined.cut] if joined.cut else joined.notes
         missing = missing_notes(joined.gaps, joined.names, kind)
         return BuiltRequests(
@@ -431,6 +435,8 @@ class DatasetBuild:
                     format=plan.format,
                 )
                 trace = write_requests(store, origin, built, blocks, self.rejects)
+                branches: Arrays = {"block": self.numbered.blocks, "parent": self.numbered.parents}
+                store.append("ingest/add_branches", branches, trace_id=trace.trace_id)
                 for folder in reduced:
                     self._append_groups(store, trace, folder)
                     advance(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 MANIFEST, PLAN = "kvscope-manifest.json", "kvscope-plan.json"
+STORE = "store.duckdb"
 
 
 def is_dataset(path: str) -> bool:
@@ -13,3 +14,8 @@ def is_dataset(path: str) -> bool:
         return any((Path(path) / name).is_file() for name in (MANIFEST, PLAN))
     except OSError:  # no name of a folder
         return False
+
+
+def store_path(path: str) -> str:
+    """Return the path of the store at `path`, which may be a dataset's folder."""
+    return str(Path(path) / STORE) if is_dataset(path) else path

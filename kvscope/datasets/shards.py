@@ -20,6 +20,7 @@ from kvscope.core.prefix import ancestor
 from kvscope.core.trace import PromptLengths, PromptPaths
 from kvscope.datasets.cuts import TRUNK
 from kvscope.datasets.files import load_array, save_arrays, whole_folder
+from kvscope.datasets.numbering import owned_blocks
 from kvscope.datasets.spill import read_pieces
 from kvscope.ingest.build import PathEnds
 from kvscope.ingest.columns import INT32_MAX
@@ -40,7 +41,8 @@ _GROUPS = ("first_request", "last_request", "reuses", "blocks")
 class ShardTask:
     """Which shard to make in which folder, of the paths in `parts`; part k's rows from offsets[k].
 
-    `columns` has columns of all requests: their number by file row, or in order of arrival.
+    `columns` has columns of all requests: their number by file row, or in order of arrival. To
+    follow reuse, `parts` are the shard itself and the columns by file row.
     """
 
     shard: int
@@ -220,6 +222,10 @@ def reduce_shard(task: ShardTask) -> None:
         shard.request,
     )
     counts = own_blocks(Path(task.parts[0]))
+    block_parent, member, leaf = (load_array(Path(task.parts[0]), name) for name in _SHARD[:3])
+    row = load_array(Path(task.parts[1]), "row")
+    owner, numbered = owned_blocks(np.asarray(block_parent), counts, member, leaf, row[member])
+    carried = np.flatnonzero(paths.carried_blocks > shard.first_carried)
     cacheable = np.flatnonzero(counts & (reuse.first >= 0))
     keys = np.stack([
         shard.request[reuse.first[cacheable]],
@@ -230,7 +236,10 @@ def reduce_shard(task: ShardTask) -> None:
     arrays = {f"run_{name}": getattr(runs, name) for name in _RUNS}
     grouped = (*groups.astype(np.int32), number)
     arrays |= {f"group_{name}": each for name, each in zip(_GROUPS, grouped, strict=True)}
-    arrays |= {
+    arrays |= numbered | {
+        "carried_request": shard.request[carried].astype(np.int32),
+        "carried_owner": owner[paths.carried_leaf[carried]],
+        "carried_depth": paths.carried_blocks[carried],
         "ideal_request": shard.request.astype(np.int32),
         "ideal_blocks": reuse.ideal_blocks,
         "own_blocks": np.array([np.count_nonzero(counts)]),

@@ -152,12 +152,21 @@ def _load_measurements(store: Store, trace: Trace) -> Measurements | None:
 
 
 def load_tenants(store: Store, trace: Trace) -> Tenants | None:
-    """Return which tenant each request is of; None where all are of one."""
+    """Return which tenant each request is of; None where all are of one.
+
+    Raises InputError for a dataset's trace of several tenants.
+    """
     import numpy as np
 
     if (trace.tenants or 1) < 2:
         return None
     own = store.columns("ingest/own_hash_ids", trace_id=trace.trace_id)["hash_id"]
+    if len(own) < trace.distinct_blocks:
+        raise InputError(
+            "a dataset keeps no hash ids, which tell what its tenants could share",
+            where=store.path,
+            remedy="ingest some of its files as one trace with --name, and take that",
+        )
     return Tenants(
         **store.columns("ingest/tenants", trace_id=trace.trace_id),
         hash_id=np.concatenate((np.zeros(1, dtype=np.int64), own)),
@@ -173,20 +182,26 @@ def request_by_id(store: Store, trace: Trace, chat_id: int) -> int | None:
 def load_block_parents(store: Store, trace: Trace) -> Int32s:
     """Return the prefix trie of `trace`: each block's parent, entry 0 being the root's own 0.
 
-    Raises InputError for a dataset's trace, whose tries are in its shards.
+    That of a dataset follows from where paths branch off. Raises InputError where it has more
+    blocks than have numbers.
     """
     import numpy as np
 
-    parents = store.columns("ingest/block_parents", trace_id=trace.trace_id)["parent"]
+    key = {"trace_id": trace.trace_id}
+    parents = store.columns("ingest/block_parents", **key)["parent"]
     if len(parents) < trace.distinct_blocks:
-        raise in_shards(store.path)
+        branches = store.columns("ingest/branches", **key)
+        if not len(branches["block"]):
+            raise in_shards(store.path)
+        parents = np.arange(trace.distinct_blocks, dtype=np.int32)
+        parents[branches["block"] - 1] = branches["parent"]
     return np.concatenate((np.zeros(1, dtype=np.int32), parents))
 
 
 def in_shards(where: str) -> InputError:
-    """Return the error for what takes the paths of a whole trace, where they are in shards."""
+    """Return the error for what takes a trace in a store, where it is a dataset."""
     return InputError(
-        "a dataset, whose paths are in shards: only `kvscope analyze` and `fit` take it",
+        "a dataset, and no trace that a store could take as a whole",
         where=where,
         remedy="ingest some of its files as one trace with --name, and take that",
     )

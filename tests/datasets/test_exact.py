@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.app.analyze import analyze, analyze_dataset
+from kvscope.app.analyze import analyze
 from kvscope.app.requests import AnalyzeRequest
 from kvscope.core.files import one_path
 from kvscope.core.hits import HitDefinition, side_by_side, standard
@@ -87,8 +87,12 @@ def check_equal(whole: Built, making: Any, folder: Path, shards: int) -> None:
     assert (built.lineage, built.tenants) == (whole.lineage, whole.tenants)
     assert built.out_of_order == whole.out_of_order
     assert [note for note in built.notes if "overlap" not in note] == [*whole.notes]
-    for name in whole.requests.keys() - {"leaf", "carried_leaf"}:
+    for name in whole.requests:
         assert np.array_equal(built.requests[name], whole.requests[name]), name
+    block_parent = np.arange(whole.trie.count, dtype=np.int32) - 1
+    block_parent[0] = 0
+    block_parent[making.numbered.blocks] = making.numbered.parents
+    assert np.array_equal(block_parent, whole.trie.parent)
 
     reduced, requests = making.reduced(), len(whole.requests["blocks"])
     runs, reuse = merge_runs([load_runs(each, 0, requests) for each in reduced]), whole.reuse
@@ -158,7 +162,7 @@ def compare(
         trace = ingest(stores, one_path([*map(str, paths)]), IngestOptions(made.NAME)).trace
         known = analyze(stores, trace, request)
     assert len(side_by_side(request.definition)) > 2
-    found = analyze_dataset(str(folder / "dataset"), request)
+    found = analyze(ingested.dataset.stores, ingested.dataset.trace, request)
     if len(paths) > 1:  # parts have digests of their own
         known = without_content(known)
         found = without_content(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -10,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
+import kvscope
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode, InputError, KvscopeError, UsageError
 from kvscope.core.files import data_folder, one_path
@@ -208,15 +210,52 @@ def test_too_little_memory_is_refused(
         made.dataset(files, tmp_path / "e", DatasetOptions(4 * GIB, 1), many)
 
 
-REFUSED = (
-    ("simulate", "--capacity-blocks", "9"),
-    ("tune", "--slo", "1s", "--output", "-"),
-    ("fleet", "--slo", "1s", "--capacity-blocks", "9"),
-    ("fit", "--export", "policy.toml", "--policy", "gittins", "--capacity-blocks", "9"),
-    ("ingest",),
-    ("explain",),
-    ("export", "--to", "parquet", "-o", "-"),
+TAKEN = (
+    ("simulate", "--policies", "lru,tlru,belady", "--capacity-blocks", "20000", "--slo", "1s"),
+    ("simulate", "--policies", "lru,s3fifo", "--capacity-blocks", "20000", "--sample", "0.5"),
+    ("fleet", "--slo", "1s", "--capacity-blocks", "20000", "--router", "random"),
+    ("explain", "--capacity-blocks", "20000"),
+    ("retention",),
 )
+
+
+def test_commands_take_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What they say of it equals that of its files as one trace, in any order."""
+    sample = data_folder("sample_traces") / "agent.jsonl.gz"
+    lines = gzip.decompress(sample.read_bytes()).splitlines(keepends=True)[:300]
+    paths = [tmp_path / f"{number}.jsonl" for number in range(3)]
+    for number, path in enumerate(paths):
+        path.write_bytes(b"".join(lines[2 - number :: 3]))
+    folder, db = str(tmp_path / "d"), ["--db", str(tmp_path / "store.duckdb")]
+    made.dataset(paths, Path(folder), made.options(4))
+    assert run(["ingest", *map(str, paths), "--name", made.NAME, *db]) == ExitCode.DONE
+    capsys.readouterr()
+    for command, *given in TAKEN:
+        documents = []
+        for trace in ([folder], [made.NAME, *db]):
+            assert run([command, *trace, *given, "--json"]) == ExitCode.DONE, command
+            documents.append(without_times(json.loads(capsys.readouterr().out)))
+        assert documents[0] == documents[1], command
+    assert run(["runs", folder]) == ExitCode.DONE
+    assert "belady" in capsys.readouterr().out
+    assert run(["runs", "--db", folder]) == ExitCode.DONE
+    assert "belady" in capsys.readouterr().out
+    exported = []
+    for trace in ([folder], [made.NAME, *db]):
+        assert run(["export", *trace, "--to", "mooncake", "-o", "-"]) == ExitCode.DONE
+        exported.append(capsys.readouterr().out)
+    assert exported[0] == exported[1]
+    with kvscope.open_trace(folder) as opened:
+        assert kvscope.simulate(opened, capacity_blocks=20000).to_dict()["results"]
+        analyzed = kvscope.analyze(opened).to_dict()
+    assert kvscope.analyze(folder).to_dict() == analyzed
+
+
+def without_times(document: Any) -> Any:
+    """Return a document without the time at which a run was made."""
+    if isinstance(document, dict):
+        return {k: without_times(v) for k, v in document.items() if k != "created_at"}
+    return [*map(without_times, document)] if isinstance(document, list) else document
 
 
 def test_what_takes_no_dataset_says_so(
@@ -226,9 +265,8 @@ def test_what_takes_no_dataset_says_so(
     folder = str(tmp_path / "d")
     made.dataset(files, Path(folder), made.options(2))
     db = ["--db", str(tmp_path / "none.duckdb")]
-    for command, *given in REFUSED:
-        assert run([command, folder, *given, *db]) == ExitCode.INPUT, command
-        assert "a dataset, whose paths are in shards" in only_line(capsys)
+    assert run(["ingest", folder, *db]) == ExitCode.INPUT
+    assert "a dataset, and no trace that a store could take" in only_line(capsys)
     assert run(["analyze", folder, "--until", "3s", *db]) == ExitCode.USAGE
     assert "as a whole" in only_line(capsys)
     assert run(["analyze", folder, "--block-size", "3", *db]) == ExitCode.USAGE

@@ -156,6 +156,7 @@ def test_a_store_from_before_clocks_has_none(tmp_path: Any) -> None:
         connection.execute("ALTER TABLE bad_lines DROP COLUMN place")
         connection.execute("DROP VIEW cacheable_blocks")
         connection.execute("DROP TABLE block_groups")
+        connection.execute("DROP TABLE branches")
         connection.execute("DROP TABLE reports")
         connection.execute("DROP SEQUENCE report_ids")
         connection.execute("UPDATE schema_version SET version = 6")
