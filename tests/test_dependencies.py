@@ -24,7 +24,7 @@ EXTRAS = {
 }
 OPTIONAL = {
     "dashboard": ("dashboard",),
-    "kvscope": ("vllm", "torch", "hash", "mistral", "remote", "watch"),
+    "kvscope": ("vllm", "torch", "hash", "mistral", "remote", "watch", "ray"),
 }
 """The extras that a folder may import besides the mandatory dependencies."""
 PINNED = {

@@ -255,7 +255,7 @@ class IntoOptions:
     memory: Annotated[
         int | None,
         Option(
-            "With --into: memory of all processes together, for example 8GiB.",
+            "With --into: memory of all processes together, on each machine, for example 8GiB.",
             "SIZE",
             values.size,
             "half of what is free",
@@ -268,6 +268,17 @@ class IntoOptions:
     workers: Annotated[
         int | None,
         Option("With --into: number of processes.", "N", values.whole(1), "one per core"),
+    ] = None
+    on: Annotated[
+        str | None,
+        Option(
+            "With --into: Ray cluster whose nodes do the work: HOST:PORT of its head,"
+            " ray://HOST:PORT of its Ray Client server, or ray (of RAY_ADDRESS, else one on this"
+            " machine). All nodes need the files and DIR at the same paths.",
+            "CLUSTER",
+            values.cluster,
+            "this machine",
+        ),
     ] = None
 
 

@@ -141,6 +141,16 @@ def session_arrivals(text: str) -> float:
     return units.parse_rate(text.removeprefix(_POISSON))
 
 
+def cluster(text: str) -> str:
+    """Return `ray`, or the address of a Ray cluster."""
+    host, _, port = text.removeprefix("ray://").rpartition(":")
+    if text != "ray" and not (host and port.isdecimal()):
+        raise UsageError(
+            f"{text!r} is no Ray cluster", remedy="write ray, HOST:PORT or ray://HOST:PORT"
+        )
+    return text
+
+
 def called(text: str) -> str:
     """Return a name or a path, which may not be blank."""
     if not text.strip():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,9 @@ Arrays = dict[str, NDArray[Any]]
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """Yield a folder that takes the name `path` only if the block ends without an error."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    shutil.rmtree(draft, ignore_errors=True)
+    draft = path.with_name(
+        f".{path.name}.{uuid4().hex}"
+    )  # of no other process, on whatever machine
     draft.mkdir(parents=True)
     try:
         yield draft

@@ -17,6 +17,7 @@ import numpy as np
 
 import kvscope
 from kvscope.core.errors import InputError, UsageError
+from kvscope.core.executor import Executor
 from kvscope.core.files import (
     STANDARD_STREAM,
     files_of,
@@ -40,7 +41,6 @@ from kvscope.datasets.dataset import (
     ShardEntry,
     shard_folders,
 )
-from kvscope.datasets.executor import Executor
 from kvscope.datasets.files import Arrays, load_array, save_arrays, whole_folder
 from kvscope.datasets.numbering import number_blocks
 from kvscope.datasets.parts import (
@@ -172,9 +172,15 @@ def alone_in(folder: Path) -> Iterator[None]:
                 where=str(folder),
                 remedy="wait for it, or name another folder",
             ) from error
-        for draft in (*folder.glob(".*"), *folder.glob("*/.*")):
-            shutil.rmtree(draft)
+        remove_drafts(folder)
         yield
+        remove_drafts(folder)  # of steps that an executor repeated elsewhere
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what killed processes left half written."""
+    for draft in (*folder.glob(".*"), *folder.glob("*/.*")):
+        shutil.rmtree(draft)
 
 
 class DatasetBuild:
@@ -275,9 +281,10 @@ class DatasetBuild:
             (_state(file).size or GIB) * (_COMPRESSED if file.endswith((".gz", ".zst")) else 1)
             for file in files
         )
+        workers = self.executor.workers * self.executor.machines
         left = max(self._left(sample.requests_per_byte * size), 64 * MIB)
         needed = _UNEVEN * _ACCESS_BYTES * sample.accesses_per_byte * size / left
-        return int(min(max(needed + 1, 2 * self.executor.workers), MOST_SHARDS))
+        return int(min(max(needed + 1, 2 * workers), MOST_SHARDS))
 
     def _check_memory(self, requests: int, parts: list[Path]) -> None:
         """Raise UsageError where the requests, or the blocks of one shard, are too many."""
@@ -341,7 +348,10 @@ class DatasetBuild:
         todo = [task for task in tasks if not Path(task.folder).is_dir()]
         with self.progress.steps(label, len(tasks)) as advance:
             advance(len(tasks) - len(todo))
-            self.executor.run(step, todo, advance)
+            for _ in self.executor.results(step, todo):
+                advance(1)
+        for folder in {Path(task.folder).parent for task in todo}:
+            any(folder.iterdir())  # else a network's file system may take new ones for missing
 
     def _built(self, joined: Joined, parts: list[Path]) -> BuiltRequests:
         """Make the shards, link conversations and follow reuse; return the requests."""

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from kvscope.core.executor import Executor, LocalProcesses
 from kvscope.core.units import GIB
-from kvscope.datasets.executor import Executor, LocalProcesses
 from kvscope.datasets.ingest import DatasetBuild, DatasetOptions, IngestedDataset, ingest_dataset
 from kvscope.ingest.formats.base import ReadOptions, Request
 from kvscope.ingest.pipeline import IngestOptions

@@ -7,9 +7,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -18,11 +19,11 @@ import pytest
 import kvscope
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode, InputError, KvscopeError, UsageError
+from kvscope.core.executor import Executor, LocalProcesses
 from kvscope.core.files import data_folder, one_path
 from kvscope.core.units import GIB, MIB
 from kvscope.datasets import ingest, shards
 from kvscope.datasets.dataset import Dataset
-from kvscope.datasets.executor import LocalProcesses
 from kvscope.datasets.ingest import DatasetOptions
 from kvscope.datasets.place import MANIFEST
 from kvscope.ingest.pipeline import IngestOptions
@@ -30,7 +31,7 @@ from kvscope.ingest.pipeline import ingest as ingest_trace
 from kvscope.store.file import StoreFile
 from tests.datasets import made
 
-T = TypeVar("T")
+R = TypeVar("R")
 
 LINE = (
     '{"chat_id": %d, "parent_chat_id": -1, "timestamp": %d, "input_length": 32, '
@@ -49,7 +50,7 @@ def files(tmp_path: Path) -> list[Path]:
     return paths
 
 
-class Failing:
+class Failing(Executor):
     """Runs so many steps, then fails; `done` counts those that ran."""
 
     workers = 1
@@ -58,16 +59,20 @@ class Failing:
         self.most = most
         self.done: list[str] = []
 
-    def run(
-        self, step: Callable[[T], None], tasks: Sequence[T], advance: Callable[[int], None]
-    ) -> None:
+    def results(
+        self,
+        step: Callable[..., R],
+        tasks: Sequence[Any],
+        *before: Any,
+        stop: Event | None = None,
+    ) -> Iterator[tuple[int, R]]:
         """Run the tasks one by one."""
-        for task in tasks:
+        for number, task in enumerate(tasks):
             if len(self.done) == self.most:
                 raise KvscopeError("killed")
-            step(task)
-            self.done.append(f"{step.__name__} {task.folder}")  # type: ignore[attr-defined]
-            advance(1)
+            result = step(*before, task)
+            self.done.append(f"{step.__name__} {task.folder}")
+            yield number, result
 
 
 def test_what_is_finished_is_not_done_again(files: list[Path], tmp_path: Path) -> None:
@@ -130,7 +135,7 @@ def kill(_: int) -> None:
 def test_a_killed_process_is_an_error_of_one_line() -> None:
     """The remedy says that finished steps are kept."""
     with LocalProcesses(2) as processes, pytest.raises(KvscopeError, match="steps are kept"):
-        processes.run(kill, [1, 2], lambda _: None)
+        list(processes.results(kill, [1, 2]))
 
 
 def test_bad_lines_are_those_of_one_trace(

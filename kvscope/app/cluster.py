@@ -1,0 +1,26 @@
+"""A Ray cluster for a use case: `--on`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from kvscope.app.monitor import Monitor
+
+if TYPE_CHECKING:
+    from kvscope.core.executor import Executor
+
+
+@contextmanager
+def ray_cluster(
+    on: str, monitor: Monitor, *, workers: int | None = None, seen_by_all: str | None = None
+) -> Iterator[Executor]:
+    """Yield the executor at this address (see `RayCluster`), until the block ends."""
+    from kvscope.core.ray_cluster import RayCluster
+
+    cluster = RayCluster(on, workers=workers, seen_by_all=seen_by_all)
+    with ExitStack() as stack:
+        with monitor.steps("connecting to Ray"):
+            stack.enter_context(cluster)
+        yield cluster

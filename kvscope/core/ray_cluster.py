@@ -1,0 +1,191 @@
+"""A Ray cluster as an executor: each step is a Ray task of one core, on any of its nodes.
+
+Ray schedules the tasks, repeats those whose worker or node is lost, rebuilds lost objects and moves
+objects to disk where memory is full. Steps have the same results wherever and how often they run.
+
+Source: Ray 2.60, ray.init, ray.remote (`max_retries`), ray.wait, ray.cluster_utils.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from threading import Event
+from typing import Any, Self, TypeVar, cast
+
+import kvscope
+from kvscope.core.errors import InputError, KvscopeError, UsageError
+from kvscope.core.executor import Executor
+
+try:
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+except ImportError as error:
+    raise UsageError(
+        "needs Ray", where="--on", remedy="pip install 'kvscope[ray]', on each node"
+    ) from error
+
+RETRIES = 3
+"""How often a step is repeated whose worker or node was lost."""
+
+_LOOK_EVERY_S = 0.5
+_ANSWER_S = 10.0
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class RayCluster(Executor):
+    """A Ray cluster, until the context ends; of a process that uses Ray already, that one.
+
+    `address` is HOST:PORT of its head node, ray://HOST:PORT of its Ray Client server, or "ray": the
+    cluster that RAY_ADDRESS names, else a new one of this machine with so many `workers` (default:
+    one a core). Each node has to see the file `seen_by_all`, if there is one, before it does a
+    step. Entering raises UsageError where there is no such cluster.
+    """
+
+    def __init__(
+        self, address: str, *, workers: int | None = None, seen_by_all: str | None = None
+    ) -> None:
+        self._address = os.environ.get("RAY_ADDRESS", "local") if address == "ray" else address
+        self._new_workers = workers
+        self._seen_by_all = seen_by_all
+        self._is_mine = False
+        if workers is not None and self._address != "local":
+            raise UsageError(
+                f"the cluster at {self._address} has as many as its nodes have cores",
+                where="--workers",
+                remedy="leave it out",
+            )
+
+    def __enter__(self) -> Self:
+        if not ray.is_initialized():
+            self._connect()
+            self._is_mine = True
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        self._nodes = [node for node in nodes if node.get("CPU", 0) >= 1]
+        if not self._nodes:
+            self.__exit__()
+            raise UsageError(
+                "the cluster has no node with a core for tasks",
+                where=f"--on {self._address}",
+                remedy="start one with `ray start --address`",
+            )
+        self.workers = int(max(node["CPU"] for node in self._nodes))
+        self.machines = len(self._nodes)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._is_mine:
+            ray.shutdown()
+
+    @property
+    def free_bytes(self) -> int | None:
+        """Memory for tasks of the node with the least."""
+        return int(min(node.get("memory", 0) for node in self._nodes)) or None
+
+    def shared(self, value: T) -> T:
+        """Put the value into the object store, once for all tasks; return its reference."""
+        return cast("T", ray.put(value))
+
+    def results(
+        self,
+        step: Callable[..., R],
+        tasks: Sequence[Any],
+        *before: Any,
+        stop: Event | None = None,
+    ) -> Iterator[tuple[int, R]]:
+        """Yield the results; after `stop` the steps under way are dropped.
+
+        Raises what a step raises, KvscopeError where one was lost more than RETRIES times.
+        """
+        task_of = ray.remote(num_cpus=1, max_retries=RETRIES)(_run_on_node)
+        about = (kvscope.__version__, self._seen_by_all)
+        number_of = {
+            task_of.remote(about, step, *before, task): number for number, task in enumerate(tasks)
+        }
+        waiting = list(number_of)
+        try:
+            while waiting and not (stop is not None and stop.is_set()):
+                ready, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_LOOK_EVERY_S)
+                for reference in ready:
+                    yield number_of.pop(reference), _value(reference)
+        finally:
+            for reference in number_of:  # nothing to do for those that are finished
+                ray.cancel(reference)
+
+    def _connect(self) -> None:
+        settings: dict[str, Any] = {}
+        if self._address == "local":
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing of a trace leaves here
+            settings = {"include_dashboard": False, "num_cpus": self._new_workers}
+        else:
+            _require_answer(self._address)
+        try:
+            ray.init(self._address, log_to_driver=False, logging_level=logging.ERROR, **settings)
+        except (RayError, OSError, RuntimeError, ValueError) as error:
+            raise UsageError(
+                f"no connection ({_first_line(error)})",
+                where=f"--on {self._address}",
+                remedy="take the address, the versions and the RAY_AUTH_MODE of `ray start --head`",
+            ) from error
+
+
+def _require_answer(address: str) -> None:
+    """Raise UsageError where nothing listens: Ray would try for minutes, then end the process."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"no connection ({error})",
+            where=f"--on {address}",
+            remedy="take the address that `ray start --head` printed",
+        ) from error
+
+
+def _run_on_node(about: tuple[str, str | None], step: Callable[..., R], *arguments: Any) -> R:
+    """Return `step` of the arguments. Raises UsageError where this node cannot do it."""
+    version, seen_by_all = about
+    if kvscope.__version__ != version:
+        raise UsageError(
+            f"has kvscope {kvscope.__version__}, not {version}",
+            where=_node(),
+            remedy="install the same on all nodes",
+        )
+    if seen_by_all is not None and not os.path.exists(seen_by_all):  # noqa: PTH110 - any path
+        raise InputError("is not there", where=f"{seen_by_all} on {_node()}", remedy=_SAME_FILES)
+    try:
+        return step(*arguments)
+    except InputError as error:
+        if isinstance(error.__cause__, OSError):
+            raise InputError(
+                error.what, where=f"{error.where} on {_node()}", remedy=_SAME_FILES
+            ) from error
+        raise
+
+
+_SAME_FILES = "all nodes need the folder and the files at the same paths"
+
+
+def _node() -> str:
+    return f"node {ray.util.get_node_ip_address()}"
+
+
+def _value(reference: Any) -> Any:
+    """Return the result of a finished task, or raise its error as it was raised there."""
+    try:
+        return ray.get(reference)
+    except RayTaskError as error:
+        raise error.cause from error
+    except RayError as error:
+        raise KvscopeError(
+            f"a step was lost {RETRIES + 1} times ({_first_line(error)})",
+            remedy="run it again: finished steps are kept",
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

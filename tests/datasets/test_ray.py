@@ -1,0 +1,190 @@
+"""A dataset made on a Ray cluster equals the one made here, whatever the cluster loses."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from kvscope.cli.app import run
+from kvscope.core.errors import ExitCode, InputError, KvscopeError
+from kvscope.core.executor import Executor
+from kvscope.core.files import data_folder
+from kvscope.core.ray_cluster import RETRIES, RayCluster
+from kvscope.core.units import MIB
+from kvscope.datasets.place import MANIFEST, PLAN
+from kvscope.datasets.shards import build_shard
+from tests.datasets import made
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:::ray"),
+]
+
+R = TypeVar("R")
+NODE = {"num_cpus": 1, "object_store_memory": 80 * MIB}
+SAMPLE = data_folder("sample_traces") / "regime-change.jsonl.gz"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Start a cluster of two nodes on this machine, in whose process steps are submitted."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        nodes = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
+        nodes.add_node(**NODE)
+        ray.init(nodes.address, log_to_driver=False, logging_level="ERROR")
+        yield nodes
+        ray.shutdown()
+        nodes.shutdown()
+
+
+class Disturbed(Executor):
+    """A cluster whose steps go through `around`; `after` is called with each result."""
+
+    def __init__(
+        self, cluster: RayCluster, around: Callable[..., Any], after: Callable[[], None]
+    ) -> None:
+        self.workers, self._cluster = cluster.workers, cluster
+        self._around, self._after = around, after
+
+    def results(
+        self,
+        step: Callable[..., R],
+        tasks: Sequence[Any],
+        *before: Any,
+        stop: Event | None = None,
+    ) -> Iterator[tuple[int, R]]:
+        """Yield the results of the steps."""
+        around = partial(self._around, step)
+        for result in self._cluster.results(around, tasks, *before, stop=stop):
+            self._after()
+            yield result
+
+
+def killed_once(marks: Path, step: Callable[[Any], None], task: Any) -> None:
+    """Do half of a step, then end this process as the system does; once for each kind of step."""
+    mark = marks / step.__name__
+    if not mark.exists():
+        mark.touch()
+        (Path(task.folder).parent / ".half").mkdir(parents=True, exist_ok=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    step(task)
+
+
+def held(mark: Path, node: str, step: Callable[[Any], None], task: Any) -> None:
+    """Do the step; build no shard on this node, and elsewhere only once that one tries to."""
+    if step is build_shard:
+        if ray.get_runtime_context().get_node_id() == node:
+            mark.touch()
+            time.sleep(600)
+        while not mark.exists():
+            time.sleep(0.05)
+    step(task)
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Return the manifest that this process makes of the sample."""
+    folder = tmp_path_factory.mktemp("here") / "d"
+    made.dataset([SAMPLE], folder, made.options(3))
+    return (folder / MANIFEST).read_bytes()
+
+
+def test_killed_workers_change_nothing(cluster: Any, tmp_path: Path, manifest: bytes) -> None:
+    """Ray repeats each step whose worker was killed; what it left half written goes away."""
+    marks, folder = tmp_path / "marks", tmp_path / "d"
+    marks.mkdir()
+    with RayCluster("ray") as executor:
+        assert (executor.workers, executor.machines) == (1, 2)
+        disturbed = Disturbed(executor, partial(killed_once, marks), lambda: None)
+        made.dataset([SAMPLE], folder, made.options(3), disturbed)
+    assert len(list(marks.iterdir())) == 3
+    assert (folder / MANIFEST).read_bytes() == manifest
+    assert not [*folder.glob("**/.*")]
+
+
+def test_a_lost_node_changes_nothing(cluster: Any, tmp_path: Path, manifest: bytes) -> None:
+    """A node is removed while it runs a step, and another joins."""
+    (node,) = cluster.worker_nodes
+    mark = tmp_path / "mark"
+
+    def lose() -> None:
+        if mark.exists() and node in cluster.worker_nodes:
+            cluster.remove_node(node, allow_graceful=False)
+            cluster.add_node(**NODE)
+
+    with RayCluster("ray") as executor:
+        disturbed = Disturbed(executor, partial(held, mark, node.node_id), lose)
+        made.dataset([SAMPLE], tmp_path / "d", made.options(3), disturbed)
+    assert node not in cluster.worker_nodes
+    assert (tmp_path / "d" / MANIFEST).read_bytes() == manifest
+
+
+def killed(_: object) -> None:
+    """End this process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def refused(_: object) -> None:
+    """Raise an error of kvscope."""
+    raise InputError("no request", where="x:1", remedy="see it")
+
+
+def test_errors_are_those_of_the_step(cluster: Any, tmp_path: Path) -> None:
+    """A step that kills each worker is given up; an error keeps its place; a folder is missed."""
+    with RayCluster("ray") as executor, pytest.raises(KvscopeError, match="steps are kept") as lost:
+        list(executor.results(killed, [1]))
+    assert f"lost {RETRIES + 1} times" in str(lost.value)
+    with RayCluster("ray") as executor, pytest.raises(InputError) as raised:
+        list(executor.results(refused, [1]))
+    assert (raised.value.where, str(raised.value)) == ("x:1", "x:1: no request; see it")
+    missing = str(tmp_path / PLAN)
+    with RayCluster("ray", seen_by_all=missing) as executor, pytest.raises(InputError) as raised:
+        list(executor.results(refused, [1]))
+    assert str(raised.value).startswith(f"{missing} on node ")
+
+
+def total(values: np.ndarray[Any, Any], more: int) -> int:
+    """Return the sum of all."""
+    return int(values.sum()) + more
+
+
+def test_a_full_object_store_changes_nothing(cluster: Any) -> None:
+    """More is shared than both stores hold: it goes to disk and comes back."""
+    with RayCluster("ray") as executor:
+        shared = [executor.shared(np.full(4 * MIB, k)) for k in range(8)]  # 256 MiB of 160
+        sums = [dict(executor.results(total, [0, 1], each)) for each in shared]
+    assert sums == [{0: k * 4 * MIB, 1: k * 4 * MIB + 1} for k in range(8)]
+
+
+def test_ingest_on_a_cluster(
+    cluster: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The command takes a cluster's address, and paths of this folder, which nodes are not in."""
+    shutil.copy(SAMPLE, tmp_path / "a.jsonl.gz")
+    monkeypatch.chdir(tmp_path)
+    into = ["ingest", "a.jsonl.gz", "--shards", "3", "--into", "d"]
+    assert run([*into, "--on", "nowhere"]) == ExitCode.USAGE
+    assert run([*into, "--on", cluster.address, "--workers", "2"]) == ExitCode.USAGE
+    assert "leave it out" in capsys.readouterr().err
+    assert run([*into, "--on", cluster.address]) == ExitCode.DONE
+    assert run([*into[:-1], "e", "--workers", "1"]) == ExitCode.DONE
+    there, here = (Path(name, MANIFEST).read_bytes() for name in ("d", "e"))
+    assert there == here
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
