@@ -23,6 +23,8 @@ from kvscope.app.requests import above_zero, latency_profile
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import Deployment, ResolvedDeployment, option
+from kvscope.deployment.engines import parse_engine
+from kvscope.deployment.gpus import resolve_gpu
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.models import Model, read_config
 from kvscope.replay.policy_options import VLLM
@@ -268,6 +270,10 @@ def _own_vllm(
 
     python, config, shape = with_vllm(launch.python), config_of(model) or {}, _shape(model)
     is_gpu = python.device == "cuda"
+    if shape is not None:
+        named = replica.stated.gpu if replica.stated and is_gpu else None
+        gpu = None if named is None else resolve_gpu(named)
+        shape = shape.served_by(parse_engine(f"vllm@{python.vllm}"), gpu)
     stated = replica.block_size or (GPU_BLOCK if is_gpu else CPU_BLOCK)
     tp = replica.stated.tp if replica.stated else 1
     size = shape.block_tokens(stated, tp) if shape else stated

@@ -33,6 +33,9 @@ _MXFP4_MULTIPLE = 256  # kernels pad the hidden size of the experts to it
 
 WINDOWED = ("sliding_attention", "chunked_attention")
 FULL = ("full_attention", "attention")
+LINEAR = ("linear_attention", "mamba")
+_FEED_FORWARD = ("mlp", "moe")
+_PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # of Nemotron-H
 # Keys by which configs without `layer_types` say that not every layer is attention.
 MIXED = ("attn_layer_period", "full_attention_interval", "hybrid_override_pattern")
 # One layer in so many is full attention where the config does not list them.
@@ -44,9 +47,11 @@ _DELTA_NET = (
     "linear_value_head_dim",
     "linear_conv_kernel_dim",
 )
+_NEMOTRON = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel")
+_GRANITE = ("mamba_n_heads", "mamba_d_state", "mamba_n_groups", "mamba_d_conv")
+_FLASH = ("hopper", "blackwell")  # GPUs whose kernels for linear attention can export states
 # Fields by which layers differ in the KV that they keep for a token.
 _UNLIKE = (
-    "kv_lora_rank",
     "num_kv_shared_layers",
     "global_head_dim",
     "num_global_key_value_heads",
@@ -54,12 +59,28 @@ _UNLIKE = (
     "swa_num_key_value_heads",
 )
 # Feed-forward layers of two matrices, up and down; the others have a gate as well.
-_UNGATED = ("gpt2", "gptj", "gpt_neox", "gpt_bigcode", "opt", "falcon", "phi", "bloom", "mpt")
+_UNGATED = (
+    "gpt2",
+    "gptj",
+    "gpt_neox",
+    "gpt_bigcode",
+    "opt",
+    "falcon",
+    "phi",
+    "bloom",
+    "mpt",
+    "nemotron_h",
+)
 _STATE_SPACE = ("attn_layer_period", "hybrid_override_pattern")
 _MOST = 2**31  # of anything that a model has a number of
 _LONGEST = 60  # characters of a value that an error repeats
 _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
-_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token", "top_k_experts")
+_EXPERTS_PER_TOKEN = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "experts_per_token",
+    "top_k_experts",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +117,51 @@ class ConfigFields:
 
 
 @dataclass(frozen=True, slots=True)
+class StateExport:
+    """Kernels that write the state before a prompt's last block without ending a step there.
+
+    They do so at multiples of `tokens`, in vLLM from version `since` on, on GPUs of `families`
+    (none named: on all).
+    """
+
+    tokens: int
+    since: tuple[int, int] = (0, 0)
+    families: tuple[str, ...] = ()
+
+    def tokens_in(self, version: tuple[int, int], family: str | None) -> int:
+        """Return `tokens` where an engine exports states, else 0."""
+        known = version >= self.since and (not self.families or family in self.families)
+        return self.tokens if known else 0
+
+
+@dataclass(frozen=True, slots=True)
 class LinearState:
     """What a layer of linear attention keeps of a request, however long: two arrays of values.
 
     The inputs that its convolution still sees have the model's 16 bits, the recurrent state
-    `recurrent_bytes` a value. Source: vLLM 0.32.0, model_executor/layers/mamba/mamba_utils.py.
+    `recurrent_bytes` a value. Of Mamba 2, the convolution also sees `groups` of `group_values`,
+    more of them where ranks cannot share them. `export_tokens` are those of `export` in the engine
+    that serves the model, 0 where none is known. `parameters` are those of a layer, 0 where it has
+    about as many as one of attention.
+
+    Source: vLLM 0.33.0, model_executor/layers/mamba/mamba_utils.py (MambaStateShapeCalculator),
+    mamba_mixer2.py, gdn/qwen_gdn_linear_attn.py; vllm/models/kimi_k3/nvidia/kda.py.
     """
 
     convolution_values: int
     recurrent_values: int
     recurrent_bytes: int = 2
+    groups: int = 0
+    group_values: int = 0
+    export: StateExport | None = None
+    export_tokens: int = 0
+    parameters: int = 0
 
     def bytes_on_rank(self, tp: int) -> int:
         """Return the bytes on each of `tp` ranks, which share both arrays."""
-        return (2 * self.convolution_values + self.recurrent_bytes * self.recurrent_values) // tp
+        groups = self.groups if self.groups % tp == 0 else tp
+        convolution = self.convolution_values + groups * self.group_values
+        return 2 * (convolution // tp) + self.recurrent_bytes * (self.recurrent_values // tp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,17 +300,17 @@ def layer_kinds(config: ConfigFields) -> LayerKinds:
     total = config.count("num_hidden_layers", "n_layer", "num_layers")
     window = config.get("sliding_window", "attention_chunk_size")
     window = window if isinstance(window, int) else None
-    kinds = config.get("layer_types")
-    if isinstance(kinds, list):
-        if len(kinds) != total:
-            what = f"layer_types lists {len(kinds)} layers, num_hidden_layers says {total}"
-            raise InputError(what, where=config.where)
+    state = _linear_state(config)
+    kinds = _listed_layers(config, total, state)
+    if kinds is not None:
+        total = len(kinds)
         full = sum(kind in FULL for kind in kinds)
         windowed = sum(kind in WINDOWED for kind in kinds)
-        linear = kinds.count("linear_attention")
+        linear = sum(kind in LINEAR for kind in kinds)
         chunked = windowed > 0 and windowed == kinds.count("chunked_attention")
         known = full + windowed + linear == total and not (windowed and linear)
-        alike = known and windowed in (0, *map(kinds.count, WINDOWED)) and _alike(config)
+        alike = known and windowed in (0, *map(kinds.count, WINDOWED))
+        alike = alike and _alike(config, latent=linear > 0)
         return LayerKinds(
             full,
             windowed,
@@ -267,12 +319,11 @@ def layer_kinds(config: ConfigFields) -> LayerKinds:
             bool(kinds) and kinds[0] in FULL,
             alike,
             chunked,
-            _linear_state(config) if linear else None,
+            state if linear else None,
         )
     if (mixed := next(filter(config.has, MIXED), None)) is not None:
         pattern = config.get(mixed)
         full = pattern.count("*") if isinstance(pattern, str) else total // config.count(mixed)
-        state = _linear_state(config) if mixed == "full_attention_interval" else None
         return LayerKinds(full, 0, total - full, alike=_alike(config), state=state)
     if window is None or not config.fields.get("use_sliding_window", True):
         return LayerKinds(total)
@@ -287,29 +338,98 @@ def layer_kinds(config: ConfigFields) -> LayerKinds:
     return LayerKinds(full, total - full, 0, window)
 
 
+def _listed_layers(config: ConfigFields, total: int, state: LinearState | None) -> list[str] | None:
+    """Return the kind of each layer that is not a feed-forward one, None where none is listed.
+
+    Raises InputError for a list of another length than `total`.
+    """
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        if len(kinds) != total:
+            what = f"layer_types lists {len(kinds)} layers, num_hidden_layers says {total}"
+            raise InputError(what, where=config.where)
+        return [kind for kind in kinds if kind not in _FEED_FORWARD]
+    pattern = config.get("hybrid_override_pattern")
+    if isinstance(pattern, str) and state is not None:
+        kinds = [_PATTERN.get(letter, letter) for letter in pattern]
+        return [kind for kind in kinds if kind not in _FEED_FORWARD]
+    linear = config.get("linear_attn_config")
+    if isinstance(linear, Mapping) and isinstance(layers := linear.get("kda_layers"), list):
+        return [("attention", "linear_attention")[at + 1 in layers] for at in range(total)]
+    return None
+
+
 def _linear_state(config: ConfigFields) -> LinearState | None:
-    """Return the state of a gated delta net's layers (Qwen3-Next, Qwen3.5); None of others."""
-    if not all(map(config.has, _DELTA_NET)):
-        return None
-    keys, values, key_size, value_size, kernel = map(config.count, _DELTA_NET)
-    wide = _family(config).startswith("qwen3_5") and config.get("mamba_ssm_dtype") == "float32"
+    """Return the state of a gated delta net's layers, of Mamba 2 or KDA; None of others."""
+    family = _family(config)
+    if all(map(config.has, _DELTA_NET)):
+        keys, values, key_size, value_size, kernel = map(config.count, _DELTA_NET)
+        wide = family.startswith("qwen3_5") and config.get("mamba_ssm_dtype") == "float32"
+        return LinearState(
+            (2 * keys * key_size + values * value_size) * (kernel - 1),
+            values * value_size * key_size,
+            4 if wide else 2,
+            export=StateExport(64, (0, 33), _FLASH if key_size == 128 else _FLASH[:1]),
+        )
+    if family.startswith("nemotron_h") and all(map(config.has, _NEMOTRON)):
+        heads, size, state, groups, kernel = map(config.count, _NEMOTRON)
+        wide = config.get("mamba_ssm_cache_dtype", default="float32") == "float32"
+        return _mamba2(config, heads, size, state, groups, kernel, wide=wide)
+    if family == "granitemoehybrid" and all(map(config.has, _GRANITE)):
+        heads, state, groups, kernel = map(config.count, _GRANITE)
+        inner = config.count_or(2, "mamba_expand") * config.count("hidden_size", "d_model")
+        stated = config.get("mamba_d_head")
+        size = stated if isinstance(stated, int) else inner // heads
+        return _mamba2(config, heads, size, state, groups, kernel, wide=False)
+    linear = config.get("linear_attn_config")
+    if isinstance(linear, Mapping) and linear.get("kda_layers"):
+        inside = ConfigFields(f"{config.where}: linear_attn_config", linear)
+        heads, size = inside.count("num_heads"), inside.count("head_dim")
+        kernel = inside.count("short_conv_kernel_size")
+        flash = inside.has("gate_lower_bound") and size == 128
+        hidden, inner = config.count("hidden_size"), heads * size
+        return LinearState(
+            3 * inner * (kernel - 1),
+            inner * size,
+            4,
+            export=StateExport(16, families=_FLASH) if flash else None,
+            parameters=hidden * (4 * inner + heads) + 2 * size * (hidden + inner),
+        )
+    return None
+
+
+def _mamba2(
+    config: ConfigFields, heads: int, size: int, state: int, groups: int, kernel: int, *, wide: bool
+) -> LinearState:
+    """Return the state of a Mamba 2 layer, with 32 bits a value if `wide`."""
+    hidden, inner = config.count("hidden_size", "n_embd", "d_model"), heads * size
     return LinearState(
-        (2 * keys * key_size + values * value_size) * (kernel - 1),
-        values * value_size * key_size,
+        inner * (kernel - 1),
+        inner * state,
         4 if wide else 2,
+        groups,
+        2 * state * (kernel - 1),
+        export=StateExport(1),
+        export_tokens=1,
+        parameters=hidden * (3 * inner + 2 * groups * state + heads),
     )
 
 
-def _alike(config: ConfigFields) -> bool:
-    """Return whether no field says that layers differ in heads, or share the KV of others."""
-    return not any(config.get(name) for name in _UNLIKE)
+def _alike(config: ConfigFields, *, latent: bool = False) -> bool:
+    """Return whether no field says that layers differ in heads, or share the KV of others.
+
+    With `latent`, compressed keys do not count: all layers that have keys compress them.
+    """
+    unlike = any(config.get(name) for name in _UNLIKE)
+    return not unlike and (latent or not config.get("kv_lora_rank"))
 
 
 def architecture(config: ConfigFields) -> Architecture | str:
     """Return the shape that a config.json describes, or in words what it lacks."""
-    state = next(filter(config.has, _STATE_SPACE), None)
-    if state is not None:
-        return f"{state}: layers of a kind whose weights kvscope cannot count"
+    state = _linear_state(config)
+    stated = next(filter(config.has, _STATE_SPACE), None)
+    if stated is not None and state is None:
+        return f"{stated}: layers of a kind whose weights kvscope cannot count"
     needed = (("hidden_size", "n_embd", "d_model"), ("vocab_size",))
     if missing := [names[0] for names in needed if config.get(*names) is None]:
         return f"{missing[0]} is missing"
@@ -325,19 +445,30 @@ def architecture(config: ConfigFields) -> Architecture | str:
         return "intermediate_size is missing"
     matrices = 2 if ungated else 3
     moe_layers = _moe_layers(config, layers) if experts else 0
+    dense_layers = layers - moe_layers
+    if isinstance(pattern := config.get("hybrid_override_pattern"), str):
+        dense_layers, moe_layers = pattern.count("-"), pattern.count("E")
+        experts = experts if moe_layers else 0
     shared_width = _shared_width(config, expert_width) if experts else 0
     dense_width = config.count_or(width, "intermediate_size_mlp")
-    attention, replicated, sizes = _attention(config, hidden)
+    if _family(config) == "granitemoehybrid" and not experts:
+        dense_width = config.count_or(width, "shared_intermediate_size")
+    each, replicated, sizes = _attention(config, hidden)
+    kinds = layer_kinds(config)
+    attention = layers * each
+    if state is not None and state.parameters:
+        attention = kinds.full * each + kinds.linear * state.parameters
+        replicated = replicated * kinds.full // layers
     routed = moe_layers * matrices * hidden * expert_width
     return Architecture(
         hidden_size=hidden,
         layers=layers,
         vocabulary=config.count("vocab_size"),
         tied=bool(config.get("tie_word_embeddings", default=False)),
-        attention_parameters=layers * attention,
+        attention_parameters=attention,
         replicated_parameters=layers * replicated,
-        mlp_parameters=(layers - moe_layers) * matrices * hidden * dense_width,
-        mlp_width=dense_width if moe_layers < layers else 0,
+        mlp_parameters=dense_layers * matrices * hidden * dense_width,
+        mlp_width=dense_width if dense_layers else 0,
         experts=experts,
         experts_per_token=config.count(*_EXPERTS_PER_TOKEN) if experts else 0,
         expert_width=expert_width,
@@ -424,10 +555,15 @@ def _moe_layers(config: ConfigFields, layers: int) -> int:
 
 
 def _shared_width(config: ConfigFields, expert_width: int) -> int:
-    stated = config.count_or(0, "shared_expert_intermediate_size", "shared_intermediate_size")
+    stated = config.count_or(
+        0,
+        "shared_expert_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+        "shared_intermediate_size",
+    )
     if stated:
         return stated
-    shared = config.count_or(0, "n_shared_experts")
+    shared = config.count_or(0, "n_shared_experts", "num_shared_experts")
     return expert_width * (1 if _family(config) == "llama4" else shared)
 
 

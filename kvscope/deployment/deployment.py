@@ -227,6 +227,7 @@ def resolve(
     if deployment.model is not None:
         with placed("--model"):
             model = resolve_model(deployment.model, deployment.kv_dtype, deployment.weight_dtype)
+        model = model.served_by(engine, gpu)
         _check_heads(model, deployment.tp)
     elif deployment.weight_dtype or deployment.kv_dtype:
         name = "weight_dtype" if deployment.weight_dtype else "kv_dtype"

@@ -224,5 +224,6 @@ def kv_groups(kinds: LayerKinds, block_tokens: int) -> KvGroups | None:
         window = (kinds.window or 0) if kind in {"sliding", "chunked"} else 0
         for group in range(number):
             layers = len(range(group, count, number))
-            groups.append(KvGroup(kind, block_tokens, window, layers))
+            exports = kind == "linear" and kinds.state is not None and kinds.state.export_tokens > 0
+            groups.append(KvGroup(kind, block_tokens, window, layers, exports))
     return KvGroups(tuple(groups))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +27,8 @@ from kvscope.deployment.architecture import (
     quantization,
     weight_bits,
 )
-from kvscope.deployment.engines import parse_engine
+from kvscope.deployment.engines import Engine, parse_engine
+from kvscope.deployment.gpus import Gpu
 from kvscope.deployment.kv_groups import KvGroups, kv_groups
 from kvscope.deployment.presets import PRESETS
 
@@ -41,6 +43,7 @@ _CONFIG_DTYPES: Mapping[str, KvDtype] = {
     "float8_e4m3fn": "fp8",
     "float8_e5m2": "fp8",
 }
+_LATENT_BLOCK = 128  # the least block of MLA beside linear attention
 _NESTED = ("text_config", "llm_config", "language_config")
 _INDEX = "model.safetensors.index.json"
 _QUANTIZATION = "hf_quant_config.json"
@@ -136,12 +139,25 @@ class Model:
         """Return the tokens of a block where vLLM is started with blocks of `engine_block` tokens.
 
         A block of linear attention is one state, and all blocks have equal bytes: vLLM enlarges
-        those of attention until a state fits. Source: vLLM 0.32.0, vllm/platforms/interface.py.
+        those of attention until a state fits. Source: vLLM 0.33.0, vllm/platforms/interface.py
+        (_align_hybrid_block_size).
         """
-        if self.kinds.state is None or kv_groups(self.kinds, engine_block) is None:
+        state = self.kinds.state
+        if state is None or kv_groups(self.kinds, engine_block) is None:
             return engine_block
+        least = max(engine_block, _LATENT_BLOCK if isinstance(self.shape, LatentKv) else 1)
+        step = math.lcm(least, state.export_tokens or 1)
         layer = replace(self.shape, layers=1).values_on_rank(tp) * _BYTES[self.dtype]
-        return engine_block * -(-self.kinds.state.bytes_on_rank(tp) // (layer * engine_block))
+        return step * -(-state.bytes_on_rank(tp) // (layer * step))
+
+    def served_by(self, engine: Engine, gpu: Gpu | None) -> Model:
+        """Return the model with what its linear layers do in an engine, on a GPU if it is known."""
+        state = self.kinds.state
+        if state is None or state.export is None or engine.name != "vllm":
+            return self
+        tokens = state.export.tokens_in(engine.version, gpu.family if gpu else None)
+        kinds = replace(self.kinds, state=replace(state, export_tokens=tokens))
+        return replace(self, kinds=kinds)
 
     @property
     def by_block(self) -> Model:

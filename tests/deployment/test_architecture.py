@@ -224,6 +224,22 @@ def test_hybrid_models_of_real_configs() -> None:
         state_space.weight_bytes()
 
 
+@pytest.mark.parametrize(
+    ("model", "billions"),
+    [
+        ("nemotron-h-8b", 8.1),
+        ("nemotron-3-nano-30b", 31.6),
+        ("granite-4.0-h-small", 32),
+        ("granite-4.0-h-tiny", 7),
+        ("kimi-linear-48b", 48),
+    ],
+)
+def test_weights_of_models_with_states(model: str, billions: float) -> None:
+    """Within 3 % of the parameters that the cards of these models state."""
+    shape = fixture(model).shaped()
+    assert shape.parameters == pytest.approx(billions * 1e9, rel=0.03)
+
+
 def test_a_config_without_weights_still_has_kv(tmp_path: Path) -> None:
     """What weights need is named only where weights are asked for."""
     model = written(tmp_path, vocab_size=None)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvscope.deployment.architecture import LayerKinds
+from kvscope.deployment.engines import parse_engine
+from kvscope.deployment.gpus import resolve_gpu
 from kvscope.deployment.kv_groups import KvGroups, kv_groups
 from kvscope.deployment.models import resolve_model
 
@@ -68,6 +70,41 @@ def test_blocks_grow_until_a_state_fits(tmp_path: Path, tp: int, stated: int, to
     assert groups.undivided(16) is None
     assert f"in blocks of {gcd(96, tokens)} tokens" in str(groups.undivided(96))
     assert "start vLLM with --block-size 96" in str(groups.undivided(96))
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "tokens", "states", "layers", "exports"),
+    [
+        ("qwen3-next-80b", None, 544, 3, 12, False),
+        ("qwen3-next-80b", "h100", 576, 3, 12, True),
+        ("qwen3-next-80b", "a100", 544, 3, 12, False),
+        ("nemotron-h-8b", None, 1040, 6, 4, True),
+        ("nemotron-3-nano-30b", "h100", 2096, 4, 6, True),
+        ("granite-4.0-h-tiny", "l4", 400, 9, 4, True),
+        ("kimi-linear-48b", "h100", 1920, 3, 7, False),
+    ],
+)
+def test_states_of_every_kind(
+    model: str, gpu: str | None, tokens: int, states: int, layers: int, exports: bool
+) -> None:
+    """Gated delta nets, Mamba 2 and KDA: blocks on one GPU, groups, and states within a step."""
+    shape = resolve_model(str(CONFIGS / model))
+    shape = shape.served_by(parse_engine("vllm@0.33"), resolve_gpu(gpu) if gpu else None)
+    groups = shape.kv_groups(16)
+    assert groups is not None
+    assert {group.block_tokens for group in groups.groups} == {tokens}
+    assert [group.kind for group in groups.groups] == ["linear"] * states + ["full"]
+    assert max(group.layers for group in groups.groups) == layers == shape.layers_per_block
+    assert groups.exports_states == exports
+    assert KvGroups.parse(groups.text) == groups
+
+
+def test_older_engines_end_steps_where_a_state_is_kept() -> None:
+    """Qwen3-Next writes states within a step from vLLM 0.33 on."""
+    shape = resolve_model(str(CONFIGS / "qwen3-next-80b"))
+    groups = shape.served_by(parse_engine("vllm@0.32"), resolve_gpu("h100")).kv_groups(16)
+    assert groups is not None
+    assert (groups.state_tokens, groups.exports_states) == (544, False)
 
 
 def test_unlike_layers_have_no_known_groups() -> None:

@@ -1,0 +1,202 @@
+"""Blocks and groups that vLLM's own code forms of a config.json: kvscope forms the same."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvscope.deployment.engines import parse_engine
+from kvscope.deployment.gpus import resolve_gpu
+from kvscope.deployment.models import read_config
+from tests.conformance.vllm_side import VLLM_VERSION, ModelConfig, torch
+from tests.long import long
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from vllm.config import CacheConfig
+    from vllm.model_executor.layers.mamba.abstract import MambaBase
+    from vllm.model_executor.models import ModelRegistry
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+    from vllm.platforms.interface import Platform
+    from vllm.v1.attention.backend import MultipleOf
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        KVCacheSpec,
+        MambaSpec,
+        MLAAttentionSpec,
+        SlidingWindowSpec,
+    )
+
+    try:  # of 0.33
+        from vllm.v1.core.kv_cache_planning import get_kv_cache_groups
+    except ImportError:
+        from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
+
+pytestmark = pytest.mark.engine
+
+CONFIGS = Path(__file__).parents[1] / "deployment" / "configs"
+ENGINE = parse_engine(f"vllm@{VLLM_VERSION}")
+EXPORTING = {"nemotron_h", "granitemoehybrid"}
+"""Model types whose layers, Mamba 2, write states within a step on every GPU."""
+
+
+class Backend:
+    """An attention backend as vLLM has on NVIDIA's GPUs: kernels of 16 tokens or a multiple."""
+
+    @staticmethod
+    def get_supported_kernel_block_sizes() -> list[Any]:
+        """Return the sizes that kernels take."""
+        return [MultipleOf(16)]
+
+    @staticmethod
+    def customize_spec(spec: KVCacheSpec) -> KVCacheSpec:
+        """Return the spec as it is."""
+        return spec
+
+
+class Nvidia(Platform):
+    """A platform whose attention layers all have that backend."""
+
+    @classmethod
+    def _find_non_ssm_backends(cls, _: Any) -> list[Any]:
+        return [Backend]
+
+
+class FlashLayer(MambaBase):  # type: ignore[misc]
+    """A layer of a gated delta net that vLLM 0.33 computes with FlashInfer."""
+
+    get_state_shape = get_state_dtype = mamba_type = None
+
+    def __init__(self) -> None:
+        """Make one without weights."""
+
+    def get_prefill_checkpoint_alignment(self) -> int:
+        """Return the tokens between the states that its kernel can export."""
+        return 64
+
+
+@pytest.fixture(scope="module")
+def configs() -> dict[str, ModelConfig]:
+    """Return the models that vLLM has read, none at first."""
+    return {}
+
+
+def vllm_config(model: ModelConfig, tp: int, block: int, *, flash: bool) -> Any:
+    """Return what vLLM's code reads, after it has aligned blocks and states."""
+    cache = CacheConfig(block_size=block, enable_prefix_caching=True)
+    cache.mamba_cache_mode, cache.kv_cache_layout = "align", "LBNHC"
+    config = SimpleNamespace(
+        model_config=model,
+        cache_config=cache,
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=tp, pipeline_parallel_size=1, decode_context_parallel_size=1
+        ),
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
+        compilation_config=SimpleNamespace(
+            static_forward_context={"a layer": FlashLayer()} if flash else {}
+        ),
+        attention_config=SimpleNamespace(hisparse_config=None),
+        speculative_config=None,
+        num_speculative_tokens=0,
+    )
+    adjust = MODELS_CONFIG_MAP.get(model.architecture)
+    if model.is_hybrid and adjust is not None:
+        adjust.verify_and_update_config(config)
+    if model.is_hybrid:
+        Nvidia._align_hybrid_block_size(config, Backend)
+    return config
+
+
+def layer_specs(config: Any) -> dict[str, KVCacheSpec]:
+    """Return what each layer of a model caches, in order."""
+    model, cache = config.model_config, config.cache_config
+    text = model.hf_text_config
+    shape = {"block_size": cache.block_size, "dtype": torch.bfloat16}
+    shape |= {"num_kv_heads": model.get_num_kv_heads(config.parallel_config)}
+    shape |= {"head_size": model.get_head_size()}
+    full = (MLAAttentionSpec if model.use_mla else FullAttentionSpec)(**shape)
+    specs: list[KVCacheSpec] = []
+    state = None
+    if model.is_hybrid:
+        kind, _ = ModelRegistry.resolve_model_cls(model.architecture, model_config=model)
+        state = MambaSpec(
+            shapes=kind.get_mamba_state_shape_from_config(config),
+            dtypes=kind.get_mamba_state_dtype_from_config(config),
+            block_size=cache.mamba_block_size,
+            page_size_padded=cache.mamba_page_size_padded,
+            mamba_cache_mode="align",
+        )
+    for kind in layer_kinds(text):
+        if kind == "sliding_attention":
+            specs.append(SlidingWindowSpec(sliding_window=text.sliding_window, **shape))
+        else:
+            specs.append(full if kind in {"attention", "full_attention", "*"} else state)
+    return {f"{at}": spec for at, spec in enumerate(specs)}
+
+
+def layer_kinds(text: Any) -> list[str]:
+    """Return the kind of each layer with a cache, as vLLM's model classes decide."""
+    if hasattr(text, "is_kda_layer"):
+        return [
+            "linear_attention" if text.is_kda_layer(at) else "attention"
+            for at in range(text.num_hidden_layers)
+        ]
+    if text.model_type == "nemotron_h":
+        return [letter for letter in text.hybrid_override_pattern if letter in "M*"]
+    return list(text.layer_types)
+
+
+CASES = [
+    ("qwen3-next-80b", (1, 2, 4)),
+    ("nemotron-h-8b", (1, 8)),
+    ("nemotron-3-nano-30b", (1, 2, 4)),
+    ("granite-4.0-h-small", (1, 4)),
+    ("granite-4.0-h-tiny", (1, 2)),
+    ("kimi-linear-48b", (1, 4)),
+    ("gpt-oss-120b", (1, 2)),
+]
+
+
+@pytest.mark.parametrize("block", [16, 128])
+@pytest.mark.parametrize(
+    ("name", "tp"),
+    [
+        (name, tp) if name in {"qwen3-next-80b", "nemotron-3-nano-30b"} else long(name, tp)
+        for name, tps in CASES
+        for tp in tps
+    ],
+)
+@pytest.mark.parametrize("gpu", ["a100", "h100"])
+def test_groups_are_vllms(
+    tmp_path: Path, configs: dict[str, ModelConfig], name: str, tp: int, block: int, gpu: str
+) -> None:
+    """The same kinds, tokens of a block and layers in each group, and bytes of a block."""
+    fields = json.loads((CONFIGS / name / "config.json").read_text())
+    if name not in configs:
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+        configs[name] = ModelConfig(
+            model=str(tmp_path), skip_tokenizer_init=True, max_model_len=4096, dtype="bfloat16"
+        )
+    flash = gpu == "h100" and fields["model_type"] == "qwen3_next" and ENGINE.version >= (0, 33)
+    config = vllm_config(configs[name], tp, block, flash=flash)
+    theirs = get_kv_cache_groups(config, layer_specs(config))
+    model = read_config(CONFIGS / name / "config.json").served_by(ENGINE, resolve_gpu(gpu))
+    mine = model.kv_groups(16, block, tp)
+    assert mine is not None
+    kinds = {MambaSpec: "linear", SlidingWindowSpec: "sliding"}
+    assert [(group.kind, group.block_tokens, group.layers) for group in mine.groups] == [
+        (
+            kinds.get(type(group.kv_cache_spec), "full"),
+            group.kv_cache_spec.block_size,
+            len(group.layer_names),
+        )
+        for group in theirs
+    ]
+    assert mine.exports_states == (flash or fields["model_type"] in EXPORTING)
+    page = max(len(group.layer_names) * group.kv_cache_spec.page_size_bytes for group in theirs)
+    assert model.by_block.kv_bytes_per_token(tp) * mine.hash_tokens == page
