@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         SimulationResult,
         TuneFleetResult,
         TuneResult,
+        TuneTiersResult,
         UsageError,
         advise_retention,
         analyze,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         simulate_fleet,
         tune,
         tune_fleet,
+        tune_tiers,
     )
 
 __version__ = "0.1.0"
@@ -50,6 +52,7 @@ __all__ = [
     "SimulationResult",
     "TuneFleetResult",
     "TuneResult",
+    "TuneTiersResult",
     "UsageError",
     "__version__",
     "advise_retention",
@@ -63,6 +66,7 @@ __all__ = [
     "simulate_fleet",
     "tune",
     "tune_fleet",
+    "tune_tiers",
 ]
 
 

@@ -32,6 +32,7 @@ from kvscope.app.options import (
     Reading,
     RetentionOptions,
     SimulateOptions,
+    TierOptions,
     TuneOptions,
     parsed,
 )
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from kvscope.app.simulate import Simulation
     from kvscope.app.tune import Recommendation
     from kvscope.app.tune_fleet import FleetRecommendation
+    from kvscope.app.tune_tiers import TierRecommendation
     from kvscope.core.trace import Prompts, Trace
     from kvscope.deployment.models import KvDtype
     from kvscope.report.report import Report
@@ -69,6 +71,7 @@ __all__ = [
     "SimulationResult",
     "TuneFleetResult",
     "TuneResult",
+    "TuneTiersResult",
     "UsageError",
     "advise_retention",
     "analyze",
@@ -81,6 +84,7 @@ __all__ = [
     "simulate_fleet",
     "tune",
     "tune_fleet",
+    "tune_tiers",
 ]
 
 MEMORY = ":memory:"
@@ -414,6 +418,33 @@ class TuneFleetResult(_Result):
         return report(self.recommendation)
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class TuneTiersResult(_Result):
+    """What `tune_tiers` returns; `recommendation.tuning` has the tier and all that was tried."""
+
+    recommendation: TierRecommendation
+
+    @property
+    def verdict(self) -> str:
+        """`pays`, `helps` or `keep-none`."""
+        return self.recommendation.tuning.verdict
+
+    @property
+    def launch(self) -> str | None:
+        """How the engine is started with the recommended tier, None where none is."""
+        return self.recommendation.launch
+
+    def to_polars(self, table: str = "front") -> pl.DataFrame:
+        """Return a list of the document: `front`, `sizes`, `explored` or `ends`."""
+        return self._frame(table)
+
+    @property
+    def _report(self) -> Report:
+        from kvscope.report.tune_tiers import report
+
+        return report(self.recommendation)
+
+
 Source = str | PathLike[str] | OpenTrace | None
 """A path, the name of a trace in the store `db`, an OpenTrace, or None: the last one used."""
 
@@ -727,6 +758,40 @@ def tune_fleet(
     with _opened(trace, db) as opened:
         prompts = replayable(opened.store, opened.facts)
         return TuneFleetResult(recommend_fleet(opened.facts, prompts, request, _Logged()))
+
+
+def tune_tiers(
+    trace: Source,
+    *,
+    slo: str | float,
+    percentile: str | float | None = None,
+    tier_sizes: Texts = None,
+    offload: Texts = None,
+    dram_price: float | None = None,
+    ssd_price: float | None = None,
+    rate_scale: float = 1.0,
+    isolate: Literal["user", "conversation"] | None = None,
+    tpot_slo: Time = None,
+    warmup: Share | None = None,
+    validation: Share | None = None,
+    judge: Share | None = None,
+    max_p50_regression: Share = 0.25,
+    min_throughput: Share = 0.95,
+    db: str = MEMORY,
+    **of: Unpack[DeploymentArguments],
+) -> TuneTiersResult:
+    """Choose memory below a GPU's pool, or none: `kvscope tune --tiers`."""
+    with _arguments():
+        from kvscope.app.requests import tier_tuning_request
+
+        stated = locals()
+        request = tier_tuning_request(_parsed(TuneOptions, stated), parsed(TierOptions, stated))
+    from kvscope.app.traces import replayable
+    from kvscope.app.tune_tiers import recommend_tiers
+
+    with _opened(trace, db) as opened:
+        prompts = replayable(opened.store, opened.facts)
+        return TuneTiersResult(recommend_tiers(opened.facts, prompts, request, _Logged()))
 
 
 def _parsed(

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kvscope.app.fleet import FleetLine, FleetStudy
     from kvscope.app.tune import Recommendation
     from kvscope.app.tune_fleet import FleetRecommendation
+    from kvscope.app.tune_tiers import TierRecommendation
     from kvscope.core.percentiles import Percentiles
     from kvscope.core.runs import Run
     from kvscope.fleet.sweep import FleetRun
@@ -629,6 +630,29 @@ def tuned_fleet_figures(tuned: FleetRecommendation) -> Figures:
     figures = dict.fromkeys(_FLEET_FIGURES) if run is None else _fleet_run_figures(run)
     replicas = None if recommended is None else float(recommended.fleet.replicas)
     return {VERDICT: tuned.tuning.verdict, **figures, "replicas": replicas}
+
+
+_TIER_FIGURES = (*_PERCENTILES, "attainment", "hit-rate")
+
+
+def tuned_tier_gates(texts: Sequence[str] | None) -> tuple[Gate, ...]:
+    """Return the conditions on a tuned tier: its verdict, and figures of what is recommended."""
+    if not texts:
+        return ()
+    from kvscope.tuning.tiers import TierVerdict  # loads kernels
+
+    return parse_gates(texts, Known(_TIER_FIGURES, get_args(TierVerdict)))
+
+
+def tuned_tier_figures(tuned: TierRecommendation) -> Figures:
+    """Return the verdict and what is recommended gave on the held-out window."""
+    trial = (tuned.tuning.recommended or tuned.tuning.baseline[1]).trial
+    return {
+        VERDICT: tuned.tuning.verdict,
+        **_times(trial.times_ms),
+        "attainment": trial.attainment,
+        "hit-rate": trial.outcome.token_hit_rate,
+    }
 
 
 def _line_figures(line: FleetLine, replicas: int) -> dict[str, float | None]:

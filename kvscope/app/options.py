@@ -601,6 +601,46 @@ class TuneOptions(DeploymentOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TierOptions:
+    """What `tune --tiers` takes beyond the target and the deployment."""
+
+    tier_sizes: Annotated[
+        tuple[tuple[Literal["dram", "ssd"], int], ...] | None,
+        Option(
+            "With --tiers: sizes of CPU memory to compare, for example 32GiB,64GiB; ssd:1TiB is an"
+            " SSD (lmcache alone).",
+            "SIZE,...",
+            values.listed(values.tier_size),
+            "up to 16 times the pool",
+        ),
+    ] = None
+    offload: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "With --tiers: ways to offload to compare, as in `kvscope simulate --offload`.",
+            "ENGINE,...",
+            values.listed(values.called),
+            "by engine",
+        ),
+    ] = None
+    dram_price: Annotated[
+        float | None,
+        Option(
+            "With --tiers: price of a GiB of CPU memory for an hour.",
+            "PRICE",
+            values.price,
+            "0.004237",
+        ),
+    ] = None
+    ssd_price: Annotated[
+        float | None,
+        Option(
+            "With --tiers: price of a GiB of SSD for an hour.", "PRICE", values.price, "0.00011"
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOptions(ReplicaOptions):
     """What `fleet` takes."""
 

@@ -18,6 +18,7 @@ from kvscope.app.options import (
     ReplicaOptions,
     RetentionOptions,
     SimulateOptions,
+    TierOptions,
     TimeModel,
     TuneOptions,
 )
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from kvscope.fleet.outcome import Slo
     from kvscope.routers.base import Router
     from kvscope.tuning.file import EngineTable, RecommendationFile
+    from kvscope.tuning.tier_prices import TierKind, TierPrice
     from kvscope.vllm_sim import EngineSettings
 
 BASELINE = "lru"
@@ -210,6 +212,16 @@ class FleetTuningRequest:
     fleet: FleetRequest
     limits: Limits
     latency_named: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TierTuningRequest:
+    """One engine to tune a tier for; `sizes` and `offload` are None for the defaults."""
+
+    tune: TuneRequest
+    sizes: tuple[tuple[TierKind, int], ...] | None
+    offload: tuple[str, ...] | None
+    prices: dict[TierKind, TierPrice]
 
 
 def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
@@ -608,6 +620,56 @@ def fleet_tuning_request(options: TuneOptions) -> FleetTuningRequest:
         ),
         options.latency is not None,
     )
+
+
+def tier_tuning_request(options: TuneOptions, tiers: TierOptions) -> TierTuningRequest:
+    """Return what `tune --tiers` asks for: one engine, its pool, and the tiers to compare below it.
+
+    Raises UsageError for an option that it does not take, and for what cannot be simulated.
+    """
+    own = {"policies", "param", "capacity", "capacity_blocks", "capacity_range", "router", "hbm"}
+    for name in sorted(own | {"outputs", "view"}):
+        default = next(each.default for each in fields(TuneOptions) if each.name == name)
+        if getattr(options, name) != default:
+            raise UsageError(
+                "the choice of a tier does not take it",
+                where=f"--{name.replace('_', '-')}",
+                remedy="leave it out, or leave out --tiers",
+            )
+    request = tune_request(options)
+    where = request.deployment
+    if where is None or where.model is None:
+        raise UsageError(
+            "needs an engine with a pool", where="--tiers", remedy="name it: --gpu and --model"
+        )
+    if where.engines > 1:
+        raise UsageError(
+            "one engine is replayed",
+            where=f"--replicas {where.replicas}",
+            remedy="add --traffic replica for one replica's trace",
+        )
+    if where.model.hybrid:
+        raise UsageError(
+            "offloading is modelled for models of full attention only",
+            where="--tiers",
+            remedy="leave it out for this model",
+        )
+    setting = engine_setting(request.setting, where.max_num_seqs, where.max_num_batched_tokens)
+    return TierTuningRequest(
+        replace(request, setting=setting), tiers.tier_sizes, tiers.offload, _prices(tiers)
+    )
+
+
+def _prices(tiers: TierOptions) -> dict[TierKind, TierPrice]:
+    """Return the price of each kind of memory: as stated, or as the data file has it."""
+    from kvscope.tuning.tier_prices import TierPrice, tier_prices
+
+    known = tier_prices()
+
+    def of(price: TierPrice, stated: float | None) -> TierPrice:
+        return price if stated is None else TierPrice(stated, "stated", price.writes_per_day)
+
+    return {"dram": of(known.dram, tiers.dram_price), "ssd": of(known.ssd, tiers.ssd_price)}
 
 
 def _engine_limits(

@@ -22,6 +22,7 @@ from kvscope.app.documents import (
     runs,
     tune,
     tune_fleet,
+    tune_tiers,
 )
 from kvscope.app.documents.base import Document
 
@@ -46,6 +47,7 @@ DOCUMENTS: Mapping[str, type[Document]] = {
     "traces": lists.TracesDocument,
     "tune": tune.TuneDocument,
     "tune-fleet": tune_fleet.TuneFleetDocument,
+    "tune-tiers": tune_tiers.TuneTiersDocument,
     "validate": engines.ValidateDocument,
 }
 """The document of each command that prints one."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError
@@ -104,6 +104,14 @@ def price(text: str) -> float:
     if not 0 < value < float("inf"):
         raise UsageError(f"{text!r} is not a price above 0", remedy="write for example 2.5")
     return value
+
+
+def tier_size(text: str) -> tuple[Literal["dram", "ssd"], int]:
+    """Return a kind of memory and its bytes: `64GiB` of the CPU's memory, `ssd:1TiB` of an SSD."""
+    kind, colon, amount_of = text.rpartition(":")
+    if colon and kind.lower() not in {"dram", "ssd"}:
+        raise UsageError(f"{kind!r} is no memory", remedy="write for example 64GiB or ssd:1TiB")
+    return "ssd" if kind.lower() == "ssd" else "dram", size(amount_of)
 
 
 def percentile(text: str) -> float:

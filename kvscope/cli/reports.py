@@ -6,9 +6,9 @@ kernels is imported after the mistakes that can be told without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
@@ -27,6 +27,7 @@ from kvscope.app.options import (
     RetentionOptions,
     SimulateOptions,
     Target,
+    TierOptions,
     TuneOptions,
 )
 from kvscope.cli import output
@@ -37,10 +38,13 @@ from kvscope.core.errors import ExitCode, Stopped, UsageError
 from kvscope.core.jit import load_in_background
 
 if TYPE_CHECKING:
+    from kvscope.core.trace import Prompts, Trace
+    from kvscope.policies.base import Policy
     from kvscope.report.report import Report
     from kvscope.store.file import StoreFile
 
 DEFAULT_OUTPUT = "recommendation.toml"
+_NO_FILE = (DEFAULT_OUTPUT, values.STANDARD_STREAM)
 
 Force = Annotated[bool, Option("Replace a recommendation to switch by another verdict.")]
 TunesFleet = Annotated[
@@ -48,6 +52,14 @@ TunesFleet = Annotated[
     Option(
         "Choose a fleet: replicas, router and policy; see docs/tune.md. Writes no file.",
         flags=("--fleet",),
+    ),
+]
+TunesTiers = Annotated[
+    bool,
+    Option(
+        "Choose memory below the GPU's pool, or none: does offloading pay? See docs/offload.md."
+        " Writes no file.",
+        flags=("--tiers",),
     ),
 ]
 Explain = Annotated[bool, Option("The same as --full.")]
@@ -269,6 +281,7 @@ def retention(
 def tune(
     *,
     options: TuneOptions,
+    tier_options: TierOptions,
     gate: GateOptions,
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
@@ -276,6 +289,7 @@ def tune(
     path: Output = DEFAULT_OUTPUT,
     force: Force = False,
     fleet: TunesFleet = False,
+    tiers: TunesTiers = False,
     printing: ScreenOptions,
     reading: Reading,
 ) -> None:
@@ -284,12 +298,12 @@ def tune(
     Searched, chosen and accepted on three windows of the trace. Writes recommendation.toml.
     """
     screen = replace(printing, full=printing.full or explain)
+    _check_modes(tier_options, fleet=fleet, tiers=tiers, writes=force or path not in _NO_FILE)
     if fleet:
-        if path not in {DEFAULT_OUTPUT, values.STANDARD_STREAM} or force:
-            raise UsageError(
-                "the file holds no fleet", where="--output, --force", remedy="leave out --fleet"
-            )
         _tune_fleet(options, gate, trace, db, screen, reading)
+        return
+    if tiers:
+        _tune_tiers(options, tier_options, gate, trace, db, screen, reading)
         return
     from kvscope.app.baseline import baseline_figures
     from kvscope.app.gates import tune_figures, tune_gates
@@ -336,6 +350,56 @@ def tune(
     end_on(gates, tune_figures(tuned), baseline)
 
 
+def _check_modes(options: TierOptions, *, fleet: bool, tiers: bool, writes: bool) -> None:
+    """Raise UsageError for options of `tune` that contradict each other."""
+    if fleet and tiers:
+        raise UsageError(
+            "a tier is chosen for one engine", where="--fleet, --tiers", remedy="leave out one"
+        )
+    if (fleet or tiers) and writes:
+        what, mode = ("fleet", "--fleet") if fleet else ("tier", "--tiers")
+        raise UsageError(
+            f"the file holds no {what}", where="--output, --force", remedy=f"leave out {mode}"
+        )
+    for each in fields(options):
+        if not tiers and getattr(options, each.name) is not None:
+            name = f"--{each.name.replace('_', '-')}"
+            raise UsageError("a tier alone has it", where=name, remedy="add --tiers")
+
+
+def _tune_tiers(
+    options: TuneOptions,
+    tiers: TierOptions,
+    gate: GateOptions,
+    trace: str | None,
+    db: str,
+    screen: ScreenOptions,
+    reading: Reading,
+) -> None:
+    """Choose a tier of memory below the pool, or none, and print it."""
+    from kvscope.app.baseline import baseline_figures
+    from kvscope.app.gates import tuned_tier_figures, tuned_tier_gates
+    from kvscope.app.requests import tier_tuning_request
+
+    request = tier_tuning_request(options, tiers)
+    gates = tuned_tier_gates(gate.fail_on)
+    with _opened(db, trace) as store:
+        baseline = baseline_figures(gate.baseline, gates, "tune-tiers", store)
+        load_in_background()
+        from kvscope.app.tune_tiers import recommend_tiers
+        from kvscope.report import tune_tiers as report
+        from kvscope.report.section import check_names
+
+        check_names(screen.section, report.SECTIONS)
+        with _studying(store, trace, (), reading) as (stored, prompts, terminal):
+            began = monotonic()
+            tuned = recommend_tiers(stored, prompts, request, terminal)
+    duration_s = monotonic() - began
+    output.report(report.report(tuned), screen)
+    _keep(store, report.report(tuned), duration_s)
+    end_on(gates, tuned_tier_figures(tuned), baseline)
+
+
 def _tune_fleet(
     options: TuneOptions,
     gate: GateOptions,
@@ -354,25 +418,14 @@ def _tune_fleet(
     with _opened(db, trace) as store:
         baseline = baseline_figures(gate.baseline, gates, "tune-fleet", store)
         load_in_background()
-        from kvscope.app.traces import prompts_to_replay
         from kvscope.app.tune_fleet import kernels, recommend_fleet
         from kvscope.report import tune_fleet as report
         from kvscope.report.section import check_names
 
         check_names(screen.section, report.SECTIONS)
-        with (
-            prompts_to_replay(store, trace, kernels(request), Terminal(), reading) as (
-                stored,
-                prompts,
-            ),
-            stoppable() as terminal,
-        ):
+        with _studying(store, trace, kernels(request), reading) as (stored, prompts, terminal):
             began = monotonic()
-            try:
-                tuned = recommend_fleet(stored, prompts, request, terminal)
-            except Stopped as error:
-                note(str(error))
-                raise typer.Exit(ExitCode.INTERRUPTED) from None
+            tuned = recommend_fleet(stored, prompts, request, terminal)
     duration_s = monotonic() - began
     output.report(report.report(tuned), screen)
     _keep(store, report.report(tuned), duration_s)
@@ -403,21 +456,13 @@ def fleet(
         load_in_background()
         from kvscope.app.fleet import KERNELS
         from kvscope.app.fleet import fleet as study_fleet
-        from kvscope.app.traces import prompts_to_replay
         from kvscope.report import fleet as report
         from kvscope.report.section import check_names
 
         check_names(printing.section, report.SECTIONS)
-        with (
-            prompts_to_replay(store, trace, KERNELS, Terminal(), reading) as (stored, prompts),
-            stoppable() as terminal,
-        ):
+        with _studying(store, trace, KERNELS, reading) as (stored, prompts, terminal):
             began = monotonic()
-            try:
-                study = study_fleet(stored, prompts, request, terminal)
-            except Stopped as error:
-                note(str(error))
-                raise typer.Exit(ExitCode.INTERRUPTED) from None
+            study = study_fleet(stored, prompts, request, terminal)
     duration_s = monotonic() - began
     output.report(report.report(study), printing)
     _keep(store, report.report(study), duration_s)
@@ -443,6 +488,24 @@ def _keep(
         keep(store, result, duration_s, summary=summary, file=file)
     except CANNOT_STORE as error:
         note(f"the report was not stored: {error}")
+
+
+@contextmanager
+def _studying(
+    store: StoreFile, trace: str | None, kernels: Sequence[type[Policy]], reading: Reading
+) -> Iterator[tuple[Trace, Prompts, Terminal]]:
+    """Yield a trace with its prompts; what is stopped ends the command."""
+    from kvscope.app.traces import prompts_to_replay
+
+    with (
+        prompts_to_replay(store, trace, kernels, Terminal(), reading) as (stored, prompts),
+        stoppable() as terminal,
+    ):
+        try:
+            yield stored, prompts, terminal
+        except Stopped as error:
+            note(str(error))
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
 @contextmanager

@@ -146,6 +146,7 @@ def _misses(workload: Workload, hit_blocks: Int32s, first: int) -> Misses | None
 class ServedReplay:
     """How a replay served every request, and its other results; fields as in `Run`.
 
+    `stored_blocks` were written to an offload tier, None without one.
     Of an engine also which requests it `rejected`, how many leading blocks of each had been cached
     by the time of its look-up, evicted or not, and how many would have been hits without eviction
     (R entries).
@@ -159,6 +160,7 @@ class ServedReplay:
     rejected: Bools | None = None
     written_blocks: Int32s | None = None
     kept_blocks: Int32s | None = None
+    stored_blocks: int | None = None
 
 
 def serve_replay(workload: Workload, request: ReplayRequest) -> ServedReplay:
@@ -263,6 +265,9 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
         rejected=done.oversized,
         written_blocks=done.written_blocks,
         kept_blocks=done.kept_blocks,
+        stored_blocks=(
+            done.stored_chunks * engine.offload.blocks_per_chunk if engine.offload else None
+        ),
     )
 
 

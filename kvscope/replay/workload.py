@@ -77,6 +77,12 @@ class Workload:
         other.setting, other.profile = scaled, setting_profile(scaled)
         return other
 
+    def with_tier(self, tier_mode: str, block_bytes: int) -> Workload:
+        """Return the same workload with blocks of so many bytes and an offload tier."""
+        other = copy(self)
+        other.setting = replace(self.setting, tier_mode=tier_mode, block_bytes=block_bytes)
+        return other
+
     @cached_property
     def curve(self) -> HitCurve:
         """LRU's exact hit rate at every capacity, in the definition's weight."""

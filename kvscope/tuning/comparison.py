@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvscope.core.runs import PartOutcome
 from kvscope.policies.base import Policy
 from kvscope.replay.curve import first_counted
-from kvscope.replay.metrics import by_category
+from kvscope.replay.metrics import ServedRequests, by_category
 from kvscope.tuning.bootstrap import Bootstrap, Gain, Resampled, clusters_of
 from kvscope.tuning.load import keeps_up
 from kvscope.tuning.target import Limits, Target
@@ -94,6 +94,16 @@ class Window:
         """Replay and return the window's trial, compared with `baseline`."""
         self.evaluator.prepare([policy])
         served = self.evaluator.served(policy, capacity_blocks)
+        return self.compare(policy, capacity_blocks, served, baseline)
+
+    def compare(
+        self,
+        policy: Policy,
+        capacity_blocks: int,
+        served: ServedRequests,
+        baseline: WindowTrial | None = None,
+    ) -> WindowTrial:
+        """Return the window's trial of a replay, compared with `baseline`."""
         trial = trial_of(policy, capacity_blocks, served, self.target)
         times = ttft_s(served, self.target)
         resampled = self.bootstrap.figures(times)

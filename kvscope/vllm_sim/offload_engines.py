@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, get_args
 
 from kvscope.core import units
@@ -226,12 +226,22 @@ class LmCacheSpec:
         """Return the value of vLLM's option; the size is a variable of LMCache's."""
         return {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
 
-    def launch(self, cpu_bytes: int, ranks: int = 1) -> str:
-        """Return LMCache's variables, sizes in GiB a rank, and vLLM's option."""
-        options = {
-            "max_local_cpu_size": f"{cpu_bytes / ranks / 2**30:.6g}",
-            **stated_options(self, LmCacheSpec()),
-        }
+    def on_blocks(self, block_size: int) -> LmCacheSpec:
+        """Return the same with the least chunks of the default size that end with blocks."""
+        size = max(self.chunk_size, block_size)
+        fits = self.chunk_size % block_size == 0
+        return self if fits else replace(self, chunk_size=size // block_size * block_size)
+
+    def launch(self, cpu_bytes: int, ranks: int = 1, *, disk: bool = False) -> str:
+        """Return LMCache's variables, sizes in GiB a rank, and vLLM's option.
+
+        `disk`: the bytes are of a local disk, without a copy in memory.
+        """
+        size = f"{cpu_bytes / ranks / 2**30:.6g}"
+        options = {"max_local_cpu_size": size}
+        if disk:
+            options = {"local_cpu": "False", "local_disk": "PATH", "max_local_disk_size": size}
+        options |= stated_options(self, LmCacheSpec())
         variables = " ".join(f"LMCACHE_{name.upper()}={value}" for name, value in options.items())
         config = json.dumps(self.kv_transfer_config(cpu_bytes))
         return f"vLLM with LMCache: {variables} vllm serve … --kv-transfer-config '{config}'"

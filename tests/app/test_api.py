@@ -53,8 +53,13 @@ RESULTS = {
         *("--slo", "10s", "--capacity-blocks", "1000,2000"),
         *("--router", "round-robin,session", "--policies", "wa"),
     ),
+    "tune --tiers": (
+        *("--slo", "10s", "--gpu", "l4", "--model", "llama3-8b", "--num-gpu-blocks", "1000"),
+        *("--tier-sizes", "1GiB", "--offload", "vllm@0.33"),
+    ),
 }
 FUNCTIONS = {
+    "tune --tiers": "tune_tiers",
     "fleet": "simulate_fleet",
     "tune --fleet": "tune_fleet",
     "retention": "advise_retention",

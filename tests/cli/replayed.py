@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvscope.cli.app import run
+from kvscope.core.files import data_folder
 
 BLOCK = 512
 PROFILE = """schema = 1
@@ -37,6 +40,14 @@ def write_trace(folder: Path, name: str = "tiny") -> Path:
         )
     )
     return path
+
+
+def write_short(folder: Path, requests: int = 500) -> str:
+    """Write the first requests of the sample to-c."""
+    path = folder / "short.jsonl"
+    with gzip.open(data_folder("sample_traces") / "to-c.jsonl.gz", "rt") as lines:
+        path.write_text("".join(islice(lines, requests)))
+    return str(path)
 
 
 def write_profile(folder: Path) -> Path:

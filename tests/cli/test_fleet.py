@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from kvscope.app.schemas import schema
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
 from kvscope.core.files import data_folder
-from tests.cli.replayed import PROFILE
+from tests.cli.replayed import PROFILE, write_short
 from tests.cli.shell import Streams
 
 SAMPLE = str(data_folder("sample_traces") / "to-c.jsonl.gz")
@@ -27,10 +25,7 @@ FLEET = ("fleet", SAMPLE, "--db", ":memory:", *OPTIONS)
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a trace of the sample's first 500 requests."""
-    path: Path = tmp_path_factory.mktemp("trace") / "short.jsonl"
-    with gzip.open(SAMPLE, "rt") as lines:
-        path.write_text("".join(islice(lines, 500)))
-    return str(path)
+    return write_short(tmp_path_factory.mktemp("trace"))
 
 
 def document(capsys: Streams, *arguments: str) -> dict[str, Any]:
@@ -142,12 +137,10 @@ def test_an_answer_that_engines_do_not_hold(capsys: Streams, short: str) -> None
 
 def test_the_seeds_of_an_answer_that_misses(capsys: Streams, tmp_path: Path) -> None:
     """A router that draws at random has an outcome a seed; the median one says what is missed."""
-    short = tmp_path / "short.jsonl"
-    with gzip.open(SAMPLE, "rt") as lines:
-        short.write_text("".join(islice(lines, 300)))
+    short = write_short(tmp_path, 300)
     where = ("--db", ":memory:", "--gpu", "l4", "--model", "llama3-8b", "--slo", "20s")
     routed = ("--router", "llm-d-precise", "--replicas", "2", "--time-model", "engine")
-    assert run(["fleet", str(short), *where, *routed]) == ExitCode.DONE
+    assert run(["fleet", short, *where, *routed]) == ExitCode.DONE
     text = " ".join(capsys.readouterr().out.split())
     assert "No fleet of up to 2 replicas meets p95 TTFT" in text
 

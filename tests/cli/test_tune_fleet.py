@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,9 @@ from jsonschema import Draft202012Validator
 from kvscope.app.schemas import schema
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
-from kvscope.core.files import data_folder
+from tests.cli.replayed import write_short
 from tests.cli.shell import Streams
 
-SAMPLE = data_folder("sample_traces") / "to-c.jsonl.gz"
 COMMON = ("--db", ":memory:", "--slo", "600ms")
 TUNE = ("--fleet", "--policies", "wa")
 
@@ -25,10 +22,7 @@ TUNE = ("--fleet", "--policies", "wa")
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a trace of 500 requests."""
-    path: Path = tmp_path_factory.mktemp("trace") / "short.jsonl"
-    with gzip.open(SAMPLE, "rt") as lines:
-        path.write_text("".join(islice(lines, 500)))
-    return str(path)
+    return write_short(tmp_path_factory.mktemp("trace"))
 
 
 def document(capsys: Streams, *arguments: str) -> dict[str, Any]:

@@ -1,0 +1,164 @@
+"""The document of `kvscope tune --tiers`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from kvscope.app.documents.base import Facts, GatedDocument, ModelFacts, TraceFacts, model_facts
+from kvscope.app.documents.deployment import DeploymentFacts, LatencyFacts, deployment_facts
+from kvscope.app.gates import tuned_tier_figures
+from kvscope.app.tune_tiers import TierRecommendation
+from kvscope.ingest.clocks import SessionStarts
+from kvscope.tuning.bootstrap import Gain
+from kvscope.tuning.comparison import Harm
+from kvscope.tuning.split import Split
+from kvscope.tuning.tier_prices import TierKind
+from kvscope.tuning.tiers import TierTrial, TierVerdict, Why
+
+
+class TierFigures(Facts):
+    """One tier, or the pool alone (`offload`, `kind` null), on one window.
+
+    `token_hit_rate` is of pool and tier, `tier_hit_rate` of the tier alone. `prefill_share` is the
+    prompts' computing time over the window's length. `gain` is the change of the target's
+    percentile against the pool alone (positive: less), null for the pool. `written_bytes_s` is
+    written to the tier; `cost_hour` its price, `saved_hour` that of the GPU time that it saves,
+    null without --gpu-hour.
+    """
+
+    offload: str | None
+    kind: TierKind | None
+    size_bytes: int
+    meets: bool
+    ttft_at_percentile_ms: float | None
+    attainment: float
+    token_hit_rate: float
+    tier_hit_rate: float
+    prefill_share: float
+    written_bytes_s: float
+    cost_hour: float
+    saved_hour: float | None
+    gain: Gain | None
+    harms: tuple[Harm, ...]
+
+
+class TierEndFigures(Facts):
+    """The choice at one end of what is not known exactly, on the held-out window.
+
+    `prefill_times` and `copy_times` are factors; `holds`: it breaks no limit there.
+    """
+
+    name: str
+    prefill_times: float
+    copy_times: float
+    capacity_blocks: int | None
+    sessions: SessionStarts | None
+    baseline: TierFigures
+    choice: TierFigures
+    holds: bool
+
+
+class TierPriceFacts(Facts):
+    """The price of one kind of memory, and where it is from."""
+
+    kind: TierKind
+    gib_hour: float
+    writes_per_day: float | None
+    source: str
+
+
+class TuneTiersDocument(GatedDocument):
+    """What `kvscope tune --tiers` finds.
+
+    `verdict` is pays, helps or keep-none; `why` of the last: overloaded, no-gain, too-dear,
+    costs-more, met-without, held-out or uncertain. `recommended` is on the held-out window, null
+    for no tier. `baseline` is the pool alone and `choice` what was chosen, each on the validation
+    and on the held-out window. `front` (no cheaper tier has as low a percentile), `sizes` of the
+    choice's way to offload, and `least`, the smallest of them that does, are on the validation
+    window; `explored` on the training window. `launch` starts the engine; `left_out` is what the
+    simulation lacks of it.
+    """
+
+    command: Literal["tune-tiers"] = "tune-tiers"
+    trace: TraceFacts
+    model: ModelFacts | None
+    deployment: DeploymentFacts
+    latency: LatencyFacts
+    slo_ms: float
+    percentile: float
+    pool_blocks: int
+    block_bytes: int
+    windows: Split
+    verdict: TierVerdict
+    why: Why
+    words: tuple[str, ...]
+    recommended: TierFigures | None
+    baseline: tuple[TierFigures, ...]
+    choice: tuple[TierFigures, ...]
+    front: tuple[TierFigures, ...]
+    sizes: tuple[TierFigures, ...]
+    least: TierFigures | None
+    ends: tuple[TierEndFigures, ...]
+    prices: tuple[TierPriceFacts, ...]
+    gpu_hour: float | None
+    launch: str | None
+    left_out: str | None
+    explored: tuple[TierFigures, ...]
+
+
+def tune_tiers_document(tuned: TierRecommendation, words: Sequence[str]) -> TuneTiersDocument:
+    """Return the document of `kvscope tune --tiers`, with the answer in words."""
+    tuning, plan = tuned.tuning, tuned.plan
+    alone = tuning.baseline
+
+    def figures(trial: TierTrial, baseline: TierTrial) -> TierFigures:
+        candidate, own, ttft_ms = trial.candidate, trial.trial, trial.trial.target_s * 1e3
+        return TierFigures.build(
+            trial,
+            own,
+            offload=candidate and candidate.offload,
+            kind=candidate and candidate.kind,
+            size_bytes=candidate.size_bytes if candidate else 0,
+            meets=own.meets(plan.target),
+            ttft_at_percentile_ms=ttft_ms if np.isfinite(ttft_ms) else None,
+            token_hit_rate=own.outcome.token_hit_rate,
+            saved_hour=candidate and plan.saved_hour(baseline, trial),
+            gain=own.gains.get(plan.target.objective),
+        )
+
+    recommended = tuning.recommended
+    return TuneTiersDocument.build(
+        tuned,
+        tuning,
+        plan,
+        trace=TraceFacts.build(tuned.trace),
+        model=model_facts(tuned.model),
+        deployment=deployment_facts(tuned.deployment),
+        latency=LatencyFacts.build(plan.setting, profile=plan.setting.latency),
+        slo_ms=plan.target.slo_s * 1e3,
+        percentile=plan.target.percentile,
+        windows=tuning.split,
+        words=tuple(words),
+        figures=tuned_tier_figures(tuned),
+        recommended=recommended and figures(recommended, alone[1]),
+        baseline=tuple(figures(each, each) for each in alone),
+        choice=tuple(map(figures, tuning.choice or (), alone)),
+        front=tuple(figures(each, alone[0]) for each in tuning.front),
+        sizes=tuple(figures(each, alone[0]) for each in tuning.sizes),
+        least=tuning.least and figures(tuning.least, alone[0]),
+        ends=tuple(
+            TierEndFigures.build(
+                each.end,
+                copy_times=each.copies,
+                baseline=figures(each.baseline, each.baseline),
+                choice=figures(each.choice, each.baseline),
+                holds=each.holds,
+            )
+            for each in tuning.ends
+        ),
+        prices=tuple(TierPriceFacts.build(price, kind=kind) for kind, price in plan.prices.items()),
+        explored=tuple(figures(each, tuning.trained) for each in tuning.explored),
+    )

@@ -1,0 +1,154 @@
+"""Tune a tier of memory below a GPU's pool: whether it pays, its size, and how it stores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvscope.app.ends import ends_of
+from kvscope.app.latency import latency_for
+from kvscope.app.monitor import Monitor
+from kvscope.app.requests import TierTuningRequest
+from kvscope.characterize.windows import round_windows
+from kvscope.core import units
+from kvscope.core.errors import UsageError
+from kvscope.core.trace import Prompts, Trace
+from kvscope.deployment.deployment import ResolvedDeployment
+from kvscope.deployment.models import Model
+from kvscope.replay.policy_options import SGLANG
+from kvscope.replay.settings import timed_by
+from kvscope.tuning.tier_prices import TierKind
+from kvscope.tuning.tiers import TierCandidate, TierPlan, TierTuning, tune_tiers
+from kvscope.tuning.tuner import HELD_OUT, VALIDATION, WARMUP
+from kvscope.vllm_sim.offload_engines import HICACHE, LmCacheSpec, parse_offload
+from kvscope.vllm_sim.settings import RELEASES
+
+_TIMES_POOL = (0.5, 1, 2, 4, 8, 16)
+_SECOND = (0, 33)  # the version of the second of RELEASES
+_HICACHE = ("write_through", "write_through_selective", "write_back")
+
+
+@dataclass(frozen=True)
+class TierRecommendation:
+    """A tier's tuning, with the trace and the deployment that it is for."""
+
+    trace: Trace
+    model: Model
+    deployment: ResolvedDeployment
+    plan: TierPlan
+    tuning: TierTuning
+
+    @property
+    def launch(self) -> str | None:
+        """How the engine is started with the recommended tier, None without one."""
+        recommended = self.tuning.recommended
+        if recommended is None or recommended.candidate is None:
+            return None
+        candidate, ranks = recommended.candidate, self.deployment.tp
+        spec = parse_offload(candidate.offload)
+        if isinstance(spec, LmCacheSpec):
+            return spec.launch(candidate.size_bytes, ranks, disk=candidate.kind == "ssd")
+        return spec.launch(candidate.size_bytes, ranks)
+
+    @property
+    def left_out(self) -> str | None:
+        """What the simulation lacks of the recommended tier's engine, None for nothing."""
+        recommended = self.tuning.recommended
+        if recommended is None or recommended.candidate is None:
+            return None
+        return parse_offload(recommended.candidate.offload).left_out or None
+
+
+def recommend_tiers(
+    trace: Trace, prompts: Prompts, request: TierTuningRequest, monitor: Monitor | None = None
+) -> TierRecommendation:
+    """Return whether a tier pays, and which.
+
+    Raises Stopped once the monitor's `stop` is set, InputError for a trace without arrival times or
+    with too few requests, UsageError for a tier that does not fit the trace's blocks.
+    """
+    monitor, tune = monitor or Monitor(), request.tune
+    latency = latency_for(trace, tune.profile, tune.deployment, lambda: prompts)
+    where = latency.deployment
+    if where is None or where.model is None:
+        raise ValueError("a tier is tuned for a deployment with a model")
+    pool = where.pool.in_blocks_of(trace.block_size)
+    block_bytes = where.model.kv_bytes_per_token(where.tp) * where.tp * trace.block_size
+    plan = TierPlan(
+        prompts=prompts,
+        lineage=trace.lineage,
+        setting=timed_by(tune.setting, latency.profile),
+        windows=round_windows(trace),
+        shares=(
+            WARMUP if tune.warmup is None else tune.warmup,
+            VALIDATION if tune.validation is None else tune.validation,
+            HELD_OUT if tune.judge is None else tune.judge,
+        ),
+        target=tune.target,
+        limits=tune.limits,
+        pool_blocks=pool.blocks,
+        block_bytes=block_bytes,
+        gpus=where.tp,
+        candidates=_candidates(request, trace, prompts, where, pool.blocks, block_bytes),
+        prices=request.prices,
+        gpu_hour=where.stated.gpu_hour,
+        ends=ends_of(latency, prompts, latency_named="--latency" in tune.given, pool=pool),
+    )
+    tuning = tune_tiers(plan, monitor.steps, monitor.stop)
+    return TierRecommendation(trace, where.model, where, plan, tuning)
+
+
+def _candidates(
+    request: TierTuningRequest,
+    trace: Trace,
+    prompts: Prompts,
+    where: ResolvedDeployment,
+    pool_blocks: int,
+    block_bytes: int,
+) -> tuple[TierCandidate, ...]:
+    """Return each way to offload with each size: by default those of the deployment's engine."""
+    whole = len(prompts.block_parent) * block_bytes
+    sizes = request.sizes or _sizes(pool_blocks * block_bytes, whole)
+    candidates = []
+    for text in request.offload or _ways(where):
+        spec = parse_offload(text)
+        if isinstance(spec, LmCacheSpec) and text.strip() == spec.text:
+            spec = spec.on_blocks(trace.block_size)
+        chunk_bytes = spec.chunk_blocks(trace.block_size) * block_bytes
+        for kind, size_bytes in sizes:
+            if kind == "ssd" and not isinstance(spec, LmCacheSpec):
+                continue
+            if size_bytes < chunk_bytes:
+                raise UsageError(
+                    f"{units.format_size(size_bytes)} holds not one chunk of {spec.text}",
+                    where="--tier-sizes",
+                    remedy=f"a chunk takes {units.format_size(chunk_bytes)}",
+                )
+            candidates.append(TierCandidate(spec.text, kind, size_bytes))
+    if not candidates:
+        raise UsageError(
+            "vLLM and HiCache store on no SSD without CPU memory",
+            where="--tier-sizes",
+            remedy="add --offload lmcache, or name sizes of CPU memory",
+        )
+    return tuple(candidates)
+
+
+def _ways(where: ResolvedDeployment) -> tuple[str, ...]:
+    """Return what the deployment's own engine offers."""
+    if where.engine.name == SGLANG:
+        return tuple(f"{HICACHE}:write_policy={policy}" for policy in _HICACHE)
+    plain = f"vllm@{RELEASES[where.engine.version >= _SECOND]}"
+    return plain, f"{plain}:eviction_policy=arc", f"{plain}:store_threshold=2"
+
+
+def _sizes(pool_bytes: int, whole_bytes: int) -> tuple[tuple[TierKind, int], ...]:
+    """Return multiples of the pool, in whole GiB where it has some, up to what the trace fills."""
+    sizes: list[int] = []
+    for times in _TIMES_POOL:
+        size = int(pool_bytes * times)
+        if size >= units.GIB:
+            size = -(-size // units.GIB) * units.GIB
+        sizes.append(size)
+        if size >= whole_bytes:
+            break
+    return tuple(("dram", size) for size in sizes)

@@ -1,0 +1,298 @@
+"""A tuned tier: does offloading pay, with what memory, at what price, and how it is set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kvscope.app.documents.tune_tiers import tune_tiers_document
+from kvscope.app.tune_tiers import TierRecommendation
+from kvscope.core import units
+from kvscope.replay.tier_spec import READS
+from kvscope.report import style
+from kvscope.report.report import Report
+from kvscope.report.section import Section, Table, tabulate
+from kvscope.report.words import NONE, count, percent_change, share, significant
+from kvscope.tuning.tier_prices import tier_prices
+from kvscope.tuning.tiers import SLOW_COPIES, TierTrial
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+SECTIONS = ("answer", "cost-and-latency", "sizes", "to-set", "tried", "assumed")
+"""What `--section` of `kvscope tune --tiers` takes; sizes and to-set only with a choice."""
+
+_MEMORY = {"dram": "CPU memory", "ssd": "SSD"}
+_FRONT, _SIZES = 6, 4  # rows on the one screen
+_NOTE = "GPU time: share that computes prompts; TiB/day: written to the tier"
+_DAY_S = 86_400
+
+
+def report(tuned: TierRecommendation) -> Report:
+    """Return the tuning in every form."""
+    return Report(
+        "kvscope tune --tiers",
+        tuned.trace,
+        document=lambda: tune_tiers_document(tuned, in_words(tuned)),
+        screen=lambda: sections(tuned, one_screen=True),
+        sections=lambda: sections(tuned),
+    )
+
+
+def in_words(tuned: TierRecommendation) -> list[str]:
+    """Return the answer: does it pay, what it gains and costs, from which size on."""
+    tuning = tuned.tuning
+    if tuning.recommended is None:
+        return [f"Does offloading pay? No: keep no CPU tier. {_why(tuned)}"]
+    trial, alone = tuning.recommended, tuning.baseline[1]
+    least = tuning.least or trial
+    pays = "Yes" if tuning.verdict == "pays" else "Not alone"
+    meets, slo = trial.trial.meets(tuned.plan.target), units.duration_in_words(_slo_s(tuned))
+    answer = (
+        f"Does offloading pay? {pays}: {_named(trial)} {_moves(tuned, alone, trial)} (SLO {slo},"
+        f" {'met' if meets else 'still missed'}) and {_gpu_time(tuned, alone, trial)}, for"
+        f" {_money(trial.cost_hour)} an hour; from {_size(least)} on."
+    )
+    gain = trial.trial.gains[tuned.plan.target.objective]
+    rates = (share(each.trial.outcome.token_hit_rate) for each in (alone, trial))
+    evidence = (
+        f"On held-out requests: {tuned.plan.target.objective} {percent_change(-gain.value)}"
+        f" (95 % CI {percent_change(-gain.high)} to {percent_change(-gain.low)}), hit rate"
+        f" {' → '.join(rates)}, {share(trial.tier_hit_rate)} from the tier."
+    )
+    words = [answer, evidence, _held(tuned)]
+    if tuning.verdict == "helps" and tuned.plan.gpu_hour is None:
+        words.append("Another engine may be cheaper: name --gpu-hour to compare.")
+    return words
+
+
+def _why(tuned: TierRecommendation) -> str:
+    """Return why no tier is recommended."""
+    tuning, rank = tuned.tuning, tuned.plan.target.rank_name
+    if tuning.choice is None:
+        return _why_none(tuned)
+    chosen, judged = tuning.choice
+    if tuning.why == "uncertain":
+        broken = "; ".join(each.end.name for each in tuning.ends if not each.holds)
+        return (
+            f"{_named(chosen)} would help, but breaks a limit with {broken}: measure with"
+            " kvscope calibrate and --engine-log."
+        )
+    names = ", ".join(harm.figure for harm in judged.trial.harms)
+    reason = f"breaks limits ({names})" if names else "does not gain"
+    return (
+        f"{_named(chosen)} was chosen on the validation window, and {reason} on held-out requests:"
+        f" {rank} TTFT {_ttft(judged)} instead of {_ttft(tuning.baseline[1])}."
+    )
+
+
+def _why_none(tuned: TierRecommendation) -> str:
+    """Return why none could be chosen on the validation window."""
+    tuning, plan = tuned.tuning, tuned.plan
+    alone, rank = tuning.baseline[0], plan.target.rank_name
+    best = min(tuning.compared, key=lambda each: each.trial.target_s)
+    able = [each for each in tuning.compared if each.trial.recommendable(plan.target)]
+    cheapest = min(able or [best], key=lambda each: each.cost_hour)
+    return {
+        "overloaded": (
+            "The engine does not keep up with the arrivals, with no tier either: add replicas."
+        ),
+        "met-without": (
+            f"The SLO is met without: {rank} TTFT {_ttft(alone)}. {_size(best)} would"
+            f" {_gpu_time(tuned, alone, best, verb='free')}: name --gpu-hour to weigh that"
+            f" against {_money(best.cost_hour)} an hour."
+        ),
+        "costs-more": (
+            f"The SLO is met without, {rank} TTFT {_ttft(alone)}, and no size saves as much GPU"
+            f" time as it costs: {_worth(tuned, alone)}."
+        ),
+        "too-dear": (
+            f"What gains costs more than another engine: {_named(cheapest)} takes {rank} TTFT to"
+            f" {_ttft(cheapest)} for {_money(cheapest.cost_hour)} an hour."
+        ),
+    }.get(
+        tuning.why,
+        f"No tier of {_tried_sizes(tuned)} is significantly better and harmless: at best"
+        f" {rank} TTFT {_ttft(best)} instead of {_ttft(alone)} ({_size(best)}).",
+    )
+
+
+def _worth(tuned: TierRecommendation, alone: TierTrial) -> str:
+    """Return what the tier that comes nearest to its price saves and costs."""
+    nearest = max(
+        tuned.tuning.compared,
+        key=lambda each: (tuned.plan.saved_hour(alone, each) or 0.0) - each.cost_hour,
+    )
+    saved = tuned.plan.saved_hour(alone, nearest) or 0.0
+    return f"{_size(nearest)} saves {_money(saved)} of {_money(nearest.cost_hour)} an hour"
+
+
+def _held(tuned: TierRecommendation) -> str:
+    """Return under which conditions the choice did no harm."""
+    names = [each.end.name for each in tuned.tuning.ends]
+    return f"No harm either with {'; '.join(names)}."
+
+
+def _moves(tuned: TierRecommendation, alone: TierTrial, trial: TierTrial) -> str:
+    rank = tuned.plan.target.rank_name
+    return f"takes {rank} TTFT from {_ttft(alone)} to {_ttft(trial)}"
+
+
+def _gpu_time(
+    tuned: TierRecommendation, alone: TierTrial, trial: TierTrial, verb: str = "frees"
+) -> str:
+    """Return the GPU time that a tier saves, with its price where that is known."""
+    saved = tuned.plan.saved_hour(alone, trial)
+    freed = alone.prefill_share - trial.prefill_share
+    price = "" if saved is None else f" (worth {_money(saved)} an hour)"
+    return f"{verb} {share(freed)} of the GPU's time{price}"
+
+
+def _money(value: float) -> str:
+    return f"{value:,.3f}" if abs(value) < 1 else f"{value:,.2f}"
+
+
+def _ttft(trial: TierTrial) -> str:
+    return units.duration_in_words(trial.trial.target_s)
+
+
+def _slo_s(tuned: TierRecommendation) -> float:
+    return tuned.plan.target.slo_s
+
+
+def _size(trial: TierTrial) -> str:
+    return units.format_size(trial.candidate.size_bytes) if trial.candidate else NONE
+
+
+def _named(trial: TierTrial) -> str:
+    candidate = trial.candidate
+    if candidate is None:
+        return "the pool alone"
+    return f"{_size(trial)} of {_MEMORY[candidate.kind]} ({candidate.offload})"
+
+
+def _tried_sizes(tuned: TierRecommendation) -> str:
+    sizes = [each.size_bytes for each in tuned.plan.candidates]
+    low, high = units.format_size(min(sizes)), units.format_size(max(sizes))
+    return low if low == high else f"{low} to {high}"
+
+
+def sections(tuned: TierRecommendation, *, one_screen: bool = False) -> list[Section]:
+    """Return every section, or those that fit on one screen."""
+    tuning = tuned.tuning
+    rows, alone = _FRONT if one_screen else None, tuning.baseline[0]
+    front = Section.of(
+        "Cost and latency: validation window",
+        _table(
+            tuned, _shown(tuned, tuning.front, rows), alone, f"no cheaper tier is as fast; {_NOTE}"
+        ),
+        partial(front_chart, tuned),
+    )
+    shown = [Section.of("Answer", *in_words(tuned)), front]
+    if tuning.choice and len(tuning.sizes) > 1 and not (one_screen and tuned.left_out):
+        table = _table(tuned, _shown(tuned, tuning.sizes, rows and _SIZES), alone)
+        shown.append(Section.of("Sizes: as the choice stores, validation window", table))
+    if tuned.launch is not None:
+        shown.append(Section.of("To set", tuned.launch, tuned.left_out, _try_first(tuned)))
+    if not one_screen:
+        shown.append(_tried(tuned))
+    return [*shown, _assumed(tuned)]
+
+
+def _shown(
+    tuned: TierRecommendation, trials: Sequence[TierTrial], rows: int | None
+) -> list[TierTrial]:
+    """Return at most so many trials: the first, the choice, the least that does, the largest."""
+    if rows is None or len(trials) <= rows:
+        return list(trials)
+    tuning = tuned.tuning
+    wanted = [trials[0], *(tuning.choice or ())[:1], tuning.least, *reversed(trials)]
+    picked: list[TierTrial] = []
+    for trial in wanted:
+        if len(picked) < rows and trial in trials and trial not in picked:
+            picked.append(trial)
+    return [trial for trial in trials if trial in picked]
+
+
+def _try_first(tuned: TierRecommendation) -> str | None:
+    if tuned.left_out is None:
+        return None
+    return "An approximation: try it on one replica before you rely on it."
+
+
+def _table(
+    tuned: TierRecommendation, trials: Sequence[TierTrial], alone: TierTrial, note: str = ""
+) -> Table:
+    """Return a row a tier: price, latency and hits."""
+    plan, rank = tuned.plan, tuned.plan.target.rank_name
+    columns: dict[str, Callable[[TierTrial], str]] = {
+        "size": lambda each: _size(each) if each.candidate else "none",
+        "as": lambda each: each.candidate.offload if each.candidate else NONE,
+        "an hour": lambda each: _money(each.cost_hour),
+        f"{rank} TTFT": _ttft,
+        "within": lambda each: share(each.trial.attainment),
+        "hit rate": lambda each: share(each.trial.outcome.token_hit_rate),
+        "GPU time": lambda each: share(each.prefill_share),
+    }
+    if plan.gpu_hour is not None:
+        columns["saves"] = lambda each: (
+            _money(plan.saved_hour(alone, each) or 0.0) if each.candidate else NONE
+        )
+    columns["TiB/day"] = lambda each: significant(each.written_bytes_s * _DAY_S / 2**40)
+    return tabulate("", trials, columns, note, words=("as",))
+
+
+def front_chart(tuned: TierRecommendation) -> Figure:
+    """Draw the target's percentile over the price: all tiers that were compared, and the front."""
+    rank, tuning = tuned.plan.target.rank_name, tuned.tuning
+    chart = style.figure(f"{rank} TTFT and price", "price an hour", f"{rank} TTFT (s)")
+    for name, trials, look in (
+        ("compared", (tuning.baseline[0], *tuning.compared), {"mode": "markers"}),
+        ("Pareto front", tuning.front, {"mode": "lines", "line": {"dash": "dot"}}),
+        ("chosen", (tuning.choice or ())[:1], {"mode": "markers", "marker": {"size": 14}}),
+    ):
+        chart.add_scatter(
+            x=[each.cost_hour for each in trials],
+            y=[each.trial.target_s for each in trials],
+            text=[_named(each) for each in trials],
+            name=name,
+            **look,
+        )
+    return style.slo_level(chart, _slo_s(tuned))
+
+
+def _tried(tuned: TierRecommendation) -> Section:
+    tuning = tuned.tuning
+    trials = (tuning.trained, *tuning.explored)
+    return Section.of("Tried: training window", _table(tuned, trials, tuning.trained, _NOTE))
+
+
+def _assumed(tuned: TierRecommendation) -> Section:
+    plan, split, known = tuned.plan, tuned.tuning.split, tier_prices()
+    pool = units.format_size(plan.pool_blocks * plan.block_bytes)
+    kinds = sorted({each.kind for each in plan.candidates})
+    prices = ", ".join(
+        f"{plan.prices[kind].gib_hour:.4g} a GiB of {_MEMORY[kind]}"
+        + (" (stated)" if plan.prices[kind].source == "stated" else f" (list of {known.date})")
+        for kind in kinds
+    )
+    speeds = ", ".join(
+        f"{READS[kind].bytes_per_s / 1e9:g} GB/s {'a GPU' if kind == 'dram' else 'a drive'}"
+        for kind in kinds
+    )
+    engine = (
+        "" if str(tuned.deployment.engine).startswith("vllm") else " vLLM's scheduler stands in."
+    )
+    gpu = "not stated" if plan.gpu_hour is None else f"{plan.gpu_hour:.4g}"
+    return Section.of(
+        "Assumed",
+        f"{tuned.deployment.summary}: a pool of {pool}, LRU on the GPU, latency of"
+        f" {plan.setting.latency}, copies at {speeds} each way (also tried {SLOW_COPIES:g}x as"
+        f" long).{engine}",
+        f"Prices an hour: {prices}; a GPU {gpu}. --dram-price, --ssd-price and --gpu-hour state"
+        " yours.",
+        f"Requests: {count(split.warmup_requests)} warm up, {count(split.training_requests)}"
+        f" search, {count(split.validation_requests)} choose, {count(split.held_out_requests)} held"
+        " out. More: --full.",
+    )

@@ -1,0 +1,97 @@
+"""`kvscope tune --tiers`: the answer on one screen, a document, conditions, and mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from kvscope.app.schemas import schema
+from kvscope.cli.app import run
+from kvscope.core.errors import ExitCode
+from tests.cli.replayed import write_short
+from tests.cli.shell import Streams
+
+ENGINE = ("--gpu", "l4", "--model", "llama3-8b", "--num-gpu-blocks", "1000")
+COMMON = ("--db", ":memory:", "--tiers", "--slo", "20s", *ENGINE)
+SIZES = ("--tier-sizes", "4GiB,16GiB")
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a trace of 500 requests."""
+    return write_short(tmp_path_factory.mktemp("trace"))
+
+
+def document(capsys: Streams, *arguments: str) -> dict[str, Any]:
+    """Return the document that a command prints."""
+    assert run([*arguments, "--json"]) == ExitCode.DONE
+    made: dict[str, Any] = json.loads(capsys.readouterr().out)
+    Draft202012Validator(schema("tune-tiers")).validate(made)
+    return made
+
+
+def test_the_answer(capsys: Streams, trace: str) -> None:
+    """Its figures are those of `kvscope simulate` with the same tier, and its flags the same."""
+    made = document(capsys, "tune", trace, *COMMON, *SIZES, "--offload", "vllm@0.33,lmcache")
+    assert made["verdict"] in {"pays", "helps", "keep-none"}
+    assert made["words"][0].startswith("Does offloading pay? ")
+    assert (made["recommended"] is None) == (made["verdict"] == "keep-none")
+    assert (made["launch"] is None) == (made["recommended"] is None)
+    explored = {(each["offload"], each["size_bytes"]) for each in made["explored"]}
+    assert explored == {(way, 2**30 * size) for way in ("vllm@0.33", "lmcache") for size in (4, 16)}
+    largest = max(made["front"], key=lambda each: each["cost_hour"])
+    assert largest["cost_hour"] == pytest.approx(0.004237 * largest["size_bytes"] / 2**30)
+
+
+def test_prices_are_stated(capsys: Streams, trace: str) -> None:
+    """A price of memory and one of GPUs; what is saved has one then."""
+    prices = ("--dram-price", "0.5", "--gpu-hour", "2")
+    made = document(capsys, "tune", trace, *COMMON, "--tier-sizes", "4GiB", *prices)
+    assert made["gpu_hour"] == 2
+    row = made["explored"][0]
+    assert row["cost_hour"] == 2.0
+    alone = made["baseline"][0]["prefill_share"]
+    tier = next((each for each in made["front"] if each["kind"]), None)
+    assert tier is None or tier["saved_hour"] == pytest.approx(2 * (alone - tier["prefill_share"]))
+
+
+def test_one_screen_and_conditions(capsys: Streams, trace: str) -> None:
+    """The answer is the first sentence; a condition on the verdict holds or not."""
+    one = ("tune", trace, *COMMON, *SIZES)
+    code = run([*one, "--fail-on", "verdict!=pays,p95>1ms"])
+    assert code == ExitCode.CHECK_FAILED
+    screen = capsys.readouterr().out.splitlines()
+    assert len(screen) <= 45
+    assert max(map(len, screen)) <= 100
+    at = next(at for at, line in enumerate(screen) if line.startswith("Answer"))
+    assert re.match(r"Does offloading pay\? (Yes|No|Not alone): ", screen[at + 1])
+    assert run([*one, "--section", "tried"]) == ExitCode.DONE
+    assert "vllm@0.33:store_threshold=2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((*COMMON, "--policies", "tlru"), "--policies: the choice of a tier does not take it"),
+        ((*COMMON, "--fleet"), "--fleet, --tiers: a tier is chosen for one engine"),
+        ((*COMMON, "--output", "x.toml"), "the file holds no tier"),
+        ((*COMMON, "--replicas", "2"), "one engine is replayed"),
+        (("--slo", "1s", "--tiers"), "needs an engine with a pool"),
+        (("--slo", "1s", "--tier-sizes", "1GiB"), "--tier-sizes: a tier alone has it"),
+        ((*COMMON, "--tier-sizes", "tape:1GiB"), "'tape' is no memory"),
+        ((*COMMON, "--tier-sizes", "ssd:1TiB"), "add --offload lmcache"),
+        ((*COMMON, "--tier-sizes", "1KiB"), "holds not one chunk of vllm@0.33"),
+        ((*COMMON, "--offload", "cachegen"), "'cachegen' is not modelled"),
+        (("--slo", "1s", "--tiers", "--gpu", "h100", "--model", "gemma3-27b"), "full attention"),
+    ],
+)
+def test_mistakes(capsys: Streams, trace: str, arguments: tuple[str, ...], said: str) -> None:
+    """Each is refused in one line with a remedy."""
+    assert run(["tune", trace, *arguments]) == ExitCode.USAGE
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error

@@ -1,0 +1,187 @@
+"""Tiers below the pool: what is chosen of traffic whose working set is known, and what is not."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from threading import Event
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from kvscope.core.errors import Stopped
+from kvscope.core.trace import Prompts
+from kvscope.replay.tier_spec import READS
+from kvscope.tuning.split import split_windows
+from kvscope.tuning.target import Limits, Target
+from kvscope.tuning.tier_prices import TierPrice, tier_prices
+from kvscope.tuning.tiers import TierCandidate, TierPlan, TierTuning, pareto_front, tune_tiers
+from kvscope.tuning.tuner import End
+from tests.small_traces import built, prompts
+from tests.tuning.examples import BLOCK, ENGINE, WINDOWS, in_turn
+
+CONVERSATIONS, BLOCKS = 20, 20
+POOL = 100  # LRU loses each of 20 prompts of 20 blocks just before it comes back
+BLOCK_BYTES = 2**20
+WHOLE = CONVERSATIONS * BLOCKS * BLOCK_BYTES
+GIB_HOUR = TierPrice(1.0, "stated")
+
+
+def a_trace(every_s: float = 1.0) -> Prompts:
+    """Return 20 conversations in turn, a request each second."""
+    trace = prompts(built(in_turn(CONVERSATIONS, 40, BLOCKS), BLOCK))
+    return replace(trace, arrival_s=trace.arrival_s / trace.arrival_s[-1] * 800 * every_s)
+
+
+def plan(slo_s: float = 0.2, **changes: Any) -> TierPlan:
+    """Return what is tuned: memory for a quarter of what comes back, all of it, and twice that."""
+    made = TierPlan(
+        prompts=a_trace(),
+        lineage="given",
+        setting=ENGINE,
+        windows=WINDOWS,
+        shares=(0.2, 0.25, 0.25),
+        target=Target(slo_s, 0.95, view="queued"),
+        limits=Limits(),
+        pool_blocks=POOL,
+        block_bytes=BLOCK_BYTES,
+        gpus=1,
+        candidates=tuple(
+            TierCandidate(offload, "dram", size)
+            for offload in ("vllm@0.33", "vllm@0.33:store_threshold=2")
+            for size in (WHOLE // 4, WHOLE + 2**23, 2 * WHOLE)
+        ),
+        prices={"dram": GIB_HOUR, "ssd": GIB_HOUR},
+        gpu_hour=None,
+    )
+    return replace(made, **changes)
+
+
+def tuned(made: TierPlan) -> TierTuning:
+    """Return its tuning."""
+    return tune_tiers(made, lambda _: nullcontext(lambda _: None))
+
+
+@pytest.fixture(scope="module")
+def paying() -> TierTuning:
+    """Return the tuning of the plan as it is."""
+    return tuned(plan())
+
+
+def test_the_cheapest_that_meets_the_slo(paying: TierTuning) -> None:
+    """A prompt of 320 tokens takes 330 ms, one that is loaded 26 ms: the least that fits all."""
+    assert paying.verdict == "pays"
+    alone, chosen = paying.baseline[1], paying.recommended
+    assert chosen is not None
+    assert chosen.candidate is not None
+    assert chosen.candidate.size_bytes == WHOLE + 2**23
+    assert paying.least is not None
+    assert paying.least.candidate == chosen.candidate
+    assert not alone.trial.meets(plan().target)
+    assert chosen.trial.meets(plan().target)
+    assert chosen.tier_hit_rate == pytest.approx(19 / 20)
+    assert chosen.cost_hour == pytest.approx((WHOLE + 2**23) / 2**30)
+    # 0.01 s and 0.32 s a prompt; 0.01 s and 0.016 s with 19 blocks loaded; one each second
+    assert alone.prefill_share == pytest.approx(0.33, rel=0.02)
+    assert chosen.prefill_share == pytest.approx(0.026, rel=0.02)
+    assert [end.holds for end in paying.ends] == [True]
+
+
+def test_the_front_has_no_dearer_equal(paying: TierTuning) -> None:
+    """Twice the memory gains nothing, a quarter of it neither."""
+    front = [trial.candidate and trial.candidate.size_bytes for trial in paying.front]
+    assert front == [None, WHOLE + 2**23]
+    assert pareto_front((*paying.front, *paying.front)) == paying.front
+    assert [trial.candidate and trial.candidate.size_bytes for trial in paying.sizes] == [
+        WHOLE // 4,
+        WHOLE + 2**23,
+        2 * WHOLE,
+    ]
+
+
+def test_the_shares_cut_the_trace(paying: TierTuning) -> None:
+    """Windows are those of tune."""
+    assert paying.split == split_windows(plan().prompts, 0.2, 0.25, 0.25, 0.95)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"slo_s": 0.5}, "met-without"),
+        ({"slo_s": 0.5, "gpu_hour": 1.0}, "costs-more"),
+        ({"gpu_hour": 0.3}, "too-dear"),
+        ({"candidates": (TierCandidate("vllm@0.33", "dram", WHOLE // 4),)}, "no-gain"),
+    ],
+)
+def test_no_tier_without_a_reason(changes: dict[str, Any], why: str) -> None:
+    """An SLO met anyway, memory dearer than what it saves or than an engine, or too small."""
+    result = tuned(plan(**changes))
+    assert (result.verdict, result.why, result.recommended) == ("keep-none", why, None)
+    assert result.front[0].candidate is None
+
+
+def test_the_held_out_window_may_reject() -> None:
+    """Where nothing comes back any more, a tier that was chosen before does not gain."""
+    again = in_turn(CONVERSATIONS, 40, BLOCKS)
+    new = [
+        structs.replace(request, hash_ids=[10_000 + at * BLOCKS + block for block in range(BLOCKS)])
+        for at, request in enumerate(again)
+    ]
+    trace = prompts(built([*again[:600], *new[600:]], BLOCK))
+    trace = replace(trace, arrival_s=trace.arrival_s / trace.arrival_s[-1] * 800)
+    result = tuned(plan(prompts=trace))
+    assert result.choice is not None
+    assert result.choice[0].trial.meets(plan().target)
+    assert (result.verdict, result.why, result.recommended) == ("keep-none", "held-out", None)
+
+
+def test_gpu_time_may_pay_where_the_slo_is_met() -> None:
+    """0.3 of a GPU at 2 an hour is worth more than 0.4 GiB at 1; the net counts, not the size."""
+    result = tuned(plan(0.5, gpu_hour=2.0))
+    assert result.verdict == "pays"
+    chosen = result.recommended
+    assert chosen is not None
+    assert chosen.candidate is not None
+    assert chosen.candidate.size_bytes == WHOLE + 2**23
+    made = plan(0.5, gpu_hour=2.0)
+    saved = made.saved_hour(result.baseline[1], chosen)
+    assert saved is not None
+    assert saved > chosen.cost_hour
+
+
+def test_an_end_with_harm_keeps_no_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where copies are slow enough to be worse than computing, the choice is withdrawn."""
+    slow = replace(READS["dram"], bytes_per_s=BLOCK_BYTES * 100.0)  # 20 blocks in 0.2 s
+    monkeypatch.setitem(READS, "dram", slow)  # type: ignore[arg-type]
+    result = tuned(plan(0.25))
+    assert result.choice is not None
+    assert (result.verdict, result.why) == ("keep-none", "uncertain")
+    assert not result.ends[-1].holds
+
+
+def test_ends_change_latency_and_pool() -> None:
+    """A pool for everything needs no tier, and has no harm by one."""
+    ample = End("the largest pool and prefill 0.5x as long", 0.5, 1000)
+    result = tuned(plan(ends=(ample,)))
+    end = result.ends[0]
+    assert end.baseline.trial.outcome.token_hit_rate == pytest.approx(19 / 20)
+    assert end.holds
+    assert result.verdict == "pays"
+
+
+def test_writes_wear_an_ssd_out() -> None:
+    """Within its rating it costs its size, beyond so many times as much; CPU memory never wears."""
+    price = TierPrice(2.0, "stated", writes_per_day=1.0)
+    assert price.hour(2**30) == 2.0
+    assert price.hour(2**30, 2**30 / 86_400) == pytest.approx(2.0)
+    assert price.hour(2**30, 3 * 2**30 / 86_400) == pytest.approx(6.0)
+    assert tier_prices().dram.hour(2**30, 1e12) == tier_prices().dram.gib_hour
+
+
+def test_a_stop_ends_it() -> None:
+    """Nothing is answered once it is stopped."""
+    stop = Event()
+    stop.set()
+    with pytest.raises(Stopped):
+        tune_tiers(plan(), lambda _: nullcontext(lambda _: None), stop)
