@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from kvscope.core.errors import InputError, Stopped, UsageError
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
+from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.models import Model
 from kvscope.fleet.closed_loop import ThinkTimes, think_times
 from kvscope.fleet.options import router_label
@@ -33,6 +35,9 @@ from kvscope.routers.base import Router
 from kvscope.tuning.bootstrap import clusters_of
 from kvscope.tuning.fleet_size import FleetSize, fleet_size
 from kvscope.tuning.target import Target
+
+if TYPE_CHECKING:
+    from kvscope.vllm_sim import EngineSettings
 
 KERNELS: tuple[type[Policy], ...] = (Lru, Belady)
 """The policies whose caches are also replayed as one."""
@@ -74,7 +79,8 @@ class FleetStudy:
     `on_engines`: an answer that meets the SLO, replayed on a deployment's simulated vLLMs.
     `curves` are LRU's over every capacity of a replica, with the chosen number of them, by router:
     of those that see the order alone, in open loop. `pooled_curve` is over that of one cache.
-    `size` is the interval of the fewest replicas; None on engines and without the fewest.
+    `size` is the interval of the fewest replicas; None on engines and without the fewest. `groups`
+    are those of a hybrid model's layers on the simulated vLLMs.
     """
 
     trace: Trace
@@ -94,6 +100,7 @@ class FleetStudy:
     pooled_curve: HitCurve | None = None
     pooled_hits: PooledHits | None = None
     size: FleetSize | None = None
+    groups: KvGroups | None = None
 
     @cached_property
     def ranked(self) -> tuple[FleetLine, ...]:
@@ -167,7 +174,8 @@ def fleet(
     think = None
     if request.closed_loop:
         think = think_times(prompts, workload.traffic, workload.profile)
-    engine = request.engine and replace(request.engine, usable_blocks=capacity)
+    engine = in_groups(request, trace.block_size)
+    engine = engine and engine.on_pool(capacity, trace.block_size)
     sweep = FleetSweep(
         workload,
         capacity,
@@ -198,6 +206,7 @@ def fleet(
         time_model=request.time_model,
         think=think,
         lines=lines,
+        groups=engine.groups if engine else None,
     )
     best = study.best
     simulated = isinstance(best.policy, LanePolicy) and not best.router.copies
@@ -222,6 +231,17 @@ def fleet(
         if router.sees == "order"
     }
     return replace(study, curves=curves, pooled_curve=workload.curve)
+
+
+def in_groups(request: FleetRequest, block_size: int) -> EngineSettings | None:
+    """Return the simulated vLLM of a request, with the groups of a hybrid model's layers.
+
+    Without them where blocks of `block_size` tokens do not divide the groups'.
+    """
+    groups = request.deployment.kv_groups_for(block_size) if request.deployment else None
+    if request.engine is None or groups is None or groups.undivided(block_size):
+        return request.engine
+    return replace(request.engine, groups=groups)
 
 
 def _size(sweep: FleetSweep, line: FleetLine, request: FleetRequest) -> FleetSize:

@@ -520,7 +520,7 @@ def _fleets(options: FleetOptions, named: Capacities) -> FleetRequest:
             where="--traffic",
             remedy="take a trace of the whole fleet, with --traffic fleet",
         )
-    where = where and where.as_cache  # `fleet` says that it counts layers of hybrid models alike
+    where = where and where.as_cache  # of queues; simulated vLLMs have a hybrid model's groups
     sizes_named = bool(named.sizes_bytes)
     kv = (
         where.model if where else kv_model(options.model, options.kv_dtype, sizes_named=sizes_named)
@@ -539,6 +539,12 @@ def _fleets(options: FleetOptions, named: Capacities) -> FleetRequest:
                 f"{policy.name} is an oracle, which no engine can run",
                 where="--policy",
                 remedy="leave it out: a pooled cache with it is shown anyway",
+            )
+        if policy.name != BASELINE and where is not None and where.kv_groups is not None:
+            raise UsageError(
+                f"{policy.name} is not replayed on fleets of hybrid models",
+                where="--policy",
+                remedy="leave it out: vLLM's order is lru",
             )
     engine = _engine_limits(options, where)
     if copying := [kind.name for kind in kinds if kind.copies and options.time_model == "engine"]:
@@ -607,11 +613,20 @@ def fleet_tuning_request(options: TuneOptions) -> FleetTuningRequest:
         ),
         _capacities(options.capacity, options.capacity_blocks),
     )
-    engine = request.deployment.engine.name if request.deployment else VLLM
+    where = request.deployment
+    engine = where.engine.name if where else VLLM
+    hybrid = where is not None and where.kv_groups is not None
+    if hybrid and options.policies not in {None, BASELINE}:
+        raise UsageError(
+            "only lru is replayed on fleets of hybrid models",
+            where="--policies",
+            remedy="leave it out, or leave out --fleet to tune one engine",
+        )
+    variants = [] if hybrid else _contenders(options.policies, of_policies, engine)
     return FleetTuningRequest(
         replace(
             request,
-            variants=tuple(_contenders(options.policies, of_policies, engine)),
+            variants=tuple(variants),
             replicas=(1,),
             routers_named=options.router is not None,
         ),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvscope.app.ends import ends_of
-from kvscope.app.fleet import routers_for
+from kvscope.app.fleet import in_groups, routers_for
 from kvscope.app.latency import timed
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import FleetTuningRequest
@@ -88,7 +88,7 @@ def recommend_fleet(
             limits=request.limits,
             seeds=asked.seeds,
             advance=advance,
-            engine=asked.engine,
+            engine=in_groups(asked, trace.block_size),
             ends=ends_of(latency, prompts, latency_named=request.latency_named, pool=pool),
             replica_cost=lambda blocks: (where and _replica_price(where, trace, blocks)) or 1.0,
         )

@@ -133,6 +133,17 @@ class KvGroups:
         return next((group.block_tokens for group in self.groups if group.kind == "linear"), 0)
 
     @property
+    def layer_share(self) -> float:
+        """Share of a token's KV in all layers that a block of the pool holds of each token.
+
+        States take blocks, too, but hold no token's KV.
+        """
+        held = sum(
+            group.layers / group.block_tokens for group in self.groups if group.kind != "linear"
+        )
+        return max(group.layers for group in self.groups) / self.hash_tokens / held
+
+    @property
     def exports_states(self) -> bool:
         """Whether linear layers can write two states in a step."""
         return any(group.exports for group in self.groups)

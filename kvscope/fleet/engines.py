@@ -39,8 +39,24 @@ _NEVER = 2**62
 def _look_up(
     machine: Machine, path: Int32s, look: int, prompt: Int32s, blocks: int
 ) -> tuple[int, int]:
-    """Return how many leading blocks of a path an engine holds, and how many no request uses."""
+    """Return how many leading blocks of a path an engine holds, and how many no request uses.
+
+    Of a hybrid model, those of full attention count, or of its first group: the prefix that KV
+    events report. Windows and states may let fewer hit.
+    """
     cached, new = 0, 0
+    if len(machine.groups) > 0:
+        layout = machine.groups[machine.specs[0].begin]
+        size, first = layout.nodes_per_block, layout.first_content
+        while (cached + 1) * size <= look and (
+            machine.nodes[path[(cached + 1) * size - 1] + first].first != NONE
+        ):
+            cached += 1
+        for depth in range(size - 1, blocks, size):
+            block = machine.nodes[prompt[depth] + first].first
+            if block == NONE or machine.blocks[block].users == 0:
+                new += size
+        return cached * size, new + blocks % size
     while cached < look and machine.nodes[path[cached]].first != NONE:
         cached += 1
     for depth in range(blocks):
@@ -215,6 +231,12 @@ class _Engines:
             load.used_blocks[number] = state.blocks - state.free
 
 
+def _parents(known: Machine) -> Int32s:
+    """Return the parents of the trie's nodes, which are the first ones of a machine."""
+    parents: Int32s = known.nodes.parent[: len(known.nodes) // max(1, len(known.groups))].copy()
+    return parents
+
+
 def replay_engines(
     prompts: Prompts,
     policy: Policy,
@@ -238,7 +260,7 @@ def replay_engines(
     Raises UsageError for a policy without lanes and for a router that copies prefixes.
     """
     known = idle_machine(prompts, policy, settings, cost, rate_scale=rate_scale, tables=tables)
-    requests, routed, parents = known.requests, asked(prompts), known.nodes.parent.copy()
+    requests, routed, parents = known.requests, asked(prompts), _parents(known)
     count, size = len(requests), prompts.block_size
     think_s = np.full(count, OPEN) if think_s is None else think_s
     closed = bool((think_s >= 0).any())

@@ -512,15 +512,26 @@ def _p95_s(latencies: Latencies | None) -> float | None:
     return None if times is None else times.p95 / 1e3
 
 
+def _layers_counted(study: FleetStudy) -> str:
+    """Return which of a hybrid model's layers hold the blocks that are counted."""
+    alike = "hold the KV of all layers, without a hybrid model's windows or states"
+    if study.groups is None:
+        return f"Blocks {alike}: `kvscope simulate` and `tune` replay one engine with its groups."
+    grouped = f"Simulated vLLMs cache layers in groups. {study.groups.in_words}"
+    counted_alike = "the infinite and the pooled cache"
+    if study.time_model == "queue":
+        counted_alike = "the table's caches"
+        if study.on_engines is None:
+            return f"Blocks {alike}: --time-model engine replays vLLMs with its groups of layers."
+    return f"{grouped} Blocks of {counted_alike} {alike}."
+
+
 def _assumed(study: FleetStudy) -> list[str]:
     """Return the time model, the loop, and what is learned of what."""
     words = [f"{_TIME_MODELS[study.time_model]} Latency of {study.setting.latency}."]
     where, think = study.deployment, study.think
     if where is not None and where.kv_groups is not None:
-        words.append(
-            "A block holds the KV of all layers, without a hybrid model's windows or states:"
-            " `kvscope simulate` and `tune` replay one engine with its groups of layers."
-        )
+        words.append(_layers_counted(study))
     if think is None:
         words.append("Open loop: requests arrive at the times of the trace.")
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from threading import Event
 
@@ -186,7 +186,8 @@ class FleetWindow:
         """Return the fleet's run on simulated vLLMs. Raises Stopped."""
         if self._stop.is_set():
             raise Stopped("stopped before a fleet was chosen")
-        return self.sweep.run(fleet, replace(engine, usable_blocks=self.sweep.capacity_blocks))
+        block_size = self.sweep.prompts.block_size
+        return self.sweep.run(fleet, engine.on_pool(self.sweep.capacity_blocks, block_size))
 
     def policy(self, router: Router, policy: Policy, most: int) -> PolicyTrial:
         """Return a policy's trial behind the router, with at most as many replicas as LRU takes."""

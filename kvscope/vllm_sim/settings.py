@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, Self, get_args
 
 from kvscope.core.errors import UsageError
@@ -176,6 +176,16 @@ class EngineSettings:
     def one_at_a_time(cls, usable_blocks: int, groups: KvGroups | None = None) -> Self:
         """Return settings that serve each request to its end before the next one starts."""
         return cls(usable_blocks, max_num_seqs=1, max_num_batched_tokens=NO_LIMIT, groups=groups)
+
+    def on_pool(self, blocks: int, block_size: int) -> Self:
+        """Return the settings with the pool of so many blocks, each with the KV of all layers.
+
+        Of a hybrid model, the pool has more blocks, each of one group.
+        """
+        if self.groups is not None:
+            tokens = round(blocks * block_size / self.groups.layer_share)
+            blocks = max(1, tokens // self.groups.hash_tokens)
+        return replace(self, usable_blocks=blocks)
 
     @property
     def in_flight_tokens(self) -> int:

@@ -12,6 +12,7 @@ from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
+from kvscope.deployment.kv_groups import GroupKind, KvGroup, KvGroups
 from kvscope.fleet.closed_loop import think_times
 from kvscope.fleet.engines import replay_engines
 from kvscope.fleet.replay import FleetReplay
@@ -39,7 +40,9 @@ def a_trace(seconds: float = 300.0) -> Prompts:
     return replace(trace, arrival_s=trace.arrival_s / trace.arrival_s[-1] * seconds)
 
 
-def check_engines(trace: Prompts, done: FleetReplay, policy: Policy) -> None:
+def check_engines(
+    trace: Prompts, done: FleetReplay, policy: Policy, settings: EngineSettings = SETTINGS
+) -> None:
     """Check that each replica did what an engine does that gets the same requests when they came.
 
     Of two that come at once the engine takes the one first that was sent first.
@@ -51,7 +54,7 @@ def check_engines(trace: Prompts, done: FleetReplay, policy: Policy) -> None:
         assert np.all(np.diff(done.arrival_s[members][order]) >= 0)
         if not np.array_equal(order, np.arange(len(order))):
             continue  # in the closed loop turns may overtake; `select` wants the trace's order
-        part = replay_engine(select(trace, members), policy, SETTINGS, COST)
+        part = replay_engine(select(trace, members), policy, settings, COST)
         assert done.hit_blocks[members].tolist() == part.hit_blocks.tolist()
         ttft_s = done.token_s[members] - done.arrival_s[members]
         np.testing.assert_allclose(ttft_s, part.ttft_s, rtol=1e-12)
@@ -67,6 +70,22 @@ def test_replicas_are_engines(kind: type[Router], replicas: int, policy: Policy)
     assert len(np.unique(done.replica)) == replicas
     assert np.all(done.best_blocks >= done.hit_blocks)
     check_engines(trace, done, policy)
+
+
+@pytest.mark.parametrize("kind", ["sliding", "linear"])
+def test_replicas_of_hybrid_models_are_engines(kind: GroupKind) -> None:
+    """Each hits what one engine with these groups does; routers see what full attention holds."""
+    trace, window = a_trace(), 0 if kind == "linear" else 40
+    size = trace.block_size
+    groups = KvGroups((KvGroup(kind, size, window), KvGroup("full", size)))
+    settings = replace(SETTINGS, groups=groups).on_pool(SETTINGS.usable_blocks, size)
+    assert settings.usable_blocks == SETTINGS.usable_blocks * (1 if kind == "linear" else 2)
+    done = replay_engines(trace, Lru(), MinTtft(), 2, settings, COST)
+    assert done.hit_blocks.any()
+    assert np.all(done.best_blocks >= done.hit_blocks)
+    check_engines(trace, done, Lru(), settings)
+    alike = replay_engines(trace, Lru(), MinTtft(), 2, SETTINGS, COST)
+    assert done.hit_blocks.tolist() != alike.hit_blocks.tolist()
 
 
 def test_in_the_closed_loop_turns_follow_the_end_of_the_one_before() -> None:
