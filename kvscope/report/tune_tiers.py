@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from kvscope.app.documents.tune_tiers import tune_tiers_document
@@ -114,8 +115,20 @@ def _why_none(tuned: TierRecommendation) -> str:
     }.get(
         tuning.why,
         f"No tier of {_tried_sizes(tuned)} is significantly better and harmless: at best"
-        f" {rank} TTFT {_ttft(best)} instead of {_ttft(alone)} ({_size(best)}).",
+        f" {rank} TTFT {_ttft(best)} instead of {_ttft(alone)} ({_size(best)}:"
+        f" {_doubt(tuned, best)}).",
     )
+
+
+def _doubt(tuned: TierRecommendation, trial: TierTrial) -> str:
+    """Return why a trial may not be recommended."""
+    gain = trial.trial.gains[tuned.plan.target.objective]
+    if not gain.significant:
+        if not isfinite(gain.high - gain.low):
+            return "too few conversations for a CI"
+        return f"95 % CI {percent_change(-gain.high)} to {percent_change(-gain.low)}"
+    broken = ", ".join(harm.figure for harm in trial.trial.harms)
+    return f"breaks limits: {broken}" if broken else "the queue still grows"
 
 
 def _worth(tuned: TierRecommendation, alone: TierTrial) -> str:

@@ -231,37 +231,36 @@ def _tuned(
     training, validation, held_out = opened
     with progress("replaying tiers") as advance:
         explored = training.all(plan.candidates, advance)
-    leading = _leading(explored)
+    alone = validation.baseline
     with progress("replaying the validation window") as advance:
-        compared = validation.all([_of(trial) for trial in leading], advance)
-    baseline = validation.baseline, held_out.baseline
-    front = pareto_front([validation.baseline, *compared])
+        compared = validation.all([_of(trial) for trial in _leading(explored)], advance)
+        chosen, why = _choose(plan, alone, compared)
+        like = [each for each in plan.candidates if chosen and _alike(each, _of(chosen))]
+        known = {trial.candidate for trial in compared}
+        compared += validation.all([each for each in like if each not in known], advance)
+    if chosen is not None:  # a cheaper size may do that training did not lead to
+        chosen, why = _choose(plan, alone, compared)
     nothing = partial(
         TierTuning,
         verdict="keep-none",
         split=split,
-        baseline=baseline,
-        front=front,
+        baseline=(alone, held_out.baseline),
+        front=pareto_front([alone, *compared]),
         compared=tuple(compared),
         trained=training.baseline,
         explored=tuple(explored),
     )
-    chosen, why = _choose(plan, validation.baseline, compared)
     if chosen is None:
         return nothing(why=why, choice=None, sizes=(), least=None, ends=())
-    with progress("judging the choice") as advance:
-        like = [each for each in plan.candidates if _alike(each, _of(chosen))]
-        known = {trial.candidate: trial for trial in compared}
-        missing = validation.all([each for each in like if each not in known], advance)
-        known |= {trial.candidate: trial for trial in missing}
-        sizes = tuple(sorted((known[each] for each in like), key=_size))
+    with progress("judging the choice"):
+        sizes = sorted((trial for trial in compared if _alike(_of(trial), _of(chosen))), key=_size)
         judged = held_out.of(_of(chosen))
         ends = _at_ends(plan, held_out, _of(chosen))
     done = partial(
         nothing,
         choice=(chosen, judged),
-        sizes=sizes,
-        least=_least(plan, validation.baseline, sizes, chosen),
+        sizes=tuple(sizes),
+        least=_least(plan, alone, sizes, chosen),
         ends=ends,
     )
     if judged.trial.harms or not judged.trial.keeps_up or not _better(plan, judged):
@@ -269,11 +268,8 @@ def _tuned(
     if not all(end.holds for end in ends):
         return done(why="uncertain")
     met = chosen.trial.meets(plan.target) and judged.trial.meets(plan.target)
-    without = all(trial.trial.meets(plan.target) for trial in baseline)
-    worth = all(
-        _net(plan, alone, trial) > 0
-        for alone, trial in zip(baseline, (chosen, judged), strict=True)
-    )
+    without = all(each.trial.meets(plan.target) for each in (alone, held_out.baseline))
+    worth = _net(plan, alone, chosen) > 0 and _net(plan, held_out.baseline, judged) > 0
     if without and not worth:
         return done(why="held-out")
     return done(verdict="pays" if worth or met else "helps", why="")
