@@ -77,15 +77,18 @@ test-engine-0.33: $(ENGINE_0_33)/ready ## cache manager and scheduler of vLLM 0.
 	PYTHONPATH=$(ENGINE_0_33) $(ENGINE_PYTEST) -m "engine and not clock and not long" \
 		$(addprefix tests/conformance/test_,hybrid.py groups.py cache_manager.py scheduler.py offloading.py)
 
-# Without the other tests' conftest.py, which imports more than this environment has.
-test-routers: $(ROUTERS)/ready ## kvscope's routers against the real programs, in .venv-routers (Linux)
-	$(ROUTERS)/bin/python -m pytest -q --noconftest -m router $(PYTEST) \
-		tests/conformance/test_routers.py
+# Without the other tests' conftest.py, which imports more than this environment has, and without
+# PYTEST: it has no hypothesis to give options to.
+ROUTERS_PYTEST = $(ROUTERS)/bin/python -m pytest -q --noconftest
 
-test-long: setup $(ENGINE)/ready ## what CI runs in a short form, and what depends on the machine's load
+test-routers: $(ROUTERS)/ready ## kvscope's routers against the real programs, in .venv-routers (Linux)
+	$(ROUTERS_PYTEST) -m "router and not long" tests/conformance/test_routers.py
+
+test-long: setup $(ENGINE)/ready $(ROUTERS)/ready ## what CI runs in a short form, and what depends on the machine's load
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m "long and not engine and not router" \
 		$(PYTEST)
 	$(ENGINE_PYTEST) -m "engine and (long or clock)" $(ENGINE_TESTS)
+	$(ROUTERS_PYTEST) -m "router and long" tests/conformance/test_routers.py
 
 $(ENGINE)/bin/python:
 	@test -n "$(PYTHON)" || { echo "make: kvscope needs Python 3.11 or newer" >&2; exit 1; }

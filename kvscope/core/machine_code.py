@@ -14,10 +14,12 @@ Source: numba 0.61 to 0.68, numba/core/dispatcher.py, caching.py, compiler.py, e
 
 from __future__ import annotations
 
+import gc
 import io
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from importlib import import_module
 from operator import attrgetter
@@ -114,11 +116,23 @@ def dispatcher(function: FunctionType) -> Any:
 
     def compile_once(signature: Any) -> Any:
         """Compile for these argument types, unless another process is just doing that."""
-        with _files.compiling(made._cache.name(signature, made.targetctx)):
+        with _files.compiling(made._cache.name(signature, made.targetctx)), _no_collections():
             return compiling(signature)
 
     made.compile = compile_once
     return made
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Let no garbage be collected meanwhile: numba makes little, and looking took a sixth."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def is_cached(made: Any) -> bool:

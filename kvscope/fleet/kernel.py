@@ -138,40 +138,35 @@ def prefill_s(costs: Costs, uncached: int, cached: int) -> float:
     return costs.base_s + read + costs.prefill_pair_s * uncached * (cached + uncached / 2)
 
 
-@once
-def fleet_kernel(
-    policy: type[Policy], leaf: bool, router: type[Router], lagging: bool
-) -> Callable[..., Any]:
-    """Return the kernel that simulates replicas with a policy behind a router.
+@callable_in_kernels
+def _use(asked: Asked, trace: Traffic, request: int, users: Int32s, replica: int) -> int:
+    """Count a prompt's blocks as used; return how many were not."""
+    block, new = asked.leaf[request], 0
+    for _ in range(asked.blocks[request]):
+        new += users[block, replica] == 0
+        users[block, replica] += 1
+        block = trace.block_parent[block]
+    return new
 
-    `leaf` is as in `Policy.leaves`. With `lagging`, KV events are late: the caches are kept twice,
-    and the second ones serve each request when the events of the first ones arrive.
+
+@callable_in_kernels
+def _unuse(asked: Asked, trace: Traffic, request: int, users: Int32s, replica: int) -> int:
+    """Count a prompt's blocks as used no longer; return how many are not any more."""
+    block, unused = asked.leaf[request], 0
+    for _ in range(asked.blocks[request]):
+        users[block, replica] -= 1
+        unused += users[block, replica] == 0
+        block = trace.block_parent[block]
+    return unused
+
+
+@once
+def _steps(policy: type[Policy], leaf: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return what opens and what serves a request: the same functions for all routers, so that
+    numba compiles them once in a process.
     """
     kind = caches_of(policy, leaf)
-    begin, leading, serve, expire = kind.begin, kind.leading, kind.serve, kind.expire
-    retable = kind.retable
-    choose = callable_in_kernels(router.choose)
-    counts_blocks = router.counts_blocks
-
-    @callable_in_kernels
-    def use(asked: Asked, trace: Traffic, request: int, users: Int32s, replica: int) -> int:
-        """Count a prompt's blocks as used; return how many were not."""
-        block, new = asked.leaf[request], 0
-        for _ in range(asked.blocks[request]):
-            new += users[block, replica] == 0
-            users[block, replica] += 1
-            block = trace.block_parent[block]
-        return new
-
-    @callable_in_kernels
-    def unuse(asked: Asked, trace: Traffic, request: int, users: Int32s, replica: int) -> int:
-        """Count a prompt's blocks as used no longer; return how many are not any more."""
-        block, unused = asked.leaf[request], 0
-        for _ in range(asked.blocks[request]):
-            users[block, replica] -= 1
-            unused += users[block, replica] == 0
-            block = trace.block_parent[block]
-        return unused
+    begin, serve, expire, retable = kind.begin, kind.serve, kind.expire, kind.retable
 
     @callable_in_kernels
     def open_request(
@@ -227,6 +222,23 @@ def fleet_kernel(
         progress[NEXT] = slot + 1
         return hit
 
+    return open_request, serve_request
+
+
+@once
+def fleet_kernel(
+    policy: type[Policy], leaf: bool, router: type[Router], lagging: bool
+) -> Callable[..., Any]:
+    """Return the kernel that simulates replicas with a policy behind a router.
+
+    `leaf` is as in `Policy.leaves`. With `lagging`, KV events are late: the caches are kept twice,
+    and the second ones serve each request when the events of the first ones arrive.
+    """
+    leading = caches_of(policy, leaf).leading
+    open_request, serve_request = _steps(policy, leaf)
+    choose = callable_in_kernels(router.choose)
+    counts_blocks = router.counts_blocks
+
     @kernel
     def run(
         trace: Traffic,
@@ -268,7 +280,7 @@ def fleet_kernel(
                     own.in_flight[replica] -= 1
                     own.running[replica] -= 1
                     if counts_blocks:
-                        unused = unuse(asked, trace, request, users, replica)
+                        unused = _unuse(asked, trace, request, users, replica)
                         own.used_blocks[replica] -= unused
                     for at in range(arrivals.starts[request], arrivals.starts[request + 1]):
                         turn = arrivals.turns[at]
@@ -350,7 +362,7 @@ def fleet_kernel(
             done.uncached[slot] = tokens - min(expected * trace.block_size, tokens)
             own.uncached_tokens[replica] += done.uncached[slot]
             if counts_blocks:
-                own.used_blocks[replica] += use(asked, trace, request, users, replica)
+                own.used_blocks[replica] += _use(asked, trace, request, users, replica)
             if begin_s > now_s:
                 own.waiting[replica] += 1
                 put(events, begin_s, BEGINS * requests + slot)

@@ -140,25 +140,29 @@ def legible_charts(page: Page) -> set[str]:
 
 
 @pytest.mark.parametrize("scheme", ["light"], indirect=True)
-def test_the_keyboard_reaches_every_control(page: Page) -> None:
+@pytest.mark.parametrize(
+    ("name", "controls"),
+    [
+        long("Capacity", ("Capacity (blocks)", "Replay wa and the optimum")),
+        ("Policy lab", ("SLO (TTFT)", "Parameters", "Policies", "Capacities (blocks)", "Run")),
+        long("Fleets", ("Numbers of replicas", "Capacity of a replica", "Routers", "Loop")),
+        long("Recommendation", ("SLO (TTFT)", "Percentile", "Capacity you have", "Tune")),
+    ],
+)
+def test_the_keyboard_reaches_every_control(
+    page: Page, name: str, controls: tuple[str, ...]
+) -> None:
     """Tab goes from the links at the side over their widgets to those of the page."""
-    wanted = {
-        "Capacity": ("Capacity (blocks)", "Replay wa and the optimum"),
-        "Policy lab": ("SLO (TTFT)", "Parameters", "Policies", "Capacities (blocks)", "Run"),
-        "Fleets": ("Numbers of replicas", "Capacity of a replica", "Routers", "Loop"),
-        "Recommendation": ("SLO (TTFT)", "Percentile", "Capacity you have", "Tune"),
-    }
-    for name, controls in wanted.items():
-        visit(page, name)
-        page.get_by_role("heading", name=name, exact=True).click()
-        page.get_by_role("link", name="Overview", exact=True).focus()
-        missing = {"Reuse", "Validation", "Trace", "Model", "HBM", "Latency", *controls}
-        seen = []
-        while missing and len(seen) < 60:
-            page.keyboard.press("Tab")
-            seen.append(page.evaluate(_FOCUSED))
-            missing -= {control for control in missing if control in seen[-1]}
-        assert not missing, seen
+    visit(page, name)
+    page.get_by_role("heading", name=name, exact=True).click()
+    page.get_by_role("link", name="Overview", exact=True).focus()
+    missing = {"Reuse", "Validation", "Trace", "Model", "HBM", "Latency", *controls}
+    seen = []
+    while missing and len(seen) < 60:
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate(_FOCUSED))
+        missing -= {control for control in missing if control in seen[-1]}
+    assert not missing, seen
 
 
 @pytest.mark.parametrize("scheme", ["light"], indirect=True)
