@@ -35,7 +35,7 @@ def document(capsys: Streams, *arguments: str) -> dict[str, Any]:
 
 
 def test_the_answer(capsys: Streams, trace: str) -> None:
-    """Its figures are those of `kvscope simulate` with the same tier, and its flags the same."""
+    """Every way with every size is explored; flags are there with a recommendation alone."""
     made = document(capsys, "tune", trace, *COMMON, *SIZES, "--offload", "vllm@0.33,lmcache")
     assert made["verdict"] in {"pays", "helps", "keep-none"}
     assert made["words"][0].startswith("Does offloading pay? ")

@@ -12,7 +12,10 @@ from msgspec import structs
 
 from kvscope.core.errors import Stopped
 from kvscope.core.trace import Prompts
+from kvscope.policies.lru import Lru
+from kvscope.replay.sweep import make_run, tier_request
 from kvscope.replay.tier_spec import READS
+from kvscope.replay.workload import Workload
 from kvscope.tuning.split import split_windows
 from kvscope.tuning.target import Limits, Target
 from kvscope.tuning.tier_prices import TierPrice, tier_prices
@@ -86,6 +89,26 @@ def test_the_cheapest_that_meets_the_slo(paying: TierTuning) -> None:
     assert alone.prefill_share == pytest.approx(0.33, rel=0.02)
     assert chosen.prefill_share == pytest.approx(0.026, rel=0.02)
     assert [end.holds for end in paying.ends] == [True]
+
+
+def test_figures_are_those_of_simulate(paying: TierTuning) -> None:
+    """The same engine, pool and tier as `kvscope simulate --tiers … --offload` replays."""
+    made, chosen = plan(), paying.recommended
+    assert chosen is not None
+    assert chosen.candidate is not None
+    size = chosen.candidate.size_bytes
+    *_, held_out = made.cut(made.prompts)[1]
+    setting = replace(
+        held_out.setting,
+        tiers=f"hbm={POOL}blocks,dram={size // BLOCK_BYTES}blocks",
+        tier_mode=chosen.candidate.offload,
+        block_bytes=BLOCK_BYTES,
+    )
+    workload = Workload(made.prompts, setting, WINDOWS)
+    run = make_run(workload, tier_request(workload, Lru(), {}))
+    outcome = chosen.trial.outcome
+    assert run.outcome == outcome
+    assert run.tiers[1].token_hit_rate == chosen.tier_hit_rate
 
 
 def test_the_front_has_no_dearer_equal(paying: TierTuning) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope.core.errors import UsageError
-from kvscope.vllm_sim.offload_engines import parse_offload
+from kvscope.vllm_sim.offload_engines import LmCacheSpec, parse_offload
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 
@@ -95,12 +95,19 @@ def test_hicache_by_its_write_policy() -> None:
 
 def test_lmcache_has_chunks_of_tokens() -> None:
     """256 tokens are 16 blocks of 16, and no chunk of blocks of 512 tokens."""
-    spec = parse_offload("lmcache")
+    spec = LmCacheSpec()
+    assert parse_offload("lmcache") == spec
     settings = spec.settings(160, block_size=16)
     assert (settings.capacity_chunks, settings.blocks_per_chunk) == (10, 16)
     assert settings.prompt_only
     assert settings.least_load_blocks == 1
     assert "LMCACHE_MAX_LOCAL_CPU_SIZE=16 " in spec.launch(2**35, 2)
+    assert spec.on_blocks(16) == spec
+    assert [spec.on_blocks(size).chunk_size for size in (100, 512)] == [200, 512]
+    disk = LmCacheSpec().launch(2**40, disk=True)
+    assert (
+        "LMCACHE_LOCAL_CPU=False LMCACHE_LOCAL_DISK=PATH LMCACHE_MAX_LOCAL_DISK_SIZE=1024" in disk
+    )
     with pytest.raises(UsageError, match="lmcache:chunk_size=512"):
         spec.settings(160, block_size=512)
 
