@@ -19,6 +19,7 @@ from benchmarks import (
     lru_curve,
     peers,
     replays,
+    sampling,
     start,
     traces,
     versions,
@@ -27,9 +28,21 @@ from benchmarks.table import Table, record
 
 EVIDENCE = ROOT / "docs" / "evidence"
 PAGE = EVIDENCE / "benchmarks.md"
-PARTS = ("analyze", "start", "peers", "curve", "replays", "fits", "dashboard", "hash", "datasets")
+PARTS = (
+    "analyze",
+    "start",
+    "peers",
+    "curve",
+    "replays",
+    "fits",
+    "dashboard",
+    "hash",
+    "datasets",
+    "sampling",
+)
 VERSIONS = "versions"  # needs --before
-PAGES = {"dashboard": EVIDENCE / "dashboard.md"}  # parts with a page of their own
+PAGES = {"dashboard": EVIDENCE / "dashboard.md", "sampling": EVIDENCE / "sampling.md"}
+"""Parts with a page of their own."""
 PACKAGES = ("kvscope", "duckdb", "polars", "numpy", "numba", "kvcache-simulator", "libcachesim")
 
 
@@ -93,6 +106,8 @@ def _tables(part: str, options: argparse.Namespace) -> list[Table]:
         case "datasets":
             large = [traces.t63(folder)] if options.t63 else []
             tables = [datasets.table([traces.t6(folder), *large], folder)]
+        case "sampling":
+            tables = [sampling.table([*traces.real(folder), traces.t6(folder)])]
         case "dashboard":
             tables = dashboard.tables([traces.t03(folder), traces.t6(folder)], rounds)
         case "peers":

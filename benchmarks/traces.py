@@ -10,6 +10,8 @@ from pathlib import Path
 from benchmarks.processes import measure, note
 
 T6_REQUESTS, WEEK_REQUESTS = 265_002, 7_000
+WEKA = "weka_agent_sessions.jsonl.gz"
+SAMPLES = Path(__file__).parents[1] / "sample_traces"
 MOONCAKE = "mooncake_conversation.jsonl.gz"
 
 
@@ -49,6 +51,17 @@ def published(folder: Path) -> TraceFile:
         return TraceFile("mooncake", Path(traces) / MOONCAKE, 512)
     note(f"no {MOONCAKE} in the folder KVSCOPE_TRACES: a generated trace stands in for it")
     return t03(folder)
+
+
+def real(folder: Path) -> list[TraceFile]:
+    """Return the samples to-c and to-b, Mooncake's conversations and the Weka agent sessions.
+
+    The last two only where KVSCOPE_TRACES names their folder.
+    """
+    samples = [TraceFile(name, SAMPLES / f"{name}.jsonl.gz", 16) for name in ("to-c", "to-b")]
+    weka = Path(os.environ.get("KVSCOPE_TRACES", "")) / WEKA
+    agents = [TraceFile("weka", weka, 64)] if weka.is_file() else []
+    return [*samples, published(folder), *agents]
 
 
 def _generated(

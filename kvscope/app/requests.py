@@ -297,12 +297,38 @@ def simulate_request(options: SimulateOptions) -> SimulateRequest:
                 check_required(variant.policy, variant.given, "--policies")
     if options.refit is not None:
         variants = [refitted(variant, options.refit) for variant in variants]
+    if options.sample < 1:
+        variants = _sampled(options, variants)
     capacities = Capacities(
         options.capacity_blocks or (),
         options.capacity or (),
         _stated_tokens(recommended, where),
     )
     return SimulateRequest(setting, tuple(variants), capacities, options.points, kv, where)
+
+
+def _sampled(options: SimulateOptions, variants: list[Variant]) -> list[Variant]:
+    """Return the variants of which a sample can say how near it is.
+
+    Raises UsageError for a sample that is too small, and where a policy was named that is not one.
+    """
+    from kvscope.replay.sampling import LEAST_RATE  # late: loads NumPy
+
+    if options.sample < LEAST_RATE:
+        raise UsageError(
+            f"no error can be stated below {LEAST_RATE:.0%}",
+            where=f"--sample {options.sample:.3g}",
+            remedy="replay more, or larger blocks with --coarsen",
+        )
+    scaling = [variant for variant in variants if variant.policy.scales]
+    others = {variant.policy.name for variant in variants if not variant.policy.scales}
+    if others and options.policies not in {None, ALL}:
+        raise UsageError(
+            f"a sample does not show what {', '.join(sorted(others))} does in the whole trace",
+            where="--policies, --sample",
+            remedy="leave out one of them",
+        )
+    return scaling
 
 
 def explain_request(options: ExplainOptions) -> ExplainRequest:

@@ -98,9 +98,9 @@ class Dataset:
 
     def paths(self) -> DatasetPaths:
         """Return the paths of its requests, which stay on disk."""
-        lengths, carrier = load_lengths(self.folder / REQUESTS)
+        lengths, carriers = load_lengths(self.folder / REQUESTS)
         folders = shard_folders(self.folder, len(self.manifest.shards))
-        return DatasetPaths(lengths, carrier, tuple(folders))
+        return DatasetPaths(lengths, carriers, tuple(folders))
 
 
 def shard_folders(folder: Path, shards: int) -> list[Path]:

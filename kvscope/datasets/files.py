@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,37 @@ def save_arrays(folder: Path, arrays: Arrays) -> None:
     """Write each array to a file of its own, which can be mapped into memory."""
     for name, values in arrays.items():
         np.save(folder / f"{name}.npy", values)
+
+
+class ArrayFolder(MutableMapping[str, NDArray[Any]]):
+    """Arrays by name, each a file in a folder that begins empty: in memory while it is used."""
+
+    def __init__(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        self._folder = folder
+        self._names = dict[str, None]()
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self._names:
+            raise KeyError(name)
+        return load_array(self._folder, name)
+
+    def __setitem__(self, name: str, values: NDArray[Any]) -> None:
+        path = self._folder / f"{name}.npy"
+        path.unlink(missing_ok=True)  # a file may be mapped, by `values` even
+        np.save(path, values)
+        self._names[name] = None
+
+    def __delitem__(self, name: str) -> None:
+        del self._names[name]
+        (self._folder / f"{name}.npy").unlink()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._names))
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def load_array(folder: Path, name: str) -> NDArray[Any]:

@@ -41,7 +41,7 @@ from kvscope.datasets.dataset import (
     ShardEntry,
     shard_folders,
 )
-from kvscope.datasets.files import Arrays, load_array, save_arrays, whole_folder
+from kvscope.datasets.files import ArrayFolder, Arrays, load_array, save_arrays, whole_folder
 from kvscope.datasets.numbering import number_blocks
 from kvscope.datasets.parts import (
     Joined,
@@ -225,7 +225,7 @@ class DatasetBuild:
         facts = [load_facts(folder) for folder in parts]
         self.rejects = join_rejects(self.path, facts)
         refuse_if_too_bad(self.rejects, self._format, self._read)
-        joined = join_parts(self.path, parts, facts)
+        joined = join_parts(self.path, parts, facts, ArrayFolder(self.work / "rows"))
         if joined.cut and (self._read.strict or not joined.gaps.requests):
             raise InputError(joined.cut, where=self.path, remedy="copy or write it again")
         if not joined.gaps.requests:
@@ -355,7 +355,8 @@ class DatasetBuild:
 
     def _built(self, joined: Joined, parts: list[Path]) -> BuiltRequests:
         """Make the shards, link conversations and follow reuse; return the requests."""
-        arranged = Arranged(joined.rows, joined.block_size, self._read.read)
+        columns_on_disk = ArrayFolder(self.work / "requests")
+        arranged = Arranged(joined.rows, joined.block_size, self._read.read, columns_on_disk)
         requests, full_blocks = arranged.requests, arranged.full_blocks
         number = np.empty(len(full_blocks), dtype=np.int32)
         number[arranged.order] = np.arange(len(number), dtype=np.int32)
@@ -375,7 +376,7 @@ class DatasetBuild:
         )
         overlaps = []
         if len(joined.spans) > 1:
-            rows = {**requests, "leaf": prompt_ends(shards, len(full_blocks))}
+            rows = dict(requests) | {"leaf": prompt_ends(shards, len(full_blocks))}
             overlaps = overlap_notes(joined.spans, rows)
         kind, carrier = arranged.link(path_ends(shards, full_blocks))
         lengths = PromptLengths(
@@ -400,7 +401,7 @@ class DatasetBuild:
             request = load_array(folder, "ideal_request")
             ideal[request] = np.maximum(ideal[request], load_array(folder, "ideal_blocks"))
         self.numbered = number_blocks(shards, reduced, requests["blocks"], arranged.order)
-        requests |= {"ideal_blocks": ideal, "leaf": self.numbered.leaf}
+        requests["ideal_blocks"], requests["leaf"] = ideal, self.numbered.leaf
         requests["carried_leaf"] = self.numbered.carried_leaf
         notes = [*joined.notes, joined.cut] if joined.cut else joined.notes
         missing = missing_notes(joined.gaps, joined.names, kind)
@@ -509,7 +510,8 @@ def _ranges(reduced: list[Path], requests: int) -> Iterator[tuple[int, int]]:
     """Yield ranges of requests with some millions of runs each."""
     runs = np.zeros(requests + 1, dtype=np.int64)
     for folder in reduced:
-        runs[1:] += np.bincount(load_array(folder, "run_request"), minlength=requests)
+        request, count = np.unique(load_array(folder, "run_request"), return_counts=True)
+        runs[request + 1] += count
     before = np.cumsum(runs)
     begin = 0
     while begin < requests:

@@ -86,14 +86,13 @@ def number_blocks(
     leaf, carried_leaf, parent = np.zeros((3, len(blocks)), dtype=np.int32)
     if total.sum(dtype=np.int64) > INT32_MAX:
         return NumberedPaths(leaf, carried_leaf, leaf[:0], leaf[:0])
+    # The block of an owner at depth d has the number first_new[owner] + d, in the trunk or below.
+    first_in_trunk = begin - (in_trunk - new_in_trunk)
+    first_below = begin + new_in_trunk - (blocks - new_below)
     for shard, (folder, reduction) in enumerate(zip(folders, reduced, strict=True)):
+        first_new = first_in_trunk if shard == TRUNK else first_below
         member, length, split = (load_array(folder, x) for x in ("request", "length", "split"))
         new, above, last = (load_array(reduction, x) for x in _OWNED)
-        # The block of an owner at depth d has the number first_new[owner] + d.
-        if shard == TRUNK:
-            first_new = begin - (in_trunk - new_in_trunk)
-        else:
-            first_new = begin + new_in_trunk - (blocks - new_below)
         depth = length - new  # of the first new block
         parent_here = leaf[member]  # the end in the trunk, where a path goes on below it
         inside = np.flatnonzero((new > 0) & (depth > split))

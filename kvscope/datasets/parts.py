@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -133,7 +134,7 @@ class Joined:
     """All parts as one trace: `rows` are columns in file order, part k's from `offsets[k]` on."""
 
     block_size: int
-    rows: dict[str, NDArray[Any]]
+    rows: MutableMapping[str, NDArray[Any]]
     offsets: tuple[int, ...]
     names: dict[str, tuple[str, ...]]
     tenants: int
@@ -177,21 +178,22 @@ def join_rejects(path: str, parts: list[PartFacts]) -> Rejects:
     return rejects
 
 
-def join_parts(path: str, folders: list[Path], parts: list[PartFacts]) -> Joined:
-    """Return what all parts hold. Raises InputError for more requests than kvscope takes."""
+def join_parts(
+    path: str, folders: list[Path], parts: list[PartFacts], rows: MutableMapping[str, NDArray[Any]]
+) -> Joined:
+    """Return what all parts hold, with their columns put into `rows` one by one.
+
+    Raises InputError for more requests than kvscope takes.
+    """
     known: dict[str, dict[str, int]] = {name: {} for name in _NUMBERED}
-    columns: dict[str, list[NDArray[Any]]] = {}
     names = [each.name for each in fields(Gaps)]
-    for folder, part in zip(folders, parts, strict=True):
-        for file in sorted(folder.glob("*.npy")):
-            if (name := file.stem) == "index":
-                continue
-            values = load_array(folder, name)
-            if name in known:
+    for name in sorted(file.stem for file in folders[0].glob("*.npy") if file.stem != "index"):
+        columns = [load_array(folder, name) for folder in folders]
+        if name in known:
+            for k, part in enumerate(parts):
                 numbers = [known[name].setdefault(x, len(known[name])) for x in part.names[name]]
-                values = np.array([*numbers, NONE], dtype=np.int32)[values]
-            columns.setdefault(name, []).append(values)
-    rows = {name: np.concatenate(columns.pop(name)) for name in list(columns)}
+                columns[k] = np.array([*numbers, NONE], dtype=np.int32)[columns[k]]
+        rows[name] = np.concatenate(columns)
     sizes = [part.gaps.requests for part in parts]
     if sum(sizes) > MAX_REQUESTS:
         raise InputError(

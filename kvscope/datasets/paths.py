@@ -13,7 +13,7 @@ from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition
 from kvscope.core.trace import PromptLengths
-from kvscope.datasets.shards import ShardPaths, clipped, load_shard, merge_runs
+from kvscope.datasets.shards import Carriers, ShardPaths, clipped, load_shard, merge_runs
 from kvscope.replay.misses import Novelty, diverged, ideal_blocks
 from kvscope.replay.path_facts import lengths_in_order
 from kvscope.replay.stack_distances import LruDistances, distances, touches
@@ -24,17 +24,17 @@ from kvscope.replay.traffic import walk, walk_lengths
 class DatasetPaths:
     """The paths of R requests, in shards of which one at a time is in memory.
 
-    `carrier` is the request whose prompt each one's cached path is in. What is found in a shard
+    `carriers` say whose prompt each one's cached path is in. What is found in a shard
     holds from the depth on at which the shard begins; what lies above is found in the trunk's.
     """
 
     lengths: PromptLengths
-    carrier: Int32s
+    carriers: Carriers
     folders: tuple[Path, ...]
     number: Int32s | None = None  # of each request, where that is not the trace's
 
     def _shards(self) -> Iterator[ShardPaths]:
-        known = self.lengths, self.carrier, self.number
+        known = self.lengths, self.carriers, self.number
         return (load_shard(folder, *known) for folder in self.folders)
 
     def in_order(self, order: Int64s) -> DatasetPaths:
@@ -43,7 +43,8 @@ class DatasetPaths:
         number[order] = np.arange(len(order), dtype=np.int32)
         columns = lengths_in_order(self.lengths, order)
         lengths = PromptLengths(block_size=self.lengths.block_size, **columns)
-        return DatasetPaths(lengths, number[self.carrier[order]], self.folders, number)
+        carriers = Carriers.of(number[self.carriers.carrier[order]])
+        return DatasetPaths(lengths, carriers, self.folders, number)
 
     def distances(self, definition: HitDefinition) -> LruDistances:
         """Return LRU's stack distances: each shard's runs are merged, never its accesses.
@@ -71,7 +72,7 @@ class DatasetPaths:
 
     def ideal_blocks(self, definition: HitDefinition) -> Int32s:
         """Return the leading blocks of each prompt that earlier requests had written (R)."""
-        ideal = np.zeros(len(self.carrier), dtype=np.int32)
+        ideal = np.zeros(len(self.carriers.carrier), dtype=np.int32)
         for shard in self._shards():
             own = ideal_blocks(shard.paths, definition)
             ideal[shard.request] = np.maximum(ideal[shard.request], own)

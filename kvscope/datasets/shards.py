@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -141,30 +142,62 @@ class ShardPaths:
     first_carried: Int32s
 
 
-def load_shard(
-    folder: Path, lengths: PromptLengths, carrier: Int32s, number: Int32s | None = None
-) -> ShardPaths:
-    """Return a shard's paths; `carrier` is whose prompt each request's cached path is in.
+class Carriers(NamedTuple):
+    """The request whose prompt holds the cached path of each of R requests, and the inverse.
 
-    `number` are those that `lengths` and `carrier` go by, where they are not the trace's.
+    Those that request k carries are carried[begin[k]:begin[k + 1]], in order.
+    """
+
+    carrier: Int32s
+    carried: Int32s
+    begin: Int32s
+
+    @classmethod
+    def of(cls, carrier: Int32s) -> Carriers:
+        """Return both directions."""
+        begin = np.zeros(len(carrier) + 1, dtype=np.int32)
+        np.cumsum(np.bincount(carrier, minlength=len(carrier)), out=begin[1:])
+        return cls(carrier, np.argsort(carrier, kind="stable").astype(np.int32), begin)
+
+    def carried_by(self, requests: Int32s) -> Int32s:
+        """Return all that these requests carry."""
+        first = self.begin[requests].astype(np.int64)
+        count = self.begin[requests + 1] - first
+        skipped = np.repeat(first - np.cumsum(count) + count, count)
+        return self.carried[skipped + np.arange(len(skipped))]
+
+
+def _places(numbers: Int32s | Int64s, among: Int32s | Int64s, missing: int) -> Int64s:
+    """Return the place of each number among ascending ones, `missing` where it is not there."""
+    if not len(among):
+        return np.full(len(numbers), missing, dtype=np.int64)
+    place = np.minimum(np.searchsorted(among, numbers), len(among) - 1)
+    return np.where(among[place] == numbers, place, missing)
+
+
+def load_shard(
+    folder: Path, lengths: PromptLengths, carriers: Carriers, number: Int32s | None = None
+) -> ShardPaths:
+    """Return a shard's paths; what it takes grows with the requests in it, not with all.
+
+    `number` are those that `lengths` and `carriers` go by, where they are not the trace's.
     """
     block_parent, member, leaf, length, split = (load_array(folder, name) for name in _SHARD)
     if number is not None:
-        member = number[member]
-    place = np.full(len(carrier) + 1, -1, dtype=np.int32)  # the last entry: of no request
-    place[member] = np.arange(len(member), dtype=np.int32)
-    request = np.flatnonzero((place[:-1] >= 0) | (place[carrier] >= 0))
-    own, carried = place[request], place[carrier[request]]
+        order = np.argsort(number[member])
+        member = number[member][order]
+        leaf, length, split = leaf[order], length[order], split[order]
+    request = np.union1d(member, carriers.carried_by(member)).astype(np.int64)
     # Of a request that only its own prompt, or only the carried path, leads here: nothing else.
+    own = _places(request, member, len(member))
+    carried = _places(carriers.carrier[request], member, len(member))
     leaf, length, split = (np.append(each, np.int32(0)) for each in (leaf, length, split))
     blocks = length[own]
     carried_blocks = np.minimum(lengths.carried_blocks[request], length[carried])
-    index = np.full(len(carrier) + 1, -1, dtype=np.int32)
-    index[request] = np.arange(len(request), dtype=np.int32)
     paths = PromptPaths(
         block_size=lengths.block_size,
         input_tokens=lengths.input_tokens[request],
-        parent=index[lengths.parent[request]],
+        parent=_places(lengths.parent[request], request, -1).astype(np.int32),
         blocks=blocks,
         full_blocks=np.minimum(lengths.full_blocks[request], blocks),
         cached_blocks=lengths.cached_blocks[request],
@@ -209,8 +242,8 @@ def merge_runs(parts: list[ReusedRuns]) -> ReusedRuns:
 def reduce_shard(task: ShardTask) -> None:
     """Follow reuse in a shard: its runs, its blocks by first and last request, ideal hits."""
     folder, columns = Path(task.folder), Path(task.columns)
-    lengths, carrier = load_lengths(columns)
-    shard = load_shard(Path(task.parts[0]), lengths, carrier)
+    lengths, carriers = load_lengths(columns)
+    shard = load_shard(Path(task.parts[0]), lengths, carriers)
     paths = shard.paths
     reuse = trace_reuse(
         paths.block_parent, paths.block_size, paths.input_tokens, paths.full_blocks,
@@ -276,15 +309,17 @@ def _mark_trunk(
 
 def save_lengths(folder: Path, lengths: PromptLengths, carrier: Int32s) -> None:
     """Write what every shard needs of all requests."""
-    arrays = {name: getattr(lengths, name) for name in LENGTHS}
-    save_arrays(folder, arrays | {"carrier": carrier, "block_size": np.array([lengths.block_size])})
+    save_arrays(folder, {name: getattr(lengths, name) for name in LENGTHS})
+    save_arrays(folder, Carriers.of(carrier)._asdict())
+    save_arrays(folder, {"block_size": np.array([lengths.block_size])})
 
 
-def load_lengths(folder: Path) -> tuple[PromptLengths, Int32s]:
+def load_lengths(folder: Path) -> tuple[PromptLengths, Carriers]:
     """Return the lengths of all requests, and whose prompt each one's cached path is in."""
     columns = {name: load_array(folder, name) for name in LENGTHS}
     size = int(load_array(folder, "block_size")[0])
-    return PromptLengths(block_size=size, **columns), load_array(folder, "carrier")
+    carriers = Carriers(*(load_array(folder, name) for name in Carriers._fields))
+    return PromptLengths(block_size=size, **columns), carriers
 
 
 def load_runs(folder: Path, begin: int, end: int) -> ReusedRuns:

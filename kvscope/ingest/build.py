@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, MutableMapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ class BuiltRequests:
     """
 
     block_size: int
-    requests: dict[str, NDArray[Any]]
+    requests: MutableMapping[str, NDArray[Any]]
     names: dict[str, tuple[str, ...]]
     tenants: int
     lineage: Lineage
@@ -76,12 +76,16 @@ class PathEnds(NamedTuple):
 class Arranged:
     """The requests of a trace in order of arrival, as far as their paths do not matter.
 
-    `rows` are columns in file order, as `Columns.arrays` returns them. `order` has the file's rows
-    by arrival.
+    `rows` are columns in file order, as `Columns.arrays` returns them; they are moved to
+    `requests`, empty so far. `order` has the file's rows by arrival.
     """
 
     def __init__(
-        self, rows: dict[str, NDArray[Any]], block_size: int, options: ReadOptions
+        self,
+        rows: MutableMapping[str, NDArray[Any]],
+        block_size: int,
+        options: ReadOptions,
+        requests: MutableMapping[str, NDArray[Any]],
     ) -> None:
         self.block_size = block_size
         self.notes = _place_sessions(rows, options)
@@ -98,7 +102,9 @@ class Arranged:
         self._links = {name: rows.pop(name) for name in ("parent_chat_id", "session")}
         self._links["session_parent"] = _previous_in_session(self._links["session"], order)
         self._blocks = rows["blocks"]
-        self.requests = {name: values[order] for name, values in rows.items()}
+        self.requests = requests
+        for name in list(rows):
+            requests[name] = rows.pop(name)[order]
         inputs, blocks = self.requests["input_tokens"], self.requests["blocks"]
         self.full_blocks = np.minimum(blocks, inputs // block_size)
 
@@ -120,7 +126,7 @@ class Arranged:
         # The last sampled token has no KV; a prompt's own blocks are computed whatever follows.
         cached = np.maximum((inputs.astype(np.int64) + outputs - 1) // size, inputs // size)
         waits_for = lineage.parents_by_id(requests["chat_id"], requests["waits_for"], NO_ID)
-        requests |= {
+        requests.update({
             "request": np.arange(len(parent), dtype=np.int32),
             "arrival_s": requests["arrival_s"] - requests["arrival_s"][0],
             "turn": np.where(requests["turn"] > 0, requests["turn"], turn),
@@ -130,13 +136,13 @@ class Arranged:
             "full_blocks": full_blocks,
             "cached_blocks": cached.astype(np.int32),
             "carried_blocks": carried_blocks,
-        }
+        })  # fmt: skip
         return kind, carrier
 
 
 def build(columns: Columns, reader_notes: list[str]) -> Built:
     """Sort by arrival (stably), link conversations, carry outputs and follow reuse."""
-    arranged = Arranged(columns.arrays(), columns.block_size, columns.options)
+    arranged = Arranged(columns.arrays(), columns.block_size, columns.options, {})
     requests, trie, full_blocks = arranged.requests, columns.trie, arranged.full_blocks
     leaf = requests["leaf"]
     full_leaf = np.where(requests["blocks"] > full_blocks, trie.parent[leaf], leaf)
@@ -187,7 +193,7 @@ def _previous_in_session(session: Int32s, order: Int64s) -> Int32s:
     return previous
 
 
-def _place_sessions(rows: dict[str, NDArray[Any]], options: ReadOptions) -> list[str]:
+def _place_sessions(rows: MutableMapping[str, NDArray[Any]], options: ReadOptions) -> list[str]:
     """Return what to note about sessions timed by clocks of their own, placed as stated.
 
     Once the user states when sessions begin, the clock is the trace's own.
@@ -215,10 +221,10 @@ def _numbered(first_row: Int32s) -> Int32s:
 
 
 def _lineage(
-    links: dict[str, NDArray[Any]],
+    links: Mapping[str, NDArray[Any]],
     blocks: Int32s,
     order: Int64s,
-    requests: dict[str, NDArray[Any]],
+    requests: Mapping[str, NDArray[Any]],
     ends: PathEnds,
 ) -> tuple[Int32s, Lineage]:
     """Return each request's parent (-1: none), and how it is known.

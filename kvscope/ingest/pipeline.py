@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise, takewhile
@@ -35,6 +35,7 @@ Span = tuple[float, float]
 """The first and the last arrival (s)."""
 
 _FIRST_LINES = 10
+_REQUESTS_AT_ONCE = 1_000_000
 
 
 class UnusableLinesError(InputError):
@@ -165,7 +166,7 @@ def _with_spans(
                 spans[file] = min(first_s, *times_s), max(last_s, *times_s)
 
 
-def overlap_notes(spans: dict[str, Span], rows: dict[str, NDArray[Any]]) -> list[str]:
+def overlap_notes(spans: dict[str, Span], rows: Mapping[str, NDArray[Any]]) -> list[str]:
     """Return what to note about files that overlap in time; `rows` are the columns of requests."""
     in_order = sorted(spans, key=spans.__getitem__)
     pairs = [
@@ -262,18 +263,20 @@ def write_requests(
         measured_requests=int(np.count_nonzero(measured)),
     )
     number = trace.trace_id
-    store.append(
-        "ingest/add_requests",
-        requests,
-        trace_id=number,
-        types=list(names["type"]),
-        model_names=list(names["model"]),
-        adapter_names=list(names["adapter"]),
-        worker_names=list(names["worker"]),
-        retention_names=list(names["retention"]),
-        no_id=NO_ID,
-        none=NONE,
-    )
+    for begin in range(0, len(requests["request"]), _REQUESTS_AT_ONCE):
+        part = slice(begin, begin + _REQUESTS_AT_ONCE)
+        store.append(
+            "ingest/add_requests",
+            {name: values[part] for name, values in requests.items()},
+            trace_id=number,
+            types=list(names["type"]),
+            model_names=list(names["model"]),
+            adapter_names=list(names["adapter"]),
+            worker_names=list(names["worker"]),
+            retention_names=list(names["retention"]),
+            no_id=NO_ID,
+            none=NONE,
+        )
     if rejects.lines:
         numbers, reasons = map(list, zip(*rejects.lines, strict=True))
         # without what is no Unicode: a file's name may hold any bytes

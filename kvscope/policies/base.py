@@ -106,6 +106,7 @@ class Policy:
     make sense. `makes_room` policies evict other blocks before a request's own, as an engine does
     that makes room before it inserts; under the others a request's new blocks may leave at once.
     `hindsight` marks oracles, which know the future and are never recommended, optimal or not.
+    `scales` says whether a sample of the trace in a smaller cache shows what the whole would do.
     `learner` names the folder of kvscope/learning that fits the policy's table, if it reads one.
     `refit` is the one of its `parameters` that says how often. `retired` are parameters that files
     of earlier versions may have; they no longer count.
@@ -119,6 +120,7 @@ class Policy:
     offers: ClassVar[tuple[Leaves, ...]] = ()
     makes_room: ClassVar[bool] = False
     hindsight: ClassVar[bool] = False
+    scales: ClassVar[bool] = True
     learner: ClassVar[str | None] = None
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     refit: ClassVar[Parameter | None] = None

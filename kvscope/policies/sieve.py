@@ -19,6 +19,7 @@ class Sieve(QueuePolicy):
     summary = "a hand sweeps from old to young and spares what was used"
     source = "NSDI'24"
     numbers = 1
+    scales = False  # a sample's error does not always hold: docs/evidence/sampling.md
 
     @staticmethod
     def hit(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:

@@ -8,6 +8,7 @@ control variate): the error that both share cancels.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -134,6 +135,9 @@ def uniform(numbers: Int64s, seed: int) -> Float64s:
     return (x >> np.uint64(11)).astype(np.float64) / 2**53
 
 
+LEAST_RATE = 0.1
+"""Below it too little is left to state errors: docs/evidence/sampling.md."""
+PARTS = 3  # that a sample is cut into
 LEAST_HELD = 20  # requests in a scaled cache: with fewer, whole requests are too coarse a grain
 
 
@@ -208,11 +212,31 @@ class Anchor:
         return weighted(self.sample.prompts, self.definition, hit_blocks)
 
 
-def anchored(prompts: Prompts, sample: Sample, definition: HitDefinition) -> Anchor:
+def with_drift(estimate: Estimate, rate: float, parts: Sequence[Estimate]) -> Estimate:
+    """Return an estimate from a sample of this rate, its error widened by how it drifts with scale.
+
+    `parts` are the estimates from the parts of the sample, each a sample of rate / PARTS. A policy
+    may behave otherwise in a smaller cache (lfu counts what many requests share, and a sample has
+    less of it): what changes from the parts to the sample, and its own uncertainty, are taken to
+    change once more by each factor of PARTS up to the whole.
+    """
+    if max(estimate.error, *(part.error for part in parts)) == 1:
+        return Estimate(estimate.rate, 1.0)
+    rates = np.array([part.rate for part in parts])
+    noise = float(rates.std(ddof=1)) / math.sqrt(len(parts))
+    drift = abs(estimate.rate - float(rates.mean())) + 2 * noise
+    steps = math.log(1 / rate) / math.log(PARTS)
+    return Estimate(estimate.rate, min(estimate.error + drift * steps, 1.0))
+
+
+def anchored(
+    prompts: Prompts, sample: Sample, definition: HitDefinition, whole: HitCurve | None = None
+) -> Anchor:
     """Return the anchor that turns rates of `sample` into rates of the whole trace, `prompts`.
 
-    Raises UsageError for a flat definition, whose blocks are not in subtrees, and for one that
-    keeps partial blocks where blocks were coarsened.
+    `whole` is LRU's curve of it, where that is known. Raises UsageError for a flat definition,
+    whose blocks are not in subtrees, and for one that keeps partial blocks where blocks were
+    coarsened.
     """
     if definition.flat:
         raise UsageError(
@@ -229,7 +253,7 @@ def anchored(prompts: Prompts, sample: Sample, definition: HitDefinition) -> Anc
     return Anchor(
         sample=sample,
         definition=definition,
-        whole=lru_curve(prompts, definition),
+        whole=whole or lru_curve(prompts, definition),
         runs=lru_distances(sample.prompts, definition),
         total=looked_up(sample.prompts, definition),
         first=int(np.searchsorted(sample.requests, first_counted(prompts, definition))),

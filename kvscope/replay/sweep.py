@@ -32,6 +32,7 @@ from kvscope.replay.misses import reasons
 from kvscope.replay.parameter_estimates import Estimates, bind
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.replay import replay
+from kvscope.replay.sampling import with_drift
 from kvscope.replay.settings import engine_setting
 from kvscope.replay.tier_spec import Tier, parse_tiers
 from kvscope.replay.tiers import (
@@ -59,7 +60,7 @@ def make_run(workload: Workload, request: ReplayRequest) -> Run:
     done = serve_replay(workload, request)
     served = done.served
     outcome = summarize(served, setting.slo_s)
-    outcome, error = _estimated(workload, outcome, served.hit_blocks, request.capacity_blocks)
+    outcome, error = _estimated(workload, outcome, served.hit_blocks, request)
     return Run(
         policy=policy.name,
         leaves=policy.evicts,
@@ -125,12 +126,21 @@ def cores() -> int:
 
 
 def _estimated(
-    workload: Workload, outcome: Outcome, hit_blocks: Int32s, capacity: int
+    workload: Workload, outcome: Outcome, hit_blocks: Int32s, request: ReplayRequest
 ) -> tuple[Outcome, float | None]:
     """Return the outcome with the hit rate of the whole trace, and that rate's error."""
     if workload.anchor is None:
         return outcome, None
-    estimate = workload.anchor.estimate(hit_blocks, capacity)
+    estimate = workload.anchor.estimate(hit_blocks, request.capacity_blocks)
+    if workload.parts:
+        smaller = [
+            part.anchor.estimate(
+                serve_replay(part, request).served.hit_blocks, request.capacity_blocks
+            )
+            for part in workload.parts
+            if part.anchor is not None
+        ]
+        estimate = with_drift(estimate, workload.anchor.sample.rate, smaller)
     changed: dict[str, Any] = {f"{workload.setting.definition.weight}_hit_rate": estimate.rate}
     return replace(outcome, **changed), estimate.error
 

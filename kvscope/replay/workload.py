@@ -23,7 +23,7 @@ from kvscope.replay.derived_traces import isolate
 from kvscope.replay.footprint import tables_bytes
 from kvscope.replay.misses import Novelty, novelty
 from kvscope.replay.replay import Tables, TouchHistory, replay, touch_history
-from kvscope.replay.sampling import Anchor, anchored, sampled
+from kvscope.replay.sampling import PARTS, Anchor, anchored, sampled
 from kvscope.replay.settings import setting_profile
 from kvscope.replay.tier_spec import Tier
 from kvscope.replay.traffic import Traffic, traffic
@@ -46,15 +46,28 @@ class Workload:
 
     `windows` cut the results over time. `whole` is the trace, isolated by tenant where the setting
     says so, `prompts` the sample of it that is replayed (all of it where `anchor` is None), and
-    `traffic` those as the hit definition counts them. Raises UsageError or InputError where the
+    `traffic` those as the hit definition counts them. An `anchor` that is given names a sample of
+    `prompts`, isolated already. Without `in_parts`, the error leaves out how a sample drifts with
+    its rate. Raises UsageError or InputError where the
     trace cannot be isolated or sampled as the setting says.
     """
 
-    def __init__(self, prompts: Prompts, setting: RunSetting, windows: Windows) -> None:
+    def __init__(
+        self,
+        prompts: Prompts,
+        setting: RunSetting,
+        windows: Windows,
+        anchor: Anchor | None = None,
+        *,
+        in_parts: bool = True,
+    ) -> None:
         self.setting = setting
         self.windows = windows
-        self.whole = isolate(prompts, setting.isolate) if setting.isolate else prompts
-        self.anchor = _anchor(self.whole, setting)
+        self._in_parts = in_parts
+        if setting.isolate and anchor is None:
+            prompts = isolate(prompts, setting.isolate)
+        self.whole = prompts
+        self.anchor = anchor or _anchor(self.whole, setting)
         self.prompts = self.anchor.sample.prompts if self.anchor else self.whole
         self.profile = setting_profile(setting)
         self.traffic = traffic(self.prompts, setting.definition)
@@ -107,6 +120,30 @@ class Workload:
         definition = self.setting.definition
         return None if definition.flat else novelty(self.prompts, definition)
 
+    @cached_property
+    def parts(self) -> tuple[Workload, ...]:
+        """The parts of a sample, each a smaller one; of blocks that are only coarsened, none.
+
+        Raises UsageError where nothing is left in one of them.
+        """
+        if not self._in_parts or self.anchor is None or self.anchor.sample.rate == 1:
+            return ()
+        sample, known = self.anchor.sample, (self.setting.definition, self.anchor.whole)
+        smaller = (
+            sampled(self.whole, sample.rate / PARTS, part=part, coarsen=sample.coarsen)
+            for part in range(PARTS)
+        )
+        return tuple(
+            Workload(
+                self.whole,
+                self.setting,
+                self.windows,
+                anchored(self.whole, part, *known),
+                in_parts=False,
+            )
+            for part in smaller
+        )
+
     def tables(self, policy: Policy, served: Bools | None = None) -> Tables:
         """Return what a policy learns of the categories of `traffic`.
 
@@ -131,6 +168,8 @@ class Workload:
     def prepare(self, policies: Sequence[Policy]) -> None:
         """Compute and compile what replays of `policies` share, before threads need it."""
         _ = self.history, self.novelty
+        for part in self.parts:
+            part.prepare(policies)
         no_requests = self.traffic._replace(
             **{
                 name: column[:0]

@@ -115,9 +115,9 @@ def check_equal(whole: Built, making: Any, folder: Path, shards: int) -> None:
     own = sum(int(load_array(each, "own_blocks")[0]) for each in reduced)
     assert own == whole.trie.count - 1
 
-    lengths, carrier = load_lengths(folder / "requests")
+    lengths, carriers = load_lengths(folder / "requests")
     folders = tuple(shard_folders(folder, shards + 1))
-    one, many = TracePaths(whole.paths()), DatasetPaths(lengths, carrier, folders)
+    one, many = TracePaths(whole.paths()), DatasetPaths(lengths, carriers, folders)
     order = np.random.default_rng(shards).permutation(requests)
     multi_turn = whole.requests["turn"] > 1
     for trace, dataset in ((one, many), (one.in_order(order), many.in_order(order))):

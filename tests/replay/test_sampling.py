@@ -17,7 +17,7 @@ from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import Request
 from kvscope.replay.curve import lru_curve
 from kvscope.replay.misses import lru_hit_blocks
-from kvscope.replay.sampling import _standard_error, anchored, sampled
+from kvscope.replay.sampling import Estimate, _standard_error, anchored, sampled, with_drift
 from kvscope.replay.stack_distances import lru_distances
 from tests import small_traces
 
@@ -192,3 +192,21 @@ def test_impossible_samples_are_refused(
     """Rates, parts and samples of nothing."""
     with pytest.raises(UsageError, match=message):
         sampled(prompts, rate, part=part)
+
+
+def test_an_estimate_that_drifts_with_scale_is_less_sure() -> None:
+    """Thirds of a sample of 1/3 say 0.5, 0.6 and 0.7: 0.1 away from 0.7, plus twice the noise."""
+    parts = [Estimate(rate, 0.01) for rate in (0.5, 0.6, 0.7)]
+    noise = 0.1 / math.sqrt(3)
+    once = with_drift(Estimate(0.7, 0.02), 1 / 3, parts)
+    assert once == Estimate(0.7, pytest.approx(0.02 + 0.1 + 2 * noise))
+    twice = with_drift(Estimate(0.7, 0.02), 1 / 9, parts)
+    assert twice.error == pytest.approx(0.02 + 2 * (0.1 + 2 * noise))
+    steady = with_drift(Estimate(0.7, 0.02), 1 / 9, [Estimate(0.7, 0.01)] * 3)
+    assert steady.error == pytest.approx(0.02)
+
+
+def test_parts_of_which_nothing_can_be_said_say_nothing() -> None:
+    """A third of the sample in a cache of a few requests leaves the drift unknown."""
+    parts = [Estimate(0.5, 0.01), Estimate(0.5, 1.0), Estimate(0.5, 0.01)]
+    assert with_drift(Estimate(0.5, 0.02), 0.3, parts).error == 1.0
