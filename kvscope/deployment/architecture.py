@@ -51,13 +51,8 @@ _NEMOTRON = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", 
 _GRANITE = ("mamba_n_heads", "mamba_d_state", "mamba_n_groups", "mamba_d_conv")
 _FLASH = ("hopper", "blackwell")  # GPUs whose kernels for linear attention can export states
 # Fields by which layers differ in the KV that they keep for a token.
-_UNLIKE = (
-    "num_kv_shared_layers",
-    "global_head_dim",
-    "num_global_key_value_heads",
-    "swa_head_dim",
-    "swa_num_key_value_heads",
-)
+_UNLIKE = ("swa_head_dim", "swa_num_key_value_heads")
+_GEMMA = ("gemma3n", "gemma4")  # whose last layers use the KV of earlier ones
 # Feed-forward layers of two matrices, up and down; the others have a gate as well.
 _UNGATED = (
     "gpt2",
@@ -171,7 +166,8 @@ class LayerKinds:
     `full_first`: the first layer is full attention. `chunked` windows are those of chunked local
     attention, others slide. `alike`: all layers keep the same bytes for a token, as far as the
     config shows, so that vLLM's groups follow from them. `state` is that of linear layers, None
-    where kvscope does not know it.
+    where kvscope does not know it. `full_heads` are KV heads and head size of full layers where
+    windowed ones have others. `sharing_full` and `sharing_windowed` layers use the KV of others.
     """
 
     full: int
@@ -182,6 +178,9 @@ class LayerKinds:
     alike: bool = False
     chunked: bool = False
     state: LinearState | None = None
+    full_heads: tuple[int, int] | None = None
+    sharing_full: int = 0
+    sharing_windowed: int = 0
 
     @property
     def total(self) -> int:
@@ -232,6 +231,7 @@ class Architecture:
     shared_parameters: int = 0
     router_parameters: int = 0
     vision_parameters: int = 0
+    layer_embedding_parameters: int = 0
     latent_size: int | None = None
 
     @property
@@ -245,7 +245,7 @@ class Architecture:
         embeddings = self.embedding_parameters * (1 if self.tied else 2)
         body = self.attention_parameters + self.mlp_parameters + self.expert_parameters
         others = self.shared_parameters + self.router_parameters + self.vision_parameters
-        return body + others + embeddings
+        return body + others + embeddings + self.layer_embedding_parameters
 
     @property
     def active_parameters(self) -> int:
@@ -275,6 +275,7 @@ class Architecture:
             attention += bits.attention * projections * (tp / self.kv_heads - 1) / 8
         mlp = (bits.mlp * self.mlp_parameters + bits.shared * self.shared_parameters) / 8
         embeddings = self.embedding_parameters * (1 if self.tied else 2) + self.vision_parameters
+        embeddings += self.layer_embedding_parameters
         divided = attention + mlp + experts + embeddings * _UNQUANTIZED_BITS / 8
         replicated = self.router_parameters * _UNQUANTIZED_BITS / 8
         return divided / tp + replicated + bits.attention * self.replicated_parameters / 8
@@ -303,6 +304,8 @@ def layer_kinds(config: ConfigFields) -> LayerKinds:
     state = _linear_state(config)
     kinds = _listed_layers(config, total, state)
     if kinds is not None:
+        sharing = kinds[len(kinds) - _kv_sharing_layers(config) :]
+        kinds = kinds[: len(kinds) - len(sharing)]
         total = len(kinds)
         full = sum(kind in FULL for kind in kinds)
         windowed = sum(kind in WINDOWED for kind in kinds)
@@ -320,6 +323,9 @@ def layer_kinds(config: ConfigFields) -> LayerKinds:
             alike,
             chunked,
             state if linear else None,
+            _full_heads(config) if windowed else None,
+            sum(kind in FULL for kind in sharing),
+            sum(kind in WINDOWED for kind in sharing),
         )
     if (mixed := next(filter(config.has, MIXED), None)) is not None:
         pattern = config.get(mixed)
@@ -336,6 +342,22 @@ def layer_kinds(config: ConfigFields) -> LayerKinds:
         return LayerKinds(full, total - full, 0, window, alike=_alike(config), chunked=chunked)
     full = min(total, config.count_or(0, "max_window_layers"))
     return LayerKinds(full, total - full, 0, window)
+
+
+def _kv_sharing_layers(config: ConfigFields) -> int:
+    """Return how many layers, the last ones, keep no KV of their own."""
+    return config.count_or(0, "num_kv_shared_layers") if _family(config) in _GEMMA else 0
+
+
+def _full_heads(config: ConfigFields) -> tuple[int, int] | None:
+    """Return KV heads and head size of Gemma 4's full layers, None of models without such.
+
+    Source: transformers, models/gemma4/configuration_gemma4.py (Gemma4TextConfig).
+    """
+    if not config.get("global_head_dim"):
+        return None
+    names = ("num_global_key_value_heads",) if config.get("attention_k_eq_v") else ()
+    return config.count_or(kv_head_count(config), *names), config.count("global_head_dim")
 
 
 def _listed_layers(config: ConfigFields, total: int, state: LinearState | None) -> list[str] | None:
@@ -421,6 +443,8 @@ def _alike(config: ConfigFields, *, latent: bool = False) -> bool:
     With `latent`, compressed keys do not count: all layers that have keys compress them.
     """
     unlike = any(config.get(name) for name in _UNLIKE)
+    unlike = unlike or (config.has("num_kv_shared_layers") and _family(config) not in _GEMMA)
+    unlike = unlike or (config.has("global_head_dim") and _family(config) not in _GEMMA)
     return not unlike and (latent or not config.get("kv_lora_rank"))
 
 
@@ -436,9 +460,7 @@ def architecture(config: ConfigFields) -> Architecture | str:
     hidden = config.count("hidden_size", "n_embd", "d_model")
     layers = config.count("num_hidden_layers", "n_layer", "num_layers")
     ungated = _family(config) in _UNGATED
-    width = config.count_or(
-        4 * hidden if ungated else 0, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"
-    )
+    width = _width(config, 4 * hidden if ungated else 0)
     experts = config.count_or(0, *_EXPERTS)
     expert_width = config.count_or(width, "moe_intermediate_size") if experts else 0
     if not (width or expert_width):
@@ -459,6 +481,10 @@ def architecture(config: ConfigFields) -> Architecture | str:
     if state is not None and state.parameters:
         attention = kinds.full * each + kinds.linear * state.parameters
         replicated = replicated * kinds.full // layers
+    if kinds.full_heads is not None:
+        kv_heads, size = kinds.full_heads
+        whole = hidden * size * (2 * sizes["heads"] + 2 * kv_heads)
+        attention += (kinds.full + kinds.sharing_full) * (whole - each)
     routed = moe_layers * matrices * hidden * expert_width
     return Architecture(
         hidden_size=hidden,
@@ -476,6 +502,7 @@ def architecture(config: ConfigFields) -> Architecture | str:
         shared_parameters=moe_layers * matrices * hidden * shared_width,
         router_parameters=moe_layers * hidden * experts,
         vision_parameters=_vision(config),
+        layer_embedding_parameters=_layer_embeddings(config, layers),
         **sizes,
     )
 
@@ -545,6 +572,14 @@ def _family(config: ConfigFields) -> str:
     return str(config.get("model_type", default="")).removesuffix("_text")
 
 
+def _width(config: ConfigFields, usual: int) -> int:
+    """Return the width of dense feed-forward layers, their mean where each has its own."""
+    stated = config.get("intermediate_size")
+    if isinstance(stated, list) and stated and all(isinstance(each, int) for each in stated):
+        return sum(stated) // len(stated)
+    return config.count_or(usual, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
+
+
 def _moe_layers(config: ConfigFields, layers: int) -> int:
     step = config.count_or(
         1, "interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_frequency"
@@ -607,6 +642,14 @@ def head_size(config: ConfigFields) -> int:
         what = f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
         raise InputError(what, where=config.where, remedy="add head_dim")
     return hidden // heads
+
+
+def _layer_embeddings(config: ConfigFields, layers: int) -> int:
+    """Return the parameters of embeddings that each layer looks up on its own."""
+    if not config.get("hidden_size_per_layer_input"):
+        return 0
+    vocabulary = config.count("vocab_size_per_layer_input", "vocab_size")
+    return vocabulary * layers * config.count("hidden_size_per_layer_input")
 
 
 def _vision(config: ConfigFields) -> int:

@@ -242,7 +242,7 @@ def resolve(
         latency, origin, doubts = _fitted(fitted.profile, deployment, model, gpu)
     if model is not None and model.hybrid and pool.origin != "derived" and not model.uniform:
         doubts = ["hybrid model: a block is one of a group of layers, not of all layers", *doubts]
-    groups = None if model is None else model.kv_groups(1)
+    groups = None if model is None else model.kv_groups(1, None, deployment.tp)
     if groups is not None:
         pool = replace(pool, layer_share=groups.layer_share)
     band = 1.0, 1.0

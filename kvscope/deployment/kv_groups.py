@@ -214,12 +214,16 @@ class KvGroups:
 _KINDS: dict[str, GroupKind] = {kind: kind for kind in get_args(GroupKind)}
 
 
-def kv_groups(kinds: LayerKinds, block_tokens: int) -> KvGroups | None:
+def kv_groups(
+    kinds: LayerKinds, block_tokens: int, full_times: int = 1, other_times: int = 1
+) -> KvGroups | None:
     """Return the groups that vLLM forms of layers; None where kvscope does not know them.
 
-    All groups have about as many layers as the rarer kind has: their blocks are of one size.
+    All groups have about as many layers as the rarer kind has: their blocks have equal bytes.
+    Blocks of full layers have `full_times` as many tokens as `block_tokens`, others `other_times`.
 
-    Source: vLLM 0.32.0, kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size.
+    Source: vLLM 0.32.0, kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size and
+    unify_kv_cache_spec_page_size.
     """
     if not (kinds.hybrid and kinds.alike and (kinds.state if kinds.linear else kinds.window)):
         return None
@@ -236,5 +240,6 @@ def kv_groups(kinds: LayerKinds, block_tokens: int) -> KvGroups | None:
         for group in range(number):
             layers = len(range(group, count, number))
             exports = kind == "linear" and kinds.state is not None and kinds.state.export_tokens > 0
-            groups.append(KvGroup(kind, block_tokens, window, layers, exports))
+            times = full_times if kind == "full" else other_times
+            groups.append(KvGroup(kind, times * block_tokens, window, layers, exports))
     return KvGroups(tuple(groups))

@@ -86,6 +86,54 @@ class LatentKv:
 
 
 @dataclass(frozen=True, slots=True)
+class UnlikeKv:
+    """Keys and values of layers of two kinds with unlike heads.
+
+    With `widest` only those of the kind with more values count: a block of vLLM's pool, which
+    layers of either kind fill.
+    """
+
+    full: HeadKv
+    windowed: HeadKv
+    widest: bool = False
+
+    @property
+    def layers(self) -> int:
+        """Layers that are counted."""
+        if self.widest:
+            return max(self.full.layers, self.windowed.layers)
+        return self.full.layers + self.windowed.layers
+
+    @property
+    def values_per_token(self) -> int:
+        """Numbers cached for each token."""
+        return self.values_on_rank(1)
+
+    def values_on_rank(self, tp: int) -> int:
+        """Return the numbers that each of `tp` ranks caches for a token."""
+        both = self.full.values_on_rank(tp), self.windowed.values_on_rank(tp)
+        return max(both) if self.widest else sum(both)
+
+    def of_block(self, layers: int) -> UnlikeKv:
+        """Return the shape of a block with so many layers of either kind."""
+        full, windowed = (replace(kind, layers=layers) for kind in (self.full, self.windowed))
+        return UnlikeKv(full, windowed, widest=True)
+
+    def times(self, tp: int) -> tuple[int, int]:
+        """Return how many times as many tokens a block of full and of windowed layers has.
+
+        Blocks have equal bytes: those of the kind with fewer values get more tokens where that
+        comes out even, else padding.
+        """
+        full, windowed = (
+            replace(kind, layers=1).values_on_rank(tp) for kind in (self.full, self.windowed)
+        )
+        if max(full, windowed) % min(full, windowed):
+            return 1, 1
+        return max(1, windowed // full), max(1, full // windowed)
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A model: its KV cache, and its weights where the whole shape is known.
 
@@ -95,7 +143,7 @@ class Model:
     """
 
     name: str
-    shape: HeadKv | LatentKv
+    shape: HeadKv | LatentKv | UnlikeKv
     dtype: KvDtype
     source: str
     notes: tuple[str, ...] = ()
@@ -133,7 +181,8 @@ class Model:
         linear attention vLLM's own default, which then grow as `block_tokens` says.
         """
         usual = trace_block if self.kinds.state is None else parse_engine("vllm").default_block_size
-        return kv_groups(self.kinds, self.block_tokens(engine_block or usual, tp))
+        times = self.shape.times(tp) if isinstance(self.shape, UnlikeKv) else (1, 1)
+        return kv_groups(self.kinds, self.block_tokens(engine_block or usual, tp), *times)
 
     def block_tokens(self, engine_block: int, tp: int = 1) -> int:
         """Return the tokens of a block where vLLM is started with blocks of `engine_block` tokens.
@@ -147,7 +196,7 @@ class Model:
             return engine_block
         least = max(engine_block, _LATENT_BLOCK if isinstance(self.shape, LatentKv) else 1)
         step = math.lcm(least, state.export_tokens or 1)
-        layer = replace(self.shape, layers=1).values_on_rank(tp) * _BYTES[self.dtype]
+        layer = self.by_layer.shape.values_on_rank(tp) * _BYTES[self.dtype]
         return step * -(-state.bytes_on_rank(tp) // (layer * step))
 
     def served_by(self, engine: Engine, gpu: Gpu | None) -> Model:
@@ -162,7 +211,16 @@ class Model:
     @property
     def by_block(self) -> Model:
         """The model with the KV bytes of a block of vLLM's pool: those of one group's layers."""
-        layers = self.layers_per_block or self.shape.layers
+        return self._of_layers(self.layers_per_block or self.shape.layers)
+
+    @property
+    def by_layer(self) -> Model:
+        """The model with the KV bytes of one layer, the widest where they differ."""
+        return self._of_layers(1)
+
+    def _of_layers(self, layers: int) -> Model:
+        if isinstance(self.shape, UnlikeKv):
+            return replace(self, shape=self.shape.of_block(layers))
         return replace(self, shape=replace(self.shape, layers=layers))
 
     @property
@@ -357,7 +415,11 @@ def _model(name: str, config: ConfigFields, total: object) -> Model:
     )
 
 
-def _shape(config: ConfigFields, layers: int) -> HeadKv | LatentKv:
+def _shape(config: ConfigFields, layers: int) -> HeadKv | LatentKv | UnlikeKv:
+    kinds = layer_kinds(config)
+    if kinds.full_heads is not None:
+        windowed = HeadKv(kinds.windowed, kv_head_count(config), head_size(config))
+        return UnlikeKv(HeadKv(kinds.full, *kinds.full_heads), windowed)
     if config.has("kv_lora_rank"):
         return LatentKv(layers, config.count("kv_lora_rank"), config.count("qk_rope_head_dim"))
     config.count("num_attention_heads", "n_head")

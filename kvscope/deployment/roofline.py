@@ -53,9 +53,9 @@ def roofline(
     per_token = 2 * shape.active_parameters / (tp * rate * share)
     per_token += _all_reduce_s(shape, gpu, tp)
     pair = attention_flops_per_pair(shape) / (tp * gpu.flops * _ATTENTION_SHARE)
-    kinds = model.kinds
+    full, windowed = attending_layers(model)
     # A windowed layer attends to at most its window: a cost of the token, not of the pair.
-    per_token += pair * kinds.windowed * (kinds.window or 0)
+    per_token += pair * windowed * (model.kinds.window or 0)
     launch = LAUNCH_S + (LAUNCH_TP_S if tp > 1 else 0)
     weights = shape.bytes_read(model.bits, float("inf")) / tp
     decode_weights = shape.bytes_read(model.bits, _TYPICAL_BATCH) / tp
@@ -68,7 +68,7 @@ def roofline(
         f" within x {LOW} and x {HIGH}, not measured",
         base_s=request_s + shape.layers * launch,
         per_token_s=per_token,
-        per_token_pair_s=pair * kinds.full,
+        per_token_pair_s=pair * full * _full_head_share(model, shape),
         floor_s=weights / (gpu.memory_bytes_s * _MEMORY_SHARE),
         request_s=request_s,
         decode_base_s=decode_weights / bandwidth + shape.layers * layer + DECODE_STEP_S,
@@ -84,8 +84,9 @@ def tpot_s(model: Model, gpu: Gpu, tp: int, batch: float, context: float) -> flo
     """
     shape = model.shaped()
     kv_bytes, _ = kv_read(model, tp)
-    per_layer = kv_bytes / max(1, model.kinds.full)
-    windowed = per_layer * model.kinds.windowed * min(context, model.kinds.window or context)
+    full, others = attending_layers(model)
+    per_layer = kv_bytes / max(1, full)
+    windowed = per_layer * others * min(context, model.kinds.window or context)
     read = shape.bytes_read(model.bits, batch) / tp + batch * (kv_bytes * context + windowed)
     layer = DECODE_LAYER_S + (DECODE_LAYER_TP_S if tp > 1 else 0)
     steps = shape.layers * layer + DECODE_STEP_S + DECODE_REQUEST_S * batch
@@ -95,7 +96,20 @@ def tpot_s(model: Model, gpu: Gpu, tp: int, batch: float, context: float) -> flo
 def kv_read(model: Model, tp: int) -> tuple[float, float]:
     """Return the KV bytes that a decode reads on each GPU: per token of context, and of windows."""
     layer = model.kv_bytes_per_token(tp) / model.shape.layers
-    return layer * model.kinds.full, layer * model.kinds.windowed * (model.kinds.window or 0)
+    full, windowed = attending_layers(model)
+    return layer * full, layer * windowed * (model.kinds.window or 0)
+
+
+def attending_layers(model: Model) -> tuple[int, int]:
+    """Return the full and the windowed layers, with those that use the KV of others."""
+    kinds = model.kinds
+    return kinds.full + kinds.sharing_full, kinds.windowed + kinds.sharing_windowed
+
+
+def _full_head_share(model: Model, shape: Architecture) -> float:
+    """Return the head size of full layers as a share of that of all."""
+    heads = model.kinds.full_heads
+    return 1.0 if heads is None else heads[1] / shape.query_size
 
 
 def attention_flops_per_pair(shape: Architecture) -> float:

@@ -116,10 +116,7 @@ def layer_specs(config: Any) -> dict[str, KVCacheSpec]:
     """Return what each layer of a model caches, in order."""
     model, cache = config.model_config, config.cache_config
     text = model.hf_text_config
-    shape = {"block_size": cache.block_size, "dtype": torch.bfloat16}
-    shape |= {"num_kv_heads": model.get_num_kv_heads(config.parallel_config)}
-    shape |= {"head_size": model.get_head_size()}
-    full = (MLAAttentionSpec if model.use_mla else FullAttentionSpec)(**shape)
+    full = MLAAttentionSpec if model.use_mla else FullAttentionSpec
     specs: list[KVCacheSpec] = []
     state = None
     if model.is_hybrid:
@@ -131,12 +128,29 @@ def layer_specs(config: Any) -> dict[str, KVCacheSpec]:
             page_size_padded=cache.mamba_page_size_padded,
             mamba_cache_mode="align",
         )
-    for kind in layer_kinds(text):
+    for at, kind in enumerate(layer_kinds(text)):
+        shape = {"block_size": cache.block_size, "dtype": torch.bfloat16}
+        shape |= heads(config, at)
         if kind == "sliding_attention":
             specs.append(SlidingWindowSpec(sliding_window=text.sliding_window, **shape))
         else:
-            specs.append(full if kind in {"attention", "full_attention", "*"} else state)
+            attends = kind in {"attention", "full_attention", "*"}
+            specs.append(full(**shape) if attends else state)
     return {f"{at}": spec for at, spec in enumerate(specs)}
+
+
+def heads(config: Any, layer: int) -> dict[str, int]:
+    """Return KV heads of a rank and the size of a head in a layer."""
+    model, text = config.model_config, config.model_config.hf_text_config
+    if text.model_type == "gemma4_text":  # as Gemma4Attention
+        each = text.per_layer_config[layer]
+        ranks = config.parallel_config.tensor_parallel_size
+        return {
+            "num_kv_heads": max(1, each.num_key_value_heads // ranks),
+            "head_size": each.head_dim,
+        }
+    of_rank = model.get_num_kv_heads(config.parallel_config)
+    return {"num_kv_heads": of_rank, "head_size": model.get_head_size()}
 
 
 def layer_kinds(text: Any) -> list[str]:
@@ -148,7 +162,8 @@ def layer_kinds(text: Any) -> list[str]:
         ]
     if text.model_type == "nemotron_h":
         return [letter for letter in text.hybrid_override_pattern if letter in "M*"]
-    return list(text.layer_types)
+    sharing = getattr(text, "num_kv_shared_layers", 0) or 0
+    return list(text.layer_types)[: text.num_hidden_layers - sharing]
 
 
 CASES = [
@@ -159,6 +174,9 @@ CASES = [
     ("granite-4.0-h-tiny", (1, 2)),
     ("kimi-linear-48b", (1, 4)),
     ("gpt-oss-120b", (1, 2)),
+    ("gemma-4-31b", (1, 2, 8)),
+    ("gemma-4-e4b", (1, 2)),
+    ("gemma-3n-e4b", (1, 2)),
 ]
 
 

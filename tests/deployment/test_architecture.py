@@ -232,9 +232,10 @@ def test_hybrid_models_of_real_configs() -> None:
         ("granite-4.0-h-small", 32),
         ("granite-4.0-h-tiny", 7),
         ("kimi-linear-48b", 48),
+        ("gemma-4-31b", 30.7),
     ],
 )
-def test_weights_of_models_with_states(model: str, billions: float) -> None:
+def test_weights_of_models_with_layers_of_several_kinds(model: str, billions: float) -> None:
     """Within 3 % of the parameters that the cards of these models state."""
     shape = fixture(model).shaped()
     assert shape.parameters == pytest.approx(billions * 1e9, rel=0.03)

@@ -24,6 +24,12 @@ CONFIGS = Path(__file__).parent / "configs"
         ("gemma3-4b", "+".join([*["sliding/16/1024/5"] * 5, "sliding/16/1024/4", "full/16/0/5@0"])),
         (str(CONFIGS / "llama4-scout"), "+".join([*["chunked/16/8192/12"] * 3, "full/16/0/12@0"])),
         ("llama3-8b", None),
+        (
+            str(CONFIGS / "gemma-4-31b"),
+            "+".join([*["sliding/16/1024/10"] * 5, "full/32/0/10@0"]),
+        ),
+        (str(CONFIGS / "gemma-4-e4b"), "+".join([*["sliding/32/512/4"] * 5, "full/16/0/4@0"])),
+        (str(CONFIGS / "gemma-3n-e4b"), "+".join([*["sliding/16/512/4"] * 4, "full/16/0/4@0"])),
     ],
 )
 def test_groups_of_models(model: str, text: str | None) -> None:
@@ -105,6 +111,17 @@ def test_older_engines_end_steps_where_a_state_is_kept() -> None:
     groups = shape.served_by(parse_engine("vllm@0.32"), resolve_gpu("h100")).kv_groups(16)
     assert groups is not None
     assert (groups.state_tokens, groups.exports_states) == (544, False)
+
+
+@pytest.mark.parametrize("model", ["gemma-4-31b", "gemma-4-e4b", "gemma-3n-e4b", "gpt-oss-120b"])
+@pytest.mark.parametrize("tp", [1, 2, 8])
+def test_a_block_holds_its_share_of_all_layers(model: str, tp: int) -> None:
+    """By the layers of the groups, and by the bytes of a token."""
+    shape = resolve_model(str(CONFIGS / model))
+    groups = shape.kv_groups(16, None, tp)
+    assert groups is not None
+    of_block = shape.by_block.kv_bytes_per_token(tp)
+    assert groups.layer_share == pytest.approx(of_block / shape.kv_bytes_per_token(tp))
 
 
 def test_unlike_layers_have_no_known_groups() -> None:

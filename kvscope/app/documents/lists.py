@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from kvscope.app.documents.base import Document, Facts, TraceFacts
 from kvscope.core.trace import Trace
-from kvscope.deployment.models import HeadKv, LatentKv, preset, preset_names
+from kvscope.deployment.models import HeadKv, LatentKv, UnlikeKv, preset, preset_names
 from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, PRESETS
 
 if TYPE_CHECKING:
@@ -293,7 +293,9 @@ def _engines(policy: type[Policy]) -> list[str]:
     return [*([vllm] if known.vllm else []), *(["sglang"] if known.sglang else [])]
 
 
-def _layers(shape: HeadKv | LatentKv) -> str:
+def _layers(shape: HeadKv | LatentKv | UnlikeKv) -> str:
+    if isinstance(shape, UnlikeKv):
+        return f"{_layers(shape.full)}; {_layers(shape.windowed)}"
     if isinstance(shape, HeadKv):
         return f"{shape.layers} layers, {shape.kv_heads} KV heads of {shape.head_size}"
     return f"{shape.layers} layers, latent {shape.latent_size} + rope {shape.rope_size}"
