@@ -77,8 +77,8 @@ def _why(tuned: TierRecommendation) -> str:
     if tuning.why == "uncertain":
         broken = "; ".join(each.end.name for each in tuning.ends if not each.holds)
         return (
-            f"{_named(chosen)} would help, but breaks a limit with {broken}: measure with"
-            " kvscope calibrate and --engine-log."
+            f"{_named(chosen)} would help, but does harm or costs more than it saves with {broken}:"
+            " measure them (kvscope calibrate, --engine-log)."
         )
     names = ", ".join(harm.figure for harm in judged.trial.harms)
     reason = f"breaks limits ({names})" if names else "does not gain"

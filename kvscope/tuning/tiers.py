@@ -73,7 +73,10 @@ class TierTrial:
 
 @dataclass(frozen=True, slots=True)
 class TierEnd:
-    """The choice at one end of what is not known, on the held-out window; `holds`: no harm."""
+    """The choice at one end of what is not known, on the held-out window.
+
+    `holds`: it does no harm there, and pays its price where that is what it was chosen for.
+    """
 
     end: End
     copies: float
@@ -255,7 +258,7 @@ def _tuned(
     with progress("judging the choice"):
         sizes = sorted((trial for trial in compared if _alike(_of(trial), _of(chosen))), key=_size)
         judged = held_out.of(_of(chosen))
-        ends = _at_ends(plan, held_out, _of(chosen))
+        ends = _at_ends(plan, held_out, _of(chosen), pays=alone.trial.meets(plan.target))
     done = partial(
         nothing,
         choice=(chosen, judged),
@@ -375,8 +378,13 @@ def pareto_front(
     return tuple(front)
 
 
-def _at_ends(plan: TierPlan, held_out: _TierWindow, choice: TierCandidate) -> tuple[TierEnd, ...]:
-    """Return the choice at each end that changes time or pool, and with slow copies."""
+def _at_ends(
+    plan: TierPlan, held_out: _TierWindow, choice: TierCandidate, *, pays: bool
+) -> tuple[TierEnd, ...]:
+    """Return the choice at each end of latency, pool and session starts, and with slow copies.
+
+    `pays`: it has to save more than it costs there too.
+    """
     ends = [(end, 1.0) for end in plan.ends]
     ends.append((End(f"copies {SLOW_COPIES:g}x as long"), SLOW_COPIES))
     judged = []
@@ -393,5 +401,6 @@ def _at_ends(plan: TierPlan, held_out: _TierWindow, choice: TierCandidate) -> tu
         holds = not trial.trial.harms and (
             trial.trial.keeps_up or not there.baseline.trial.keeps_up
         )
+        holds = holds and (not pays or _net(plan, there.baseline, trial) > 0)
         judged.append(TierEnd(end, copies, there.baseline, trial, holds))
     return tuple(judged)

@@ -183,8 +183,8 @@ class LmCacheSpec:
         """What the simulation lacks."""
         return (
             "Left out: loads and stores that hold up the whole step (here others run meanwhile), a"
-            " first access that ranks a chunk's head before its tail, other orders than LRU, disk,"
-            " remote stores and the multi-process server."
+            " first access that ranks a chunk's head before its tail, other orders than LRU,"
+            " disks below memory, remote stores and the multi-process server."
         )
 
     @property

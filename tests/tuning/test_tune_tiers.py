@@ -173,6 +173,13 @@ def test_gpu_time_may_pay_where_the_slo_is_met() -> None:
     assert saved > chosen.cost_hour
 
 
+def test_gpu_time_has_to_pay_at_the_ends_too() -> None:
+    """With a prefill half as long, half as much is saved: 0.3 an hour for 0.4."""
+    result = tuned(plan(0.5, gpu_hour=2.0, ends=(End("prefill half as long", 0.5),)))
+    assert (result.verdict, result.why) == ("keep-none", "uncertain")
+    assert [end.holds for end in result.ends] == [False, True]
+
+
 def test_an_end_with_harm_keeps_no_tier(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where copies are slow enough to be worse than computing, the choice is withdrawn."""
     slow = replace(READS["dram"], bytes_per_s=BLOCK_BYTES * 100.0)  # 20 blocks in 0.2 s

@@ -48,7 +48,8 @@ class TierFigures(Facts):
 class TierEndFigures(Facts):
     """The choice at one end of what is not known exactly, on the held-out window.
 
-    `prefill_times` and `copy_times` are factors; `holds`: it breaks no limit there.
+    `prefill_times` and `copy_times` are factors; `holds`: it breaks no limit there, and
+    saves its price where it was chosen for that.
     """
 
     name: str
