@@ -642,6 +642,7 @@ def simulate(
     isolate: Literal["user", "conversation"] | None = None,
     sample: Share = 1.0,
     coarsen: int = 1,
+    on: str | None = None,
     db: str = MEMORY,
     **of: Unpack[DeploymentArguments],
 ) -> SimulationResult:
@@ -680,6 +681,7 @@ def tune(
     judge: Share | None = None,
     max_p50_regression: Share = 0.25,
     min_throughput: Share = 0.95,
+    on: str | None = None,
     db: str = MEMORY,
     **of: Unpack[DeploymentArguments],
 ) -> TuneResult:
@@ -712,6 +714,7 @@ def simulate_fleet(
     closed_loop: bool = False,
     seeds: int = 3,
     warmup: Share = 0.0,
+    on: str | None = None,
     db: str = MEMORY,
     **of: Unpack[ReplicaArguments],
 ) -> FleetResult:
@@ -743,6 +746,7 @@ def tune_fleet(
     param: Sequence[str] | None = None,
     max_p50_regression: Share = 0.25,
     min_throughput: Share = 0.95,
+    on: str | None = None,
     db: str = MEMORY,
     **of: Unpack[ReplicaArguments],
 ) -> TuneFleetResult:

@@ -1,4 +1,4 @@
-"""A Ray cluster for a use case: `--on`."""
+"""Where the work of a use case runs: `--on`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ from kvscope.app.monitor import Monitor
 
 if TYPE_CHECKING:
     from kvscope.core.executor import Executor
+
+
+@contextmanager
+def replays_on(on: str | None, monitor: Monitor) -> Iterator[Executor | None]:
+    """Yield the executor of a sweep's replays, None for threads as many as fit into memory."""
+    if on is None:
+        yield None
+        return
+    with ray_cluster(on, monitor) as executor:
+        yield executor
 
 
 @contextmanager

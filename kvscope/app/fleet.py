@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvscope.app.cluster import replays_on
 from kvscope.app.latency import timed
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import TimeModel
 from kvscope.app.requests import FleetRequest
 from kvscope.characterize.windows import Windows
 from kvscope.core.errors import InputError, Stopped, UsageError
+from kvscope.core.executor import Executor
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
@@ -192,7 +194,8 @@ def fleet(
         for policy in policies
         for replicas in request.replicas
     ]
-    runs = _runs(sweep, fleets, monitor)
+    with replays_on(request.on, monitor) as executor:
+        runs = _runs(sweep, fleets, monitor, executor)
     lines = _lines(runs, routers, policies)
     study = FleetStudy(
         trace=trace,
@@ -298,7 +301,9 @@ def routers_for(
     return [router for router in request.routers if router not in by_session]
 
 
-def _runs(sweep: FleetSweep, fleets: Sequence[Fleet], monitor: Monitor) -> list[FleetRun]:
+def _runs(
+    sweep: FleetSweep, fleets: Sequence[Fleet], monitor: Monitor, executor: Executor | None
+) -> list[FleetRun]:
     """Return the runs of all fleets, in their order."""
     with monitor.steps("compiling and preparing"):
         for _ in sweep.prepare(fleets):
@@ -306,7 +311,7 @@ def _runs(sweep: FleetSweep, fleets: Sequence[Fleet], monitor: Monitor) -> list[
                 raise Stopped("stopped before any fleet was replayed")
     runs = []
     with monitor.steps("replaying fleets", sum(map(sweep.replays, fleets))) as advance:
-        for run in sweep.sweep(fleets, monitor.stop):
+        for run in sweep.sweep(fleets, monitor.stop, executor):
             runs.append(run)
             advance(len(run.outcomes))
     if len(runs) < len(fleets):

@@ -117,6 +117,19 @@ Params = Annotated[
     ),
 ]
 RateScale = Annotated[float, Option("Multiply the arrival rate by this factor.", "FACTOR")]
+_CLUSTER = (
+    "HOST:PORT of its head, ray://HOST:PORT of its Ray Client server, or ray (of RAY_ADDRESS, else"
+    " one on this machine)."
+)
+On = Annotated[
+    str | None,
+    Option(
+        f"Ray cluster that replays, one replay a core: {_CLUSTER}",
+        "CLUSTER",
+        values.cluster,
+        "threads of this machine",
+    ),
+]
 Isolate = Annotated[
     Literal["user", "conversation"] | None,
     Option("Share no blocks between users or conversations (cache salts)."),
@@ -272,9 +285,8 @@ class IntoOptions:
     on: Annotated[
         str | None,
         Option(
-            "With --into: Ray cluster whose nodes do the work: HOST:PORT of its head,"
-            " ray://HOST:PORT of its Ray Client server, or ray (of RAY_ADDRESS, else one on this"
-            " machine). All nodes need the files and DIR at the same paths.",
+            f"With --into: Ray cluster that does the steps: {_CLUSTER} All nodes need the files and"
+            " DIR at the same paths.",
             "CLUSTER",
             values.cluster,
             "this machine",
@@ -446,6 +458,7 @@ class SimulateOptions(DeploymentOptions):
             "Merge N blocks of a prompt into one and estimate, with the error; keeps all requests."
         ),
     ] = 1
+    on: On = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -598,6 +611,7 @@ class TuneOptions(DeploymentOptions):
         float | None,
         Time("Time per output token to meet as well, for example 50ms; needs a deployment."),
     ] = None
+    on: On = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -699,6 +713,7 @@ class FleetOptions(ReplicaOptions):
     ] = False
     seeds: Annotated[int, Count("Seeds to replay routers with that draw at random.")] = 3
     warmup: Warmup = 0.0
+    on: On = None
 
 
 def declared(annotation: object) -> tuple[Any, Option] | None:

@@ -126,6 +126,7 @@ class SimulateRequest:
     points: int | None = None
     model: Model | None = None
     deployment: ResolvedDeployment | None = None
+    on: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,7 @@ class TuneRequest:
     limits: Limits = Limits()
     deployment: ResolvedDeployment | None = None
     given: frozenset[str] = field(default_factory=frozenset)
+    on: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +202,7 @@ class FleetRequest:
     closed_loop: bool = False
     seeds: int = 1
     routers_named: bool = True
+    on: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +307,9 @@ def simulate_request(options: SimulateOptions) -> SimulateRequest:
         options.capacity or (),
         _stated_tokens(recommended, where),
     )
-    return SimulateRequest(setting, tuple(variants), capacities, options.points, kv, where)
+    return SimulateRequest(
+        setting, tuple(variants), capacities, options.points, kv, where, options.on
+    )
 
 
 def _sampled(options: SimulateOptions, variants: list[Variant]) -> list[Variant]:
@@ -502,6 +507,7 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         ),
         deployment=where,
         given=frozenset(name for name, value in stated.items() if value is not None),
+        on=options.on,
     )
 
 
@@ -597,6 +603,7 @@ def _fleets(options: FleetOptions, named: Capacities) -> FleetRequest:
         closed_loop=options.closed_loop,
         seeds=options.seeds,
         routers_named=options.router is not None,
+        on=options.on,
     )
 
 

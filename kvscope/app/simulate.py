@@ -10,12 +10,14 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.app.cluster import replays_on
 from kvscope.app.latency import timed
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import DEFAULT_POINTS
 from kvscope.app.requests import SimulateRequest
 from kvscope.characterize.windows import round_windows
 from kvscope.core.errors import KvscopeError
+from kvscope.core.executor import Executor
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
@@ -106,7 +108,10 @@ def simulate(
         wanted = [ReplayRequest(policy, blocks) for blocks in capacities for policy in policies]
     where = request.deployment
     stated = None if where is None else where.stated.as_table
-    simulation = replay(stores, trace, workload, wanted, monitor, deployment=stated)
+    with replays_on(request.on, monitor) as executor:
+        simulation = replay(
+            stores, trace, workload, wanted, monitor, deployment=stated, executor=executor
+        )
     return replace(simulation, model=request.model, deployment=where, estimates=estimates)
 
 
@@ -173,11 +178,12 @@ def replay(
     monitor: Monitor,
     *,
     deployment: Mapping[str, Any] | None = None,
+    executor: Executor | None = None,
 ) -> Simulation:
     """Return the wanted runs: from the store, or replayed and stored as they finish.
 
     Each is of `deployment` from now on, if there is one. A run that cannot be stored is returned
-    all the same.
+    all the same. The default executor are threads.
     """
     setting = workload.setting
     with stores.reading() as store:
@@ -198,7 +204,7 @@ def replay(
     with monitor.steps("replaying", len(pending.missing)) as advance:
         keeper = _RunKeeper(stores, trace)
         try:
-            for replayed in sweep(workload, pending.missing, stop=monitor.stop):
+            for replayed in sweep(workload, pending.missing, executor=executor, stop=monitor.stop):
                 keeper.add(replace(replayed, deployment=deployment))
                 advance(1)
         finally:

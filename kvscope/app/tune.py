@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvscope.app.cluster import replays_on
 from kvscope.app.ends import ends_of
 from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.app.monitor import Monitor
@@ -222,15 +223,17 @@ def tune(
         tpot=request.target.tpot_slo_s is not None,
     )
     tuning_options = replace(tuning_options, ends=ends)
-    tuning = tune_policies(
-        prompts,
-        setting,
-        tuning_options,
-        round_windows(trace),
-        lineage=trace.lineage,
-        progress=monitor.steps,
-        stop=monitor.stop,
-    )
+    with replays_on(request.on, monitor) as executor:
+        tuning = tune_policies(
+            prompts,
+            setting,
+            tuning_options,
+            round_windows(trace),
+            lineage=trace.lineage,
+            progress=monitor.steps,
+            stop=monitor.stop,
+            executor=executor,
+        )
     if where is not None:
         tuning = replace(tuning, capacity_origin=where.pool.origin)
     tuned = Recommendation(trace, request.model, request.hbm_bytes, profile, tuning, where)

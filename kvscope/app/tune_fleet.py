@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvscope.app.cluster import replays_on
 from kvscope.app.ends import ends_of
 from kvscope.app.fleet import in_groups, routers_for
 from kvscope.app.latency import timed
@@ -76,7 +77,10 @@ def recommend_fleet(
     capacities = asked.capacities.in_blocks(asked.model, trace.block_size)
     of_pool = where is not None and asked.capacities.tokens
     pool = where.pool.in_blocks_of(trace.block_size) if where and of_pool else None
-    with monitor.steps("replaying fleets") as advance:
+    with (
+        replays_on(asked.on, monitor) as executor,
+        monitor.steps("replaying fleets") as advance,
+    ):
         plan = FleetPlan(
             prompts=prompts,
             lineage=trace.lineage,
@@ -91,6 +95,7 @@ def recommend_fleet(
             engine=in_groups(asked, trace.block_size),
             ends=ends_of(latency, prompts, latency_named=request.latency_named, pool=pool),
             replica_cost=lambda blocks: (where and _replica_price(where, trace, blocks)) or 1.0,
+            executor=executor,
         )
         tuning = tune_fleet(plan, monitor.stop)
     return FleetRecommendation(trace, asked.model, where, asked.setting, asked.slo, tuning)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvscope.app.cluster import replays_on
 from kvscope.app.ends import ends_of
 from kvscope.app.latency import latency_for
 from kvscope.app.monitor import Monitor
@@ -93,7 +94,8 @@ def recommend_tiers(
         gpu_hour=where.stated.gpu_hour,
         ends=ends_of(latency, prompts, latency_named="--latency" in tune.given, pool=pool),
     )
-    tuning = tune_tiers(plan, monitor.steps, monitor.stop)
+    with replays_on(tune.on, monitor) as executor:
+        tuning = tune_tiers(plan, monitor.steps, monitor.stop, executor)
     return TierRecommendation(trace, where.model, where, plan, tuning)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
@@ -33,8 +34,11 @@ class Executor(ABC):
         free = memory.available_bytes()
         return free[0] if free else None
 
-    def shared(self, value: T) -> T:
-        """Return what stands for a large value among `before` of many tasks."""
+    def shared(self, value: T, version: int | None = None) -> T:
+        """Return what stands for a large value among `before` of many tasks.
+
+        With the same version of a value it stays the same.
+        """
         return value
 
     @abstractmethod
@@ -79,6 +83,16 @@ class Threads(Executor):
                         yield number, *result
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # an early exit need not wait
+
+
+def threads_for(each_bytes: float) -> Threads:
+    """Return a thread for each core, or as many as steps of that size fit into memory."""
+    return Threads(memory.at_once(each_bytes, cores()))
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class LocalProcesses(Executor):

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from threading import Event
 from typing import Any, Self, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import kvscope
 from kvscope.core.errors import InputError, KvscopeError, UsageError
@@ -53,6 +54,7 @@ class RayCluster(Executor):
         self._new_workers = workers
         self._seen_by_all = seen_by_all
         self._is_mine = False
+        self._shared: WeakKeyDictionary[Any, tuple[int, Any]] = WeakKeyDictionary()
         if workers is not None and self._address != "local":
             raise UsageError(
                 f"the cluster at {self._address} has as many as its nodes have cores",
@@ -86,9 +88,13 @@ class RayCluster(Executor):
         """Memory for tasks of the node with the least."""
         return int(min(node.get("memory", 0) for node in self._nodes)) or None
 
-    def shared(self, value: T) -> T:
-        """Put the value into the object store, once for all tasks; return its reference."""
-        return cast("T", ray.put(value))
+    def shared(self, value: T, version: int | None = None) -> T:
+        """Put the value into the object store, once a version; return its reference."""
+        if version is None:
+            return cast("T", ray.put(value))
+        if version != self._shared.get(value, (None, None))[0]:
+            self._shared[value] = version, ray.put(value)
+        return cast("T", self._shared[value][1])
 
     def results(
         self,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Event
@@ -12,6 +12,7 @@ import numpy as np
 
 from kvscope.core import memory
 from kvscope.core.arrays import Float64s, Int32s
+from kvscope.core.executor import Executor, threads_for
 from kvscope.core.trace import Prompts
 from kvscope.fleet.engines import replay_engines
 from kvscope.fleet.kernel import Asked
@@ -24,7 +25,7 @@ from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
 from kvscope.replay.curve import HitCurve
 from kvscope.replay.footprint import fleet_bytes
-from kvscope.replay.sweep import cores, serve_replay
+from kvscope.replay.sweep import serve_replay
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.routers.base import Router
 from kvscope.vllm_sim import EngineSettings, StepCost, fits
@@ -178,22 +179,31 @@ class FleetSweep:
                     self._compile(fleet)
                 yield fleet
 
-    def sweep(self, fleets: Sequence[Fleet], stop: Event | None = None) -> Iterator[FleetRun]:
-        """Yield the run of each fleet, in their order; once `stop` is set no further one begins."""
-        stop = stop or Event()
+    def sweep(
+        self,
+        fleets: Sequence[Fleet],
+        stop: Event | None = None,
+        executor: Executor | None = None,
+    ) -> Iterator[FleetRun]:
+        """Yield the run of each fleet, in their order; once `stop` is set no replay begins.
 
-        def run(fleet: Fleet) -> FleetRun | None:
-            return None if stop.is_set() else self.run(fleet)
+        The default executor are threads: one a core, or as many as fit into memory.
+        """
+        tasks = [(fleet, seed) for fleet in fleets for seed in range(self.replays(fleet))]
+        executor = executor or threads_for(max(map(self._bytes, fleets), default=1))
+        outcomes: dict[int, FleetOutcome] = {}
+        shared = executor.shared(self, self.workload.learned)
+        first, left = 0, deque(fleets)
+        for number, outcome in executor.results(FleetSweep.replayed, tasks, shared, stop=stop):
+            outcomes[number] = outcome
+            while left and outcomes.keys() >= {*range(first, first + self.replays(left[0]))}:
+                numbers = range(first, first + self.replays(left[0]))
+                yield FleetRun(left.popleft(), tuple(map(outcomes.pop, numbers)))
+                first = numbers.stop
 
-        most = max(map(self._bytes, fleets), default=1)
-        threads = memory.at_once(most, cores())
-        pool = ThreadPoolExecutor(threads, thread_name_prefix="fleet")
-        try:
-            for done in pool.map(run, fleets):
-                if done is not None:
-                    yield done
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    def replayed(self, fleet_seed: tuple[Fleet, int]) -> FleetOutcome:
+        """Return what a fleet gives with a seed."""
+        return self.outcome(self.replay(*fleet_seed))
 
     def _bytes(self, fleet: Fleet) -> int:
         return fleet_bytes(

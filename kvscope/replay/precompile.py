@@ -14,13 +14,13 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from kvscope.core.executor import cores
 from kvscope.core.jit import is_compiled
 from kvscope.learning.offline.learners import tables_for
 from kvscope.policies.base import KeyPolicy, Policy
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import REPLAYED, contenders, parse_policies
 from kvscope.replay.replay import kernel_of, replay, touch_history
-from kvscope.replay.sweep import cores
 from kvscope.replay.traffic import Traffic, uncut
 
 

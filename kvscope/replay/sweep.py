@@ -9,9 +9,7 @@ What the capacity of a cache means depends on the workload's capacity model:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields, replace
 from threading import Event
 from typing import Any, cast
@@ -21,6 +19,7 @@ import numpy as np
 from kvscope.core import memory
 from kvscope.core.arrays import Bools, Float64s, Int32s
 from kvscope.core.errors import UsageError
+from kvscope.core.executor import Executor, threads_for
 from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, HitDefinition
 from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierMode, TierOutcome
 from kvscope.deployment.kv_groups import KvGroups
@@ -86,43 +85,24 @@ def sweep(
     workload: Workload,
     requests: Sequence[ReplayRequest],
     *,
-    workers: int | None = None,
+    executor: Executor | None = None,
     stop: Event | None = None,
 ) -> Iterator[Run]:
     """Yield the run of every request, in the order in which they finish.
 
-    `workers` threads replay at once (default: one a core, or as many as fit into memory; kernels
-    run without the interpreter lock). Once `stop` is set no further run starts, and the sweep ends
-    with those under way. Raises OutOfMemoryError where not even one fits.
+    The default executor are threads: one a core, or as many as fit into memory; kernels run without
+    the interpreter lock. Once `stop` is set no further run starts, and the sweep ends with those
+    under way. Raises OutOfMemoryError where not even one fits.
     """
-    stop = stop or Event()
-
-    def run(request: ReplayRequest) -> Run | None:
-        return None if stop.is_set() else make_run(workload, request)
-
     policies = [request.policy for request in requests]
     each_bytes = replay_bytes(workload.traffic)
     if requests:
         memory.require(each_bytes, f"a replay of {len(workload.traffic.leaf):,} requests")
     workload.prepare(policies)
-    threads = workers or memory.at_once(each_bytes, cores())
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="replay")
-    futures = [pool.submit(run, request) for request in requests]
-    position = {future: number for number, future in enumerate(futures)}
-    waiting = set(futures)
-    try:
-        while waiting:
-            finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in sorted(finished, key=position.__getitem__):
-                if (result := future.result()) is not None:
-                    yield result
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # an early exit need not wait
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    executor = executor or threads_for(each_bytes)
+    shared = executor.shared(workload, workload.learned)
+    for _, run in executor.results(make_run, requests, shared, stop=stop):
+        yield run
 
 
 def _estimated(

@@ -144,6 +144,11 @@ class Workload:
             for part in smaller
         )
 
+    @property
+    def learned(self) -> int:
+        """How many tables `tables` has made: replays share them."""
+        return len(self._tables)
+
     def tables(self, policy: Policy, served: Bools | None = None) -> Tables:
         """Return what a policy learns of the categories of `traffic`.
 

@@ -141,7 +141,11 @@ class Window:
     ) -> list[WindowTrial]:
         """Return `measure` of each policy and capacity, computed on all cores."""
         self.evaluator.prepare([policy for policy, _ in points])
-        return self.evaluator.each(lambda point: self.measure(*point, baseline), points, advance)
+        before = map(self.evaluator.executor.shared, (self, baseline))
+        return self.evaluator.each(Window._measured, points, *before, advance=advance)
+
+    def _measured(self, baseline: WindowTrial, point: PolicyAt) -> WindowTrial:
+        return self.measure(*point, baseline)
 
 
 def changes(target: Target, baseline: Trial, trial: Trial) -> Mapping[str, float]:

@@ -12,6 +12,7 @@ import numpy as np
 from kvscope.characterize.windows import Windows
 from kvscope.core.arrays import Float64s
 from kvscope.core.errors import InputError, Stopped
+from kvscope.core.executor import Executor
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts
 from kvscope.fleet.outcome import Slo
@@ -54,6 +55,7 @@ class FleetPlan:
     `capacities` are those of a replica to choose from, in blocks; none: some up to where LRU loses
     no hits. `replica_cost` compares replicas of different capacities. The answer is repeated at
     `ends`, and on simulated vLLMs with the limits of `engine`, whose blocks are the capacity.
+    The default executor are threads.
     """
 
     prompts: Prompts
@@ -69,6 +71,7 @@ class FleetPlan:
     engine: EngineSettings | None = None
     ends: Sequence[End] = ()
     replica_cost: Callable[[int], float] = lambda _: 1.0
+    executor: Executor | None = None
 
     @cached_property
     def windows(self) -> FleetWindows:
@@ -149,7 +152,7 @@ class FleetWindow:
         missing = [fleet for fleet in dict.fromkeys(fleets) if fleet not in self._runs]
         for _ in self.sweep.prepare(missing):
             pass
-        for run in self.sweep.sweep(missing, self._stop):
+        for run in self.sweep.sweep(missing, self._stop, self._plan.executor):
             self._runs[run.fleet] = run
             self._plan.advance(len(run.outcomes))
         if self._stop.is_set():

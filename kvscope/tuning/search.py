@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -166,7 +165,6 @@ def over_xi(
     given = {name: value for name, value in variant.given.items() if name != XI}
     free = replace(variant, given=given)
     estimates = estimate_parameters(workload.request_traffic, workload.profile, target.slo_s)
-    with closing(Evaluator(workload, target)) as evaluator:
-        hints = xi_hints(evaluator, capacity_blocks)
+    hints = xi_hints(Evaluator(workload, target), capacity_blocks)
     start = bind(free, estimates)
     return [with_value(start, XI, xi) for xi in search_values(free, estimates, hints)[XI]]

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from kvscope.characterize.windows import Windows
-from kvscope.core.errors import Stopped
+from kvscope.core.executor import Executor
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts
 from kvscope.policies.lru import Lru
@@ -164,9 +164,9 @@ class TierTuning:
 class _TierWindow:
     """Replays of candidates over one window, compared with the pool alone there."""
 
-    def __init__(self, plan: TierPlan, workload: Workload, stop: Event) -> None:
-        self.plan, self.workload, self.stop = plan, workload, stop
-        self.evaluator = Evaluator(workload, plan.target, stop=stop)
+    def __init__(self, plan: TierPlan, evaluator: Evaluator) -> None:
+        self.plan, self.evaluator = plan, evaluator
+        self.workload = workload = evaluator.workload
         self.window = Window(self.evaluator, plan.limits)
         arrival_s = workload.prompts.arrival_s / workload.setting.rate_scale
         self._whole_s = max(float(arrival_s[-1] - arrival_s[0]), 1e-9)
@@ -175,8 +175,7 @@ class _TierWindow:
 
     def of(self, candidate: TierCandidate | None, copies: float = 1.0) -> TierTrial:
         """Return the trial of a candidate whose copies take so many times as long."""
-        if self.stop.is_set():
-            raise Stopped("stopped before the search was finished")
+        self.evaluator.require_going()
         plan, workload, blocks = self.plan, self.workload, self.plan.pool_blocks
         request = ReplayRequest(Lru(), blocks)
         if candidate is not None:
@@ -203,7 +202,8 @@ class _TierWindow:
 
     def all(self, candidates: Sequence[TierCandidate], advance: Advance) -> list[TierTrial]:
         """Return the trial of each candidate, computed on all cores."""
-        return self.evaluator.each(self.of, candidates, advance)
+        shared = self.evaluator.executor.shared(self)
+        return self.evaluator.each(_TierWindow.of, candidates, shared, advance=advance)
 
 
 def _tier(plan: TierPlan, candidate: TierCandidate, copies: float) -> Tier:
@@ -213,19 +213,23 @@ def _tier(plan: TierPlan, candidate: TierCandidate, copies: float) -> Tier:
     return Tier(candidate.kind, max(1, candidate.size_bytes // plan.block_bytes), Lru(), read)
 
 
-def tune_tiers(plan: TierPlan, progress: Progress, stop: Event | None = None) -> TierTuning:
-    """Return whether a tier pays, and which; a set `stop` raises Stopped."""
-    stop = stop or Event()
+def tune_tiers(
+    plan: TierPlan,
+    progress: Progress,
+    stop: Event | None = None,
+    executor: Executor | None = None,
+) -> TierTuning:
+    """Return whether a tier pays, and which; a set `stop` raises Stopped.
+
+    The default executor of replays are threads.
+    """
     split, workloads = plan.cut(plan.prompts)
-    opened: list[_TierWindow] = []
-    try:
-        with progress("replaying without a tier"):
-            for workload in workloads:
-                opened.append(_TierWindow(plan, workload, stop))
-        return _tuned(plan, split, opened, progress)
-    finally:
-        for trials in opened:
-            trials.evaluator.close()
+    with progress("replaying without a tier"):
+        windows = [
+            _TierWindow(plan, Evaluator(workload, plan.target, stop=stop, executor=executor))
+            for workload in workloads
+        ]
+    return _tuned(plan, split, windows, progress)
 
 
 def _tuned(
@@ -393,11 +397,9 @@ def _at_ends(
         workload = held_out.workload
         if end.sessions is not None:
             *_, workload = plan.cut(begun(plan.prompts, end.sessions))[1]
-        there = _TierWindow(at, workload.with_prefill(end.prefill_times), held_out.stop)
-        try:
-            trial = there.of(choice, copies)
-        finally:
-            there.evaluator.close()
+        slower = workload.with_prefill(end.prefill_times)
+        there = _TierWindow(at, held_out.evaluator.over(replicas=1, workload=slower))
+        trial = there.of(choice, copies)
         holds = not trial.trial.harms and (
             trial.trial.keeps_up or not there.baseline.trial.keeps_up
         )

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
 from threading import Event
-from typing import TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.core import memory
 from kvscope.core.errors import InputError, Stopped
+from kvscope.core.executor import Executor, threads_for
 from kvscope.core.percentiles import Percentiles, at_rank, percentiles
 from kvscope.core.runs import Outcome
 from kvscope.policies.base import Policy
 from kvscope.replay.footprint import replay_bytes
 from kvscope.replay.metrics import ServedRequests, summarize
-from kvscope.replay.sweep import cores
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.tuning.replicas import serve_replicas, split_over, together
 from kvscope.tuning.target import Target, View
 
 PolicyAt = tuple[Policy, int]
 Advance = Callable[[int], None]
-T = TypeVar("T")
 R = TypeVar("R")
 
 
@@ -126,31 +123,33 @@ class Evaluator:
 
     The workload's conversations are served by `replicas`, each with the capacity to itself.
     `trials` keeps every trial in the order of the first request for it. Once `stop` is set, replays
-    raise Stopped. To be closed.
+    raise Stopped. The default executor are threads.
     """
 
     def __init__(
-        self, workload: Workload, target: Target, *, replicas: int = 1, stop: Event | None = None
+        self,
+        workload: Workload,
+        target: Target,
+        *,
+        replicas: int = 1,
+        stop: Event | None = None,
+        executor: Executor | None = None,
     ) -> None:
         self.workload = workload
         self.target = target
         self.trials: dict[object, Trial] = {}
         self._replicas = split_over(workload, replicas)
         self._stop = stop or Event()
-        threads = memory.at_once(replay_bytes(workload.traffic), cores())
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tune")
+        self.executor = executor or threads_for(replay_bytes(workload.traffic))
 
     def over(self, *, replicas: int, workload: Workload | None = None) -> Evaluator:
-        """Return an evaluator of other replicas or another workload; it closes with this one."""
-        other = copy(self)  # the target, the pool and the stop are shared
+        """Return an evaluator of other replicas or another workload; on the same executor."""
+        other = copy(self)
+        other.executor, other._stop = self.executor, self._stop  # noqa: SLF001 - one class
         other.workload = workload or self.workload
         other.trials = {}
         other._replicas = split_over(other.workload, replicas)  # noqa: SLF001 - one class
         return other
-
-    def close(self) -> None:
-        """Drop the replays that have not begun."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def evaluate(self, points: Sequence[PolicyAt], advance: Advance | None = None) -> list[Trial]:
         """Return a trial for each policy and capacity, in their order; `advance` counts replays."""
@@ -162,7 +161,7 @@ class Evaluator:
             key: point for key, point in zip(keys, points, strict=True) if key not in self.trials
         }
         self.prepare([policy for policy, _ in new.values()])
-        trials = self.each(lambda point: self._trial(*point), list(new.values()), advance)
+        trials = self.each(Evaluator._trial, list(new.values()), self.shared(), advance=advance)
         self.trials |= zip(new, trials, strict=True)
         return [self.trials[key] for key in keys]
 
@@ -171,17 +170,32 @@ class Evaluator:
         for replica in self._replicas:
             replica.workload.prepare(policies)
 
+    def require_going(self) -> None:
+        """Raise Stopped once `stop` is set."""
+        if self._stop.is_set():
+            raise Stopped("stopped before the search was finished")
+
+    def shared(self) -> Self:
+        """Return what stands for this evaluator in many tasks (see `Executor.shared`)."""
+        tables = sum(replica.workload.learned for replica in self._replicas)
+        return self.executor.shared(self, tables)
+
     def each(
-        self, work: Callable[[T], R], items: Sequence[T], advance: Advance | None = None
+        self,
+        step: Callable[..., R],
+        items: Sequence[Any],
+        *before: Any,
+        advance: Advance | None = None,
     ) -> list[R]:
-        """Return `work` of each item, computed on all cores; `work` must not call this method."""
-        futures = [self._pool.submit(work, item) for item in items]
-        results = []
-        for future in futures:
-            results.append(future.result())
+        """Return `step(*before, item)` of each item, wherever the executor runs it."""
+        results: dict[int, R] = {}
+        for number, result in self.executor.results(step, items, *before, stop=self._stop):
+            results[number] = result
             if advance is not None:
                 advance(1)
-        return results
+        if len(results) < len(items):
+            self.require_going()
+        return [results[number] for number in range(len(items))]
 
     def trial(self, policy: Policy, capacity_blocks: int) -> Trial:
         """Return the trial of one policy and capacity."""
@@ -189,10 +203,16 @@ class Evaluator:
 
     def served(self, policy: Policy, capacity_blocks: int) -> ServedRequests:
         """Replay and return the result of each request, which trials do not keep."""
-        if self._stop.is_set():
-            raise Stopped("stopped before the search was finished")
+        self.require_going()
         parts = serve_replicas(self._replicas, ReplayRequest(policy, capacity_blocks))
         return together(self.workload, self._replicas, parts)
 
-    def _trial(self, policy: Policy, capacity_blocks: int) -> Trial:
-        return trial_of(policy, capacity_blocks, self.served(policy, capacity_blocks), self.target)
+    def _trial(self, point: PolicyAt) -> Trial:
+        return trial_of(*point, self.served(*point), self.target)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave out what belongs to this process; replays elsewhere start no others."""
+        return self.__dict__ | {"trials": {}, "_stop": None, "executor": None}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__ |= state | {"_stop": Event()}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from threading import Event
 
 import numpy as np
 
 from kvscope.characterize.windows import Windows
+from kvscope.core.executor import Executor
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts
 from kvscope.ingest.clocks import SessionStarts
@@ -188,10 +189,17 @@ class Tuner:
         options: TuningOptions,
         progress: Progress,
         stop: Event,
+        executor: Executor | None = None,
     ) -> None:
         self.options, self.target, self.progress = options, options.target, progress
         self.training, validation, held_out = (
-            Evaluator(workload, options.target, replicas=options.replicas, stop=stop)
+            Evaluator(
+                workload,
+                options.target,
+                replicas=options.replicas,
+                stop=stop,
+                executor=executor,
+            )
             for workload in workloads
         )
         self.validation = Window(validation, options.limits)
@@ -200,11 +208,6 @@ class Tuner:
         self.estimates = estimate_parameters(
             training.request_traffic, training.profile, options.target.slo_s, share=1.0
         )
-
-    def close(self) -> None:
-        """Drop the replays that have not begun."""
-        for evaluator in (self.training, self.validation.evaluator, self.held_out.evaluator):
-            evaluator.close()
 
     def run(self, capacity: int, split: Split) -> TuningResult:
         """Return what to run at `capacity` blocks or more, and what that rests on."""
@@ -285,21 +288,24 @@ class Tuner:
 
         `prompts` is the whole trace, whose sessions begin otherwise at some ends.
         """
-        ends, options = self.options.ends, self.options
-        workloads = [each.evaluator.workload for each in (self.validation, self.held_out)]
-
-        def at(end: End) -> EndVerdict:
-            other = workloads
-            if (starts := end.sessions) is not None:
-                laid_out = begun(prompts, starts)
-                split = options.split(laid_out)
-                _, *other = window_workloads(
-                    laid_out, split, result.setting, workloads[0].windows, lineage
-                )
-            return self._at(end, result, [each.with_prefill(end.prefill_times) for each in other])
-
+        before = map(self.training.executor.shared, (self, result, prompts, lineage))
         with self.progress("judging at the ends of what is not known") as advance:
-            return self.training.each(at, ends, advance)
+            return self.training.each(Tuner._end, self.options.ends, *before, advance=advance)
+
+    def _end(
+        self, result: TuningResult, prompts: Prompts, lineage: Lineage, end: End
+    ) -> EndVerdict:
+        workloads = [each.evaluator.workload for each in (self.validation, self.held_out)]
+        if (starts := end.sessions) is not None:
+            laid_out = begun(prompts, starts)
+            split = self.options.split(laid_out)
+            _, *workloads = window_workloads(
+                laid_out, split, result.setting, workloads[0].windows, lineage
+            )
+        return self._at(end, result, [each.with_prefill(end.prefill_times) for each in workloads])
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"progress": None}  # shown by the process that the user sees
 
     def _at(self, end: End, result: TuningResult, workloads: Sequence[Workload]) -> EndVerdict:
         capacity = end.capacity_blocks or result.capacity_blocks
@@ -507,12 +513,13 @@ def tune(
     lineage: Lineage,
     progress: Progress,
     stop: Event | None = None,
+    executor: Executor | None = None,
 ) -> TuningResult:
     """Return the recommendation for a trace; a set `stop` raises Stopped.
 
-    `lineage` is the origin of the trace's conversations. Raises InputError where the trace is too
-    short to be split, or lacks the times that queues need; UsageError for shares that cannot split
-    it.
+    The default executor of replays are threads. `lineage` is the origin of the trace's
+    conversations. Raises InputError where the trace is too short to be split, or lacks the times
+    that queues need; UsageError for shares that cannot split it.
     """
     target = options.target
     split = options.split(prompts)
@@ -526,12 +533,11 @@ def tune(
             longest = int(early.carried_blocks.max(initial=1))
             capacity = max(curve.capacity_for(_HALF * curve.ideal), longest, 1)
             origin = "where LRU gets half of the possible hits, at least the longest prompt"
-    tuner = Tuner(workloads, options, progress, stop or Event())
-    with closing(tuner):
-        result = tuner.run(capacity, split)
-        return replace(
-            result,
-            capacity_origin=origin,
-            oracles=tuple(tuner.oracles(capacity, result.lru)),
-            ends=tuple(tuner.ends(result, prompts, lineage)),
-        )
+    tuner = Tuner(workloads, options, progress, stop or Event(), executor)
+    result = tuner.run(capacity, split)
+    return replace(
+        result,
+        capacity_origin=origin,
+        oracles=tuple(tuner.oracles(capacity, result.lru)),
+        ends=tuple(tuner.ends(result, prompts, lineage)),
+    )

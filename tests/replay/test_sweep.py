@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import kvscope
 from kvscope.characterize.windows import Windows
 from kvscope.core.errors import UsageError
+from kvscope.core.executor import Threads
 from kvscope.core.hits import COMPATIBLE, HitDefinition, standard
 from kvscope.core.runs import Run, RunSetting
 from kvscope.ingest.formats.base import Request
@@ -55,7 +56,7 @@ def test_threads_change_nothing(trace: list[Request], workers: int) -> None:
     found = workload(trace)
     policies = [by_name(name)() for name in ("lru", "tlru", "wa", "lfu", "belady", "s3fifo")]
     asked = [ReplayRequest(policy, capacity) for capacity in (0, 1, 3, 100) for policy in policies]
-    together = ordered(list(sweep(found, asked, workers=workers)))
+    together = ordered(list(sweep(found, asked, executor=Threads(workers))))
     assert together == ordered([make_run(found, one) for one in asked])
 
 
@@ -134,7 +135,7 @@ def test_a_stopped_sweep_starts_nothing_more(monkeypatch: pytest.MonkeyPatch) ->
         return make_run(workload, one)
 
     monkeypatch.setattr("kvscope.replay.sweep.make_run", stopping)
-    finished = list(sweep(found, asked, workers=1, stop=stop))
+    finished = list(sweep(found, asked, executor=Threads(1), stop=stop))
     assert sorted(run.capacity_blocks for run in finished) == begun == [1, 2, 3]
 
 
@@ -142,7 +143,7 @@ def test_whoever_leaves_early_takes_what_is_finished() -> None:
     """A sweep may be left after any result."""
     found = workload([Request(input_tokens=4, output_tokens=0, hash_ids=[1, 2])] * 3)
     asked = [ReplayRequest(by_name("lru")(), capacity) for capacity in range(1, 30)]
-    running = sweep(found, asked, workers=1)
+    running = sweep(found, asked, executor=Threads(1))
     assert next(running).capacity_blocks == 1
     running.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 
@@ -129,10 +128,10 @@ def test_a_window_s_harms_are_the_bad_ends_of_its_intervals(
     The median and throughput are compared without an interval, the median also as a target.
     """
     target = Target(0.2, percentile)
-    with closing(Evaluator(workload(chats(4, 240), 0.5), target)) as evaluator:
-        window = Window(evaluator, LIMITS)
-        lru = window.measure(Lru(), 150)
-        trial = window.measure(TLru({"xi_tokens": xi_tokens}), 150, lru)
+    evaluator = Evaluator(workload(chats(4, 240), 0.5), target)
+    window = Window(evaluator, LIMITS)
+    lru = window.measure(Lru(), 150)
+    trial = window.measure(TLru({"xi_tokens": xi_tokens}), 150, lru)
     assert (lru.gains, lru.harms, lru.attainment_gain) == ({}, (), Gain(0.0, 0.0, 0.0))
     medians = [float(np.quantile(each.ttft_s, 0.5, method="inverted_cdf")) for each in (lru, trial)]
     figures = {
@@ -156,10 +155,10 @@ def test_a_window_s_harms_are_the_bad_ends_of_its_intervals(
 
 def test_intervals_of_a_few_conversations_recommend_nothing() -> None:
     """Their ends are infinite, so that attainment may have fallen by any share."""
-    with closing(Evaluator(workload(in_turn(8, 30), 0.5), TARGET)) as evaluator:
-        window = Window(evaluator, LIMITS)
-        lru = window.measure(Lru(), 140)
-        trial = window.measure(TLru({"xi_tokens": 170, "next_prompt_tokens": 1}), 140, lru)
+    evaluator = Evaluator(workload(in_turn(8, 30), 0.5), TARGET)
+    window = Window(evaluator, LIMITS)
+    lru = window.measure(Lru(), 140)
+    trial = window.measure(TLru({"xi_tokens": 170, "next_prompt_tokens": 1}), 140, lru)
     assert trial.gains["p95"].value > 0.3
     assert trial.attainment_gain.low == -math.inf
     assert {harm.figure for harm in trial.harms} == {"attainment", "tel", "p95"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -164,38 +163,38 @@ def test_the_share_carried_and_the_replicas_needed() -> None:
 
     Conversations are drawn, so that a replica of two may get a few more than half.
     """
-    with closing(Evaluator(workload(_strangers(400, 2_000), 0.25), TARGET)) as evaluator:
-        load = load_of(evaluator, 10, 1)
-        assert load.overloaded
-        assert load.growth == pytest.approx(1.01)  # 10 ms, and 1 ms a token
-        share, needed = load.carried_share, load.replicas_at_least
-        assert share is not None
-        assert needed is not None
-        assert share == pytest.approx(0.5, abs=0.1)
-        assert share * 64 == int(share * 64)
+    evaluator = Evaluator(workload(_strangers(400, 2_000), 0.25), TARGET)
+    load = load_of(evaluator, 10, 1)
+    assert load.overloaded
+    assert load.growth == pytest.approx(1.01)  # 10 ms, and 1 ms a token
+    share, needed = load.carried_share, load.replicas_at_least
+    assert share is not None
+    assert needed is not None
+    assert share == pytest.approx(0.5, abs=0.1)
+    assert share * 64 == int(share * 64)
 
-        def carried(of: float) -> ServedRequests:
-            part = thinned(evaluator.workload, of)
-            return evaluator.over(workload=part, replicas=1).served(Lru(), 10)
+    def carried(of: float) -> ServedRequests:
+        part = thinned(evaluator.workload, of)
+        return evaluator.over(workload=part, replicas=1).served(Lru(), 10)
 
-        assert keeps_up(carried(share), TARGET.slo_s)
-        assert not keeps_up(carried(share + 1 / 64), TARGET.slo_s)
-        assert load.carried is not None
-        some = carried(share)
-        assert load.carried.outcome.requests == len(some.ttft_s) - some.first
+    assert keeps_up(carried(share), TARGET.slo_s)
+    assert not keeps_up(carried(share + 1 / 64), TARGET.slo_s)
+    assert load.carried is not None
+    some = carried(share)
+    assert load.carried.outcome.requests == len(some.ttft_s) - some.first
 
-        def enough(replicas: int) -> bool:
-            return keeps_up(evaluator.over(replicas=replicas).served(Lru(), 10), TARGET.slo_s)
+    def enough(replicas: int) -> bool:
+        return keeps_up(evaluator.over(replicas=replicas).served(Lru(), 10), TARGET.slo_s)
 
-        assert enough(needed)
-        assert needed == 2 or not enough(needed - 1)
-        assert needed <= 3
+    assert enough(needed)
+    assert needed == 2 or not enough(needed - 1)
+    assert needed <= 3
 
 
 def test_replicas_that_keep_up_need_no_more() -> None:
     """Half a second of work a second: no share, no more replicas."""
-    with closing(Evaluator(workload(_strangers(200, 480), 0.25), TARGET)) as evaluator:
-        load = load_of(evaluator, 10, 1)
+    evaluator = Evaluator(workload(_strangers(200, 480), 0.25), TARGET)
+    load = load_of(evaluator, 10, 1)
     assert load == Load(pytest.approx(0.0, abs=1e-12), overloaded=False)  # type: ignore[arg-type]
 
 
@@ -205,8 +204,8 @@ def test_where_not_even_one_conversation_fits_there_is_no_share() -> None:
     for at in range(40, 200):  # one conversation; the others are in the warm-up
         trace[at].parent_chat_id = at - 1
     trace[40].parent_chat_id = -1
-    with closing(Evaluator(workload(trace, 0.25), TARGET)) as evaluator:
-        load = load_of(evaluator, 10, 1)
+    evaluator = Evaluator(workload(trace, 0.25), TARGET)
+    load = load_of(evaluator, 10, 1)
     assert load.overloaded
     assert load.replicas_at_least is None  # no router splits a conversation
     assert (load.carried_share, load.carried) == (None, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import fields
 from typing import Literal
 
@@ -55,8 +54,8 @@ def test_one_replica_is_the_replay_itself(policy: Policy, setting: RunSetting) -
     """The very same result of each request."""
     some = workload(chats(4, 240), 0.4, setting)
     done = serve_replay(some, ReplayRequest(policy, CAPACITY)).served
-    with closing(Evaluator(some, TARGET, replicas=1)) as evaluator:
-        alone = evaluator.served(policy, CAPACITY)
+    evaluator = Evaluator(some, TARGET, replicas=1)
+    alone = evaluator.served(policy, CAPACITY)
     assert alone.prompts is some.prompts
     assert alone.first == done.first == 96
     assert (alone.tpot_s is not None) == (setting is ENGINE)
@@ -76,8 +75,8 @@ def test_replicas_are_replays_of_their_own(
     """
     trace = chats(4, 240, told)
     some = workload(trace, 0.4, setting)
-    with closing(Evaluator(some, TARGET, replicas=replicas)) as evaluator:
-        whole = evaluator.served(policy, CAPACITY)
+    evaluator = Evaluator(some, TARGET, replicas=replicas)
+    whole = evaluator.served(policy, CAPACITY)
     assert whole.prompts is some.prompts
     assert whole.first == 96
     assert len(whole.ttft_s) == 240

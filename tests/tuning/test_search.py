@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import closing
 from dataclasses import replace
 from threading import Event
 
@@ -53,8 +52,8 @@ def test_no_better_xi_was_overlooked() -> None:
         (tlru(dict(start.values) | {"xi_tokens": 16.0 * xi}), IN_TURN_CAPACITY)
         for xi in range(1, 25)
     ]
-    with closing(Evaluator(workload(in_turn()[:240], 96.5 / 240), tuning.target)) as evaluator:
-        least = min(one.target_s for one in evaluator.evaluate(every))
+    evaluator = Evaluator(workload(in_turn()[:240], 96.5 / 240), tuning.target)
+    least = min(one.target_s for one in evaluator.evaluate(every))
     found = min(one.target_s for one in tuning.explored if one.capacity_blocks == IN_TURN_CAPACITY)
     assert found <= least * 1.02
 
@@ -241,12 +240,12 @@ def test_every_policy_has_a_space_of_its_own(policy: type) -> None:
 
 def test_each_question_is_answered_once() -> None:
     """ReplayRequest again, nothing is replayed: progress is told of nothing."""
-    with closing(Evaluator(workload(in_turn()), Target(0.2))) as evaluator:
-        asked = [(by_name("lru")(), 40), (by_name("tlru")(), 40)]
-        steps: list[int] = []
-        first = evaluator.evaluate(asked, steps.append)
-        assert evaluator.evaluate(asked, steps.append) == first
-        assert steps == [1, 1]
+    evaluator = Evaluator(workload(in_turn()), Target(0.2))
+    asked = [(by_name("lru")(), 40), (by_name("tlru")(), 40)]
+    steps: list[int] = []
+    first = evaluator.evaluate(asked, steps.append)
+    assert evaluator.evaluate(asked, steps.append) == first
+    assert steps == [1, 1]
 
 
 def test_the_search_is_the_same_every_time() -> None:
@@ -256,15 +255,15 @@ def test_the_search_is_the_same_every_time() -> None:
         return trial.rank(Target(0.2))
 
     def found() -> list[tuple[str, float, dict[str, float]]]:
-        with closing(Evaluator(workload(in_turn()), Target(0.2))) as evaluator:
-            hints = xi_hints(evaluator, IN_TURN_CAPACITY)
-            several = (*TLRU, Variant(by_name("ttl")), Variant(by_name("threshold-lru")))
-            contenders = search(evaluator, several, XI, hints, IN_TURN_CAPACITY, rank)
-            return [
-                (trial.policy.name, trial.target_s, dict(trial.policy.values))
-                for one in contenders
-                for trial in one.trials
-            ]
+        evaluator = Evaluator(workload(in_turn()), Target(0.2))
+        hints = xi_hints(evaluator, IN_TURN_CAPACITY)
+        several = (*TLRU, Variant(by_name("ttl")), Variant(by_name("threshold-lru")))
+        contenders = search(evaluator, several, XI, hints, IN_TURN_CAPACITY, rank)
+        return [
+            (trial.policy.name, trial.target_s, dict(trial.policy.values))
+            for one in contenders
+            for trial in one.trials
+        ]
 
     assert found() == found()
 

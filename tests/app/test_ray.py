@@ -1,4 +1,4 @@
-"""A dataset made on a Ray cluster equals the one made here, whatever the cluster loses."""
+"""What a Ray cluster makes equals what this process makes, whatever the cluster loses."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from kvscope.core.ray_cluster import RETRIES, RayCluster
 from kvscope.core.units import MIB
 from kvscope.datasets.place import MANIFEST, PLAN
 from kvscope.datasets.shards import build_shard
+from tests.app.test_elsewhere import SWEEPS, document
 from tests.datasets import made
 
 pytestmark = [
@@ -143,10 +144,7 @@ def refused(_: object) -> None:
 
 
 def test_errors_are_those_of_the_step(cluster: Any, tmp_path: Path) -> None:
-    """A step that kills each worker is given up; an error keeps its place; a folder is missed."""
-    with RayCluster("ray") as executor, pytest.raises(KvscopeError, match="steps are kept") as lost:
-        list(executor.results(killed, [1]))
-    assert f"lost {RETRIES + 1} times" in str(lost.value)
+    """An error keeps its place; a node that does not see the folder is named."""
     with RayCluster("ray") as executor, pytest.raises(InputError) as raised:
         list(executor.results(refused, [1]))
     assert (raised.value.where, str(raised.value)) == ("x:1", "x:1: no request; see it")
@@ -156,11 +154,20 @@ def test_errors_are_those_of_the_step(cluster: Any, tmp_path: Path) -> None:
     assert str(raised.value).startswith(f"{missing} on node ")
 
 
+@pytest.mark.long
+def test_a_step_that_kills_each_worker_is_given_up(cluster: Any) -> None:
+    """It is repeated as often as others, then ends the run."""
+    with RayCluster("ray") as executor, pytest.raises(KvscopeError, match="steps are kept") as lost:
+        list(executor.results(killed, [1]))
+    assert f"lost {RETRIES + 1} times" in str(lost.value)
+
+
 def total(values: np.ndarray[Any, Any], more: int) -> int:
     """Return the sum of all."""
     return int(values.sum()) + more
 
 
+@pytest.mark.long
 def test_a_full_object_store_changes_nothing(cluster: Any) -> None:
     """More is shared than both stores hold: it goes to disk and comes back."""
     with RayCluster("ray") as executor:
@@ -188,3 +195,13 @@ def test_ingest_on_a_cluster(
     assert there == here
     first, second = capsys.readouterr().out.splitlines()
     assert first == second
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sweep", SWEEPS, ids=[" ".join(each[:2]) for each in SWEEPS])
+def test_sweeps_on_a_cluster(
+    cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], sweep: Sequence[str]
+) -> None:
+    """Each replay is a task; the document has the same figures, field by field."""
+    here = document(sweep, tmp_path, capsys)
+    assert document([*sweep, "--on", cluster.address], tmp_path / "there", capsys) == here

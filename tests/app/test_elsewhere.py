@@ -1,0 +1,102 @@
+"""Sweeps whose replays run elsewhere: what they take is picklable, and they give the same."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any, TypeVar
+
+import pytest
+
+from kvscope.cli.app import run
+from kvscope.core.errors import ExitCode
+from kvscope.core.executor import Executor
+from kvscope.core.files import data_folder
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+SAMPLE = str(data_folder("sample_traces") / "regime-change.jsonl.gz")
+FLEET = ("--router", "random,round-robin", "--capacity-blocks", "500")
+TIERS = ("--tier-sizes", "32GiB,64GiB,ssd:1TiB", "--offload", "lmcache")
+SWEEPS = (
+    ("simulate", "--policies", "lru,tlru", "--points", "2"),
+    ("tune", "--policies", "tlru", "--output", "-"),
+    ("fleet", *FLEET, "--replicas", "1..2"),
+    ("tune", "--tiers", *TIERS, "--gpu", "h100", "--model", "llama3.1-8b"),
+    ("tune", "--fleet", "--policies", "lru", *FLEET),
+)
+
+
+class Elsewhere(Executor):
+    """Runs each step on copies of its arguments, as another process does; the last task first."""
+
+    workers = 1
+
+    def __init__(self) -> None:
+        self.shares, self.replays = 0, 0
+
+    def shared(self, value: Any, version: int | None = None) -> Any:
+        """Return what stands for the value."""
+        self.shares += 1
+        return Shared(value)
+
+    def results(
+        self,
+        step: Callable[..., R],
+        tasks: Sequence[Any],
+        *before: Any,
+        stop: Event | None = None,
+    ) -> Iterator[tuple[int, R]]:
+        """Yield the results of the steps."""
+        for number, task in reversed([*enumerate(tasks)]):
+            self.replays += 1
+            there = [sent(x.value) if isinstance(x, Shared) else x for x in (*before, task)]
+            yield number, sent(sent(step)(*map(sent, there)))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What stands for a value."""
+
+    value: Any
+
+
+def sent(value: T) -> T:
+    """Return what another process gets for the value."""
+    copied: T = pickle.loads(pickle.dumps(value))  # noqa: S301 - its own
+    return copied
+
+
+def document(sweep: Sequence[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the document of a sweep over the sample, without the times of its making."""
+    folder.mkdir(exist_ok=True)
+    db = str(folder / "store.duckdb")
+    command, *options = sweep
+    arguments = [command, SAMPLE, *options, "--slo", "200ms", "--json", "--db", db]
+    assert run(arguments) == ExitCode.DONE
+    text = capsys.readouterr().out
+    assert len(text) > 1000
+    return re.sub(r'"created_at": "[^"]*"', "", text)
+
+
+@pytest.mark.parametrize("sweep", SWEEPS, ids=[" ".join(each[:2]) for each in SWEEPS])
+def test_replays_elsewhere_give_the_same(
+    sweep: Sequence[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All replays of the sweep run there; the document has the same figures, field by field."""
+    elsewhere = Elsewhere()
+    monkeypatch.setattr("kvscope.app.cluster.ray_cluster", lambda *_: nullcontext(elsewhere))
+    here = document(sweep, tmp_path, capsys)
+    assert elsewhere.replays == 0
+    assert document([*sweep, "--on", "ray"], tmp_path / "there", capsys) == here
+    assert elsewhere.replays >= 4
+    assert elsewhere.shares < elsewhere.replays
