@@ -43,7 +43,8 @@ class Deployment:
 
     `traffic` says whether the trace is that of the whole fleet or of one replica. `gpu_hour` is the
     price of one GPU for an hour. `num_gpu_blocks` is the engine's own count, block 0 included;
-    `engine_log` is a log or saved metrics that report the pool.
+    `engine_log` is a log or saved metrics that report the pool. `prefix_match_unit` is vLLM's
+    option, the tokens of a hash.
     """
 
     gpu: str | None = None
@@ -57,6 +58,7 @@ class Deployment:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     block_size: int | None = None
+    prefix_match_unit: int | None = None
     engine: str = DEFAULT_ENGINE
     num_gpu_blocks: int | None = None
     engine_log: str | None = None
@@ -64,7 +66,14 @@ class Deployment:
     gpu_hour: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tp", "replicas", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+        for name in (
+            "tp",
+            "replicas",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "block_size",
+            "prefix_match_unit",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{value} is below 1", where=option(name), remedy="give 1 or more")
@@ -245,6 +254,8 @@ def resolve(
     groups = None if model is None else model.kv_groups(1, None, deployment.tp)
     if groups is not None:
         pool = replace(pool, layer_share=groups.layer_share)
+    if deployment.prefix_match_unit is not None:
+        _check_match_unit(deployment, engine, model)
     band = 1.0, 1.0
     if fitted is not None:
         band = fitted.low, fitted.high
@@ -274,6 +285,25 @@ def resolve(
         notes=(*notes, *pool.notes, *doubts),
         not_switchable=reason,
     )
+
+
+def _check_match_unit(deployment: Deployment, engine: Engine, model: Model | None) -> None:
+    """Raise UsageError where an engine refuses `prefix_match_unit`, or kvscope cannot follow it."""
+    where, unit = "prefix_match_unit", deployment.prefix_match_unit or 0
+    if engine.name != "vllm":
+        raise UsageError("is an option of vLLM", where=where, remedy="leave it out")
+    if model is None:
+        raise UsageError("needs a model", where=where, remedy="name one with --model")
+    size = deployment.block_size or engine.default_block_size
+    groups = model.kv_groups(size, size, deployment.tp)
+    if groups is not None and len(groups.groups) > 1:
+        groups.check_match_unit(unit)
+    elif unit != size:
+        raise UsageError(
+            f"{unit} is not the block size, {size}, and the model has one group of layers",
+            where=where,
+            remedy="leave it out: vLLM refuses it",
+        )
 
 
 def _pool(deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu | None) -> KvPool:

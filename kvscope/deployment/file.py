@@ -48,6 +48,7 @@ class DeploymentTable(msgspec.Struct, forbid_unknown_fields=True):
     max_num_seqs: AboveZero | None = None
     max_num_batched_tokens: AboveZero | None = None
     block_size: AboveZero | None = None
+    prefix_match_unit: AboveZero | None = None
     engine: str | None = None
     num_gpu_blocks: AboveZero | None = None
     engine_log: str | None = None

@@ -153,6 +153,32 @@ class KvGroups:
         """Tokens of each hash: the greatest common divisor of all blocks."""
         return math.gcd(*(group.block_tokens for group in self.groups))
 
+    def check_match_unit(self, unit: int) -> None:
+        """Raise UsageError for a `prefix_match_unit` that vLLM refuses, or that changes hits.
+
+        Prompts are hashed in units then. Hits end within a block only if a state's block is larger
+        than a unit, and no group of windows or chunks is in the way; else they end where they do
+        without it.
+
+        Source: vLLM 0.32.0, kv_cache_utils.py (resolve_kv_cache_block_sizes,
+        partial_hash_hits_enabled).
+        """
+        where = "prefix_match_unit"
+        if self.hash_tokens % unit:
+            sizes = ", ".join(f"{size}" for size in sorted({g.block_tokens for g in self.groups}))
+            raise UsageError(
+                f"{unit} does not divide the groups' blocks of {sizes} tokens",
+                where=where,
+                remedy=f"take {math.gcd(unit, self.hash_tokens)}, or leave it out",
+            )
+        fine = all(group.kind in {"full", "linear"} for group in self.groups)
+        if fine and unit < self.state_tokens:
+            raise UsageError(
+                f"hits within blocks of {self.state_tokens} tokens are not simulated",
+                where=where,
+                remedy="leave it out, here and in vLLM: hits then end where blocks do",
+            )
+
     def undivided(self, trace_block: int) -> UsageError | None:
         """Return why a trace with blocks of so many tokens cannot be replayed, None if it can."""
         if self.hash_tokens % trace_block == 0:

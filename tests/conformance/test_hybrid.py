@@ -96,8 +96,24 @@ def test_hits_junctions_and_the_order_of_free_blocks_agree(
     layout: str, retention: int | None, usable_blocks: int
 ) -> None:
     """The same hits, junctions and, after every fourth of 240 requests, free blocks in order."""
+    check_manager(layout, retention, usable_blocks)
+
+
+@pytest.mark.parametrize(
+    ("layout", "retention"),
+    [("gpt-oss", 0), long("three sizes", None), long("chunks", 0), ("states and windows", 0)],
+)
+def test_smaller_hashes_leave_hits_as_they_are(layout: str, retention: int | None) -> None:
+    """With `prefix_match_unit`, but where states are hit within blocks: those kvscope refuses."""
     groups = kv_groups(layout, retention)
-    size = groups.hash_tokens
+    groups.check_match_unit(groups.hash_tokens // 2)
+    check_manager(layout, retention, 150, units=2)
+
+
+def check_manager(layout: str, retention: int | None, usable_blocks: int, units: int = 1) -> None:
+    """Compare vLLM's manager and the model; of the least blocks, each has `units` hashes."""
+    groups = kv_groups(layout, retention)
+    size = groups.hash_tokens // units
     usable_blocks = usable_blocks * len(groups.groups) // 2
     trace = conversations(160, usable_blocks + len(layout), MIXES["chats"])
     trace += [replace(x, parent=-1) for x in conversations(80, len(layout), MIXES["repeats"])]

@@ -131,3 +131,26 @@ def test_a_log_without_a_pool(tmp_path: Path) -> None:
     log.write_text("hello\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"engine\.log: reports no KV pool"):
         resolve(replace(FLEET, engine_log=str(log)))
+
+
+@pytest.mark.parametrize(
+    ("model", "unit", "refusal"),
+    [
+        ("gpt-oss-20b", 8, None),
+        ("gpt-oss-20b", 24, "24 does not divide the groups' blocks of 16 tokens; take 8"),
+        ("llama3-8b", 16, None),
+        ("llama3-8b", 8, "8 is not the block size, 16, and the model has one group of layers"),
+        ("qwen3-next-80b", 272, None),
+        ("qwen3-next-80b", 16, "hits within blocks of 272 tokens are not simulated"),
+    ],
+)
+def test_prefix_match_unit(model: str, unit: int, refusal: str | None) -> None:
+    """Accepted where hits stay as they are; refused as vLLM does, and where hits end in blocks."""
+    folder = Path(__file__).parent / "configs" / model
+    named = str(folder) if folder.is_dir() else model
+    stated = Deployment(gpu="a100", tp=4, model=named, prefix_match_unit=unit)
+    if refusal is None:
+        assert resolve(stated).pool == resolve(replace(stated, prefix_match_unit=None)).pool
+        return
+    with pytest.raises(UsageError, match=refusal):
+        resolve(stated)

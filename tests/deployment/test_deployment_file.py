@@ -33,6 +33,7 @@ WHOLE = Deployment(
     max_num_seqs=256,
     max_num_batched_tokens=4096,
     block_size=32,
+    prefix_match_unit=16,
     engine="vllm@0.21",
     num_gpu_blocks=1213,
     engine_log="engine.log",
