@@ -24,7 +24,7 @@ from kvscope.replay.workload import ReplayRequest, Workload
 RATES = (0.3, 0.1, 0.03, 0.01)
 POLICIES = "tlru,etlru,threshold-lru,wa,lfu,gdfs,arc,fifo,s3fifo,sieve"
 SLO_S = 0.1
-POINTS, SEEDS = 5, 5
+POINTS, SEEDS = 6, 5
 
 
 @dataclass(frozen=True, slots=True)

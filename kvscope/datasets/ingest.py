@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -75,7 +76,7 @@ from kvscope.ingest.pipeline import (
     write_requests,
     write_reuses,
 )
-from kvscope.ingest.source import Source
+from kvscope.ingest.source import Source, is_plain
 from kvscope.replay.path_facts import LENGTHS
 from kvscope.store import traces
 from kvscope.store.db import Store, open_store
@@ -84,7 +85,7 @@ LEAST_MEMORY = GIB
 MOST_SHARDS = 4096
 _PART_BYTES = 64 * MIB  # of files on disk: what is read again after a failure
 _PROCESS_BYTES = 300 * MIB  # Python and the libraries, in each process
-_REQUEST_BYTES = 400  # in this process, as in Columns
+_REQUEST_BYTES = 160  # in this process, measured
 _ACCESS_BYTES = 80  # of a shard while its trie is made and its reuse followed, measured
 _COMPRESSED = 6  # decompressed bytes a byte of a .gz or .zst file, about
 _PIECE_BYTES = 64  # of a path in a shard, likewise
@@ -107,13 +108,15 @@ class Progress(Protocol):
 class DatasetOptions:
     """How to make a dataset: below how much memory, in how many shards (None: as many as needed).
 
-    Results depend on neither, nor on `part_bytes` of files that are read at a time, nor on
-    `cut_share`, the share of the requests from which on a prefix is cut.
+    Results depend on neither, nor on `part_bytes` of files that are read at a time, nor on the
+    `stretch_bytes` of a plain file that are, nor on `cut_share`, the share of the requests from
+    which on a prefix is cut.
     """
 
     memory_bytes: int
     shards: int | None = None
     part_bytes: int = _PART_BYTES
+    stretch_bytes: int = 2 * _PART_BYTES
     cut_share: float = SHARE
     read: IngestOptions = field(default_factory=IngestOptions)
 
@@ -319,8 +322,8 @@ class DatasetBuild:
         groups = [] if whole.is_dir() else list(self._groups(self._files))
         folders = [self.work / f"part-{number:04}" for number in range(len(groups))]
         tasks = [
-            PartTask(str(folder), one_path(group), read, cuts, shards)
-            for folder, group in zip(folders, groups, strict=True)
+            PartTask(str(folder), one_path(group), read, cuts, shards, stretch)
+            for folder, (group, stretch) in zip(folders, groups, strict=True)
         ]
         self._run("reading", parse_part, tasks)
         if not groups or not can_be_joined([load_facts(folder) for folder in folders]):
@@ -331,17 +334,32 @@ class DatasetBuild:
             return [whole]
         return folders
 
-    def _groups(self, files: list[str]) -> Iterator[list[str]]:
-        """Yield files that are read together, in order."""
+    def _groups(self, files: list[str]) -> Iterator[tuple[list[str], tuple[int, int] | None]]:
+        """Yield files that are read together, in order; of a large one, the stretches of it."""
         group, size = list[str](), 0
         for file in files:
-            group.append(file)
-            size += _state(file).size or self.options.part_bytes
-            if size >= self.options.part_bytes:
-                yield group
+            own = _state(file).size or self.options.part_bytes
+            ends = self._ends(file, own)
+            if group and (len(ends) > 1 or size >= self.options.part_bytes):
+                yield group, None
                 group, size = [], 0
+            if len(ends) > 1:
+                yield from (([file], stretch) for stretch in pairwise([0, *ends]))
+            else:
+                group.append(file)
+                size += own
         if group:
-            yield group
+            yield group, None
+
+    def _ends(self, file: str, size: int) -> list[int]:
+        """Return where the stretches end that a file is read in, each in a process of its own.
+
+        Strict reading ends at a line, whose number is known only where it is read from the first.
+        """
+        count = -(-size // self.options.stretch_bytes)
+        if self._read.strict or not self._format.divides or not is_plain(file):
+            count = 1
+        return [size * (k + 1) // count for k in range(count)]
 
     def _run(self, label: str, step: Callable[[T], None], tasks: list[T]) -> None:
         """Run the tasks that are not done: those whose folders are not there."""

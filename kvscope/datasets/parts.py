@@ -30,13 +30,14 @@ _TENANT = ("model", "adapter", "salt")
 
 @dataclass(frozen=True, slots=True)
 class PartTask:
-    """Which files to read, how, and where to."""
+    """Which files to read, or which stretch of one, how, and where to."""
 
     folder: str
     path: str
     options: IngestOptions
     cuts: str
     shards: int
+    stretch: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class RejectedLine:
 class PartFacts:
     """What a part says besides its columns. `stands_alone`: nothing in it depends on earlier files.
 
-    `content` digests the decompressed bytes.
+    `content` digests the decompressed bytes. `lines_read` are of the file of the part before
+    if it `continues` that.
     """
 
     content: str
@@ -71,11 +73,16 @@ class PartFacts:
     notes: tuple[str, ...]
     cut: str
     stands_alone: bool
+    lines_read: int
+    continues: bool
 
 
 def parse_part(task: PartTask) -> None:
     """Read the files of a part into its folder."""
-    with whole_folder(Path(task.folder)) as folder, closing(Source(task.path)) as source:
+    with (
+        whole_folder(Path(task.folder)) as folder,
+        closing(Source(task.path, stretch=task.stretch)) as source,
+    ):
         chosen = format_of(source, task.options)
         spill = Spill(folder, Cuts.load(Path(task.cuts)), task.shards)
         columns, reader, rejects, spans = read_columns(source, chosen, task.options, spill)
@@ -103,6 +110,8 @@ def parse_part(task: PartTask) -> None:
             cut=reader.cut,
             stands_alone=_stands_alone(arrays, columns.gaps)
             and not (reader.notes or reader.cut or source.is_cut or rejects.is_hopeless),
+            lines_read=source.lines_read,
+            continues=task.stretch is not None and task.stretch[0] > 0,
         )
         save_arrays(folder, {name: each for name, each in arrays.items() if name != "leaf"})
         (folder / _FACTS).write_bytes(msgspec.json.encode(facts))
@@ -164,13 +173,15 @@ def join_rejects(path: str, parts: list[PartFacts]) -> Rejects:
     """Return the bad lines of all parts."""
     places: dict[int, tuple[str, int]] = {}
     rejects = Rejects(without_query(path), place=lambda line: places[line])
-    offset = 0
+    offset = before = 0  # lines of all parts, and of the same file
     for part in parts:
+        before = before if part.continues else 0
         for each in part.lines:
-            places[offset + each.line] = each.file, each.number
+            places[offset + each.line] = each.file, before + each.number
             if len(rejects.lines) < rejects.limit:
                 rejects.lines.append((offset + each.line, each.reason))
         offset += max([part.accepted + part.rejected, *(each.line for each in part.lines)])
+        before += part.lines_read
         rejects.accepted += part.accepted
         rejects.count += part.rejected
         for kind, count in part.reasons.items():
@@ -206,9 +217,19 @@ def join_parts(
         names={name: tuple(numbers) for name, numbers in known.items()},
         tenants=max(part.tenants for part in parts),
         gaps=Gaps(*(sum(getattr(part.gaps, name) for part in parts) for name in names)),
-        spans={file: span for part in parts for file, span in part.spans.items()},
+        spans=_joined_spans(parts),
         notes=parts[0].notes,
         cut=parts[0].cut,
         contents=tuple(part.content for part in parts),
         bytes_on_disk=sum(part.bytes_on_disk for part in parts),
     )
+
+
+def _joined_spans(parts: list[PartFacts]) -> dict[str, Span]:
+    """Return the first and last arrival of each file, of which several parts may have a stretch."""
+    spans: dict[str, Span] = {}
+    for part in parts:
+        for file, (first_s, last_s) in part.spans.items():
+            known = spans.get(file, (first_s, last_s))
+            spans[file] = min(known[0], first_s), max(known[1], last_s)
+    return spans

@@ -34,11 +34,13 @@ def options(
     shards: int | None = None,
     *,
     part_bytes: int = 1,
+    stretch_bytes: int = GIB,
     cut_share: float = 0.1,
     read: IngestOptions | None = None,
 ) -> DatasetOptions:
     """Return options by which every file is a part, and many prefixes are cut."""
-    return DatasetOptions(4 * GIB, shards, part_bytes, cut_share, read or IngestOptions(NAME))
+    read = read or IngestOptions(NAME)
+    return DatasetOptions(4 * GIB, shards, part_bytes, stretch_bytes, cut_share, read)
 
 
 def dataset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import tempfile
@@ -150,6 +151,19 @@ def test_an_analysis_of_several_files_equals(tmp_path: Path) -> None:
     """Files that overlap in time, in parts of their own."""
     paths = [path for path in SAMPLES if path.name.startswith("to-")]
     compare(paths, tmp_path, made.options(3), replace(standard(), weight="block", warmup=0.3))
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_an_analysis_of_stretches_of_a_file_equals(tmp_path: Path) -> None:
+    """A plain file that is read by several processes, and a compressed one that cannot be."""
+    sample, other = (path for path in SAMPLES if path.name.startswith("to-"))
+    plain = tmp_path / "plain.jsonl"
+    plain.write_bytes(gzip.decompress(sample.read_bytes()))
+    size = plain.stat().st_size
+    chosen = made.options(3, stretch_bytes=size // 7 + 1)
+    making = made.build(one_path([str(plain), str(other)]), tmp_path / "parts", chosen)
+    assert len(making._parsed()) == 7 + 1
+    compare([plain, other], tmp_path, chosen)
 
 
 def compare(

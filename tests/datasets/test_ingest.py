@@ -156,6 +156,25 @@ def test_bad_lines_are_those_of_one_trace(
         made.dataset(files, tmp_path / "refused", made.options(2))
 
 
+def test_bad_lines_are_numbered_through_the_stretches_of_a_file(
+    files: list[Path], tmp_path: Path
+) -> None:
+    """Each names its own file and its number there, wherever its stretch begins."""
+    text = files[0].read_text()
+    files[0].write_text(text + "no request\n" + text.replace('"chat_id": ', '"chat_id": 7') * 2)
+    files[1].write_text("no request\n" + files[1].read_text() + "no line feed")
+    read = IngestOptions(made.NAME, max_bad=0.2)
+    found = []
+    for number, stretch_bytes in enumerate((GIB, 1200, 400)):
+        chosen = made.options(2, stretch_bytes=stretch_bytes, read=read)
+        ingested = made.dataset(files, tmp_path / f"d{number}", chosen)
+        places = [ingested.rejects.where(line) for line, _ in ingested.rejects.lines]
+        trace = replace(ingested.dataset.trace, content_hash="")
+        found.append((places, trace))
+    assert found[0][0] == [f"{files[0]}:11", f"{files[1]}:1", f"{files[1]}:12"]
+    assert found[1:] == found[:1] * 2
+
+
 def test_files_that_need_those_before_them_are_read_as_one(tmp_path: Path) -> None:
     """A request without a time arrives with the line before it, in the file before if need be."""
     paths = [tmp_path / "0.jsonl", tmp_path / "1.jsonl"]

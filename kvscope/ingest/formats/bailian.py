@@ -59,6 +59,7 @@ class Bailian(TraceFormat):
     fields = ("chat_id", "timestamp", "input_length", "output_length", "hash_ids")
     default_block_size = 16
     reader = _BailianReader
+    divides = True
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:

@@ -327,8 +327,8 @@ class TraceFormat(ABC):
 
     Each trace gets a `reader` of its own. Abilities are declared: `has_hashes` is False for formats
     that have only lengths, `places_sessions` is True for those that use `session_arrivals` and
-    `seed`. `fields` are the names that its records have at least or usually, for messages about
-    files of no known format.
+    `seed`, `divides` is True where any line may be the first that is read. `fields` are the names
+    that its records have at least or usually, for messages about files of no known format.
     """
 
     name: ClassVar[str]
@@ -339,6 +339,7 @@ class TraceFormat(ABC):
     reader: ClassVar[type[Reader]]
     has_hashes: ClassVar[bool] = True
     places_sessions: ClassVar[bool] = False
+    divides: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod

@@ -160,6 +160,7 @@ class Mooncake(TraceFormat):
     default_block_size = _BLOCK_SIZE
     reader = _MooncakeReader
     places_sessions = True  # those of its relatives
+    divides = True
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:
