@@ -17,7 +17,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError, placed
@@ -81,16 +81,29 @@ def parse_offload(text: str) -> Offloading:
     return OffloadSpec.parse(text)
 
 
-@dataclass(frozen=True, slots=True)
-class HiCacheSpec:
-    """SGLang's HiCache in the host's memory; `write_policy` is --hicache-write-policy."""
+class _Approximation:
+    """What HiCache and LMCache have in common."""
 
-    write_policy: WritePolicy = "write_through"
+    __slots__ = ()
+    NAME: ClassVar[str]
 
     @property
     def text(self) -> str:
         """The value of `--offload`."""
-        return written(HICACHE, stated_options(self, HiCacheSpec()))
+        return written(self.NAME, stated_options(self, type(self)()))
+
+    @property
+    def eviction_policy(self) -> ChunkPolicy:
+        """The order of eviction."""
+        return "lru"
+
+
+@dataclass(frozen=True, slots=True)
+class HiCacheSpec(_Approximation):
+    """SGLang's HiCache in the host's memory; `write_policy` is --hicache-write-policy."""
+
+    NAME: ClassVar[str] = HICACHE
+    write_policy: WritePolicy = "write_through"
 
     @property
     def in_words(self) -> str:
@@ -113,11 +126,6 @@ class HiCacheSpec:
             " one by one by vLLM's), loads layer by layer during the prefill, storage below the"
             " host's memory with its prefetch threshold."
         )
-
-    @property
-    def eviction_policy(self) -> ChunkPolicy:
-        """The order of eviction."""
-        return "lru"
 
     def chunk_blocks(self, block_size: int) -> int:
         """Return the blocks of a chunk."""
@@ -157,17 +165,13 @@ class HiCacheSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class LmCacheSpec:
+class LmCacheSpec(_Approximation):
     """LMCache's CPU backend under vLLM; fields are its options, with its defaults."""
 
+    NAME: ClassVar[str] = LMCACHE
     chunk_size: int = 256
     save_decode_cache: bool = False
     min_retrieve_tokens: int = 0
-
-    @property
-    def text(self) -> str:
-        """The value of `--offload`."""
-        return written(LMCACHE, stated_options(self, LmCacheSpec()))
 
     @property
     def in_words(self) -> str:
@@ -186,11 +190,6 @@ class LmCacheSpec:
             " first access that ranks a chunk's head before its tail, other orders than LRU,"
             " disks below memory, remote stores and the multi-process server."
         )
-
-    @property
-    def eviction_policy(self) -> ChunkPolicy:
-        """The order of eviction."""
-        return "lru"
 
     def chunk_blocks(self, block_size: int) -> int:
         """Return the blocks of a chunk; UsageError where it does not end with a block."""
