@@ -155,6 +155,23 @@ def test_addresses_are_traces(server: tuple[str, Path]) -> None:
             assert "private" not in trace.facts.source
 
 
+def test_addresses_are_a_dataset(
+    server: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same as one trace, by processes too; the folder has no signature of an address."""
+    paths = ["s3://traces/logs/", f"{server[0]}/day.jsonl.gz?signature=private"]
+    with kvscope.open_trace(paths) as trace:
+        known = kvscope.analyze(trace).to_dict()
+    folder = tmp_path / "d"
+    asked = ["ingest", *paths, "--into", str(folder), "--workers", "2", "--name"]
+    assert run([*asked, known["trace"]["name"]]) == ExitCode.DONE
+    assert kvscope.analyze(folder).to_dict() == known
+    assert run([*asked, known["trace"]["name"]]) == ExitCode.DONE
+    assert "finished already" in capsys.readouterr().err
+    for file in folder.glob("*.json"):
+        assert "private" not in file.read_text()
+
+
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
