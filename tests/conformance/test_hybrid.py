@@ -101,7 +101,7 @@ def test_hits_junctions_and_the_order_of_free_blocks_agree(
 
 @pytest.mark.parametrize(
     ("layout", "retention"),
-    [("gpt-oss", 0), long("three sizes", None), long("chunks", 0), ("states and windows", 0)],
+    [("gpt-oss", 0), long("three sizes", None), long("chunks", 0), long("states and windows", 0)],
 )
 def test_smaller_hashes_leave_hits_as_they_are(layout: str, retention: int | None) -> None:
     """With `prefix_match_unit`, but where states are hit within blocks: those kvscope refuses."""
