@@ -28,7 +28,6 @@ from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.routers.base import MemorySizes, Prompt, ReplicaLoad, Router, View
 from kvscope.vllm_sim import EngineSettings, StepCost
 from kvscope.vllm_sim.engine import engine_kernel
-from kvscope.vllm_sim.offload_state import Offload
 from kvscope.vllm_sim.replay import SLICE_STEPS
 from kvscope.vllm_sim.state import NONE, Machine, idle_machine
 
@@ -123,7 +122,7 @@ def _idle_replica(known: Machine) -> _Replica:
     machine = Machine(
         **own,
         tables=tables._replace(since=tables.since.copy(), in_force=tables.in_force.copy()),
-        offload=Offload._make(table.copy() for table in known.offload),
+        offload=known.offload.copied(),
     )
     machine.requests.arrival_s = np.inf
     machine.tables.since[1:] = _NEVER

@@ -1,4 +1,4 @@
-"""vLLM's schedulers with kvscope's observers around them; the one module that imports vLLM.
+"""vLLM's schedulers with kvscope's observers around them.
 
 Of vLLM only the queue of free blocks is replaced, and for policies that evict leaves three methods
 of the block pool are wrapped. `ForcedOutputs` is a logits processor for `kvscope validate`.
@@ -27,8 +27,9 @@ from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 from kvscope.core.errors import EngineError, KvscopeError
 from kvscope.core.trace import OUTPUTS
 from kvscope.learning.learners import FittedTable
-from kvscope.learning.observer import NOTHING, UNFIT, Observer, log
+from kvscope.learning.observer import NOTHING, TIER_UNFIT, UNFIT, Observer, log
 from kvscope.policies.base import Policy
+from kvscope.vllm_plugin.chunk_controller import ChunkController
 from kvscope.vllm_plugin.eviction_controller import EvictionController
 from kvscope.vllm_plugin.recording import Recording
 from kvscope.vllm_plugin.settings import PluginSettings, read_settings
@@ -147,52 +148,82 @@ def observers(scheduler: Any) -> tuple[Observer, ...]:
     except Exception:  # noqa: BLE001  (vLLM starts whatever this is)
         log.exception("%s, as its settings cannot be read. Please report this:", NOTHING)
         return ()
-    if settings.policy is None and settings.record is None:
+    if settings.policy is None and settings.record is None and settings.cpu_tier is None:
         log.warning("kvscope has nothing to do: set KVSCOPE_RECOMMENDATION, or leave it out")
     observing: list[Observer] = []
-    for start, what in ((_controller, UNFIT), (_recording, "kvscope records nothing")):
+    for start, what in (
+        (_controllers, UNFIT),
+        (_chunk_controllers, TIER_UNFIT),
+        (_recordings, "kvscope records nothing"),
+    ):
         try:
-            observer = start(scheduler, settings)
+            observing += start(scheduler, settings)
         except Exception:  # noqa: BLE001  (as above)
             log.exception("%s. Please report this:", what)
-            continue
-        if observer is not None:
-            observing.append(observer)
     return tuple(observing)
 
 
-def _controller(scheduler: Any, settings: PluginSettings) -> EvictionController | None:
-    """Return what orders an engine's free blocks; None where vLLM's own order stays."""
+def _chunk_controllers(scheduler: Any, settings: PluginSettings) -> list[Observer]:
+    """Return what orders the chunks of an engine's CPU tiers; none where vLLM's own order stays."""
+    if scheduler.connector is None:
+        return []
+    from kvscope.vllm_plugin.cpu_tier import tiers_of
+
+    controllers: list[Observer] = []
+    for tier, blocks_per_chunk in tiers_of(scheduler.connector):
+        named, why = settings.for_chunks(tier.kind), unfit(scheduler)
+        if named is None:
+            why = "the settings name no policy with xi_tokens"
+        if named is None or why is not None:
+            tier.attach(None)
+            log.warning("%s: %s", TIER_UNFIT, why)
+            continue
+        policy, fitted = named
+        controller = ChunkController(
+            policy,
+            block_size(scheduler),
+            trace_clock=settings.trace_clock,
+            fitted=fitted,
+            blocks_per_chunk=blocks_per_chunk,
+        )
+        tier.attach(controller)
+        controllers.append(controller)
+        log.info("kvscope orders the CPU tier's chunks by %s", controller.in_words)
+    return controllers
+
+
+def _controllers(scheduler: Any, settings: PluginSettings) -> list[Observer]:
+    """Return what orders an engine's free blocks; nothing where vLLM's own order stays."""
     policy = settings.policy
     # Without a TTL, LRU is vLLM's own order.
     if policy is None or (policy.name == "lru" and not math.isfinite(policy.values["ttl_s"])):
-        return None
+        return []
     if why := unfit(scheduler):
         log.warning("%s: %s", UNFIT, why)
-        return None
+        return []
     controller = control_evictions(
         scheduler, policy, settings.fitted, trace_clock=settings.trace_clock
     )
     log.info("kvscope orders free blocks by %s", controller.in_words)
-    return controller
+    return [controller]
 
 
-def _recording(scheduler: Any, settings: PluginSettings) -> Recording | None:
-    """Return what records an engine's requests; None where nothing does, logged unless wanted."""
+def _recordings(scheduler: Any, settings: PluginSettings) -> list[Observer]:
+    """Return what records an engine's requests; nothing where none does, logged unless wanted."""
     if settings.record is None:
-        return None
+        return []
     if not scheduler.kv_cache_manager.enable_caching:
         log.warning("kvscope records nothing: prefix caching is off, so blocks have no hashes")
-        return None
+        return []
     config = scheduler.vllm_config.model_config
     model = config.served_model_name if config is not None else None
     try:
         recording = Recording(settings.record, scheduler.hash_block_size, model=model)
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL byte
         log.error("kvscope records nothing: record %r: %s", str(settings.record), error)
-        return None
+        return []
     log.info("kvscope records requests to %s", settings.record)
-    return recording
+    return [recording]
 
 
 def unfit(scheduler: Any) -> str | None:

@@ -3,82 +3,25 @@
 from __future__ import annotations
 
 import math
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from kvscope.core.errors import UsageError
-from kvscope.learning.conversations import read_hints
-from kvscope.learning.lane_heap import Scores
 from kvscope.learning.lane_plan import head_lane, lane_plan
-from kvscope.learning.learners import FittedTable, online_learner
-from kvscope.learning.observer import Observer, Request
+from kvscope.learning.observer import Request
 from kvscope.learning.prefixes import Prefixes
-from kvscope.policies.base import ADAPT_EVERY, ENDS, RECENT, Floats, LanePolicy, Policy, Turn
-from kvscope.policies.registry import plugin_policies
+from kvscope.policies.base import ENDS, Turn
 from kvscope.vllm_plugin.free_blocks import Block, FreeBlocks, planned
 from kvscope.vllm_plugin.guarded_queue import GuardedQueue
+from kvscope.vllm_plugin.policy_controller import PolicyController
 
 
-@dataclass(slots=True)
-class _RequestState:
-    """What is known of a request that is being served; `memo` is the learner's."""
+class EvictionController(PolicyController):
+    """Chooses the lane of each freed block, and the score of lanes; `attach` comes first."""
 
-    number: int
-    arrival_s: float
-    prompt_tokens: int
-    hit_blocks: int = -1
-    memo: Any = None
+    free: Any = None
 
-
-class EvictionController(Observer):
-    """Chooses the lane of each freed block, and the score of lanes.
-
-    `attach` comes first. `clock` returns seconds and is read twice a step. With `trace_clock` the
-    time is what requests carry (`kvscope_arrival_s`), so that a trace can be replayed faster than
-    it was recorded; requests without it teach nothing. `fitted` is the table of a file.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        block_size: int,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        trace_clock: bool = False,
-        fitted: FittedTable | None = None,
-    ) -> None:
-        self.policy = lane_policy(policy)
-        self.what = f"kvscope's {policy.name} has failed, so vLLM evicts by LRU again"
-        self.block_size = block_size
-        self._trace_clock, self._trace_s = trace_clock, 0.0
-        self.clock: Callable[[], float] = (lambda: self._trace_s) if trace_clock else clock
-        # lists and dicts: on single numbers they are several times as fast as arrays
-        self.p: Any = policy.settings().tolist()
-        self.table: Any = Scores(np.zeros((1, 1)))
-        self._ttl_s = float(policy.values.get("ttl_s", math.inf))
-        self.learner = online_learner(self.policy, block_size, fitted)
-        self._requests: dict[str, _RequestState] = {}
-        self.free: Any = None
-        self._recent: deque[int] = deque(maxlen=RECENT)
-        self._arrived = self._admitted = 0
-        self._start_s = self.clock()
-        if self.learner is not None:
-            self.use(self.learner.table)
-
-    @property
-    def in_words(self) -> str:
-        """Return the policy, its parameters and its learner, for a line of the log."""
-        learned = f"; {self.learner.in_words}" if self.learner and self.learner.in_words else ""
-        return f"{self.policy.name} {self.policy.values}{learned}"
-
-    def use(self, table: Floats) -> None:
-        """Score by this table from now on."""
-        self.table = Scores(table)
+    def score_anew(self) -> None:
+        """Drop all scores: the table has changed."""
         if self.free is not None:
             self.free.score_anew()
 
@@ -115,23 +58,6 @@ class EvictionController(Observer):
         """Drop what is known of requests; the queue orders blocks by LRU from now on."""
         self._requests.clear()
 
-    def arrived(self, request: Request) -> None:
-        """Note the arrival and, for policies with a table, learn from it."""
-        if request.request_id in self._requests:  # more input of one that streams it
-            return
-        hints = read_hints(request) if self.learner is not None or self._trace_clock else None
-        if self._trace_clock and hints is not None:
-            if hints.arrival_s is None:
-                return
-            self._trace_s = max(self._trace_s, hints.arrival_s)
-        number, self._arrived = self._arrived, self._arrived + 1
-        state = _RequestState(number, self.clock() - self._start_s, request.num_prompt_tokens)
-        self._requests[request.request_id] = state
-        if self.learner is not None and hints is not None:
-            changed, state.memo = self.learner.arrive(request, hints, state.arrival_s)
-            if changed:
-                self.use(self.learner.table)
-
     def stepping(self) -> None:
         """Advance the clock, and drop expired blocks."""
         now_s = self.clock()
@@ -143,40 +69,18 @@ class EvictionController(Observer):
         """Advance the clock."""
         self.free.at(self.clock())
 
-    def admitted(self, request_id: str, hit_tokens: int) -> None:
-        """Note the hits; adaptive policies adapt to what recent requests had to compute."""
-        state = self._requests.get(request_id)
-        if state is None or state.hit_blocks >= 0:
-            return
-        state.hit_blocks = hit_tokens // self.block_size
-        if self.policy.adaptive and self.policy.adapts(self.p):
-            self._recent.append(state.prompt_tokens - hit_tokens)
-            self._admitted += 1
-            if self._admitted % ADAPT_EVERY == 0:
-                self.policy.adapt(np.array(sorted(self._recent), dtype=np.int64), self.p)
-
     def releasing(self, request: Request) -> None:
         """Plan the lanes of its blocks; drop those of a turn that the policy does not admit."""
         state = self._requests.get(request.request_id)
         if state is None:
             return
-        learner = self.learner
-        category = learner.category(request, state.memo) if learner else 0
-        cuts = learner.cuts(state.memo) if learner else ()
-        turn = Turn(state.number, state.arrival_s, request.num_tokens, category, ENDS)
+        turn, cuts = self.turn(request, state)
         if not request.is_finished():  # preempted: it will be back at once
             self.free.plan = ((0, head_lane(self.policy, turn, cuts, self.block_size, self.p)),)
             return
         plan = lane_plan(self.policy, turn, cuts, self.block_size, self.p)
         self.free.plan = tuple((depth * self.block_size, lane) for depth, lane in plan)
-        del self._requests[request.request_id]
-        if state.hit_blocks < 0:
-            if learner is not None:
-                learner.forget(state.memo)
-            return
-        if learner is not None:
-            learner.end(request, state.memo)
-        if not self.policy.admits(turn, self.p, self.table):
+        if self.end(request, state) and not self.policy.admits(turn, self.p, self.table):
             for block in self._blocks_of(request.request_id)[state.hit_blocks :]:
                 if block.ref_cnt == 1 and block.block_hash is not None:
                     self._forget(block)
@@ -209,15 +113,3 @@ class EvictionController(Observer):
         self.free.lost_all()
         if self.learner is not None:
             self.learner.cleared()
-
-
-def lane_policy(policy: Policy, where: str = "policy") -> LanePolicy:
-    """Return a policy that an engine can run; raise UsageError at `where` for others."""
-    if isinstance(policy, LanePolicy) and policy.runs_in_plugin():
-        return policy
-    why = "knows the future" if policy.hindsight else "orders blocks by more than recency lists"
-    raise UsageError(
-        f"{policy.name} {why}, so kvscope's plugin cannot run it",
-        where=where,
-        remedy=f"take one of {plugin_policies()}",
-    )

@@ -10,6 +10,9 @@ vllm/v1/kv_offload/cpu/policies/ (LRUCachePolicy, ARCCachePolicy).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from kvscope.core.arrays import Int32s
 from kvscope.core.jit import callable_in_kernels
 from kvscope.vllm_sim.offload_state import (
@@ -17,7 +20,6 @@ from kvscope.vllm_sim.offload_state import (
     B1,
     B2,
     INSERTED,
-    LISTS,
     MISSED,
     PENDING,
     REUSED,
@@ -32,8 +34,8 @@ RANKS_EACH = 1 << 24  # more than a request has chunks
 
 @callable_in_kernels
 def sentinel(off: Offload, place: int) -> int:
-    """Return the sentinel of a list, or of the tracker."""
-    return len(off.chunks) - LISTS - 1 + place
+    """Return the sentinel of a list, or behind the last list that of the tracker."""
+    return len(off.chunks) - off.state[0].lists - 1 + place  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
@@ -45,13 +47,15 @@ def chunk_at(off: Offload, path: Int32s, at: int) -> int:
 @callable_in_kernels
 def is_held(off: Offload, node: int) -> bool:
     """Return whether the tier has a chunk, or is about to."""
-    return off.chunks[node].place in (T1, T2)
+    return ABSENT < off.chunks[node].place < off.state[0].ghosts  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
 def resize(off: Offload, place: int, change: int) -> None:
     """Count the chunks of ARC's lists."""
     state = off.state[0]
+    if not state.arc:
+        return
     if place == T1:
         state.t1 += change
     elif place == T2:
@@ -92,6 +96,7 @@ def move_to_end(off: Offload, node: int, place: int) -> None:
     unlink_chunk(off, node)
     off.state[0].ranks += 1
     off.chunks[node].rank = off.state[0].ranks * RANKS_EACH
+    off.chunks[node].touched_s = off.state[0].now_s
     link_chunk(off, node, place, off.chunks[sentinel(off, place)].before)
 
 
@@ -111,6 +116,7 @@ def rank_provisionally(off: Offload, request: int, node: int, at: int, above: in
     while behind != end and chunks[behind].rank > rank:
         behind = chunks[behind].before
     chunks[node].rank = rank
+    chunks[node].touched_s = off.state[0].now_s
     link_chunk(off, node, T1, behind)
 
 
@@ -151,7 +157,7 @@ def reuse(off: Offload, request: int, at: int) -> None:
 def track(off: Offload, node: int) -> None:
     """Make a chunk the one that was offered last."""
     chunks = off.chunks
-    end = sentinel(off, LISTS)
+    end = sentinel(off, off.state[0].lists)
     chunks[chunks[node].older].newer = chunks[node].newer
     chunks[chunks[node].newer].older = chunks[node].older
     last = chunks[end].older
@@ -200,7 +206,7 @@ def count_offers(off: Offload, path: Int32s, begin: int, end: int) -> None:
         if state.tracked >= state.tracker_size:
             if unprotected == 0:
                 continue
-            untrack(off, chunks[sentinel(off, LISTS)].newer)
+            untrack(off, chunks[sentinel(off, state.lists)].newer)
             unprotected -= 1
         track(off, node)
         chunks[node].offers = 1
@@ -263,6 +269,7 @@ def evict_chunks(off: Offload, count: int) -> None:
     for at in range(count):
         node, place = off.victims[at], off.chunks[off.victims[at]].place
         unlink_chunk(off, node)
+        off.chunks[off.chunks[node].above].children -= 1
         if state.arc:
             move_to_end(off, node, B1 if place == T1 else B2)
     state.held -= count
@@ -277,10 +284,12 @@ def evict_chunks(off: Offload, count: int) -> None:
 @callable_in_kernels
 def insert_chunk(off: Offload, request: int, path: Int32s, at: int) -> None:
     """Add the chunk `at` of a request, whose store is under way."""
-    node = chunk_at(off, path, at)
+    node, above = chunk_at(off, path, at), chunk_at(off, path, at - 1) if at > 0 else 0
+    off.chunks[node].above = above
+    off.chunks[above].children += 1
     if off.state[0].provisional:
         take_rank(off, request)
-        rank_provisionally(off, request, node, at, chunk_at(off, path, at - 1) if at > 0 else 0)
+        rank_provisionally(off, request, node, at, above)
     else:
         move_to_end(off, node, T1)
     off.chunks[node].users = PENDING
@@ -326,28 +335,33 @@ def note_offer(off: Offload, request: int, path: Int32s, begin: int, end: int, f
             reuse(off, request, at)
 
 
-@callable_in_kernels
-def offer_chunks(off: Offload, request: int, path: Int32s, begin: int, end: int) -> int:
-    """Offer chunks begin..end of a request to the tier; return how many it stores.
+def offerer(choose: Callable[[Offload, int], bool]) -> Callable[..., Any]:
+    """Return the function that offers chunks begin..end of a request, and how many are stored.
 
-    They are in `fresh`. -1: it refused them all, since it could evict too few.
+    They are in `fresh`. -1: the tier refused them all, since `choose` (as `choose_victims`) found
+    too few to evict.
     """
-    state = off.state[0]
-    state.offers += 1
-    if state.threshold >= 2:
-        count_offers(off, path, begin, end)
-    count = choose_fresh(off, path, begin, end)
-    note_offer(off, request, path, begin, end, count)
-    missing = count - (state.capacity - state.held)
-    if missing > 0:
-        if missing > state.evictable or not choose_victims(off, missing):
-            state.refused += 1
-            return -1
-        evict_chunks(off, missing)
-    for at in range(count):
-        insert_chunk(off, request, path, off.fresh[at])
-    state.stored += count
-    return count
+
+    @callable_in_kernels
+    def offer_chunks(off: Offload, request: int, path: Int32s, begin: int, end: int) -> int:
+        state = off.state[0]
+        state.offers += 1
+        if state.threshold >= 2:
+            count_offers(off, path, begin, end)
+        count = choose_fresh(off, path, begin, end)
+        note_offer(off, request, path, begin, end, count)
+        missing = count - (state.capacity - state.held)
+        if missing > 0:
+            if missing > state.evictable or not choose(off, missing):
+                state.refused += 1
+                return -1
+            evict_chunks(off, missing)
+        for at in range(count):
+            insert_chunk(off, request, path, off.fresh[at])
+        state.stored += count
+        return count
+
+    return offer_chunks
 
 
 @callable_in_kernels

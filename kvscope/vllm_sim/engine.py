@@ -12,10 +12,19 @@ from kvscope.vllm_sim.scheduler import stepper
 from kvscope.vllm_sim.state import Machine, lane_class
 
 
-def engine_kernel(policy: Policy, machine: Machine) -> Callable[..., Any]:
-    """Return the kernel that runs `machine` with `policy`; UsageError as in `lane_class`."""
+def engine_kernel(
+    policy: Policy, machine: Machine, chunk_policy: Policy | None = None
+) -> Callable[..., Any]:
+    """Return the kernel that runs `machine` with `policy`; UsageError as in `lane_class`.
+
+    `chunk_policy` orders the chunks of a CPU tier, as `OffloadSettings.policy`.
+    """
     if len(machine.groups) > 0:
         return stepper(Lru, leaf=False, hybrid=True)
     if len(machine.offload.members) > 0:
-        return offloaded_stepper(lane_class(policy), policy.evicts == "leaf")
+        leaf = policy.evicts == "leaf"
+        if chunk_policy is None:
+            return offloaded_stepper(lane_class(policy), leaf)
+        leaf_chunks = chunk_policy.evicts == "leaf"
+        return offloaded_stepper(lane_class(policy), leaf, lane_class(chunk_policy), leaf_chunks)
     return stepper(lane_class(policy), policy.evicts == "leaf")

@@ -26,6 +26,7 @@ from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, kernel, once
 from kvscope.core.prefix import write_path
 from kvscope.policies.base import LanePolicy
+from kvscope.replay.kernels.loop import advance_table
 from kvscope.vllm_sim.admission import (
     allocator,
     blocks_for,
@@ -37,13 +38,13 @@ from kvscope.vllm_sim.admission import (
     one_group,
     use_hits,
 )
+from kvscope.vllm_sim.chunk_lanes import ChunkRules, chunk_rules
 from kvscope.vllm_sim.chunks import (
     chunk_at,
-    commit_accesses,
     evict_first,
     forget_offers,
     is_held,
-    offer_chunks,
+    offerer,
     pin_chunk,
     reuse,
     see,
@@ -168,76 +169,95 @@ def begin_load(machine: Machine, request: int, hits: int, tokens: int) -> None:
     state.loading += 1
 
 
-@callable_in_kernels
-def store_chunks(
-    machine: Machine, request: int, path: Int32s, table: Int64s, tokens: int, allocated: int
-) -> None:
-    """Offer the tier what a request has filled with so many tokens, from its next chunk on."""
-    off, state, member = machine.offload, machine.offload.state[0], machine.offload.members[request]
-    record, bpc = machine.requests[request], machine.offload.state[0].blocks_per_chunk
-    if state.write_back:
-        return
-    if state.prompt_only:
-        tokens = min(tokens, record.prompt)
-    known = (record.prompt + record.generated) // machine.state[0].block_size
-    begin, end = member.next_chunk, min(tokens // machine.state[0].block_size, allocated, known)
-    end = end // bpc
-    if end <= begin:
-        return
-    if state.forgets_offers:
-        forget_offers(off, path, max(begin, record.hits // bpc), end)
-    count = offer_chunks(off, request, path, begin, end)
-    if count < 0:
-        return
-    member.next_chunk = end
-    if count == 0:
-        return
-    ended = record.finished_s >= 0
-    job = off.stores[state.stores % len(off.stores)]
-    job.request, job.submitted, job.done, job.flush, job.nodes = request, 0, 0, 0, count
-    job.first = off.stores[(state.stores - 1) % len(off.stores)].first if state.stores else 0
-    job.first += off.stores[(state.stores - 1) % len(off.stores)].nodes if state.stores else 0
-    for place in range(count):
-        at = off.fresh[place]
-        node = chunk_at(off, path, at)
-        off.store_nodes[(job.first + place) % len(off.store_nodes)] = node
-        for block in table[at * bpc : (at + 1) * bpc]:
-            fence = off.fences[state.fences % len(off.fences)]
-            fence.job, fence.request, fence.older = state.stores, request, off.fence[block]
-            off.fence[block] = state.fences
-            state.fences += 1
-            if ended and off.taken[block] == state.plan:
-                job.flush = 1
-    job.fences = state.fences
-    state.stores += 1
-    member.transfers += 1
+def storer(rules: ChunkRules) -> Callable[..., None]:
+    """Return the function that offers the tier what a request has filled with so many tokens.
+
+    From its next chunk on; `rules` order the chunks.
+    """
+    offer = offerer(rules.choose)
+
+    @callable_in_kernels
+    def store_chunks(
+        machine: Machine, request: int, path: Int32s, table: Int64s, tokens: int, allocated: int
+    ) -> None:
+        off, record = machine.offload, machine.requests[request]
+        state, member, bpc = off.state[0], off.members[request], off.state[0].blocks_per_chunk
+        if state.write_back:
+            return
+        if state.prompt_only:
+            tokens = min(tokens, record.prompt)
+        known = (record.prompt + record.generated) // machine.state[0].block_size
+        begin, end = member.next_chunk, min(tokens // machine.state[0].block_size, allocated, known)
+        end = end // bpc
+        if end <= begin:
+            return
+        if state.forgets_offers:
+            forget_offers(off, path, max(begin, record.hits // bpc), end)
+        count = offer(off, request, path, begin, end)
+        if count < 0:
+            return
+        member.next_chunk = end
+        if count == 0:
+            return
+        ended = record.finished_s >= 0
+        job = off.stores[state.stores % len(off.stores)]
+        job.request, job.submitted, job.done, job.flush, job.nodes = request, 0, 0, 0, count
+        job.first = off.stores[(state.stores - 1) % len(off.stores)].first if state.stores else 0
+        job.first += off.stores[(state.stores - 1) % len(off.stores)].nodes if state.stores else 0
+        for place in range(count):
+            at = off.fresh[place]
+            node = chunk_at(off, path, at)
+            off.store_nodes[(job.first + place) % len(off.store_nodes)] = node
+            for block in table[at * bpc : (at + 1) * bpc]:
+                fence = off.fences[state.fences % len(off.fences)]
+                fence.job, fence.request, fence.older = state.stores, request, off.fence[block]
+                off.fence[block] = state.fences
+                state.fences += 1
+                if ended and off.taken[block] == state.plan:
+                    job.flush = 1
+        job.fences = state.fences
+        state.stores += 1
+        member.transfers += 1
+
+    return store_chunks
 
 
-@callable_in_kernels
-def store_step(machine: Machine) -> None:
-    """Offer what the planned step fills, then the last chunks of requests that have ended."""
-    off, requests, state = machine.offload, machine.requests, machine.offload.state[0]
-    size = machine.state[0].block_size
-    for at in range(machine.state[0].planned):
-        request = machine.batch[1, at]
-        record = requests[request]
-        tokens = min(record.computed, record.prompt + record.generated)
-        path, table = machine.path[record.slot], machine.table[record.slot]
-        store_chunks(machine, request, path, table, tokens, record.allocated)
-    front = machine.path[len(machine.path) - 1]
-    for at in range(state.ended):
-        request = off.ended[at]
-        record = requests[request]
-        write_path(machine.nodes.parent, record.leaf, front, 0, record.length)
-        tokens = max(record.prompt, record.prompt + record.generated - 1)
-        blocks = off.members[request].blocks
-        store_chunks(machine, request, front, off.ended_table[at], tokens, blocks)
-        whole = tokens // size // state.blocks_per_chunk
-        if not state.write_back:
-            commit_accesses(off, request, front, whole)
-    if state.ended > 0:
-        machine.state[0].front = NONE
-    state.ended = 0
+def step_storer(rules: ChunkRules) -> Callable[[Machine], None]:
+    """Return the function that offers what the planned step fills, then what ended requests left.
+
+    Those leave the tier then.
+    """
+    store_chunks, commit = storer(rules), rules.commit
+
+    @callable_in_kernels
+    def store_step(machine: Machine) -> None:
+        off, requests, state = machine.offload, machine.requests, machine.offload.state[0]
+        size = machine.state[0].block_size
+        for at in range(machine.state[0].planned):
+            request = machine.batch[1, at]
+            record = requests[request]
+            tokens = min(record.computed, record.prompt + record.generated)
+            path, table = machine.path[record.slot], machine.table[record.slot]
+            store_chunks(machine, request, path, table, tokens, record.allocated)
+        front = machine.path[len(machine.path) - 1]
+        for at in range(state.ended):
+            request = off.ended[at]
+            record = requests[request]
+            write_path(machine.nodes.parent, record.leaf, front, 0, record.length)
+            tokens = max(record.prompt, record.prompt + record.generated - 1)
+            blocks = off.members[request].blocks
+            store_chunks(machine, request, front, off.ended_table[at], tokens, blocks)
+        for at in range(0 if state.write_back else state.ended):
+            request = off.ended[at]
+            record = requests[request]
+            write_path(machine.nodes.parent, record.leaf, front, 0, record.length)
+            tokens = max(record.prompt, record.prompt + record.generated - 1)
+            commit(machine, request, front, tokens // size // state.blocks_per_chunk)
+        if state.ended > 0:
+            machine.state[0].front = NONE
+        state.ended = 0
+
+    return store_step
 
 
 @callable_in_kernels
@@ -534,9 +554,24 @@ def waiting_planner(admit: Callable[..., Any]) -> Callable[[Machine], None]:
     return plan_waiting
 
 
+@callable_in_kernels
+def take_chunk_table(machine: Machine) -> None:
+    """Put the table in force by which the tier's policy scores for the latest request."""
+    off, arrived = machine.offload, machine.state[0].arrived
+    off.state[0].period = advance_table(off.tables, off.state[0].period, arrived)
+
+
 @once
-def offloaded_stepper(policy: type[LanePolicy], leaf: bool) -> Callable[..., Any]:
-    """Return the kernel that runs an engine with a CPU tier, called as that of `stepper`."""
+def offloaded_stepper(
+    policy: type[LanePolicy],
+    leaf: bool,
+    chunk_policy: type[LanePolicy] | None = None,
+    leaf_chunks: bool = False,
+) -> Callable[..., Any]:
+    """Return the kernel that runs an engine with a CPU tier, called as that of `stepper`.
+
+    `chunk_policy` orders the chunks, as `chunk_rules` has it.
+    """
     take_free = taker(policy, leaf)
 
     @callable_in_kernels
@@ -552,12 +587,14 @@ def offloaded_stepper(policy: type[LanePolicy], leaf: bool) -> Callable[..., Any
     allocate = allocator(take)
     admit, admit_loaded = offloaded_admitter(allocate, leaf), loaded_admitter(allocate, leaf)
     plan_running, complete = running_planner(rules), completer(rules)
+    store_step = step_storer(chunk_rules(chunk_policy, leaf_chunks))
     plan_loaded, plan_waiting = loaded_planner(admit_loaded), waiting_planner(admit)
 
     @callable_in_kernels
     def schedule(machine: Machine) -> None:
         begin_plan(machine)
         machine.offload.state[0].plan += 1
+        machine.offload.state[0].now_s = machine.state[0].now_s
         if plan_running(machine) and plan_loaded(machine):
             plan_waiting(machine)
         cost_plan(machine)
@@ -570,6 +607,7 @@ def offloaded_stepper(policy: type[LanePolicy], leaf: bool) -> Callable[..., Any
             if state.finished >= finished or state.now_s >= until_s:
                 break
             arrive(machine)
+            take_chunk_table(machine)
             if state.ttl_s < np.inf:
                 expire(machine, leaf)
             preempted = state.preempted

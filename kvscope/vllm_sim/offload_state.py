@@ -11,25 +11,31 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.replay.kernels.loop import TablePeriods
+from kvscope.replay.replay import NO_TABLES
 from kvscope.vllm_sim.settings import OffloadSettings
 
 Records = np.recarray[Any, Any]
 
 ABSENT = -1  # in no list
 T1, T2, B1, B2 = range(4)  # LRU has only T1
-LISTS = 4  # and behind their sentinels, that of the chunks whose offers are counted
+LISTS = 4
+RUNNING = 0  # of lanes: chunks that a running request touched last; lane k is list k + 1
 PENDING = -1  # as `users`: its store is under way
 WAITING, LOADING, LOADED, READY = range(4)  # LOADED: its blocks are not hashed yet
 SEEN, INSERTED, REUSED, MISSED = 1, 2, 4, 8
 
+_INT32S = ("after", "before", "older", "newer", "users", "offers", "above", "children")
 CHUNK = np.dtype(
-    [(name, np.int32) for name in ("after", "before", "older", "newer", "users", "offers")]
+    [(name, np.int32) for name in _INT32S]
     + [("rank", np.int64), ("offer", np.int64), ("place", np.int64), ("loading", np.int64)]
+    + [("touched_s", np.float64)]
 )
 """The chunk that ends at a node of the trie, or behind the last node the sentinel of a list.
 
-It is in list `place`, a ring through `after` and `before`, in order of `rank` where that is LRU's.
+It is in list `place`, a ring through `after` and `before`, in order of `rank` where that is LRU's;
+it was ranked last at `touched_s`. `above` is the chunk before it, which has `children` held ones.
 `users` counts the loads that read it. `offers` counts how often it was offered, in the ring of
 `older` and `newer`; `offer` is the number of the last store that it was part of.
 """
@@ -62,8 +68,10 @@ OFFLOAD = _whole(
     "capacity blocks_per_chunk arc provisional restarts prompt_only threshold tracker_size "
     "least_load forgets_offers write_back written_back "
     "held evictable offers ranks tracked plan planned_stores loads loads_done stores stores_done "
-    "fences fences_done ended loading evictions refused stored loaded t1 t2 b1 b2",
-    "target load_latency_s load_chunk_s store_latency_s store_chunk_s load_free_s store_free_s",
+    "fences fences_done ended loading evictions refused stored loaded t1 t2 b1 b2 "
+    "lists ghosts period",
+    "now_s target "
+    "load_latency_s load_chunk_s store_latency_s store_chunk_s load_free_s store_free_s",
 )
 """One record: the settings of the tier, and counts.
 
@@ -72,7 +80,9 @@ copied in front of the next step. `held` chunks are in it,
 `evictable` ones are read or written by nothing. `ranks`, `offers`, `loads`, `stores` and `fences`
 number what they name; those of the last three below `_done` are over. Stores before
 `planned_stores` were created in earlier plans. `ended` requests ended since the last plan,
-`loading` ones have blocks and do not run. `t1` to `b2` and `target` are ARC's.
+`loading` ones have blocks and do not run. `t1` to `b2` and `target` are ARC's. Of the `lists`,
+those from `ghosts` on name chunks that the tier no longer has. `period` is the table in force, of
+`now_s`.
 """
 
 
@@ -83,8 +93,9 @@ class Offload(NamedTuple):
     request did with each of its chunks. `loads` and `stores` are rings of transfers, whose chunks
     are in `load_nodes` and `store_nodes`. `fence` is each GPU block's last entry in `fences`,
     `taken` the last plan that gave it to a request. `loading` lists requests in order; `ended`
-    those that ended, row k of `ended_table` the blocks of the k-th. `fresh` and `victims` are
-    scratch.
+    those that ended, row k of `ended_table` the blocks of the k-th. `category`, `cuts`, `p` and
+    `tables` are those of a policy of kvscope that orders the chunks. `fresh`, `victims` and
+    `cursors` are scratch.
     """
 
     chunks: Records
@@ -103,6 +114,29 @@ class Offload(NamedTuple):
     ended_table: Int64s
     fresh: Int32s
     victims: Int32s
+    cursors: Int64s
+    category: Int32s
+    cuts: Int32s
+    p: Float64s
+    tables: TablePeriods
+
+    def copied(self) -> Offload:
+        """Return a tier with tables of its own."""
+        own: dict[str, Any] = {
+            name: table.copy() for name, table in self._asdict().items() if name != "tables"
+        }
+        since, in_force = self.tables.since.copy(), self.tables.in_force.copy()
+        return Offload(**own, tables=self.tables._replace(since=since, in_force=in_force))
+
+
+class ChunkOrder(NamedTuple):
+    """A policy of kvscope that orders chunks in `lanes`, and each request as it sees it."""
+
+    lanes: int
+    category: Int32s
+    cuts: Int32s
+    p: Float64s
+    tables: TablePeriods
 
 
 def no_offload() -> Offload:
@@ -111,18 +145,41 @@ def no_offload() -> Offload:
 
 
 def empty_offload(
-    settings: OffloadSettings, nodes: int, path_blocks: Int64s, usable: int, slots: int, width: int
+    settings: OffloadSettings,
+    nodes: int,
+    path_blocks: Int64s,
+    usable: int,
+    slots: int,
+    width: int,
+    order: ChunkOrder | None,
 ) -> Offload:
     """Return an empty tier for requests of so many blocks each over a trie of `nodes` nodes.
 
-    The engine has `usable` blocks, and tables of `width` blocks for `slots` requests.
+    The engine has `usable` blocks, and tables of `width` blocks for `slots` requests. Without an
+    `order` the chunks are in vLLM's own.
     """
+    lists = LISTS if order is None else order.lanes + 1
     size = settings.blocks_per_chunk
     capacity = min(settings.capacity_chunks, nodes)
     tables = _tables(
-        nodes, path_blocks // size, capacity, capacity * size, usable, slots, width, width // size
+        nodes,
+        path_blocks // size,
+        capacity,
+        capacity * size,
+        usable,
+        slots,
+        width,
+        width // size,
+        lists,
     )
     state = tables.state[0]
+    state.ghosts = lists
+    if order is None:
+        state.ghosts = B1
+    else:
+        tables = tables._replace(
+            category=order.category, cuts=order.cuts, p=order.p, tables=order.tables
+        )
     state.capacity, state.blocks_per_chunk = capacity, size
     state.arc = settings.eviction_policy == "arc"
     state.write_back = settings.write_back
@@ -147,19 +204,22 @@ def _tables(
     slots: int,
     width: int,
     longest: int,
+    lists: int = LISTS,
 ) -> Offload:
-    chunks = np.zeros(nodes + LISTS + 1, dtype=CHUNK).view(np.recarray)
+    chunks = np.zeros(nodes + lists + 1, dtype=CHUNK).view(np.recarray)
     ring = np.arange(len(chunks))
     for name in ("after", "before", "older", "newer"):
         chunks[name] = ring
     chunks.place = ABSENT
     members = np.zeros(len(path_chunks), dtype=MEMBER).view(np.recarray)
     ends = np.cumsum(path_chunks)
+    state = np.zeros(1, dtype=OFFLOAD).view(np.recarray)
+    state.lists = lists
     members.access, members.external = ends - path_chunks, -1
     return Offload(
         chunks=chunks,
         members=members,
-        state=np.zeros(1, dtype=OFFLOAD).view(np.recarray),
+        state=state,
         marks=np.zeros(int(ends[-1]) if len(ends) else 0, dtype=np.uint8),
         loads=np.zeros(2 * capacity, dtype=TRANSFER).view(np.recarray),
         stores=np.zeros(2 * capacity, dtype=TRANSFER).view(np.recarray),
@@ -173,4 +233,9 @@ def _tables(
         ended_table=np.zeros((slots, width), dtype=np.int64),
         fresh=np.zeros(longest, dtype=np.int32),
         victims=np.zeros(capacity, dtype=np.int32),
+        cursors=np.zeros(lists, dtype=np.int64),
+        category=np.zeros(0, dtype=np.int32),
+        cuts=np.zeros((0, 0), dtype=np.int32),
+        p=np.zeros(0),
+        tables=NO_TABLES.periods(),
     )

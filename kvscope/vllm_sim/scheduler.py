@@ -15,7 +15,7 @@ import numpy as np
 
 from kvscope.core.jit import callable_in_kernels, kernel, once
 from kvscope.policies.base import LanePolicy
-from kvscope.replay.kernels.loop import take_table
+from kvscope.replay.kernels.loop import advance_table
 from kvscope.vllm_sim.admission import BlockRules, one_group, peek_waiting
 from kvscope.vllm_sim.groups import several_groups
 from kvscope.vllm_sim.pool import expire
@@ -27,14 +27,10 @@ Step = Callable[[Machine], Any]
 @callable_in_kernels
 def arrive(machine: Machine) -> None:
     """Queue the requests that have arrived by now, and take the policy's table of that time."""
-    requests, since, state = machine.requests, machine.tables.since, machine.state[0]
+    requests, state = machine.requests, machine.state[0]
     while state.arrived < len(requests) and requests[state.arrived].arrival_s <= state.now_s:
         state.arrived += 1
-    before = state.period
-    while state.period + 1 < len(since) and since[state.period + 1] < state.arrived:
-        state.period += 1
-    if state.period != before:
-        take_table(machine.tables, state.period)
+    state.period = advance_table(machine.tables, state.period, state.arrived)
 
 
 @callable_in_kernels

@@ -9,6 +9,7 @@ from typing import Literal, Self, get_args
 from kvscope.core.errors import UsageError
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.latency.profile import LatencyProfile
+from kvscope.policies.base import LanePolicy
 
 NO_LIMIT = 2**31 - 1
 
@@ -70,7 +71,8 @@ class StepCost:
 
 Release = Literal["0.32", "0.33"]
 RELEASES: tuple[Release, ...] = get_args(Release)
-ChunkPolicy = Literal["lru", "arc"]
+ChunkPolicy = Literal["lru", "arc", "tlru", "gittins"]
+"""The last two are those of kvscope's plugin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,8 @@ class OffloadSettings:
     """vLLM's OffloadingConnector with memory of the CPU, options under its own names.
 
     `capacity_chunks` is `cpu_bytes_to_use` over the bytes of a chunk of `blocks_per_chunk` blocks.
-    `release` is the version of vLLM. Defaults are vLLM's. Raises UsageError for values that no
-    engine takes.
+    `release` is the version of vLLM. `policy` orders the chunks instead of `eviction_policy`.
+    Defaults are vLLM's. Raises UsageError for values that no engine takes.
 
     Three more are of other engines: a load brings `least_load_blocks` or more (0: a chunk);
     `forgets_offers`: a chunk that was computed anew counts as offered once; `write_back`: a block
@@ -111,6 +113,7 @@ class OffloadSettings:
     least_load_blocks: int = 0
     forgets_offers: bool = False
     write_back: bool = False
+    policy: LanePolicy | None = None
 
     def __post_init__(self) -> None:
         for name in ("capacity_chunks", "blocks_per_chunk", "max_tracker_size"):

@@ -25,8 +25,8 @@ from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.replay.structures.recent import nothing_recent
 from kvscope.replay.traffic import Traffic, traffic
-from kvscope.vllm_sim.offload_state import Offload, empty_offload, no_offload
-from kvscope.vllm_sim.settings import EngineSettings, StepCost
+from kvscope.vllm_sim.offload_state import ChunkOrder, Offload, empty_offload, no_offload
+from kvscope.vllm_sim.settings import EngineSettings, OffloadSettings, StepCost
 
 NONE = -1
 ROOT = 0  # as a content: none, the block has no hash
@@ -168,18 +168,21 @@ def idle_machine(
     *,
     rate_scale: float = 1.0,
     tables: Tables = NO_TABLES,
+    chunk_tables: Tables = NO_TABLES,
 ) -> Machine:
     """Return an idle engine that waits for the trace's first request; all its blocks are free.
 
-    Requests arrive `rate_scale` times as fast; `tables` are for policies that read them. Raises
-    UsageError for a policy without lanes.
+    Requests arrive `rate_scale` times as fast; `tables` are for policies that read them, and
+    `chunk_tables` for one that orders the chunks of a CPU tier. Raises UsageError for a policy
+    without lanes.
     """
     kind = lane_class(policy)
     if settings.groups is not None:
         groups = _checked_groups(policy, settings.groups, prompts.block_size)
         settings = replace(settings, groups=groups)
     tables = tables.chosen(policy, settings.usable_blocks)
-    known = tables.classified(policy, engine_traffic(prompts, rate_scale))
+    plain = engine_traffic(prompts, rate_scale)
+    known = tables.classified(policy, plain)
     lanes = tables.categories if kind.by_category else kind.lanes
     requests = _requests(known, settings)
     slots = min(settings.max_num_seqs, max(len(requests), 1))
@@ -202,6 +205,7 @@ def idle_machine(
             settings.usable_blocks,
             slots,
             int(width),
+            _chunk_order(settings.offload, plain, chunk_tables),
         )
     return Machine(
         blocks=_blocks(settings.usable_blocks, lanes),
@@ -222,6 +226,21 @@ def idle_machine(
         groups=layouts,
         specs=_specs(settings),
         offload=offload,
+    )
+
+
+def _chunk_order(settings: OffloadSettings, known: Traffic, tables: Tables) -> ChunkOrder | None:
+    policy = settings.policy
+    if policy is None:
+        return None
+    tables = tables.chosen(policy, settings.capacity_chunks * settings.blocks_per_chunk)
+    known = tables.classified(policy, known)
+    return ChunkOrder(
+        tables.categories if policy.by_category else policy.lanes,
+        known.category.astype(np.int32),
+        known.cuts,
+        policy.settings(),
+        tables.periods(),
     )
 
 

@@ -30,15 +30,19 @@ class Model:
         settings: EngineSettings,
         kinds: Sequence[str] | None = None,
         tables: Tables = NO_TABLES,
+        chunk_tables: Tables = NO_TABLES,
     ) -> None:
         prompts = prompts_of(trace, size)
         if kinds is not None:
             names = list(dict.fromkeys(kinds))
             category = np.array([names.index(kind) for kind in kinds], dtype=np.int32)
             prompts = replace(prompts, category=category, categories=tuple(names))
-        self.machine: Machine = idle_machine(prompts, policy, settings, ONE_EACH, tables=tables)
+        self.machine: Machine = idle_machine(
+            prompts, policy, settings, ONE_EACH, tables=tables, chunk_tables=chunk_tables
+        )
         self.settings = settings
-        self.run = engine_kernel(policy, self.machine)
+        chunk_policy = settings.offload.policy if settings.offload else None
+        self.run = engine_kernel(policy, self.machine, chunk_policy)
 
     def step(self) -> bool:
         """Take one step, as `VllmScheduler.step`."""

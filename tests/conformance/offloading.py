@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvscope.policies.gittins import Gittins
+from kvscope.policies.tlru import TLru
+from kvscope.vllm_plugin.chunk_controller import ChunkController
 from kvscope.vllm_sim.settings import OffloadSettings, Release, Transfers
 from tests.conformance.conversations import TokenRequest
+from tests.conformance.kvscope_side import Model
 from tests.conformance.vllm_side import (
     VLLM_VERSION,
     KVConnectorOutput,
@@ -17,6 +23,7 @@ from tests.conformance.vllm_side import (
     VllmScheduler,
 )
 
+CLASSES = {TLru: "TLruCachePolicy", Gittins: "GittinsCachePolicy"}
 RELEASE: Release = "0.33" if VLLM_VERSION.startswith("0.33") else "0.32"
 
 
@@ -114,6 +121,16 @@ class OffloadingScheduler(VllmScheduler):
             "max_tracker_size": offload.max_tracker_size,
             "offload_prompt_only": offload.prompt_only,
         }
+        if offload.policy is not None:
+            options["eviction_policy"] = CLASSES[type(offload.policy)]
+            options["cache_policy_module_path"] = "kvscope.vllm_plugin"
+            settings["plugin"] = {
+                "cpu_tier": {
+                    "name": offload.policy.name,
+                    "leaves": offload.policy.evicts,
+                    "params": dict(offload.policy.values),
+                }
+            }
         connector = KVTransferConfig(
             kv_connector="OffloadingConnector",
             kv_role="kv_both",
@@ -123,6 +140,9 @@ class OffloadingScheduler(VllmScheduler):
         self.worker = Worker(offload)
         self.loaded_tokens: dict[int, int] = {}
         self.manager = self.scheduler.connector.connector_scheduler.manager
+        if offload.policy is not None:
+            self.tier.clock = lambda: self.now_s
+            self.tier._start_s = 0.0
         assert self.manager._num_chunks == offload.capacity_chunks
         self.scheduler.finished_req_ids = InOrder()
         lookup = self.scheduler.connector.update_state_after_alloc
@@ -135,6 +155,12 @@ class OffloadingScheduler(VllmScheduler):
             lookup(request, blocks, external)
 
         self.scheduler.connector.update_state_after_alloc = noted
+
+    @property
+    def tier(self) -> ChunkController:
+        """The plugin's part that orders chunks."""
+        (tier,) = (x for x in self.scheduler.kvscope if isinstance(x, ChunkController))
+        return tier
 
     def step(self) -> bool:
         """Take a step, or wait for an arrival or a copy; return False when all is done."""
@@ -161,9 +187,22 @@ class OffloadingScheduler(VllmScheduler):
 def held_chunks(vllm: OffloadingScheduler) -> list[list[bytes]]:
     """Return the chunks that vLLM's tier holds, by list, the first to leave in front."""
     policy = vllm.manager._policy
+    if hasattr(policy, "controller"):
+        return in_lanes(policy)
     if hasattr(policy, "t1"):
         return [list(keys) for keys in (policy.t1, policy.t2, policy.b1, policy.b2)]
     return [sorted(policy.chunks, key=policy._ranks.__getitem__), [], [], []]
+
+
+def in_lanes(policy: Any) -> list[list[bytes]]:
+    """Return the chunks of kvscope's policy, by list."""
+    held = policy.controller.chunks._held
+    assert held.keys() == policy.chunks.keys()
+    places = [where.place for where in held.values()]
+    lists: list[list[bytes]] = [[] for _ in range(1 + max(places, default=0))]
+    for key in sorted(held, key=policy._ranks.__getitem__):
+        lists[held[key].place].append(key)
+    return lists
 
 
 @dataclass
@@ -172,7 +211,7 @@ class Chunks:
 
     node_of: dict[bytes, int] = field(default_factory=dict)
 
-    def agree(self, theirs: list[bytes], mine: list[int]) -> bool:
+    def agree(self, theirs: Sequence[bytes], mine: Sequence[int]) -> bool:
         """Return whether both lists are the same chunks in the same order."""
         if len(theirs) != len(mine):
             return False
@@ -182,11 +221,38 @@ class Chunks:
         )
 
 
+def shared(vllm: OffloadingScheduler, model: Model) -> None:
+    """Give the model the classes and the table that the tier's policy goes by in vLLM.
+
+    As `tests.conformance.stepping.classed` does for the policy of free blocks.
+    """
+    learner, off = vllm.tier.learner, model.machine.offload
+    if learner is None:
+        return
+    category, use = learner.category, vllm.tier.use
+    off.tables.since[1:] = sys.maxsize
+
+    def shared_category(request: Any, memo: Any) -> int:
+        number: int = category(request, memo)
+        row, cuts = int(request.request_id), learner.cuts(memo)
+        off.category[row] = number
+        off.cuts[row, : len(cuts)] = cuts
+        return number
+
+    def used(table: Any) -> None:
+        off.tables.in_force[:] = table
+        use(table)
+
+    learner.category, vllm.tier.use = shared_category, used
+    used(learner.table)
+
+
 def model_chunks(offload: Any) -> list[list[int]]:
     """Return the chunks that the model's tier holds, as `held_chunks`."""
-    lists, first = [], len(offload.chunks) - 5
+    count = int(offload.state[0].lists)
+    lists, first = [], len(offload.chunks) - count - 1
     after = offload.chunks.after
-    for place in range(4):
+    for place in range(count):
         at, nodes = int(after[first + place]), []
         while at != first + place:
             nodes.append(at)

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvscope.policies.lru import Lru
+from kvscope.policies.tlru import TLru
 from kvscope.vllm_sim.settings import EngineSettings, OffloadSettings, Transfers
 from tests.conformance.conversations import Mix, TokenRequest, conversations
 from tests.conformance.kvscope_side import Model
@@ -21,6 +23,7 @@ from tests.conformance.offloading import (
     OffloadingScheduler,
     held_chunks,
     model_chunks,
+    shared,
 )
 from tests.conformance.stepping import SLOTS, free_blocks
 from tests.long import long
@@ -50,6 +53,17 @@ TIERS: dict[str, dict[str, Any]] = {
     "few offers": {"capacity_chunks": 100, "store_threshold": 2, "max_tracker_size": 90},
     "tiny": {"capacity_chunks": 12, "prompt_only": False},
     "ample": {"capacity_chunks": 4000},
+}
+TLRU = TLru({"xi_tokens": 200, "next_prompt_tokens": 60})
+POLICIES: dict[str, dict[str, Any]] = {
+    "tlru": {"capacity_chunks": 150, "policy": TLRU},
+    "tlru, chunks of 4": {
+        "capacity_chunks": 40,
+        "blocks_per_chunk": 4,
+        "prompt_only": False,
+        "policy": TLRU,
+    },
+    "tlru, tiny": {"capacity_chunks": 12, "prompt_only": False, "policy": TLRU},
 }
 SPEEDS: dict[str, dict[str, Any]] = {"at once": {}, "slow": SLOW}
 
@@ -86,14 +100,15 @@ def stepped(
         offload=replace(offload, release=RELEASE),
     )
     model, chunks, step, more = Model(trace, 16, Lru(), settings), Chunks(), 0, True
+    if offload.policy is not None:
+        shared(vllm, model)
     while more:
         more = vllm.step()
         assert model.step() == more, step
         running = [int(request.request_id) for request in vllm.scheduler.running]
         assert running == model.running(), step
-        for theirs, mine in zip(
-            held_chunks(vllm), model_chunks(model.machine.offload), strict=True
-        ):
+        lists = held_chunks(vllm), model_chunks(model.machine.offload)
+        for theirs, mine in zip_longest(*lists, fillvalue=()):
             assert chunks.agree(theirs, mine), step
         if step % 5 == 0 or not more:
             assert free_blocks(vllm) == [
@@ -106,6 +121,9 @@ def stepped(
     assert requests.first_token_s.tolist() == [vllm.first_token_s[number] for number in numbers]
     assert requests.preemptions.tolist() == [x.num_preemptions for x in vllm.requests]
     state = off.state[0]
+    if offload.policy is not None:
+        assert not vllm.tier.broken
+        assert vllm.tier.chunks.evictions == state.evictions
     return {
         "loaded": int(off.members.external.sum()),
         "evictions": int(state.evictions),
@@ -126,6 +144,24 @@ def test_every_step_agrees(tmp_path: Path, tier: str, speed: str) -> None:
     counts = stepped(tmp_path, trace, 80, offload)
     assert counts["loaded"] > 0 or tier == "tiny"
     assert (counts["evictions"] > 0) == (tier != "ample")
+
+
+@pytest.mark.parametrize("speed", ["slow", long("at once")])
+@pytest.mark.parametrize("tier", POLICIES)
+def test_a_policy_of_the_plugin_agrees(tmp_path: Path, tier: str, speed: str) -> None:
+    """kvscope's policy in vLLM's hook holds the chunks that the simulator's holds, each step.
+
+    And it is another order than vLLM's LRU.
+    """
+    trace = traffic(300, len(tier) + len(speed), "chats", 80)
+    offload = OffloadSettings(**POLICIES[tier], **SPEEDS[speed])
+    counts = stepped(tmp_path, trace, 80, offload)
+    assert counts["evictions"] > 0
+    settings = EngineSettings(80, max_num_seqs=SLOTS, max_num_batched_tokens=256)
+    lru = replace(offload, policy=None, release=RELEASE)
+    model = Model(trace, 16, Lru(), replace(settings, offload=lru))
+    model.finish(len(trace))
+    assert counts["loaded"] != model.machine.offload.members.external.sum()
 
 
 @pytest.mark.parametrize("mix", MIXES)

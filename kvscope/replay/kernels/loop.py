@@ -46,6 +46,17 @@ def take_table(tables: TablePeriods, period: int) -> None:
 
 
 @callable_in_kernels
+def advance_table(tables: TablePeriods, period: int, requests: int) -> int:
+    """Put the table in force that holds for the last of so many requests; return its period."""
+    before = period
+    while period + 1 < len(tables.since) and tables.since[period + 1] < requests:
+        period += 1
+    if period != before:
+        take_table(tables, period)
+    return period
+
+
+@callable_in_kernels
 def turn_of(traffic: Traffic, request: int, part: int = 0) -> Turn:
     """Return a request as policies see it, with the category of a part of its path."""
     return Turn(
