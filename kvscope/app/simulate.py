@@ -30,6 +30,7 @@ from kvscope.replay.parameter_estimates import ParameterEstimate, bind, estimate
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.settings import with_groups
 from kvscope.replay.sweep import WINDOWS, serve_replay, sweep, tier_request
+from kvscope.replay.tier_spec import with_chunk_policy
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.store import results
 from kvscope.store.file import CANNOT_STORE, Stores
@@ -98,6 +99,8 @@ def simulate(
     for name, estimate in used(request.variants, estimates).items():
         monitor.note(f"{name} is {format_value(name, estimate.value)}, {estimate.origin}")
     policies = [bind(variant, estimates) for variant in request.variants]
+    if (bound := with_chunk_policy(setting, estimates)) != setting:
+        setting, workload = bound, Workload(prompts, bound, workload.windows)
     if setting.tiers:
         wanted = [tier_request(workload, policy, estimates) for policy in policies]
     else:

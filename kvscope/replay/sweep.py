@@ -30,7 +30,7 @@ from kvscope.replay.metrics import ServedRequests, by_category, over_time, serve
 from kvscope.replay.misses import reasons
 from kvscope.replay.parameter_estimates import Estimates, bind
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.replay import replay
+from kvscope.replay.replay import NO_TABLES, Tables, replay
 from kvscope.replay.sampling import with_drift
 from kvscope.replay.settings import engine_setting
 from kvscope.replay.tier_spec import Tier, parse_tiers
@@ -44,6 +44,7 @@ from kvscope.replay.tiers import (
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, fits, replay_engine
 from kvscope.vllm_sim.offload_engines import parse_offload
+from kvscope.vllm_sim.offload_spec import OffloadSpec
 from kvscope.vllm_sim.settings import OffloadSettings, Transfers
 
 WINDOWS = 24  # that results over time are cut into, at most
@@ -175,7 +176,9 @@ def tier_request(workload: Workload, policy: Policy, estimates: Estimates) -> Re
         default=type(policy),
     )
     if setting.capacity_model == "engine" and setting.tier_mode is not None:
-        chunk_policy = by_name(parse_offload(setting.tier_mode).eviction_policy)()
+        spec = parse_offload(setting.tier_mode)
+        own = spec.policy if isinstance(spec, OffloadSpec) else None
+        chunk_policy = own or by_name(spec.eviction_policy)()
         tiers = (tiers[0], replace(tiers[1], policy=chunk_policy))
         policy = tiers[0].policy
     return ReplayRequest(policy, sum(tier.capacity_blocks for tier in tiers), tiers)
@@ -235,6 +238,7 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
         StepCost.of(workload.profile),
         rate_scale=setting.rate_scale,
         tables=workload.tables(request.policy, fits(workload.traffic, engine)),
+        chunk_tables=_chunk_tables(workload, engine),
     )
     tiered = None
     served = _served(workload, done.hit_blocks)
@@ -259,6 +263,13 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
             done.stored_chunks * engine.offload.blocks_per_chunk if engine.offload else None
         ),
     )
+
+
+def _chunk_tables(workload: Workload, engine: EngineSettings) -> Tables:
+    """Return what the policy of an engine's CPU tier learns of the requests served."""
+    if engine.offload is None or engine.offload.policy is None:
+        return NO_TABLES
+    return workload.tables(engine.offload.policy, fits(workload.traffic, engine))
 
 
 def _tiered(tiers: tuple[Tier, ...], done: EngineReplay) -> TieredReplay:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -27,7 +27,10 @@ from kvscope.core.runs import RunSetting
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
+from kvscope.replay.parameter_estimates import Estimates, bind
+from kvscope.replay.policy_options import Variant
 from kvscope.vllm_sim.offload_engines import Offloading, parse_offload
+from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 Bind = Callable[[type[Policy]], Policy]
 
@@ -117,6 +120,17 @@ def offload_left_out(setting: RunSetting) -> str | None:
     if setting.capacity_model != "engine" or not setting.tier_mode:
         return None
     return parse_offload(setting.tier_mode).left_out or None
+
+
+def with_chunk_policy(setting: RunSetting, estimates: Estimates) -> RunSetting:
+    """Return the setting with every parameter of the policy of its offload tier, if it has one."""
+    if setting.capacity_model != "engine" or not setting.tier_mode:
+        return setting
+    spec = parse_offload(setting.tier_mode)
+    if not isinstance(spec, OffloadSpec):
+        return setting
+    bound = spec.bound(lambda kind, given: bind(Variant(kind, given), estimates))
+    return replace(setting, tier_mode=bound.text)
 
 
 def _sized(setting: RunSetting) -> tuple[Offloading, int] | None:

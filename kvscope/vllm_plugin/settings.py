@@ -8,8 +8,8 @@ KVSCOPE_CLOCK=requests                          for replays: requests carry the 
 --additional-config '{"kvscope": {"recommendation": "recommendation.toml", "record": "folder"}}'
 --additional-config '{"kvscope": {"policy": {"name": "tlru", "params": {"xi_tokens": 2048}}}}'
 
-The policy of vLLM's CPU tier (`cpu_tier`) has the parameters of that policy, or those of a table
-`cpu_tier` of the same form, here or in the file.
+The policy of vLLM's CPU tier (see `cpu_tier`) has the parameters of that policy, or those of a key
+`cpu_tier` of the same form as `policy`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from kvscope.core.errors import InputError
 from kvscope.core.toml_files import document_in, table_as
 from kvscope.learning.learners import FittedTable, read_fit
 from kvscope.learning.policy_file import REMEDY, policy_in
-from kvscope.policies.base import GUARD, TTL, LanePolicy
-from kvscope.policies.tlru import XI_PERCENTILE, XI_TOKENS
+from kvscope.policies.base import GUARD, LanePolicy
+from kvscope.policies.tlru import NOT_OF_CHUNKS, XI_TOKENS
 from kvscope.vllm_plugin.policy_controller import lane_policy
 
 RECOMMENDATION = "KVSCOPE_RECOMMENDATION"
@@ -34,9 +34,8 @@ RECORD = "KVSCOPE_RECORD"
 CACHE_STUDY = "KVSCOPE_CACHE_STUDY"
 CLOCK, BY_REQUESTS = "KVSCOPE_CLOCK", "requests"
 MOST_BYTES = 64 << 20
-_NOT_OF_CHUNKS = {TTL.name, XI_PERCENTILE.name}
 _WHERE = "--additional-config kvscope"
-_KEYS = ("policy", "cpu_tier", "recommendation", "record", "cache_study", "clock")
+_KEYS = ("policy", "recommendation", "record", "cache_study", "clock", "cpu_tier")
 _USAGE = f"keys: {', '.join(_KEYS)}"
 
 
@@ -74,7 +73,7 @@ class PluginSettings:
         named = self.cpu_tier or self.policy
         if named is None or XI_TOKENS.name not in named.values:
             return None
-        taken = {parameter.name for parameter in kind.parameters} - _NOT_OF_CHUNKS
+        taken = {parameter.name for parameter in kind.parameters if parameter not in NOT_OF_CHUNKS}
         values = {name: value for name, value in named.values.items() if name in taken}
         alike = isinstance(named, kind)
         if not alike and GUARD in kind.parameters:
@@ -120,7 +119,6 @@ def _policies(
             remedy=f"tune for the deployment (--gpu, --model), or set {CACHE_STUDY}=1",
         )
     policy = lane_policy(policy_in(document, path), f"{path}: policy.name")
-    chunks = chunks or _in_table(document.get("cpu_tier", msgspec.UNSET), path, "cpu_tier")
     return policy, read_fit(document, policy, path), chunks
 
 

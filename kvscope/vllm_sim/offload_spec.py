@@ -1,21 +1,26 @@
 """How a CPU tier below an engine works, from text, and as options of the engine.
 
     vllm@0.33:eviction_policy=arc:blocks_per_chunk=4
+    vllm@0.33:eviction_policy=tlru:xi_tokens=4k:guard=1
 
 An engine with its version, with options of vLLM's OffloadingConnector behind colons, under vLLM's
-names; what is left out is vLLM's default.
+names; what is left out is vLLM's default. A policy of kvscope's plugin takes its parameters there.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, get_args
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError, placed
+from kvscope.policies.base import LanePolicy, Parameter, Policy
+from kvscope.policies.gittins import Gittins
+from kvscope.policies.tlru import NOT_OF_CHUNKS, TLru
+from kvscope.replay.policy_options import parse_value
 from kvscope.vllm_sim.settings import (
     AT_ONCE,
     RELEASES,
@@ -27,6 +32,13 @@ from kvscope.vllm_sim.settings import (
 
 WHERE = "--offload"
 _VLLM = "vllm@"
+_NAMES = {"lru": "LRU", "arc": "ARC"}
+_CHUNK_POLICIES: Mapping[str, tuple[type[LanePolicy], str]] = {
+    "tlru": (TLru, "TLruCachePolicy"),
+    "gittins": (Gittins, "GittinsCachePolicy"),
+}
+"""The policies of kvscope for chunks, each with its class in `kvscope.vllm_plugin`."""
+_ALL = ", ".join(get_args(ChunkPolicy)[:-1]) + f" or {get_args(ChunkPolicy)[-1]}"
 FIXED = {
     "prefetch_threshold": "it is of storage below the host's memory, which is not simulated",
     "load_back_threshold": "SGLang has it fixed at 10 tokens",
@@ -38,7 +50,10 @@ _FORM = f"write for example {_VLLM}{RELEASES[-1]} or {_VLLM}{RELEASES[-1]}:evict
 
 @dataclass(frozen=True, slots=True)
 class OffloadSpec:
-    """vLLM's CPU tier without its size; fields are vLLM's options, with its defaults."""
+    """vLLM's CPU tier without its size; fields are vLLM's options, with its defaults.
+
+    `params` are parameters of the policy, where that is one of kvscope's.
+    """
 
     release: Release
     eviction_policy: ChunkPolicy = "lru"
@@ -46,6 +61,7 @@ class OffloadSpec:
     offload_prompt_only: bool = True
     store_threshold: int = 0
     max_tracker_size: int = 64_000
+    params: tuple[tuple[str, float], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> OffloadSpec:
@@ -56,21 +72,30 @@ class OffloadSpec:
             near = " or ".join(f"{_VLLM}{known}" for known in RELEASES)
             remedy = f"take {near}, sglang-hicache or lmcache"
             raise UsageError(f"{engine!r} is not modelled", where=WHERE, remedy=remedy)
-        options = option_values(cls, rest, _value, "vLLM's tier")
-        spec = cls(release, **options)
+        policy = next((x.partition("=")[2] for x in rest if x.startswith("eviction_policy")), "")
+        known, own, others = chunk_parameters(policy.strip()), {}, []
+        for piece in rest:
+            name, _, value = (side.strip() for side in piece.partition("="))
+            if name in known and value and name not in own:
+                own[name] = _parameter(known[name], value)
+            else:
+                others.append(piece)
+        options = option_values(OffloadSpec, others, _value, "vLLM's tier")
+        spec = cls(release, **options, params=tuple(own.items()))
         spec.settings(1)
         return spec
 
     @property
     def text(self) -> str:
         """The spec as `--offload` takes it, without what is a default."""
-        stated = stated_options(self, OffloadSpec(self.release))
-        return written(f"{_VLLM}{self.release}", stated)
+        stated = stated_options(self, OffloadSpec(self.release, params=self.params))
+        own = {name: f"{value:.17g}" for name, value in self.params}
+        return written(f"{_VLLM}{self.release}", stated | own)
 
     @property
     def in_words(self) -> str:
         """A sentence on how the tier works."""
-        policy = "LRU" if self.eviction_policy == "lru" else "ARC"
+        policy = _NAMES.get(self.eviction_policy, f"{self.eviction_policy} by kvscope's plugin")
         content = "prompts only" if self.offload_prompt_only else "prompts and outputs"
         chunk = "" if self.blocks_per_chunk == 1 else f", {self.blocks_per_chunk} blocks a chunk"
         offers = ""
@@ -85,6 +110,21 @@ class OffloadSpec:
     def left_out(self) -> str:
         """Nothing: its steps are compared with vLLM's."""
         return ""
+
+    @property
+    def policy(self) -> LanePolicy | None:
+        """The policy of kvscope that orders the chunks; None for vLLM's own."""
+        kind = _CHUNK_POLICIES.get(self.eviction_policy)
+        return None if kind is None else kind[0](dict(self.params))
+
+    def bound(self, bind: Callable[[type[LanePolicy], Mapping[str, float]], Policy]) -> OffloadSpec:
+        """Return the spec with every parameter of its policy, as `bind` gives them."""
+        kind = _CHUNK_POLICIES.get(self.eviction_policy)
+        if kind is None:
+            return self
+        values = bind(kind[0], dict(self.params)).values
+        params = tuple((name, values[name]) for name in chunk_parameters(self.eviction_policy))
+        return replace(self, params=params)
 
     def chunk_blocks(self, block_size: int) -> int:
         """Return the blocks of a chunk."""
@@ -109,13 +149,16 @@ class OffloadSpec:
             self.max_tracker_size,
             load,
             store,
+            policy=self.policy,
         )
 
     def kv_transfer_config(self, cpu_bytes: int) -> Mapping[str, Any]:
         """Return the value of vLLM's `--kv-transfer-config` for so many bytes."""
-        stated = {
-            name: getattr(self, name) for name in stated_options(self, OffloadSpec(self.release))
-        }
+        plain = OffloadSpec(self.release, params=self.params)
+        stated = {name: getattr(self, name) for name in stated_options(self, plain)}
+        if self.eviction_policy in _CHUNK_POLICIES:
+            stated["eviction_policy"] = _CHUNK_POLICIES[self.eviction_policy][1]
+            stated["cache_policy_module_path"] = "kvscope.vllm_plugin"
         return {
             "kv_connector": "OffloadingConnector",
             "kv_role": "kv_both",
@@ -123,8 +166,29 @@ class OffloadSpec:
         }
 
     def launch(self, cpu_bytes: int, ranks: int = 1) -> str:
-        """Return vLLM's option for so many bytes."""
-        return f"vLLM: --kv-transfer-config '{json.dumps(self.kv_transfer_config(cpu_bytes))}'"
+        """Return vLLM's options for so many bytes, and those of kvscope's plugin."""
+        option = f"vLLM: --kv-transfer-config '{json.dumps(self.kv_transfer_config(cpu_bytes))}'"
+        plugin = self.additional_config()
+        if plugin is None:
+            return option
+        return (
+            f"{option} and, with kvscope installed beside it, --scheduler-cls"
+            f" kvscope.vllm_plugin.KvscopeScheduler --additional-config '{json.dumps(plugin)}'"
+        )
+
+    def additional_config(self) -> Mapping[str, Any] | None:
+        """Return the value of vLLM's `--additional-config` for kvscope's policy; None without."""
+        policy = self.policy
+        if policy is None:
+            return None
+        return {"kvscope": {"cpu_tier": {"name": policy.name, "params": dict(self.params)}}}
+
+
+def chunk_parameters(name: str) -> dict[str, Parameter]:
+    """Return the parameters of the policy `name` of kvscope in a CPU tier; none for vLLM's own."""
+    kind = _CHUNK_POLICIES.get(name)
+    known = kind[0].parameters if kind else ()
+    return {parameter.name: parameter for parameter in known if parameter not in NOT_OF_CHUNKS}
 
 
 def option_values(
@@ -136,7 +200,7 @@ def option_values(
     `tier`.
     """
     options: dict[str, Any] = {}
-    known = [field.name for field in fields(kind) if field.default is not MISSING]
+    known = [field.name for field in fields(kind) if field.default not in (MISSING, ())]
     for piece in pieces:
         name, equals, value = (side.strip() for side in piece.partition("="))
         if not equals or not value:
@@ -173,10 +237,18 @@ def parse_switch(text: str) -> bool:
     return text == "true"
 
 
+def _parameter(parameter: Parameter, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        with placed(f"{WHERE} {parameter.name}"):
+            return parse_value(parameter, text)
+
+
 def _value(name: str, text: str) -> object:
     if name == "eviction_policy":
         if text not in get_args(ChunkPolicy):
-            raise UsageError(f"{text!r} is no policy of it", where=WHERE, remedy="take lru or arc")
+            raise UsageError(f"{text!r} is no policy of it", where=WHERE, remedy=f"take {_ALL}")
         return text
     if name == "offload_prompt_only":
         return parse_switch(text)

@@ -140,9 +140,8 @@ class OffloadingScheduler(VllmScheduler):
         self.worker = Worker(offload)
         self.loaded_tokens: dict[int, int] = {}
         self.manager = self.scheduler.connector.connector_scheduler.manager
-        if offload.policy is not None:
-            self.tier.clock = lambda: self.now_s
-            self.tier._start_s = 0.0
+        for observer in getattr(self.scheduler, "kvscope", ()):
+            observer.clock, observer._start_s = lambda: self.now_s, 0.0
         assert self.manager._num_chunks == offload.capacity_chunks
         self.scheduler.finished_req_ids = InOrder()
         lookup = self.scheduler.connector.update_state_after_alloc
@@ -203,6 +202,12 @@ def in_lanes(policy: Any) -> list[list[bytes]]:
     for key in sorted(held, key=policy._ranks.__getitem__):
         lists[held[key].place].append(key)
     return lists
+
+
+def by_rank(vllm: OffloadingScheduler) -> list[bytes]:
+    """Return the chunks that vLLM's tier holds by rank, whatever the lanes of kvscope's policy."""
+    policy = vllm.manager._policy
+    return sorted(policy.chunks, key=policy._ranks.__getitem__)
 
 
 @dataclass

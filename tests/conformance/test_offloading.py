@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -12,8 +13,11 @@ from typing import Any
 
 import pytest
 
+from kvscope.learning.guard import Guard
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
+from kvscope.vllm_plugin.chunk_lanes import ChunkLanes
+from kvscope.vllm_plugin.settings import PluginSettings
 from kvscope.vllm_sim.settings import EngineSettings, OffloadSettings, Transfers
 from tests.conformance.conversations import Mix, TokenRequest, conversations
 from tests.conformance.kvscope_side import Model
@@ -21,6 +25,7 @@ from tests.conformance.offloading import (
     RELEASE,
     Chunks,
     OffloadingScheduler,
+    by_rank,
     held_chunks,
     model_chunks,
     shared,
@@ -162,6 +167,39 @@ def test_a_policy_of_the_plugin_agrees(tmp_path: Path, tier: str, speed: str) ->
     model = Model(trace, 16, Lru(), replace(settings, offload=lru))
     model.finish(len(trace))
     assert counts["loaded"] != model.machine.offload.members.external.sum()
+
+
+@pytest.mark.parametrize("why", ["a guard in doubt", "a fault", "no parameters"])
+def test_what_is_not_in_force_is_vllms_lru(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, why: str
+) -> None:
+    """The chunks held are those of the simulated LRU, before and after a fault, each step."""
+    policy = TLru({**TLRU.values, "guard": 1.0})
+    if why == "a fault":
+        choose, calls = ChunkLanes.choose, itertools.count()
+
+        def failing(*of: Any) -> Any:
+            if next(calls) == 40:
+                raise ZeroDivisionError
+            return choose(*of)
+
+        monkeypatch.setattr(ChunkLanes, "choose", failing)
+    monkeypatch.setattr(Guard, "judge", lambda *_: False)
+    offload, trace = OffloadSettings(150, policy=policy, **SLOW), traffic(300, 9, "chats", 80)
+    limits = {"max_num_seqs": SLOTS, "max_num_batched_tokens": 256}
+    if why == "no parameters":
+        monkeypatch.setattr(PluginSettings, "for_chunks", lambda *_: None)
+    vllm = OffloadingScheduler(tmp_path, trace, 16, 80, offload, **limits)
+    lru = replace(offload, policy=None, release=RELEASE)
+    model, chunks = Model(trace, 16, Lru(), EngineSettings(80, offload=lru, **limits)), Chunks()
+    while vllm.step():
+        model.step()
+        assert chunks.agree(by_rank(vllm), model_chunks(model.machine.offload)[0])
+    assert model.machine.offload.state[0].evictions > 400
+    logged = [record.message for record in caplog.records if "CPU tier" in record.message]
+    expected = {"a fault": ["has failed"], "no parameters": ["name no policy"]}.get(why, [])
+    assert len(logged) == len(expected)
+    assert all(words in line for words, line in zip(expected, logged, strict=True))
 
 
 @pytest.mark.parametrize("mix", MIXES)

@@ -14,6 +14,7 @@ from kvscope.core.errors import UsageError
 from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.lru import Lru
+from kvscope.policies.tlru import TLru
 from kvscope.vllm_sim.offload import offloaded_stepper
 from kvscope.vllm_sim.settings import EngineSettings, OffloadSettings, Transfers
 from kvscope.vllm_sim.state import Machine, idle_machine
@@ -30,7 +31,8 @@ def offloaded(*requests: Request, blocks: int = 5, **options: Any) -> Machine:
     """Return the engine after all requests, its tier of 100 chunks if `options` name no other."""
     tier = OffloadSettings(**{"capacity_chunks": 100, **options})
     machine = idle_machine(told(*requests), Lru(), EngineSettings(blocks, offload=tier), SECONDS)
-    offloaded_stepper(Lru, False).py_func(machine, FOREVER, FOREVER, math.inf)
+    own = () if tier.policy is None else (type(tier.policy), tier.policy.evicts == "leaf")
+    offloaded_stepper(Lru, False, *own).py_func(machine, FOREVER, FOREVER, math.inf)
     assert machine.state[0].finished == len(requests)
     return machine
 
@@ -88,6 +90,19 @@ def test_a_full_tier_evicts_the_oldest_tail_first() -> None:
     """
     machine = offloaded(BEFORE, BETWEEN, AFTER, capacity_chunks=6)
     assert loaded(machine) == [0, 0, 1]
+
+
+@pytest.mark.parametrize(("xi_tokens", "kept"), [(0, 0), (9, 2), (5, 1)])
+def test_a_policy_of_kvscope_evicts_safe_tails(xi_tokens: float, kept: int) -> None:
+    """A tier of eight makes room for "ijkl": LRU (xi of 0) drops all of "abcd", the older one.
+
+    Of histories of 17 tokens, two blocks start behind token 8, and one behind token 12: those of
+    "abcd" and "efgh" leave first, then the tail of what is left of "abcd".
+    """
+    policy = TLru({"xi_tokens": xi_tokens, "next_prompt_tokens": 0})
+    third = asks("ijkl", 16, at=150.0)
+    machine = offloaded(BEFORE, BETWEEN, third, AFTER, capacity_chunks=8, policy=policy)
+    assert loaded(machine) == [0, 0, 0, kept]
 
 
 def test_a_store_larger_than_the_tier_is_refused() -> None:

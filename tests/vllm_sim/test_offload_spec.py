@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope.core.errors import UsageError
+from kvscope.vllm_plugin.settings import read_settings
 from kvscope.vllm_sim.offload_engines import LmCacheSpec, parse_offload
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 
@@ -36,6 +37,26 @@ def test_text_round_trips(text: str) -> None:
     assert len(extra) == 1 + text.count("=")
 
 
+@pytest.mark.parametrize(
+    ("policy", "cached_by"), [("tlru", "TLruCachePolicy"), ("gittins", "GittinsCachePolicy")]
+)
+def test_a_policy_of_the_plugin_takes_its_parameters(policy: str, cached_by: str) -> None:
+    """vLLM gets the class, and the plugin the parameters, those of the traffic included."""
+    spec = OffloadSpec.parse(f"vllm@0.32:eviction_policy={policy}:xi_tokens=4k")
+    assert dict(spec.params) == {"xi_tokens": 4000.0}
+    spec = spec.bound(lambda kind, given: kind({**given, "next_prompt_tokens": 331.25}))
+    assert OffloadSpec.parse(spec.text) == spec
+    extra = spec.kv_transfer_config(1)["kv_connector_extra_config"]
+    assert extra["eviction_policy"] == cached_by
+    assert extra["cache_policy_module_path"] == "kvscope.vllm_plugin"
+    config = spec.additional_config()
+    assert config is not None
+    settings = read_settings(config, {}).for_chunks(type(spec.policy))  # type: ignore[arg-type]
+    assert settings is not None
+    assert settings[0].values == spec.policy.values  # type: ignore[union-attr]
+    assert settings[0].values["next_prompt_tokens"] == 331.25
+
+
 def test_size_is_in_chunks() -> None:
     """A chunk of four blocks has a quarter of the places."""
     assert OffloadSpec("0.33", blocks_per_chunk=4).settings(1003).capacity_chunks == 250
@@ -47,7 +68,11 @@ def test_size_is_in_chunks() -> None:
         ("vllm", "not modelled"),
         ("vllm@0.31", "take vllm@0.32 or vllm@0.33"),
         ("vllm@0.33:eviction=arc", "did you mean eviction_policy?"),
-        ("vllm@0.33:eviction_policy=fifo", "take lru or arc"),
+        ("vllm@0.33:eviction_policy=fifo", "take lru, arc, tlru or gittins"),
+        ("vllm@0.33:xi_tokens=2k", "no option 'xi_tokens'"),
+        ("vllm@0.33:eviction_policy=tlru:ttl_s=60", "no option 'ttl_s'"),
+        ("vllm@0.33:eviction_policy=gittins:guard=1", "no option 'guard'"),
+        ("vllm@0.33:eviction_policy=tlru:xi_tokens=many", "offload xi_tokens"),
         ("vllm@0.33:offload_prompt_only=1", "take true or false"),
         ("vllm@0.33:store_threshold", "no option"),
         ("vllm@0.33:store_threshold=2:store_threshold=3", "twice"),
