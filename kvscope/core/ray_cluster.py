@@ -11,7 +11,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, redirect_stdout
 from threading import Event
 from typing import Any, Self, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -19,6 +21,11 @@ from weakref import WeakKeyDictionary
 import kvscope
 from kvscope.core.errors import InputError, KvscopeError, UsageError
 from kvscope.core.executor import Executor
+
+# Ray writes what it repeats to standard output, where commands print their results. It reads this
+# name when it is imported.
+_REPEATED = "^A worker died|_run_on_node|marked dead"
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _REPEATED)
 
 try:
     import ray
@@ -54,6 +61,7 @@ class RayCluster(Executor):
         self._new_workers = workers
         self._seen_by_all = seen_by_all
         self._is_mine = False
+        self._printing = ExitStack()
         self._shared: WeakKeyDictionary[Any, tuple[int, Any]] = WeakKeyDictionary()
         if workers is not None and self._address != "local":
             raise UsageError(
@@ -65,6 +73,7 @@ class RayCluster(Executor):
     def __enter__(self) -> Self:
         if not ray.is_initialized():
             self._connect()
+            self._printing.enter_context(redirect_stdout(sys.stderr))  # Ray's other messages
             self._is_mine = True
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         self._nodes = [node for node in nodes if node.get("CPU", 0) >= 1]
@@ -82,6 +91,7 @@ class RayCluster(Executor):
     def __exit__(self, *error: object) -> None:
         if self._is_mine:
             ray.shutdown()
+            self._printing.close()
 
     @property
     def free_bytes(self) -> int | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -43,6 +45,7 @@ def cluster() -> Iterator[Any]:
     """Start a cluster of two nodes on this machine, in whose process steps are submitted."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patched.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # workers need `tests`
         nodes = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
         nodes.add_node(**NODE)
         ray.init(nodes.address, log_to_driver=False, logging_level="ERROR")
@@ -160,6 +163,30 @@ def test_a_step_that_kills_each_worker_is_given_up(cluster: Any) -> None:
     with RayCluster("ray") as executor, pytest.raises(KvscopeError, match="steps are kept") as lost:
         list(executor.results(killed, [1]))
     assert f"lost {RETRIES + 1} times" in str(lost.value)
+
+
+@pytest.mark.long
+def test_results_alone_are_printed(cluster: Any, tmp_path: Path) -> None:
+    """Ray's messages, which it prints to standard output, do not get there."""
+    program = f"""
+from pathlib import Path
+from kvscope.core.ray_cluster import RayCluster
+from tests.app.test_ray import killed_at_first
+with RayCluster({cluster.address!r}) as executor:
+    print(list(executor.results(killed_at_first, [Path({str(tmp_path / "mark")!r})])))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("", "[(0, 5)]\n")
+
+
+def killed_at_first(mark: Path) -> int:
+    """End this process where the mark is missing."""
+    if mark.exists():
+        return 5
+    mark.touch()
+    return killed(mark) or 0
 
 
 def total(values: np.ndarray[Any, Any], more: int) -> int:
