@@ -152,7 +152,7 @@ def _screen(tuned: FleetRecommendation) -> list[Section]:
         Section.of("Answer", *in_words(tuned)),
         *_capacities(tuned),
         Section.of(_ROUTERS, _routers(_leading(tuned)[:routers], tuned.slo)),
-        Section.of(_POLICIES, _policies(tuned.tuning.policies[:policies], tuned.slo)),
+        *_compared(tuned, policies),
         _assumed(tuned),
     ]
 
@@ -170,9 +170,15 @@ def sections(tuned: FleetRecommendation) -> list[Section]:
             partial(attainment_chart, slo, lines),
             partial(ttft_chart, slo, lines),
         ),
-        Section.of(_POLICIES, _policies(tuned.tuning.policies, slo)),
+        *_compared(tuned),
         _assumed(tuned),
     ]
+
+
+def _compared(tuned: FleetRecommendation, most: int | None = None) -> list[Section]:
+    """Return the policies that were compared with LRU, at most so many; nothing without any."""
+    policies = tuned.tuning.policies[:most]
+    return [Section.of(_POLICIES, _policies(policies, tuned.slo))] if policies else []
 
 
 def _capacities(tuned: FleetRecommendation) -> list[Section]:
@@ -203,6 +209,13 @@ def _price(tuned: FleetRecommendation, choice: CapacityChoice, run: FleetRun) ->
 def _assumed(tuned: FleetRecommendation) -> Section:
     windows = tuned.tuning.windows
     size = _sizes(tuned).in_words(tuned.tuning.capacity_blocks)
+    where = tuned.deployment
+    alike = []
+    if where is not None and where.kv_groups is not None:
+        alike.append(
+            "Queues count a hybrid model's layers alike, and only LRU is replayed; simulated vLLMs"
+            " have its groups of layers."
+        )
     return Section.of(
         "Assumed",
         f"{size} a replica, for idle cached blocks alone; one prefill queue a replica."
@@ -210,6 +223,7 @@ def _assumed(tuned: FleetRecommendation) -> Section:
         f"{'' if tuned.tuning.on_engines else ' Not replayed on simulated engines.'}",
         f"Requests: {count(windows.warmup_requests)} warm caches,"
         f" {count(windows.choosing_requests)} choose, {count(windows.judged_requests)} judge.",
+        *alike,
     )
 
 

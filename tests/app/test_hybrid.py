@@ -110,6 +110,33 @@ def test_explain_tells_windows_that_were_never_kept_from_evicted_ones(
     assert causes(num_gpu_blocks=9_000)["evicted"] > 0
 
 
+@pytest.mark.long
+def test_fleets_replay_the_groups_on_simulated_engines(
+    trace: kvscope.OpenTrace, measured: str, tmp_path: Path
+) -> None:
+    """One replica hits what one engine does, and what counts all layers alike is said."""
+    common = {"slo": "1s", "replicas": [1], "router": "round-robin", "latency": measured, **POOL}
+    study = kvscope.simulate_fleet(trace, time_model="engine", **common)
+    (fleet,) = study.to_dict()["fleets"]
+    (engine,) = kvscope.simulate(trace, policies="lru", latency=measured, **POOL).to_dict()[
+        "results"
+    ]
+    assert fleet["hit_rate"] == pytest.approx(engine["token_hit_rate"])
+    study.save_html(tmp_path / "fleet.html")
+    assert "Simulated vLLMs cache layers in groups" in (tmp_path / "fleet.html").read_text()
+
+
+def test_fleets_of_hybrid_models_have_no_other_policy(
+    trace: kvscope.OpenTrace, measured: str
+) -> None:
+    """Queues would rank policies whose blocks no vLLM of this model orders."""
+    common = {"slo": "1s", "latency": measured, **POOL}
+    with pytest.raises(UsageError, match="tlru is not replayed on fleets of hybrid models"):
+        kvscope.simulate_fleet(trace, policy="tlru", **common)
+    with pytest.raises(UsageError, match="only lru is replayed on fleets of hybrid models"):
+        kvscope.tune_fleet(trace, policies="tlru", **common)
+
+
 def test_other_policies_are_refused(trace: kvscope.OpenTrace, measured: str) -> None:
     """In one line, with what would do."""
     with pytest.raises(
