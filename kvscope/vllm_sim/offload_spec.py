@@ -10,7 +10,7 @@ names; what is left out is vLLM's default. A policy of kvscope's plugin takes it
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, get_args
@@ -80,7 +80,7 @@ class OffloadSpec:
                 own[name] = _parameter(known[name], value)
             else:
                 others.append(piece)
-        options = option_values(OffloadSpec, others, _value, "vLLM's tier")
+        options = option_values(OffloadSpec, others, _value, "vLLM's tier", own=known)
         spec = cls(release, **options, params=tuple(own.items()))
         spec.settings(1)
         return spec
@@ -192,12 +192,16 @@ def chunk_parameters(name: str) -> dict[str, Parameter]:
 
 
 def option_values(
-    kind: type, pieces: Sequence[str], read: Callable[[str, str], object], tier: str
+    kind: type,
+    pieces: Sequence[str],
+    read: Callable[[str, str], object],
+    tier: str,
+    own: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return the options in `pieces`, by the names of a dataclass's fields with a default.
 
-    `read` returns the value of an option from its text. Raises UsageError for what is no option of
-    `tier`.
+    `read` returns the value of an option from its text; those of the names `own` were read before.
+    Raises UsageError for what is no option of `tier`.
     """
     options: dict[str, Any] = {}
     known = [field.name for field in fields(kind) if field.default not in (MISSING, ())]
@@ -205,12 +209,12 @@ def option_values(
         name, equals, value = (side.strip() for side in piece.partition("="))
         if not equals or not value:
             raise UsageError(f"{piece!r} is no option", where=WHERE, remedy=_FORM)
-        if name not in known:
-            near = "".join(get_close_matches(name, known, n=1))
-            remedy = f"did you mean {near}?" if near else f"it has {', '.join(known)}"
+        if name not in known and name not in own:
+            near = "".join(get_close_matches(name, [*known, *own], n=1))
+            remedy = f"did you mean {near}?" if near else f"it has {', '.join([*known, *own])}"
             remedy = FIXED.get(name, remedy)
             raise UsageError(f"{tier} has no option {name!r}", where=WHERE, remedy=remedy)
-        if name in options:
+        if name in options or name in own:
             raise UsageError(f"{name} is there twice", where=WHERE, remedy="leave one out")
         options[name] = read(name, value)
     return options

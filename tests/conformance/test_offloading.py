@@ -13,13 +13,20 @@ from typing import Any
 
 import pytest
 
+from kvscope.core.hits import standard
 from kvscope.learning.guard import Guard
+from kvscope.learning.offline.learners import plugin_tables
+from kvscope.learning.returns.online import ReturnsLearner
+from kvscope.learning.reverting.online import RevertingLearner
+from kvscope.policies.gittins import Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
+from kvscope.replay.replay import NO_TABLES, Tables
+from kvscope.replay.traffic import traffic as traffic_of
 from kvscope.vllm_plugin.chunk_lanes import ChunkLanes
 from kvscope.vllm_plugin.settings import PluginSettings
 from kvscope.vllm_sim.settings import EngineSettings, OffloadSettings, Transfers
-from tests.conformance.conversations import Mix, TokenRequest, conversations
+from tests.conformance.conversations import Mix, TokenRequest, conversations, prompts_of
 from tests.conformance.kvscope_side import Model
 from tests.conformance.offloading import (
     RELEASE,
@@ -31,6 +38,7 @@ from tests.conformance.offloading import (
     shared,
 )
 from tests.conformance.stepping import SLOTS, free_blocks
+from tests.conformance.test_plugin import random_fit
 from tests.long import long
 
 pytestmark = pytest.mark.engine
@@ -87,6 +95,7 @@ def stepped(
     *,
     seqs: int = SLOTS,
     tokens: int = 256,
+    chunk_tables: Tables = NO_TABLES,
 ) -> dict[str, int]:
     """Step both sides to the end, comparing them; return what there was of interest."""
     vllm = OffloadingScheduler(
@@ -104,7 +113,8 @@ def stepped(
         max_num_batched_tokens=tokens,
         offload=replace(offload, release=RELEASE),
     )
-    model, chunks, step, more = Model(trace, 16, Lru(), settings), Chunks(), 0, True
+    model = Model(trace, 16, Lru(), settings, chunk_tables=chunk_tables)
+    chunks, step, more = Chunks(), 0, True
     if offload.policy is not None:
         shared(vllm, model)
     while more:
@@ -152,7 +162,7 @@ def test_every_step_agrees(tmp_path: Path, tier: str, speed: str) -> None:
 
 
 @pytest.mark.parametrize("speed", ["slow", long("at once")])
-@pytest.mark.parametrize("tier", POLICIES)
+@pytest.mark.parametrize("tier", ["tlru", "tlru, tiny", long("tlru, chunks of 4")])
 def test_a_policy_of_the_plugin_agrees(tmp_path: Path, tier: str, speed: str) -> None:
     """kvscope's policy in vLLM's hook holds the chunks that the simulator's holds, each step.
 
@@ -169,7 +179,44 @@ def test_a_policy_of_the_plugin_agrees(tmp_path: Path, tier: str, speed: str) ->
     assert counts["loaded"] != model.machine.offload.members.external.sum()
 
 
-@pytest.mark.parametrize("why", ["a guard in doubt", "a fault", "no parameters"])
+def test_a_guarded_tlru_takes_its_order_up(tmp_path: Path) -> None:
+    """The tier begins with LRU; T-LRU's lanes count once its shadow computes surely less."""
+    policy, trace = TLru({**TLRU.values, "guard": 1.0}), traffic(600, 5, "chats", 80)
+    known = traffic_of(prompts_of(trace, 16), standard())
+    offload, evictions = OffloadSettings(150, policy=policy, **SLOW), list[int]()
+    switched = RevertingLearner.switched
+
+    def noted(learner: RevertingLearner) -> bool:
+        changed = switched(learner)
+        if changed:
+            evictions.append(learner.candidate)
+        return changed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RevertingLearner, "switched", noted)
+        tables = plugin_tables(known, policy, None)
+        counts = stepped(tmp_path, trace, 80, offload, chunk_tables=tables)
+    assert evictions[0] == 1
+    assert counts["evictions"] > 1000
+
+
+@pytest.mark.parametrize("xi", [long(0), long(200)])
+@pytest.mark.parametrize("tier", [long(tier) for tier in POLICIES])
+def test_gittins_agrees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, xi: int
+) -> None:
+    """By a random table, without its guard: many lanes, whose worths rise and fall with age."""
+    policy = Gittins({"xi_tokens": xi, "next_prompt_tokens": 60})
+    offload = OffloadSettings(**{**POLICIES[tier], "policy": policy}, **SLOW)
+    trace, fitted = traffic(300, xi + len(tier), "chats", 80), random_fit(xi > 0, len(tier))
+    monkeypatch.setattr(ReturnsLearner, "guard", lambda *_: None)
+    monkeypatch.setattr(PluginSettings, "for_chunks", lambda *_: (policy, fitted))
+    known = traffic_of(prompts_of(trace, 16), standard())
+    tables = replace(plugin_tables(known, policy, fitted), choose=None)
+    assert stepped(tmp_path, trace, 80, offload, chunk_tables=tables)["evictions"] > 300
+
+
+@pytest.mark.parametrize("why", ["a guard in doubt", "a fault", long("no parameters")])
 def test_what_is_not_in_force_is_vllms_lru(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, why: str
 ) -> None:
