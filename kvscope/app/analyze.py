@@ -188,12 +188,14 @@ def analyze(
     """
     with stores.reading() as store:
         if started is None and trace.has_hashes:
-            if (dataset := dataset_of(store, trace)) is None:
-                memory.require(
-                    analysis_bytes(trace),
-                    f"an analysis of {trace.name!r}",
-                    "take a part of it with --from and --until, or more memory",
-                )
+            dataset = dataset_of(store, trace)
+            memory.require(
+                analysis_bytes(trace, in_shards=dataset is not None),
+                f"an analysis of {trace.name!r}",
+                "take a part of it with --from and --until, or more memory"
+                if dataset is None
+                else "ingest part of its files, or take more memory",
+            )
             paths = load_prompts(store, trace) if dataset is None else dataset.paths()
             started = StartedCaching(paths, request)
         count_deciles = started.paths.deciles if started else None
