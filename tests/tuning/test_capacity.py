@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -35,13 +34,13 @@ def test_lru_needs_what_a_linear_scan_finds(
     seed: int, share: float, percentile: float, low: int
 ) -> None:
     """The least capacity that holds, up to 1 % above it; None where the highest does not hold."""
-    with closing(_evaluator(seed, 0.5, percentile)) as evaluator:
-        high = max(evaluator.workload.curve.capacity_for(evaluator.workload.curve.ideal), low + 1)
-        worst, best = (evaluator.trial(LRU, at).target_s for at in (low, high))
-        evaluator.target = Target(best + (worst - best) * share, percentile)
-        meets = [evaluator.trial(LRU, at).meets(evaluator.target) for at in range(low, high + 1)]
-        assert meets == sorted(meets)  # once held, held with more
-        found = least_for_lru(evaluator, low, high)
+    evaluator = _evaluator(seed, 0.5, percentile)
+    high = max(evaluator.workload.curve.capacity_for(evaluator.workload.curve.ideal), low + 1)
+    worst, best = (evaluator.trial(LRU, at).target_s for at in (low, high))
+    evaluator.target = Target(best + (worst - best) * share, percentile)
+    meets = [evaluator.trial(LRU, at).meets(evaluator.target) for at in range(low, high + 1)]
+    assert meets == sorted(meets)  # once held, held with more
+    found = least_for_lru(evaluator, low, high)
     if not any(meets):
         assert found is None
         return
@@ -66,17 +65,17 @@ def test_no_tried_capacity_above_the_least_fails(
     One that was tried right below it does not, or it is the lowest there is.
     """
     settings_of: list[Policy] = [by_name("tlru")({"xi_tokens": xi}), by_name("threshold-lru")()]
-    with closing(_evaluator(seed, 0.5, 0.9)) as evaluator:
-        high = evaluator.workload.curve.capacity_for(evaluator.workload.curve.ideal)
-        worst, best = (evaluator.trial(LRU, at).target_s for at in (0, high))
-        evaluator.target = Target(best + (worst - best) * share, 0.9)
-        evaluator.trials.clear()
-        found = least_for_any(evaluator, [LRU, *settings_of], 0, high, also=also)
-        held: dict[int, bool] = {}
-        for trial in evaluator.trials.values():
-            at = trial.capacity_blocks
-            held[at] = held.get(at, False) or trial.meets(evaluator.target)
-        assert also is None or not 0 < also < high or also in held
+    evaluator = _evaluator(seed, 0.5, 0.9)
+    high = evaluator.workload.curve.capacity_for(evaluator.workload.curve.ideal)
+    worst, best = (evaluator.trial(LRU, at).target_s for at in (0, high))
+    evaluator.target = Target(best + (worst - best) * share, 0.9)
+    evaluator.trials.clear()
+    found = least_for_any(evaluator, [LRU, *settings_of], 0, high, also=also)
+    held: dict[int, bool] = {}
+    for trial in evaluator.trials.values():
+        at = trial.capacity_blocks
+        held[at] = held.get(at, False) or trial.meets(evaluator.target)
+    assert also is None or not 0 < also < high or also in held
     assert found is not None
     assert found.meets(evaluator.target)
     least = found.capacity_blocks
