@@ -6,7 +6,7 @@ class and the time, comes from the scheduler's requests in the same process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvscope.learning.lane_plan import LanePlan, lane_at, lane_plan
@@ -177,7 +177,7 @@ class ChunkController(PolicyController):
         if self.learner is not None:
             self.learner.cleared()
 
-    def choose(self, count: int, protected: Container[Key]) -> list[Key] | None:
+    def choose(self, count: int, protected: Collection[Key]) -> list[Key] | None:
         """Return the next `count` chunks to evict, which are gone then; None without as many."""
         return self._lanes.choose(count, protected)
 

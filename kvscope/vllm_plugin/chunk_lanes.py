@@ -12,7 +12,7 @@ heap this is. The rules are those of `kvscope.vllm_sim.chunk_lanes`; tests hold 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, TypeAlias
 
@@ -56,6 +56,8 @@ class ChunkLanes:
         self._keeps_prefixes = False
         self._held: dict[Key, _Held] = {}
         self._parked: set[Key] = set()
+        self._protected: Collection[Key] = ()
+        self._passed: list[Key] = []  # protected ones that were met
         self._prefixes = Prefixes()
         self._lists: list[list[tuple[Rank, Key]]] = [[]]
         self._heap = LaneHeap(self._lists, self._oldest, self._worth, next_step_s)
@@ -128,24 +130,21 @@ class ChunkLanes:
             entries.clear()
         self._heap.look_again()
 
-    def choose(self, count: int, protected: Container[Key]) -> list[Key] | None:
+    def choose(self, count: int, protected: Collection[Key]) -> list[Key] | None:
         """Remove the first `count` chunks that are not `protected`, and return them.
 
         None, and nothing is removed, where there are too few.
         """
         chosen: list[tuple[Key, _Held]] = []
-        passed: list[Key] = []
+        self._protected = protected
+        self._heap.changed.update(self._held[key].place for key in protected if key in self._held)
         while len(chosen) < count:
-            key = self._first(protected)
+            key = self._first()
             if key is None:
                 break
-            if key in protected:
-                passed.append(key)
-                heappop(self._lists[self._held[key].place])
-                self._heap.changed.add(self._held[key].place)
-                continue
             chosen.append((key, self._held[key]))
             self.lose(key)
+        self._protected, passed, self._passed = (), self._passed, []
         enough = len(chosen) == count
         if enough:
             self.evictions += count
@@ -155,10 +154,11 @@ class ChunkLanes:
                 self._prefixes.gain(key, held.above)
             passed += [key for key, _ in chosen]
         for key in passed:
-            self.offer(key)
+            if key in self._evictable:
+                self.offer(key)
         return [key for key, _ in chosen] if enough else None
 
-    def _first(self, protected: Container[Key]) -> Key | None:
+    def _first(self) -> Key | None:
         """Return the next chunk to leave; where all have others behind them the next of those."""
         entry = self._heap.first()
         if entry is not None:
@@ -166,7 +166,7 @@ class ChunkLanes:
         oldest: dict[int, tuple[Rank, Key]] = {}
         for key in self._parked:
             place, rank = self._held[key].place, self._ranks[key]
-            if key not in protected and (place not in oldest or rank < oldest[place][0]):
+            if key not in self._protected and (place not in oldest or rank < oldest[place][0]):
                 oldest[place] = rank, key
         worths = [
             (self._worth(place, self._heap.now_s - self._held[key].touched_s), rank, key)
@@ -189,7 +189,9 @@ class ChunkLanes:
         entries = self._lists[place]
         while entries:
             rank, key = entries[0]
-            if self._is_current(place, entries[0]):
+            if key in self._protected:
+                self._passed.append(key)
+            elif self._is_current(place, entries[0]):
                 if not (self._keeps_prefixes and self._prefixes.has_orphans(key)):
                     return rank, self._held[key].touched_s
                 self._parked.add(key)

@@ -67,8 +67,8 @@ class PluginSettings:
     def for_chunks(self, kind: type[LanePolicy]) -> tuple[LanePolicy, FittedTable | None] | None:
         """Return the policy of this `kind` for the chunks of a CPU tier, and its fit.
 
-        It has the parameters that the settings name, of whatever policy, and a guard where that is
-        of another kind. None where they name no xi.
+        It has the parameters that the settings name, of whatever policy, and a guard unless
+        `cpu_tier` is of that kind and says otherwise. None where they name no xi.
         """
         named = self.cpu_tier or self.policy
         if named is None or XI_TOKENS.name not in named.values:
@@ -76,7 +76,7 @@ class PluginSettings:
         taken = {parameter.name for parameter in kind.parameters if parameter not in NOT_OF_CHUNKS}
         values = {name: value for name, value in named.values.items() if name in taken}
         alike = isinstance(named, kind)
-        if not alike and GUARD in kind.parameters:
+        if GUARD in kind.parameters and not (alike and named is self.cpu_tier):
             values[GUARD.name] = 1.0
         leaves = named.evicts if alike else None
         return kind(values, leaves), self.fitted if alike and named is self.policy else None

@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError, placed
-from kvscope.policies.base import LanePolicy, Parameter, Policy
+from kvscope.policies.base import GUARD, LanePolicy, Parameter, Policy
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.tlru import NOT_OF_CHUNKS, TLru
 from kvscope.replay.policy_options import parse_value
@@ -115,16 +115,22 @@ class OffloadSpec:
     def policy(self) -> LanePolicy | None:
         """The policy of kvscope that orders the chunks; None for vLLM's own."""
         kind = _CHUNK_POLICIES.get(self.eviction_policy)
-        return None if kind is None else kind[0](dict(self.params))
+        return None if kind is None else kind[0](self._given)
 
     def bound(self, bind: Callable[[type[LanePolicy], Mapping[str, float]], Policy]) -> OffloadSpec:
         """Return the spec with every parameter of its policy, as `bind` gives them."""
         kind = _CHUNK_POLICIES.get(self.eviction_policy)
         if kind is None:
             return self
-        values = bind(kind[0], dict(self.params)).values
+        values = bind(kind[0], self._given).values
         params = tuple((name, values[name]) for name in chunk_parameters(self.eviction_policy))
         return replace(self, params=params)
+
+    @property
+    def _given(self) -> dict[str, float]:
+        """The parameters of the policy, with a guard by default."""
+        guard = {GUARD.name: 1.0} if GUARD.name in chunk_parameters(self.eviction_policy) else {}
+        return guard | dict(self.params)
 
     def chunk_blocks(self, block_size: int) -> int:
         """Return the blocks of a chunk."""
@@ -181,7 +187,7 @@ class OffloadSpec:
         policy = self.policy
         if policy is None:
             return None
-        return {"kvscope": {"cpu_tier": {"name": policy.name, "params": dict(self.params)}}}
+        return {"kvscope": {"cpu_tier": {"name": policy.name, "params": self._given}}}
 
 
 def chunk_parameters(name: str) -> dict[str, Parameter]:

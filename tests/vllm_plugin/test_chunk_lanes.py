@@ -89,6 +89,19 @@ def test_what_is_read_or_protected_stays_and_too_few_change_nothing() -> None:
     assert tier.evict(1) is None
 
 
+def test_a_protected_chunk_does_not_hide_the_next_one_of_its_lane() -> None:
+    """Old ones are worth 9 here, and young ones 1: "b" leaves before "c", once "a" may not."""
+    tier = Tier()
+    tier.lanes._score = lambda lane, idle_s: 5.0 if lane else 9.0 if idle_s >= 10 else 1.0
+    tier.hold("a", SAFE)
+    tier.lanes.at(5.0)
+    tier.hold("b", SAFE)
+    tier.hold("c", NEEDED)
+    tier.lanes.at(10.0)
+    assert tier.evict(1, {b"a"}) == ["b"]
+    assert tier.evict(2) == ["c", "a"]
+
+
 def test_chunks_of_running_requests_are_as_valuable_as_any() -> None:
     """They are in a list of their own until the request ends, and rank by their age."""
     tier = Tier()
@@ -146,7 +159,7 @@ def test_the_tier_takes_what_the_settings_name() -> None:
     assert [policy.name for policy in policies] == ["tlru", "gittins"] * 3
     assert [policy.values["xi_tokens"] for policy in policies] == [512, 512, 64, 64, 64, 64]
     assert [policy.values["next_prompt_tokens"] for policy in policies[:2]] == [99, 99]
-    assert [policy.guarded for policy in policies] == [True, True, False, True, False, True]
+    assert [policy.guarded for policy in policies] == [True, True, False, True, True, True]
 
 
 @pytest.mark.parametrize("given", [{}, {"policy": {"name": "lru"}}])
