@@ -12,6 +12,7 @@ import pytest
 
 from kvscope.app import simulate
 from kvscope.cli.app import run
+from kvscope.core import executor
 from kvscope.core.runs import Run
 from kvscope.replay import run_cache as kept
 from kvscope.replay import sweep
@@ -67,7 +68,7 @@ def test_ctrl_c_keeps_what_is_finished(
 
     monkeypatch.setattr(sweep, "make_run", held_back)
     monkeypatch.setattr(results, "add_run", interrupting)
-    monkeypatch.setattr(sweep, "cores", lambda: 1)
+    monkeypatch.setattr(executor, "cores", lambda: 1)
     monkeypatch.setattr(simulate, "STORE_EVERY_S", -1.0)  # each run as it ends
     before = signal.getsignal(signal.SIGINT)
     asked = ["simulate", trace, *options, "--policies", "lru", "--json"]
