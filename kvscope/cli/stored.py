@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -128,8 +129,15 @@ def doctor(db: Db = DEFAULT_DB, save_to: SaveTo = None, as_json: Json = False) -
 
     Exit code 3: something is damaged. What is sound can be copied to a new store.
     """
+    from kvscope.datasets.place import is_in_dataset
     from kvscope.store.doctor import examine, save
 
+    if is_in_dataset(db):
+        raise UsageError(
+            "this is a dataset, whose blocks lie in its shards: doctor checks stores",
+            where=str(Path(db).parent),
+            remedy="if it cannot be read, ingest its files into another folder",
+        )
     health = examine(db)
     saved = None if save_to is None else save(health, save_to)
     if as_json:

@@ -19,3 +19,9 @@ def is_dataset(path: str) -> bool:
 def store_path(path: str) -> str:
     """Return the path of the store at `path`, which may be a dataset's folder."""
     return str(Path(path) / STORE) if is_dataset(path) else path
+
+
+def is_in_dataset(store: str) -> bool:
+    """Return whether the store at this path is a dataset's own."""
+    path = Path(store)
+    return path.name == STORE and is_dataset(str(path.parent))

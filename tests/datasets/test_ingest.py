@@ -297,6 +297,8 @@ def test_what_takes_no_dataset_says_so(
     assert "read already" in only_line(capsys)
     assert run(["analyze", folder, "--compat", "libcachesim", *db]) == ExitCode.USAGE
     assert "a flat cache" in only_line(capsys)
+    assert run(["doctor", "--db", folder]) == ExitCode.USAGE
+    assert "doctor checks stores" in only_line(capsys)
     assert run(["ingest", str(files[0]), "--into", folder]) == ExitCode.USAGE
     assert "other files or options; name another folder" in only_line(capsys)
     assert run(["ingest", str(files[0]), "--into", str(tmp_path)]) == ExitCode.USAGE
