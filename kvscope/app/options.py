@@ -751,7 +751,7 @@ def _value(name: str, annotation: object, value: object) -> object:
             return tuple(value)
         value = ",".join(value)
     if not isinstance(value, str):
-        takes_several = any(get_origin(part) is tuple for part in get_args(kind))
+        takes_several = any(get_origin(part) is tuple for part in (kind, *get_args(kind)))
         return (value,) if takes_several else value
     try:
         return option.parse(value) if option.parse else _choice(kind, value)

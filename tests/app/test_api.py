@@ -126,6 +126,7 @@ def test_values_are_texts_or_numbers() -> None:
     """Both ways to write an option mean the same."""
     written = parsed(AnalyzeOptions, {"hbm": "80GiB", "capacity": ["1GiB", "2GiB"], "warmup": "5%"})
     assert written == AnalyzeOptions(hbm=80 << 30, capacity=(1 << 30, 2 << 30), warmup=0.05)
+    assert parsed(FleetOptions, {"slo": "1s", "replicas": 2}).replicas == (2,)
     assert parsed(AnalyzeOptions, {"capacity": 7, "kv_dtype": "FP8"}) == AnalyzeOptions(
         capacity=(7,), kv_dtype="fp8"
     )
