@@ -10,8 +10,6 @@ from concurrent.futures.process import BrokenProcessPool
 from threading import Event
 from typing import Any, Self, TypeVar
 
-from loky import ProcessPoolExecutor
-
 from kvscope.core import memory
 from kvscope.core.errors import KvscopeError
 
@@ -100,7 +98,7 @@ class LocalProcesses(Executor):
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self._pool: ProcessPoolExecutor | None = None
+        self._pool: Any = None
 
     def __enter__(self) -> Self:
         return self
@@ -123,6 +121,8 @@ class LocalProcesses(Executor):
                     yield number, step(*before, task)
             return
         if self._pool is None:
+            from loky import ProcessPoolExecutor
+
             # loky's: a fork would copy the threads that this process has, and what they hold; the
             # standard library's spawn would run a script that calls this once more.
             self._pool = ProcessPoolExecutor(self.workers)
