@@ -179,6 +179,7 @@ def test_a_policy_of_the_plugin_agrees(tmp_path: Path, tier: str, speed: str) ->
     assert counts["loaded"] != model.machine.offload.members.external.sum()
 
 
+@pytest.mark.long  # a kernel of its own
 def test_a_guarded_tlru_takes_its_order_up(tmp_path: Path) -> None:
     """The tier begins with LRU; T-LRU's lanes count once its shadow computes surely less."""
     policy, trace = TLru({**TLRU.values, "guard": 1.0}), traffic(600, 5, "chats", 80)
