@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from operator import attrgetter
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -87,21 +88,28 @@ class RequestBatch:
 
     def __init__(self, requests: list[Request]) -> None:
         self.requests = requests
-        self.input_tokens = np.array([each.input_tokens for each in requests], dtype=np.int64)
-        self.output_tokens = np.array([each.output_tokens for each in requests], dtype=np.int64)
-        turns = [each.turn if each.turn and each.turn > 0 else 0 for each in requests]
+        self.input_tokens = np.array(self.field("input_tokens"), dtype=np.int64)
+        self.output_tokens = np.array(self.field("output_tokens"), dtype=np.int64)
+        turns = [turn if turn and turn > 0 else 0 for turn in self.field("turn")]
         self.turn = np.array(turns, dtype=np.int64)
-        self.arrivals_s = [each.arrival_s for each in requests if each.arrival_s is not None]
-        delays = [each.delay_s for each in requests if each.delay_s is not None]
-        self.delays_s = np.array(delays, dtype=np.float64)
-        self.starts, self.ids = gathered([each.hash_ids for each in requests])
+        self.arrivals_s = _present(self.field("arrival_s"))
+        self.delays_s = np.array(_present(self.field("delay_s")), dtype=np.float64)
+        self.starts, self.ids = gathered(self.field("hash_ids"))
         self.blocks = np.diff(self.starts)
+
+    def field(self, name: str) -> list[Any]:
+        """Return a field of all requests."""
+        return [*map(attrgetter(name), self.requests)]
+
+    def has(self, name: str) -> bool:
+        """Return whether any request has this field."""
+        return self.field(name).count(None) < len(self.requests)
 
     def is_sound(self, block_size: int) -> bool:
         """Return True if `check` passes for every request; False if each has to be checked."""
         inputs, outputs = self.input_tokens, self.output_tokens
         return bool(
-            {each.block_size for each in self.requests} <= {None, block_size}
+            {*self.field("block_size")} <= {None, block_size}
             and ((inputs >= 1) & (inputs <= MAX_TOKENS)).all()
             and ((outputs >= 0) & (outputs <= MAX_TOKENS - inputs)).all()
             and (self.blocks <= MAX_HASH_IDS).all()
@@ -111,6 +119,23 @@ class RequestBatch:
             and (self.delays_s <= LONGEST_S).all()
             and ((self.blocks - 1) * block_size < inputs).all()
         )
+
+
+def _present(values: list[Any]) -> list[Any]:
+    """Return the values that are there."""
+    return [value for value in values if value is not None] if None in values else values
+
+
+def _nonempty(values: list[Any]) -> list[Any]:
+    """Return the values, None for those that are 0 or empty."""
+    return [value or None for value in values] if any(values) else [None] * len(values)
+
+
+def _spelled(values: list[Any]) -> list[str | None]:
+    """Return the values as text."""
+    if values.count(None) == len(values):
+        return values
+    return [None if value is None else str(value) for value in values]
 
 
 def check(request: Request, block_size: int) -> None:
@@ -302,35 +327,31 @@ class Columns:
         self._settled_block_size, self._waited_s = size, waited_s
 
     def _append(self, batch: RequestBatch) -> None:
-        rows = batch.requests
-        self.gaps.requests += len(rows)
+        self.gaps.requests += len(batch.requests)
         self._append_times(batch)
-        self._append_service(rows)
+        self._append_service(batch)
         self._extend("input_tokens", batch.input_tokens)
         self._extend("output_tokens", batch.output_tokens)
         self._extend("turn", batch.turn)
-        self._extend("chat_id", keys([row.chat_id for row in rows]))
-        self._extend("parent_chat_id", keys([row.parent_chat_id for row in rows]))
-        self._extend("user_id", keys([row.user_id for row in rows]))
-        self._extend("waits_for", keys([row.waits_for for row in rows]))
+        for name in ("chat_id", "parent_chat_id", "user_id", "waits_for"):
+            self._extend(name, keys(batch.field(name)))
         self._append_paths(batch)
 
-    def _append_service(self, rows: list[Request]) -> None:
+    def _append_service(self, batch: RequestBatch) -> None:
         """Append what each request is, who served it and how fast, as far as the trace says so."""
-        self._extend_named("type", [row.type or UNKNOWN_TYPE for row in rows])
-        self._extend_named("model", [row.model or None for row in rows])
-        self._extend_named("adapter", [(row.adapter and str(row.adapter)) or None for row in rows])
-        self._extend_named("salt", [row.cache_salt or None for row in rows])
-        workers = ["" if row.worker is None else str(row.worker) for row in rows]
-        self._extend_named("worker", [worker or None for worker in workers])
-        stated = [row.retention for row in rows]
+        self._extend_named("type", [each or UNKNOWN_TYPE for each in batch.field("type")])
+        self._extend_named("model", _nonempty(batch.field("model")))
+        self._extend_named("adapter", _spelled(_nonempty(batch.field("adapter"))))
+        self._extend_named("salt", _nonempty(batch.field("cache_salt")))
+        self._extend_named("worker", _nonempty(_spelled(batch.field("worker"))))
+        stated = batch.field("retention")
         self._extend_named("retention", [None if each is None else each.text for each in stated])
-        self._extend_measured("ttft_s", [row.ttft_s or None for row in rows])  # 0: not measured
-        self._extend_measured("queue_s", [row.queue_s for row in rows])
-        self._extend_measured("duration_s", [row.duration_s or None for row in rows])
-        self._extend_measured("delay_s", [row.delay_s for row in rows])
-        cached = [row.cached_tokens for row in rows]
-        self._extend_measured("cached_tokens", cached, [row.input_tokens for row in rows])
+        self._extend_measured("ttft_s", _nonempty(batch.field("ttft_s")))  # 0: not measured
+        self._extend_measured("queue_s", batch.field("queue_s"))
+        self._extend_measured("duration_s", _nonempty(batch.field("duration_s")))
+        self._extend_measured("delay_s", batch.field("delay_s"))
+        cached = batch.field("cached_tokens")
+        self._extend_measured("cached_tokens", cached, batch.input_tokens)
 
     def _extend_named(self, name: str, values: list[str | None]) -> None:
         """Append names as numbers, in order of first appearance."""
@@ -339,7 +360,10 @@ class Columns:
             value: NONE if value is None else known.setdefault(value, len(known))
             for value in dict.fromkeys(values)
         }
-        self._extend(name, np.array([*map(numbers.__getitem__, values)]))
+        if len(numbers) == 1:
+            self._extend(name, np.full(len(values), numbers[values[0]]))
+        else:
+            self._extend(name, np.array([*map(numbers.__getitem__, values)]))
 
     def _extend_measured(
         self, name: str, values: Sequence[float | None], most: Iterable[float] = repeat(LONGEST_S)
@@ -366,10 +390,10 @@ class Columns:
                 where=self._rejects.path,
                 remedy="split the trace, or take part of it",
             )
-        for row, request in enumerate(batch.requests):
-            if request.scope is not None and blocks[row]:
+        for row, scope in enumerate(batch.field("scope") if batch.has("scope") else ()):
+            if scope is not None and blocks[row]:
                 first = starts[row]
-                ids[first] = key(f"{request.scope}/{ids[first]}")
+                ids[first] = key(f"{scope}/{ids[first]}")
         self._separate_tenants(batch)
         self._extend("leaf", self._interner.intern(starts, ids))
         self._extend("blocks", blocks)
@@ -397,9 +421,8 @@ class Columns:
         """Append when each request arrives, and in which session, by which clock."""
         rows, arrival_s = batch.requests, self._columns["arrival_s"]
         sessions, clocks = self._columns["session"], self._columns["clock"]
-        if len(batch.arrivals_s) == len(rows) and all(
-            row.session_id is None and row.clock is None for row in rows
-        ):
+        timed = len(batch.arrivals_s) == len(rows)
+        if timed and not (batch.has("session_id") or batch.has("clock")):
             self._extend("session", np.full(len(rows), -1))
             self._extend("clock", np.full(len(rows), -1))
             arrival_s.fromlist(batch.arrivals_s)

@@ -197,11 +197,10 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
         "parent": trie.parent[1:],
         "depth": trie.depth[1:],
         "hash_id": trie.hash_id[1:],
-        "first_request": reuse.first[1:],
-        "last_request": reuse.last[1:],
         "reuses": reuse.reuses[1:],
     }
-    store.append("ingest/add_blocks", blocks, trace_id=number, no_request=NONE)
+    store.append("ingest/add_blocks", blocks, trace_id=number)
+    store.append("ingest/add_block_groups", reuse.groups(), trace_id=number)
     if built.own_hash_ids:
         own: dict[str, NDArray[Any]] = {
             "block": np.array([*built.own_hash_ids], dtype=np.int32),
@@ -288,7 +287,7 @@ def write_requests(
 
 def _known_before_reading(stores: Stores, path: str, options: IngestOptions) -> Trace | None:
     """Return the stored trace with the same content, looked for only if one has the file's size."""
-    if not _is_file(path):
+    if not (stores.exists() and _is_file(path)):
         return None
     with stores.reading() as store:
         if not traces.has_size(store, Path(path).stat().st_size):
@@ -300,6 +299,8 @@ def _known_before_reading(stores: Stores, path: str, options: IngestOptions) -> 
 def _known(stores: Stores, source: Source, options: IngestOptions) -> Trace | None:
     """Return the stored trace with this content: read in the same way, or in any by default."""
     content = source.drain()
+    if not stores.exists():
+        return None
     with stores.reading() as store:
         if options.format is None and options.read == ReadOptions():
             return traces.find_reading(store, content, options.read.fingerprint())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvscope.core.arrays import Int32s
 from kvscope.core.jit import kernel
@@ -30,6 +32,21 @@ class TraceReuse:
     last: Int32s
     reuses: Int32s
     ideal_blocks: Int32s
+
+    def groups(self) -> dict[str, NDArray[Any]]:
+        """Return the blocks that were a full block of some prompt, counted in G groups.
+
+        The `blocks` of a group have the same first and last request and reuses; several groups may
+        have the same.
+        """
+        columns = {"first_request": self.first, "last_request": self.last, "reuses": self.reuses}
+        begins = np.ones(len(self.first), dtype=np.bool_)
+        begins[1:] = np.any([np.diff(each) != 0 for each in columns.values()], axis=0)
+        at = np.flatnonzero(begins)
+        blocks = np.diff(at, append=len(begins))
+        cacheable = self.first[at] >= 0
+        grouped = {name: each[at[cacheable]] for name, each in columns.items()}
+        return {**grouped, "blocks": blocks[cacheable]}
 
 
 def trace_reuse(

@@ -156,6 +156,10 @@ class Store:
             if self._created:
                 _remove_database(self.path)  # the log that closing may have written
 
+    def exists(self) -> bool:
+        """Return whether there is a store: one that is open is there."""
+        return True
+
     def reading(self) -> AbstractContextManager[Store]:
         """Return a context with this store, which stays open after it."""
         return nullcontext(self)
@@ -394,12 +398,14 @@ def _checked_version(connection: duckdb.DuckDBPyConnection, path: str) -> int:
 
 
 def _migrate(connection: duckdb.DuckDBPyConnection, current: int) -> None:
-    """Bring the schema from version `current` to this one's, each step in its own transaction."""
-    for version, text in migrations():
-        if version > current:
-            connection.begin()
-            connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER)")
-            connection.execute(text)
-            connection.execute("DELETE FROM schema_version")
-            connection.execute("INSERT INTO schema_version VALUES ($version)", {"version": version})
-            connection.commit()
+    """Bring the schema from version `current` to this one's, in one transaction."""
+    pending = [(version, text) for version, text in migrations() if version > current]
+    if not pending:
+        return
+    connection.begin()
+    connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER)")
+    for _, text in pending:
+        connection.execute(text)
+    connection.execute("DELETE FROM schema_version")
+    connection.execute("INSERT INTO schema_version VALUES ($version)", {"version": pending[-1][0]})
+    connection.commit()

@@ -22,7 +22,13 @@ from kvscope.store.db import Store, open_store
 from kvscope.store.failures import explaining
 from kvscope.store.file import StoreFile
 
-_TABLES = {"requests": "requests", "blocks": "distinct_blocks", "reuses": None, "bad_lines": None}
+_TABLES = {
+    "requests": "requests",
+    "blocks": "distinct_blocks",
+    "block_groups": None,
+    "reuses": None,
+    "bad_lines": None,
+}
 """The tables of a trace, and the column of `traces` that counts their rows."""
 _RESULTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "runs": ("run_id", ("run_parts",)),

@@ -26,6 +26,9 @@ CANNOT_STORE = (StoreBusyError, ReadOnlyStoreError, DiskFullError)
 class Stores(Protocol):
     """Access to a store: one held open, or one opened for each read and write."""
 
+    def exists(self) -> bool:
+        """Return whether there is a store; one that is not there yet reads as an empty one."""
+
     def reading(self) -> AbstractContextManager[Store]:
         """Return a context with the store open to be read."""
 
@@ -71,6 +74,10 @@ class StoreFile:
         if self._in_memory is not None:
             self._in_memory.close()
 
+    def exists(self) -> bool:
+        """Return whether there is a store; one that is not there yet reads as an empty one."""
+        return self._in_memory is not None or Path(self.path).exists()
+
     @contextmanager
     def reading(self) -> Iterator[Store]:
         """Open the store to read it; one that does not exist yet is empty.
@@ -80,7 +87,7 @@ class StoreFile:
         if self._in_memory is not None:
             yield self._in_memory
             return
-        if self._create and not Path(self.path).exists():
+        if self._create and not self.exists():
             yield self._empty
             return
         with ExitStack() as stack:
@@ -98,7 +105,7 @@ class StoreFile:
         if self._in_memory is not None:
             yield self._in_memory
             return
-        if not self._create and not Path(self.path).exists():
+        if not self._create and not self.exists():
             open_store(self.path, read_only=True)  # which raises
         with self._one_writer:
             with self._changed:

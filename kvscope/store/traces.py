@@ -218,7 +218,7 @@ def remove(store: Store, trace: Trace) -> None:
 
     with store.transaction():
         remove_results(store, trace)
-        for table in ("reuses", "blocks", "requests", "bad_lines", "traces"):
+        for table in ("reuses", "block_groups", "blocks", "requests", "bad_lines", "traces"):
             store.run(f"ingest/remove_{table}", trace_id=trace.trace_id)
 
 

@@ -4,7 +4,7 @@
 -- columns: top_share, reuse_share, blocks, reused_blocks
 WITH counted AS (  -- a few hundred rows: blocks with the same count share one
     SELECT reuses, sum(blocks)::BIGINT AS blocks
-    FROM cacheable_blocks
+    FROM block_groups
     WHERE trace_id = $trace_id
     GROUP BY reuses
 ),

@@ -2,7 +2,7 @@
 -- $trace_id: the trace
 -- columns: first_request, last_request, blocks
 SELECT first_request, last_request, sum(blocks)::BIGINT AS blocks
-FROM cacheable_blocks
+FROM block_groups
 WHERE trace_id = $trace_id
 GROUP BY first_request, last_request
 ORDER BY first_request, last_request

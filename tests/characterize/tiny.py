@@ -165,7 +165,17 @@ def _insert(
         "measured_requests": 0,
     }
     trace = add(store, **{**about, **facts})
-    for table, columns in (("requests", requests), ("blocks", blocks), ("reuses", reuses)):
+    tables = {"requests": requests, "blocks": dict(blocks), "reuses": reuses}
+    if blocks:
+        names = ("first_request", "last_request", "reuses")
+        spans = zip(*(blocks[each] for each in names), strict=True)
+        groups = [(*span, 1) for span in spans if span[0] is not None]
+        tables["block_groups"] = dict(
+            zip((*names, "blocks"), zip(*groups, strict=True), strict=True)
+        )
+        for each in names[:2]:
+            tables["blocks"].pop(each)
+    for table, columns in tables.items():
         if columns:
             names = ", ".join(["trace_id", *columns])
             rows = [[trace.trace_id, *row] for row in zip(*columns.values(), strict=True)]

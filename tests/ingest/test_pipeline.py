@@ -25,7 +25,7 @@ from kvscope.store import traces
 from kvscope.store.db import MEMORY, Store, open_store
 from kvscope.store.traces import load_prompts
 
-TABLES = ("traces", "requests", "blocks", "reuses", "bad_lines")
+TABLES = ("traces", "requests", "blocks", "block_groups", "reuses", "bad_lines")
 
 
 def lines(count: int, blocks: int = 3) -> list[str]:

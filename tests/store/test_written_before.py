@@ -51,11 +51,11 @@ def test_the_same_content_is_the_same_trace(old: str) -> None:
     """Digests of traces stay; ingested anew, it has what the older version left out."""
     with open_store(old) as store:
         before = ingest(store, TRACE)
-        was = load_prompts(store, before.trace)
+        was, touched_before = load_prompts(store, before.trace), load_history(store, before.trace)
         assert not before.created
         traces.remove(store, before.trace)
         anew = ingest(store, TRACE)
-        now = load_prompts(store, anew.trace)
+        now, touched = load_prompts(store, anew.trace), load_history(store, anew.trace)
     assert anew.created
     trace = anew.trace
     assert trace.content_hash == before.trace.content_hash
@@ -66,6 +66,8 @@ def test_the_same_content_is_the_same_trace(old: str) -> None:
     if len(was.block_parent) == len(now.block_parent):  # the oldest took tenants for one
         for name in {each.name for each in fields(Prompts)} - {"measurements"}:
             assert np.array_equal(getattr(was, name), getattr(now, name)), name
+        for name in ("first", "last", "lifespan_blocks"):
+            assert np.array_equal(getattr(touched_before, name), getattr(touched, name)), name
 
 
 def test_a_cache_salt_is_not_stored(tmp_path: Path) -> None:

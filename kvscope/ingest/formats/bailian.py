@@ -9,12 +9,14 @@ import msgspec
 from kvscope.ingest.formats.base import ROOT, Identifier, Request, TraceFormat
 from kvscope.ingest.formats.exporter import LineExporter, Row, milliseconds
 from kvscope.ingest.formats.json_lines import RowReader, ServiceRow, common_keys
+from kvscope.ingest.formats.times import in_seconds
 
 _ROOT = str(ROOT)
 _SPELLED = {
     "input_tokens": "input_length",
     "output_tokens": "output_length",
     "arrival_s": "timestamp",
+    "delay_s": "delay_ms",
 }
 
 
@@ -35,6 +37,7 @@ class _BailianRow(ServiceRow, gc=False, kw_only=True, rename=_SPELLED):
     hash_ids: msgspec.Raw = msgspec.Raw()
     user_id: Identifier | None = None
     block_size: int | None = None
+    delay_s: float | None = None  # decoded as ms
     waits_for: Identifier | None = None
     session_id: ClassVar[None] = None
     scope: ClassVar[None] = None
@@ -47,6 +50,7 @@ class _BailianReader(RowReader):
     def request(self, row: _BailianRow) -> Request:
         if row.parent_chat_id == _ROOT:
             row.parent_chat_id = ROOT
+        row.delay_s = in_seconds(row.delay_s)
         return row  # type: ignore[return-value]  # see _BailianRow
 
 

@@ -22,18 +22,20 @@ _OPEN, _CLOSE, _LINE_FEED = b"{}\n"
 
 
 class ServiceRow(msgspec.Struct, gc=False, kw_only=True):
-    """The keys that say how a request was served, in all formats of one JSON object per request."""
+    """The keys that say how a request was served, in all formats of one JSON object per request.
+
+    Times are decoded as ms and are in s from then on: plain fields, since each is read of each row.
+    """
 
     model: str | None = None
     lora_id: Identifier | None = None
     lora_name: str | None = None
     cache_salt: str | None = None
     worker: Identifier | None = None
-    ttft_ms: float | None = None
-    queue_ms: float | None = None
-    duration_ms: float | None = None
+    ttft_s: float | None = msgspec.field(default=None, name="ttft_ms")
+    queue_s: float | None = msgspec.field(default=None, name="queue_ms")
+    duration_s: float | None = msgspec.field(default=None, name="duration_ms")
     cached_tokens: int | None = None
-    delay_ms: float | None = None
     retention: Directives | None = None
 
     @property
@@ -41,25 +43,11 @@ class ServiceRow(msgspec.Struct, gc=False, kw_only=True):
         """The LoRA adapter; 0 and "" are the model itself."""
         return self.lora_name or self.lora_id
 
-    @property
-    def ttft_s(self) -> float | None:
-        """The time to first token."""
-        return in_seconds(self.ttft_ms)
-
-    @property
-    def queue_s(self) -> float | None:
-        """The time from arrival until admitted."""
-        return in_seconds(self.queue_ms)
-
-    @property
-    def duration_s(self) -> float | None:
-        """The time from arrival to the last token."""
-        return in_seconds(self.duration_ms)
-
-    @property
-    def delay_s(self) -> float | None:
-        """The time from the end of the turn before."""
-        return in_seconds(self.delay_ms)
+    def __post_init__(self) -> None:
+        """Convert the times."""
+        self.ttft_s = in_seconds(self.ttft_s)
+        self.queue_s = in_seconds(self.queue_s)
+        self.duration_s = in_seconds(self.duration_s)
 
 
 class RowReader(LineReader):

@@ -36,6 +36,7 @@ class _MooncakeRow(ServiceRow, gc=False):
     output_length: int | None = None
     timestamp: float | str | None = None
     delay: float | None = None
+    delay_ms: float | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
     created_time: float | None = None
