@@ -6,11 +6,12 @@ is then replayed beside LRU over the whole trace and compared on the last 20 %. 
 worse if the 95 % interval of its attainment, TEL or p95 lies on the wrong side of LRU's; regret is
 its p95 over that of the best contender in hindsight.
 
-`--resume FILE` keeps each result as it comes and goes on from there, a file for each of the two
-tables; `--short` takes one deployment and the samples below a minute; `--coverage N` instead counts
-how often the interval of a gain holds the gain of all N seeds together, on five kinds of generated
-traffic. `--record` writes the tables into docs/evidence/no-harm.md. KVSCOPE_TRACES names the folder
-of published traces.
+`--resume FILE` keeps each result as it comes and goes on from there, a file for each table;
+`--short` takes one deployment and the samples below a minute; `--coverage N` instead counts how
+often the interval of a gain holds the gain of all N seeds together, on five kinds of generated
+traffic; `--tiers` measures what `kvscope tune --tiers` recommends instead (see `tier_harm`).
+`--record` writes the tables into docs/evidence/no-harm.md. KVSCOPE_TRACES names the folder of
+published traces.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ import json
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT
+from benchmarks import ROOT, tier_harm
 from benchmarks.held_out import HeldOut, generated, published, samples
 from benchmarks.processes import note
 from benchmarks.table import Table, record
@@ -265,12 +267,24 @@ def _keep(path: Path | None, results: list[dict[str, Any]]) -> None:
             file.writelines(json.dumps(result) + "\n" for result in results)
 
 
+def _traces(options: argparse.Namespace) -> Iterator[HeldOut]:
+    """Yield the traces to tune on."""
+    yield from samples()
+    if options.tiers and not options.short:
+        with TemporaryDirectory() as folder:
+            yield from generated(tier_harm.GENERATED, Path(folder))
+    if not options.short:
+        yield from published()
+
+
 def _results(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return all results, those of earlier runs from the file to resume."""
     known = _kept(options.resume)
     done = {(result["trace"], result["deployment"]) for result in known}
-    for trace in samples() if options.short else (*samples(), *published()):
-        for deployment in DEPLOYMENTS[1:2] if options.short else DEPLOYMENTS:
+    deployments = tier_harm.DEPLOYMENTS if options.tiers else DEPLOYMENTS
+    measure = partial(tier_harm.measured, share_seen=SEEN) if options.tiers else measured
+    for trace in _traces(options):
+        for deployment in deployments[1:2] if options.short else deployments:
             name = " ".join(str(value) for value in deployment.values())
             if (trace.name, name) in done:
                 continue
@@ -278,7 +292,7 @@ def _results(options: argparse.Namespace) -> list[dict[str, Any]]:
             percentile = 0.9 if len(trace.prompts.leaf) < FEW else 0.95
             rows = [
                 {"trace": trace.name, "deployment": name, **result}
-                for result in measured(trace, deployment, percentile)
+                for result in measure(trace, deployment, percentile)
             ]
             known += rows
             _keep(options.resume, rows)
@@ -290,16 +304,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--short", action="store_true")
+    parser.add_argument("--tiers", action="store_true")
     parser.add_argument("--coverage", type=int, metavar="N")
     parser.add_argument("--record", action="store_true")
     options = parser.parse_args()
     if options.coverage:
         table = coverage(options.coverage, options.resume)
+        part = "coverage"
+    elif options.tiers:
+        table, part = tier_harm.table(_results(options)), "tiers"
     else:
-        table = harm_table(_results(options))
+        table, part = harm_table(_results(options)), "no-harm"
     print(table.markdown())
     if options.record:
-        record(PAGE, table.markdown(), "coverage" if options.coverage else "no-harm")
+        record(PAGE, table.markdown(), part)
 
 
 if __name__ == "__main__":

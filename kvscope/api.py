@@ -432,7 +432,8 @@ class TuneTiersResult(_Result):
     @property
     def launch(self) -> str | None:
         """How the engine is started with the recommended tier, None where none is."""
-        return self.recommendation.launch
+        launch = self.recommendation.launch
+        return None if launch is None else launch.text
 
     def to_polars(self, table: str = "front") -> pl.DataFrame:
         """Return a list of the document: `front`, `sizes`, `explored` or `ends`."""

@@ -642,16 +642,28 @@ class TierOptions:
     dram_price: Annotated[
         float | None,
         Option(
-            "With --tiers: price of a GiB of CPU memory for an hour.",
+            "With --tiers: price of a GiB of CPU memory for an hour, 0 for memory that is there.",
             "PRICE",
-            values.price,
+            values.memory_price,
             "0.004237",
         ),
     ] = None
     ssd_price: Annotated[
         float | None,
         Option(
-            "With --tiers: price of a GiB of SSD for an hour.", "PRICE", values.price, "0.00011"
+            "With --tiers: price of a GiB of SSD for an hour, 0 for a drive that is there.",
+            "PRICE",
+            values.memory_price,
+            "0.00011",
+        ),
+    ] = None
+    ssd_writes_per_day: Annotated[
+        float | None,
+        Option(
+            "With --tiers: writes of its whole capacity a day that the SSD is rated for.",
+            "WRITES",
+            values.drive_writes,
+            "1.3",
         ),
     ] = None
 

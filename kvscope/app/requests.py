@@ -710,14 +710,18 @@ def tier_tuning_request(options: TuneOptions, tiers: TierOptions) -> TierTuningR
 
 def _prices(tiers: TierOptions) -> dict[TierKind, TierPrice]:
     """Return the price of each kind of memory: as stated, or as the data file has it."""
-    from kvscope.tuning.tier_prices import TierPrice, tier_prices
+    from kvscope.tuning.tier_prices import STATED, TierPrice, tier_prices
 
     known = tier_prices()
 
-    def of(price: TierPrice, stated: float | None) -> TierPrice:
-        return price if stated is None else TierPrice(stated, "stated", price.writes_per_day)
+    def of(price: TierPrice, stated: float | None, writes: float | None = None) -> TierPrice:
+        writes = price.writes_per_day if writes is None else writes
+        if stated is None:
+            return TierPrice(price.gib_hour, price.source, writes)
+        return TierPrice(stated, STATED, writes)
 
-    return {"dram": of(known.dram, tiers.dram_price), "ssd": of(known.ssd, tiers.ssd_price)}
+    ssd = of(known.ssd, tiers.ssd_price, tiers.ssd_writes_per_day)
+    return {"dram": of(known.dram, tiers.dram_price), "ssd": ssd}
 
 
 def _engine_limits(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvscope.app.cluster import replays_on
@@ -18,14 +19,32 @@ from kvscope.deployment.models import Model
 from kvscope.replay.policy_options import SGLANG
 from kvscope.replay.settings import timed_by
 from kvscope.tuning.tier_prices import TierKind
-from kvscope.tuning.tiers import TierCandidate, TierPlan, TierTuning, tune_tiers
+from kvscope.tuning.tier_trial import Options, TierCandidate, TierPlan
+from kvscope.tuning.tiers import TierTuning, tune_tiers
 from kvscope.tuning.tuner import HELD_OUT, VALIDATION, WARMUP
-from kvscope.vllm_sim.offload_engines import HICACHE, LmCacheSpec, parse_offload
+from kvscope.vllm_sim.offload_engines import (
+    HICACHE,
+    HiCacheSpec,
+    LmCacheSpec,
+    Offloading,
+    parse_offload,
+)
+from kvscope.vllm_sim.offload_launch import OffloadLaunch
+from kvscope.vllm_sim.offload_spec import OffloadSpec
 from kvscope.vllm_sim.settings import RELEASES
 
 _TIMES_POOL = (0.5, 1, 2, 4, 8, 16)
 _SECOND = (0, 33)  # the version of the second of RELEASES
-_HICACHE = ("write_through", "write_through_selective", "write_back")
+_OPTIONS: Mapping[type, Options] = {
+    OffloadSpec: (
+        ("offload_prompt_only", (False,)),
+        ("store_threshold", (2,)),
+        ("eviction_policy", ("arc", "tlru", "gittins")),
+    ),
+    HiCacheSpec: (("write_policy", ("write_through_selective", "write_back")),),
+    LmCacheSpec: (("save_decode_cache", (True,)),),
+}
+"""The options that are searched of a way to offload, first what is stored, then what leaves."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +58,7 @@ class TierRecommendation:
     tuning: TierTuning
 
     @property
-    def launch(self) -> str | None:
+    def launch(self) -> OffloadLaunch | None:
         """How the engine is started with the recommended tier, None without one."""
         recommended = self.tuning.recommended
         if recommended is None or recommended.candidate is None:
@@ -67,13 +86,34 @@ def recommend_tiers(
     Raises Stopped once the monitor's `stop` is set, InputError for a trace without arrival times or
     with too few requests, UsageError for a tier that does not fit the trace's blocks.
     """
-    monitor, tune = monitor or Monitor(), request.tune
+    monitor = monitor or Monitor()
+    plan, model, where = _planned(trace, prompts, request)
+    with replays_on(request.tune.on, monitor) as executor:
+        tuning = tune_tiers(plan, monitor.steps, monitor.stop, executor)
+    return TierRecommendation(trace, model, where, plan, tuning)
+
+
+def tier_plan(trace: Trace, prompts: Prompts, request: TierTuningRequest) -> TierPlan:
+    """Return what `recommend_tiers` tunes; raise as it does."""
+    return _planned(trace, prompts, request)[0]
+
+
+def _planned(
+    trace: Trace, prompts: Prompts, request: TierTuningRequest
+) -> tuple[TierPlan, Model, ResolvedDeployment]:
+    tune = request.tune
     latency = latency_for(trace, tune.profile, tune.deployment, lambda: prompts)
     where = latency.deployment
     if where is None or where.model is None:
         raise ValueError("a tier is tuned for a deployment with a model")
     pool = where.pool.in_blocks_of(trace.block_size)
     block_bytes = where.model.kv_bytes_per_token(where.tp) * where.tp * trace.block_size
+    whole_bytes = len(prompts.block_parent) * block_bytes
+    sizes = request.sizes or _sizes(pool.blocks * block_bytes, whole_bytes)
+    ways = {
+        text.strip(): _on_blocks(parse_offload(text), text, trace.block_size)
+        for text in request.offload or (_way(where),)
+    }
     plan = TierPlan(
         prompts=prompts,
         lineage=trace.lineage,
@@ -89,33 +129,25 @@ def recommend_tiers(
         pool_blocks=pool.blocks,
         block_bytes=block_bytes,
         gpus=where.tp,
-        candidates=_candidates(request, trace, prompts, where, pool.blocks, block_bytes),
+        candidates=_candidates(ways, sizes, trace.block_size, block_bytes),
+        options={spec.text: _OPTIONS[type(spec)] for text, spec in ways.items() if ":" not in text},
         prices=request.prices,
         gpu_hour=where.stated.gpu_hour,
         ends=ends_of(latency, prompts, latency_named="--latency" in tune.given, pool=pool),
     )
-    with replays_on(tune.on, monitor) as executor:
-        tuning = tune_tiers(plan, monitor.steps, monitor.stop, executor)
-    return TierRecommendation(trace, where.model, where, plan, tuning)
+    return plan, where.model, where
 
 
 def _candidates(
-    request: TierTuningRequest,
-    trace: Trace,
-    prompts: Prompts,
-    where: ResolvedDeployment,
-    pool_blocks: int,
+    ways: Mapping[str, Offloading],
+    sizes: Sequence[tuple[TierKind, int]],
+    block_size: int,
     block_bytes: int,
 ) -> tuple[TierCandidate, ...]:
-    """Return each way to offload with each size: by default those of the deployment's engine."""
-    whole = len(prompts.block_parent) * block_bytes
-    sizes = request.sizes or _sizes(pool_blocks * block_bytes, whole)
+    """Return each way to offload with each size."""
     candidates = []
-    for text in request.offload or _ways(where):
-        spec = parse_offload(text)
-        if isinstance(spec, LmCacheSpec) and text.strip() == spec.text:
-            spec = spec.on_blocks(trace.block_size)
-        chunk_bytes = spec.chunk_blocks(trace.block_size) * block_bytes
+    for spec in ways.values():
+        chunk_bytes = spec.chunk_blocks(block_size) * block_bytes
         for kind, size_bytes in sizes:
             if kind == "ssd" and not isinstance(spec, LmCacheSpec):
                 continue
@@ -135,12 +167,18 @@ def _candidates(
     return tuple(candidates)
 
 
-def _ways(where: ResolvedDeployment) -> tuple[str, ...]:
-    """Return what the deployment's own engine offers."""
+def _on_blocks(spec: Offloading, text: str, block_size: int) -> Offloading:
+    """Return LMCache, where no option is stated, with chunks that end with blocks."""
+    if isinstance(spec, LmCacheSpec) and text.strip() == spec.text:
+        return spec.on_blocks(block_size)
+    return spec
+
+
+def _way(where: ResolvedDeployment) -> str:
+    """Return how the deployment's own engine offloads."""
     if where.engine.name == SGLANG:
-        return tuple(f"{HICACHE}:write_policy={policy}" for policy in _HICACHE)
-    plain = f"vllm@{RELEASES[where.engine.version >= _SECOND]}"
-    return plain, f"{plain}:eviction_policy=arc", f"{plain}:store_threshold=2"
+        return HICACHE
+    return f"vllm@{RELEASES[where.engine.version >= _SECOND]}"
 
 
 def _sizes(pool_bytes: int, whole_bytes: int) -> tuple[tuple[TierKind, int], ...]:

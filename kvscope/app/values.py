@@ -97,12 +97,26 @@ def minutes(text: str) -> float:
 
 def price(text: str) -> float:
     """Return an amount of money above 0."""
+    return _positive(text, "a price")
+
+
+def memory_price(text: str) -> float:
+    """Return an amount of money, 0 for memory that is there already."""
+    return 0.0 if text in {"0", "0.0"} else price(text)
+
+
+def drive_writes(text: str) -> float:
+    """Return writes of a drive's whole capacity a day."""
+    return _positive(text, "a number of drive writes")
+
+
+def _positive(text: str, what: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise UsageError(f"{text!r} is not a price above 0", remedy="write for example 2.5")
+        raise UsageError(f"{text!r} is not {what} above 0", remedy="write for example 2.5")
     return value
 
 

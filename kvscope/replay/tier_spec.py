@@ -30,6 +30,7 @@ from kvscope.policies.registry import by_name
 from kvscope.replay.parameter_estimates import Estimates, bind
 from kvscope.replay.policy_options import Variant
 from kvscope.vllm_sim.offload_engines import Offloading, parse_offload
+from kvscope.vllm_sim.offload_launch import OffloadLaunch
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 Bind = Callable[[type[Policy]], Policy]
@@ -109,7 +110,7 @@ def kv_transfer_config(setting: RunSetting) -> Mapping[str, Any] | None:
     return None if sized is None else sized[0].kv_transfer_config(sized[1])
 
 
-def offload_launch(setting: RunSetting) -> str | None:
+def offload_launch(setting: RunSetting) -> OffloadLaunch | None:
     """Return how an engine is started with the tiers of a setting; None as above."""
     sized = _sized(setting)
     return None if sized is None else sized[0].launch(sized[1])

@@ -342,7 +342,7 @@ def tier_sections(simulation: Simulation) -> list[Section]:
     if not rows:
         return []
     launch = offload_launch(simulation.setting)
-    return [Section.of("Tiers", table, *([launch] if launch else []))]
+    return [Section.of("Tiers", table, *([launch.text] if launch else []))]
 
 
 def _category_table(simulation: Simulation, limit: int | None = None) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING
@@ -15,8 +16,11 @@ from kvscope.report import style
 from kvscope.report.report import Report
 from kvscope.report.section import Section, Table, tabulate
 from kvscope.report.words import NONE, count, percent_change, share, significant
-from kvscope.tuning.tier_prices import tier_prices
-from kvscope.tuning.tiers import SLOW_COPIES, TierTrial
+from kvscope.tuning.tier_prices import STATED, tier_prices
+from kvscope.tuning.tier_trial import TierCandidate, TierTrial
+from kvscope.tuning.tiers import SLOW_COPIES
+from kvscope.vllm_sim.offload_engines import parse_offload
+from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -48,12 +52,13 @@ def in_words(tuned: TierRecommendation) -> list[str]:
         return [f"Does offloading pay? No: keep no CPU tier. {_why(tuned)}"]
     trial, alone = tuning.recommended, tuning.baseline[1]
     least = tuning.least or trial
-    pays = "Yes" if tuning.verdict == "pays" else "Not alone"
+    pays = "Yes" if tuning.verdict == "pays" else "In part"
     meets, slo = trial.trial.meets(tuned.plan.target), units.duration_in_words(_slo_s(tuned))
     answer = (
         f"Does offloading pay? {pays}: {_named(trial)} {_moves(tuned, alone, trial)} (SLO {slo},"
         f" {'met' if meets else 'still missed'}) and {_gpu_time(tuned, alone, trial)}, for"
-        f" {_money(trial.cost_hour)} an hour; from {_size(least)} on."
+        f" {_money(tuned, trial.cost_hour)} an hour{_of_yours(tuned)}{_instead(tuned, trial)};"
+        f" from {_size(least)} on."
     )
     gain = trial.trial.gains[tuned.plan.target.objective]
     rates = (share(each.trial.outcome.token_hit_rate) for each in (alone, trial))
@@ -62,7 +67,7 @@ def in_words(tuned: TierRecommendation) -> list[str]:
         f" (95 % CI {percent_change(-gain.high)} to {percent_change(-gain.low)}), hit rate"
         f" {' → '.join(rates)}, {share(trial.tier_hit_rate)} from the tier."
     )
-    words = [answer, evidence, _held(tuned)]
+    words = [answer, evidence, *_worn(tuned, trial), _held(tuned)]
     if tuning.verdict == "helps" and tuned.plan.gpu_hour is None:
         words.append("Another engine may be cheaper: name --gpu-hour to compare.")
     return words
@@ -97,12 +102,12 @@ def _why_none(tuned: TierRecommendation) -> str:
     cheapest = min(able or [best], key=lambda each: each.cost_hour)
     return {
         "overloaded": (
-            "The engine does not keep up with the arrivals, with no tier either: add replicas."
+            "The engine does not keep up with the arrivals, with a tier or without: add replicas."
         ),
         "met-without": (
             f"The SLO is met without: {rank} TTFT {_ttft(alone)}. {_size(best)} would"
             f" {_gpu_time(tuned, alone, best, verb='free')}: name --gpu-hour to weigh that"
-            f" against {_money(best.cost_hour)} an hour."
+            f" against {_money(tuned, best.cost_hour)} an hour{_of_yours(tuned)}."
         ),
         "costs-more": (
             f"The SLO is met without, {rank} TTFT {_ttft(alone)}, and no size saves as much GPU"
@@ -110,14 +115,21 @@ def _why_none(tuned: TierRecommendation) -> str:
         ),
         "too-dear": (
             f"What gains costs more than another engine: {_named(cheapest)} takes {rank} TTFT to"
-            f" {_ttft(cheapest)} for {_money(cheapest.cost_hour)} an hour."
+            f" {_ttft(cheapest)} for {_money(tuned, cheapest.cost_hour)} an hour."
         ),
     }.get(
         tuning.why,
-        f"No tier of {_tried_sizes(tuned)} is significantly better and harmless: at best"
-        f" {rank} TTFT {_ttft(best)} instead of {_ttft(alone)} ({_size(best)}:"
-        f" {_doubt(tuned, best)}).",
+        f"{_none_gains(tuned)}: at best {rank} TTFT {_ttft(best)} instead of {_ttft(alone)}"
+        f" ({_size(best)}: {_doubt(tuned, best)}).",
     )
+
+
+def _none_gains(tuned: TierRecommendation) -> str:
+    """Return that no size may be recommended, for a pool that meets the SLO or not."""
+    sizes = _tried_sizes(tuned)
+    if tuned.tuning.baseline[0].trial.meets(tuned.plan.target):
+        return f"The SLO is met without, and every tier of {sizes} may make it worse"
+    return f"No tier of {sizes} is significantly better and harmless"
 
 
 def _doubt(tuned: TierRecommendation, trial: TierTrial) -> str:
@@ -138,7 +150,33 @@ def _worth(tuned: TierRecommendation, alone: TierTrial) -> str:
         key=lambda each: (tuned.plan.saved_hour(alone, each) or 0.0) - each.cost_hour,
     )
     saved = tuned.plan.saved_hour(alone, nearest) or 0.0
-    return f"{_size(nearest)} saves {_money(saved)} of {_money(nearest.cost_hour)} an hour"
+    cost = _money(tuned, nearest.cost_hour)
+    return f"{_size(nearest)} saves {_money(tuned, saved)} an hour and costs {cost}"
+
+
+def _instead(tuned: TierRecommendation, trial: TierTrial) -> str:
+    """Return the price of another engine, where a tier costs more than the GPU time it saves."""
+    plan = tuned.plan
+    if plan.gpu_hour is None or plan.net_hour(tuned.tuning.baseline[1], trial) > 0:
+        return ""
+    return f" (another engine: {_money(tuned, plan.gpus * plan.gpu_hour)})"
+
+
+def _of_yours(tuned: TierRecommendation) -> str:
+    """Return whose currency amounts without one are in."""
+    return "" if tuned.plan.currency else " in the currency of your prices"
+
+
+def _worn(tuned: TierRecommendation, trial: TierTrial) -> list[str]:
+    """Return how far the writes to a drive are from those that it is rated for."""
+    wear = tuned.plan.wear(trial)
+    if not wear:
+        return []
+    daily = significant(trial.written_bytes_s * _DAY_S / 2**40)
+    rated = f"{daily} TiB a day are written, {significant(wear)} times what the drive is rated for"
+    if wear <= 1:
+        return [f"{rated}."]
+    return [f"{rated}: it is worn out so many times sooner, which the price counts."]
 
 
 def _held(tuned: TierRecommendation) -> str:
@@ -158,11 +196,15 @@ def _gpu_time(
     """Return the GPU time that a tier saves, with its price where that is known."""
     saved = tuned.plan.saved_hour(alone, trial)
     freed = alone.prefill_share - trial.prefill_share
-    price = "" if saved is None else f" (worth {_money(saved)} an hour)"
+    price = "" if saved is None else f" (worth {_money(tuned, saved)} an hour)"
     return f"{verb} {share(freed)} of the GPU's time{price}"
 
 
-def _money(value: float) -> str:
+def _money(tuned: TierRecommendation, value: float) -> str:
+    return f"{'-' if value < 0 else ''}{tuned.plan.currency}{_amount(abs(value))}"
+
+
+def _amount(value: float) -> str:
     return f"{value:,.3f}" if abs(value) < 1 else f"{value:,.2f}"
 
 
@@ -182,7 +224,13 @@ def _named(trial: TierTrial) -> str:
     candidate = trial.candidate
     if candidate is None:
         return "the pool alone"
-    return f"{_size(trial)} of {_MEMORY[candidate.kind]} ({candidate.offload})"
+    return f"{_size(trial)} of {_MEMORY[candidate.kind]} ({_way(candidate)})"
+
+
+def _way(candidate: TierCandidate) -> str:
+    """Return how a tier works, without the parameters of its policy."""
+    spec = parse_offload(candidate.offload)
+    return replace(spec, params=()).text if isinstance(spec, OffloadSpec) else spec.text
 
 
 def _tried_sizes(tuned: TierRecommendation) -> str:
@@ -207,7 +255,7 @@ def sections(tuned: TierRecommendation, *, one_screen: bool = False) -> list[Sec
         table = _table(tuned, _shown(tuned, tuning.sizes, rows and _SIZES), alone)
         shown.append(Section.of("Sizes: as the choice stores, validation window", table))
     if tuned.launch is not None:
-        shown.append(Section.of("To set", tuned.launch, tuned.left_out, _try_first(tuned)))
+        shown.append(Section.of("To set", tuned.launch.text, tuned.left_out, _try_first(tuned)))
     if not one_screen:
         shown.append(_tried(tuned))
     return [*shown, _assumed(tuned)]
@@ -239,10 +287,16 @@ def _table(
 ) -> Table:
     """Return a row a tier: price, latency and hits."""
     plan, rank = tuned.plan, tuned.plan.target.rank_name
+    engines = {each.offload.partition(":")[0] for each in plan.candidates}
+
+    def _short(way: str) -> str:
+        options = way.partition(":")[2] if len(engines) == 1 else ""
+        return options.replace(":", " ") or way
+
     columns: dict[str, Callable[[TierTrial], str]] = {
         "size": lambda each: _size(each) if each.candidate else "none",
-        "as": lambda each: each.candidate.offload if each.candidate else NONE,
-        "an hour": lambda each: _money(each.cost_hour),
+        "as": lambda each: _short(_way(each.candidate)) if each.candidate else NONE,
+        f"{plan.currency or 'price'}/hour": lambda each: _amount(each.cost_hour),
         f"{rank} TTFT": _ttft,
         "within": lambda each: share(each.trial.attainment),
         "hit rate": lambda each: share(each.trial.outcome.token_hit_rate),
@@ -250,7 +304,7 @@ def _table(
     }
     if plan.gpu_hour is not None:
         columns["saves"] = lambda each: (
-            _money(plan.saved_hour(alone, each) or 0.0) if each.candidate else NONE
+            _amount(plan.saved_hour(alone, each) or 0.0) if each.candidate else NONE
         )
     columns["TiB/day"] = lambda each: significant(each.written_bytes_s * _DAY_S / 2**40)
     return tabulate("", trials, columns, note, words=("as",))
@@ -258,8 +312,12 @@ def _table(
 
 def front_chart(tuned: TierRecommendation) -> Figure:
     """Draw the target's percentile over the price: all tiers that were compared, and the front."""
-    rank, tuning = tuned.plan.target.rank_name, tuned.tuning
-    chart = style.figure(f"{rank} TTFT and price", "price an hour", f"{rank} TTFT (s)")
+    rank, tuning, currency = tuned.plan.target.rank_name, tuned.tuning, tuned.plan.currency
+    chart = style.figure(
+        f"{rank} TTFT and price",
+        f"price an hour{f' ({currency})' if currency else ''}",
+        f"{rank} TTFT (s)",
+    )
     for name, trials, look in (
         ("compared", (tuning.baseline[0], *tuning.compared), {"mode": "markers"}),
         ("Pareto front", tuning.front, {"mode": "lines", "line": {"dash": "dot"}}),
@@ -287,7 +345,7 @@ def _assumed(tuned: TierRecommendation) -> Section:
     kinds = sorted({each.kind for each in plan.candidates})
     prices = ", ".join(
         f"{plan.prices[kind].gib_hour:.4g} a GiB of {_MEMORY[kind]}"
-        + (" (stated)" if plan.prices[kind].source == "stated" else f" (list of {known.date})")
+        + (" (yours)" if plan.prices[kind].source == STATED else f" (list of {known.date})")
         for kind in kinds
     )
     speeds = ", ".join(
@@ -297,14 +355,15 @@ def _assumed(tuned: TierRecommendation) -> Section:
     engine = (
         "" if str(tuned.deployment.engine).startswith("vllm") else " vLLM's scheduler stands in."
     )
+    where = f" in {plan.currency}" if plan.currency else ", in the currency of yours"
     gpu = "not stated" if plan.gpu_hour is None else f"{plan.gpu_hour:.4g}"
     return Section.of(
         "Assumed",
         f"{tuned.deployment.summary}: a pool of {pool}, LRU on the GPU, latency of"
         f" {plan.setting.latency}, copies at {speeds} each way (also tried {SLOW_COPIES:g}x as"
         f" long).{engine}",
-        f"Prices an hour: {prices}; a GPU {gpu}. --dram-price, --ssd-price and --gpu-hour state"
-        " yours.",
+        f"Prices an hour{where}: {prices}; a GPU {gpu}. --dram-price (0: it is there),"
+        " --ssd-price and --gpu-hour state yours.",
         f"Requests: {count(split.warmup_requests)} warm up, {count(split.training_requests)}"
         f" search, {count(split.validation_requests)} choose, {count(split.held_out_requests)} held"
         " out. More: --full.",

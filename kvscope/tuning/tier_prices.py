@@ -9,7 +9,9 @@ from typing import Annotated, Literal
 import msgspec
 
 TierKind = Literal["dram", "ssd"]
-Price = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+Price = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+STATED = "stated"
+"""The source of a price of your own."""
 _GIB, _DAY_S = 2**30, 86_400.0
 
 
@@ -18,20 +20,24 @@ class TierPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     gib_hour: Price
     source: str
-    writes_per_day: Price | None = None
+    writes_per_day: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
     def hour(self, size_bytes: int, written_bytes_s: float = 0.0) -> float:
         """Return the price of so many bytes for an hour, written to at such a rate."""
-        price = size_bytes / _GIB * self.gib_hour
+        return size_bytes / _GIB * self.gib_hour * max(1.0, self.wear(size_bytes, written_bytes_s))
+
+    def wear(self, size_bytes: int, written_bytes_s: float) -> float:
+        """Return the writes as a multiple of those that the memory is rated for; 0 for any."""
         if self.writes_per_day is None or not size_bytes:
-            return price
-        return price * max(1.0, written_bytes_s * _DAY_S / size_bytes / self.writes_per_day)
+            return 0.0
+        return written_bytes_s * _DAY_S / size_bytes / self.writes_per_day
 
 
 class TierPrices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The prices known, and the date on which their sources were read."""
 
     schema: int
+    currency: str
     date: str
     dram: TierPrice
     ssd: TierPrice

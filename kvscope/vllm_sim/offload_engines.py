@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError, placed
+from kvscope.vllm_sim.offload_launch import OffloadLaunch
 from kvscope.vllm_sim.offload_spec import (
     WHERE,
     OffloadSpec,
@@ -67,7 +68,7 @@ class Offloading(Protocol):
     def kv_transfer_config(self, cpu_bytes: int) -> Mapping[str, Any] | None:
         """Return the value of vLLM's `--kv-transfer-config`, None for another engine."""
 
-    def launch(self, cpu_bytes: int, ranks: int = 1) -> str:
+    def launch(self, cpu_bytes: int, ranks: int = 1) -> OffloadLaunch:
         """Return how the engine is started with so many bytes over all of its ranks."""
 
 
@@ -157,11 +158,11 @@ class HiCacheSpec(_Approximation):
         """Return None: SGLang has options of its own."""
         return
 
-    def launch(self, cpu_bytes: int, ranks: int = 1) -> str:
+    def launch(self, cpu_bytes: int, ranks: int = 1) -> OffloadLaunch:
         """Return SGLang's options; sizes are whole GB a rank, rounded down."""
-        size = f"--hicache-size {max(1, cpu_bytes // ranks // 10**9)}"
-        policy = f"--hicache-write-policy {self.write_policy}"
-        return f"SGLang: --enable-hierarchical-cache {size} {policy}"
+        size = str(max(1, cpu_bytes // ranks // 10**9))
+        options = ("--enable-hierarchical-cache", "--hicache-size", size)
+        return OffloadLaunch("SGLang", (*options, "--hicache-write-policy", self.write_policy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +232,7 @@ class LmCacheSpec(_Approximation):
         fits = self.chunk_size % block_size == 0
         return self if fits else replace(self, chunk_size=size // block_size * block_size)
 
-    def launch(self, cpu_bytes: int, ranks: int = 1, *, disk: bool = False) -> str:
+    def launch(self, cpu_bytes: int, ranks: int = 1, *, disk: bool = False) -> OffloadLaunch:
         """Return LMCache's variables, sizes in GiB a rank, and vLLM's option.
 
         `disk`: the bytes are of a local disk, without a copy in memory.
@@ -241,9 +242,9 @@ class LmCacheSpec(_Approximation):
         if disk:
             options = {"local_cpu": "False", "local_disk": "PATH", "max_local_disk_size": size}
         options |= stated_options(self, LmCacheSpec())
-        variables = " ".join(f"LMCACHE_{name.upper()}={value}" for name, value in options.items())
+        variables = {f"LMCACHE_{name.upper()}": value for name, value in options.items()}
         config = json.dumps(self.kv_transfer_config(cpu_bytes))
-        return f"vLLM with LMCache: {variables} vllm serve … --kv-transfer-config '{config}'"
+        return OffloadLaunch("vLLM with LMCache", ("--kv-transfer-config", config), variables)
 
 
 _LOAD_BACK_TOKENS = 10  # load_back_threshold, which is no option

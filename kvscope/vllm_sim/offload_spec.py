@@ -21,6 +21,7 @@ from kvscope.policies.base import GUARD, LanePolicy, Parameter, Policy
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.tlru import NOT_OF_CHUNKS, TLru
 from kvscope.replay.policy_options import parse_value
+from kvscope.vllm_sim.offload_launch import OffloadLaunch
 from kvscope.vllm_sim.settings import (
     AT_ONCE,
     RELEASES,
@@ -171,16 +172,19 @@ class OffloadSpec:
             "kv_connector_extra_config": {"cpu_bytes_to_use": cpu_bytes, **stated},
         }
 
-    def launch(self, cpu_bytes: int, ranks: int = 1) -> str:
-        """Return vLLM's options for so many bytes, and those of kvscope's plugin."""
-        option = f"vLLM: --kv-transfer-config '{json.dumps(self.kv_transfer_config(cpu_bytes))}'"
+    def launch(self, cpu_bytes: int, ranks: int = 1) -> OffloadLaunch:
+        """Return vLLM's arguments for so many bytes, and those of kvscope's plugin."""
+        arguments = ["--kv-transfer-config", json.dumps(self.kv_transfer_config(cpu_bytes))]
         plugin = self.additional_config()
         if plugin is None:
-            return option
-        return (
-            f"{option} and, with kvscope installed beside it, --scheduler-cls"
-            f" kvscope.vllm_plugin.KvscopeScheduler --additional-config '{json.dumps(plugin)}'"
-        )
+            return OffloadLaunch("vLLM", tuple(arguments))
+        arguments += [
+            "--scheduler-cls",
+            "kvscope.vllm_plugin.KvscopeScheduler",
+            "--additional-config",
+            json.dumps(plugin),
+        ]
+        return OffloadLaunch("vLLM", tuple(arguments), needs="kvscope installed beside it")
 
     def additional_config(self) -> Mapping[str, Any] | None:
         """Return the value of vLLM's `--additional-config` for kvscope's policy; None without."""

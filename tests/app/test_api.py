@@ -55,7 +55,7 @@ RESULTS = {
     ),
     "tune --tiers": (
         *("--slo", "10s", "--gpu", "l4", "--model", "llama3-8b", "--num-gpu-blocks", "1000"),
-        *("--tier-sizes", "1GiB", "--offload", "vllm@0.33"),
+        *("--tier-sizes", "1GiB", "--offload", "vllm@0.33:eviction_policy=lru"),
     ),
 }
 FUNCTIONS = {

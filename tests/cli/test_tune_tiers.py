@@ -18,6 +18,8 @@ from tests.cli.shell import Streams
 ENGINE = ("--gpu", "l4", "--model", "llama3-8b", "--num-gpu-blocks", "1000")
 COMMON = ("--db", ":memory:", "--tiers", "--slo", "20s", *ENGINE)
 SIZES = ("--tier-sizes", "4GiB,16GiB")
+PLAIN = "vllm@0.33:eviction_policy=lru"
+"""An option stated: none is searched."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,10 @@ def document(capsys: Streams, *arguments: str) -> dict[str, Any]:
 
 def test_the_answer(capsys: Streams, trace: str) -> None:
     """Every way with every size is explored; flags are there with a recommendation alone."""
-    made = document(capsys, "tune", trace, *COMMON, *SIZES, "--offload", "vllm@0.33,lmcache")
+    made = document(
+        capsys, "tune", trace, *COMMON, *SIZES, "--offload", f"{PLAIN},lmcache:chunk_size=256"
+    )
+    assert made["currency"] == "US$"
     assert made["verdict"] in {"pays", "helps", "keep-none"}
     assert made["words"][0].startswith("Does offloading pay? ")
     assert (made["recommended"] is None) == (made["verdict"] == "keep-none")
@@ -50,8 +55,11 @@ def test_the_answer(capsys: Streams, trace: str) -> None:
 def test_prices_are_stated(capsys: Streams, trace: str) -> None:
     """A price of memory and one of GPUs; what is saved has one then."""
     prices = ("--dram-price", "0.5", "--gpu-hour", "2")
-    made = document(capsys, "tune", trace, *COMMON, "--tier-sizes", "4GiB", *prices)
+    made = document(
+        capsys, "tune", trace, *COMMON, "--tier-sizes", "4GiB", "--offload", PLAIN, *prices
+    )
     assert made["gpu_hour"] == 2
+    assert made["currency"] is None
     row = made["explored"][0]
     assert row["cost_hour"] == 2.0
     alone = made["baseline"][0]["prefill_share"]
@@ -61,16 +69,42 @@ def test_prices_are_stated(capsys: Streams, trace: str) -> None:
 
 def test_one_screen_and_conditions(capsys: Streams, trace: str) -> None:
     """The answer is the first sentence; a condition on the verdict holds or not."""
-    one = ("tune", trace, *COMMON, *SIZES)
+    one = ("tune", trace, *COMMON, *SIZES, "--offload", f"{PLAIN},vllm@0.33:store_threshold=2")
     code = run([*one, "--fail-on", "verdict!=pays,p95>1ms"])
     assert code == ExitCode.CHECK_FAILED
-    screen = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out
+    screen = printed.splitlines()
+    assert "US$/hour" in printed
+    assert "Prices an hour in US$: 0.004237 a GiB of CPU memory (list of " in printed
     assert len(screen) <= 45
     assert max(map(len, screen)) <= 100
     at = next(at for at, line in enumerate(screen) if line.startswith("Answer"))
-    assert re.match(r"Does offloading pay\? (Yes|No|Not alone): ", screen[at + 1])
+    assert re.match(r"Does offloading pay\? (Yes|No|In part): ", screen[at + 1])
     assert run([*one, "--section", "tried"]) == ExitCode.DONE
-    assert "vllm@0.33:store_threshold=2" in capsys.readouterr().out
+    assert "store_threshold=2" in capsys.readouterr().out
+
+
+def test_memory_that_is_there(capsys: Streams, trace: str) -> None:
+    """A price of 0 is one that is stated, so that no amount is of the list."""
+    one = (trace, *COMMON, "--tier-sizes", "4GiB", "--offload", PLAIN)
+    assert run(["tune", *one, "--dram-price", "0", "--section", "assumed"]) == ExitCode.DONE
+    stated = capsys.readouterr().out
+    assert "Prices an hour, in the currency of yours: 0 a GiB of CPU memory (yours)" in stated
+
+
+def test_writes_of_a_drive(capsys: Streams, trace: str) -> None:
+    """Twice the rating wears it out half as much, and is charged so."""
+    one = (trace, *COMMON, "--tier-sizes", "ssd:4GiB", "--offload", "lmcache:chunk_size=256")
+    wear = {}
+    for rated in ("0.5", "1"):
+        made = document(capsys, "tune", *one, "--ssd-writes-per-day", rated)
+        row = made["explored"][0]
+        wear[rated] = row["wear"]
+        rate = row["written_bytes_s"] * 86_400 / row["size_bytes"]
+        assert row["wear"] == pytest.approx(rate / float(rated))
+        assert row["cost_hour"] == pytest.approx(0.00011 * 4 * max(1.0, row["wear"]))
+    assert wear["0.5"] == pytest.approx(2 * wear["1"])
+    assert wear["0.5"] > 1
 
 
 @pytest.mark.parametrize(
@@ -86,6 +120,8 @@ def test_one_screen_and_conditions(capsys: Streams, trace: str) -> None:
         ((*COMMON, "--tier-sizes", "ssd:1TiB"), "add --offload lmcache"),
         ((*COMMON, "--tier-sizes", "1KiB"), "holds not one chunk of vllm@0.33"),
         ((*COMMON, "--offload", "cachegen"), "'cachegen' is not modelled"),
+        ((*COMMON, "--ssd-writes-per-day", "0"), "is not a number of drive writes above 0"),
+        ((*COMMON, "--dram-price", "-1"), "is not a price above 0"),
         (("--slo", "1s", "--tiers", "--gpu", "h100", "--model", "gemma3-27b"), "full attention"),
     ],
 )

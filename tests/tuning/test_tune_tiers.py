@@ -19,10 +19,12 @@ from kvscope.replay.workload import Workload
 from kvscope.tuning.split import split_windows
 from kvscope.tuning.target import Limits, Target
 from kvscope.tuning.tier_prices import TierPrice, tier_prices
-from kvscope.tuning.tiers import TierCandidate, TierPlan, TierTuning, pareto_front, tune_tiers
+from kvscope.tuning.tier_trial import TierCandidate, TierPlan, pareto_front
+from kvscope.tuning.tiers import TierTuning, tune_tiers
 from kvscope.tuning.tuner import End
+from kvscope.vllm_sim.offload_spec import OffloadSpec
 from tests.small_traces import built, prompts
-from tests.tuning.examples import BLOCK, ENGINE, WINDOWS, in_turn
+from tests.tuning.examples import BLOCK, ENGINE, PROFILE, WINDOWS, in_turn
 
 CONVERSATIONS, BLOCKS = 20, 20
 POOL = 100  # LRU loses each of 20 prompts of 20 blocks just before it comes back
@@ -142,6 +144,77 @@ def test_no_tier_without_a_reason(changes: dict[str, Any], why: str) -> None:
     result = tuned(plan(**changes))
     assert (result.verdict, result.why, result.recommended) == ("keep-none", why, None)
     assert result.front[0].candidate is None
+
+
+def with_one_offs() -> Prompts:
+    """Return 10 conversations in turn, and between two requests a prompt that never returns."""
+    again = in_turn(10, 40, BLOCKS)
+    new = [
+        structs.replace(request, hash_ids=[10_000 + at * BLOCKS + block for block in range(BLOCKS)])
+        for at, request in enumerate(again)
+    ]
+    trace = prompts(built([each for both in zip(again, new, strict=True) for each in both], BLOCK))
+    return replace(trace, arrival_s=trace.arrival_s / trace.arrival_s[-1] * 800)
+
+
+STORED_TWICE = (("store_threshold", (2,)), ("offload_prompt_only", (False,)))
+
+
+def test_an_option_that_halves_the_size() -> None:
+    """One-off prompts fill a tier, unless they are stored from the second time on.
+
+    Outputs are no blocks here: that option changes nothing, and stays as it is.
+    """
+    half = 10 * BLOCKS * BLOCK_BYTES
+    sizes = tuple(TierCandidate("vllm@0.33", "dram", size) for size in (half, half * 3))
+    options = {"vllm@0.33": STORED_TWICE}
+    made = plan(0.32, prompts=with_one_offs(), candidates=sizes, target=Target(0.32, 0.45))
+    made = replace(made, target=replace(made.target, view="queued"))
+    plain, searched = tuned(made), tuned(replace(made, options=options))
+    chosen = [each.recommended and each.recommended.candidate for each in (plain, searched)]
+    assert chosen == [sizes[1], replace(sizes[0], offload="vllm@0.33:store_threshold=2")]
+    tried = {trial.candidate.offload for trial in searched.explored if trial.candidate}
+    assert tried == {
+        "vllm@0.33",
+        "vllm@0.33:store_threshold=2",
+        "vllm@0.33:offload_prompt_only=false:store_threshold=2",
+        "vllm@0.33:offload_prompt_only=false",
+    }
+    assert {trial.candidate for trial in searched.sizes} == {
+        replace(each, offload="vllm@0.33:store_threshold=2") for each in sizes
+    }
+
+
+def test_an_option_that_gains_nothing_stays(paying: TierTuning) -> None:
+    """The engine's own values are kept among equals, and each option costs a replay a size."""
+    sizes = tuple(each for each in plan().candidates if each.offload == "vllm@0.33")
+    result = tuned(plan(candidates=sizes, options={"vllm@0.33": STORED_TWICE}))
+    assert result.recommended is not None
+    assert result.recommended.candidate == sizes[1]
+    assert len(result.explored) == len(sizes) + 2 * 2  # two sizes up to the one that is chosen
+    assert [trial.candidate for trial in result.sizes] == list(sizes)
+
+
+def test_a_policy_of_the_plugin_has_estimates() -> None:
+    """Parameters are estimated on the training window, in whole tokens."""
+    sizes = plan().candidates[1:2]
+    options = {"vllm@0.33": (("eviction_policy", ("tlru",)),)}
+    result = tuned(plan(candidates=sizes, options=options))
+    offload = result.explored[-1].candidate and result.explored[-1].candidate.offload
+    assert offload is not None
+    spec = OffloadSpec.parse(offload)
+    assert spec.eviction_policy == "tlru"
+    xi_tokens = dict(spec.params)["xi_tokens"]
+    assert xi_tokens == round(PROFILE.xi_tokens(0.2))
+
+
+def test_memory_that_is_there_costs_nothing() -> None:
+    """Among sizes that are all free, the smallest that meets the SLO."""
+    result = tuned(plan(prices={"dram": structs.replace(GIB_HOUR, gib_hour=0.0), "ssd": GIB_HOUR}))
+    assert result.recommended is not None
+    assert result.recommended.cost_hour == 0
+    assert result.recommended.candidate == plan().candidates[1]
+    assert [each.candidate for each in result.front] == [None, plan().candidates[1]]
 
 
 def test_the_held_out_window_may_reject() -> None:

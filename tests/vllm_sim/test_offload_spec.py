@@ -117,7 +117,7 @@ def test_hicache_by_its_write_policy() -> None:
     assert (through.store_threshold, through.write_back) == (0, False)
     assert (selective.store_threshold, selective.forgets_offers) == (2, True)
     assert back.write_back
-    launch = parse_offload("sglang-hicache").launch(64 * 10**9, 2)
+    launch = parse_offload("sglang-hicache").launch(64 * 10**9, 2).text
     assert "--hicache-size 32 --hicache-write-policy write_through" in launch
 
 
@@ -129,10 +129,10 @@ def test_lmcache_has_chunks_of_tokens() -> None:
     assert (settings.capacity_chunks, settings.blocks_per_chunk) == (10, 16)
     assert settings.prompt_only
     assert settings.least_load_blocks == 1
-    assert "LMCACHE_MAX_LOCAL_CPU_SIZE=16 " in spec.launch(2**35, 2)
+    assert "LMCACHE_MAX_LOCAL_CPU_SIZE=16 " in spec.launch(2**35, 2).text
     assert spec.on_blocks(16) == spec
     assert [spec.on_blocks(size).chunk_size for size in (100, 512)] == [200, 512]
-    disk = LmCacheSpec().launch(2**40, disk=True)
+    disk = LmCacheSpec().launch(2**40, disk=True).text
     assert (
         "LMCACHE_LOCAL_CPU=False LMCACHE_LOCAL_DISK=PATH LMCACHE_MAX_LOCAL_DISK_SIZE=1024" in disk
     )

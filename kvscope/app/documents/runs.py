@@ -158,12 +158,13 @@ def runs_document(
 
 def setting_facts(setting: RunSetting) -> SettingFacts:
     """Return what the numbers under a setting count and assume."""
+    launch = offload_launch(setting)
     return SettingFacts.build(
         setting,
         latency=LatencyFacts.build(setting, profile=setting.latency),
         tiers_asked=setting.tiers or None,
         kv_transfer_config=kv_transfer_config(setting),
-        offload_launch=offload_launch(setting),
+        offload_launch=launch and launch.text,
         offload_left_out=offload_left_out(setting),
     )
 

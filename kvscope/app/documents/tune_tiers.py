@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,8 @@ from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.comparison import Harm
 from kvscope.tuning.split import Split
 from kvscope.tuning.tier_prices import TierKind
-from kvscope.tuning.tiers import TierTrial, TierVerdict, Why
+from kvscope.tuning.tier_trial import TierTrial
+from kvscope.tuning.tiers import TierVerdict, Why
 
 
 class TierFigures(Facts):
@@ -25,8 +26,8 @@ class TierFigures(Facts):
     `token_hit_rate` is of pool and tier, `tier_hit_rate` of the tier alone. `prefill_share` is the
     prompts' computing time over the window's length. `gain` is the change of the target's
     percentile against the pool alone (positive: less), null for the pool. `written_bytes_s` is
-    written to the tier; `cost_hour` its price, `saved_hour` that of the GPU time that it saves,
-    null without --gpu-hour.
+    written to the tier, `wear` times what its memory is rated for; `cost_hour` is its price,
+    `saved_hour` that of the GPU time that it saves, null without --gpu-hour.
     """
 
     offload: str | None
@@ -39,6 +40,7 @@ class TierFigures(Facts):
     tier_hit_rate: float
     prefill_share: float
     written_bytes_s: float
+    wear: float
     cost_hour: float
     saved_hour: float | None
     gain: Gain | None
@@ -79,8 +81,9 @@ class TuneTiersDocument(GatedDocument):
     for no tier. `baseline` is the pool alone and `choice` what was chosen, each on the validation
     and on the held-out window. `front` (no cheaper tier has as low a percentile), `sizes` of the
     choice's way to offload, and `least`, the smallest of them that does, are on the validation
-    window; `explored` on the training window. `launch` starts the engine; `left_out` is what the
-    simulation lacks of it.
+    window; `explored` on the training window.`launch` starts the engine, with
+    `arguments` and variables of the `environment`; `left_out` is what the simulation lacks of it.
+    `currency` is that of all prices, null for that of the prices stated.
     """
 
     command: Literal["tune-tiers"] = "tune-tiers"
@@ -105,7 +108,10 @@ class TuneTiersDocument(GatedDocument):
     ends: tuple[TierEndFigures, ...]
     prices: tuple[TierPriceFacts, ...]
     gpu_hour: float | None
+    currency: str | None
     launch: str | None
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
     left_out: str | None
     explored: tuple[TierFigures, ...]
 
@@ -124,13 +130,14 @@ def tune_tiers_document(tuned: TierRecommendation, words: Sequence[str]) -> Tune
             kind=candidate and candidate.kind,
             size_bytes=candidate.size_bytes if candidate else 0,
             meets=own.meets(plan.target),
+            wear=plan.wear(trial),
             ttft_at_percentile_ms=ttft_ms if np.isfinite(ttft_ms) else None,
             token_hit_rate=own.outcome.token_hit_rate,
             saved_hour=candidate and plan.saved_hour(baseline, trial),
             gain=own.gains.get(plan.target.objective),
         )
 
-    recommended = tuning.recommended
+    recommended, launch = tuning.recommended, tuned.launch
     return TuneTiersDocument.build(
         tuned,
         tuning,
@@ -143,6 +150,10 @@ def tune_tiers_document(tuned: TierRecommendation, words: Sequence[str]) -> Tune
         percentile=plan.target.percentile,
         windows=tuning.split,
         words=tuple(words),
+        currency=plan.currency or None,
+        launch=launch and launch.text,
+        arguments=launch.arguments if launch else (),
+        environment=launch.environment if launch else {},
         figures=tuned_tier_figures(tuned),
         recommended=recommended and figures(recommended, alone[1]),
         baseline=tuple(figures(each, each) for each in alone),

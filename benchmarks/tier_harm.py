@@ -1,0 +1,191 @@
+"""What `kvscope tune --tiers` recommends, on requests that no choice saw; part of `no_harm`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.held_out import HeldOut
+from benchmarks.table import Table
+from kvscope.app.options import TierOptions, TuneOptions
+from kvscope.app.requests import TierTuningRequest, tier_tuning_request
+from kvscope.app.tune_tiers import recommend_tiers, tier_plan
+from kvscope.characterize.windows import Windows
+from kvscope.core import units
+from kvscope.replay.workload import Workload
+from kvscope.tuning.split import counted_from, first_requests
+from kvscope.tuning.tier_trial import TierTrial, TierWindow
+from kvscope.tuning.tiers import SLOW_COPIES, TierTuning
+from kvscope.tuning.trial import Evaluator
+
+DEPLOYMENTS: tuple[dict[str, Any], ...] = (
+    {"gpu": "l40s", "model": "llama3.1-8b", "gpu_hour": 1.0},
+    {"gpu": "h100", "model": "llama3.1-8b", "gpu_hour": 2.5},
+    {"gpu": "h100", "tp": 2, "model": "llama3-70b", "weight_dtype": "fp8", "gpu_hour": 2.5},
+    {"gpu": "h200", "model": "llama3-70b", "weight_dtype": "fp8", "gpu_hour": 3.5},
+)
+FACTORS = (0.5, 0.8, 1.5)
+"""SLOs, in units of the pool's percentile without a tier."""
+TIMES = (1.0, 2.0)
+"""Arrival rates, in units of the highest that the pool alone keeps up with: a power of two."""
+GENERATED = (("to-c", 2_000, 20_000), ("agent", 700, 20_000), ("regime-change", 4_000, 20_000))
+"""Profile, requests and seed of traces beside the samples."""
+_RATES = tuple(2.0**power for power in range(3, -8, -1))
+
+
+def measured(
+    trace: HeldOut, deployment: dict[str, Any], percentile: float, share_seen: float
+) -> Iterator[dict[str, Any]]:
+    """Yield a result for each rate and SLO: the verdict, and the last requests with its tier."""
+    seen = first_requests(
+        trace.prompts, int(len(trace.prompts.leaf) * share_seen), trace.trace.lineage
+    )
+
+    def asked(rate: float, slo_s: float) -> TierTuningRequest:
+        options = TuneOptions(slo=slo_s, percentile=percentile, rate_scale=rate, **deployment)
+        return tier_tuning_request(options, TierOptions())
+
+    rate, alone_s = 0.0, np.inf
+    for rate in _RATES:
+        alone = _window(trace, asked(rate, 1.0), share_seen / 2).baseline.trial
+        if alone.keeps_up and np.isfinite(alone.target_s):
+            alone_s = alone.target_s
+            break
+    if not np.isfinite(alone_s):
+        yield {"verdict": "no rate is low enough", "rate": rate}
+        return
+    for times in TIMES:
+        for factor in FACTORS:
+            request = asked(rate * times, factor * alone_s)
+            tuning = recommend_tiers(trace.trace, seen, request).tuning
+            facts = {"rate": rate * times, "times": times, "slo_of_alone": factor}
+            window = _window(trace, request, share_seen)
+            yield {**facts, "why": tuning.why, **_judged(tuning, window)}
+
+
+def _window(trace: HeldOut, request: TierTuningRequest, share: float) -> TierWindow:
+    """Return the requests after the first `share` of the trace, as the request replays them."""
+    plan, requests = tier_plan(trace.trace, trace.prompts, request), len(trace.prompts.leaf)
+    setting = counted_from(plan.setting, int(requests * share), requests)
+    setting = replace(setting, slo_s=plan.target.slo_s)
+    workload = Workload(trace.prompts, setting, Windows(1.0, 1))
+    return TierWindow(plan, Evaluator(workload, plan.target))
+
+
+def _judged(tuning: TierTuning, window: TierWindow) -> dict[str, Any]:
+    """Return the verdict, its tier on the window, and which of the tiers compared do harm there."""
+    alone = window.baseline
+    compared = [window.of(each.candidate) for each in tuning.compared]
+    result: dict[str, Any] = {
+        "verdict": tuning.verdict,
+        "worse": [],
+        "harmful": sum(bool(_worse(alone, each)) for each in compared),
+        "compared": len(compared),
+    }
+    chosen = tuning.recommended
+    if chosen is None or chosen.candidate is None:
+        return result
+    trials = [window.of(chosen.candidate, copies) for copies in (1.0, SLOW_COPIES)]
+    here = trials[0].trial
+    return {
+        **result,
+        "tier": chosen.candidate.offload,
+        "size": units.format_size(chosen.candidate.size_bytes),
+        "p95": here.target_s / alone.trial.target_s - 1 if alone.trial.target_s else 0.0,
+        "p50": here.times_ms.p50 / alone.trial.times_ms.p50 - 1,
+        "throughput": here.served_per_s / alone.trial.served_per_s - 1,
+        "meets": here.meets(window.plan.target),
+        "alone meets": alone.trial.meets(window.plan.target),
+        "worse": [_worse(alone, trial) for trial in trials],
+        "net": [window.plan.net_hour(alone, trial) for trial in trials],
+    }
+
+
+def _worse(alone: TierTrial, trial: TierTrial) -> list[str]:
+    """Return what is worse with a tier.
+
+    Attainment, TEL and the percentile where the 95 % interval lies on the wrong side of none, p50
+    and prefill throughput beyond 2 %.
+    """
+    with_tier, rank = trial.trial, trial.trial.gains
+    names = [name for name, gain in rank.items() if name != "p50" and gain.high < 0]
+    if with_tier.attainment_gain.high < 0:
+        names.append("attainment")
+    if with_tier.times_ms.p50 > alone.trial.times_ms.p50 * 1.02:
+        names.append("p50")
+    if with_tier.served_per_s < alone.trial.served_per_s * 0.98:
+        names.append("throughput")
+    if alone.trial.keeps_up and not with_tier.keeps_up:
+        names.append("queue")
+    return names
+
+
+def table(results: list[dict[str, Any]]) -> Table:
+    """Return a row for each trace and deployment."""
+    rows = []
+    for trace, deployment in dict.fromkeys((each["trace"], each["deployment"]) for each in results):
+        here = [
+            each for each in results if (each["trace"], each["deployment"]) == (trace, deployment)
+        ]
+        recommended = [each for each in here if "tier" in each]
+        verdicts = [each["verdict"] for each in here]
+        tiers = dict.fromkeys(f"{each['size']} {_options(each['tier'])}" for each in recommended)
+        rows.append(
+            [
+                trace,
+                deployment,
+                f"{here[0]['rate']:g}",
+                ", ".join(f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts)),
+                "; ".join(tiers) or "–",
+                str(sum(any(each["worse"]) for each in recommended)),
+                *(_range([each[name] for each in recommended]) for name in ("p95", "p50")),
+                _range([each["throughput"] for each in recommended]),
+                f"{sum(each['meets'] for each in recommended)} / {len(recommended)}",
+                f"{sum(each.get('harmful', 0) for each in here)}",
+            ]
+        )
+    chosen = [each for each in results if "tier" in each]
+    worse = sum(any(each["worse"]) for each in chosen)
+    pays = [each for each in chosen if each["verdict"] == "pays"]
+    profit = sum(each["net"][0] > 0 for each in pays)
+    return Table(
+        "Tiers on requests that no choice saw",
+        f"{len(results)} tunings at {' and '.join(f'{times:g}' for times in TIMES)} times the"
+        " highest arrival rate (`rate`, a power of two times the trace's) that the pool alone keeps"
+        f" up with, for SLOs of {', '.join(f'{factor:g}' for factor in FACTORS)} times its p95:"
+        f" {len(chosen)} recommend a tier, {len(pays)} of them say that it pays ({profit} save more"
+        f" GPU time than it costs on the last requests too). {worse} of them are worse than the"
+        f" pool alone there, as modelled or with copies {SLOW_COPIES:g} times as long. p95, p50 and"
+        " prefill throughput: changes by the recommended tiers, least and most. `would harm`: tiers"
+        " compared, recommended or not, that were worse there.",
+        (
+            "trace",
+            "deployment",
+            "rate",
+            "verdicts",
+            "recommended",
+            "worse",
+            "p95",
+            "p50",
+            "throughput",
+            "SLO met",
+            "would harm",
+        ),
+        rows,
+    )
+
+
+def _options(offload: str) -> str:
+    """Return the options of a way to offload, without parameters of its policy."""
+    names = ("eviction_policy", "store_threshold", "offload_prompt_only")
+    return " ".join(piece for piece in offload.split(":")[1:] if piece.partition("=")[0] in names)
+
+
+def _range(values: list[float]) -> str:
+    if not values:
+        return "–"
+    low, high = min(values), max(values)
+    return f"{low:+.0%}" if low == high else f"{low:+.0%} to {high:+.0%}"

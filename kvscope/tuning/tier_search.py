@@ -1,0 +1,118 @@
+"""The search of a tier: sizes first, then the options of its way to offload, one after the other.
+
+Every way is replayed at every size as it is. At the size that would be chosen and at smaller ones,
+each option in turn takes the value that gains on the training window, and keeps its own where none
+does. So replays grow with the number of values, not with that of their combinations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from kvscope.replay.parameter_estimates import Estimates, bind, estimate_parameters
+from kvscope.replay.policy_options import Variant
+from kvscope.tuning.tier_trial import (
+    ALIKE,
+    TierCandidate,
+    TierPlan,
+    TierTrial,
+    TierWindow,
+    candidate_of,
+)
+from kvscope.tuning.trial import Advance
+from kvscope.vllm_sim.offload_engines import parse_offload
+from kvscope.vllm_sim.offload_spec import OffloadSpec
+
+SEARCHED_SIZES = 3
+"""Sizes at which options are searched: the one that would be chosen, and the next smaller ones."""
+_POLICY = "eviction_policy"
+
+
+def explore(
+    plan: TierPlan, training: TierWindow, advance: Advance
+) -> tuple[list[TierTrial], list[TierTrial]]:
+    """Return all trials on the training window, and those worth comparing.
+
+    These are all sizes of every way as it is, and each searched size with the best options.
+    """
+    plain = training.all(plan.candidates, advance)
+    explored, worth = list(plain), list(plain)
+    work = training.evaluator.workload
+    estimates = estimate_parameters(
+        work.request_traffic, work.profile, plan.target.slo_s, share=1.0
+    )
+    for way, options in plan.options.items():
+        leading = _around(plan, training, [each for each in plain if _way(each) == way])
+        for name, values in options:
+            varied = [
+                [_with(candidate_of(each), name, value, estimates) for value in values]
+                for each in leading
+            ]
+            trials = training.all([each for several in varied for each in several], advance)
+            explored += trials
+            for at in range(len(leading)):
+                for trial in trials[at * len(values) : (at + 1) * len(values)]:
+                    if gains(trial, leading[at]):
+                        leading[at] = trial
+        worth += [each for each in leading if _way(each) != way]
+    return explored, worth
+
+
+def gains(trial: TierTrial, other: TierTrial) -> bool:
+    """Return whether a trial is better by more than does not matter.
+
+    By the target's percentile; where that is alike by GPU time, and where both are by price.
+    """
+    figures = (
+        (trial.trial.target_s, other.trial.target_s),
+        (trial.prefill_share, other.prefill_share),
+        (trial.cost_hour, other.cost_hour),
+    )
+    for own, its in figures:
+        if own < its * (1 - ALIKE):
+            return True
+        if own > its * (1 + ALIKE):
+            return False
+    return False
+
+
+def _way(trial: TierTrial) -> str:
+    return candidate_of(trial).offload
+
+
+def _around(plan: TierPlan, training: TierWindow, sizes: Sequence[TierTrial]) -> list[TierTrial]:
+    """Return the size of each kind of memory that would be chosen, and the next smaller ones."""
+    alone, leading = training.baseline, []
+    for kind in dict.fromkeys(candidate_of(each).kind for each in sizes):
+        own = [each for each in sizes if candidate_of(each).kind == kind]
+        own.sort(key=lambda each: candidate_of(each).size_bytes)
+        if alone.trial.meets(plan.target):
+            nets = [plan.net_hour(alone, each) for each in own]
+            at = nets.index(max(nets))
+        else:
+            lowest_s = min(each.trial.target_s for each in own)
+            enough_s = max(plan.target.slo_s, lowest_s * (1 + ALIKE))
+            at = next(at for at, each in enumerate(own) if not each.trial.target_s > enough_s)
+        leading += own[max(0, at + 1 - SEARCHED_SIZES) : at + 1]
+    return leading
+
+
+def _with(candidate: TierCandidate, name: str, value: Any, estimates: Estimates) -> TierCandidate:
+    """Return a candidate with another value of an option; a policy's parameters are estimated."""
+    spec = parse_offload(candidate.offload)
+    if isinstance(spec, OffloadSpec):
+        own = () if name == _POLICY else spec.params
+        spec = replace(spec, params=own, **{name: value})
+        spec = spec.bound(lambda kind, given: bind(Variant(kind, given), estimates))
+        spec = replace(spec, params=tuple((key, _whole(each)) for key, each in spec.params))
+    else:
+        spec = replace(spec, **{name: value})  # type: ignore[type-var]
+    return replace(candidate, offload=spec.text)
+
+
+def _whole(value: float) -> float:
+    """Return whole tokens; an infinite number as the most that a parameter takes."""
+    return float(round(value)) if math.isfinite(value) else 1e15
