@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, astuple, dataclass, replace
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +21,14 @@ from kvscope.core import memory
 from kvscope.core.background import in_background
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition, side_by_side, standard
-from kvscope.core.trace import PromptLengths, PromptPaths, Trace
+from kvscope.core.trace import PromptPaths, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.ingest.build import NO_COMMON_CLOCK
 from kvscope.ingest.clocks import SessionStarts, other_starts, placed
-from kvscope.replay.curve import HitCurve, curve_of, first_counted
+from kvscope.replay.curve import HitCurve, first_counted
 from kvscope.replay.footprint import analysis_bytes
-from kvscope.replay.misses import MissReasons, ideal_rate_of, reasons_at
+from kvscope.replay.misses import MissReasons
 from kvscope.replay.path_facts import PathFacts, TracePaths
 from kvscope.store.file import Stores
 from kvscope.store.traces import load_prompts
@@ -257,7 +257,7 @@ def _layouts(
     for starts in other_starts(arrival_s, clock):
         begun_s = placed(arrival_s, clock, starts.sessions_per_s, starts.seed)
         begun = paths.in_order(np.argsort(begun_s, kind="stable"))
-        curve = curve_of(begun.lengths, definition, begun.distances(_walked(definition)))
+        curve = begun.follow([definition]).curve(definition)
         needed = curve.capacity_for(0.9 * curve.ideal)
         yield LayoutCapacity(**asdict(starts), capacity_blocks=needed)
 
@@ -368,47 +368,38 @@ def _sized(facts: Characterization, request: AnalyzeRequest) -> Characterization
 
 def caching(paths: PathFacts, request: AnalyzeRequest) -> Caching:
     """Return LRU's curve, the definitions side by side, and why tokens missed at the landmarks."""
-    definition, prompts = request.definition, paths.lengths
-    named = request.capacities.in_blocks(request.model, prompts.block_size)
-    ideal, distances = cache(paths.ideal_blocks), cache(paths.distances)
+    definition, block_size = request.definition, paths.block_size
+    named = request.capacities.in_blocks(request.model, block_size)
+    # Why tokens missed is told of whole prompts of the whole trace, whatever is counted elsewhere.
+    explained = standard(outputs=definition.outputs)
+    compared = side_by_side(definition)
+    followed = paths.follow([definition, explained], compared)
 
-    runs = distances(_walked(definition))
-    by_token = curve_of(prompts, replace(definition, weight="token"), runs)
-    by_block = curve_of(prompts, replace(definition, weight="block"), runs)
+    by_token = followed.curve(replace(definition, weight="token"))
+    by_block = followed.curve(replace(definition, weight="block"))
     headline = by_block if definition.weight == "block" else by_token
 
     def points(capacities: NDArray[np.int64]) -> tuple[CurvePoint, ...]:
         rates = zip(capacities, by_token.rate(capacities), by_block.rate(capacities), strict=True)
-        return tuple(
-            _point(prompts.block_size, request, int(c), float(t), float(b)) for c, t, b in rates
-        )
+        return tuple(_point(block_size, request, int(c), float(t), float(b)) for c, t, b in rates)
 
-    # Why tokens missed is told of whole prompts of the whole trace, whatever is counted elsewhere.
-    explained = standard(outputs=definition.outputs)
-    explained_runs = distances(_walked(explained))
     at = [headline.capacity_for(share * headline.ideal) for share in LANDMARKS]
     largest = max(int(headline.knots[-1]), 1)
     grid = np.unique(np.geomspace(1, largest, CURVE_POINTS).round().astype(np.int64))
     return Caching(
         definition=definition,
         ideal=headline.ideal,
-        hit_rates=tuple(
-            # Without eviction, to look blocks up one by one or as a prefix is the same.
-            _hit_rate(prompts, each, ideal(replace(_walked(each), flat=False)))
-            for each in side_by_side(definition)
-        ),
+        hit_rates=tuple(_hit_rate(each, followed.ideal_rate(each)) for each in compared),
         curve=points(grid),
         landmarks=tuple(
             _landmark(share, point, request.deployment)
             for share, point in zip(LANDMARKS, points(np.array(at)), strict=True)
         ),
         asked=points(np.array(named, dtype=np.int64)),
-        misses=reasons_at(prompts, paths.novelty(explained), sorted({*at, *named}), explained_runs),
+        misses=followed.misses(explained, sorted({*at, *named})),
         misses_definition=explained,
         lru=headline,
-        lru_by_token=(
-            by_token if definition == explained else curve_of(prompts, explained, explained_runs)
-        ),
+        lru_by_token=by_token if definition == explained else followed.curve(explained),
     )
 
 
@@ -419,14 +410,7 @@ def _landmark(share: float, point: CurvePoint, deployment: ResolvedDeployment | 
     return Landmark(share, point, gpus, deployment.price_of(gpus))
 
 
-def _walked(definition: HitDefinition) -> HitDefinition:
-    """Return what definitions that differ only in weight and window share, in one pass."""
-    return replace(definition, name="", weight="block", warmup=0.0)
-
-
-def _hit_rate(
-    prompts: PromptLengths, definition: HitDefinition, ideal: NDArray[np.int32]
-) -> HitRate:
+def _hit_rate(definition: HitDefinition, ideal: float) -> HitRate:
     return HitRate(
         definition=definition.name,
         weight=definition.weight,
@@ -435,7 +419,7 @@ def _hit_rate(
         last_token_rule=definition.last_token_rule,
         outputs=definition.outputs,
         flat=definition.flat,
-        ideal=ideal_rate_of(prompts, definition, ideal),
+        ideal=ideal,
     )
 
 

@@ -11,7 +11,6 @@ from kvscope.core.errors import InputError
 from kvscope.core.trace import Trace
 from kvscope.datasets.paths import DatasetPaths
 from kvscope.datasets.place import MANIFEST, STORE
-from kvscope.datasets.shards import load_lengths
 from kvscope.store import traces
 from kvscope.store.file import StoreFile
 
@@ -98,9 +97,8 @@ class Dataset:
 
     def paths(self) -> DatasetPaths:
         """Return the paths of its requests, which stay on disk."""
-        lengths, carriers = load_lengths(self.folder / REQUESTS)
         folders = shard_folders(self.folder, len(self.manifest.shards))
-        return DatasetPaths(lengths, carriers, tuple(folders))
+        return DatasetPaths(self.folder / REQUESTS, tuple(folders), self.folder)
 
 
 def shard_folders(folder: Path, shards: int) -> list[Path]:

@@ -62,6 +62,7 @@ from kvscope.datasets.shards import (
     path_ends,
     prompt_ends,
     reduce_shard,
+    run_stretches,
     save_lengths,
 )
 from kvscope.datasets.spill import shard_sizes
@@ -470,7 +471,7 @@ class DatasetBuild:
                     self._append_groups(store, trace, folder)
                     advance(1)
                 arrival_s = built.requests["arrival_s"]
-                for begin, end in _ranges(reduced, len(arrival_s)):
+                for begin, end in run_stretches(reduced, len(arrival_s), _RUNS_AT_ONCE):
                     runs = merge_runs([load_runs(folder, begin, end) for folder in reduced])
                     columns = (runs.request, runs.previous, runs.depth, runs.blocks)
                     write_reuses(store, trace, arrival_s, *columns)
@@ -522,21 +523,6 @@ def _state(file: str) -> FileState:
         status = os.stat(file)  # noqa: PTH116 - a name too long for a file
         return FileState(os.path.realpath(file), status.st_size, status.st_mtime_ns)
     return FileState(file, None, None)
-
-
-def _ranges(reduced: list[Path], requests: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of requests with some millions of runs each."""
-    runs = np.zeros(requests + 1, dtype=np.int64)
-    for folder in reduced:
-        request, count = np.unique(load_array(folder, "run_request"), return_counts=True)
-        runs[request + 1] += count
-    before = np.cumsum(runs)
-    begin = 0
-    while begin < requests:
-        end = int(np.searchsorted(before, before[begin] + _RUNS_AT_ONCE, side="right")) - 1
-        end = min(max(end, begin + 1), requests)
-        yield begin, end
-        begin = end
 
 
 def _quoted(path: Path) -> str:

@@ -1,109 +1,292 @@
-"""The facts of a dataset's paths, put together from its shards: equal to those of one trie."""
+"""The facts of a dataset's paths, added up from its shards: equal to those of one trie."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+from weakref import finalize
 
 import numpy as np
 
 from kvscope.characterize.spatial import DECILES, decile_histogram
 from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.errors import UsageError
+from kvscope.core.executor import Executor, LocalProcesses
 from kvscope.core.hits import HitDefinition
 from kvscope.core.trace import PromptLengths
-from kvscope.datasets.shards import Carriers, ShardPaths, clipped, load_shard, merge_runs
-from kvscope.replay.misses import Novelty, diverged, ideal_blocks
-from kvscope.replay.path_facts import lengths_in_order
-from kvscope.replay.stack_distances import LruDistances, distances, touches
+from kvscope.datasets.bends import Bends
+from kvscope.datasets.files import load_array, save_arrays
+from kvscope.datasets.shards import (
+    NUMBER,
+    clipped,
+    load_runs,
+    load_shard,
+    merge_runs,
+    run_stretches,
+    runs_by_name,
+    save_lengths,
+    some_lengths,
+)
+from kvscope.replay.curve import HitCurve, bends, looked_up, weighted
+from kvscope.replay.misses import (
+    MissReasons,
+    Novelty,
+    diverged,
+    ideal_blocks,
+    lru_hit_blocks,
+    reasons,
+)
+from kvscope.replay.path_facts import lengths_in_order, walked
+from kvscope.replay.stack_distances import LruDistances, LruStack, touches
 from kvscope.replay.traffic import walk, walk_lengths
+
+RUNS_AT_ONCE = 2_000_000
+_DISTANCES = ("request", "depth", "blocks", "distance")
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetPaths:
-    """The paths of R requests, in shards of which one at a time is in memory.
+    """The paths of R requests, in shards of which each worker has one at a time in memory.
 
-    `carriers` say whose prompt each one's cached path is in. What is found in a shard
-    holds from the depth on at which the shard begins; what lies above is found in the trunk's.
+    `columns` has what is known of all requests, which is read in stretches of some `runs_at_once`;
+    `work` is where results that are too large for memory are written.
     """
 
-    lengths: PromptLengths
-    carriers: Carriers
+    columns: Path
     folders: tuple[Path, ...]
-    number: Int32s | None = None  # of each request, where that is not the trace's
+    work: Path
+    runs_at_once: int = RUNS_AT_ONCE
+    executor: Executor | None = None
+    kept: WorkFolder | None = None  # the folder of columns that go with this object
 
-    def _shards(self) -> Iterator[ShardPaths]:
-        known = self.lengths, self.carriers, self.number
-        return (load_shard(folder, *known) for folder in self.folders)
+    @property
+    def block_size(self) -> int:
+        """The tokens of a block."""
+        return int(load_array(self.columns, "block_size")[0])
+
+    @property
+    def requests(self) -> int:
+        """The number of requests, R."""
+        return len(load_array(self.columns, "blocks"))
 
     def in_order(self, order: Int64s) -> DatasetPaths:
         """Return the same of the requests in another order of arrival, numbered anew in it."""
         number = np.empty(len(order), dtype=np.int32)
         number[order] = np.arange(len(order), dtype=np.int32)
-        columns = lengths_in_order(self.lengths, order)
-        lengths = PromptLengths(block_size=self.lengths.block_size, **columns)
-        carriers = Carriers.of(number[self.carriers.carrier[order]])
-        return DatasetPaths(lengths, carriers, self.folders, number)
+        columns = lengths_in_order(some_lengths(self.columns, slice(None)), order)
+        lengths = PromptLengths(block_size=self.block_size, **columns)
+        carrier = number[load_array(self.columns, "carrier")[order]]
+        kept = WorkFolder(self.work)
+        folder = kept.path
+        save_lengths(folder, lengths, carrier)
+        save_arrays(folder, {NUMBER: number})
+        return replace(self, columns=folder, kept=kept)
 
-    def distances(self, definition: HitDefinition) -> LruDistances:
-        """Return LRU's stack distances: each shard's runs are merged, never its accesses.
+    def follow(
+        self, curves: Collection[HitDefinition], ideals: Collection[HitDefinition] = ()
+    ) -> FollowedShards:
+        """Follow the paths of each shard, for curves and misses, and for ideal rates.
 
-        How many blocks each request was the last to touch adds up over shards. Raises UsageError
-        for a flat definition, of which blocks are not in subtrees.
+        Raises UsageError for a curve of a flat cache, whose blocks are in no subtrees.
         """
-        if definition.flat:
+        if any(definition.flat for definition in curves):
             raise UsageError(
                 "a flat cache's blocks are in no subtrees, and a dataset's are",
                 where="--compat libcachesim",
                 remedy="take another definition, or ingest the files as one trace",
             )
-        carried = definition.outputs == "carried"
-        runs = merge_runs([
-            clipped(
-                touches(walk(shard.paths, definition)),
-                shard.first_carried if carried else shard.first,
-                shard.request,
-            )
-            for shard in self._shards()
-        ])  # fmt: skip
-        length, look, anonymous = walk_lengths(self.lengths, definition)
-        return distances(runs, length + anonymous, look)
-
-    def ideal_blocks(self, definition: HitDefinition) -> Int32s:
-        """Return the leading blocks of each prompt that earlier requests had written (R)."""
-        ideal = np.zeros(len(self.carriers.carrier), dtype=np.int32)
-        for shard in self._shards():
-            own = ideal_blocks(shard.paths, definition)
-            ideal[shard.request] = np.maximum(ideal[shard.request], own)
-        return ideal
-
-    def novelty(self, definition: HitDefinition) -> Novelty:
-        """Return what was new in each prompt."""
-        length, look, _ = walk_lengths(self.lengths, definition)
-        parent = self.lengths.parent
-        seen = self.ideal_blocks(definition)
-        end = np.where(parent >= 0, np.minimum(length[parent], look), 0)
-        start, stop = seen.copy(), np.maximum(seen, end)
-        for shard in self._shards():
-            # Two paths have in common what any shard with both of them finds.
-            steps = walk(shard.paths, definition)
-            own, _ = diverged(steps, shard.paths.parent, seen[shard.request])
-            start[shard.request] = np.maximum(start[shard.request], own)
-        return Novelty(seen, look, start, stop)
+        walks = tuple(dict.fromkeys(map(walked, curves)))
+        looks = tuple(dict.fromkeys(replace(walked(each), flat=False) for each in ideals))
+        work = WorkFolder(self.work)
+        tasks = [
+            FollowTask(str(shard), str(self.columns), f"{work.path}/{k:04}", walks, looks)
+            for k, shard in enumerate(self.folders)
+        ]
+        for _ in (self.executor or LocalProcesses(1)).results(follow_shard, tasks):
+            pass
+        return FollowedShards(self, work, [Path(task.into) for task in tasks], walks, looks)
 
     def deciles(self, multi_turn: Bools) -> Int64s:
         """Return what `decile_histogram` counts, given which requests are later turns (R)."""
         counts = np.zeros((2, 1 << DECILES), dtype=np.int64)
-        for shard in self._shards():
+        for folder in self.folders:
+            shard = load_shard(folder, self.columns)
             request, paths = shard.request, shard.paths
             counts += decile_histogram(
                 paths.block_parent,
                 paths.leaf,
                 paths.blocks,
-                np.ascontiguousarray(self.lengths.full_blocks[request]),
+                np.ascontiguousarray(load_array(self.columns, "full_blocks")[request]),
                 (paths.input_tokens - 1) // paths.block_size,
                 multi_turn[request],
                 shard.first,
             )
         return counts
+
+
+class WorkFolder:
+    """A folder for what is too large for memory; it goes when nothing refers to this any more."""
+
+    def __init__(self, near: Path) -> None:
+        near_by = str(near) if os.access(near, os.W_OK) else None
+        self.path = Path(mkdtemp(prefix=".analysis-", dir=near_by))
+        finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FollowTask:
+    """Which shard to follow, of requests with these columns, and where to write what is found."""
+
+    shard: str
+    columns: str
+    into: str
+    walks: tuple[HitDefinition, ...]
+    looks: tuple[HitDefinition, ...]
+
+
+def follow_shard(task: FollowTask) -> None:
+    """Write the runs of reuse in a shard, and what of its prompts had been written before."""
+    shard = load_shard(Path(task.shard), Path(task.columns))
+    paths = shard.paths
+    folder = Path(task.into)
+    folder.mkdir()
+    save_arrays(folder, {"member": shard.request.astype(np.int32)})
+    for k, definition in enumerate(task.walks):
+        steps = walk(paths, definition)
+        carried = definition.outputs == "carried"
+        first = shard.first_carried if carried else shard.first
+        runs = clipped(touches(steps), first, shard.request)
+        save_arrays(folder, runs_by_name(runs, f"run{k}"))
+        seen = ideal_blocks(paths, definition)
+        # Two paths have in common what any shard with both of them finds.
+        start, _ = diverged(steps, paths.parent, seen)
+        save_arrays(folder, {f"seen{k}": seen, f"start{k}": start})
+    for k, definition in enumerate(task.looks):
+        save_arrays(folder, {f"ideal{k}": ideal_blocks(paths, definition)})
+
+
+class FollowedShards:
+    """What the shards say, put together in stretches of time: runs, never accesses.
+
+    How many blocks each request was the last to touch adds up over shards, so that LRU's exact
+    curve takes only the merged runs. The files go when nothing refers to this object any more.
+    """
+
+    def __init__(
+        self,
+        paths: DatasetPaths,
+        work: WorkFolder,
+        shards: list[Path],
+        walks: Sequence[HitDefinition],
+        looks: Sequence[HitDefinition],
+    ) -> None:
+        self._paths, self._work, self._shards = paths, work, shards
+        self._folder = work.path
+        self._walks, self._looks = walks, looks
+        self._measured = dict[int, list[Path]]()
+
+    def curve(self, definition: HitDefinition) -> HitCurve:
+        """Return LRU's hits at every capacity; its knots stay on disk."""
+        first, total = self._first_counted(definition), 0
+        found = Bends(self._folder)
+        for begin, lengths, runs in self.distances(definition):
+            found.add(*bends(lengths, definition, runs, first - begin))
+            total += int(looked_up(lengths, definition)[max(first - begin, 0) :].sum())
+        return HitCurve(definition, *found.curve(), total)
+
+    def ideal_rate(self, definition: HitDefinition) -> float:
+        """Return the hit rate (0-1) of an infinite cache."""
+        key = self._looks.index(replace(walked(definition), flat=False))
+        first, hits, total = self._first_counted(definition), 0, 0
+        at_once = self._paths.runs_at_once
+        for begin in range(0, self._paths.requests, at_once):
+            part = slice(begin, begin + at_once)
+            lengths = some_lengths(self._paths.columns, part)
+            counted = slice(max(first - begin, 0), None)
+            ideal = self.most(f"ideal{key}", part)
+            hits += int(weighted(lengths, definition, ideal)[counted].sum())
+            total += int(looked_up(lengths, definition)[counted].sum())
+        return hits / total if total else 0.0
+
+    def misses(
+        self, definition: HitDefinition, capacities_blocks: list[int]
+    ) -> tuple[MissReasons, ...]:
+        """Return why tokens missed at each capacity under LRU, over the whole trace."""
+        parts = []
+        for begin, lengths, runs in self.distances(definition):
+            new = self.novelty(definition, begin, lengths)
+            hits = (lru_hit_blocks(runs, len(lengths.blocks), each) for each in capacities_blocks)
+            pairs = zip(hits, capacities_blocks, strict=True)
+            parts.append([reasons(lengths, new, hit, capacity) for hit, capacity in pairs])
+        return tuple(map(_total, zip(*parts, strict=True)))
+
+    def distances(
+        self, definition: HitDefinition
+    ) -> Iterator[tuple[int, PromptLengths, LruDistances]]:
+        """Yield LRU's stack distances by stretches of time: from which request on, their lengths.
+
+        Requests are numbered within a stretch.
+        """
+        key = self._walks.index(walked(definition))
+        if key not in self._measured:
+            self._measured[key] = list(self._measure(key))
+        for file in self._measured[key]:
+            with np.load(file) as arrays:
+                begin, end, live = arrays["stretch"].tolist()
+                runs = LruDistances(live=live, **{name: arrays[name] for name in _DISTANCES})
+            yield begin, some_lengths(self._paths.columns, slice(begin, end)), runs
+
+    def _measure(self, key: int) -> Iterator[Path]:
+        requests, name = self._paths.requests, f"run{key}"
+        stack = LruStack(requests)
+        at_once = self._paths.runs_at_once
+        for begin, end in run_stretches(self._shards, requests, at_once, name):
+            runs = merge_runs([load_runs(shard, begin, end, name) for shard in self._shards])
+            lengths = some_lengths(self._paths.columns, slice(begin, end))
+            length, look, anonymous = walk_lengths(lengths, self._walks[key])
+            measured = stack.distances(begin, runs, length + anonymous, look)
+            columns: dict[str, Any] = {each: getattr(measured, each) for each in _DISTANCES}
+            columns["request"] = measured.request - np.int32(begin)
+            file = self._folder / f"distances{key}-{begin}.npz"
+            np.savez(file, stretch=np.array([begin, end, stack.live]), **columns)
+            yield file
+
+    def novelty(self, definition: HitDefinition, begin: int, lengths: PromptLengths) -> Novelty:
+        """Return what was new in each prompt of a stretch of requests that begins there."""
+        key = self._walks.index(walked(definition))
+        part = slice(begin, begin + len(lengths.blocks))
+        seen = self.most(f"seen{key}", part)
+        look = walk_lengths(lengths, definition).look
+        end, later = np.zeros_like(look), np.flatnonzero(lengths.parent >= 0)
+        before = some_lengths(self._paths.columns, lengths.parent[later])
+        end[later] = np.minimum(walk_lengths(before, definition).length, look[later])
+        start = np.maximum(seen, self.most(f"start{key}", part))
+        return Novelty(seen, look, start, np.maximum(seen, end))
+
+    def most(self, name: str, part: slice) -> Int32s:
+        """Return the largest number, at least 0, that a shard has for each request of a stretch."""
+        most = np.zeros(min(part.stop, self._paths.requests) - part.start, dtype=np.int32)
+        for shard in self._shards:
+            member = load_array(shard, "member")
+            own = slice(*np.searchsorted(member, [part.start, part.stop]).tolist())
+            place = member[own] - part.start
+            most[place] = np.maximum(most[place], load_array(shard, name)[own])
+        return most
+
+    def _first_counted(self, definition: HitDefinition) -> int:
+        return int(self._paths.requests * definition.warmup)
+
+
+def _total(parts: Sequence[MissReasons]) -> MissReasons:
+    """Return the reasons of all stretches at one capacity."""
+    tokens = {
+        name: sum(getattr(part, name) for part in parts)
+        for name in MissReasons.__slots__
+        if name != "capacity_blocks"
+    }
+    return replace(parts[0], **tokens)

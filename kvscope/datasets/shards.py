@@ -8,6 +8,7 @@ shard has the paths up to where they are cut, and all of their blocks count.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from kvscope.core.jit import kernel
 from kvscope.core.prefix import ancestor
 from kvscope.core.trace import PromptLengths, PromptPaths
 from kvscope.datasets.cuts import TRUNK
-from kvscope.datasets.files import load_array, save_arrays, whole_folder
+from kvscope.datasets.files import Arrays, load_array, save_arrays, whole_folder
 from kvscope.datasets.numbering import owned_blocks
 from kvscope.datasets.spill import read_pieces
 from kvscope.ingest.build import PathEnds
@@ -35,6 +36,8 @@ _SHARD = ("block_parent", "request", "leaf", "length", "split")
 _ENDS = ("end_request", "end_first", "end_above")
 _CUT = "cut_end"
 _RUNS = ("request", "previous", "depth", "blocks")
+NUMBER = "number"
+_CELLS = 1 << 16  # of time, in which runs are counted
 _GROUPS = ("first_request", "last_request", "reuses", "blocks")
 
 
@@ -175,15 +178,15 @@ def _places(numbers: Int32s | Int64s, among: Int32s | Int64s, missing: int) -> I
     return np.where(among[place] == numbers, place, missing)
 
 
-def load_shard(
-    folder: Path, lengths: PromptLengths, carriers: Carriers, number: Int32s | None = None
-) -> ShardPaths:
+def load_shard(folder: Path, columns: Path) -> ShardPaths:
     """Return a shard's paths; what it takes grows with the requests in it, not with all.
 
-    `number` are those that `lengths` and `carriers` go by, where they are not the trace's.
+    `columns` has what is known of all requests, in an order of its own if it has their `NUMBER`.
     """
     block_parent, member, leaf, length, split = (load_array(folder, name) for name in _SHARD)
-    if number is not None:
+    carriers = Carriers(*(load_array(columns, name) for name in Carriers._fields))
+    if (columns / f"{NUMBER}.npy").is_file():
+        number = load_array(columns, NUMBER)
         order = np.argsort(number[member])
         member = number[member][order]
         leaf, length, split = leaf[order], length[order], split[order]
@@ -193,14 +196,15 @@ def load_shard(
     carried = _places(carriers.carrier[request], member, len(member))
     leaf, length, split = (np.append(each, np.int32(0)) for each in (leaf, length, split))
     blocks = length[own]
-    carried_blocks = np.minimum(lengths.carried_blocks[request], length[carried])
+    lengths = some_lengths(columns, request)
+    carried_blocks = np.minimum(lengths.carried_blocks, length[carried])
     paths = PromptPaths(
         block_size=lengths.block_size,
-        input_tokens=lengths.input_tokens[request],
-        parent=_places(lengths.parent[request], request, -1).astype(np.int32),
+        input_tokens=lengths.input_tokens,
+        parent=_places(lengths.parent, request, -1).astype(np.int32),
         blocks=blocks,
-        full_blocks=np.minimum(lengths.full_blocks[request], blocks),
-        cached_blocks=lengths.cached_blocks[request],
+        full_blocks=np.minimum(lengths.full_blocks, blocks),
+        cached_blocks=lengths.cached_blocks,
         carried_blocks=carried_blocks,
         leaf=leaf[own],
         carried_leaf=ends_at(
@@ -242,8 +246,7 @@ def merge_runs(parts: list[ReusedRuns]) -> ReusedRuns:
 def reduce_shard(task: ShardTask) -> None:
     """Follow reuse in a shard: its runs, its blocks by first and last request, ideal hits."""
     folder, columns = Path(task.folder), Path(task.columns)
-    lengths, carriers = load_lengths(columns)
-    shard = load_shard(Path(task.parts[0]), lengths, carriers)
+    shard = load_shard(Path(task.parts[0]), columns)
     paths = shard.paths
     reuse = trace_reuse(
         paths.block_parent, paths.block_size, paths.input_tokens, paths.full_blocks,
@@ -266,9 +269,10 @@ def reduce_shard(task: ShardTask) -> None:
         reuse.reuses[cacheable].astype(np.int64),
     ])  # fmt: skip
     groups, number = np.unique(keys, axis=1, return_counts=True)
-    arrays = {f"run_{name}": getattr(runs, name) for name in _RUNS}
     grouped = (*groups.astype(np.int32), number)
-    arrays |= {f"group_{name}": each for name, each in zip(_GROUPS, grouped, strict=True)}
+    arrays = runs_by_name(runs) | {
+        f"group_{name}": each for name, each in zip(_GROUPS, grouped, strict=True)
+    }
     arrays |= numbered | {
         "carried_request": shard.request[carried].astype(np.int32),
         "carried_owner": owner[paths.carried_leaf[carried]],
@@ -314,16 +318,37 @@ def save_lengths(folder: Path, lengths: PromptLengths, carrier: Int32s) -> None:
     save_arrays(folder, {"block_size": np.array([lengths.block_size])})
 
 
-def load_lengths(folder: Path) -> tuple[PromptLengths, Carriers]:
-    """Return the lengths of all requests, and whose prompt each one's cached path is in."""
-    columns = {name: load_array(folder, name) for name in LENGTHS}
-    size = int(load_array(folder, "block_size")[0])
-    carriers = Carriers(*(load_array(folder, name) for name in Carriers._fields))
-    return PromptLengths(block_size=size, **columns), carriers
+def some_lengths(folder: Path, which: slice | Int32s | Int64s) -> PromptLengths:
+    """Return the lengths of some requests, copied: a file is mapped only while it is read."""
+    columns = {name: np.array(load_array(folder, name)[which]) for name in LENGTHS}
+    return PromptLengths(block_size=int(load_array(folder, "block_size")[0]), **columns)
 
 
-def load_runs(folder: Path, begin: int, end: int) -> ReusedRuns:
+def runs_by_name(runs: ReusedRuns, name: str = "run") -> Arrays:
+    """Return runs of reuse as arrays for `load_runs`."""
+    return {f"{name}_{each}": getattr(runs, each) for each in _RUNS}
+
+
+def load_runs(folder: Path, begin: int, end: int, name: str = "run") -> ReusedRuns:
     """Return a shard's runs of reuse of the requests from `begin` to before `end`."""
-    request = load_array(folder, "run_request")
+    request = load_array(folder, f"{name}_request")
     part = slice(*np.searchsorted(request, [begin, end]).tolist())
-    return ReusedRuns(*(np.asarray(load_array(folder, f"run_{name}")[part]) for name in _RUNS))
+    return ReusedRuns(*(np.array(load_array(folder, f"{name}_{each}")[part]) for each in _RUNS))
+
+
+def run_stretches(
+    folders: list[Path], requests: int, at_once: int, name: str = "run"
+) -> Iterator[tuple[int, int]]:
+    """Yield stretches of requests that have about so many runs, or requests, in all shards."""
+    cell = -(-requests // _CELLS)
+    runs = np.full(-(-requests // cell) + 1, cell, dtype=np.int64)
+    runs[0] = 0
+    for folder in folders:
+        request = load_array(folder, f"{name}_request")
+        runs[1:] += np.bincount(request // cell, minlength=len(runs) - 1)
+    before, begin = np.cumsum(runs), 0
+    while begin < len(before) - 1:
+        end = int(np.searchsorted(before, before[begin] + at_once, side="right")) - 1
+        end = max(end, begin + 1)
+        yield begin * cell, min(end * cell, requests)
+        begin = end

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.units import MIB
@@ -91,6 +92,16 @@ class Spill:
             ])
         )  # fmt: skip
         self._batches, self._buffered = [], 0
+
+
+def take_file(file: BinaryIO, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return what was written to a file, mapped into memory; the file goes with the array."""
+    size = file.tell()
+    file.flush()
+    values = np.memmap(file, dtype, "r") if size else np.zeros(0, dtype)
+    Path(file.name).unlink()
+    file.close()
+    return values
 
 
 def shard_sizes(folder: Path, shards: int) -> Int64s:

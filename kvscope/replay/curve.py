@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
 from kvscope.core.hits import HitDefinition
@@ -34,7 +37,11 @@ class HitCurve:
         """Return the hit rate (0–1) at each capacity."""
         if not self.total:
             return np.zeros(np.shape(capacity_blocks))
-        return np.asarray(np.interp(capacity_blocks, self.knots, self.hits) / self.total)
+        at = np.searchsorted(self.knots, np.atleast_1d(capacity_blocks), side="right")
+        around = np.clip(np.concatenate([[0], at - 1, at]), 0, len(self.knots) - 1)
+        near = np.unique(around)  # the others may be on disk
+        hits = np.interp(capacity_blocks, self.knots[near], self.hits[near])
+        return np.asarray(hits / self.total)
 
     @property
     def ideal(self) -> float:
@@ -47,7 +54,7 @@ class HitCurve:
         A rate above the ideal one gives the capacity where the ideal one is reached.
         """
         wanted = min(rate * self.total, float(self.hits[-1]))
-        at = int(np.searchsorted(self.hits, wanted - 1e-9))
+        at = int(np.searchsorted(self.hits, math.ceil(wanted - 1e-9)))
         if at == 0:
             return int(self.knots[0])
         low, high = self.knots[at - 1], self.knots[at]
@@ -87,17 +94,45 @@ def curve_of(
     They must have been made for a definition with the same `partial`, `last_token_rule`, `outputs`
     and `flat`.
     """
-    events = _events(prompts, definition, distances)
-    knots, hits = _accumulate(*events)
-    total = int(looked_up(prompts, definition)[first_counted(prompts, definition) :].sum())
-    return HitCurve(definition, knots, hits, total)
+    first = first_counted(prompts, definition)
+    at, weight = bends(prompts, definition, distances, first)
+    # Sums of whole numbers: exact below 2^53.
+    ((knots, hits),) = bent([np.bincount(at, weight, minlength=1)])
+    return HitCurve(definition, knots, hits, int(looked_up(prompts, definition)[first:].sum()))
 
 
-def _events(prompts: PromptLengths, definition: HitDefinition, distances: LruDistances) -> Events:
-    """Return runs of hits: from which capacity on, for how many blocks, each of what weight."""
-    counted = distances.request >= first_counted(prompts, definition)
+def bends(
+    prompts: PromptLengths, definition: HitDefinition, distances: LruDistances, first: int
+) -> tuple[Int64s, Int64s]:
+    """Return the capacities at which the curve bends, and by how much it is steeper from there on.
+
+    Only hits of requests from number `first` on count; a capacity may occur several times.
+    """
     weigh = {"token": _token_events, "block": _block_events, "request": _request_events}
-    return weigh[definition.weight](prompts, distances, counted)
+    counted = distances.request >= first
+    distance, blocks, weight = weigh[definition.weight](prompts, distances, counted)
+    some = blocks > 0
+    distance, blocks, weight = distance[some], blocks[some], weight[some]
+    at = np.concatenate([distance - 1, distance + blocks - 1])
+    return at, np.concatenate([weight, -weight])
+
+
+def bent(steepening: Iterable[NDArray[Any]]) -> Iterator[tuple[Int64s, Int64s]]:
+    """Yield the knots of a curve and its hits there, for each range of capacities in order.
+
+    A range has an entry a capacity, counted from 0: by how much the curve is steeper from there on.
+    """
+    begin = last = hits = slope = 0
+    for each in steepening:
+        bend = np.flatnonzero(each) if begin else np.flatnonzero(np.append(True, each[1:] != 0))
+        knots = begin + bend
+        slopes = slope + np.cumsum(each[bend]).astype(np.int64)
+        rise = np.append(slope, slopes[:-1]) * np.diff(knots, prepend=last)
+        at = hits + np.cumsum(rise)
+        yield knots, at
+        if len(knots):
+            last, hits, slope = int(knots[-1]), int(at[-1]), int(slopes[-1])
+        begin += len(each)
 
 
 def first_counted(prompts: PromptLengths, definition: HitDefinition) -> int:
@@ -130,21 +165,6 @@ def _request_events(prompts: PromptLengths, runs: LruDistances, counted: Bools) 
     distance = runs.distance[counted & (runs.depth == 0)]
     ones = np.ones_like(distance)
     return distance, ones, ones
-
-
-def _accumulate(distance: Int64s, blocks: Int64s, weight: Int64s) -> tuple[Int64s, Int64s]:
-    """Sum runs that each give `weight` more from capacity d to d + blocks - 1."""
-    kept = blocks > 0
-    distance, blocks, weight = distance[kept], blocks[kept], weight[kept]
-    at = np.concatenate([[0], distance - 1, distance + blocks - 1])
-    # Sums of whole numbers: exact below 2^53.
-    steepening = np.bincount(at, weights=np.concatenate([[0], weight, -weight]))
-    bends = steepening != 0
-    bends[0] = True
-    knots = np.flatnonzero(bends)
-    slope = np.cumsum(steepening[knots])
-    rise = slope[:-1] * np.diff(knots)
-    return knots, np.concatenate([[0], np.cumsum(rise)]).astype(np.int64)
 
 
 def looked_up(prompts: PromptLengths, definition: HitDefinition) -> Int64s:

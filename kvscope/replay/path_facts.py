@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -11,28 +12,54 @@ from kvscope.characterize.spatial import trace_deciles
 from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.hits import HitDefinition
 from kvscope.core.trace import PromptLengths, PromptPaths
-from kvscope.replay.misses import Novelty, ideal_blocks, novelty
+from kvscope.replay.curve import HitCurve, curve_of
+from kvscope.replay.misses import (
+    MissReasons,
+    ideal_blocks,
+    ideal_rate_of,
+    novelty,
+    reasons_at,
+)
 from kvscope.replay.stack_distances import LruDistances, flat_distances, lru_distances
 
 LENGTHS = ("input_tokens", "parent", "blocks", "full_blocks", "cached_blocks", "carried_blocks")
 """The columns of `PromptLengths`."""
 
 
+def walked(definition: HitDefinition) -> HitDefinition:
+    """Return what definitions that differ only in weight and window share, in one pass."""
+    return replace(definition, name="", weight="block", warmup=0.0)
+
+
+class Followed(Protocol):
+    """What follows from all paths of a trace, in one pass over them."""
+
+    def curve(self, definition: HitDefinition) -> HitCurve:
+        """Return LRU's hits at every capacity."""
+
+    def ideal_rate(self, definition: HitDefinition) -> float:
+        """Return the hit rate (0-1) of an infinite cache.
+
+        Without eviction, to look blocks up one by one or as a prefix is the same.
+        """
+
+    def misses(
+        self, definition: HitDefinition, capacities_blocks: list[int]
+    ) -> tuple[MissReasons, ...]:
+        """Return why tokens missed at each capacity under LRU, over the whole trace."""
+
+
 class PathFacts(Protocol):
     """The facts of R requests that follow from their paths; a trie may lie in several parts."""
 
     @property
-    def lengths(self) -> PromptLengths:
-        """The lengths of the prompts."""
+    def block_size(self) -> int:
+        """The tokens of a block."""
 
-    def distances(self, definition: HitDefinition) -> LruDistances:
-        """Return LRU's stack distances, of a flat cache where the definition is."""
-
-    def ideal_blocks(self, definition: HitDefinition) -> Int32s:
-        """Return the leading blocks of each prompt that earlier requests had written (R)."""
-
-    def novelty(self, definition: HitDefinition) -> Novelty:
-        """Return what was new in each prompt."""
+    def follow(
+        self, curves: Collection[HitDefinition], ideals: Collection[HitDefinition] = ()
+    ) -> Followed:
+        """Follow all paths, for curves and misses under these definitions, and ideal rates."""
 
     def deciles(self, multi_turn: Bools) -> Int64s:
         """Return what `decile_histogram` counts, given which requests are later turns (R)."""
@@ -49,23 +76,56 @@ def lengths_in_order(lengths: PromptLengths, order: Int64s) -> dict[str, Int32s]
     return columns | {"parent": number[columns["parent"]]}
 
 
+class FollowedTrace:
+    """What follows from the paths of a trace whose trie is one, computed when it is asked for."""
+
+    def __init__(self, prompts: PromptPaths) -> None:
+        self._prompts = prompts
+        self._distances = dict[HitDefinition, LruDistances]()
+        self._ideal = dict[HitDefinition, Int32s]()
+
+    def curve(self, definition: HitDefinition) -> HitCurve:
+        """Return LRU's hits at every capacity."""
+        return curve_of(self._prompts, definition, self._distances_of(definition))
+
+    def ideal_rate(self, definition: HitDefinition) -> float:
+        """Return the hit rate (0-1) of an infinite cache."""
+        key = replace(walked(definition), flat=False)
+        if key not in self._ideal:
+            self._ideal[key] = ideal_blocks(self._prompts, key)
+        return ideal_rate_of(self._prompts, definition, self._ideal[key])
+
+    def misses(
+        self, definition: HitDefinition, capacities_blocks: list[int]
+    ) -> tuple[MissReasons, ...]:
+        """Return why tokens missed at each capacity under LRU, over the whole trace."""
+        new = novelty(self._prompts, definition)
+        return reasons_at(self._prompts, new, capacities_blocks, self._distances_of(definition))
+
+    def _distances_of(self, definition: HitDefinition) -> LruDistances:
+        key = walked(definition)
+        if key not in self._distances:
+            distances = flat_distances if key.flat else lru_distances
+            self._distances[key] = distances(self._prompts, key)
+        return self._distances[key]
+
+
 @dataclass(frozen=True, slots=True)
 class TracePaths:
     """The facts of a trace whose trie is one."""
 
     lengths: PromptPaths
 
-    def distances(self, definition: HitDefinition) -> LruDistances:
-        """Return LRU's stack distances, of a flat cache where the definition is."""
-        return (flat_distances if definition.flat else lru_distances)(self.lengths, definition)
+    @property
+    def block_size(self) -> int:
+        """The tokens of a block."""
+        return self.lengths.block_size
 
-    def ideal_blocks(self, definition: HitDefinition) -> Int32s:
-        """Return the leading blocks of each prompt that earlier requests had written (R)."""
-        return ideal_blocks(self.lengths, definition)
-
-    def novelty(self, definition: HitDefinition) -> Novelty:
-        """Return what was new in each prompt."""
-        return novelty(self.lengths, definition)
+    def follow(
+        self, curves: Collection[HitDefinition], ideals: Collection[HitDefinition] = ()
+    ) -> FollowedTrace:
+        """Return what follows from the paths: each definition is followed when it is asked for."""
+        return FollowedTrace(self.lengths)
 
     def deciles(self, multi_turn: Bools) -> Int64s:
         """Return what `decile_histogram` counts, given which requests are later turns (R)."""

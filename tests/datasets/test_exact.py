@@ -20,17 +20,19 @@ from kvscope.app.analyze import analyze
 from kvscope.app.requests import AnalyzeRequest
 from kvscope.core.files import one_path
 from kvscope.core.hits import HitDefinition, side_by_side, standard
-from kvscope.core.trace import PromptLengths
+from kvscope.core.trace import PromptPaths
 from kvscope.datasets.dataset import shard_folders
 from kvscope.datasets.files import load_array
-from kvscope.datasets.paths import DatasetPaths
-from kvscope.datasets.shards import load_lengths, load_runs, merge_runs
+from kvscope.datasets.paths import DatasetPaths, FollowedShards
+from kvscope.datasets.shards import load_runs, merge_runs
 from kvscope.ingest.build import Built
 from kvscope.ingest.build import build as build_trace
 from kvscope.ingest.formats import registry
 from kvscope.ingest.pipeline import IngestOptions, ingest, read_columns
 from kvscope.ingest.source import Source
-from kvscope.replay.path_facts import LENGTHS, TracePaths
+from kvscope.replay.misses import Novelty, novelty
+from kvscope.replay.path_facts import TracePaths
+from kvscope.replay.stack_distances import lru_distances
 from kvscope.store import db
 from kvscope.store.file import StoreFile
 from tests import small_traces
@@ -55,17 +57,21 @@ def whole_trace(paths: list[Path], options: IngestOptions) -> Built:
     return build_trace(columns, reader.notes)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=12)
 @given(
     st.data(),
     st.booleans(),
     st.integers(1, 5),
     st.sampled_from([1 / 64, 0.2, 0.5, 1.0]),
+    st.sampled_from([5, 20, 1000]),
 )
 def test_random_tries_equal(
-    data: st.DataObject, given_ids: bool, shards: int, share: float
+    data: st.DataObject, given_ids: bool, shards: int, share: float, at_once: int
 ) -> None:
-    """Prefixes cut anywhere, outputs under other roots, ties over files: the same numbers."""
+    """Prefixes cut anywhere, outputs under other roots, ties over files, any stretches of time.
+
+    A stretch has a few requests, or all of them: the same numbers.
+    """
     trace = data.draw(small_traces.requests(made.SIZE, most=24, chats=given_ids))
     if given_ids and data.draw(st.booleans()):  # parents anywhere: prompts that are no beginnings
         for request in trace[1:]:
@@ -77,12 +83,12 @@ def test_random_tries_equal(
         whole = whole_trace(paths, read)
         chosen = made.options(shards, cut_share=share, read=read)
         making = made.build(one_path([*map(str, paths)]), folder / "dataset", chosen)
-        check_equal(whole, making, folder / "dataset", shards)
+        check_equal(whole, making, folder / "dataset", shards, at_once)
     finally:
         shutil.rmtree(folder)
 
 
-def check_equal(whole: Built, making: Any, folder: Path, shards: int) -> None:
+def check_equal(whole: Built, making: Any, folder: Path, shards: int, at_once: int) -> None:
     """Compare requests, reuse, blocks and all facts of paths."""
     built = making.build()
     assert (built.lineage, built.tenants) == (whole.lineage, whole.tenants)
@@ -116,21 +122,50 @@ def check_equal(whole: Built, making: Any, folder: Path, shards: int) -> None:
     own = sum(int(load_array(each, "own_blocks")[0]) for each in reduced)
     assert own == whole.trie.count - 1
 
-    lengths, carriers = load_lengths(folder / "requests")
     folders = tuple(shard_folders(folder, shards + 1))
-    one, many = TracePaths(whole.paths()), DatasetPaths(lengths, carriers, folders)
+    one = TracePaths(whole.paths())
+    many = DatasetPaths(folder / "requests", folders, folder, runs_at_once=at_once)
     order = np.random.default_rng(shards).permutation(requests)
     multi_turn = whole.requests["turn"] > 1
     for trace, dataset in ((one, many), (one.in_order(order), many.in_order(order))):
-        known = PromptLengths(
-            trace.lengths.block_size, **{name: getattr(trace.lengths, name) for name in LENGTHS}
-        )
-        assert made.differences(known, dataset.lengths) == []
         assert np.array_equal(trace.deciles(multi_turn), dataset.deciles(multi_turn))
+        known = trace.follow(DEFINITIONS, side_by_side(standard()))
+        found = dataset.follow(DEFINITIONS, side_by_side(standard()))
+        for definition in side_by_side(standard()):
+            assert known.ideal_rate(definition) == found.ideal_rate(definition)
         for definition in DEFINITIONS:
-            for fact in ("distances", "ideal_blocks", "novelty"):
-                expected = getattr(trace, fact)(definition)
-                assert made.differences(expected, getattr(dataset, fact)(definition)) == [], fact
+            check_facts(trace.lengths, found, definition)
+            curve, other = known.curve(definition), found.curve(definition)
+            assert made.differences(curve, other) == []
+            capacities = [1, 3, max(curve.capacity_for(curve.ideal), 1), 1000]
+            assert [other.capacity_for(x / 8) for x in range(9)] == [
+                curve.capacity_for(x / 8) for x in range(9)
+            ]
+            assert np.array_equal(
+                other.rate(np.array(capacities)),
+                np.interp(capacities, curve.knots, curve.hits) / max(curve.total, 1),
+            )
+            for each in (definition, replace(definition, weight="request", warmup=0.4)):
+                assert known.misses(each, capacities) == found.misses(each, capacities)
+
+
+def check_facts(paths: PromptPaths, found: FollowedShards, definition: HitDefinition) -> None:
+    """Compare every number of every request, put together from all stretches of time."""
+    stretches = list(found.distances(definition))
+    columns = [
+        (begin + runs.request, runs.depth, runs.blocks, runs.distance)
+        for begin, _, runs in stretches
+    ]
+    known = lru_distances(paths, definition)
+    expected = (known.request, known.depth, known.blocks, known.distance)
+    for each, parts in zip(expected, zip(*columns, strict=True), strict=True):
+        assert np.array_equal(each, np.concatenate(parts))
+    assert stretches[-1][2].live == known.live
+    new = [found.novelty(definition, begin, lengths) for begin, lengths, _ in stretches]
+    expected = novelty(paths, definition)
+    for name in Novelty.__slots__:
+        parts = [getattr(part, name) for part in new]
+        assert np.array_equal(getattr(expected, name), np.concatenate(parts)), name
 
 
 @pytest.fixture
