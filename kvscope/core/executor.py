@@ -12,9 +12,13 @@ from typing import Any, Self, TypeVar
 
 from kvscope.core import memory
 from kvscope.core.errors import KvscopeError
+from kvscope.core.units import MIB
 
 R = TypeVar("R")
 T = TypeVar("T")
+
+PROCESS_BYTES = 300 * MIB
+"""What Python and the libraries take in a process of their own."""
 
 
 class Executor(ABC):
@@ -46,10 +50,12 @@ class Executor(ABC):
         tasks: Sequence[Any],
         *before: Any,
         stop: Event | None = None,
+        each_bytes: float = 0,
     ) -> Iterator[tuple[int, R]]:
         """Yield the number of each task and `step(*before, task)`, as they finish.
 
-        Once `stop` is set, no further step begins.
+        Once `stop` is set, no further step begins. A step takes about `each_bytes` of memory beside
+        its process and `before`: a cluster runs no more of them on a machine at once than fit.
         """
 
 
@@ -65,6 +71,7 @@ class Threads(Executor):
         tasks: Sequence[Any],
         *before: Any,
         stop: Event | None = None,
+        each_bytes: float = 0,
     ) -> Iterator[tuple[int, R]]:
         """Yield the results; after `stop` those of the steps under way, which are finished."""
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="kvscope")
@@ -113,6 +120,7 @@ class LocalProcesses(Executor):
         tasks: Sequence[Any],
         *before: Any,
         stop: Event | None = None,
+        each_bytes: float = 0,
     ) -> Iterator[tuple[int, R]]:
         """Yield the results. Raises KvscopeError where a process was killed."""
         if self.workers == 1:

@@ -1,4 +1,4 @@
-"""A Ray cluster as an executor: each step is a Ray task of one core, on any of its nodes.
+"""A Ray cluster as an executor: each step is a Ray task of one core and of the memory it takes.
 
 Ray schedules the tasks, repeats those whose worker or node is lost, rebuilds lost objects and moves
 objects to disk where memory is full. Steps have the same results wherever and how often they run.
@@ -20,7 +20,9 @@ from weakref import WeakKeyDictionary
 
 import kvscope
 from kvscope.core.errors import InputError, KvscopeError, UsageError
-from kvscope.core.executor import Executor
+from kvscope.core.executor import PROCESS_BYTES, Executor
+from kvscope.core.memory import OutOfMemoryError
+from kvscope.core.units import format_size
 
 # Ray writes what it repeats to standard output, where commands print their results. It reads this
 # name when it is imported.
@@ -75,17 +77,16 @@ class RayCluster(Executor):
             self._connect()
             self._printing.enter_context(redirect_stdout(sys.stderr))  # Ray's other messages
             self._is_mine = True
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        self._nodes = [node for node in nodes if node.get("CPU", 0) >= 1]
-        if not self._nodes:
+        nodes = _nodes()
+        if not nodes:
             self.__exit__()
             raise UsageError(
                 "the cluster has no node with a core for tasks",
                 where=f"--on {self._address}",
                 remedy="start one with `ray start --address`",
             )
-        self.workers = int(max(node["CPU"] for node in self._nodes))
-        self.machines = len(self._nodes)
+        self.workers = int(max(node["CPU"] for node in nodes))
+        self.machines = len(nodes)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -96,7 +97,7 @@ class RayCluster(Executor):
     @property
     def free_bytes(self) -> int | None:
         """Memory for tasks of the node with the least."""
-        return int(min(node.get("memory", 0) for node in self._nodes)) or None
+        return int(min(node.get("memory", 0) for node in _nodes())) or None
 
     def shared(self, value: T, version: int | None = None) -> T:
         """Put the value into the object store, once a version; return its reference."""
@@ -112,12 +113,24 @@ class RayCluster(Executor):
         tasks: Sequence[Any],
         *before: Any,
         stop: Event | None = None,
+        each_bytes: float = 0,
     ) -> Iterator[tuple[int, R]]:
         """Yield the results; after `stop` the steps under way are dropped.
 
-        Raises what a step raises, KvscopeError where one was lost more than RETRIES times.
+        Raises what a step raises, KvscopeError where one was lost more than RETRIES times, and
+        OutOfMemoryError where no node has `each_bytes`: Ray would wait for such a node forever.
         """
-        task_of = ray.remote(num_cpus=1, max_retries=RETRIES)(_run_on_node)
+        memory = int(each_bytes) + PROCESS_BYTES
+        most = int(max((node.get("memory", 0) for node in _nodes()), default=memory))
+        if tasks and memory > most:
+            raise OutOfMemoryError(
+                f"a step takes about {format_size(memory)} of memory, and no node has more than"
+                f" {format_size(most)} for tasks",
+                where=f"--on {self._address}",
+                remedy="start a node with more (`ray start --memory`), ingest with less --memory,"
+                " or replay with --sample",
+            )
+        task_of = ray.remote(num_cpus=1, memory=memory, max_retries=RETRIES)(_run_on_node)
         about = (kvscope.__version__, self._seen_by_all)
         number_of = {
             task_of.remote(about, step, *before, task): number for number, task in enumerate(tasks)
@@ -147,6 +160,12 @@ class RayCluster(Executor):
                 where=f"--on {self._address}",
                 remedy="take the address, the versions and the RAY_AUTH_MODE of `ray start --head`",
             ) from error
+
+
+def _nodes() -> list[dict[str, float]]:
+    """Return what each node that has a core for tasks has for them."""
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [node for node in alive if node.get("CPU", 0) >= 1]
 
 
 def _require_answer(address: str) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 import kvscope
 from kvscope.core.errors import InputError, UsageError
-from kvscope.core.executor import Executor
+from kvscope.core.executor import PROCESS_BYTES, Executor
 from kvscope.core.files import (
     STANDARD_STREAM,
     files_of,
@@ -85,7 +85,6 @@ from kvscope.store.db import Store, open_store
 LEAST_MEMORY = GIB
 MOST_SHARDS = 4096
 _PART_BYTES = 64 * MIB  # of files on disk: what is read again after a failure
-_PROCESS_BYTES = 300 * MIB  # Python and the libraries, in each process
 _REQUEST_BYTES = 160  # in this process, measured
 _ACCESS_BYTES = 80  # of a shard while its trie is made and its reuse followed, measured
 _COMPRESSED = 6  # decompressed bytes a byte of a .gz or .zst file, about
@@ -276,7 +275,7 @@ class DatasetBuild:
     def _left(self, requests: float) -> float:
         """Return the bytes that each worker may take for a shard."""
         workers = self.executor.workers
-        programs = _PROCESS_BYTES * (workers + (workers > 1))
+        programs = PROCESS_BYTES * (workers + (workers > 1))
         return (self.options.memory_bytes - programs - _REQUEST_BYTES * requests) / workers
 
     def _shards(self, files: list[str], sample: FileSample) -> int:
@@ -367,7 +366,7 @@ class DatasetBuild:
         todo = [task for task in tasks if not Path(task.folder).is_dir()]
         with self.progress.steps(label, len(tasks)) as advance:
             advance(len(tasks) - len(todo))
-            for _ in self.executor.results(step, todo):
+            for _ in self.executor.results(step, todo, each_bytes=self._left(0)):
                 advance(1)
         for folder in {Path(task.folder).parent for task in todo}:
             any(folder.iterdir())  # else a network's file system may take new ones for missing

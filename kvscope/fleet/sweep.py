@@ -190,11 +190,15 @@ class FleetSweep:
         The default executor are threads: one a core, or as many as fit into memory.
         """
         tasks = [(fleet, seed) for fleet in fleets for seed in range(self.replays(fleet))]
-        executor = executor or threads_for(max(map(self._bytes, fleets), default=1))
+        each_bytes = max(map(self._bytes, fleets), default=1)
+        executor = executor or threads_for(each_bytes)
         outcomes: dict[int, FleetOutcome] = {}
         shared = executor.shared(self, self.workload.learned)
         first, left = 0, deque(fleets)
-        for number, outcome in executor.results(FleetSweep.replayed, tasks, shared, stop=stop):
+        replayed = executor.results(
+            FleetSweep.replayed, tasks, shared, stop=stop, each_bytes=each_bytes
+        )
+        for number, outcome in replayed:
             outcomes[number] = outcome
             while left and outcomes.keys() >= {*range(first, first + self.replays(left[0]))}:
                 numbers = range(first, first + self.replays(left[0]))

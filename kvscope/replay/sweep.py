@@ -102,7 +102,8 @@ def sweep(
     workload.prepare(policies)
     executor = executor or threads_for(each_bytes)
     shared = executor.shared(workload, workload.learned)
-    for _, run in executor.results(make_run, requests, shared, stop=stop):
+    runs = executor.results(make_run, requests, shared, stop=stop, each_bytes=each_bytes)
+    for _, run in runs:
         yield run
 
 

@@ -189,7 +189,9 @@ class Evaluator:
     ) -> list[R]:
         """Return `step(*before, item)` of each item, wherever the executor runs it."""
         results: dict[int, R] = {}
-        for number, result in self.executor.results(step, items, *before, stop=self._stop):
+        each_bytes = replay_bytes(self.workload.traffic)
+        done = self.executor.results(step, items, *before, stop=self._stop, each_bytes=each_bytes)
+        for number, result in done:
             results[number] = result
             if advance is not None:
                 advance(1)

@@ -52,6 +52,7 @@ class Elsewhere(Executor):
         tasks: Sequence[Any],
         *before: Any,
         stop: Event | None = None,
+        each_bytes: float = 0,
     ) -> Iterator[tuple[int, R]]:
         """Yield the results of the steps."""
         for number, task in reversed([*enumerate(tasks)]):

@@ -21,10 +21,11 @@ from ray.cluster_utils import Cluster
 
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode, InputError, KvscopeError
-from kvscope.core.executor import Executor
+from kvscope.core.executor import PROCESS_BYTES, Executor
 from kvscope.core.files import data_folder
+from kvscope.core.memory import OutOfMemoryError
 from kvscope.core.ray_cluster import RETRIES, RayCluster
-from kvscope.core.units import MIB
+from kvscope.core.units import GIB, MIB
 from kvscope.datasets.place import MANIFEST, PLAN
 from kvscope.datasets.shards import build_shard
 from tests.app.test_elsewhere import SWEEPS, document
@@ -36,7 +37,8 @@ pytestmark = [
 ]
 
 R = TypeVar("R")
-NODE = {"num_cpus": 1, "object_store_memory": 80 * MIB}
+MEMORY = 5 * GIB
+NODE = {"num_cpus": 1, "object_store_memory": 80 * MIB, "memory": MEMORY}
 SAMPLE = data_folder("sample_traces") / "regime-change.jsonl.gz"
 
 
@@ -69,10 +71,12 @@ class Disturbed(Executor):
         tasks: Sequence[Any],
         *before: Any,
         stop: Event | None = None,
+        each_bytes: float = 0,
     ) -> Iterator[tuple[int, R]]:
         """Yield the results of the steps."""
         around = partial(self._around, step)
-        for result in self._cluster.results(around, tasks, *before, stop=stop):
+        results = self._cluster.results(around, tasks, *before, stop=stop, each_bytes=each_bytes)
+        for result in results:
             self._after()
             yield result
 
@@ -155,6 +159,28 @@ def test_errors_are_those_of_the_step(cluster: Any, tmp_path: Path) -> None:
     with RayCluster("ray", seen_by_all=missing) as executor, pytest.raises(InputError) as raised:
         list(executor.results(refused, [1]))
     assert str(raised.value).startswith(f"{missing} on node ")
+
+
+def reserved(_: object) -> float:
+    """Return the memory that Ray keeps for this step."""
+    return float(ray.get_runtime_context().get_assigned_resources()["memory"])
+
+
+def test_steps_reserve_what_they_take(
+    cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So no node gets more at once than fit; what fits nowhere is refused and not waited for."""
+    with RayCluster("ray") as executor:
+        assert executor.free_bytes == MEMORY
+        (result,) = executor.results(reserved, [1], each_bytes=3 * GIB)
+        assert result == (0, 3 * GIB + PROCESS_BYTES)
+        with pytest.raises(OutOfMemoryError, match="start a node with more"):
+            list(executor.results(reserved, [1], each_bytes=MEMORY))
+    into = ["ingest", str(SAMPLE), "--into", str(tmp_path / "d"), "--on", cluster.address]
+    assert run([*into, "--memory", "60GiB"]) == ExitCode.FAILED
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert f"--on {cluster.address}: a step takes about 60 GiB of memory" in error
+    assert "no node has more than 5 GiB" in error
 
 
 @pytest.mark.long

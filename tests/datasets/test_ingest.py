@@ -65,6 +65,7 @@ class Failing(Executor):
         tasks: Sequence[Any],
         *before: Any,
         stop: Event | None = None,
+        each_bytes: float = 0,
     ) -> Iterator[tuple[int, R]]:
         """Run the tasks one by one."""
         for number, task in enumerate(tasks):
