@@ -23,11 +23,10 @@ from kvscope.tuning.trial import Evaluator
 
 DEPLOYMENTS: tuple[dict[str, Any], ...] = (
     {"gpu": "l40s", "model": "llama3.1-8b", "gpu_hour": 1.0},
-    {"gpu": "h100", "model": "llama3.1-8b", "gpu_hour": 2.5},
-    {"gpu": "h100", "tp": 2, "model": "llama3-70b", "weight_dtype": "fp8", "gpu_hour": 2.5},
+    {"gpu": "h100", "model": "qwen2.5-14b", "gpu_hour": 2.5},
     {"gpu": "h200", "model": "llama3-70b", "weight_dtype": "fp8", "gpu_hour": 3.5},
 )
-FACTORS = (0.5, 0.8, 1.5)
+FACTORS = (0.6, 1.5)
 """SLOs, in units of the pool's percentile without a tier."""
 TIMES = (1.0, 2.0)
 """Arrival rates, in units of the highest that the pool alone keeps up with: a power of two."""

@@ -26,8 +26,6 @@ from kvscope.tuning.trial import Advance
 from kvscope.vllm_sim.offload_engines import parse_offload
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 
-SEARCHED_SIZES = 3
-"""Sizes at which options are searched: the one that would be chosen, and the next smaller ones."""
 _POLICY = "eviction_policy"
 
 
@@ -84,19 +82,25 @@ def _way(trial: TierTrial) -> str:
 
 
 def _around(plan: TierPlan, training: TierWindow, sizes: Sequence[TierTrial]) -> list[TierTrial]:
-    """Return the size of each kind of memory that would be chosen, and the next smaller ones."""
+    """Return the sizes of each kind of memory at which options are searched, ascending.
+
+    The smallest that meets the SLO, or that has about the lowest percentile, and the two below it;
+    where the pool alone meets the SLO, the size that saves most takes the place of one of these.
+    """
     alone, leading = training.baseline, []
     for kind in dict.fromkeys(candidate_of(each).kind for each in sizes):
         own = [each for each in sizes if candidate_of(each).kind == kind]
         own.sort(key=lambda each: candidate_of(each).size_bytes)
-        if alone.trial.meets(plan.target):
+        met = alone.trial.meets(plan.target)
+        enough_s = min(each.trial.target_s for each in own) * (1 + ALIKE)
+        if not met:  # where it is met, any size meets it
+            enough_s = max(enough_s, plan.target.slo_s)
+        at = next(at for at, each in enumerate(own) if not each.trial.target_s > enough_s)
+        searched = {at, at - 1, at - 2}
+        if met and plan.gpu_hour is not None:
             nets = [plan.net_hour(alone, each) for each in own]
-            at = nets.index(max(nets))
-        else:
-            lowest_s = min(each.trial.target_s for each in own)
-            enough_s = max(plan.target.slo_s, lowest_s * (1 + ALIKE))
-            at = next(at for at, each in enumerate(own) if not each.trial.target_s > enough_s)
-        leading += own[max(0, at + 1 - SEARCHED_SIZES) : at + 1]
+            searched = {at, at - 1, nets.index(max(nets))}
+        leading += [own[each] for each in sorted(searched) if each >= 0]
     return leading
 
 
