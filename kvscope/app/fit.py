@@ -10,6 +10,7 @@ from kvscope.app.monitor import Monitor
 from kvscope.app.options import DEFAULT_EXPORT, FitOptions
 from kvscope.app.requests import hit_definition
 from kvscope.core.errors import UsageError
+from kvscope.core.files import STANDARD_STREAM
 from kvscope.core.hits import standard
 from kvscope.deployment.deployment import option
 from kvscope.replay.policy_options import Variant, parse_policies, parse_variants
@@ -63,7 +64,8 @@ def fit_trace(
                 blocks = where.as_cache.pool.blocks
                 monitor.note(f"fitted for the pool of {where.summary}: {blocks:,} blocks")
         write_export(stores, trace, exported, Path(options.export), blocks)
-        monitor.note(f"policy written to {options.export}")
+        if options.export != STANDARD_STREAM:
+            monitor.note(f"policy written to {options.export}")
     return fitted
 
 

@@ -342,7 +342,10 @@ class FitOptions:
     warmup: Warmup = 0.0
     export: Annotated[
         str | None,
-        Target("Write a policy and its fitted table to this file, for kvscope's plugin for vLLM."),
+        Target(
+            "Write a policy and its fitted table to this file, for kvscope's plugin for vLLM;"
+            " - prints it instead of the report."
+        ),
     ] = None
     policy: Annotated[
         str | None, Option("With --export: the policy.", "NAME", default=DEFAULT_EXPORT)

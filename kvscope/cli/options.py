@@ -98,6 +98,21 @@ class ReportOptions:
     html: Annotated[str | None, Target("Also write a self-contained HTML report.")] = None
     as_json: Json = False
 
+    def __post_init__(self) -> None:
+        """Check the options. Raises UsageError."""
+        self.check_alone()
+
+    def check_alone(self, export: str | None = None) -> None:
+        """Raise UsageError where two results would go to standard output."""
+        paths = {"--export -": export, "--html -": self.html}
+        given = [name for name, path in paths.items() if path == values.STANDARD_STREAM]
+        if given and (self.as_json or len(given) > 1):
+            raise UsageError(
+                "two results for standard output",
+                where=", ".join([*given, *["--json"] * self.as_json]),
+                remedy="name a file for one of them",
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScreenOptions(ReportOptions):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvscope.cli.diagnostics import note, one_line, reader_may_leave
-from kvscope.core.files import write_text
+from kvscope.core.files import STANDARD_STREAM, write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,18 +44,25 @@ def emit_json(document: Document) -> None:
     sys.stdout.write(f"{to_json(document)}\n")
 
 
-def report(result: Report, printing: ScreenOptions) -> None:
-    """Print a result as JSON, one screen or sections, and write its HTML report, if wanted."""
+def report(result: Report, printing: ScreenOptions, export: str | None = None) -> None:
+    """Print a result as JSON, one screen or sections, and write its HTML report, if wanted.
+
+    Nothing else is printed where the HTML report, or what was exported, goes to standard output.
+    """
     with reader_may_leave():
-        if printing.as_json:
+        if STANDARD_STREAM in {export, printing.html}:
+            pass
+        elif printing.as_json:
             emit_json(result.document())
         else:
             chosen = result.select(printing.section, full=printing.full)
             _print(console(), f"{result.name}: {result.lead}")
             show_sections(chosen)
     if printing.html is not None:
-        write_text(Path(printing.html), result.html())
-        note(f"report written to {printing.html}")
+        with reader_may_leave():
+            write_text(Path(printing.html), result.html())
+        if printing.html != STANDARD_STREAM:
+            note(f"report written to {printing.html}")
 
 
 def console() -> Console:

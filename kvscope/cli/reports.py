@@ -183,6 +183,7 @@ def fit(
     """
     from kvscope.app.fit import exported_policy
 
+    printing.check_alone(options.export)
     exported = exported_policy(options)
     with _opened(db, trace) as store:
         load_in_background()
@@ -194,7 +195,7 @@ def fit(
         check_names(printing.section, report.SECTIONS)
         stored = load_trace(store, trace, Terminal(), reading)
         fitted = fit_trace(store, stored, options, exported, Terminal())
-    output.report(report.report(fitted), printing)
+    output.report(report.report(fitted), printing, options.export)
 
 
 def simulate(

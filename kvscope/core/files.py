@@ -113,7 +113,10 @@ class LineFile:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` as UTF-8, whole or not at all."""
+    """Write `text` to `path` as UTF-8, whole or not at all; `-` is standard output."""
+    if str(path) == STANDARD_STREAM:
+        sys.stdout.write(text)
+        return
     with whole_file(path) as file:
         file.write(text.encode())
 

@@ -43,6 +43,29 @@ def test_the_plugin_reads_what_is_written(
     assert [one.name for one in tmp_path.iterdir()] == ["policy.toml"]
 
 
+def test_standard_output_has_the_policy_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a file, to be piped; no file is called `-`, and no report or document comes along."""
+    monkeypatch.chdir(tmp_path)
+    tlru = ["--policy", "tlru", "--param", "tlru.xi_tokens=512"]
+    path = Path("policy.toml")
+    assert exported(path, *tlru) == 0
+    assert "Reuse" in capsys.readouterr().out
+    assert exported(Path("-"), *tlru, "--html", "fit.html") == 0
+    printed = capsys.readouterr()
+    assert printed.out == path.read_text()
+    assert "policy written" not in printed.err
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["fit.html", "policy.toml"]
+    for more in (
+        ["--export", "-", "--json"],
+        ["--export", "-", "--html", "-"],
+        ["--html", "-", "--json"],
+    ):
+        assert run(["fit", CHATS, *more]) == 2
+        assert "two results for standard output; name a file for one" in capsys.readouterr().err
+
+
 def test_the_pool_of_a_deployment_is_the_capacity(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
