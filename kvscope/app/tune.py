@@ -250,6 +250,7 @@ def _launch(where: ResolvedDeployment, groups: KvGroups | None) -> EngineLaunch:
     words = {
         "--tensor-parallel-size" if vllm else "--tp": stated.tp if stated.tp > 1 else None,
         "--kv-cache-dtype": stated.kv_dtype if stated.kv_dtype == "fp8" else None,
+        "--prefix-match-unit": stated.prefix_match_unit,
         "--gpu-memory-utilization" if vllm else "--mem-fraction-static": (
             stated.gpu_memory_utilization
         ),

@@ -80,6 +80,12 @@ class EngineAtHand:
     overlapped: bool = False
     groups: KvGroups | None = None
 
+    @property
+    def hash_tokens(self) -> int:
+        """Tokens of a block of the requests' hashes: the engine's, less where hits end within."""
+        hits = self.groups.hit_tokens if self.groups is not None else self.facts.block_size
+        return min(self.facts.block_size, hits)
+
 
 def check_options(target: TargetOptions, options: ValidateOptions) -> None:
     """Raise UsageError for options that contradict each other."""
@@ -168,7 +174,7 @@ def validate(
             groups=engine.groups,
             rehashes_states=(engine.facts.version or "").startswith("0.32"),
         ),
-        block_size=engine.facts.block_size,
+        block_size=engine.hash_tokens,
         forced=forced,
         target=slo,
         slo_s=slo_s,
@@ -245,6 +251,7 @@ def _start_flags(stated: Deployment) -> tuple[str, ...]:
     words = {
         "--tensor-parallel-size": stated.tp if stated.tp > 1 else None,
         "--kv-cache-dtype": stated.kv_dtype if stated.kv_dtype == "fp8" else None,
+        "--prefix-match-unit": stated.prefix_match_unit,
         "--gpu-memory-utilization": stated.gpu_memory_utilization,
     }
     return tuple(
@@ -295,6 +302,8 @@ def _own_vllm(
     monitor.note(f"vLLM {python.vllm} on {device}, {blocks:,} blocks of {size} tokens")
     groups = shape.kv_groups(stated, stated, tp) if shape else None
     states = groups.state_tokens if groups else 0
+    if groups is not None and states and replica.stated is not None:
+        groups = groups.matching(replica.stated.prefix_match_unit)
     opened = own_vllm(started, launch.server(python, monitor.stop), states)
     flags = tuple(started.options(python))
     facts = EngineFacts("vLLM", python.vllm, device, model, blocks, size, flags)

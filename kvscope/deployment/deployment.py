@@ -15,7 +15,7 @@ from kvscope.core.errors import UsageError, placed
 from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.engines import DEFAULT_ENGINE, Engine, parse_engine
 from kvscope.deployment.gpus import Gpu, resolve_gpu
-from kvscope.deployment.kv_groups import KvGroups
+from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.deployment.models import (
     COUNTED_IN_FULL,
     NOT_COUNTED,
@@ -188,7 +188,10 @@ class ResolvedDeployment:
         """
         if self.model is None or self.engine.name != "vllm":
             return None
-        return self.model.kv_groups(trace_block, self.stated.block_size, self.tp)
+        groups = self.model.kv_groups(trace_block, self.stated.block_size, self.tp)
+        if groups is None or not groups.state_tokens:  # else hits end at blocks all the same
+            return groups
+        return groups.matching(self.stated.prefix_match_unit)
 
     @property
     def pool_origin(self) -> Origin:
@@ -288,7 +291,7 @@ def resolve(
 
 
 def _check_match_unit(deployment: Deployment, engine: Engine, model: Model | None) -> None:
-    """Raise UsageError where an engine refuses `prefix_match_unit`, or kvscope cannot follow it."""
+    """Raise UsageError where an engine refuses `prefix_match_unit`."""
     where, unit = "prefix_match_unit", deployment.prefix_match_unit or 0
     if engine.name != "vllm":
         raise UsageError("is an option of vLLM", where=where, remedy="leave it out")
@@ -296,14 +299,7 @@ def _check_match_unit(deployment: Deployment, engine: Engine, model: Model | Non
         raise UsageError("needs a model", where=where, remedy="name one with --model")
     size = deployment.block_size or engine.default_block_size
     groups = model.kv_groups(size, size, deployment.tp)
-    if groups is not None and len(groups.groups) > 1:
-        groups.check_match_unit(unit)
-    elif unit != size:
-        raise UsageError(
-            f"{unit} is not the block size, {size}, and the model has one group of layers",
-            where=where,
-            remedy="leave it out: vLLM refuses it",
-        )
+    (groups or KvGroups((KvGroup("full", size),))).matching(unit)
 
 
 def _pool(deployment: Deployment, engine: Engine, model: Model | None, gpu: Gpu | None) -> KvPool:

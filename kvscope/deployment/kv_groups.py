@@ -24,15 +24,16 @@ class KvGroup:
 
     A block holds `block_tokens` tokens of `layers` layers; of linear attention ("linear") it holds
     their states after so many tokens. `window_tokens` is how far a sliding layer looks back, or the
-    length of a chunk of chunked local attention; 0 for the others. Linear layers that `export`
-    write a second state within a step, the one before the step's last block.
+    length of a chunk of chunked local attention; 0 for the others. Linear layers with
+    `export_tokens` write a second state within a step, at a multiple of so many tokens after its
+    start: the last one at which a later request can begin.
     """
 
     kind: GroupKind
     block_tokens: int
     window_tokens: int = 0
     layers: int = 1
-    exports: bool = False
+    export_tokens: int = 0
 
     @property
     def spec(self) -> tuple[GroupKind, int, int]:
@@ -55,7 +56,7 @@ class KvGroup:
         if self.kind == "full":
             return None
         if self.kind == "linear":
-            return _STATES + self.exports
+            return _STATES + (self.export_tokens > 0)
         if self.kind == "chunked":
             return -(-(self.window_tokens + in_flight_tokens) // self.block_tokens)
         return -(-(self.window_tokens - 1 + in_flight_tokens) // self.block_tokens) + 1
@@ -68,21 +69,25 @@ class KvGroups:
     `retention_tokens` is `prefix_cache_retention_interval`: which blocks of sliding layers and
     which states are kept for later requests. 0, vLLM's default: those before the end of a prompt
     and before a junction of prompts; k: also those before every multiple of k tokens; None: all.
-    Raises UsageError for an interval that vLLM refuses, and for states in blocks of another size
-    than those of the other groups.
+    `match_tokens` is `prefix_match_unit`, the tokens of a hash; None for vLLM's default.
+    Raises UsageError for what vLLM refuses, and for states in blocks of another size than those of
+    the other groups.
     """
 
     groups: tuple[KvGroup, ...]
     retention_tokens: int | None = 0
+    match_tokens: int | None = None
 
     def __post_init__(self) -> None:
         interval = self.retention_tokens
-        if self.state_tokens and self.hash_tokens != self.alignment_tokens:
+        if self.state_tokens and self.state_tokens != self.alignment_tokens:
             raise UsageError(
                 "states in blocks of another size than attention's are not simulated",
                 where="a hybrid model",
-                remedy="give all groups one block size, as vLLM does without prefix_match_unit",
+                remedy="give all groups one block size, as vLLM does",
             )
+        if self.match_tokens is not None:
+            self._check_match(self.match_tokens)
         if interval is None:
             return
         if interval and not self.sparse:
@@ -124,8 +129,22 @@ class KvGroups:
 
     @property
     def alignment_tokens(self) -> int:
-        """Hits are multiples of so many tokens: vLLM's `scheduler_block_size`."""
+        """Steps and retention count in so many tokens: vLLM's `scheduler_block_size`."""
         return math.lcm(*(group.block_tokens for group in self.groups))
+
+    @property
+    def hit_tokens(self) -> int:
+        """Hits are multiples of so many tokens.
+
+        Those of a hash where states are of more tokens, and windows and chunks in blocks of one
+        hash: vLLM then hits within blocks. Source: vLLM 0.32.0, kv_cache_utils.py
+        (partial_hash_hits_enabled).
+        """
+        unit = self.match_tokens or self.block_tokens
+        fine = all(
+            group.kind in {"full", "linear"} or group.block_tokens == unit for group in self.groups
+        )
+        return unit if fine and unit < self.state_tokens else self.alignment_tokens
 
     @property
     def state_tokens(self) -> int:
@@ -141,56 +160,61 @@ class KvGroups:
         held = sum(
             group.layers / group.block_tokens for group in self.groups if group.kind != "linear"
         )
-        return max(group.layers for group in self.groups) / self.hash_tokens / held
+        return max(group.layers for group in self.groups) / self.block_tokens / held
 
     @property
-    def exports_states(self) -> bool:
-        """Whether linear layers can write two states in a step."""
-        return any(group.exports for group in self.groups)
+    def export_tokens(self) -> int:
+        """Tokens between the states that linear layers can write within a step, 0 for none."""
+        return max(group.export_tokens for group in self.groups)
 
     @property
-    def hash_tokens(self) -> int:
-        """Tokens of each hash: the greatest common divisor of all blocks."""
+    def block_tokens(self) -> int:
+        """The greatest common divisor of all blocks, as the pool is counted."""
         return math.gcd(*(group.block_tokens for group in self.groups))
 
-    def check_match_unit(self, unit: int) -> None:
-        """Raise UsageError for a `prefix_match_unit` that vLLM refuses, or that changes hits.
+    def matching(self, unit: int | None) -> Self:
+        """Return the groups with a `prefix_match_unit`. Raises UsageError where vLLM refuses it."""
+        return replace(self, match_tokens=unit)
 
-        Prompts are hashed in units then. Hits end within a block only if a state's block is larger
-        than a unit, and no group of windows or chunks is in the way; else they end where they do
-        without it.
+    def _check_match(self, unit: int) -> None:
+        """Raise UsageError for a `prefix_match_unit` that vLLM refuses.
 
-        Source: vLLM 0.32.0, kv_cache_utils.py (resolve_kv_cache_block_sizes,
-        partial_hash_hits_enabled).
+        Source: vLLM 0.32.0, kv_cache_utils.py (resolve_kv_cache_block_sizes).
         """
         where = "prefix_match_unit"
-        if self.hash_tokens % unit:
-            sizes = ", ".join(f"{size}" for size in sorted({g.block_tokens for g in self.groups}))
+        if len(self.groups) == 1 and unit != self.block_tokens:
             raise UsageError(
-                f"{unit} does not divide the groups' blocks of {sizes} tokens",
+                f"{unit} is not the block size, {self.block_tokens},"
+                " and the model has one group of layers",
                 where=where,
-                remedy=f"take {math.gcd(unit, self.hash_tokens)}, or leave it out",
+                remedy="leave it out: vLLM refuses it",
             )
-        fine = all(group.kind in {"full", "linear"} for group in self.groups)
-        if fine and unit < self.state_tokens:
+        if self.block_tokens % unit:
             raise UsageError(
-                f"hits within blocks of {self.state_tokens} tokens are not simulated",
+                f"{unit} does not divide the groups' blocks of {self._sizes} tokens",
                 where=where,
-                remedy="leave it out, here and in vLLM: hits then end where blocks do",
+                remedy=f"take {math.gcd(unit, self.block_tokens)}, or leave it out",
             )
+
+    @property
+    def _sizes(self) -> str:
+        return ", ".join(f"{size}" for size in sorted({g.block_tokens for g in self.groups}))
 
     def undivided(self, trace_block: int) -> UsageError | None:
         """Return why a trace with blocks of so many tokens cannot be replayed, None if it can."""
-        if self.hash_tokens % trace_block == 0:
+        finest = math.gcd(self.block_tokens, self.hit_tokens)
+        if finest % trace_block == 0:
             return None
-        sizes = ", ".join(f"{size}" for size in sorted({g.block_tokens for g in self.groups}))
-        fits = math.gcd(self.hash_tokens, trace_block)
-        best = fits if fits >= _LEAST_BLOCK else self.hash_tokens
+        what = f"the model's of {self._sizes}"
+        if self.hit_tokens < self.block_tokens:
+            what = f"a prefix_match_unit of {finest}"
+        fits = math.gcd(finest, trace_block)
+        best = fits if fits >= _LEAST_BLOCK else finest
         remedy = f"hash the trace in blocks of {best} tokens (`kvscope hash`)"
         if self.state_tokens:
             remedy += f", or start vLLM with --block-size {trace_block}: block_size in kvscope.toml"
         return UsageError(
-            f"the trace's blocks of {trace_block} tokens do not divide the model's of {sizes}",
+            f"the trace's blocks of {trace_block} tokens do not divide {what}",
             where="a hybrid model",
             remedy=remedy,
         )
@@ -216,15 +240,17 @@ class KvGroups:
     def text(self) -> str:
         """The groups in one word: `sliding/16/128/12+full/16/0/12@0`, retention last.
 
-        Groups that export states end with `/1`.
+        Groups that export states end with their tokens, as in `/64`; a `prefix_match_unit` follows
+        the retention, as in `@0/16`.
         """
         groups = (
             f"{group.kind}/{group.block_tokens}/{group.window_tokens}/{group.layers}"
-            + ("/1" if group.exports else "")
+            + (f"/{group.export_tokens}" if group.export_tokens else "")
             for group in self.groups
         )
         interval = "all" if self.retention_tokens is None else self.retention_tokens
-        return f"{'+'.join(groups)}@{interval}"
+        unit = f"/{self.match_tokens}" if self.match_tokens else ""
+        return f"{'+'.join(groups)}@{interval}{unit}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -232,9 +258,11 @@ class KvGroups:
         written, _, interval = text.partition("@")
         groups = []
         for group in written.split("+"):
-            kind, size, window, layers, *exports = group.split("/")
-            groups.append(KvGroup(_KINDS[kind], int(size), int(window), int(layers), bool(exports)))
-        return cls(tuple(groups), None if interval == "all" else int(interval))
+            kind, *numbers = group.split("/")
+            groups.append(KvGroup(_KINDS[kind], *map(int, numbers)))
+        interval, _, unit = interval.partition("/")
+        kept = None if interval == "all" else int(interval)
+        return cls(tuple(groups), kept, int(unit) if unit else None)
 
 
 _KINDS: dict[str, GroupKind] = {kind: kind for kind in get_args(GroupKind)}
@@ -265,7 +293,7 @@ def kv_groups(
         window = (kinds.window or 0) if kind in {"sliding", "chunked"} else 0
         for group in range(number):
             layers = len(range(group, count, number))
-            exports = kind == "linear" and kinds.state is not None and kinds.state.export_tokens > 0
+            exports = kinds.state.export_tokens if kind == "linear" and kinds.state else 0
             times = full_times if kind == "full" else other_times
             groups.append(KvGroup(kind, times * block_tokens, window, layers, exports))
     return KvGroups(tuple(groups))

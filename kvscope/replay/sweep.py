@@ -307,7 +307,7 @@ def engine_of(
     groups = KvGroups.parse(setting.kv_groups) if setting.kv_groups else None
     blocks = capacity_blocks
     if groups is not None:
-        blocks = max(1, capacity_blocks * block_size // groups.hash_tokens)
+        blocks = max(1, capacity_blocks * block_size // groups.block_tokens)
     return EngineSettings(
         blocks,
         max_num_seqs=setting.max_num_seqs or usual.max_num_seqs,

@@ -80,12 +80,16 @@ def answers(analysis: Analysis) -> tuple[str, str, str] | None:
     now = _now(analysis, caching)
     if now is None:
         now = "How large the cache is now is unknown: the model and its memory are not stated."
-    return now, _could(analysis, caching), _next(analysis, caching)
+    now, could = " ".join([*_hybrid(analysis), now]), _could(analysis, caching)
+    return now, could, _next(analysis, caching)
 
 
 def _next(analysis: Analysis, caching: Caching) -> str:
     """Return what to do, by what evictions cost at the capacity there is."""
-    present = analysis.present_blocks
+    present, rates = analysis.present_blocks, [each.token_hit_rate for each in analysis.retention]
+    if rates and max(rates) - rates[0] > _NEGLIGIBLE * caching.ideal:
+        gain = f"Other retention intervals let hit up to {share(max(rates))} of the input tokens"
+        return f"{gain}: let `kvscope tune` compare them for your SLO."
     if present is None:
         return "State the deployment, or a model and its memory, then tune for your SLO."
     lost = caching.ideal - float(caching.lru.rate(present))
@@ -132,27 +136,39 @@ def _could(analysis: Analysis, caching: Caching) -> str:
     return f"{ideal}. {need}"
 
 
-def _windows(analysis: Analysis) -> list[str]:
-    """Return what the windows of a hybrid model let hit, by vLLM's retention interval."""
+def _hybrid(analysis: Analysis) -> list[str]:
+    """Return what a hybrid model's cache lets hit: by vLLM's default, then by other intervals.
+
+    The last sentence says what the figures behind these count.
+    """
     where, size = analysis.deployment, analysis.trace.block_size
     groups = where.kv_groups_for(size) if where else None
     if groups is not None and (undivided := groups.undivided(size)) is not None:
         return [f"Not simulated as a hybrid model: {undivided.what}; {undivided.remedy}."]
     if not analysis.retention or analysis.model is None or groups is None:
         return []
-    rates = [
-        f"{share(ideal.token_hit_rate)}"
-        f" ({'all' if ideal.interval_tokens is None else f'{ideal.interval_tokens:,}'})"
-        for ideal in analysis.retention
-    ]
-    what, name = "states" if groups.state_tokens else "windows", analysis.model.name
-    counted_as = f"That counts all layers of {name} as full attention."
+    default, *others = analysis.retention
+    name, option = analysis.model.name, "--prefix-cache-retention-interval"
+    what = "states" if groups.state_tokens else "windows" if groups.sparse else "chunks"
+    most = f"{name} hits at most {share(default.token_hit_rate)} of the input tokens"
+    if not others:
+        most = f"With its {what} in vLLM, {most}."
+    else:
+        most = f"With vLLM's default, {option} {default.interval_tokens}, {most}."
+    by = ", ".join(
+        f"{share(each.token_hit_rate)} by {each.interval_tokens:,}"
+        if each.interval_tokens is not None
+        else f"{share(each.token_hit_rate)} by None (all {what})"
+        for each in others
+    )
+    counted = "all layers as full attention"
     if groups.state_tokens:
-        counted_as = f"That counts the full-attention layers of {name} alone."
-    kept = f"vLLM keeps its {what} by --prefix-cache-retention-interval"
-    if not groups.sparse:
-        return [f"{counted_as} With its chunks an ample pool hits {rates[0].partition(' ')[0]}."]
-    return [f"{counted_as} {kept}; an ample pool hits {', '.join(rates)}."]
+        counted = "the full-attention layers alone"
+    return [
+        most,
+        *([f"At most with other intervals: {by}."] if others else []),
+        f"What follows counts {counted}: a bound for {name}.",
+    ]
 
 
 def _answer(analysis: Analysis, caching: Caching) -> list[str]:
@@ -165,9 +181,9 @@ def _answer(analysis: Analysis, caching: Caching) -> list[str]:
     blocks = analysis.present_blocks or nine.point.capacity_blocks
     misses = largest_misses(caching.misses_at(blocks))
     return [
+        *_hybrid(analysis),
         *([now] if now else []),
         _could(analysis, caching),
-        *_windows(analysis),
         f"Input tokens that miss at {sizes_of(analysis).label(blocks)}: {misses}.",
         f"Counted: {definition_in_words(caching.definition)}.",
     ]

@@ -437,7 +437,7 @@ class Tuner:
         first = first_counted(workload.prompts, workload.setting.definition)
         size = workload.prompts.block_size
         engine = engine_of(workload.setting, NO_LIMIT, size)
-        times = engine.groups.hash_tokens // size if engine.groups else 1
+        times = engine.groups.block_tokens // size if engine.groups else 1
         needed = np.sort(blocks_needed(engine_traffic(workload.prompts), engine)[first:] * times)
         fitting = math.ceil(self.target.percentile * len(needed) - 1e-9)
         return max(lowest, int(needed[fitting - 1]))

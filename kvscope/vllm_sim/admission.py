@@ -27,6 +27,7 @@ class BlockRules(NamedTuple):
     tokens)` hashes the blocks that its first `tokens` tokens fill. `release(machine, request,
     finished)` frees all its blocks. `admit` is as `admitter` describes. `cut(machine, request,
     computed, tokens)` returns how many of its next tokens one step may compute.
+    `end_plan(machine)` frees what was held until a step was planned.
     """
 
     extend: Callable[..., bool]
@@ -34,6 +35,7 @@ class BlockRules(NamedTuple):
     release: Callable[..., None]
     admit: Callable[..., Any]
     cut: Callable[..., int]
+    end_plan: Callable[..., None]
 
 
 @callable_in_kernels
@@ -278,6 +280,11 @@ def whole(machine: Machine, request: int, computed: int, tokens: int) -> int:
     return tokens
 
 
+@callable_in_kernels
+def nothing_held(machine: Machine) -> None:
+    """Free nothing: attention holds no block until a step is planned."""
+
+
 def one_group(
     policy: type[LanePolicy], leaf: bool, take: Callable[[Machine], int] | None = None
 ) -> BlockRules:
@@ -306,4 +313,4 @@ def one_group(
             hash_blocks(machine, request, tokens, leaf)
 
     admit = admitter(policy, allocate, leaf)
-    return BlockRules(extend, hash_filled, releaser(policy, leaf), admit, whole)
+    return BlockRules(extend, hash_filled, releaser(policy, leaf), admit, whole, nothing_held)

@@ -5,6 +5,11 @@ attention keeps all blocks of a request; sliding windows and chunks free those t
 looks at. Linear attention ("linear") writes one block a step, the state after its last token, and
 its steps end where blocks do. A prefix is a hit only where all groups have what they need there.
 
+With a `prefix_match_unit` below the blocks of states, hits end within blocks, at the end of an
+earlier prompt: a step ends there, and the block is copied before anything else is written to it,
+by the request that goes on as by those that hit it. Such a block is found by what its prompt ends
+with (its group's node there), and once it is full by its own end as well.
+
 Source: vLLM 0.32.0, vllm/v1/core/kv_cache_coordinator.py (HybridKVCacheCoordinator),
 vllm/v1/core/single_type_kv_cache_manager.py (FullAttentionManager, SlidingWindowManager,
 ChunkedLocalAttentionManager, MambaManager in mode "align"), vllm/v1/core/kv_cache_manager.py
@@ -25,7 +30,7 @@ from kvscope.vllm_sim.admission import (
     enter_running,
     note_admission,
 )
-from kvscope.vllm_sim.pool import give_back, give_content, taker, use
+from kvscope.vllm_sim.pool import give_back, give_content, lose_content, taker, use
 from kvscope.vllm_sim.state import (
     ALWAYS,
     CHUNKED,
@@ -46,11 +51,44 @@ def content_at(machine: Machine, row: int, group: int, at: int) -> int:
 
 
 @callable_in_kernels
-def is_cached(machine: Machine, spec: int, at: int, ever: bool) -> bool:
-    """Return whether all groups of a spec have block `at` of the front path, or `ever` had it."""
+def content_after(machine: Machine, row: int, group: int, tokens: int) -> int:
+    """Return the content of a group's block that ends after `tokens` of the path in `row`."""
+    depth = tokens // machine.state[0].block_size - 1
+    return machine.path[row, depth] + machine.groups[group].first_content  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def second_of(machine: Machine, block: int) -> int:
+    """Return the second record of a block."""
+    return block + machine.state[0].blocks + machine.state[0].lanes + 1  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def block_of(machine: Machine, content: int) -> int:
+    """Return the oldest block with a content."""
+    record, state = machine.nodes[content].first, machine.state[0]
+    return record if record < state.blocks else record - state.blocks - state.lanes - 1  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def forget(machine: Machine, block: int) -> None:
+    """Remove all hashes of a block."""
+    if machine.blocks[block].content != ROOT:
+        lose_content(machine, block, False)
+    second = second_of(machine, block)
+    if second < len(machine.blocks) and machine.blocks[second].content != ROOT:
+        lose_content(machine, second, False)
+
+
+@callable_in_kernels
+def is_cached(machine: Machine, spec: int, tokens: int, ever: bool) -> bool:
+    """Return whether all groups of a spec have the front path's block that ends after `tokens`.
+
+    `ever`: or had it.
+    """
     front = len(machine.path) - 1
     for group in range(machine.specs[spec].begin, machine.specs[spec].end):
-        node = machine.nodes[content_at(machine, front, group, at)]
+        node = machine.nodes[content_after(machine, front, group, tokens)]
         if node.first == NONE and (not ever or node.written == 0):
             return False
     return True
@@ -59,11 +97,10 @@ def is_cached(machine: Machine, spec: int, at: int, ever: bool) -> bool:
 @callable_in_kernels
 def look_up_state(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
     """Return the longest prefix, at most `tokens`, after which a state is cached."""
-    layout, alignment = machine.groups[machine.specs[spec].begin], machine.state[0].alignment_tokens
-    size = layout.block_tokens
-    for at in range(tokens // size - 1, -1, -1):
-        if (at + 1) * size % alignment == 0 and is_cached(machine, spec, at, ever):
-            return (at + 1) * size  # type: ignore[no-any-return]
+    alignment = machine.state[0].alignment_tokens
+    for end in range(tokens // alignment * alignment, 0, -alignment):
+        if is_cached(machine, spec, end, ever):
+            return end
     return 0
 
 
@@ -73,7 +110,7 @@ def look_up_sliding(machine: Machine, spec: int, tokens: int, ever: bool) -> int
     layout, alignment = machine.groups[machine.specs[spec].begin], machine.state[0].alignment_tokens
     size, run = layout.block_tokens, 0
     for at in range(tokens // size - 1, -1, -1):
-        if not is_cached(machine, spec, at, ever):
+        if not is_cached(machine, spec, (at + 1) * size, ever):
             run = 0
         elif run > 0 or (at + 1) * size % alignment == 0:
             run += 1
@@ -89,8 +126,13 @@ def look_up_leading(machine: Machine, spec: int, tokens: int, ever: bool) -> int
     size, at = layout.block_tokens, 0
     if layout.kind == CHUNKED:
         at = tokens // layout.window_tokens * layout.window_tokens // size
-    while at < tokens // size and is_cached(machine, spec, at, ever):
+    while at < tokens // size and is_cached(machine, spec, (at + 1) * size, ever):
         at += 1
+    if alignment < size:  # the block may be cached up to the end of a prompt within it
+        last = min(tokens // alignment, (at + 1) * (size // alignment) - 1) * alignment
+        for end in range(last, at * size, -alignment):
+            if is_cached(machine, spec, end, ever):
+                return end
     return at * size // alignment * alignment  # type: ignore[no-any-return]
 
 
@@ -189,16 +231,24 @@ def free_skipped(machine: Machine, request: int, tokens: int) -> None:
 
 
 @callable_in_kernels
+def ends_segment(machine: Machine, group: int, at: int) -> bool:
+    """Return whether a hit at the end of a segment, as the retention counts them, needs a block."""
+    layout, interval = machine.groups[group], machine.state[0].segment_tokens
+    if interval == 0:
+        return False
+    needed, segment = layout.blocks_for_hit, interval // layout.block_tokens
+    return needed >= segment or at % segment >= segment - needed  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
 def is_retained(machine: Machine, request: int, group: int, at: int) -> bool:
     """Return whether a group keeps block `at` of a request for later ones, by the retention."""
     record, layout, state = machine.requests[request], machine.groups[group], machine.state[0]
     if layout.kind not in (SLIDING, LINEAR):
         return True
     needed, size = layout.blocks_for_hit, layout.block_tokens
-    if state.segment_tokens > 0:
-        segment = state.segment_tokens // size
-        if needed >= segment or at % segment >= segment - needed:
-            return True
+    if ends_segment(machine, group, at):
+        return True
     if not state.keeps_boundaries:
         return False
     for boundary in (record.prompt - 1, record.junction):
@@ -238,23 +288,82 @@ def hash_kept(machine: Machine, request: int, tokens: int, written: int) -> None
     With `rehashes_states` so is the state before a prompt's end as long as the request holds it.
     """
     record, state = machine.requests[request], machine.state[0]
-    tokens = tokens // state.alignment_tokens * state.alignment_tokens
-    if tokens <= record.hashed:
-        blocks = tokens // max(1, state.state_tokens)
+    alignment = max(state.alignment_tokens, state.state_tokens)
+    filled, exported = tokens // alignment * alignment, NONE
+    within = state.alignment_tokens < state.state_tokens
+    if within and exported_states(machine, request, record.computed, tokens) > 0:
+        exported = blocks_for(tokens, state.state_tokens) - 2
+    if filled <= record.hashed:
+        blocks = filled // max(1, state.state_tokens)
         if state.rehashes_states and blocks == (record.prompt - 1) // max(1, state.state_tokens):
             note_states(machine, request, blocks - 1, written)
-        return
+    else:
+        for group in range(len(machine.groups)):
+            size, row = machine.groups[group].block_tokens, record.slot * len(machine.groups)
+            begin = max(record.hashed // size, first_held(machine, request, group))
+            for at in range(begin, filled // size):
+                block = machine.table[row + group, at]
+                if at == exported and machine.groups[group].kind == LINEAR:
+                    continue
+                if block != NONE and is_retained(machine, request, group, at):
+                    content = content_at(machine, record.slot, group, at)
+                    forget(machine, block)
+                    give_content(machine, block, content, False)
+                    if machine.groups[group].kind == LINEAR:
+                        machine.nodes[content].written = written
+        record.hashed = filled
+    if within:
+        hash_prompt_end(machine, request, tokens, exported, written)
+
+
+@callable_in_kernels
+def hash_prompt_end(
+    machine: Machine, request: int, tokens: int, exported: int, written: int
+) -> None:
+    """Hash the blocks of a request in which hits of its prompt can end, when it has `tokens`.
+
+    A state that the step exports is in block `exported`.
+    """
+    record, state = machine.requests[request], machine.state[0]
+    boundary = (record.prompt - 1) // state.alignment_tokens * state.alignment_tokens
+    at = boundary // state.state_tokens
     for group in range(len(machine.groups)):
-        size, row = machine.groups[group].block_tokens, record.slot * len(machine.groups) + group
-        begin = max(record.hashed // size, first_held(machine, request, group))
-        for at in range(begin, tokens // size):
+        row = record.slot * len(machine.groups) + group
+        if machine.groups[group].kind == LINEAR and exported != NONE:
+            hash_export(machine, request, group, tokens, machine.table[row, exported], written)
+        elif boundary > tokens or boundary == at * state.state_tokens:
+            continue
+        elif machine.groups[group].kind == FULL:
             block = machine.table[row, at]
-            if block != NONE and is_retained(machine, request, group, at):
-                content = content_at(machine, record.slot, group, at)
+            content = content_after(machine, record.slot, group, boundary)
+            second = second_of(machine, block)
+            if machine.blocks[block].content == ROOT:
                 give_content(machine, block, content, False)
-                if machine.groups[group].kind == LINEAR:
-                    machine.nodes[content].written = written
-    record.hashed = tokens
+            elif (
+                machine.blocks[block].content != content and machine.blocks[second].content == ROOT
+            ):
+                give_content(machine, second, content, False)
+        elif boundary == tokens and machine.table[row, at] != NONE:
+            content = content_after(machine, record.slot, group, boundary)
+            forget(machine, machine.table[row, at])
+            give_content(machine, machine.table[row, at], content, False)
+            machine.nodes[content].written = written
+            record.copy_at = at
+
+
+@callable_in_kernels
+def hash_export(
+    machine: Machine, request: int, group: int, tokens: int, block: int, written: int
+) -> None:
+    """Hash the block of the state that a step to `tokens` exports, if a hit can end there."""
+    record, size = machine.requests[request], machine.state[0].state_tokens
+    unit = machine.state[0].alignment_tokens
+    exported = (tokens - 1) // unit * unit
+    kept = exported == (record.prompt - 1) // unit * unit or exported == record.junction
+    if kept or (exported % size == 0 and ends_segment(machine, group, exported // size - 1)):
+        content = content_after(machine, record.slot, group, exported)
+        give_content(machine, block, content, False)
+        machine.nodes[content].written = written
 
 
 @callable_in_kernels
@@ -265,9 +374,18 @@ def prefill_end(machine: Machine, request: int) -> int:
 
 
 @callable_in_kernels
-def exports_between(state_tokens: int, begin: int, end: int, at: int) -> bool:
-    """Return whether the step begin..end of a prompt can write the state after `at` tokens."""
-    return begin % state_tokens == 0 and begin + state_tokens <= at < end
+def exports_between(machine: Machine, begin: int, end: int, known: int) -> bool:
+    """Return whether the step begin..end can write the last state before `known` tokens, too."""
+    state = machine.state[0]
+    size, unit = state.state_tokens, state.alignment_tokens
+    at = (known - 1) // unit * unit
+    return (  # type: ignore[no-any-return]
+        state.export_tokens > 0
+        and begin % unit == 0
+        and begin + unit <= at < end
+        and blocks_for(end, size) - 2 > (begin - 1) // size
+        and (at - begin) % state.export_tokens == 0
+    )
 
 
 @callable_in_kernels
@@ -276,13 +394,9 @@ def exported_states(machine: Machine, request: int, begin: int, end: int) -> int
 
     Where few states are kept, only the step that ends a prompt does.
     """
-    state = machine.state[0]
-    size = max(1, state.state_tokens)
-    if not state.exports_states:
+    if machine.state[0].segment_tokens == 0 and end < prefill_end(machine, request):
         return 0
-    if state.segment_tokens == 0 and end < prefill_end(machine, request):
-        return 0
-    return int(exports_between(size, begin, end, (end - 1) // size * size))
+    return int(exports_between(machine, begin, end, end))
 
 
 @callable_in_kernels
@@ -290,54 +404,73 @@ def blocks_missing(machine: Machine, request: int, tokens: int) -> int:
     """Return how many more blocks a running request needs for `tokens` tokens, over all groups."""
     allocated, missing = machine.requests[request].allocated, 0
     states = 1 + exported_states(machine, request, machine.requests[request].computed, tokens)
+    copies = int(machine.requests[request].copy_at != NONE)
     for group in range(len(machine.groups)):
         size = machine.groups[group].block_tokens
         more = max(0, blocks_for(tokens, size) - blocks_for(allocated, size))
-        missing += min(more, states) if machine.groups[group].kind == LINEAR else more
+        missing += copies + min(more, states) if machine.groups[group].kind == LINEAR else more
     return missing
 
 
 @callable_in_kernels
-def blocks_to_admit(machine: Machine, request: int, hit: int, tokens: int, capped: bool) -> int:
+def hit_block(machine: Machine, row: int, group: int, at: int, hit: int, leading: int) -> int:
+    """Return a group's cached block `at` of the path in `row`, of which `hit` tokens are a hit.
+
+    Full attention has `leading` tokens of it.
+    """
+    layout = machine.groups[group]
+    cached = leading if layout.kind == FULL else hit
+    end = min(cached, (at + 1) * layout.block_tokens)
+    return block_of(machine, content_after(machine, row, group, end))
+
+
+@callable_in_kernels
+def blocks_to_admit(
+    machine: Machine, request: int, hit: int, leading: int, tokens: int, capped: bool
+) -> int:
     """Return how many free blocks a request takes for `tokens` tokens, of which `hit` are a hit.
 
-    `capped`: at most what the request holds at any time, not what it would without freeing. A state
-    that is computed in the step being planned can be read in the next one only: no pool is enough.
+    `leading` as in `hit_block`. `capped`: at most what the request holds at any time, not what it
+    would without freeing. A state that is computed in the step being planned can be read in the
+    next one only: no pool is enough. A block in which the hit ends is copied.
     """
     front, needed = len(machine.path) - 1, 0
     states = 1 + exported_states(machine, request, hit, tokens)
     for group in range(len(machine.groups)):
         layout = machine.groups[group]
-        required, hits = blocks_for(tokens, layout.block_tokens), hit // layout.block_tokens
+        size = layout.block_tokens
+        required, hits = blocks_for(tokens, size), blocks_for(hit, size)
         if layout.kind == LINEAR:
             required = min(required, hits + states)
             if hits > 0:
-                state = machine.nodes[content_at(machine, front, group, hits - 1)]
+                state = machine.nodes[content_after(machine, front, group, hit)]
                 if state.written == planned_step(machine):
                     return ALWAYS
         elif capped:
             required = min(required, layout.most_blocks)
-        needed += max(0, required - hits)
+        needed += max(0, required - hits) + int(hit % size > 0)
         for at in range(skipped_blocks(machine, group, hit), hits):
-            block = machine.nodes[content_at(machine, front, group, at)].first
-            if machine.blocks[block].users == 0:
+            if machine.blocks[hit_block(machine, front, group, at, hit, leading)].users == 0:
                 needed += 1
     return needed
 
 
 @callable_in_kernels
-def use_group_hits(machine: Machine, request: int, hit: int) -> None:
-    """Pin the cached blocks that a request needs after a hit of so many tokens."""
-    record = machine.requests[request]
+def use_group_hits(machine: Machine, request: int, hit: int, leading: int) -> None:
+    """Pin the cached blocks that a request needs after a hit; `leading` as in `hit_block`."""
+    record, partial = machine.requests[request], False
     for group in range(len(machine.groups)):
         row = record.slot * len(machine.groups) + group
-        begin = skipped_blocks(machine, group, hit)
-        for at in range(begin, hit // machine.groups[group].block_tokens):
-            block = machine.nodes[content_at(machine, record.slot, group, at)].first
+        begin, size = skipped_blocks(machine, group, hit), machine.groups[group].block_tokens
+        for at in range(begin, blocks_for(hit, size)):
+            block = hit_block(machine, record.slot, group, at, hit, leading)
             use(machine, block)
             machine.table[row, at] = block
+        partial = partial or hit % size > 0
+    state = machine.state[0]
+    record.copy_at = hit // max(1, state.state_tokens) if partial else NONE
     record.allocated = hit
-    record.hashed = hit
+    record.hashed = hit // max(1, state.state_tokens) * max(1, state.state_tokens)
     record.skipped_for = hit
     record.skips_at = 0
 
@@ -366,6 +499,7 @@ def release_groups(machine: Machine, request: int, finished: bool) -> None:
         free_blocks(machine, request, group, first_held(machine, request, group), end)
     record.allocated = 0
     record.hashed = 0
+    record.copy_at = NONE
     machine.slots[state.max_num_seqs - state.running] = record.slot
     record.slot = NONE
     state.running -= 1
@@ -385,7 +519,7 @@ def cut(machine: Machine, request: int, computed: int, tokens: int) -> int:
 
     With linear attention, steps of a prompt end at a block's end, before the prompt's last token
     and at a junction, where a state is worth keeping; 0 where the budget ends before that. A step
-    that exports the state before a prompt's last block need not end there.
+    that exports the last state before a prompt's end need not end there.
     """
     record, state = machine.requests[request], machine.state[0]
     size, known = state.state_tokens, record.prompt + record.generated
@@ -393,11 +527,7 @@ def cut(machine: Machine, request: int, computed: int, tokens: int) -> int:
     if size == 0 or computed >= prefilled:
         return tokens
     end = computed + tokens
-    exports = (
-        state.exports_states
-        and end >= prefilled
-        and exports_between(size, computed, end, (prefilled - 1) // size * size)
-    )
+    exports = end >= prefilled and exports_between(machine, computed, end, prefilled)
     if end < prefilled:
         aligned = end // size * size
         if aligned > computed or size <= state.max_num_batched_tokens:
@@ -405,31 +535,91 @@ def cut(machine: Machine, request: int, computed: int, tokens: int) -> int:
     junction = computed + (record.junction - computed) // size * size
     if not computed < record.junction < end:
         junction = NONE
-    block_end = (computed // size + 1) * size if computed % size else NONE
-    last = NONE if exports else (known - 1) // size * size
+    block_end = last = prompt_end = NONE
+    if not exports:
+        if computed % size:
+            block_end = (computed // size + 1) * size
+        last = (known - 1) // size * size
+        prompt_end = (record.prompt - 1) // state.alignment_tokens * state.alignment_tokens
+        if prompt_end < last:
+            prompt_end = NONE
     first = end
-    for stop in (block_end, last, junction):
+    for stop in (block_end, last, prompt_end, junction):
         if computed < stop < first:
             first = stop
     return max(0, first - computed)
 
 
+@callable_in_kernels
+def move_contents(machine: Machine, source: int, copy: int) -> None:
+    """Have a copy of a state take its hash over; it can be read in the next step only."""
+    content = machine.blocks[source].content
+    if content != ROOT:
+        lose_content(machine, source, False)
+        give_content(machine, copy, content, False)
+        machine.nodes[content].written = planned_step(machine)
+
+
+@callable_in_kernels
+def free_copied(machine: Machine) -> None:
+    """Free the blocks that the planned step copies, and the copies, where no request has them."""
+    groups, blocks, copies = machine.groups, machine.blocks, machine.copies
+    for group in range(len(groups) - 1, -1, -1):  # to the front, as in `free_blocks`
+        for at in range(groups[group].copied - 1, -1, -1):
+            if blocks[copies[group, at]].content == ROOT:
+                give_back(machine, copies[group, at], 0)
+    for group in range(len(groups)):
+        for at in range(groups[group].copied):
+            if blocks[copies[group, at]].content != ROOT:
+                give_back(machine, copies[group, at], 0)
+        groups[group].copied = 0
+
+
 def group_allocator(take: Callable[[Machine], int]) -> Callable[..., None]:
-    """Return the function that allocates blocks in all groups until so many tokens have room."""
+    """Return the function that allocates blocks in all groups until so many tokens have room.
+
+    First the copy of a block in which a hit ends, which a new request writes to (`admitted`); one
+    that has computed to the end of its prompt keeps the block, and the copy is for later requests.
+    """
 
     @callable_in_kernels
-    def allocate(machine: Machine, request: int, tokens: int) -> None:
+    def take_cleared(machine: Machine) -> int:
+        block = take(machine)
+        forget(machine, block)
+        return block
+
+    @callable_in_kernels
+    def copy(machine: Machine, request: int, group: int, admitted: bool) -> None:
+        record, layout = machine.requests[request], machine.groups[group]
+        row = record.slot * len(machine.groups) + group
+        source, taken = machine.table[row, record.copy_at], take_cleared(machine)
+        if admitted:
+            machine.table[row, record.copy_at] = taken
+            use(machine, taken)
+        else:
+            move_contents(machine, source, taken)
+            use(machine, source)
+        machine.copies[group, layout.copied] = source
+        machine.copies[group, layout.copied + 1] = taken
+        layout.copied += 2
+
+    @callable_in_kernels
+    def allocate(machine: Machine, request: int, tokens: int, admitted: bool) -> None:
         record = machine.requests[request]
         record.room = ALWAYS
         states = 1 + exported_states(machine, request, record.computed, tokens)
         for group in range(len(machine.groups)):
-            size, row = machine.groups[group].block_tokens, record.slot * len(machine.groups)
+            kind, size = machine.groups[group].kind, machine.groups[group].block_tokens
+            row = record.slot * len(machine.groups) + group
+            if record.copy_at != NONE and (admitted or kind == LINEAR):
+                copy(machine, request, group, admitted)
             end = blocks_for(max(tokens, record.allocated), size)
             for at in range(blocks_for(record.allocated, size), end):
-                passed = machine.groups[group].kind == LINEAR and at < end - states
-                machine.table[row + group, at] = NONE if passed else take(machine)
+                passed = kind == LINEAR and at < end - states
+                machine.table[row, at] = NONE if passed else take_cleared(machine)
             record.room = min(record.room, end * size)
         record.allocated = max(tokens, record.allocated)
+        record.copy_at = NONE
 
     return allocate
 
@@ -448,10 +638,10 @@ def group_extender(allocate: Callable[..., None]) -> Callable[..., bool]:
         if settled >= record.skips_at:
             free_skipped(machine, request, settled)
         wanted = record.computed + tokens
-        if wanted > record.room:
+        if wanted > record.room or record.copy_at != NONE:
             if blocks_missing(machine, request, wanted) > state.free:
                 return False
-            allocate(machine, request, wanted)
+            allocate(machine, request, wanted, False)
         known = record.prompt + record.generated
         hash_kept(machine, request, min(wanted, known), planned_step(machine))
         note_step(machine, request)
@@ -469,23 +659,28 @@ def group_admitter(allocate: Callable[..., None]) -> Callable[..., Any]:
         size, total = state.block_size, record.prompt + record.generated
         look = record.look if record.hits == NONE else (total - 1) // size
         hit, junction = look_up_groups(machine, look * size, False)
+        leading = machine.specs[0].cached_tokens
         record.junction = junction
         tokens = cut(machine, request, hit, min(total - hit, budget))
         if tokens == 0:
             return 0
         free = state.free - (state.watermark_blocks if state.running > 0 else 0)
-        if state.reserve_full_prompt and blocks_to_admit(machine, request, hit, total, True) > free:
+        if (
+            state.reserve_full_prompt
+            and blocks_to_admit(machine, request, hit, leading, total, True) > free
+        ):
             return 0
-        if blocks_to_admit(machine, request, hit, hit + tokens, False) > free:
+        if blocks_to_admit(machine, request, hit, leading, hit + tokens, False) > free:
             return 0
         enter_running(machine, request)
         if record.hits == NONE:
-            record.written = max(hit // size, count_group_written(machine, record.look))
             record.kept = look_up_groups(machine, look * size, True)[0] // size
+            written = count_group_written(machine, record.look)
+            record.written = max(hit // size, record.kept, written)
             note_admission(machine, request, hit // size)
-        use_group_hits(machine, request, hit)
+        use_group_hits(machine, request, hit, leading)
         record.computed = hit
-        allocate(machine, request, hit + tokens)
+        allocate(machine, request, hit + tokens, True)
         hash_kept(machine, request, hit + tokens, planned_step(machine))
         note_step(machine, request)
         return tokens
@@ -497,4 +692,4 @@ def several_groups() -> BlockRules:
     """Return the rules of a hybrid model's requests; blocks leave in vLLM's own order, LRU."""
     allocate = group_allocator(taker(Lru, False))
     extend, admit = group_extender(allocate), group_admitter(allocate)
-    return BlockRules(extend, hash_groups, release_groups, admit, cut)
+    return BlockRules(extend, hash_groups, release_groups, admit, cut, free_copied)

@@ -17,7 +17,14 @@ from kvscope.policies.lru import Lru
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.vllm_sim.engine import engine_kernel
 from kvscope.vllm_sim.settings import NO_LIMIT, EngineSettings, StepCost
-from kvscope.vllm_sim.state import BLOCK, Machine, blocks_needed, engine_traffic, idle_machine
+from kvscope.vllm_sim.state import (
+    BLOCK,
+    Machine,
+    blocks_needed,
+    engine_traffic,
+    hits_within_blocks,
+    idle_machine,
+)
 
 _BLOCK_BYTES = 2 * BLOCK.itemsize  # while its tables are set up
 SLICE_STEPS = 100_000  # between two checks for an interrupt
@@ -135,6 +142,7 @@ def hits_without_eviction(prompts: Prompts, groups: KvGroups) -> Int32s:
     ample = EngineSettings.one_at_a_time(NO_LIMIT, groups)
     # A block of each group for each node, and those of one request that fill no whole block.
     blocks = len(known.block_parent) + int(blocks_needed(known, ample).max(initial=1))
+    blocks += len(known.leaf) * hits_within_blocks(ample)  # copies of what ends with a prompt
     settings = replace(ample, usable_blocks=blocks * len(groups.groups))
     memory.require(_BLOCK_BYTES * settings.usable_blocks, "a replay in an ample pool")
     return replay_engine(prompts, Lru(), settings, StepCost(base_s=1e-9)).hit_blocks

@@ -125,7 +125,7 @@ def running_planner(rules: BlockRules) -> Callable[[Machine], bool]:
 def planner(rules: BlockRules) -> Step:
     """Return the function that plans a step: running requests, then, if none was preempted, new."""
     plan_running = running_planner(rules)
-    admit = rules.admit
+    admit, end_plan = rules.admit, rules.end_plan
 
     @callable_in_kernels
     def schedule(machine: Machine) -> None:
@@ -140,6 +140,7 @@ def planner(rules: BlockRules) -> Step:
             if tokens == 0:
                 break
             plan(machine, request, tokens)
+        end_plan(machine)
         cost_plan(machine)
 
     return schedule

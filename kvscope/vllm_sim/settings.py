@@ -187,7 +187,7 @@ class EngineSettings:
         """
         if self.groups is not None:
             tokens = round(blocks * block_size / self.groups.layer_share)
-            blocks = max(1, tokens // self.groups.hash_tokens)
+            blocks = max(1, tokens // self.groups.block_tokens)
         return replace(self, usable_blocks=blocks)
 
     @property

@@ -53,6 +53,9 @@ BLOCK = _record("after before queue lane users content twin_after twin_before fr
 stands for; blocks with the same content are a ring through `twin_after` and `twin_before`, oldest
 first. `users` counts the requests that use it. `lane` is where it went when it was freed, `freed_s`
 when, and `freed` its free-sequence number.
+
+Where hits end within blocks, a second record for each block follows the sentinels: a full block
+may also be found by the end of a prompt inside it, the second one's `content`.
 """
 
 NODE = np.dtype([(name, np.int32) for name in ("parent", "first", "children", "written")])
@@ -66,7 +69,7 @@ NODE = np.dtype([(name, np.int32) for name in ("parent", "first", "children", "w
 REQUEST = _record(
     "prompt outputs leaf length look history_tokens category next_prompt_tokens oversized "
     "computed generated coming slot allocated hashed hits kept written preemptions "
-    "junction room skips_at skipped_for planned_step computed_before",
+    "junction room skips_at skipped_for planned_step computed_before copy_at",
     "arrival_s admitted_s first_token_s finished_s",
 )
 """What a request needs, and how far it is.
@@ -82,16 +85,19 @@ yet".
 Of a hybrid model `allocated` and `hashed` are tokens. Where its last look-up ended for part of the
 groups, the `junction`, blocks are kept; up to `room` tokens need no new block; blocks that no token
 after the first `skipped_for` looks at are free, and more of them from `skips_at` on. It had
-`computed_before` tokens when its step `planned_step`, the last one, was planned.
+`computed_before` tokens when its step `planned_step`, the last one, was planned. Before it writes
+into its block `copy_at`, which ends in the middle for a later request, that is copied (else NONE).
 """
 
 GROUP = _record(
-    "kind block_tokens window_tokens blocks_for_hit most_blocks nodes_per_block first_content"
+    "kind block_tokens window_tokens blocks_for_hit most_blocks nodes_per_block first_content "
+    "copied"
 )
 """A group of layers of a hybrid model, with the fields of `KvGroup`.
 
 A block of it is `nodes_per_block` nodes of the trie deep; the content of a node in this group is
-its number plus `first_content`. A request holds at most `most_blocks` at a time.
+its number plus `first_content`. A request holds at most `most_blocks` at a time. `copied` counts
+the blocks that are held because the step being planned copies them.
 """
 
 SPEC = _record("begin end cached_tokens")
@@ -102,7 +108,7 @@ STATE = _record(
     "watermark_blocks free evictions freed running preempted next arrived front in_progress "
     "planned budget prefill_tokens steps finished admitted period "
     "alignment_tokens segment_tokens keeps_boundaries state_tokens rehashes_states evicted_node "
-    "exports_states",
+    "export_tokens",
     "now_s end_s cost_s ttl_s "
     "base_s prefill_token_s prefill_pair_s floor_s "
     "decode_base_s decode_token_s decode_context_token_s",
@@ -118,7 +124,8 @@ out of the pool, ROOT for none. The path of `front` is written out. `in_progress
 is the policy's table in force. Of a hybrid model, hits are multiples of `alignment_tokens`; windows
 are kept at every multiple of `segment_tokens` (0: at none) and, with `keeps_boundaries`, at those
 of requests. Steps end at multiples of `state_tokens` where it has linear attention, else it is 0;
-with `exports_states` a step that ends a prompt writes the state before its last block, too.
+where that is more than `alignment_tokens`, hits end within blocks. With `export_tokens` a step that
+ends a prompt writes the last state that a hit can end at, too, at a multiple of so many tokens.
 `rehashes_states` as in `EngineSettings`.
 """
 
@@ -136,7 +143,8 @@ class Machine(NamedTuple):
     `p` the policy's parameters, `tables` what it has learned.
 
     `groups` (G) and `specs` are those of a hybrid model, else empty. It has G rows of `table` for
-    each slot, G * (N + 1) nodes, and `path` counts trie nodes. With a CPU tier (`offload`) there
+    each slot, G * (N + 1) nodes, and `path` counts trie nodes; row g of `copies` lists the blocks
+    that the step being planned copies, each before its copy. With a CPU tier (`offload`) there
     are slots for loading requests too.
     """
 
@@ -157,6 +165,7 @@ class Machine(NamedTuple):
     tables: TablePeriods
     groups: Records
     specs: Records
+    copies: Int64s
     offload: Offload
 
 
@@ -208,7 +217,7 @@ def idle_machine(
             _chunk_order(settings.offload, plain, chunk_tables),
         )
     return Machine(
-        blocks=_blocks(settings.usable_blocks, lanes),
+        blocks=_blocks(settings.usable_blocks, lanes, twice=hits_within_blocks(settings)),
         nodes=nodes,
         requests=requests,
         cuts=known.cuts,
@@ -225,6 +234,7 @@ def idle_machine(
         tables=tables.periods(),
         groups=layouts,
         specs=_specs(settings),
+        copies=np.empty((len(layouts), 2 * slots), dtype=np.int64),
         offload=offload,
     )
 
@@ -304,7 +314,14 @@ def blocks_needed(known: Traffic, settings: EngineSettings | None = None) -> Int
     for group in settings.groups.groups:
         most = group.most_blocks(settings.in_flight_tokens)
         needed += np.minimum(-(-tokens // group.block_tokens), ALWAYS if most is None else most)
+        needed += hits_within_blocks(settings)  # the one that is copied
     return needed
+
+
+def hits_within_blocks(settings: EngineSettings) -> bool:
+    """Return whether hits of a hybrid model may end within a block."""
+    groups = settings.groups
+    return groups is not None and groups.hit_tokens < groups.block_tokens
 
 
 def fits(known: Traffic, settings: EngineSettings) -> Bools:
@@ -365,9 +382,13 @@ def _specs(settings: EngineSettings) -> Records:
     return records
 
 
-def _blocks(usable: int, lanes: int) -> Records:
-    """Return all blocks in the queue of those without a hash, in their order; no lane has any."""
-    blocks = np.zeros(usable + lanes + 1, dtype=BLOCK).view(np.recarray)
+def _blocks(usable: int, lanes: int, *, twice: bool) -> Records:
+    """Return all blocks in the queue of those without a hash, in their order; no lane has any.
+
+    `twice`: with their second records.
+    """
+    records = usable + lanes + 1 + usable * twice
+    blocks = np.zeros(records, dtype=BLOCK).view(np.recarray)
     ring = np.arange(len(blocks))
     unhashed = np.roll(ring[: usable + 1], 1)  # from the sentinel on
     for name in ("after", "before", "twin_after", "twin_before"):
@@ -393,7 +414,7 @@ def _requests(known: Traffic, settings: EngineSettings) -> Records:
         "arrival_s",
     ):
         requests[name] = getattr(known, name)
-    requests.slot = requests.hits = NONE
+    requests.slot = requests.hits = requests.copy_at = NONE
     requests.admitted_s = requests.first_token_s = requests.finished_s = np.nan
     return requests
 
@@ -408,12 +429,13 @@ def _state(settings: EngineSettings, cost: StepCost) -> Records:
     state.front = NONE
     if settings.groups is not None:
         interval, alignment = settings.groups.retention_tokens, settings.groups.alignment_tokens
-        state.alignment_tokens = alignment
+        state.alignment_tokens = settings.groups.hit_tokens
         state.segment_tokens = alignment if interval is None else interval
         state.keeps_boundaries = interval is not None
         state.state_tokens = settings.groups.state_tokens
-        state.exports_states = settings.groups.exports_states
-        state.rehashes_states = settings.rehashes_states and settings.groups.state_tokens > 0
+        state.export_tokens = settings.groups.export_tokens
+        rehashes = settings.rehashes_states and not hits_within_blocks(settings)
+        state.rehashes_states = rehashes and settings.groups.state_tokens > 0
     for field in fields(cost):
         value = getattr(cost, field.name)
         state[field.name] = cost.base_s if value is None else value  # decode_base_s

@@ -14,6 +14,7 @@ from kvscope.latency.file import write_profile
 from kvscope.latency.profile import LatencyProfile
 
 BLOCK, PROMPT, ANSWER = 64, 10, 16  # tokens, and blocks that a turn and its answer add
+STATES = Path(__file__).parents[1] / "deployment" / "configs" / "qwen3-next-80b"
 POOL = {"model": "gpt-oss-20b", "num_gpu_blocks": 30_000}
 
 
@@ -149,6 +150,30 @@ def test_other_policies_are_refused(trace: kvscope.OpenTrace, measured: str) -> 
         kvscope.tune(
             trace, slo="1s", policies="lru-retention", latency=measured, num_gpu_blocks=9_000
         )
+
+
+def test_hits_within_blocks_of_states_follow_the_deployment(
+    trace: kvscope.OpenTrace, measured: str, tmp_path: Path
+) -> None:
+    """Blocks of 576 tokens and a trace of 64: `prefix_match_unit` lets a turn hit its last one."""
+    file, rates = tmp_path / "kvscope.toml", {}
+    for unit in ("", "prefix_match_unit = 64\n", "prefix_match_unit = 32\n"):
+        file.write_text(
+            f'schema = 1\ngpu = "h100"\nmodel = "{STATES}"\nnum_gpu_blocks = 40000\n'
+            f'latency = "{measured}"\n{unit}'
+        )
+        if "32" in unit:
+            with pytest.raises(UsageError, match="64 tokens do not divide a prefix_match_unit"):
+                kvscope.simulate(trace, policies="lru", deployment=str(file))
+            continue
+        (lru,) = kvscope.simulate(trace, policies="lru", deployment=str(file)).to_dict()["results"]
+        rates[unit] = lru["token_hit_rate"]
+    plain, fine = rates.values()
+    tokens = sum(turn * (PROMPT + ANSWER) + PROMPT for turn in range(3))
+    assert fine == pytest.approx(
+        sum(turn * (PROMPT + ANSWER) + PROMPT - 1 for turn in range(2)) / tokens
+    )
+    assert plain < fine
 
 
 def test_a_block_size_that_the_traces_does_not_divide_is_refused(

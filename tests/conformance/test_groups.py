@@ -215,6 +215,6 @@ def test_groups_are_vllms(
         )
         for group in theirs
     ]
-    assert mine.exports_states == (flash or fields["model_type"] in EXPORTING)
+    assert bool(mine.export_tokens) == (flash or fields["model_type"] in EXPORTING)
     page = max(len(group.layer_names) * group.kv_cache_spec.page_size_bytes for group in theirs)
-    assert model.by_block.kv_bytes_per_token(tp) * mine.hash_tokens == page
+    assert model.by_block.kv_bytes_per_token(tp) * mine.block_tokens == page

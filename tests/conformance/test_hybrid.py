@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,9 @@ def chunked(chunk: int, size: int = 16) -> KvGroup:
     return KvGroup("chunked", size, chunk)
 
 
-def linear(size: int = 16, *, exports: bool = False) -> KvGroup:
+def linear(size: int = 16, *, exports: int = 0) -> KvGroup:
     """Return a group of linear attention, which may write two states a step."""
-    return KvGroup("linear", size, exports=exports)
+    return KvGroup("linear", size, export_tokens=exports)
 
 
 LAYOUTS = {
@@ -58,9 +59,24 @@ LAYOUTS = {
     "qwen3-next": (*[linear(48)] * 3, full(48)),
     "states and windows": (linear(), full(), sliding(100)),
     "states only": (linear(32),),
-    "nemotron-h": (*[linear(exports=True)] * 2, full()),
-    "exports and windows": (linear(32, exports=True), full(32), sliding(100, 32)),
+    "nemotron-h": (*[linear(exports=1)] * 2, full()),
+    "exports and windows": (linear(32, exports=1), full(32), sliding(100, 32)),
 }
+
+
+WIDE = {  # for hits within blocks
+    "qwen3-next": LAYOUTS["qwen3-next"],
+    "wide states": (linear(64), full(64)),
+    "wide exports": (full(64), *[linear(64, exports=1)] * 2),
+    "aligned exports": (linear(96, exports=32), full(96), full(96)),
+}
+
+
+def groups_of(layout: str) -> KvGroups:
+    """Return groups with vLLM's default retention."""
+    return KvGroups((LAYOUTS | WIDE)[layout])
+
+
 RETENTION = (0, None, 2)  # in multiples of the alignment
 MIXES = {  # outputs are short: each of their tokens is a step of vLLM's slow side
     "chats": Mix(head=150, turn=60, output=20, heads=3, salts=1),
@@ -87,7 +103,7 @@ def cases() -> list[Any]:
 
 def kv_groups(layout: str, retention: int | None) -> KvGroups:
     """Return groups with a retention of so many aligned blocks."""
-    groups = KvGroups(LAYOUTS[layout])
+    groups = groups_of(layout)
     return replace(groups, retention_tokens=retention and retention * groups.alignment_tokens)
 
 
@@ -106,21 +122,41 @@ def test_hits_junctions_and_the_order_of_free_blocks_agree(
 def test_smaller_hashes_leave_hits_as_they_are(layout: str, retention: int | None) -> None:
     """With `prefix_match_unit`, but where states are hit within blocks: those kvscope refuses."""
     groups = kv_groups(layout, retention)
-    groups.check_match_unit(groups.hash_tokens // 2)
+    assert groups.matching(groups.block_tokens // 2).hit_tokens == groups.alignment_tokens
     check_manager(layout, retention, 150, units=2)
+
+
+@pytest.mark.parametrize(
+    ("layout", "retention", "units", "usable_blocks"),
+    [
+        case if case == ("wide exports", 0, 4, 60) else long(*case)
+        for case in product(WIDE, RETENTION, (2, 3, 4, 6), (40, 60, 130, 300))
+        if groups_of(case[0]).block_tokens % case[2] == 0
+    ],
+)
+def test_hits_within_blocks(
+    layout: str, retention: int | None, units: int, usable_blocks: int
+) -> None:
+    """With `prefix_match_unit` below the blocks of states: hits at the ends of prompts, copies."""
+    check_manager(layout, retention, usable_blocks, units)
+
+
+def matching(groups: KvGroups, units: int) -> KvGroups:
+    """Return the groups with so many hashes for each of the least blocks."""
+    return groups.matching(groups.block_tokens // units if units > 1 else None)
 
 
 def check_manager(layout: str, retention: int | None, usable_blocks: int, units: int = 1) -> None:
     """Compare vLLM's manager and the model; of the least blocks, each has `units` hashes."""
-    groups = kv_groups(layout, retention)
-    size = groups.hash_tokens // units
+    groups = matching(kv_groups(layout, retention), units)
+    size = groups.block_tokens // units
     usable_blocks = usable_blocks * len(groups.groups) // 2
     trace = conversations(160, usable_blocks + len(layout), MIXES["chats"])
     trace += [replace(x, parent=-1) for x in conversations(80, len(layout), MIXES["repeats"])]
     cache = manager(usable_blocks, size, groups)
     model = Model(trace, size, Lru(), EngineSettings.one_at_a_time(usable_blocks, groups))
     requests, nodes = model.machine.requests, len(model.machine.nodes) // len(groups.groups)
-    contents, hit_tokens, junctions = Contents(nodes), 0, 0
+    contents, hit_tokens, junctions, within = Contents(nodes), 0, 0, 0
     for number, tokens in enumerate(trace):
         if requests.oversized[number]:
             continue
@@ -133,39 +169,47 @@ def check_manager(layout: str, retention: int | None, usable_blocks: int, units:
         if number % 4 == 3:  # what is off once stays off; a queue takes as long as the requests
             assert contents.free_blocks(cache) == model.free_blocks(), number
         hit_tokens += hits
+        within += hits % groups.alignment_tokens > 0
         junctions += requests.junction[number] > 0
     assert hit_tokens > 0
+    assert (within > 0) == (groups.hit_tokens < groups.alignment_tokens)
     kinds = {group.kind for group in groups.groups}
     assert junctions > 0 or retention != 0 or kinds not in ({"full", "sliding"}, {"full", "linear"})
 
 
-STEPS = {  # retention and tokens a step
-    "gpt-oss": (0, 64),
-    "gemma": (0, 256),
-    "two windows": (2, 96),
-    "three sizes": (None, 64),
-    "chunks and windows": (0, 96),
-    "states": (0, 64),
-    "qwen3-next": (0, 40),
-    "states and windows": (None, 160),
-    "nemotron-h": (0, 96),
-    "exports and windows": (None, 160),
+STEPS = {  # retention, tokens a step, hashes of the least block
+    "gpt-oss": (0, 64, 1),
+    "gemma": (0, 256, 1),
+    "two windows": (2, 96, 1),
+    "three sizes": (None, 64, 1),
+    "chunks and windows": (0, 96, 1),
+    "states": (0, 64, 1),
+    "qwen3-next": (0, 40, 1),
+    "states and windows": (None, 160, 1),
+    "nemotron-h": (0, 96, 1),
+    "exports and windows": (None, 160, 1),
+    "wide states": (0, 96, 4),
+    "wide exports": (2, 200, 4),
+    "aligned exports": (None, 150, 6),
 }
 
 
 @pytest.mark.parametrize(
     ("layout", "overlapped"),
     [
-        (layout, overlapped) if overlapped == (place % 2 > 0) else long(layout, overlapped)
+        (layout, overlapped)
+        if overlapped == (place % 2 > 0) and layout not in {"wide exports", "aligned exports"}
+        else long(layout, overlapped)
         for place, layout in enumerate(STEPS)
         for overlapped in (False, True)
     ],
 )
 def test_every_step_agrees(tmp_path: Path, layout: str, overlapped: bool) -> None:
     """16 in flight, in chunks, with preemption: the same steps as vLLM's whole scheduler."""
-    retention, tokens = STEPS[layout]
-    groups = kv_groups(layout, retention)
-    usable_blocks, size = 70 * attending(groups), groups.hash_tokens
+    retention, tokens, units = STEPS[layout]
+    groups = matching(kv_groups(layout, retention), units)
+    blocks = 30 if layout == "aligned exports" else 70  # few enough for preemptions
+    usable_blocks, size = blocks * attending(groups), groups.block_tokens // units
     trace = [replace(x, parent=-1) for x in conversations(250, tokens, Mix(gap=1.0))]
     trace = fitting(trace, groups, usable_blocks)
     counts = stepped(

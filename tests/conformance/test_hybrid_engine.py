@@ -116,7 +116,7 @@ def test_every_hit_is_as_predicted(
     groups = read_config(tmp_path / "config.json").kv_groups(SIZE, SIZE)
     assert groups is not None
     groups = groups.retaining(float("inf") if retention is None else retention)
-    blocks, size = POOLS[model], groups.hash_tokens
+    blocks, size = POOLS[model], groups.block_tokens
     launch = Launch(
         str(tmp_path),
         SIZE,

@@ -121,8 +121,11 @@ def group_spec(group: KvGroup) -> KVCacheSpec:
         return ChunkedLocalAttentionSpec(block_size=size, attention_chunk_size=window, **shape)
     if group.kind == "linear":
         state: Any = {"shapes": ((1,),), "dtypes": (torch.float32,), "mamba_cache_mode": "align"}
-        if group.exports:
-            state |= {"num_prefill_checkpoint_blocks": 1, "prefill_checkpoint_alignment": 1}
+        if group.export_tokens:
+            state |= {
+                "num_prefill_checkpoint_blocks": 1,
+                "prefill_checkpoint_alignment": group.export_tokens,
+            }
         return MambaSpec(block_size=size, **state)
     return FullAttentionSpec(block_size=size, **shape)
 
@@ -161,6 +164,7 @@ def serve_alone(
     wanted = step_tokens(cache, request, hits)
     if cache.allocate_slots(request, wanted, hits, blocks, full_sequence_must_fit=True) is None:
         return None
+    end_step(cache)
     request.num_computed_tokens = hits + wanted
     outputs = iter(tokens.output[:-1])
     while True:
@@ -173,6 +177,7 @@ def serve_alone(
         wanted = step_tokens(cache, request, 0)
         if cache.allocate_slots(request, wanted) is None:
             raise AssertionError("an output of a request that fits must fit")
+        end_step(cache)
         request.num_computed_tokens += wanted
     request.append_output_token_ids(tokens.output[-1])
     if before_free is not None:
@@ -181,24 +186,31 @@ def serve_alone(
     return int(hits)
 
 
+def end_step(cache: KVCacheManager) -> None:
+    """Free what is held until the step's copies are made, as vLLM's scheduler does."""
+    _, held = cache.take_kv_cache_block_copies()
+    cache.block_pool.free_blocks(held)
+
+
 def step_tokens(cache: KVCacheManager, request: Request, hits: int) -> int:
     """Return the tokens of a request's next step: all, or as vLLM's scheduler cuts for states."""
     tokens = request.num_tokens - request.num_computed_tokens - hits
     if not cache.kv_cache_config.has_mamba_layers:
         return tokens
-    size = cache.coordinator.scheduler_block_size
-    specs = (group.kv_cache_spec for group in cache.kv_cache_config.kv_cache_groups)
-    exports = any(getattr(spec, "num_prefill_checkpoint_blocks", 0) for spec in specs)
+    size, unit = cache.coordinator.scheduler_block_size, cache.block_pool.hash_block_size
+    specs = [group.kv_cache_spec for group in cache.kv_cache_config.kv_cache_groups]
+    state = next(spec for spec in specs if isinstance(spec, MambaSpec))
+    within = unit < size and cache.coordinator.enable_partial_hash_hits
     scheduler: Any = SimpleNamespace(
         cache_config=SimpleNamespace(block_size=size),
         scheduler_config=SimpleNamespace(long_prefill_token_threshold=0),
         max_num_scheduled_tokens=LONGEST,
         block_size=size,
-        hash_block_size=size,
+        hash_block_size=unit,
         use_eagle_block_drop=False,
-        mamba_partial_cache_hit=False,
-        mamba_has_prefill_checkpoint_blocks=exports,
-        mamba_prefill_checkpoint_alignment=1 if exports else None,
+        mamba_partial_cache_hit=within,
+        mamba_has_prefill_checkpoint_blocks=state.num_prefill_checkpoint_blocks > 0,
+        mamba_prefill_checkpoint_alignment=state.prefill_checkpoint_alignment,
         mamba_shared_prefix_checkpoint=False,
         num_hash_lookahead_tokens=0,
     )
@@ -248,6 +260,7 @@ class VllmScheduler:
         )
         if groups is not None and groups.state_tokens:
             config.cache_config.mamba_cache_mode = "align"
+            config.cache_config.block_size = groups.alignment_tokens
         config.cache_config.num_gpu_blocks = usable_blocks + 1
         config.scheduler_config.async_scheduling = overlapped  # CPUs switch it off
         chosen: type[Scheduler] = AsyncScheduler if overlapped else Scheduler

@@ -141,16 +141,20 @@ def test_a_log_without_a_pool(tmp_path: Path) -> None:
         ("llama3-8b", 16, None),
         ("llama3-8b", 8, "8 is not the block size, 16, and the model has one group of layers"),
         ("qwen3-next-80b", 272, None),
-        ("qwen3-next-80b", 16, "hits within blocks of 272 tokens are not simulated"),
+        ("qwen3-next-80b", 16, None),
+        ("qwen3-next-80b", 24, "24 does not divide the groups' blocks of 272 tokens; take 8"),
     ],
 )
 def test_prefix_match_unit(model: str, unit: int, refusal: str | None) -> None:
-    """Accepted where hits stay as they are; refused as vLLM does, and where hits end in blocks."""
+    """Accepted and refused as vLLM does; hits end within blocks of states alone."""
     folder = Path(__file__).parent / "configs" / model
     named = str(folder) if folder.is_dir() else model
     stated = Deployment(gpu="a100", tp=4, model=named, prefix_match_unit=unit)
     if refusal is None:
-        assert resolve(stated).pool == resolve(replace(stated, prefix_match_unit=None)).pool
+        resolved = resolve(stated)
+        assert resolved.pool == resolve(replace(stated, prefix_match_unit=None)).pool
+        if groups := resolved.kv_groups_for(16):
+            assert groups.hit_tokens == (unit if groups.state_tokens else 16)
         return
     with pytest.raises(UsageError, match=refusal):
         resolve(stated)

@@ -101,7 +101,7 @@ def test_states_of_every_kind(
     assert {group.block_tokens for group in groups.groups} == {tokens}
     assert [group.kind for group in groups.groups] == ["linear"] * states + ["full"]
     assert max(group.layers for group in groups.groups) == layers == shape.layers_per_block
-    assert groups.exports_states == exports
+    assert bool(groups.export_tokens) == exports
     assert KvGroups.parse(groups.text) == groups
 
 
@@ -110,7 +110,7 @@ def test_older_engines_end_steps_where_a_state_is_kept() -> None:
     shape = resolve_model(str(CONFIGS / "qwen3-next-80b"))
     groups = shape.served_by(parse_engine("vllm@0.32"), resolve_gpu("h100")).kv_groups(16)
     assert groups is not None
-    assert (groups.state_tokens, groups.exports_states) == (544, False)
+    assert (groups.state_tokens, groups.export_tokens) == (544, 0)
 
 
 @pytest.mark.parametrize("model", ["gemma-4-31b", "gemma-4-e4b", "gemma-3n-e4b", "gpt-oss-120b"])

@@ -46,6 +46,26 @@ def test_an_output_is_hit_where_windows_and_states_before_its_end_are_retained(
     assert machine.requests.hits.tolist() == [0, hits]
 
 
+@pytest.mark.parametrize(
+    ("export", "resent", "hits"),
+    [(0, 23, 5), (1, 23, 5), (0, 32, 5), (1, 32, 5), (0, 20, 4)],
+)
+def test_a_state_at_the_end_of_a_prompt_is_hit_within_its_block(
+    export: int, resent: int, hits: int
+) -> None:
+    """23 tokens in blocks of 16, with hashes of 4: the state after 20 tokens is kept.
+
+    As many are hit by the same prompt again and by a longer one; at most the blocks before its last
+    token by a shorter one, which needs the state after 16: the step ended there, too.
+    """
+    wide = KvGroup("linear", 16, export_tokens=export), KvGroup("full", 16)
+    first, again = asks(PATH[:5], 23, 5), asks(PATH[: resent // 4], resent, 1, at=100.0)
+    machine = served(told(first, again), KvGroups(wide, None, match_tokens=4))
+    assert machine.requests.hits.tolist() == [0, hits]
+    whole = served(told(first, again), KvGroups(wide, None))
+    assert whole.requests.hits.tolist() == [0, 4]
+
+
 def test_where_prompts_part_the_second_request_keeps_a_window_for_the_third() -> None:
     """Full attention has the shared head at once; windows only after the junction was seen."""
     requests = [
