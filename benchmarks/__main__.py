@@ -39,10 +39,18 @@ PARTS = (
     "hash",
     "datasets",
     "sampling",
+    "coarsening",
 )
 VERSIONS = "versions"  # needs --before
-PAGES = {"dashboard": EVIDENCE / "dashboard.md", "sampling": EVIDENCE / "sampling.md"}
+_SAMPLES = EVIDENCE / "sampling.md"
+PAGES = {
+    "dashboard": EVIDENCE / "dashboard.md",
+    "sampling": _SAMPLES,
+    "coarsening": _SAMPLES,
+}
 """Parts with a page of their own."""
+ONCE = {"datasets", "sampling", "coarsening"}
+"""Parts that run each thing once: no rounds."""
 PACKAGES = ("kvscope", "duckdb", "polars", "numpy", "numba", "kvcache-simulator", "libcachesim")
 
 
@@ -106,8 +114,10 @@ def _tables(part: str, options: argparse.Namespace) -> list[Table]:
         case "datasets":
             large = [traces.t63(folder)] if options.t63 else []
             tables = [datasets.table([traces.t6(folder), *large], folder)]
-        case "sampling":
-            tables = [sampling.table([*traces.real(folder), traces.t6(folder)])]
+        case "sampling" | "coarsening":
+            made = traces.t6 if part == "sampling" else traces.t03
+            table = sampling.table if part == "sampling" else sampling.coarse_table
+            tables = [table([*traces.real(folder), made(folder)])]
         case "dashboard":
             tables = dashboard.tables([traces.t03(folder), traces.t6(folder)], rounds)
         case "peers":
@@ -125,14 +135,14 @@ def _circumstances(part: str, options: argparse.Namespace) -> str:
     """Return date, machine, versions and command: without these a figure says nothing."""
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     words = ["--t63"] * (options.t63 and part in {"analyze", "datasets"})
-    command = " ".join(
-        [f"python -m benchmarks --only {part}", *words, f"--rounds {options.rounds}"]
-    )
+    words += [f"--rounds {options.rounds}"] * (part not in ONCE)
+    command = " ".join([f"python -m benchmarks --only {part}", *words])
     day = f"{dt.datetime.now(dt.UTC):%Y-%m-%d}"
     machine = f"{_cores()} cores of {_processor()}, {platform.system()}"
     python = f"Python {platform.python_version()}"
     lines = (
-        f"{day}, {machine}, {python}; medians of {options.rounds} interleaved rounds.",
+        f"{day}, {machine}, {python}"
+        + ("." if part in ONCE else f"; medians of {options.rounds} interleaved rounds."),
         f"{packages}.",
         f"`{command}`",
     )

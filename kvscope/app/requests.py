@@ -300,8 +300,8 @@ def simulate_request(options: SimulateOptions) -> SimulateRequest:
                 check_required(variant.policy, variant.given, "--policies")
     if options.refit is not None:
         variants = [refitted(variant, options.refit) for variant in variants]
-    if options.sample < 1:
-        variants = _sampled(options, variants)
+    if not setting.exact:
+        variants = _estimated(options, variants)
     capacities = Capacities(
         options.capacity_blocks or (),
         options.capacity or (),
@@ -312,8 +312,8 @@ def simulate_request(options: SimulateOptions) -> SimulateRequest:
     )
 
 
-def _sampled(options: SimulateOptions, variants: list[Variant]) -> list[Variant]:
-    """Return the variants of which a sample can say how near it is.
+def _estimated(options: SimulateOptions, variants: list[Variant]) -> list[Variant]:
+    """Return the variants of which a sample, or coarse blocks, can say how near they are.
 
     Raises UsageError for a sample that is too small, and where a policy was named that is not one.
     """
@@ -330,7 +330,7 @@ def _sampled(options: SimulateOptions, variants: list[Variant]) -> list[Variant]
     if others and options.policies not in {None, ALL}:
         raise UsageError(
             f"a sample does not show what {', '.join(sorted(others))} does in the whole trace",
-            where="--policies, --sample",
+            where=f"--policies, {'--sample' if options.sample < 1 else '--coarsen'}",
             remedy="leave out one of them",
         )
     return scaling

@@ -137,6 +137,8 @@ def uniform(numbers: Int64s, seed: int) -> Float64s:
 
 LEAST_RATE = 0.1
 """Below it too little is left to state errors: docs/evidence/sampling.md."""
+COARSE_ERROR = 0.01
+"""What coarse blocks get wrong that LRU does not show, measured: docs/evidence/sampling.md."""
 PARTS = 3  # that a sample is cut into
 LEAST_HELD = 20  # requests in a scaled cache: with fewer, whole requests are too coarse a grain
 
@@ -170,8 +172,8 @@ class Anchor:
         `hit_blocks` is what each sampled request hit at `sample.capacity(capacity_blocks)`. The
         error is twice that of the lead over LRU, by the spread of the subtrees, and of the most
         that the miniature gets wrong about LRU between half and twice the capacity: other policies
-        suffer from what the miniature lacks, too. It is 1 where the scaled cache holds so few
-        requests that nothing can be said.
+        suffer from what the miniature lacks, too. Coarse blocks add COARSE_ERROR. It is 1 where the
+        scaled cache holds so few requests that nothing can be said.
 
         Source: Cochran, "Sampling Techniques", sections 6.3 and 9A (ratios over clusters).
         """
@@ -197,7 +199,8 @@ class Anchor:
         request_blocks = float(np.mean(sample.prompts.cached_blocks))
         if sample.rate < 1 and sample.capacity(capacity_blocks) < LEAST_HELD * request_blocks:
             return 1.0
-        return min(2 * math.hypot(spread, wrong), 1.0)
+        grain = COARSE_ERROR if sample.coarsen > 1 else 0.0
+        return min(2 * math.hypot(spread, wrong) + grain, 1.0)
 
     def _lru_hits(self, capacity_blocks: int) -> Int64s:
         capacity = self.sample.capacity(capacity_blocks)

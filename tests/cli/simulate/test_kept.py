@@ -105,6 +105,7 @@ def test_ctrl_c_keeps_what_is_finished(
         (["--sample", "0%"], 2, "--sample"),
         (["--sample", "5%"], 2, "--sample 0.05: no error can be stated below 10%"),
         (["--sample", "50%", "--policies", "lru,sieve"], 2, "does not show what sieve does"),
+        (["--coarsen", "2", "--policies", "lru,sieve"], 2, "--policies, --coarsen: "),
         (["--compat", "libcachesim", "--warmup", "20%"], 2, "leave out --outputs and --warmup"),
         (["--coarsen", "0"], 2, "--coarsen"),
         (["--max-num-seqs", "4"], 2, "--max-num-seqs: only an engine has it; add --capacity-model"),
