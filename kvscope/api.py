@@ -508,6 +508,7 @@ def analyze(
     *,
     from_: Time = None,
     until: Time = None,
+    memory: Amount = None,
     hbm: Amount = None,
     capacity: Amounts = None,
     capacity_blocks: Amounts = None,

@@ -22,6 +22,7 @@ from kvscope.core.background import in_background
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition, side_by_side, standard
 from kvscope.core.trace import PromptPaths, Trace
+from kvscope.core.units import GIB
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.ingest.build import NO_COMMON_CLOCK
@@ -186,20 +187,33 @@ def analyze(
     What was `started` keeps the request that it was started with. `step` is called with the name of
     each step, as in `characterize`. Raises UsageError for a capacity that holds no block.
     """
+    work = None
     with stores.reading() as store:
         if started is None and trace.has_hashes:
+            asked = request or AnalyzeRequest()
             dataset = dataset_of(store, trace)
-            memory.require(
-                analysis_bytes(trace, in_shards=dataset is not None),
-                f"an analysis of {trace.name!r}",
-                "take a part of it with --from and --until, or more memory"
-                if dataset is None
-                else "ingest part of its files, or take more memory",
-            )
-            paths = load_prompts(store, trace) if dataset is None else dataset.paths()
+            if dataset is None:
+                if asked.memory_bytes is not None:
+                    raise UsageError(
+                        f"{trace.name!r} is no dataset, and is analyzed in memory",
+                        where="--memory",
+                        remedy="leave it out, or ingest its files with --into DIR",
+                    )
+                memory.require(
+                    analysis_bytes(trace),
+                    f"an analysis of {trace.name!r}",
+                    "take a part of it with --from and --until, or more memory",
+                )
+                paths: PathFacts = TracePaths(load_prompts(store, trace))
+            else:
+                work, free = dataset.work, memory.available_bytes()
+                given = asked.memory_bytes or (free[0] // 2 if free else 4 * GIB)
+                budget = dataset.analysis_budget(given)
+                store.limit_memory(budget.store_bytes, work)
+                paths = replace(dataset.paths(), runs_at_once=budget.runs_at_once)
             started = StartedCaching(paths, request)
         count_deciles = started.paths.deciles if started else None
-        characterization = start_characterization(store, trace, count_deciles, step=step)
+        characterization = start_characterization(store, trace, count_deciles, step=step, work=work)
     request = started.request if started else request or AnalyzeRequest()
     return Analysis(
         trace=trace,

@@ -311,6 +311,15 @@ class AnalyzeOptions(DeploymentOptions):
     until: Annotated[
         float | None, Time("Analyze only requests before this time after the trace's start.")
     ] = None
+    memory: Annotated[
+        int | None,
+        Option(
+            "Of a dataset: memory that the analysis may take, for example 8GiB.",
+            "SIZE",
+            values.size,
+            "half of what is free",
+        ),
+    ] = None
     hbm: Hbm = None
     capacity_blocks: CapacitiesBlocks = None
     capacity: Capacities = None

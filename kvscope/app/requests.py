@@ -102,7 +102,10 @@ class Capacities:
 
 @dataclass(frozen=True, slots=True)
 class AnalyzeRequest:
-    """What an analysis shows beyond the trace itself, of requests `from_s` until `until_s`."""
+    """What an analysis shows beyond the trace itself, of requests `from_s` until `until_s`.
+
+    That of a dataset takes at most `memory_bytes` (None: half of what is free).
+    """
 
     definition: HitDefinition = standard()
     model: Model | None = None
@@ -111,6 +114,7 @@ class AnalyzeRequest:
     deployment: ResolvedDeployment | None = None
     from_s: float | None = None
     until_s: float | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +233,12 @@ class TierTuningRequest:
 
 def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
     """Return what the options of `analyze` ask for."""
-    return replace(_analysis(options), from_s=options.from_, until_s=options.until)
+    return replace(
+        _analysis(options),
+        from_s=options.from_,
+        until_s=options.until,
+        memory_bytes=options.memory,
+    )
 
 
 def _analysis(options: AnalyzeOptions) -> AnalyzeRequest:

@@ -1,18 +1,19 @@
 """Distributions of weighted values by group, such as reuse gaps of blocks by category.
 
 Values are sorted once and then summarized by any number of groupings: a tenth of the time that
-SQL's window functions take over the runs.
+SQL's window functions take over the runs. They are read in stretches: they may stay on disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from kvscope.core.arrays import Float64s, Int64s
+from kvscope.core.disk_columns import Column, stretches
 from kvscope.core.percentiles import Quantiles
 
 Rates = tuple[float, ...]
@@ -46,8 +47,12 @@ _PERCENTS = np.array([50, 80, 90, 99, 100])
 class Weighted:
     """K values in ascending order, each standing for `weight` things (positive integers)."""
 
-    value: Float64s
-    weight: Int64s
+    value: Column
+    weight: Column
+
+
+GroupOf = Callable[[slice], Int64s]
+"""The group of each value in a stretch of them."""
 
 
 def log_grid(span_s: float) -> Float64s:
@@ -60,26 +65,38 @@ def totals(weight: Int64s, group: Int64s, groups: int) -> Int64s:
     return np.bincount(group, weight, minlength=groups).astype(np.int64)
 
 
-def quantiles(of: Weighted, group: Int64s, groups: int, percents: Int64s) -> Float64s:
+def quantiles(of: Weighted, group: GroupOf, groups: int, percents: Int64s) -> Float64s:
     """Return nearest-rank quantiles, groups × percents; NaN for a group without values."""
-    total = totals(of.weight, group, groups)
     values = np.full((groups, len(percents)), np.nan)
-    if len(of.value) == 0:
-        return values
+    total = _sums(of, group, groups)[0]
+    rank = -(-percents[None, :] * total[:, None] // 100)
     small = np.int16 if groups <= np.iinfo(np.int16).max else np.int32  # radix sort up to 16 bits
-    order = np.argsort(group.astype(small), kind="stable")
-    rank = np.cumsum(of.weight[order])
-    before = np.cumsum(total) - total
-    ranks = before[:, None] + -(-percents[None, :] * total[:, None] // 100)
-    some = total > 0
-    values[some] = of.value[order][np.searchsorted(rank, ranks[some])]
+    before = np.zeros((groups, 1), dtype=np.int64)
+    for part in stretches(len(of.value)):
+        own, weight = group(part), of.weight[part]
+        here = totals(weight, own, groups)
+        order = np.argsort(own.astype(small), kind="stable")
+        inside = (rank > before) & (rank <= before + here[:, None])
+        place = (rank - before + (np.cumsum(here) - here)[:, None])[inside]
+        upto = np.cumsum(weight[order])
+        values[inside] = of.value[part][order][np.searchsorted(upto, place)]
+        before += here[:, None]
     return values
 
 
-def summaries(of: Weighted, group: Int64s, groups: int) -> list[Summary | None]:
+def _sums(of: Weighted, group: GroupOf, groups: int) -> tuple[Int64s, Float64s]:
+    """Return the sum of the weights, and that of values times weights, by group."""
+    weights, values = np.zeros(groups, dtype=np.int64), np.zeros(groups)
+    for part in stretches(len(of.value)):
+        own, weight = group(part), of.weight[part]
+        weights += totals(weight, own, groups)
+        values += np.bincount(own, of.value[part] * weight, minlength=groups)
+    return weights, values
+
+
+def summaries(of: Weighted, group: GroupOf, groups: int) -> list[Summary | None]:
     """Return one summary a group, None for a group without values."""
-    total = totals(of.weight, group, groups)
-    weighted = np.bincount(group, of.value * of.weight, minlength=groups)
+    total, weighted = _sums(of, group, groups)
     at = quantiles(of, group, groups, _PERCENTS)
     return [
         Summary(float(weighted[k] / total[k]), *(float(value) for value in at[k]))
@@ -91,14 +108,20 @@ def summaries(of: Weighted, group: Int64s, groups: int) -> list[Summary | None]:
 
 def summary(of: Weighted) -> Summary | None:
     """Return the summary of all values, None if there are none."""
-    return summaries(of, np.zeros(len(of.value), dtype=np.int64), 1)[0]
+    return summaries(of, _together, 1)[0]
 
 
-def cdfs(of: Weighted, group: Int64s, groups: int, grid: Float64s) -> list[Rates]:
+def _together(part: slice) -> Int64s:
+    return np.zeros(part.stop - part.start, dtype=np.int64)
+
+
+def cdfs(of: Weighted, group: GroupOf, groups: int, grid: Float64s) -> list[Rates]:
     """Return the share of each group's weight up to each point of the grid; 0 without values."""
     points = len(grid)
-    bucket = np.searchsorted(grid, of.value)  # the first point that is not below the value
-    flat = totals(of.weight, group * (points + 1) + bucket, groups * (points + 1))
+    flat = np.zeros(groups * (points + 1), dtype=np.int64)
+    for part in stretches(len(of.value)):
+        bucket = np.searchsorted(grid, of.value[part])  # the first point not below the value
+        flat += totals(of.weight[part], group(part) * (points + 1) + bucket, len(flat))
     below = np.cumsum(flat.reshape(groups, points + 1), axis=1)
     share = below[:, :points] / np.maximum(below[:, -1:], 1)
     return [tuple(row) for row in share.tolist()]
@@ -106,7 +129,7 @@ def cdfs(of: Weighted, group: Int64s, groups: int, grid: Float64s) -> list[Rates
 
 def cdf(of: Weighted, grid: Float64s) -> Rates:
     """Return the share of all weight up to each point of the grid."""
-    return cdfs(of, np.zeros(len(of.value), dtype=np.int64), 1, grid)[0]
+    return cdfs(of, _together, 1, grid)[0]
 
 
 class Described(NamedTuple):
@@ -119,19 +142,20 @@ class Described(NamedTuple):
 
 
 def describe(
-    of: Weighted, category: Int64s, names: Sequence[str], grid: Float64s
+    of: Weighted, category: GroupOf, names: Sequence[str], grid: Float64s
 ) -> tuple[Described | None, list[Described]]:
     """Return the description of all values (None if there are none), and by category with any."""
     groups = len(names)
+    weights = _sums(of, category, groups)[0]
     each = zip(
         names,
-        totals(of.weight, category, groups).tolist(),
+        weights.tolist(),
         summaries(of, category, groups),
         cdfs(of, category, groups, grid),
         strict=True,
     )
     whole = summary(of)
-    overall = Described(None, int(of.weight.sum()), whole, cdf(of, grid)) if whole else None
+    overall = Described(None, int(weights.sum()), whole, cdf(of, grid)) if whole else None
     return overall, [
         Described(name, weight, numbers, along) for name, weight, numbers, along in each if numbers
     ]

@@ -12,7 +12,8 @@ import numpy as np
 
 from kvscope.characterize.distributions import Rates, Summary, describe, log_grid, totals
 from kvscope.characterize.history import History, load_history
-from kvscope.core.arrays import Float64s, Int64s
+from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.core.disk_columns import stretches
 from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
@@ -67,7 +68,7 @@ def reuse_gaps(store: Store, trace: Trace, history: History | None = None) -> Re
         return None
     history = history or load_history(store, trace)
     grid = log_grid(trace.span_s)
-    category = history.category[history.prev]
+    category = history.category_of(history.prev)
     overall, by_category = describe(history.gap, category, history.categories, grid)
     return ReuseGaps(
         at_s=tuple(grid.tolist()),
@@ -130,21 +131,26 @@ def _curve(
 
 def _counts(history: History, grid: Float64s, until: Float64s) -> tuple[Int64s, Int64s]:
     """Return (at risk at grid[i], reused by age until[i]) in blocks, categories × grid."""
-    # How many leading points of the grid are observed in full after each request.
-    left_s = np.maximum(history.span_s - history.arrival_s, 0.0)
-    observed = np.searchsorted(until, left_s, side="right")
-    requests = len(history.arrival_s)
-    last_touches = totals(history.lifespan_blocks, history.last.astype(np.int64), requests)
-
-    gap, weight = history.gap.value, history.gap.weight
-    category = history.category[history.prev]
-    waiting = np.minimum(np.searchsorted(grid, gap), observed[history.prev])  # points below the gap
-    too_soon = np.minimum(np.searchsorted(until, gap), waiting)  # those that do not reach the gap
-
     shape = (len(history.categories), len(grid) + 1)
-    waited = _reaching(category, waiting, weight, shape)
-    at_risk = waited + _reaching(history.category, observed, last_touches, shape)
-    return at_risk, waited - _reaching(category, too_soon, weight, shape)
+    at_risk, reused = np.zeros((2, shape[0], len(grid)), dtype=np.int64)
+
+    def after(request: Int32s) -> tuple[Int64s, Int64s]:
+        """Return the category of each, and how many leading points are observed in full after."""
+        left_s = np.maximum(history.span_s - history.arrival_s[request], 0.0)
+        observed = np.searchsorted(until, left_s, side="right")
+        return history.category[request].astype(np.int64), observed
+
+    for part in stretches(len(history.gap.value)):
+        gap, weight = history.gap.value[part], history.gap.weight[part]
+        category, observed = after(history.prev[part])
+        waiting = np.minimum(np.searchsorted(grid, gap), observed)  # points below the gap
+        too_soon = np.minimum(np.searchsorted(until, gap), waiting)  # that do not reach the gap
+        waited = _reaching(category, waiting, weight, shape)
+        at_risk += waited
+        reused += waited - _reaching(category, too_soon, weight, shape)
+    for part in stretches(len(history.life.value)):
+        at_risk += _reaching(*after(history.last[part]), history.life.weight[part], shape)
+    return at_risk, reused
 
 
 def _reaching(group: Int64s, points: Int64s, weight: Int64s, shape: tuple[int, int]) -> Int64s:

@@ -5,55 +5,93 @@ Loading takes longer than any computation on it: load once and pass it on.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kvscope.characterize.distributions import Weighted
-from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.characterize.distributions import GroupOf, Weighted
+from kvscope.core.arrays import Float64s
+from kvscope.core.disk_columns import (
+    AT_ONCE,
+    Column,
+    Columns,
+    sorted_columns,
+    sorted_on_disk,
+    stretches,
+)
 from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """R requests, K runs of reuse in order of their gap, G groups of blocks.
+    """R requests, K runs of reuse in order of their gap, G groups of blocks in that of their life.
 
     `arrival_s` and `category` (an index into `categories`) have R entries. Run k: `gap.weight[k]`
     blocks, last touched by request `prev[k]`, were touched again by `request[k]` after
-    `gap.value[k]` seconds. Group g: `lifespan_blocks[g]` cacheable blocks were first touched by
-    request `first[g]` and last by `last[g]`.
+    `gap.value[k]` seconds. Group g: `life.weight[g]` cacheable blocks were first touched by request
+    `first[g]` and last by `last[g]`, `life.value[g]` seconds later. Runs and groups may be on disk.
     """
 
     span_s: float
     categories: tuple[str, ...]
     arrival_s: Float64s
-    category: Int64s
-    request: Int32s
-    prev: Int32s
+    category: NDArray[np.int16]
+    request: Column
+    prev: Column
     gap: Weighted
-    first: Int32s
-    last: Int32s
-    lifespan_blocks: Int64s
+    first: Column
+    last: Column
+    life: Weighted
+
+    def category_of(self, request: Column) -> GroupOf:
+        """Return the categories of these requests, of which a stretch at a time is read."""
+        return lambda part: self.category[request[part]].astype(np.int64)
 
 
-def load_history(store: Store, trace: Trace) -> History:
-    """Load the history of `trace`; a length-only trace has no runs and no groups."""
+def load_history(store: Store, trace: Trace, work: Path | None = None) -> History:
+    """Load the history of `trace`; a length-only trace has no runs and no groups.
+
+    Runs and groups are kept in files in the folder `work`, where that is given.
+    """
     key = {"trace_id": trace.trace_id}
     names = tuple(row["category"] for row in store.rows("characterize/categories", **key))
-    requests = store.columns("characterize/history_requests", **key, categories=list(names))
-    runs = store.columns("characterize/history_runs", **key)
-    lifespans = store.columns("characterize/history_lifespans", **key)
-    order = np.argsort(runs["gap_s"])
+    at_once = max(trace.requests, 1) if work is None else AT_ONCE
+
+    def parts(name: str, **more: list[str]) -> Iterator[Columns]:
+        for part in stretches(max(trace.requests, 1), at_once):
+            span = {"first": part.start, "end": part.stop}
+            yield store.columns(f"characterize/{name}", **key, **span, **more)
+
+    def in_order(columns: Iterator[Columns], name: str) -> Mapping[str, Column]:
+        if work is None:
+            return sorted_columns(columns, name)
+        return sorted_on_disk(columns, name, work)
+
+    requests = list(parts("history_requests", categories=list(names)))
+    arrival_s = np.concatenate([part["arrival_s"] for part in requests])
+    category = np.concatenate([part["category_index"] for part in requests])
+    del requests
+    runs = in_order(parts("history_runs"), "gap_s")
+    lifespans = in_order(
+        (
+            {**part, "life_s": arrival_s[part["last_request"]] - arrival_s[part["first_request"]]}
+            for part in parts("history_lifespans")
+        ),
+        "life_s",
+    )
     return History(
         span_s=trace.span_s,
         categories=names,
-        arrival_s=requests["arrival_s"],
-        category=requests["category_index"].astype(np.int64),
-        request=runs["request"][order],
-        prev=runs["prev"][order],
-        gap=Weighted(runs["gap_s"][order], runs["blocks"][order].astype(np.int64)),
+        arrival_s=arrival_s,
+        category=category,
+        request=runs["request"],
+        prev=runs["prev"],
+        gap=Weighted(runs["gap_s"], runs["blocks"]),
         first=lifespans["first_request"],
         last=lifespans["last_request"],
-        lifespan_blocks=lifespans["blocks"],
+        life=Weighted(lifespans["life_s"], lifespans["blocks"]),
     )

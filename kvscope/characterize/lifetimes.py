@@ -10,15 +10,14 @@ from kvscope.characterize.distributions import (
     Described,
     Rates,
     Summary,
-    Weighted,
     describe,
     log_grid,
-    quantiles,
     totals,
 )
 from kvscope.characterize.history import History, load_history
 from kvscope.characterize.windows import Windows, round_windows
-from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.core.arrays import Float64s, Int64s
+from kvscope.core.disk_columns import stretches
 from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
@@ -90,16 +89,15 @@ def lifetimes(
         return None
     history = history or load_history(store, trace)
     windows = windows or round_windows(trace)
-    length = history.arrival_s[history.last] - history.arrival_s[history.first]
-    order = np.argsort(length)
-    lives = Weighted(length[order], history.lifespan_blocks[order])
-    born = history.first[order]
-    once = np.where(born == history.last[order], lives.weight, 0)
     grid = log_grid(trace.span_s)
-    category = history.category[born]
+    lives, groups = history.life, len(history.categories)
+    category = history.category_of(history.first)
     overall, by_category = describe(lives, category, history.categories, grid)
-    once_by_category = totals(once, category, len(history.categories)).tolist()
-    never: dict[str | None, int] = dict(zip(history.categories, once_by_category, strict=True))
+    once = np.zeros(groups, dtype=np.int64)
+    for part in stretches(len(lives.value)):
+        weight = np.where(history.first[part] == history.last[part], lives.weight[part], 0)
+        once += totals(weight, category(part), groups)
+    never: dict[str | None, int] = dict(zip(history.categories, once.tolist(), strict=True))
     never[None] = int(once.sum())
 
     def distribution(group: Described) -> LifetimeDistribution:
@@ -111,17 +109,19 @@ def lifetimes(
         window_s=windows.length_s,
         overall=distribution(overall) if overall else None,
         by_category=tuple(map(distribution, by_category)),
-        over_time=_over_time(history, lives, born, windows),
+        over_time=_over_time(history, windows),
     )
 
 
-def _over_time(
-    history: History, lives: Weighted, born: Int32s, windows: Windows
-) -> tuple[WindowLifetime, ...]:
-    groups = len(history.categories)
-    cell = windows.index(history.arrival_s[born]) * groups + history.category[born]
-    blocks = totals(lives.weight, cell, windows.count * groups)
-    seconds = np.bincount(cell, lives.value * lives.weight, minlength=windows.count * groups)
+def _over_time(history: History, windows: Windows) -> tuple[WindowLifetime, ...]:
+    groups, lives = len(history.categories), history.life
+    blocks = np.zeros(windows.count * groups, dtype=np.int64)
+    seconds = np.zeros(len(blocks))
+    for part in stretches(len(lives.value)):
+        born, weight = history.first[part], lives.weight[part]
+        cell = windows.index(history.arrival_s[born]) * groups + history.category[born]
+        blocks += totals(weight, cell, len(blocks))
+        seconds += np.bincount(cell, lives.value[part] * weight, minlength=len(blocks))
     return tuple(
         WindowLifetime(
             start_s=windows.start_s(int(k) // groups),
@@ -142,25 +142,53 @@ def working_set(store: Store, trace: Trace, history: History | None = None) -> W
     if not trace.has_hashes:
         return None
     history = history or load_history(store, trace)
-    requests = len(history.arrival_s)
-    born = totals(history.lifespan_blocks, history.first.astype(np.int64), requests)
-    died = totals(history.lifespan_blocks, history.last.astype(np.int64), requests)
-    at_s, starts = np.unique(history.arrival_s, return_index=True)
-    level = np.cumsum(np.add.reduceat(born - died, starts))  # from at_s[i] until at_s[i + 1]
-    lasts = np.diff(at_s)
-    order = np.argsort(level[:-1])
-    microseconds = np.round(lasts[order] * 1e6).astype(np.int64)  # integers, so ranks are exact
-    by_time = Weighted(level[:-1][order].astype(np.float64), microseconds)
-    still = by_time.weight.sum() == 0  # all requests at once: nothing lives
-    p99 = quantiles(by_time, np.zeros(len(lasts), dtype=np.int64), 1, np.array([99]))[0, 0]
+    level = np.zeros(len(history.arrival_s), dtype=np.int64)
+    for part in stretches(len(history.life.value)):
+        blocks = history.life.weight[part]
+        np.add.at(level, history.first[part], blocks)
+        np.subtract.at(level, history.last[part], blocks)
+    np.cumsum(level, out=level)
+    at_s = history.arrival_s
+    ends = np.append(at_s[1:] != at_s[:-1], True)
+    if not ends.all():
+        level, at_s = level[ends], at_s[ends]  # from at_s[i] until at_s[i + 1]
+    span_s = float(at_s[-1] - at_s[0])
+    mean = sum(
+        float((level[:-1][part] * np.diff(at_s[part.start : part.stop + 1])).sum())
+        for part in stretches(len(level) - 1)
+    )
     starts_s, peaks = _series(at_s, level, trace.span_s)
     return WorkingSet(
         peak_blocks=int(level.max()),
-        mean_blocks=0.0 if still else float((level[:-1] * lasts).sum() / lasts.sum()),
-        p99_blocks=0 if still else int(p99),
+        mean_blocks=mean / span_s if span_s else 0.0,  # else all at once: nothing lives
+        p99_blocks=_level_for(99, at_s, level) if span_s else 0,
         at_s=tuple(starts_s.tolist()),
         blocks=tuple(peaks.tolist()),
     )
+
+
+def _level_for(percent: int, at_s: Float64s, level: Int64s) -> int:
+    """Return the least level, of which there are as many or fewer for that share of the time.
+
+    Time counts in microseconds: integers, so that ranks are exact.
+    """
+
+    def microseconds(most: int | None) -> int:
+        total = 0
+        for part in stretches(len(level) - 1):
+            lasts = np.round(np.diff(at_s[part.start : part.stop + 1]) * 1e6).astype(np.int64)
+            total += int((lasts if most is None else lasts[level[part] <= most]).sum())
+        return total
+
+    rank = -(-percent * microseconds(None) // 100)
+    low, high = int(level.min()), int(level.max())
+    while low < high:
+        middle = (low + high) // 2
+        if microseconds(middle) < rank:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 def _series(at_s: Float64s, level: Int64s, span_s: float) -> tuple[Float64s, Int64s]:
@@ -170,6 +198,7 @@ def _series(at_s: Float64s, level: Int64s, span_s: float) -> tuple[Float64s, Int
     starts = np.arange(SERIES_POINTS, dtype=np.float64) * (span_s / SERIES_POINTS)
     before = np.searchsorted(at_s, starts, side="right") - 1
     peaks = level[np.maximum(before, 0)].copy()  # arrivals count from 0, so something is before
-    stretch = np.minimum(np.searchsorted(starts, at_s, side="right") - 1, SERIES_POINTS - 1)
-    np.maximum.at(peaks, stretch, level)
+    for part in stretches(len(at_s)):
+        point = np.searchsorted(starts, at_s[part], side="right") - 1
+        np.maximum.at(peaks, np.minimum(point, SERIES_POINTS - 1), level[part])
     return starts, peaks

@@ -17,6 +17,7 @@ from kvscope.characterize.history import History, load_history
 from kvscope.characterize.traffic import over_time
 from kvscope.characterize.turns import next_turns_over_time
 from kvscope.characterize.windows import DAY_S, Windows, day_windows, equal_windows
+from kvscope.core.arrays import Int64s
 from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
@@ -90,8 +91,12 @@ def _series(store: Store, trace: Trace, history: History, windows: Windows) -> I
     rates = [window.token_hit_rate for window in over_time(store, trace, windows).windows]
     yield "ideal_hit_rate", None, rates
     groups = len(history.categories)
-    window = windows.index(history.arrival_s[history.request])
-    cell = history.category[history.prev] * windows.count + window
+    category_of = history.category_of(history.prev)
+
+    def cell(part: slice) -> Int64s:
+        window = windows.index(history.arrival_s[history.request[part]])
+        return category_of(part) * windows.count + window
+
     at = quantiles(history.gap, cell, groups * windows.count, np.array([50, 80]))
     for category, gaps in zip(history.categories, at.reshape(groups, -1, 2), strict=True):
         p50, p80 = ([None if math.isnan(gap) else gap for gap in row] for row in gaps.T.tolist())

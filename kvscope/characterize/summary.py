@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from kvscope.characterize.gaps import ReuseGaps, ReuseHazard, reuse_gaps, reuse_hazard
@@ -89,10 +90,12 @@ def start_characterization(
     count_deciles: CountDeciles | None = None,
     *,
     step: Step | None = None,
+    work: Path | None = None,
 ) -> Callable[[], Characterization]:
     """Read what `characterize` needs; return what waits for its result and needs no store.
 
-    Without `count_deciles` the trace's paths are loaded. `step` is called with the name of each of
+    Without `count_deciles` the trace's paths are loaded. With a folder `work`, what touches what
+    stays in files there. `step` is called with the name of each of
     `STEPS` steps before it; what it raises ends the work.
     """
 
@@ -101,7 +104,7 @@ def start_characterization(
             step(name)
         return compute(store, trace, *arguments)
 
-    history = run("touches", load_history)
+    history = run("touches", load_history, work)
     # Computed meanwhile: these leave the store to the others.
     of_history = in_background(_of_history, store, trace, history)
     places = run("places in the prompt", start_spatial, count_deciles)

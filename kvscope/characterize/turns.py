@@ -104,7 +104,7 @@ def turns(store: Store, trace: Trace) -> ConversationTurns | None:
     turns_summary = summary(counts)
     if turns_summary is None:
         return None
-    conversations = int(counts.weight.sum())
+    conversations = sum(row["conversations"] for row in rows)
     single = sum(row["conversations"] for row in rows if row["turns"] == 1)
     return ConversationTurns(
         conversations=conversations,

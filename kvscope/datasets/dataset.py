@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import gettempdir
 
 import msgspec
 
-from kvscope.core.errors import InputError
+from kvscope.core.errors import InputError, UsageError
 from kvscope.core.trace import Trace
-from kvscope.datasets.paths import DatasetPaths
+from kvscope.core.units import MIB, format_size
+from kvscope.datasets.files import load_array
+from kvscope.datasets.paths import RUNS_AT_ONCE, DatasetPaths
 from kvscope.datasets.place import MANIFEST, STORE
 from kvscope.store import traces
 from kvscope.store.file import StoreFile
@@ -65,6 +69,21 @@ class Manifest:
     shards: tuple[ShardEntry, ...]
 
 
+LEAST_LEFT = 384 * MIB
+"""What the store and the runs of a stretch of time take at least."""
+_PROGRAM_BYTES = 350 * MIB
+_REQUEST_BYTES = 48  # whose arrival, category, and live blocks are known all along
+_BLOCK_BYTES, _PIECE_BYTES, _RUN_BYTES = 12, 160, 200  # of a shard, of a stretch's runs
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisBudget:
+    """How an analysis shares its memory: runs of reuse in a stretch of time, and the store's."""
+
+    runs_at_once: int
+    store_bytes: int
+
+
 class Dataset:
     """A finished dataset. Raises InputError where `folder` is none."""
 
@@ -97,8 +116,35 @@ class Dataset:
 
     def paths(self) -> DatasetPaths:
         """Return the paths of its requests, which stay on disk."""
-        folders = shard_folders(self.folder, len(self.manifest.shards))
-        return DatasetPaths(self.folder / REQUESTS, tuple(folders), self.folder)
+        return DatasetPaths(self.folder / REQUESTS, tuple(self._shards()), self.work)
+
+    @property
+    def work(self) -> Path:
+        """A folder for what is too large for memory: this one, where it can be written."""
+        return self.folder if os.access(self.folder, os.W_OK) else Path(gettempdir())
+
+    def analysis_budget(self, memory_bytes: int) -> AnalysisBudget:
+        """Return how to share so much memory. Raises UsageError where it is too little."""
+        requests = len(load_array(self.folder / REQUESTS, "blocks"))
+        shard = max(
+            _BLOCK_BYTES * len(load_array(folder, "block_parent"))
+            + _PIECE_BYTES * len(load_array(folder, "request"))
+            for folder in self._shards()
+        )
+        needed = _PROGRAM_BYTES + _REQUEST_BYTES * requests + shard
+        left = memory_bytes - needed
+        if left < LEAST_LEFT:
+            raise UsageError(
+                f"{requests:,} requests and the largest shard take"
+                f" {format_size(needed + LEAST_LEFT)}, {format_size(memory_bytes)} are given",
+                where="--memory",
+                remedy="give more, or ingest in more --shards or part of the files",
+            )
+        at_once = min(max(left // 3 // _RUN_BYTES, 1 << 16), RUNS_AT_ONCE)
+        return AnalysisBudget(int(at_once), left // 2)
+
+    def _shards(self) -> list[Path]:
+        return shard_folders(self.folder, len(self.manifest.shards))
 
 
 def shard_folders(folder: Path, shards: int) -> list[Path]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 import shutil
+from ast import literal_eval
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[Any]]
@@ -33,7 +38,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 def save_arrays(folder: Path, arrays: Arrays) -> None:
     """Write each array to a file of its own, which can be mapped into memory."""
     for name, values in arrays.items():
-        np.save(folder / f"{name}.npy", values)
+        np.save(folder / f"{name}.npy", np.ascontiguousarray(values))
 
 
 class ArrayFolder(MutableMapping[str, NDArray[Any]]):
@@ -53,7 +58,7 @@ class ArrayFolder(MutableMapping[str, NDArray[Any]]):
     def __setitem__(self, name: str, values: NDArray[Any]) -> None:
         path = self._folder / f"{name}.npy"
         path.unlink(missing_ok=True)  # a file may be mapped, by `values` even
-        np.save(path, values)
+        np.save(path, np.ascontiguousarray(values))
         self._names[name] = None
 
     def __delitem__(self, name: str) -> None:
@@ -68,7 +73,22 @@ class ArrayFolder(MutableMapping[str, NDArray[Any]]):
 
 
 def load_array(folder: Path, name: str) -> NDArray[Any]:
-    """Return an array, mapped into memory as long as it is not empty."""
-    path = folder / f"{name}.npy"
-    array: NDArray[Any] = np.load(path, mmap_mode="r")
-    return np.array(array) if array.size == 0 else array
+    """Return an array, mapped into memory as long as it is not empty.
+
+    NumPy's own way takes 100 us, most of it to parse a header that thousands of files have.
+    """
+    with (folder / f"{name}.npy").open("rb") as file:
+        version, _ = npy.read_magic(file)
+        size = int.from_bytes(file.read(2 if version == 1 else 4), "little")
+        shape, dtype = _header(file.read(size))
+        begin = file.tell()
+        if not math.prod(shape):
+            return np.empty(shape, dtype)
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return np.frombuffer(mapped, dtype, math.prod(shape), begin).reshape(shape)
+
+
+@lru_cache(1024)
+def _header(text: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    header = literal_eval(text.decode("latin1"))
+    return header["shape"], np.dtype(header["descr"])

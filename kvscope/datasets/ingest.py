@@ -453,8 +453,7 @@ class DatasetBuild:
             open_store(str(draft)) as store,
         ):
             limit = max(int(self._left(len(built.requests["request"]))), 512 * MIB)
-            store.connection.execute(f"SET memory_limit = '{limit // MIB}MiB'")
-            store.connection.execute(f"SET temp_directory = '{_quoted(self.work / 'spill')}'")
+            store.limit_memory(limit, self.work / "spill")
             with store.transaction():
                 origin = Origin(
                     name=plan.name or traces.free_name(store, self.path),
@@ -522,7 +521,3 @@ def _state(file: str) -> FileState:
         status = os.stat(file)  # noqa: PTH116 - a name too long for a file
         return FileState(os.path.realpath(file), status.st_size, status.st_mtime_ns)
     return FileState(file, None, None)
-
-
-def _quoted(path: Path) -> str:
-    return str(path).replace("'", "''")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -132,9 +131,8 @@ class DatasetPaths:
 class WorkFolder:
     """A folder for what is too large for memory; it goes when nothing refers to this any more."""
 
-    def __init__(self, near: Path) -> None:
-        near_by = str(near) if os.access(near, os.W_OK) else None
-        self.path = Path(mkdtemp(prefix=".analysis-", dir=near_by))
+    def __init__(self, where: Path) -> None:
+        self.path = Path(mkdtemp(prefix=".analysis-", dir=where))
         finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
@@ -193,11 +191,11 @@ class FollowedShards:
     def curve(self, definition: HitDefinition) -> HitCurve:
         """Return LRU's hits at every capacity; its knots stay on disk."""
         first, total = self._first_counted(definition), 0
-        found = Bends(self._folder)
+        turns = Bends(self._folder)
         for begin, lengths, runs in self.distances(definition):
-            found.add(*bends(lengths, definition, runs, first - begin))
+            turns.add(*bends(lengths, definition, runs, first - begin))
             total += int(looked_up(lengths, definition)[max(first - begin, 0) :].sum())
-        return HitCurve(definition, *found.curve(), total)
+        return HitCurve(definition, *turns.curve(), total)
 
     def ideal_rate(self, definition: HitDefinition) -> float:
         """Return the hit rate (0-1) of an infinite cache."""

@@ -19,10 +19,8 @@ _ROW_NUMBERS = 12  # of a class at a refit
 _REPLAY = 80, 10  # each replay's own
 
 
-def analysis_bytes(trace: Trace, *, in_shards: bool = False) -> int:
-    """Return what an analysis takes; of a trace in shards, with one of them at a time, at least."""
-    if in_shards:
-        return 300 * trace.requests
+def analysis_bytes(trace: Trace) -> int:
+    """Return what an analysis takes in memory."""
     return 450 * trace.requests + 16 * trace.distinct_blocks
 
 

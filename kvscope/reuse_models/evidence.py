@@ -66,17 +66,16 @@ class Evidence:
     ) -> None:
         requests = len(conversation)
         self.categories = history.categories
-        self.category = history.category
+        self.category = history.category.astype(np.int64)
         self.arrival_s = history.arrival_s
         self.conversation = conversation.astype(np.int64)
         self.turn = turn.astype(np.int64)
-        order = np.argsort(history.prev, kind="stable")
-        self._previous = history.prev[order].astype(np.int64)
-        self._reused_s = history.arrival_s[history.request[order]]
-        self._blocks = history.gap.weight[order].astype(np.float64)
-        last_touches = np.bincount(
-            history.last.astype(np.int64), history.lifespan_blocks, minlength=requests
-        )
+        previous, request, last = history.prev[:], history.request[:], history.last[:]
+        order = np.argsort(previous, kind="stable")
+        self._previous = previous[order].astype(np.int64)
+        self._reused_s = history.arrival_s[request[order]]
+        self._blocks = history.gap.weight[:][order].astype(np.float64)
+        last_touches = np.bincount(last, history.life.weight[:], minlength=requests)
         self._never = last_touches + anonymous_blocks
         self.child = np.flatnonzero(parent >= 0)
         self.parent = parent[self.child].astype(np.int64)

@@ -145,6 +145,12 @@ class Store:
         """DuckDB's connection, for what is no statement of queries/."""
         return self._connection
 
+    def limit_memory(self, size_bytes: int, spill: Path) -> None:
+        """Let DuckDB take at most so much in this process, and write the rest into a folder."""
+        place = str(spill).replace("'", "''")
+        self._connection.execute(f"SET memory_limit = '{size_bytes >> 20}MiB'")
+        self._connection.execute(f"SET temp_directory = '{place}'")
+
     def close(self) -> None:
         """Close the connection."""
         if self._created:

@@ -1,6 +1,8 @@
 -- history_requests: arrival and category index of each request
 -- $trace_id: the trace
 -- $categories: the names of all categories of the trace; indices count from 0
+-- $first: the first request
+-- $end: the first one not any more
 -- columns: arrival_s, category_index
 WITH known AS (
     SELECT
@@ -10,5 +12,5 @@ WITH known AS (
 SELECT arrival_s, category_index
 FROM categorized
 JOIN known USING (category)
-WHERE trace_id = $trace_id
+WHERE trace_id = $trace_id AND request >= $first AND request < $end
 ORDER BY request

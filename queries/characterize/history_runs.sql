@@ -1,4 +1,8 @@
 -- history_runs: every run of reuse: request, previous request, gap and number of blocks
 -- $trace_id: the trace
+-- $first: the first request
+-- $end: the first one not any more
 -- columns: request, prev, gap_s, blocks
-SELECT request, prev, gap_s, blocks FROM reuses WHERE trace_id = $trace_id
+SELECT request, prev, gap_s, blocks
+FROM reuses
+WHERE trace_id = $trace_id AND request >= $first AND request < $end

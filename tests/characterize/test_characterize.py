@@ -133,5 +133,7 @@ def test_categories_keep_their_requests_whatever_their_order() -> None:
             "characterize/history_requests",
             trace_id=trace.trace_id,
             categories=[SEARCH_1, CHAT_2, CHAT_1],
+            first=0,
+            end=5,
         )
     assert found["category_index"].tolist() == [2, 1, 0, 2, 0]

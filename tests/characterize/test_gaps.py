@@ -93,13 +93,13 @@ def test_hazard_against_every_touch(arrivals: list[int], data: st.DataObject) ->
         span_s=float(arrival_s[-1]),
         categories=("a", "b"),
         arrival_s=arrival_s,
-        category=category.astype(np.int64),
+        category=category.astype(np.int16),
         request=request,
         prev=prev,
         gap=Weighted(arrival_s[request] - arrival_s[prev], np.full(len(runs), 2)),
         first=np.array(lasts, dtype=np.int32),
         last=np.array(lasts, dtype=np.int32),
-        lifespan_blocks=np.full(len(lasts), 3),
+        life=Weighted(np.zeros(len(lasts)), np.full(len(lasts), 3)),
     )
     grid = np.array([0.25, 0.5, 1.0, 1.75, 3.0])
     until = _observed_until(grid)

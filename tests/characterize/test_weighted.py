@@ -1,26 +1,39 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvscope.characterize import distributions
 from kvscope.characterize.distributions import Weighted, cdfs, quantiles, summaries
+from kvscope.core import disk_columns
 
 ITEMS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5), st.integers(0, 2)), max_size=20)
 
 
-@given(ITEMS)
-def test_against_the_values_written_out(items: list[tuple[int, int, int]]) -> None:
+@given(ITEMS, st.sampled_from([1, 3, 100]))
+def test_against_the_values_written_out(items: list[tuple[int, int, int]], at_once: int) -> None:
     """Weights mean repetition: quantiles, means and CDFs equal those of the repeated values."""
-    items = sorted(items)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            distributions, "stretches", partial(disk_columns.stretches, at_once=at_once)
+        )
+        check_values(sorted(items))
+
+
+def check_values(items: list[tuple[int, int, int]]) -> None:
+    """Compare with Python's lists."""
     of = Weighted(
         np.array([value for value, _, _ in items], dtype=np.float64),
         np.array([weight for _, weight, _ in items], dtype=np.int64),
     )
-    group = np.array([g for *_, g in items], dtype=np.int64)
+    group = np.array([g for *_, g in items], dtype=np.int64).__getitem__
     grid = np.array([0.5, 3.0, 7.5])
     for g in range(3):
         written = [
@@ -38,3 +51,26 @@ def test_against_the_values_written_out(items: list[tuple[int, int, int]]) -> No
         assert found.max == written[-1]
         assert found.mean == pytest.approx(math.fsum(written) / len(written))
         assert shares == tuple(sum(v <= t for v in written) / len(written) for t in grid)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.lists(st.integers(0, 5), max_size=9), min_size=1, max_size=5), st.integers(1, 9))
+def test_columns_are_sorted_on_disk_as_in_memory(keys: list[list[int]], at_once: int) -> None:
+    """Any number of parts, ties between them, and any slice of the result."""
+    place = iter(range(100))
+    parts = [
+        {
+            "key": np.array(part, dtype=np.float64),
+            "place": np.array([next(place) for _ in part], dtype=np.int64),
+        }
+        for part in keys
+    ]
+    known = disk_columns.sorted_columns(parts, "key")
+    with TemporaryDirectory() as folder:
+        found = disk_columns.sorted_on_disk(parts, "key", Path(folder), at_once)
+        assert not [*Path(folder).iterdir()]
+        for name, column in known.items():
+            assert len(found[name]) == len(column)
+            for part in (slice(None), slice(1, 3), *disk_columns.stretches(len(column), 2)):
+                assert np.array_equal(found[name][part], column[part])
+                assert not len(column) or found[name][part].dtype == column.dtype

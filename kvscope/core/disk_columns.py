@@ -1,0 +1,130 @@
+"""Columns that stay on disk, read in stretches, and their order by one of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO, Protocol, cast
+from weakref import finalize
+
+import numpy as np
+from numpy.typing import NDArray
+
+AT_ONCE = 1 << 20
+"""Entries in a stretch."""
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+class Column(Protocol):
+    """An array or a column on disk: of both, slices can be taken, which are arrays."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> NDArray[Any]: ...
+
+
+class TemporaryColumns:
+    """A `file` without a name, for columns; it goes when nothing refers to this any more."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = cast("BinaryIO", TemporaryFile(dir=folder))  # noqa: SIM115 - see above
+        finalize(self, self.file.close)
+
+
+class DiskColumn:
+    """`length` entries in a file from `begin` on, in bytes; a slice is read when it is taken."""
+
+    def __init__(
+        self, file: TemporaryColumns, dtype: np.dtype[Any], length: int, begin: int = 0
+    ) -> None:
+        self._file, self._dtype, self._length, self._begin = file, dtype, length, begin
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, part: slice, /) -> NDArray[Any]:
+        begin, end, _ = part.indices(self._length)
+        size = self._dtype.itemsize
+        self._file.file.flush()
+        data = bytearray(max(end - begin, 0) * size)
+        view, at = memoryview(data), self._begin + begin * size
+        while view:  # a read may end early
+            count = os.preadv(self._file.file.fileno(), [view], at)
+            if not count:
+                raise OSError("a temporary file has become shorter")
+            view, at = view[count:], at + count
+        return np.frombuffer(data, self._dtype)
+
+
+def stretches(length: int, at_once: int = AT_ONCE) -> Iterator[slice]:
+    """Yield slices that make up so many entries."""
+    return (slice(k, min(k + at_once, length)) for k in range(0, length, at_once))
+
+
+def sorted_columns(parts: Iterable[Columns], key: str) -> dict[str, NDArray[Any]]:
+    """Return the columns of all parts by ascending `key`; equal ones stay in their order."""
+    every = list(parts)
+    order = np.argsort(np.concatenate([part[key] for part in every]), kind="stable")
+    return {name: np.concatenate([part[name] for part in every])[order] for name in every[0]}
+
+
+def sorted_on_disk(
+    parts: Iterable[Columns], key: str, folder: Path, at_once: int = 2 * AT_ONCE
+) -> dict[str, DiskColumn]:
+    """Return the same, on disk: parts are sorted one by one, then merged by ranges of the key.
+
+    About `at_once` entries, and one part, are in memory at a time. Only entries with one and the
+    same key cannot be told apart: they are merged together, however many they are.
+    """
+    runs = [_written(sorted_columns([part], key), folder) for part in parts]
+    every = sum(len(run[key]) for run in runs)
+    files = {name: TemporaryColumns(folder) for name in runs[0]}
+    step = max(at_once // (8 * len(runs)), 1)
+    known = np.sort(np.concatenate([_every(run[key], step) for run in runs]))
+    bounds = np.unique(known[:: max(at_once // step, 1)])[1:].tolist()
+    begin = [0] * len(runs)
+    for bound in [*bounds, None] if every else []:
+        end = [
+            len(run[key]) if bound is None else _search(run[key], bound, first)
+            for run, first in zip(runs, begin, strict=True)
+        ]
+        spans = [slice(*ends) for ends in zip(begin, end, strict=True)]
+        some = (
+            {name: run[name][span] for name in run} for run, span in zip(runs, spans, strict=True)
+        )
+        for name, values in sorted_columns(some, key).items():
+            values.tofile(files[name].file)
+        begin = end
+    dtype = {name: column[:0].dtype for name, column in runs[0].items()}
+    return {name: DiskColumn(file, dtype[name], every) for name, file in files.items()}
+
+
+def _written(columns: Columns, folder: Path) -> dict[str, DiskColumn]:
+    written, file = {}, TemporaryColumns(folder)
+    for name, values in columns.items():
+        written[name] = DiskColumn(file, values.dtype, len(values), file.file.tell())
+        values.tofile(file.file)
+    return written
+
+
+def _every(column: DiskColumn, step: int) -> NDArray[Any]:
+    """Return every `step`-th entry."""
+    parts = [
+        column[part][::step] for part in stretches(len(column), AT_ONCE // step * step or step)
+    ]
+    return np.concatenate([column[:0], *parts])
+
+
+def _search(column: DiskColumn, bound: float, begin: int) -> int:
+    """Return the first place, from `begin` on, with an entry of at least `bound`."""
+    end = len(column)
+    while begin < end:
+        middle = (begin + end) // 2
+        if column[middle : middle + 1][0] < bound:
+            begin = middle + 1
+        else:
+            end = middle
+    return begin
