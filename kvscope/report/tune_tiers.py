@@ -58,7 +58,7 @@ def in_words(tuned: TierRecommendation) -> list[str]:
         f"Does offloading pay? {pays}: {_named(trial)} {_moves(tuned, alone, trial)} (SLO {slo},"
         f" {'met' if meets else 'still missed'}) and {_gpu_time(tuned, alone, trial)}, for"
         f" {_money(tuned, trial.cost_hour)} an hour{_of_yours(tuned)}{_instead(tuned, trial)};"
-        f" from {_size(least)} on."
+        f" {'from' if meets else 'it helps from'} {_size(least)} on."
     )
     gain = trial.trial.gains[tuned.plan.target.objective]
     rates = (share(each.trial.outcome.token_hit_rate) for each in (alone, trial))
@@ -85,12 +85,24 @@ def _why(tuned: TierRecommendation) -> str:
             f"{_named(chosen)} would help, but does harm or costs more than it saves with {broken}:"
             " measure them (kvscope calibrate, --engine-log)."
         )
-    names = ", ".join(harm.figure for harm in judged.trial.harms)
-    reason = f"breaks limits ({names})" if names else "does not gain"
     return (
-        f"{_named(chosen)} was chosen on the validation window, and {reason} on held-out requests:"
-        f" {rank} TTFT {_ttft(judged)} instead of {_ttft(tuning.baseline[1])}."
+        f"{_named(chosen)} was chosen on the validation window, and {_rejected(tuned, judged)} on"
+        f" held-out requests: {rank} TTFT {_ttft(judged)} instead of {_ttft(tuning.baseline[1])}."
     )
+
+
+def _rejected(tuned: TierRecommendation, judged: TierTrial) -> str:
+    """Return what held-out requests have against the choice."""
+    names = ", ".join(harm.figure for harm in judged.trial.harms)
+    if names:
+        return f"breaks limits ({names})"
+    if not judged.trial.keeps_up:
+        return "does not keep up with the arrivals"
+    if judged.trial.gains[tuned.plan.target.objective].value <= 0:
+        return "does not gain"
+    saved = tuned.plan.saved_hour(tuned.tuning.baseline[1], judged) or 0.0
+    cost = _money(tuned, judged.cost_hour)
+    return f"saves {_money(tuned, saved)} an hour for {cost}"
 
 
 def _why_none(tuned: TierRecommendation) -> str:

@@ -139,7 +139,7 @@ class TierWindow:
         plan, workload, blocks = self.plan, self.workload, self.plan.pool_blocks
         request = ReplayRequest(Lru(), blocks)
         if candidate is not None:
-            tiers = Tier("hbm", blocks, Lru()), _tier(plan, candidate, copies)
+            tiers = Tier("hbm", blocks, Lru()), tier_of(plan, candidate, copies)
             workload = workload.with_tier(candidate.offload, plan.block_bytes)
             request = ReplayRequest(Lru(), sum(tier.capacity_blocks for tier in tiers), tiers)
         done = serve_replay(workload, request)
@@ -171,7 +171,8 @@ class TierWindow:
         return self.evaluator.each(TierWindow.of, candidates, shared, advance=advance)
 
 
-def _tier(plan: TierPlan, candidate: TierCandidate, copies: float) -> Tier:
+def tier_of(plan: TierPlan, candidate: TierCandidate, copies: float = 1.0) -> Tier:
+    """Return the tier of a candidate whose copies take so many times as long."""
     usual = READS[candidate.kind]
     links = plan.gpus if candidate.kind == "dram" else 1  # each GPU has a link of its own
     read = Read(usual.latency_s, usual.bytes_per_s * links / copies)

@@ -148,18 +148,17 @@ def _tuned(
         nothing,
         choice=(chosen, judged),
         sizes=tuple(sizes),
-        least=_least(plan, alone, sizes, chosen),
+        least=_least(validation, sizes, chosen),
         ends=ends,
     )
-    if judged.trial.harms or not judged.trial.keeps_up or not _better(plan, judged):
-        return done(why="held-out")
-    if not all(end.holds for end in ends):
-        return done(why="uncertain")
     met = chosen.trial.meets(plan.target) and judged.trial.meets(plan.target)
     without = all(each.trial.meets(plan.target) for each in (alone, held_out.baseline))
     worth = plan.net_hour(alone, chosen) > 0 and plan.net_hour(held_out.baseline, judged) > 0
-    if without and not worth:
+    harmless = not judged.trial.harms and judged.trial.keeps_up and _better(plan, judged)
+    if not harmless or (without and not worth):
         return done(why="held-out")
+    if not all(end.holds for end in ends):
+        return done(why="uncertain")
     return done(verdict="pays" if worth or met else "helps", why="")
 
 
@@ -230,20 +229,12 @@ def _cheapest(trials: Sequence[TierTrial], window: TierWindow | None = None) -> 
     return chosen
 
 
-def _least(
-    plan: TierPlan, baseline: TierTrial, sizes: Sequence[TierTrial], chosen: TierTrial
-) -> TierTrial | None:
-    """Return the smallest size that does for the SLO what the choice does, or saves its price."""
-    target = plan.target
+def _least(window: TierWindow, sizes: Sequence[TierTrial], chosen: TierTrial) -> TierTrial | None:
+    """Return the smallest size that may be chosen too and does for the SLO what the choice does."""
+    target = window.plan.target
     for trial in sizes:
-        if trial.trial.harms or not trial.trial.keeps_up:
-            continue
-        if baseline.trial.meets(target):
-            if plan.net_hour(baseline, trial) > 0:
-                return trial
-        elif trial.trial.recommendable(target) and (
-            trial.trial.meets(target) or not chosen.trial.meets(target)
-        ):
+        enough = trial.trial.meets(target) or not chosen.trial.meets(target)
+        if enough and _choose(window, [trial])[0] is not None:
             return trial
     return None
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from threading import Event
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec import structs
 
@@ -16,10 +17,12 @@ from kvscope.policies.lru import Lru
 from kvscope.replay.sweep import make_run, tier_request
 from kvscope.replay.tier_spec import READS
 from kvscope.replay.workload import Workload
+from kvscope.tuning.comparison import Harm, Window, WindowTrial
 from kvscope.tuning.split import split_windows
 from kvscope.tuning.target import Limits, Target
 from kvscope.tuning.tier_prices import TierPrice, tier_prices
-from kvscope.tuning.tier_trial import TierCandidate, TierPlan, pareto_front
+from kvscope.tuning.tier_search import gains
+from kvscope.tuning.tier_trial import TierCandidate, TierPlan, TierTrial, pareto_front, tier_of
 from kvscope.tuning.tiers import TierTuning, tune_tiers
 from kvscope.tuning.tuner import End
 from kvscope.vllm_sim.offload_spec import OffloadSpec
@@ -146,14 +149,18 @@ def test_no_tier_without_a_reason(changes: dict[str, Any], why: str) -> None:
     assert result.front[0].candidate is None
 
 
-def with_one_offs() -> Prompts:
-    """Return 10 conversations in turn, and between two requests a prompt that never returns."""
-    again = in_turn(10, 40, BLOCKS)
+def with_one_offs(rounds: int = 40) -> Prompts:
+    """Return 10 conversations in turn: 800 requests.
+
+    Between two requests of the first `rounds` is a prompt that never returns.
+    """
+    again = in_turn(10, 80 - rounds, BLOCKS)
     new = [
         structs.replace(request, hash_ids=[10_000 + at * BLOCKS + block for block in range(BLOCKS)])
-        for at, request in enumerate(again)
+        for at, request in enumerate(again[: rounds * 10])
     ]
-    trace = prompts(built([each for both in zip(again, new, strict=True) for each in both], BLOCK))
+    both = [each for pair in zip(again, new, strict=False) for each in pair]
+    trace = prompts(built([*both, *again[len(new) :]], BLOCK))
     return replace(trace, arrival_s=trace.arrival_s / trace.arrival_s[-1] * 800)
 
 
@@ -168,8 +175,8 @@ def test_an_option_that_halves_the_size() -> None:
     half = 10 * BLOCKS * BLOCK_BYTES
     sizes = tuple(TierCandidate("vllm@0.33", "dram", size) for size in (half, half * 3))
     options = {"vllm@0.33": STORED_TWICE}
-    made = plan(0.32, prompts=with_one_offs(), candidates=sizes, target=Target(0.32, 0.45))
-    made = replace(made, target=replace(made.target, view="queued"))
+    target = Target(0.32, 0.45, view="queued")
+    made = plan(prompts=with_one_offs(), candidates=sizes, target=target)
     plain, searched = tuned(made), tuned(replace(made, options=options))
     chosen = [each.recommended and each.recommended.candidate for each in (plain, searched)]
     assert chosen == [sizes[1], replace(sizes[0], offload="vllm@0.33:store_threshold=2")]
@@ -183,6 +190,41 @@ def test_an_option_that_halves_the_size() -> None:
     assert {trial.candidate for trial in searched.sizes} == {
         replace(each, offload="vllm@0.33:store_threshold=2") for each in sizes
     }
+
+
+def test_an_option_has_to_gain_on_the_validation_window() -> None:
+    """One-off prompts in the training window alone are no reason for a threshold."""
+    size = TierCandidate("vllm@0.33", "dram", 10 * BLOCKS * BLOCK_BYTES)
+    target = Target(0.32, 0.45, view="queued")
+    made = plan(prompts=with_one_offs(20), candidates=(size,), target=target)
+    result = tuned(replace(made, options={"vllm@0.33": STORED_TWICE}))
+    assert "vllm@0.33:store_threshold=2" in {
+        trial.candidate.offload for trial in result.compared if trial.candidate
+    }
+    assert result.choice is not None
+    assert result.choice[0].candidate == size
+
+
+def test_a_size_that_training_did_not_lead_to() -> None:
+    """Half of the conversations end near the end of the training window: then half the size does."""
+    all_of_them, half_of_them = in_turn(20, 18, BLOCKS), in_turn(10, 44, BLOCKS)
+    later = [
+        structs.replace(request, arrival_s=360.0 + at, chat_id=1000 + at, parent_chat_id=-1)
+        for at, request in enumerate(half_of_them)
+    ]
+    trace = prompts(built([*all_of_them, *later], BLOCK))
+    half = TierCandidate("vllm@0.33", "dram", 12 * BLOCKS * BLOCK_BYTES)
+    result = tuned(plan(prompts=trace, candidates=(half, plan().candidates[1])))
+    assert result.choice is not None
+    assert result.choice[0].candidate == half
+
+
+def test_copies_have_a_link_a_gpu() -> None:
+    """An SSD is read by one; copies so many times as long have so much less bandwidth."""
+    for kind, links in (("dram", 4), ("ssd", 1)):
+        read = tier_of(plan(gpus=4), TierCandidate("lmcache", kind, WHOLE), 3.0).read
+        assert read.bytes_per_s == pytest.approx(READS[kind].bytes_per_s * links / 3)
+        assert read.latency_s == READS[kind].latency_s
 
 
 def test_an_option_that_gains_nothing_stays(paying: TierTuning) -> None:
@@ -232,6 +274,51 @@ def test_the_held_out_window_may_reject() -> None:
     assert (result.verdict, result.why, result.recommended) == ("keep-none", "held-out", None)
 
 
+@pytest.mark.parametrize("broken", [{"harms": (Harm("p50", 0.3, 0.25),)}, {"keeps_up": False}])
+def test_no_limit_is_broken_on_held_out_requests(
+    monkeypatch: pytest.MonkeyPatch, broken: dict[str, Any]
+) -> None:
+    """However much the tail gains there."""
+    compare = Window.compare
+
+    def on_held_out(self: Window, *given: Any) -> WindowTrial:
+        trial, share = compare(self, *given), self.evaluator.workload.setting.definition.warmup
+        return replace(trial, **broken) if share > 0.7 and given[-1] is not None else trial
+
+    monkeypatch.setattr(Window, "compare", on_held_out)
+    result = tuned(plan())
+    assert (result.verdict, result.why, result.recommended) == ("keep-none", "held-out", None)
+
+
+def test_another_engine_has_all_its_gpus() -> None:
+    """0.4 GiB at 1 an hour: more than one GPU at 0.3, less than two."""
+    assert [tuned(plan(gpu_hour=0.3, gpus=gpus)).verdict for gpus in (1, 2)] == [
+        "keep-none",
+        "pays",
+    ]
+
+
+def test_what_an_option_gains(paying: TierTuning) -> None:
+    """More than 2 % of the percentile; of one that is alike, of GPU time, and then of the price."""
+    trial = paying.explored[0]
+
+    def other(target_s: float, prefill_share: float = 1.0, cost_hour: float = 1.0) -> TierTrial:
+        figures = {
+            "prefill_share": trial.prefill_share * prefill_share,
+            "cost_hour": trial.cost_hour * cost_hour,
+        }
+        own = replace(trial.trial, target_s=trial.trial.target_s * target_s)
+        return replace(trial, trial=own, **figures)
+
+    assert gains(other(0.97, 2.0), trial)
+    assert not gains(other(0.99), trial)
+    assert not gains(other(1.03, 0.5), trial)
+    assert gains(other(1.01, 0.97), trial)
+    assert not gains(other(0.99, 1.03, 0.5), trial)
+    assert gains(other(0.99, 1.01, 0.97), trial)
+    assert not gains(trial, trial)
+
+
 def test_gpu_time_may_pay_where_the_slo_is_met() -> None:
     """0.3 of a GPU at 2 an hour is worth more than 0.4 GiB at 1; the net counts, not the size."""
     result = tuned(plan(0.5, gpu_hour=2.0))
@@ -241,9 +328,41 @@ def test_gpu_time_may_pay_where_the_slo_is_met() -> None:
     assert chosen.candidate is not None
     assert chosen.candidate.size_bytes == WHOLE + 2**23
     made = plan(0.5, gpu_hour=2.0)
-    saved = made.saved_hour(result.baseline[1], chosen)
+    alone = result.baseline[1]
+    saved = made.saved_hour(alone, chosen)
+    assert saved == pytest.approx(2 * (alone.prefill_share - chosen.prefill_share))
+    assert replace(made, gpus=4).saved_hour(alone, chosen) == pytest.approx(4 * saved)
     assert saved is not None
     assert saved > chosen.cost_hour
+
+
+def test_gpu_time_may_pay_where_the_percentile_stays() -> None:
+    """Half of the prompts are new, so p95 is theirs; the other half is not computed again."""
+    sizes = tuple(
+        TierCandidate("vllm@0.33", "dram", size) for size in (WHOLE // 8, 30 * BLOCKS * BLOCK_BYTES)
+    )
+    trace = with_one_offs()
+    trace = replace(trace, arrival_s=np.arange(len(trace.leaf)) * 2.0)  # none waits
+    result = tuned(plan(0.5, prompts=trace, candidates=sizes, gpu_hour=12.0))
+    lowest_s = min(trial.trial.target_s for trial in result.compared)
+    assert result.baseline[0].trial.target_s == pytest.approx(lowest_s)
+    assert result.choice is not None
+    assert result.choice[0].candidate == sizes[1]
+
+
+def test_gpu_time_has_to_pay_on_held_out_requests() -> None:
+    """At a third of the arrival rate a third is saved: 0.2 an hour for 0.4."""
+    trace = a_trace()
+    last = trace.arrival_s[600]
+    arrival_s = trace.arrival_s + 2 * (trace.arrival_s - last).clip(0)
+    result = tuned(plan(0.5, prompts=replace(trace, arrival_s=arrival_s), gpu_hour=2.0))
+    assert result.choice is not None
+    assert (result.verdict, result.why) == ("keep-none", "held-out")
+    net = [
+        plan(gpu_hour=2.0).net_hour(*both)
+        for both in zip(result.baseline, result.choice, strict=True)
+    ]
+    assert net[0] > 0 > net[1]
 
 
 def test_gpu_time_has_to_pay_at_the_ends_too() -> None:
