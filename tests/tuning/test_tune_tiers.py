@@ -206,7 +206,7 @@ def test_an_option_has_to_gain_on_the_validation_window() -> None:
 
 
 def test_a_size_that_training_did_not_lead_to() -> None:
-    """Half of the conversations end near the end of the training window: then half the size does."""
+    """Half of the conversations end before the training window does: then half the size will do."""
     all_of_them, half_of_them = in_turn(20, 18, BLOCKS), in_turn(10, 44, BLOCKS)
     later = [
         structs.replace(request, arrival_s=360.0 + at, chat_id=1000 + at, parent_chat_id=-1)
