@@ -427,12 +427,12 @@ class SimulateOptions(DeploymentOptions):
     offload: Annotated[
         str | None,
         Option(
-            "Run the two --tiers as an engine does, steps and all: vllm@0.32 or vllm@0.33 is vLLM's"
-            " OffloadingConnector with CPU memory. Its options follow colons:"
-            " vllm@0.33:eviction_policy=arc:blocks_per_chunk=4. eviction_policy=tlru or gittins is"
-            " that of kvscope's plugin, with its parameters behind further colons. sglang-hicache"
-            " (write_policy=…) and lmcache (chunk_size=…) are approximations, which say what they"
-            " leave out.",
+            "Run the --tiers as an engine does, steps and all: vllm@0.32 or vllm@0.33 is vLLM's"
+            " OffloadingConnector with CPU memory, and a third tier the files below it. Options"
+            " follow colons: vllm@0.33:eviction_policy=arc:blocks_per_chunk=4."
+            " eviction_policy=tlru or gittins is that of kvscope's plugin, with its parameters"
+            " behind further colons. sglang-hicache (write_policy=…) and lmcache (chunk_size=…) are"
+            " approximations, which say what they leave out.",
             "ENGINE",
         ),
     ] = None

@@ -114,16 +114,18 @@ def _offloaded(setting: RunSetting, offload: str, tiers: str | None, stated: str
     Raises UsageError for tiers that it cannot have.
     """
     from kvscope.vllm_sim.offload_engines import parse_offload
-    from kvscope.vllm_sim.offload_spec import WHERE
+    from kvscope.vllm_sim.offload_spec import WHERE, OffloadSpec
 
     spec = parse_offload(offload)
-    if tiers is None or tiers.count(",") != 1:
+    deepest = 2 if isinstance(spec, OffloadSpec) else 1
+    if tiers is None or not 1 <= tiers.count(",") <= deepest:
+        below = "one tier below it, or two under vLLM" if deepest == 2 else "one tier below it"
         remedy = "add --tiers, for example hbm=40GiB,dram=128GiB"
-        raise UsageError("needs the GPU's pool and one tier below it", where=WHERE, remedy=remedy)
+        raise UsageError(f"needs the GPU's pool and {below}", where=WHERE, remedy=remedy)
     if stated:
         what = "an offload tier has a way and a size of its own"
         raise UsageError(what, where=WHERE, remedy=f"leave out {stated}")
-    lower = tiers.split(",")[1]
+    lower = tiers.partition(",")[2]
     for option in ("policy", "ttl"):
         if f":{option}=" in lower.replace(" ", ""):
             raise UsageError(

@@ -45,7 +45,7 @@ from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, fits, replay_engine
 from kvscope.vllm_sim.offload_engines import parse_offload
 from kvscope.vllm_sim.offload_spec import OffloadSpec
-from kvscope.vllm_sim.settings import OffloadSettings, Transfers
+from kvscope.vllm_sim.settings import OffloadSettings, StorageSettings, Transfers
 
 WINDOWS = 24  # that results over time are cut into, at most
 
@@ -180,7 +180,7 @@ def tier_request(workload: Workload, policy: Policy, estimates: Estimates) -> Re
         spec = parse_offload(setting.tier_mode)
         own = spec.policy if isinstance(spec, OffloadSpec) else None
         chunk_policy = own or by_name(spec.eviction_policy)()
-        tiers = (tiers[0], replace(tiers[1], policy=chunk_policy))
+        tiers = (tiers[0], replace(tiers[1], policy=chunk_policy), *tiers[2:])
         policy = tiers[0].policy
     return ReplayRequest(policy, sum(tier.capacity_blocks for tier in tiers), tiers)
 
@@ -274,11 +274,12 @@ def _chunk_tables(workload: Workload, engine: EngineSettings) -> Tables:
 
 
 def _tiered(tiers: tuple[Tier, ...], done: EngineReplay) -> TieredReplay:
-    """Return what an engine and the tier below it did, in blocks."""
-    hits = np.stack([done.hit_blocks, cast("Int32s", done.loaded_blocks)], axis=1)
-    evictions = (done.evictions, done.chunk_evictions)
-    nothing = np.zeros((2, 0), dtype=np.bool_)
-    return TieredReplay(tiers, "write-through", hits, evictions, (0, 0), nothing)
+    """Return what an engine and the tiers below it did, in blocks."""
+    loaded, read = cast("Int32s", done.loaded_blocks), cast("Int32s", done.read_blocks)
+    columns = [done.hit_blocks, loaded - read, read][: len(tiers)]
+    hits, evictions = np.stack(columns, axis=1), (done.evictions, done.chunk_evictions, 0)
+    count, nothing = len(tiers), np.zeros((len(tiers), 0), dtype=np.bool_)
+    return TieredReplay(tiers, "write-through", hits, evictions[:count], (0, 0, 0)[:count], nothing)
 
 
 def _offload_of(
@@ -290,10 +291,16 @@ def _offload_of(
     """
     if not tiers or setting.tier_mode is None:
         return None
-    spec, tier = parse_offload(setting.tier_mode), tiers[1]
-    blocks_s = read_s(tier, spec.chunk_blocks(block_size), setting.block_bytes)
-    copies = Transfers(tier.read.latency_s, blocks_s)
-    return spec.settings(tier.capacity_blocks, copies, copies, block_size=block_size)
+    spec = parse_offload(setting.tier_mode)
+    chunk = spec.chunk_blocks(block_size)
+    copies, *below = (
+        Transfers(tier.read.latency_s, read_s(tier, chunk, setting.block_bytes))
+        for tier in tiers[1:]
+    )
+    own: dict[str, Any] = {"block_size": block_size}
+    if below:
+        own["storage"] = StorageSettings(tiers[2].capacity_blocks // chunk, below[0], below[0])
+    return spec.settings(tiers[1].capacity_blocks, copies, copies, **own)
 
 
 def engine_of(
@@ -301,7 +308,7 @@ def engine_of(
 ) -> EngineSettings:
     """Return the engine of a setting with so many blocks of `block_size` tokens.
 
-    `tiers` are its pool and the one below it, where the setting has them.
+    `tiers` are its pool and those below it, where the setting has them.
     """
     usual = EngineSettings(1)
     groups = KvGroups.parse(setting.kv_groups) if setting.kv_groups else None

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -31,7 +31,7 @@ from kvscope.replay.parameter_estimates import Estimates, bind
 from kvscope.replay.policy_options import Variant
 from kvscope.vllm_sim.offload_engines import Offloading, parse_offload
 from kvscope.vllm_sim.offload_launch import OffloadLaunch
-from kvscope.vllm_sim.offload_spec import OffloadSpec
+from kvscope.vllm_sim.offload_spec import OffloadSpec, OffloadToFilesSpec
 
 Bind = Callable[[type[Policy]], Policy]
 
@@ -116,18 +116,25 @@ def offload_launch(setting: RunSetting) -> OffloadLaunch | None:
     return None if sized is None else sized[0].launch(sized[1])
 
 
-def offload_left_out(setting: RunSetting) -> str | None:
-    """Return what the simulation lacks of a setting's offload tier, None for nothing."""
+def offload_of(setting: RunSetting) -> Offloading | None:
+    """Return the offload tier of a setting, with the files below it; None without."""
     if setting.capacity_model != "engine" or not setting.tier_mode:
         return None
-    return parse_offload(setting.tier_mode).left_out or None
+    spec = parse_offload(setting.tier_mode)
+    if isinstance(spec, OffloadSpec) and setting.tiers.count(",") == 2:
+        return OffloadToFilesSpec(*astuple(spec))
+    return spec
+
+
+def offload_left_out(setting: RunSetting) -> str | None:
+    """Return what the simulation lacks of a setting's offload tier, None for nothing."""
+    spec = offload_of(setting)
+    return None if spec is None else spec.left_out or None
 
 
 def with_chunk_policy(setting: RunSetting, estimates: Estimates) -> RunSetting:
     """Return the setting with every parameter of the policy of its offload tier, if it has one."""
-    if setting.capacity_model != "engine" or not setting.tier_mode:
-        return setting
-    spec = parse_offload(setting.tier_mode)
+    spec = offload_of(setting)
     if not isinstance(spec, OffloadSpec):
         return setting
     bound = spec.bound(lambda kind, given: bind(Variant(kind, given), estimates))
@@ -136,10 +143,11 @@ def with_chunk_policy(setting: RunSetting, estimates: Estimates) -> RunSetting:
 
 def _sized(setting: RunSetting) -> tuple[Offloading, int] | None:
     """Return the offload tier of a setting and its bytes, None where either is unknown."""
-    if setting.capacity_model != "engine" or not setting.tier_mode or setting.block_bytes is None:
+    spec = offload_of(setting)
+    if spec is None or setting.block_bytes is None:
         return None
     lower = parse_tiers(setting.tiers, block_bytes=setting.block_bytes)[1]
-    return parse_offload(setting.tier_mode), lower.capacity_blocks * setting.block_bytes
+    return spec, lower.capacity_blocks * setting.block_bytes
 
 
 def _tier(

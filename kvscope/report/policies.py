@@ -22,7 +22,7 @@ from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.models import Model
 from kvscope.policies.belady import Belady
 from kvscope.replay.curve import HitCurve
-from kvscope.replay.tier_spec import offload_launch
+from kvscope.replay.tier_spec import offload_launch, offload_of
 from kvscope.report import style, ttft
 from kvscope.report.report import Report
 from kvscope.report.runs import (
@@ -55,7 +55,6 @@ from kvscope.report.words import (
     significant,
     time_unit,
 )
-from kvscope.vllm_sim.offload_engines import parse_offload
 
 SECTIONS = ("summary", "policies", "tiers", "categories")
 """What `--section` of `kvscope simulate` takes; tiers only where the cache has several."""
@@ -231,8 +230,8 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
             f" most {count(setting.max_num_seqs)} run at once, with"
             f" {count(setting.max_num_batched_tokens)} tokens per step."
         )
-    if setting.tiers and setting.capacity_model == "engine":
-        offload = parse_offload(setting.tier_mode or "")
+    offload = offload_of(setting)
+    if offload is not None:
         words = (offload.in_words, f"Sizes: {setting.tiers}.", offload.left_out)
         capacity = " ".join(filter(None, (capacity, *words)))
     if setting.kv_groups:

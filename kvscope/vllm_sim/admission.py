@@ -224,6 +224,26 @@ def releaser(policy: type[LanePolicy], leaf: bool) -> Callable[..., None]:
     return release
 
 
+def adapter(policy: type[LanePolicy]) -> Callable[[Machine, int, int], None]:
+    """Return the function that lets a policy adapt to the uncached tokens of its next request.
+
+    Requests are numbered as they run first.
+    """
+    adapt = callable_in_kernels(policy.adapt)
+    adapts = callable_in_kernels(policy.adapts)
+    adaptive = policy.adaptive
+
+    @callable_in_kernels
+    def learn(machine: Machine, number: int, uncached_tokens: int) -> None:
+        if adaptive and adapts(machine.p):
+            note_recent(machine.recent, number, uncached_tokens)
+            if (number + 1) % ADAPT_EVERY == 0:
+                end = sort_recent(machine.recent, number + 1)
+                adapt(machine.recent[RECENT:end], machine.p)
+
+    return learn
+
+
 def admitter(
     policy: type[LanePolicy], allocate: Callable[..., None], leaf: bool
 ) -> Callable[..., Any]:
@@ -232,18 +252,7 @@ def admitter(
     It returns the tokens to compute in the step being planned; 0 if the request has to wait. Hits
     count when a request is first admitted.
     """
-    adapt = callable_in_kernels(policy.adapt)
-    adapts = callable_in_kernels(policy.adapts)
-    adaptive = policy.adaptive
-
-    @callable_in_kernels
-    def learn(machine: Machine, request: int, hits: int) -> None:
-        record, state = machine.requests[request], machine.state[0]
-        if adaptive and adapts(machine.p):
-            note_recent(machine.recent, state.admitted, record.prompt - hits * state.block_size)
-            if (state.admitted + 1) % ADAPT_EVERY == 0:
-                end = sort_recent(machine.recent, state.admitted + 1)
-                adapt(machine.recent[RECENT:end], machine.p)
+    learn = adapter(policy)
 
     @callable_in_kernels
     def admit(machine: Machine, request: int, budget: int) -> int:
@@ -267,7 +276,7 @@ def admitter(
         hash_blocks(machine, request, hits * size + tokens, leaf)
         record.computed = hits * size
         if record.hits == NONE:
-            learn(machine, request, hits)
+            learn(machine, state.admitted, record.prompt - hits * size)
             note_admission(machine, request, hits)
         return tokens  # type: ignore[no-any-return]
 

@@ -23,8 +23,8 @@ def engine_kernel(
         return stepper(Lru, leaf=False, hybrid=True)
     if len(machine.offload.members) > 0:
         leaf = policy.evicts == "leaf"
-        if chunk_policy is None:
-            return offloaded_stepper(lane_class(policy), leaf)
-        leaf_chunks = chunk_policy.evicts == "leaf"
-        return offloaded_stepper(lane_class(policy), leaf, lane_class(chunk_policy), leaf_chunks)
+        own = lane_class(chunk_policy) if chunk_policy else None
+        leaf_chunks = chunk_policy is not None and chunk_policy.evicts == "leaf"
+        storage = bool(machine.offload.state[0].storage)
+        return offloaded_stepper(lane_class(policy), leaf, own, leaf_chunks, storage)
     return stepper(lane_class(policy), policy.evicts == "leaf")

@@ -28,6 +28,7 @@ from kvscope.core.prefix import write_path
 from kvscope.policies.base import LanePolicy
 from kvscope.replay.kernels.loop import advance_table
 from kvscope.vllm_sim.admission import (
+    adapter,
     allocator,
     blocks_for,
     count_free,
@@ -51,7 +52,18 @@ from kvscope.vllm_sim.chunks import (
     unpin_chunk,
     write_back,
 )
-from kvscope.vllm_sim.offload_state import LOADED, LOADING, PENDING, READY, WAITING
+from kvscope.vllm_sim.offload_state import (
+    ENDED,
+    LOADED,
+    LOADING,
+    MISSING,
+    PENDING,
+    PRESENT,
+    READ,
+    READY,
+    WAITING,
+    Offload,
+)
 from kvscope.vllm_sim.pool import expire, taker
 from kvscope.vllm_sim.scheduler import (
     arrive,
@@ -64,6 +76,14 @@ from kvscope.vllm_sim.scheduler import (
     start,
 )
 from kvscope.vllm_sim.state import NONE, ROOT, Machine
+from kvscope.vllm_sim.storage import (
+    flush,
+    forget_answers,
+    next_copy_s,
+    poll,
+    reader,
+    write_on,
+)
 
 SKIP = -1
 
@@ -89,29 +109,60 @@ def note_table(machine: Machine, request: int) -> None:
         note_block(machine, machine.table[record.slot, at])
 
 
-@callable_in_kernels
-def look_up_chunks(machine: Machine, request: int, hits: int, total: int) -> int:
-    """Return the tokens that the front request can load behind its hits; SKIP to wait for them."""
-    off, path = machine.offload, machine.path[len(machine.path) - 1]
-    size, bpc = machine.state[0].block_size, off.state[0].blocks_per_chunk
-    begin, end = hits // bpc, total // (size * bpc)
-    least = off.state[0].least_load
-    if (end * bpc - hits) < least:
-        return 0
-    at, pending = begin, False
-    while at < end and is_held(off, chunk_at(off, path, at)):
-        pending = pending or off.chunks[chunk_at(off, path, at)].users == PENDING
-        at += 1
-    if at == begin:
-        return 0
-    if pending:
-        return SKIP
-    if at * bpc - hits < least:
-        return 0
-    for chunk in range(begin, at):
-        if off.chunks[chunk_at(off, path, chunk)].loading:
+def run_finder(read: Callable[..., int], storage: bool) -> Callable[..., int]:
+    """Return the function that finds the end of the run of chunks that a tier has, from `begin` on.
+
+    It returns SKIP where one of them is under way. `read` is as in `reader`, if there is `storage`.
+    """
+
+    @callable_in_kernels
+    def find_run(off: Offload, request: int, path: Int32s, begin: int, end: int) -> int:
+        at, pending, reads = begin, False, 0
+        while at < end:
+            if is_held(off, chunk_at(off, path, at)):
+                pending = pending or off.chunks[chunk_at(off, path, at)].users == PENDING
+            elif storage:
+                answer = read(off, request, path, at, reads == 0)
+                if answer == MISSING:
+                    break
+                pending = True
+                reads += answer == PRESENT
+            else:
+                break
+            at += 1
+        return SKIP if pending else at
+
+    return find_run
+
+
+def chunk_finder(rules: ChunkRules, storage: bool) -> Callable[..., int]:
+    """Return the function that looks up the chunks behind the hits of the front request.
+
+    It returns the tokens to load, SKIP to wait for them. `rules` order the chunks.
+    """
+    find_run = run_finder(reader(offerer(rules.choose)), storage)
+
+    @callable_in_kernels
+    def look_up_chunks(machine: Machine, request: int, hits: int, total: int) -> int:
+        off, path = machine.offload, machine.path[len(machine.path) - 1]
+        size, bpc = machine.state[0].block_size, off.state[0].blocks_per_chunk
+        begin, end = hits // bpc, total // (size * bpc)
+        least = off.state[0].least_load
+        if (end * bpc - hits) < least:
+            return 0
+        if storage:
+            poll(off, False)
+        at = find_run(off, request, path, begin, end)
+        if at == SKIP:
             return SKIP
-    return (at * bpc - hits) * size  # type: ignore[no-any-return]
+        if at == begin or at * bpc - hits < least:
+            return 0
+        for chunk in range(begin, at):
+            if off.chunks[chunk_at(off, path, chunk)].loading:
+                return SKIP
+        return (at * bpc - hits) * size  # type: ignore[no-any-return]
+
+    return look_up_chunks
 
 
 @callable_in_kernels
@@ -142,11 +193,14 @@ def take_slot(machine: Machine, request: int) -> None:
 
 
 @callable_in_kernels
-def begin_load(machine: Machine, request: int, hits: int, tokens: int) -> None:
-    """Have a request with blocks load so many tokens behind its hits."""
+def begin_load(machine: Machine, request: int, hits: int, tokens: int) -> int:
+    """Have a request with blocks load so many tokens behind its hits.
+
+    Return how many of its blocks it had read from storage.
+    """
     off, record, state = machine.offload, machine.requests[request], machine.offload.state[0]
     member, path, bpc = off.members[request], machine.path[record.slot], state.blocks_per_chunk
-    begin, end = hits // bpc, hits // bpc
+    begin, read = hits // bpc, 0
     job = off.loads[state.loads % len(off.loads)]
     job.request, job.submitted, job.done = request, 0, 0
     job.first = off.loads[(state.loads - 1) % len(off.loads)].first if state.loads else 0
@@ -160,16 +214,20 @@ def begin_load(machine: Machine, request: int, hits: int, tokens: int) -> None:
         pin_chunk(off, node)
         see(off, request, path, at)
         reuse(off, request, at)
+        if off.marks[member.access + at] & READ:
+            read += (at + 1) * bpc - max(hits, at * bpc)
     state.loads += 1
+    state.reread = 0
     state.loaded += end - begin
     member.next_chunk = end
     member.transfers += 1
     member.stage = LOADING
     off.loading[state.loading] = request
     state.loading += 1
+    return read
 
 
-def storer(rules: ChunkRules) -> Callable[..., None]:
+def storer(rules: ChunkRules, storage: bool) -> Callable[..., None]:
     """Return the function that offers the tier what a request has filled with so many tokens.
 
     From its next chunk on; `rules` order the chunks.
@@ -191,6 +249,8 @@ def storer(rules: ChunkRules) -> Callable[..., None]:
         end = end // bpc
         if end <= begin:
             return
+        if storage:
+            poll(off, state.polls_late)
         if state.forgets_offers:
             forget_offers(off, path, max(begin, record.hits // bpc), end)
         count = offer(off, request, path, begin, end)
@@ -222,40 +282,48 @@ def storer(rules: ChunkRules) -> Callable[..., None]:
     return store_chunks
 
 
-def step_storer(rules: ChunkRules) -> Callable[[Machine], None]:
+def step_storer(rules: ChunkRules, storage: bool) -> Callable[[Machine], None]:
     """Return the function that offers what the planned step fills, then what ended requests left.
 
     Those leave the tier then.
     """
-    store_chunks, commit = storer(rules), rules.commit
+    store_chunks, commit = storer(rules, storage), rules.commit
 
     @callable_in_kernels
     def store_step(machine: Machine) -> None:
         off, requests, state = machine.offload, machine.requests, machine.offload.state[0]
         size = machine.state[0].block_size
-        for at in range(machine.state[0].planned):
-            request = machine.batch[1, at]
+        if storage and not state.polls_late:
+            flush(off)
+        planned, front = machine.state[0].planned, machine.path[len(machine.path) - 1]
+        for at in range(planned + state.ended):
+            ended = at >= planned
+            request = off.ended[at - planned] if ended else machine.batch[1, at]
             record = requests[request]
-            tokens = min(record.computed, record.prompt + record.generated)
-            path, table = machine.path[record.slot], machine.table[record.slot]
-            store_chunks(machine, request, path, table, tokens, record.allocated)
-        front = machine.path[len(machine.path) - 1]
-        for at in range(state.ended):
-            request = off.ended[at]
-            record = requests[request]
-            write_path(machine.nodes.parent, record.leaf, front, 0, record.length)
-            tokens = max(record.prompt, record.prompt + record.generated - 1)
-            blocks = off.members[request].blocks
-            store_chunks(machine, request, front, off.ended_table[at], tokens, blocks)
+            if ended:
+                write_path(machine.nodes.parent, record.leaf, front, 0, record.length)
+                path, table = front, off.ended_table[at - planned]
+                tokens = max(record.prompt, record.prompt + record.generated - 1)
+                allocated = off.members[request].blocks
+            else:
+                path, table = machine.path[record.slot], machine.table[record.slot]
+                tokens = min(record.computed, record.prompt + record.generated)
+                allocated = record.allocated
+            store_chunks(machine, request, path, table, tokens, allocated)
         for at in range(0 if state.write_back else state.ended):
             request = off.ended[at]
             record = requests[request]
             write_path(machine.nodes.parent, record.leaf, front, 0, record.length)
             tokens = max(record.prompt, record.prompt + record.generated - 1)
             commit(machine, request, front, tokens // size // state.blocks_per_chunk)
+            off.members[request].stage = ENDED
+            if storage and off.members[request].transfers == 0:
+                forget_answers(machine, request)
         if state.ended > 0:
             machine.state[0].front = NONE
         state.ended = 0
+        if storage and state.polls_late:
+            flush(off)
 
     return store_step
 
@@ -304,33 +372,45 @@ def begin_transfers(machine: Machine) -> float:
     return begin_s  # type: ignore[no-any-return]
 
 
-@callable_in_kernels
-def end_transfers(machine: Machine) -> None:
-    """End the transfers that are done by now."""
-    off, state, now_s = machine.offload, machine.offload.state[0], machine.state[0].now_s
-    for number in range(state.stores_done, state.stores):
-        job = off.stores[number % len(off.stores)]
-        if job.submitted and not job.done and job.done_s <= now_s:
+def transfer_ender(storage: bool) -> Callable[[Machine], None]:
+    """Return the function that ends the transfers that are done by now."""
+
+    @callable_in_kernels
+    def end_transfers(machine: Machine) -> None:
+        off, state, now_s = machine.offload, machine.offload.state[0], machine.state[0].now_s
+        for number in range(state.stores_done, state.stores):
+            job = off.stores[number % len(off.stores)]
+            if job.submitted and not job.done and job.done_s <= now_s:
+                for at in range(job.first, job.first + job.nodes):
+                    unpin_chunk(off, off.store_nodes[at % len(off.store_nodes)])
+                if storage:
+                    write_on(off, off.store_nodes, job.first, job.nodes, now_s)
+                member = off.members[job.request]
+                member.transfers -= 1
+                if storage and member.stage == ENDED and member.transfers == 0:
+                    forget_answers(machine, job.request)
+                job.done = 1
+        while (
+            state.stores_done < state.stores
+            and off.stores[state.stores_done % len(off.stores)].done
+        ):
+            state.fences_done = off.stores[state.stores_done % len(off.stores)].fences
+            state.stores_done += 1
+        while state.loads_done < state.loads:
+            job = off.loads[state.loads_done % len(off.loads)]
+            if not job.submitted or job.done_s > now_s:
+                break
             for at in range(job.first, job.first + job.nodes):
-                unpin_chunk(off, off.store_nodes[at % len(off.store_nodes)])
+                node = off.load_nodes[at % len(off.load_nodes)]
+                off.chunks[node].loading = 0
+                unpin_chunk(off, node)
+                if state.write_back:
+                    evict_first(off, node)
             off.members[job.request].transfers -= 1
-            job.done = 1
-    while state.stores_done < state.stores and off.stores[state.stores_done % len(off.stores)].done:
-        state.fences_done = off.stores[state.stores_done % len(off.stores)].fences
-        state.stores_done += 1
-    while state.loads_done < state.loads:
-        job = off.loads[state.loads_done % len(off.loads)]
-        if not job.submitted or job.done_s > now_s:
-            break
-        for at in range(job.first, job.first + job.nodes):
-            node = off.load_nodes[at % len(off.load_nodes)]
-            off.chunks[node].loading = 0
-            unpin_chunk(off, node)
-            if state.write_back:
-                evict_first(off, node)
-        off.members[job.request].transfers -= 1
-        off.members[job.request].stage = LOADED
-        state.loads_done += 1
+            off.members[job.request].stage = LOADED
+            state.loads_done += 1
+
+    return end_transfers
 
 
 @callable_in_kernels
@@ -348,23 +428,31 @@ def next_end_s(machine: Machine) -> float:
     return soonest_s
 
 
-@callable_in_kernels
-def wait(machine: Machine, preempted: bool) -> bool:
-    """Let time pass to the next arrival or end of a transfer; return False where neither comes.
+def waiter(
+    end_transfers: Callable[[Machine], None], storage: bool
+) -> Callable[[Machine, bool], bool]:
+    """Return the function that lets time pass to the next arrival or end of a transfer.
 
-    Where requests were just `preempted` (loads have blocks), others may fit as soon as their copies
-    have ended.
+    It returns False where neither comes. Where requests were just `preempted` (loads have blocks),
+    others may fit as soon as their copies have ended.
     """
-    requests, state = machine.requests, machine.state[0]
-    begin_s = begin_transfers(machine)
-    next_s = begin_s if preempted else next_end_s(machine)
-    if state.arrived < len(requests):
-        next_s = min(next_s, requests[state.arrived].arrival_s)
-    if next_s == np.inf:
-        return False
-    state.now_s = max(begin_s, next_s)
-    end_transfers(machine)
-    return True
+
+    @callable_in_kernels
+    def wait(machine: Machine, preempted: bool) -> bool:
+        requests, state = machine.requests, machine.state[0]
+        begin_s = begin_transfers(machine)
+        next_s = begin_s if preempted else next_end_s(machine)
+        if storage and not preempted:
+            next_s = next_copy_s(machine.offload, state.now_s, next_s)
+        if state.arrived < len(requests):
+            next_s = min(next_s, requests[state.arrived].arrival_s)
+        if next_s == np.inf:
+            return False
+        state.now_s = max(begin_s, next_s)
+        end_transfers(machine)
+        return True
+
+    return wait
 
 
 @callable_in_kernels
@@ -418,7 +506,9 @@ def releaser(release: Callable[..., None]) -> Callable[..., None]:
     return release_offloaded
 
 
-def loaded_admitter(allocate: Callable[..., None], leaf: bool) -> Callable[..., Any]:
+def loaded_admitter(
+    allocate: Callable[..., None], leaf: bool, learn: Callable[..., None]
+) -> Callable[..., Any]:
     """Return the function that tries to run a request whose load has ended, as `admit` does."""
 
     @callable_in_kernels
@@ -444,6 +534,9 @@ def loaded_admitter(allocate: Callable[..., None], leaf: bool) -> Callable[..., 
         allocate(machine, request, blocks)
         hash_blocks(machine, request, record.computed + tokens, leaf)
         note_table(machine, request)
+        if record.preemptions == 0:
+            learn(machine, off.state[0].learned, record.prompt - record.computed)
+            off.state[0].learned += 1
         machine.running[state.running] = request
         state.running += 1
         return tokens  # type: ignore[no-any-return]
@@ -451,7 +544,12 @@ def loaded_admitter(allocate: Callable[..., None], leaf: bool) -> Callable[..., 
     return admit_loaded
 
 
-def offloaded_admitter(allocate: Callable[..., None], leaf: bool) -> Callable[..., Any]:
+def offloaded_admitter(
+    allocate: Callable[..., None],
+    leaf: bool,
+    look_up_chunks: Callable[..., int],
+    learn: Callable[..., None],
+) -> Callable[..., Any]:
     """Return the function that tries to admit a waiting request, whose path is written out.
 
     It returns the tokens to compute in the step being planned; 0 where all requests have to wait,
@@ -467,9 +565,11 @@ def offloaded_admitter(allocate: Callable[..., None], leaf: bool) -> Callable[..
             off.members[request],
         )
         first = record.hits == NONE
+        if member.transfers > 0:
+            return SKIP
         hits = look_up(machine, record.look if first else (total - 1) // size)
         loaded = look_up_chunks(machine, request, hits, total)
-        if member.transfers > 0 or loaded == SKIP:
+        if loaded == SKIP:
             return SKIP
         if off.state[0].restarts:
             member.next_chunk = 0
@@ -494,8 +594,13 @@ def offloaded_admitter(allocate: Callable[..., None], leaf: bool) -> Callable[..
         record.computed = hits * size + loaded
         note_table(machine, request)
         if loaded > 0:
-            begin_load(machine, request, hits, loaded)
+            read = begin_load(machine, request, hits, loaded)
+            if first:
+                member.read = read
             return SKIP
+        if first:
+            learn(machine, off.state[0].learned, record.prompt - hits * size)
+            off.state[0].learned += 1
         hash_blocks(machine, request, hits * size + tokens, leaf)
         machine.running[state.running] = request
         state.running += 1
@@ -567,10 +672,11 @@ def offloaded_stepper(
     leaf: bool,
     chunk_policy: type[LanePolicy] | None = None,
     leaf_chunks: bool = False,
+    storage: bool = False,
 ) -> Callable[..., Any]:
     """Return the kernel that runs an engine with a CPU tier, called as that of `stepper`.
 
-    `chunk_policy` orders the chunks, as `chunk_rules` has it.
+    `chunk_policy` orders the chunks, as `chunk_rules` has it; `storage` is below them.
     """
     take_free = taker(policy, leaf)
 
@@ -585,9 +691,13 @@ def offloaded_stepper(
     rules = one_group(policy, leaf, take)
     rules = rules._replace(release=releaser(rules.release))
     allocate = allocator(take)
-    admit, admit_loaded = offloaded_admitter(allocate, leaf), loaded_admitter(allocate, leaf)
+    chunk_order = chunk_rules(chunk_policy, leaf_chunks)
+    find_chunks, learn = chunk_finder(chunk_order, storage), adapter(policy)
+    admit = offloaded_admitter(allocate, leaf, find_chunks, learn)
+    admit_loaded = loaded_admitter(allocate, leaf, learn)
     plan_running, complete = running_planner(rules), completer(rules)
-    store_step = step_storer(chunk_rules(chunk_policy, leaf_chunks))
+    store_step, end_transfers = step_storer(chunk_order, storage), transfer_ender(storage)
+    wait = waiter(end_transfers, storage)
     plan_loaded, plan_waiting = loaded_planner(admit_loaded), waiting_planner(admit)
 
     @callable_in_kernels
@@ -612,7 +722,12 @@ def offloaded_stepper(
                 expire(machine, leaf)
             preempted = state.preempted
             schedule(machine)
+            off = machine.offload.state[0]
+            if storage and off.reread > 2 * (off.stored_chunks + off.capacity):
+                off.stuck = True
+                return False
             if state.planned > 0:
+                off.reread = 0
                 begin_s = begin_transfers(machine)
                 start(machine)
                 state.end_s += begin_s - state.now_s

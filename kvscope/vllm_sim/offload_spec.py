@@ -28,11 +28,13 @@ from kvscope.vllm_sim.settings import (
     ChunkPolicy,
     OffloadSettings,
     Release,
+    StorageSettings,
     Transfers,
 )
 
 WHERE = "--offload"
 _VLLM = "vllm@"
+_EXTRA = "kv_connector_extra_config"
 _NAMES = {"lru": "LRU", "arc": "ARC"}
 _CHUNK_POLICIES: Mapping[str, tuple[type[LanePolicy], str]] = {
     "tlru": (TLru, "TLruCachePolicy"),
@@ -144,6 +146,7 @@ class OffloadSpec:
         store: Transfers = AT_ONCE,
         *,
         block_size: int = 16,
+        storage: StorageSettings | None = None,
     ) -> OffloadSettings:
         """Return the tier with room for so many blocks, and these times of a copy."""
         return OffloadSettings(
@@ -157,6 +160,7 @@ class OffloadSpec:
             load,
             store,
             policy=self.policy,
+            storage=storage,
         )
 
     def kv_transfer_config(self, cpu_bytes: int) -> Mapping[str, Any]:
@@ -169,7 +173,7 @@ class OffloadSpec:
         return {
             "kv_connector": "OffloadingConnector",
             "kv_role": "kv_both",
-            "kv_connector_extra_config": {"cpu_bytes_to_use": cpu_bytes, **stated},
+            _EXTRA: {"cpu_bytes_to_use": cpu_bytes, **stated},
         }
 
     def launch(self, cpu_bytes: int, ranks: int = 1) -> OffloadLaunch:
@@ -192,6 +196,28 @@ class OffloadSpec:
         if policy is None:
             return None
         return {"kvscope": {"cpu_tier": {"name": policy.name, "params": self._given}}}
+
+
+class OffloadToFilesSpec(OffloadSpec):
+    """vLLM's CPU tier with its files (`fs`) below, in a folder to be named for PATH."""
+
+    __slots__ = ()
+
+    @property
+    def in_words(self) -> str:
+        """Sentences on how the tiers work."""
+        return (
+            f"{super().in_words} Below the CPU tier, files (vLLM's fs): all that"
+            " it stores is written on to them, and read back into it before a load. vLLM deletes"
+            " none; once they fill their size, nothing more is written."
+        )
+
+    def kv_transfer_config(self, cpu_bytes: int) -> Mapping[str, Any]:
+        """Return the value of vLLM's `--kv-transfer-config` for so many bytes of memory."""
+        config = super().kv_transfer_config(cpu_bytes)
+        files = [{"type": "fs", "root_dir": "PATH"}]
+        extra = {"spec_name": "TieringOffloadingSpec", "secondary_tiers": files}
+        return {**config, _EXTRA: {**config[_EXTRA], **extra}}
 
 
 def chunk_parameters(name: str) -> dict[str, Parameter]:

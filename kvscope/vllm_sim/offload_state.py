@@ -23,12 +23,15 @@ T1, T2, B1, B2 = range(4)  # LRU has only T1
 LISTS = 4
 RUNNING = 0  # of lanes: chunks that a running request touched last; lane k is list k + 1
 PENDING = -1  # as `users`: its store is under way
-WAITING, LOADING, LOADED, READY = range(4)  # LOADED: its blocks are not hashed yet
-SEEN, INSERTED, REUSED, MISSED = 1, 2, 4, 8
+WAITING, LOADING, LOADED, READY, ENDED = range(5)  # LOADED: its blocks are not hashed yet
+SEEN, INSERTED, REUSED, MISSED, ASKED, READ = 1, 2, 4, 8, 16, 32
+UNKNOWN, ASKING, PRESENT, MISSING = range(4)  # what storage has answered about a chunk
+WRITING, WRITTEN = 1, 2  # as `in_storage`
 
 _INT32S = ("after", "before", "older", "newer", "users", "offers", "above", "children")
+_STORAGE = ("in_storage", "answer", "askers")
 CHUNK = np.dtype(
-    [(name, np.int32) for name in _INT32S]
+    [(name, np.int32) for name in _INT32S + _STORAGE]
     + [("rank", np.int64), ("offer", np.int64), ("place", np.int64), ("loading", np.int64)]
     + [("touched_s", np.float64)]
 )
@@ -37,7 +40,8 @@ CHUNK = np.dtype(
 It is in list `place`, a ring through `after` and `before`, in order of `rank` where that is LRU's;
 it was ranked last at `touched_s`. `above` is the chunk before it, which has `children` held ones.
 `users` counts the loads that read it. `offers` counts how often it was offered, in the ring of
-`older` and `newer`; `offer` is the number of the last store that it was part of.
+`older` and `newer`; `offer` is the number of the last store that it was part of. `answer` is what
+storage said last to the `askers`, requests that have not ended, and is forgotten without them.
 """
 
 
@@ -56,12 +60,12 @@ which it is submitted waits for its end.
 FENCE = _whole("job request older")
 """A GPU block that a store reads; `older` is the block's entry before."""
 
-MEMBER = _whole("next_chunk transfers stage access rank external blocks")
+MEMBER = _whole("next_chunk transfers stage access rank external read blocks")
 """A request: the next chunk to store, and its transfers under way.
 
 `stage` says how far a load is; `access` is where its marks begin, `rank` its provisional rank (0:
-none). `external` are the tokens that it loaded when it was first admitted, -1 before, `blocks`
-those of its table when it ended.
+none). `external` are the tokens that it loaded when it was first admitted, -1 before; `read` blocks
+of them it had read from storage. `blocks` are those of its table when it ended.
 """
 
 OFFLOAD = _whole(
@@ -69,8 +73,12 @@ OFFLOAD = _whole(
     "least_load forgets_offers write_back written_back "
     "held evictable offers ranks tracked plan planned_stores loads loads_done stores stores_done "
     "fences fences_done ended loading evictions refused stored loaded t1 t2 b1 b2 "
-    "lists ghosts period",
-    "now_s target "
+    "lists ghosts period learned "
+    "storage storage_capacity stored_chunks polled polls_late asked retry "
+    "reads reads_begun reads_done writes writes_seen writes_done read_chunks written_chunks full "
+    "reread stuck",
+    "now_s target read_latency_s read_chunk_s read_free_s "
+    "write_latency_s write_chunk_s write_free_s "
     "load_latency_s load_chunk_s store_latency_s store_chunk_s load_free_s store_free_s",
 )
 """One record: the settings of the tier, and counts.
@@ -80,9 +88,15 @@ copied in front of the next step. `held` chunks are in it,
 `evictable` ones are read or written by nothing. `ranks`, `offers`, `loads`, `stores` and `fences`
 number what they name; those of the last three below `_done` are over. Stores before
 `planned_stores` were created in earlier plans. `ended` requests ended since the last plan,
-`loading` ones have blocks and do not run. `t1` to `b2` and `target` are ARC's. Of the `lists`,
-those from `ghosts` on name chunks that the tier no longer has. `period` is the table in force, of
-`now_s`.
+`loading` ones have blocks and do not run, `learned` ones did once. `t1` to `b2` and `target` are
+ARC's. Of the `lists`, those from `ghosts` on name chunks that the tier no longer has. `period` is
+the table in force, of `now_s`.
+
+The rest is of `storage`, if there is one, with `stored_chunks`; `full` counts those that it had no
+room for. `polled`: it was asked for copies that ended since the last flush; `polls_late`: a store
+asks anyway, and the flush is behind all stores. `asked` chunks wait for an answer, `retry` says
+that a request does. `reads` and `writes` number its copies, as `loads`; `reread` chunks were read
+since the engine last moved on, and `stuck` says that it never will.
 """
 
 
@@ -94,8 +108,9 @@ class Offload(NamedTuple):
     are in `load_nodes` and `store_nodes`. `fence` is each GPU block's last entry in `fences`,
     `taken` the last plan that gave it to a request. `loading` lists requests in order; `ended`
     those that ended, row k of `ended_table` the blocks of the k-th. `category`, `cuts`, `p` and
-    `tables` are those of a policy of kvscope that orders the chunks. `fresh`, `victims` and
-    `cursors` are scratch.
+    `tables` are those of a policy of kvscope that orders the chunks. `reads` and `writes` are the
+    copies from and to storage, and `asked` the chunks that it is asked about. `fresh`, `victims`
+    and `cursors` are scratch.
     """
 
     chunks: Records
@@ -106,6 +121,11 @@ class Offload(NamedTuple):
     stores: Records
     load_nodes: Int32s
     store_nodes: Int32s
+    reads: Records
+    writes: Records
+    read_nodes: Int32s
+    write_nodes: Int32s
+    asked: Int32s
     fences: Records
     fence: Int64s
     taken: Int64s
@@ -192,6 +212,19 @@ def empty_offload(
     state.load_latency_s, state.load_chunk_s = settings.load.latency_s, settings.load.chunk_s
     state.store_latency_s, state.store_chunk_s = settings.store.latency_s, settings.store.chunk_s
     state.fences = state.fences_done = 1  # 0 stands for none
+    if settings.storage is not None:
+        size, read, write = 2 * capacity, settings.storage.read, settings.storage.write
+        tables = tables._replace(
+            reads=np.zeros(size, dtype=TRANSFER).view(np.recarray),
+            writes=np.zeros(size, dtype=TRANSFER).view(np.recarray),
+            read_nodes=np.zeros(size, dtype=np.int32),
+            write_nodes=np.zeros(size, dtype=np.int32),
+            asked=np.zeros(nodes, dtype=np.int32),
+        )
+        state.storage, state.polls_late = True, settings.release == "0.33"
+        state.storage_capacity = settings.storage.capacity_chunks
+        state.read_latency_s, state.read_chunk_s = read.latency_s, read.chunk_s
+        state.write_latency_s, state.write_chunk_s = write.latency_s, write.chunk_s
     return tables
 
 
@@ -225,6 +258,11 @@ def _tables(
         stores=np.zeros(2 * capacity, dtype=TRANSFER).view(np.recarray),
         load_nodes=np.zeros(2 * capacity, dtype=np.int32),
         store_nodes=np.zeros(2 * capacity, dtype=np.int32),
+        reads=np.zeros(0, dtype=TRANSFER).view(np.recarray),
+        writes=np.zeros(0, dtype=TRANSFER).view(np.recarray),
+        read_nodes=np.zeros(0, dtype=np.int32),
+        write_nodes=np.zeros(0, dtype=np.int32),
+        asked=np.zeros(0, dtype=np.int32),
         fences=np.zeros(2 * blocks, dtype=FENCE).view(np.recarray),
         fence=np.zeros(usable, dtype=np.int64),
         taken=np.full(usable, -1, dtype=np.int64),

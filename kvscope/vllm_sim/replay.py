@@ -43,6 +43,8 @@ class EngineReplay:
 
     With a CPU tier, `loaded_blocks` were loaded behind the hits, of which the tier has
     `chunk_evictions` and `stored_chunks`; at least one token of a prompt is computed. None without.
+    Of the `loaded_blocks`, `read_blocks` had come from storage below that tier, which had no room
+    for `rejected_chunks`.
     """
 
     hit_blocks: Int32s
@@ -59,6 +61,8 @@ class EngineReplay:
     loaded_blocks: Int32s | None = None
     chunk_evictions: int = 0
     stored_chunks: int = 0
+    read_blocks: Int32s | None = None
+    rejected_chunks: int = 0
 
 
 def replay_engine(
@@ -93,7 +97,7 @@ def replay_engine(
     run = engine_kernel(policy, machine, settings.offload.policy if settings.offload else None)
     while run(machine, SLICE_STEPS, len(machine.requests) + 1, math.inf):
         pass
-    return _outcome(machine)
+    return replayed(machine)
 
 
 def replay_in_flight(
@@ -129,7 +133,7 @@ def replay_in_flight(
             requests[sent].arrival_s = state.now_s + between_s if sent else 0.0
             sent += 1
         run(machine, SLICE_STEPS, state.finished + 1, math.inf)
-    return _outcome(machine)
+    return replayed(machine)
 
 
 def hits_without_eviction(prompts: Prompts, groups: KvGroups) -> Int32s:
@@ -148,13 +152,23 @@ def hits_without_eviction(prompts: Prompts, groups: KvGroups) -> Int32s:
     return replay_engine(prompts, Lru(), settings, StepCost(base_s=1e-9)).hit_blocks
 
 
-def _outcome(machine: Machine) -> EngineReplay:
+def replayed(machine: Machine) -> EngineReplay:
+    """Return what an engine did; UsageError if some requests never start."""
     requests, state, offload = machine.requests, machine.state[0], machine.offload
-    loaded = None
+    loaded = read = None
+    if offload.state[0].stuck:
+        stuck = len(requests) - int(state.finished)
+        raise UsageError(
+            f"{stuck:,} requests never start, in vLLM as here: the CPU tier has not room for all"
+            " chunks that they read from the tier below it, and drops some for others without end",
+            where="--tiers",
+            remedy="give the CPU tier room for the longest prompts that run at once",
+        )
     if len(offload.members):
         blocks = np.maximum(offload.members.external, 0) // state.block_size
         most = (requests.prompt - 1) // state.block_size - np.maximum(requests.hits, 0)
         loaded = np.minimum(blocks, most).astype(np.int32)
+        read = np.minimum(offload.members.read, loaded).astype(np.int32)
     return EngineReplay(
         hit_blocks=np.maximum(requests.hits, 0).astype(np.int32),
         kept_blocks=requests.kept.astype(np.int32),
@@ -173,5 +187,7 @@ def _outcome(machine: Machine) -> EngineReplay:
         steps=int(state.steps),
         loaded_blocks=loaded,
         chunk_evictions=int(offload.state[0].evictions),
-        stored_chunks=int(offload.state[0].stored),
+        stored_chunks=int(offload.state[0].stored - offload.state[0].read_chunks),
+        read_blocks=read,
+        rejected_chunks=int(offload.state[0].full),
     )

@@ -87,11 +87,24 @@ AT_ONCE = Transfers()
 
 
 @dataclass(frozen=True, slots=True)
+class StorageSettings:
+    """vLLM's file system tier (`fs`) below the CPU's: it deletes nothing; full, it takes no more.
+
+    Source: vLLM 0.33.0, vllm/v1/kv_offload/tiering/fs/manager.py.
+    """
+
+    capacity_chunks: int = NO_LIMIT
+    read: Transfers = AT_ONCE
+    write: Transfers = AT_ONCE
+
+
+@dataclass(frozen=True, slots=True)
 class OffloadSettings:
     """vLLM's OffloadingConnector with memory of the CPU, options under its own names.
 
     `capacity_chunks` is `cpu_bytes_to_use` over the bytes of a chunk of `blocks_per_chunk` blocks.
     `release` is the version of vLLM. `policy` orders the chunks instead of `eviction_policy`.
+    `storage` is a tier below the CPU's; vLLM takes no `store_threshold` beside it.
     Defaults are vLLM's. Raises UsageError for values that no engine takes.
 
     Three more are of other engines: a load brings `least_load_blocks` or more (0: a chunk);
@@ -114,8 +127,15 @@ class OffloadSettings:
     forgets_offers: bool = False
     write_back: bool = False
     policy: LanePolicy | None = None
+    storage: StorageSettings | None = None
 
     def __post_init__(self) -> None:
+        if self.storage is not None and self.store_threshold >= 2:
+            raise UsageError(
+                "vLLM refuses store_threshold with a tier below the CPU's",
+                where="offload",
+                remedy="leave out store_threshold, or the lower tier",
+            )
         for name in ("capacity_chunks", "blocks_per_chunk", "max_tracker_size"):
             value = getattr(self, name)
             if not 1 <= value <= NO_LIMIT:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,21 @@ from typing import Any
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.tlru import TLru
 from kvscope.vllm_plugin.chunk_controller import ChunkController
-from kvscope.vllm_sim.settings import OffloadSettings, Release, Transfers
+from kvscope.vllm_sim.settings import OffloadSettings, Release, StorageSettings, Transfers
 from tests.conformance.conversations import TokenRequest
 from tests.conformance.kvscope_side import Model
 from tests.conformance.vllm_side import (
     VLLM_VERSION,
+    AsyncLookupManager,
+    CacheHitSource,
+    JobResult,
     KVConnectorOutput,
     KVTransferConfig,
+    LookupResult,
+    Medium,
     OffloadingWorkerMetadata,
+    RequestOffloadingContext,
+    SecondaryTierManager,
     VllmScheduler,
 )
 
@@ -99,6 +107,96 @@ class Worker:
         return min([*self.stores.done_s.values(), *self.loads.done_s.values()], default=math.inf)
 
 
+class Answers(AsyncLookupManager):
+    """vLLM's manager of answers; a flush waits for its thread."""
+
+    def __init__(self, written: Any) -> None:
+        self.written, self.asked = written, False
+        super().__init__(tier_type="timed")
+
+    def batch_lookup(self, keys: list[bytes], req_context: Any) -> list[bool]:
+        """Return which chunks are there."""
+        return [key in self.written for key in keys]
+
+    def flush(self) -> None:
+        """Answer what was asked since the last flush."""
+        self.asked = bool(self._lookup_batch)
+        super().flush()
+        while self.asked and self._pending_results.empty():
+            time.sleep(0)
+
+
+class TimedTier(SecondaryTierManager):
+    """A tier as vLLM's `fs` whose copies only take time; it deletes nothing, and can be full."""
+
+    medium = Medium.STORAGE
+
+    def __init__(
+        self, offloading_spec: Any, primary_kv_view: Any, tier_type: str, **rest: Any
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, **rest)
+        self.settings = StorageSettings()
+        self.chunks: dict[bytes, float] = {}  # when each is written
+        self.jobs: dict[int, float] = {}
+        self.read_free_s = self.write_free_s = 0.0
+        self.clock: Callable[[], float]
+        self.answers = Answers(self)
+
+    def __contains__(self, key: bytes) -> bool:
+        return self.chunks.get(key, math.inf) <= self.clock()
+
+    def on_new_request(self, req_context: Any) -> Any:
+        """Store by chunks."""
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: Any) -> None:
+        """Forget what it asked."""
+        self.answers.cleanup(req_context.req_id)
+
+    def on_schedule_end(self, context: Any) -> None:
+        """Answer."""
+        self.answers.flush()
+
+    def lookup(self, key: bytes, req_context: Any) -> Any:
+        """Return whether a chunk is there, as far as that is known."""
+        answer = self.answers.lookup(key, req_context)
+        if answer is None:
+            return LookupResult.RETRY
+        return LookupResult.HIT if answer else LookupResult.MISS
+
+    def submit_store(self, job_metadata: Any) -> None:
+        """Write what is not there yet and fits."""
+        fresh = [key for key in job_metadata.keys if key not in self.chunks]
+        fresh = fresh[: self.settings.capacity_chunks - len(self.chunks)]
+        done_s, times = max(self.clock(), self.write_free_s), self.settings.write
+        if fresh:
+            done_s += times.latency_s + times.chunk_s * len(fresh)
+        self.jobs[job_metadata.job_id] = self.write_free_s = done_s
+        self.chunks |= dict.fromkeys(fresh, done_s)
+
+    def submit_load(self, job_metadata: Any) -> None:
+        """Read chunks that are there."""
+        assert all(key in self for key in job_metadata.keys)
+        times = self.settings.read
+        done_s = max(self.clock(), self.read_free_s)
+        done_s += times.latency_s + times.chunk_s * len(job_metadata.keys)
+        self.jobs[job_metadata.job_id] = self.read_free_s = done_s
+
+    def get_finished_jobs(self) -> list[Any]:
+        """Return what has ended by now."""
+        done = [job for job, done_s in self.jobs.items() if done_s <= self.clock()]
+        for job in done:
+            del self.jobs[job]
+        return [JobResult(job_id=job, success=True) for job in done]
+
+    def drain_jobs(self) -> None:
+        """Wait for nothing: no test resets the cache."""
+
+    def next_s(self, now_s: float) -> float:
+        """Return when a plan can find more than the last one."""
+        return now_s if self.answers.asked else min(self.jobs.values(), default=math.inf)
+
+
 class OffloadingScheduler(VllmScheduler):
     """vLLM's whole scheduler with a CPU tier, stepped as its engine core does."""
 
@@ -121,6 +219,10 @@ class OffloadingScheduler(VllmScheduler):
             "max_tracker_size": offload.max_tracker_size,
             "offload_prompt_only": offload.prompt_only,
         }
+        if offload.storage is not None:
+            del options["store_threshold"]
+            tier = {"type": "TimedTier", "module_path": __name__}
+            options |= {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [tier]}
         if offload.policy is not None:
             options["eviction_policy"] = CLASSES[type(offload.policy)]
             options["cache_policy_module_path"] = "kvscope.vllm_plugin"
@@ -139,9 +241,15 @@ class OffloadingScheduler(VllmScheduler):
         super().__init__(folder, trace, size, usable_blocks, connector=connector, **settings)
         self.worker = Worker(offload)
         self.loaded_tokens: dict[int, int] = {}
+        self.read_tokens: dict[int, int] = {}
         self.manager = self.scheduler.connector.connector_scheduler.manager
         for observer in getattr(self.scheduler, "kvscope", ()):
             observer.clock, observer._start_s = lambda: self.now_s, 0.0
+        self.storage: TimedTier | None = None
+        if offload.storage is not None:
+            (self.storage,) = self.manager.secondary_tiers
+            self.storage.settings, self.storage.clock = offload.storage, lambda: self.now_s
+            self.manager = self.manager.primary_tier
         assert self.manager._num_chunks == offload.capacity_chunks
         self.scheduler.finished_req_ids = InOrder()
         lookup = self.scheduler.connector.update_state_after_alloc
@@ -151,6 +259,13 @@ class OffloadingScheduler(VllmScheduler):
             if number not in self.hit_tokens:
                 self.hit_tokens[number] = request.prefill_stats.num_local_cached_tokens
                 self.loaded_tokens[number] = external
+                self.read_tokens[number] = 0
+                lookup(request, blocks, external)
+                if external > 0:
+                    sources = self.scheduler.connector.connector_scheduler
+                    found = sources.get_external_cache_hit_sources(request, external)
+                    self.read_tokens[number] = found.get(CacheHitSource.DISK, 0)
+                return
             lookup(request, blocks, external)
 
         self.scheduler.connector.update_state_after_alloc = noted
@@ -172,6 +287,8 @@ class OffloadingScheduler(VllmScheduler):
             self.now_s = begin_s + 1
         else:
             next_s = self.worker.next_s(self.now_s)
+            if self.storage is not None:
+                next_s = min(next_s, self.storage.next_s(self.now_s))
             if batch.output.preempted_req_ids:
                 next_s = begin_s
             if len(self.requests) < len(self.trace):

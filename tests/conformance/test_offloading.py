@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -18,14 +19,15 @@ from kvscope.learning.guard import Guard
 from kvscope.learning.offline.learners import plugin_tables
 from kvscope.learning.returns.online import ReturnsLearner
 from kvscope.learning.reverting.online import RevertingLearner
+from kvscope.policies.base import LanePolicy
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.lru import Lru
-from kvscope.policies.tlru import TLru
+from kvscope.policies.tlru import XI, TLru
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.replay.traffic import traffic as traffic_of
 from kvscope.vllm_plugin.chunk_lanes import ChunkLanes
 from kvscope.vllm_plugin.settings import PluginSettings
-from kvscope.vllm_sim.settings import EngineSettings, OffloadSettings, Transfers
+from kvscope.vllm_sim.settings import EngineSettings, OffloadSettings, StorageSettings, Transfers
 from tests.conformance.conversations import Mix, TokenRequest, conversations, prompts_of
 from tests.conformance.kvscope_side import Model
 from tests.conformance.offloading import (
@@ -67,7 +69,17 @@ TIERS: dict[str, dict[str, Any]] = {
     "tiny": {"capacity_chunks": 12, "prompt_only": False},
     "ample": {"capacity_chunks": 4000},
 }
+FILES = StorageSettings(read=Transfers(3.5, 0.5), write=Transfers(2.75, 0.25))
+STORED: dict[str, dict[str, Any]] = {
+    "lru": {"capacity_chunks": 60},
+    "arc, outputs": {"capacity_chunks": 60, "eviction_policy": "arc", "prompt_only": False},
+    "chunks of 4": {"capacity_chunks": 20, "blocks_per_chunk": 4, "prompt_only": False},
+    "at once": {"capacity_chunks": 90, "storage": StorageSettings(), "prompt_only": False},
+    "full": {"capacity_chunks": 60, "storage": replace(FILES, capacity_chunks=200)},
+    "tlru": {"capacity_chunks": 60},
+}
 TLRU = TLru({"xi_tokens": 200, "next_prompt_tokens": 60})
+STORED["tlru"]["policy"] = TLRU
 POLICIES: dict[str, dict[str, Any]] = {
     "tlru": {"capacity_chunks": 150, "policy": TLRU},
     "tlru, chunks of 4": {
@@ -96,6 +108,8 @@ def stepped(
     seqs: int = SLOTS,
     tokens: int = 256,
     chunk_tables: Tables = NO_TABLES,
+    compiled: bool = True,
+    policy: LanePolicy | None = None,
 ) -> dict[str, int]:
     """Step both sides to the end, comparing them; return what there was of interest."""
     vllm = OffloadingScheduler(
@@ -106,6 +120,7 @@ def stepped(
         offload,
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
+        policy=policy,
     )
     settings = EngineSettings(
         usable_blocks,
@@ -113,7 +128,9 @@ def stepped(
         max_num_batched_tokens=tokens,
         offload=replace(offload, release=RELEASE),
     )
-    model = Model(trace, 16, Lru(), settings, chunk_tables=chunk_tables)
+    model = Model(trace, 16, policy or Lru(), settings, chunk_tables=chunk_tables)
+    if not compiled:
+        model.run = model.run.py_func
     chunks, step, more = Chunks(), 0, True
     if offload.policy is not None:
         shared(vllm, model)
@@ -133,6 +150,7 @@ def stepped(
     requests, off, numbers = model.machine.requests, model.machine.offload, range(len(trace))
     assert (requests.hits * 16).tolist() == [vllm.hit_tokens[number] for number in numbers]
     assert off.members.external.tolist() == [vllm.loaded_tokens[number] for number in numbers]
+    assert (off.members.read * 16).tolist() == [vllm.read_tokens[number] for number in numbers]
     assert requests.first_token_s.tolist() == [vllm.first_token_s[number] for number in numbers]
     assert requests.preemptions.tolist() == [x.num_preemptions for x in vllm.requests]
     state = off.state[0]
@@ -143,7 +161,9 @@ def stepped(
         "loaded": int(off.members.external.sum()),
         "evictions": int(state.evictions),
         "refused": int(state.refused),
+        "read": int(state.read_chunks),
         "preemptions": int(requests.preemptions.sum()),
+        "xi": float(model.machine.p[XI]) if policy else 0.0,
     }
 
 
@@ -177,6 +197,15 @@ def test_a_policy_of_the_plugin_agrees(tmp_path: Path, tier: str, speed: str) ->
     model = Model(trace, 16, Lru(), replace(settings, offload=lru))
     model.finish(len(trace))
     assert counts["loaded"] != model.machine.offload.members.external.sum()
+
+
+@pytest.mark.long
+def test_a_policy_of_the_pool_adapts(tmp_path: Path) -> None:
+    """Above a tier too, to the tokens that are neither cached nor loaded."""
+    policy = TLru({"xi_percentile": 0.8, "next_prompt_tokens": 60})
+    trace, offload = traffic(600, 3, "chats", 80), OffloadSettings(150, **SLOW)
+    first = stepped(tmp_path, trace, 80, offload, compiled=False, policy=policy)
+    assert first["xi"] != policy.values["xi_tokens"]
 
 
 @pytest.mark.long  # a kernel of its own
@@ -248,6 +277,48 @@ def test_what_is_not_in_force_is_vllms_lru(
     expected = {"a fault": ["has failed"], "no parameters": ["name no policy"]}.get(why, [])
     assert len(logged) == len(expected)
     assert all(words in line for words, line in zip(expected, logged, strict=True))
+
+
+def stored(tier: str) -> OffloadSettings:
+    """Return a CPU tier with files below it."""
+    return OffloadSettings(**{"storage": FILES, **STORED[tier], **SLOW})
+
+
+@pytest.mark.parametrize("tier", ["lru", long("arc, outputs"), long("full")])
+def test_files_below_the_tier_agree(tmp_path: Path, tier: str) -> None:
+    """The same with vLLM's TieringOffloadingManager, and what each request had read from files."""
+    trace = traffic(100, len(tier), "chats", 80)
+    counts = stepped(tmp_path, trace, 80, stored(tier), compiled=False)
+    assert counts["read"] > 100
+    assert counts["loaded"] > 500
+
+
+@pytest.mark.long
+def test_reads_that_drop_each_other_never_end(tmp_path: Path) -> None:
+    """A prompt of 50 chunks in files never starts with a tier of 40; the model stops, vLLM not."""
+    first, other = tuple(range(801)), tuple(range(5000, 5900))
+    trace = [
+        TokenRequest(prompt, (7,), None, arrival_s)
+        for prompt, arrival_s in ((first, 0.0), (other, 100.0), (first, 300.0))
+    ]
+    offload = OffloadSettings(40, release=RELEASE, storage=StorageSettings())
+    limits = {"max_num_seqs": SLOTS, "max_num_batched_tokens": 256}
+    vllm = OffloadingScheduler(tmp_path, trace, 16, 60, offload, **limits)
+    model = Model(trace, 16, Lru(), EngineSettings(60, offload=offload, **limits))
+    while model.run.py_func(model.machine, 1, 10, math.inf):
+        vllm.step()
+    assert model.machine.offload.state[0].stuck
+    assert all(vllm.step() for _ in range(100))
+    assert [request.is_finished() for request in vllm.requests] == [True, True, False]
+
+
+@pytest.mark.parametrize("seed", [long(seed) for seed in range(8)])
+@pytest.mark.parametrize("tier", [long(tier) for tier in STORED])
+def test_thousands_of_requests_with_files_agree(tmp_path: Path, tier: str, seed: int) -> None:
+    """300 requests of each mix in turn, in pools of 60 to 150 blocks."""
+    mix, usable_blocks = list(MIXES)[seed % len(MIXES)], (60, 90, 150)[seed % 3]
+    trace = traffic(300, 100 + seed, mix, usable_blocks)
+    assert stepped(tmp_path, trace, usable_blocks, stored(tier))["read"] > 0
 
 
 @pytest.mark.parametrize("mix", MIXES)

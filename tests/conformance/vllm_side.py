@@ -61,6 +61,10 @@ with warnings.catch_warnings():
         MambaSpec,
         SlidingWindowSpec,
     )
+    from vllm.v1.kv_offload.base import LookupResult, Medium, RequestOffloadingContext
+    from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
+    from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
     from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
@@ -70,14 +74,21 @@ with warnings.catch_warnings():
 __all__ = [
     "REHASHES_STATES",
     "VLLM_VERSION",
+    "AsyncLookupManager",
+    "CacheHitSource",
     "FreeKVCacheBlockQueue",
+    "JobResult",
     "KVCacheBlock",
     "KVCacheManager",
     "KVConnectorOutput",
     "KVEventsConfig",
     "KVTransferConfig",
+    "LookupResult",
+    "Medium",
     "OffloadingWorkerMetadata",
     "Request",
+    "RequestOffloadingContext",
+    "SecondaryTierManager",
     "VllmScheduler",
     "manager",
     "serve_alone",

@@ -15,8 +15,9 @@ from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
-from kvscope.vllm_sim.offload import offloaded_stepper
-from kvscope.vllm_sim.settings import EngineSettings, OffloadSettings, Transfers
+from kvscope.vllm_sim.engine import engine_kernel
+from kvscope.vllm_sim.replay import replayed
+from kvscope.vllm_sim.settings import EngineSettings, OffloadSettings, StorageSettings, Transfers
 from kvscope.vllm_sim.state import Machine, idle_machine
 from tests.vllm_sim.examples import FOREVER, SECONDS, SIZE, asks, told
 
@@ -31,8 +32,7 @@ def offloaded(*requests: Request, blocks: int = 5, **options: Any) -> Machine:
     """Return the engine after all requests, its tier of 100 chunks if `options` name no other."""
     tier = OffloadSettings(**{"capacity_chunks": 100, **options})
     machine = idle_machine(told(*requests), Lru(), EngineSettings(blocks, offload=tier), SECONDS)
-    own = () if tier.policy is None else (type(tier.policy), tier.policy.evicts == "leaf")
-    offloaded_stepper(Lru, False, *own).py_func(machine, FOREVER, FOREVER, math.inf)
+    engine_kernel(Lru(), machine, tier.policy).py_func(machine, FOREVER, FOREVER, math.inf)
     assert machine.state[0].finished == len(requests)
     return machine
 
@@ -112,6 +112,45 @@ def test_a_store_larger_than_the_tier_is_refused() -> None:
     assert machine.offload.state[0].refused > 0
 
 
+FILES = StorageSettings(100, Transfers(2.0, 0.25), Transfers(1.0, 0.5))
+
+
+def test_storage_keeps_what_the_tier_evicts() -> None:
+    """A tier of six makes room for "efgh", so "cd" is read from files: twice, b in between.
+
+    c and d take the places of b and a. The pool has a; b takes that of d, and d that of g. Each
+    round of reads takes 2 s, and 0.25 s a chunk; the load and the step take another second.
+    """
+    machine = offloaded(BEFORE, BETWEEN, AFTER, capacity_chunks=6, storage=FILES)
+    assert loaded(machine) == [0, 0, 3]
+    assert machine.offload.members.read.tolist() == [0, 0, 3]
+    assert machine.offload.state[0].written_chunks == 9
+    assert machine.requests.first_token_s[2] == 201 + 2 * 2.0 + 0.25 * 3
+
+
+def test_storage_deletes_nothing() -> None:
+    """With room for three files, d is not read back but stored anew, and no file is written.
+
+    Nor was one of d the first time, of "efgh", and of x.
+    """
+    few = StorageSettings(3)
+    machine = offloaded(BEFORE, BETWEEN, AFTER, capacity_chunks=4, storage=few)
+    assert machine.offload.state[0].full == 7
+    assert loaded(machine) == [0, 0, 2]
+
+
+def test_a_tier_smaller_than_a_prompt_never_serves_it() -> None:
+    """Of four files, two fit in memory: reading one drops another, in vLLM without end."""
+    halves, between = asks("abcd", 16, outputs=6), asks("efghi", 20, at=100.0)
+    tier = OffloadSettings(2, storage=StorageSettings())
+    settings = EngineSettings(6, max_num_batched_tokens=8, offload=tier)
+    machine = idle_machine(told(halves, between, AFTER), Lru(), settings, SECONDS)
+    engine_kernel(Lru(), machine).py_func(machine, FOREVER, FOREVER, math.inf)
+    assert machine.offload.state[0].stuck
+    with pytest.raises(UsageError, match="1 requests never start"):
+        replayed(machine)
+
+
 def test_refuses_what_is_not_modelled() -> None:
     """Hybrid models and steps planned ahead."""
     tier = OffloadSettings(8)
@@ -119,6 +158,8 @@ def test_refuses_what_is_not_modelled() -> None:
         EngineSettings(8, groups=KvGroups((KvGroup("full", 4),)), offload=tier)
     with pytest.raises(UsageError, match="planned one by one"):
         EngineSettings(8, async_scheduling=True, offload=tier)
+    with pytest.raises(UsageError, match="refuses store_threshold"):
+        OffloadSettings(8, store_threshold=2, storage=FILES)
 
 
 def selective(*requests: Request, **options: Any) -> Machine:

@@ -5,9 +5,16 @@ from __future__ import annotations
 import pytest
 
 from kvscope.core.errors import UsageError
+from kvscope.core.hits import standard
+from kvscope.core.runs import RunSetting
+from kvscope.replay.settings import with_capacity_model
+from kvscope.replay.sweep import engine_of
+from kvscope.replay.tier_spec import kv_transfer_config, parse_tiers
+from kvscope.report.policies import setting_in_words
 from kvscope.vllm_plugin.settings import read_settings
 from kvscope.vllm_sim.offload_engines import LmCacheSpec, parse_offload
 from kvscope.vllm_sim.offload_spec import OffloadSpec
+from kvscope.vllm_sim.settings import StorageSettings, Transfers
 
 
 def test_defaults_are_those_of_vllm() -> None:
@@ -55,6 +62,33 @@ def test_a_policy_of_the_plugin_takes_its_parameters(policy: str, cached_by: str
     assert settings is not None
     assert settings[0].values == spec.policy.values  # type: ignore[union-attr]
     assert settings[0].values["next_prompt_tokens"] == 331.25
+
+
+def test_a_third_tier_is_files() -> None:
+    """vLLM's flags name a folder, and the engine has room for whole chunks in each tier."""
+    tiers = "hbm=100blocks,dram=500blocks,ssd=1003blocks:read=1GB/s:latency=1ms"
+    setting = with_capacity_model(
+        RunSetting(standard(), "none", 0.0, 0.0, 0.0, block_bytes=10**6),
+        "engine",
+        max_num_seqs=None,
+        max_num_batched_tokens=None,
+        tiers=tiers,
+        tier_mode=None,
+        capacities_named=False,
+        offload="vllm@0.33:blocks_per_chunk=4",
+    )
+    engine = engine_of(setting, 100, 16, parse_tiers(tiers, block_bytes=10**6))
+    assert engine.offload is not None
+    copies = Transfers(1e-3, 4e-3)
+    assert engine.offload.capacity_chunks == 125
+    assert engine.offload.storage == StorageSettings(250, copies, copies)
+    config = kv_transfer_config(setting)
+    assert config is not None
+    extra = config["kv_connector_extra_config"]
+    assert extra["cpu_bytes_to_use"] == 500 * 10**6
+    assert extra["spec_name"] == "TieringOffloadingSpec"
+    assert extra["secondary_tiers"] == [{"type": "fs", "root_dir": "PATH"}]
+    assert "vLLM deletes none" in setting_in_words(setting)[0]
 
 
 def test_size_is_in_chunks() -> None:

@@ -135,6 +135,12 @@ def test_other_tools_definitions_are_reproduced(
         (("--tiers", "hbm=2blocks,dram=9blocks", "--tier-mode", "exclusive"), "--tier-mode"),
         (("--tiers", "hbm=2blocks,dram=9blocks:policy=lru"), "leave out policy"),
         (("--tiers", "hbm=2blocks,dram=9blocks", "--capacity-blocks", "5"), "--capacity"),
+        (("--tiers", "hbm=2blocks,dram=9blocks,ssd=9blocks:ttl=1m"), "leave out ttl"),
+        (("--tiers", "hbm=2blocks,dram=9blocks,ssd=9blocks,remote=9blocks"), "two under vLLM"),
+        (
+            ("--tiers", "hbm=2blocks,dram=9blocks,ssd=9blocks", "--offload", "lmcache"),
+            "add --tiers",
+        ),
     ],
 )
 def test_an_offload_tier_refuses_other_tiers(

@@ -1,0 +1,206 @@
+"""Storage below a CPU tier: what the tier stores is written on to it, and read back if missing.
+
+Each store, once in the CPU's memory, is written on, pinned there meanwhile. A request that finds no
+chunk in memory asks storage, which answers behind the plan; one that it has gets room in memory at
+once and is read into it behind the plan, and the request waits. Without room, it counts as missing.
+Answers hold until the requests that asked have ended. Storage deletes nothing. Copies of one
+direction follow each other; vLLM's threads work on several at a time.
+
+Source: vLLM 0.32.0 and 0.33.0, vllm/v1/kv_offload/tiering/manager.py (TieringOffloadingManager),
+async_lookup.py (AsyncLookupManager) and fs/manager.py (FileSystemTierManager).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kvscope.core.arrays import Int32s
+from kvscope.core.jit import callable_in_kernels
+from kvscope.core.prefix import write_path
+from kvscope.vllm_sim.chunks import chunk_at, pin_chunk, unpin_chunk
+from kvscope.vllm_sim.offload_state import (
+    ASKED,
+    ASKING,
+    MISSING,
+    PRESENT,
+    READ,
+    UNKNOWN,
+    WRITING,
+    WRITTEN,
+    Offload,
+)
+from kvscope.vllm_sim.state import NONE, Machine
+
+
+@callable_in_kernels
+def add_copy(jobs: Any, number: int) -> Any:
+    """Return the record of a new copy, whose chunks are behind those of the one before."""
+    job, before = jobs[number % len(jobs)], jobs[(number - 1) % len(jobs)]
+    job.first = before.first + before.nodes if number else 0
+    job.nodes = 0
+    return job
+
+
+@callable_in_kernels
+def note_written(off: Offload) -> None:
+    """Note what storage has by now."""
+    state = off.state[0]
+    while (
+        state.writes_seen < state.writes
+        and off.writes[state.writes_seen % len(off.writes)].done_s <= state.now_s
+    ):
+        job = off.writes[state.writes_seen % len(off.writes)]
+        for at in range(job.first, job.first + job.nodes):
+            chunk = off.chunks[off.write_nodes[at % len(off.write_nodes)]]
+            if chunk.in_storage == WRITING:
+                chunk.in_storage = WRITTEN
+        state.writes_seen += 1
+
+
+@callable_in_kernels
+def poll(off: Offload, again: bool) -> None:
+    """Release the chunks of copies that have ended; `again` even where that was done before."""
+    state = off.state[0]
+    if state.polled and not again:
+        return
+    state.polled = True
+    note_written(off)
+    while state.writes_done < state.writes_seen:
+        job = off.writes[state.writes_done % len(off.writes)]
+        for at in range(job.first, job.first + job.nodes):
+            unpin_chunk(off, off.write_nodes[at % len(off.write_nodes)])
+        state.writes_done += 1
+    while (
+        state.reads_done < state.reads_begun
+        and off.reads[state.reads_done % len(off.reads)].done_s <= state.now_s
+    ):
+        job = off.reads[state.reads_done % len(off.reads)]
+        for at in range(job.first, job.first + job.nodes):
+            unpin_chunk(off, off.read_nodes[at % len(off.read_nodes)])
+        state.reads_done += 1
+
+
+@callable_in_kernels
+def ask_storage(off: Offload, request: int, node: int, at: int) -> int:
+    """Return what storage says about a chunk, the request's chunk `at`."""
+    state, chunk, mark = off.state[0], off.chunks[node], off.members[request].access + at
+    if not off.marks[mark] & ASKED:
+        off.marks[mark] |= ASKED
+        chunk.askers += 1
+    if chunk.answer == UNKNOWN:
+        chunk.answer = ASKING
+        off.asked[state.asked] = node
+        state.asked += 1
+    return chunk.answer  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def add_read(off: Offload, request: int, node: int, at: int, first: bool) -> None:
+    """Have a chunk read into its place in memory, chunk `at` of a request, maybe its `first`."""
+    state = off.state[0]
+    off.marks[off.members[request].access + at] |= READ
+    if first:
+        add_copy(off.reads, state.reads)
+        state.reads += 1
+    job = off.reads[(state.reads - 1) % len(off.reads)]
+    off.read_nodes[(job.first + job.nodes) % len(off.read_nodes)] = node
+    job.nodes += 1
+    state.read_chunks += 1
+    state.reread += 1
+
+
+def reader(offer: Callable[..., int]) -> Callable[..., int]:
+    """Return the function that has the chunk `at` of a request read, if storage has it.
+
+    It returns MISSING without it, or where `offer` (as `offerer`) makes no room for it in memory;
+    ASKING if that is not known yet; and PRESENT where the read follows the plan. `first`: no other
+    chunk of the request is read in this plan.
+    """
+
+    @callable_in_kernels
+    def read_chunk(off: Offload, request: int, path: Int32s, at: int, first: bool) -> int:
+        node = chunk_at(off, path, at)
+        answer = ask_storage(off, request, node, at)
+        if answer != PRESENT:
+            return answer
+        if offer(off, request, path, at, at + 1) < 0:
+            return MISSING
+        add_read(off, request, node, at, first)
+        return PRESENT
+
+    return read_chunk
+
+
+@callable_in_kernels
+def write_on(off: Offload, nodes: Any, first: int, count: int, now_s: float) -> None:
+    """Write `count` chunks on to storage, those from `first` on in a ring of nodes."""
+    state, fresh = off.state[0], 0
+    job = add_copy(off.writes, state.writes)
+    job.nodes = count
+    for at in range(count):
+        node = nodes[(first + at) % len(nodes)]
+        off.write_nodes[(job.first + at) % len(off.write_nodes)] = node
+        pin_chunk(off, node)
+        if off.chunks[node].in_storage:
+            continue
+        if state.stored_chunks == state.storage_capacity:
+            state.full += 1
+            continue
+        off.chunks[node].in_storage = WRITING
+        state.stored_chunks += 1
+        fresh += 1
+    job.done_s = max(now_s, state.write_free_s)
+    if fresh > 0:
+        job.done_s += state.write_latency_s + state.write_chunk_s * fresh
+    state.write_free_s = job.done_s
+    state.writes += 1
+    state.written_chunks += fresh
+
+
+@callable_in_kernels
+def flush(off: Offload) -> None:
+    """End a plan: begin its reads, and answer what requests asked in it."""
+    state = off.state[0]
+    poll(off, False)
+    state.polled = False
+    while state.reads_begun < state.reads:
+        job = off.reads[state.reads_begun % len(off.reads)]
+        begin_s = max(state.now_s, state.read_free_s)
+        job.done_s = begin_s + (state.read_latency_s + state.read_chunk_s * job.nodes)
+        state.read_free_s = job.done_s
+        state.reads_begun += 1
+    note_written(off)
+    for at in range(state.asked):
+        chunk = off.chunks[off.asked[at]]
+        chunk.answer = PRESENT if chunk.in_storage == WRITTEN else MISSING
+    state.retry = state.asked > 0
+    state.asked = 0
+
+
+@callable_in_kernels
+def forget_answers(machine: Machine, request: int) -> None:
+    """Forget what storage answered to a request that has ended, and to no other one."""
+    off, record, front = machine.offload, machine.requests[request], len(machine.path) - 1
+    path, access = machine.path[front], off.members[request].access
+    write_path(machine.nodes.parent, record.leaf, path, 0, record.length)
+    machine.state[0].front = NONE
+    for at in range(record.length // off.state[0].blocks_per_chunk):
+        if off.marks[access + at] & ASKED:
+            chunk = off.chunks[chunk_at(off, path, at)]
+            chunk.askers -= 1
+            if chunk.askers == 0:
+                chunk.answer = UNKNOWN
+
+
+@callable_in_kernels
+def next_copy_s(off: Offload, now_s: float, soonest_s: float) -> float:
+    """Return when a plan can find more than the last one, or `soonest_s` if that is sooner."""
+    state = off.state[0]
+    if state.retry:
+        return now_s
+    if state.writes_done < state.writes:
+        soonest_s = min(soonest_s, off.writes[state.writes_done % len(off.writes)].done_s)
+    if state.reads_done < state.reads_begun:
+        soonest_s = min(soonest_s, off.reads[state.reads_done % len(off.reads)].done_s)
+    return soonest_s
