@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from kvscope.core.errors import InputError
+from kvscope.deployment.config_fields import ConfigFields
+from kvscope.deployment.linear_states import LinearState, linear_state
 
 WeightDtype = Literal["bf16", "fp8", "int8", "awq", "gptq", "nvfp4", "mxfp4"]
 WEIGHT_DTYPES: tuple[WeightDtype, ...] = get_args(WeightDtype)
@@ -33,23 +35,13 @@ _MXFP4_MULTIPLE = 256  # kernels pad the hidden size of the experts to it
 
 WINDOWED = ("sliding_attention", "chunked_attention")
 FULL = ("full_attention", "attention")
-LINEAR = ("linear_attention", "mamba")
+LINEAR = ("linear_attention", "mamba", "conv")
 _FEED_FORWARD = ("mlp", "moe")
 _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # of Nemotron-H
 # Keys by which configs without `layer_types` say that not every layer is attention.
 MIXED = ("attn_layer_period", "full_attention_interval", "hybrid_override_pattern")
 # One layer in so many is full attention where the config does not list them.
 _FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6, "llama4": 4}
-_DELTA_NET = (
-    "linear_num_key_heads",
-    "linear_num_value_heads",
-    "linear_key_head_dim",
-    "linear_value_head_dim",
-    "linear_conv_kernel_dim",
-)
-_NEMOTRON = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel")
-_GRANITE = ("mamba_n_heads", "mamba_d_state", "mamba_n_groups", "mamba_d_conv")
-_FLASH = ("hopper", "blackwell")  # GPUs whose kernels for linear attention can export states
 # Fields by which layers differ in the KV that they keep for a token.
 _UNLIKE = ("swa_head_dim", "swa_num_key_value_heads")
 _GEMMA = ("gemma3n", "gemma4")  # whose last layers use the KV of earlier ones
@@ -67,8 +59,6 @@ _UNGATED = (
     "nemotron_h",
 )
 _STATE_SPACE = ("attn_layer_period", "hybrid_override_pattern")
-_MOST = 2**31  # of anything that a model has a number of
-_LONGEST = 60  # characters of a value that an error repeats
 _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
 _EXPERTS_PER_TOKEN = (
     "num_experts_per_tok",
@@ -76,87 +66,6 @@ _EXPERTS_PER_TOKEN = (
     "experts_per_token",
     "top_k_experts",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigFields:
-    """A config.json with its text part on top, read field by field."""
-
-    where: str
-    fields: Mapping[str, Any]
-
-    def get(self, *names: str, default: Any = None) -> Any:
-        """Return the first of `names` that the config states, `default` if none."""
-        return next((self.fields[name] for name in names if self.has(name)), default)
-
-    def has(self, name: str) -> bool:
-        """Return whether the config states `name`; null does not count."""
-        return self.fields.get(name) is not None
-
-    def count(self, *names: str) -> int:
-        """Return the first of `names` that the config states, a positive whole number."""
-        name = next(filter(self.has, names), None)
-        if name is None:
-            remedy = "is this a language model's config.json? A preset may do instead"
-            raise InputError(f"{names[0]} is missing", where=self.where, remedy=remedy)
-        value = self.fields[name]
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
-            shown = repr(value)[:_LONGEST]
-            raise InputError(f"{name} is {shown}, not a number from 1 to 2^31", where=self.where)
-        return value
-
-    def count_or(self, default: int, *names: str) -> int:
-        """Return the count that the config states under one of `names`, or else `default`."""
-        stated = self.get(*names)
-        return self.count(*names) if stated else default
-
-
-@dataclass(frozen=True, slots=True)
-class StateExport:
-    """Kernels that write the state before a prompt's last block without ending a step there.
-
-    They do so at multiples of `tokens`, in vLLM from version `since` on, on GPUs of `families`
-    (none named: on all).
-    """
-
-    tokens: int
-    since: tuple[int, int] = (0, 0)
-    families: tuple[str, ...] = ()
-
-    def tokens_in(self, version: tuple[int, int], family: str | None) -> int:
-        """Return `tokens` where an engine exports states, else 0."""
-        known = version >= self.since and (not self.families or family in self.families)
-        return self.tokens if known else 0
-
-
-@dataclass(frozen=True, slots=True)
-class LinearState:
-    """What a layer of linear attention keeps of a request, however long: two arrays of values.
-
-    The inputs that its convolution still sees have the model's 16 bits, the recurrent state
-    `recurrent_bytes` a value. Of Mamba 2, the convolution also sees `groups` of `group_values`,
-    more of them where ranks cannot share them. `export_tokens` are those of `export` in the engine
-    that serves the model, 0 where none is known. `parameters` are those of a layer, 0 where it has
-    about as many as one of attention.
-
-    Source: vLLM 0.33.0, model_executor/layers/mamba/mamba_utils.py (MambaStateShapeCalculator),
-    mamba_mixer2.py, gdn/qwen_gdn_linear_attn.py; vllm/models/kimi_k3/nvidia/kda.py.
-    """
-
-    convolution_values: int
-    recurrent_values: int
-    recurrent_bytes: int = 2
-    groups: int = 0
-    group_values: int = 0
-    export: StateExport | None = None
-    export_tokens: int = 0
-    parameters: int = 0
-
-    def bytes_on_rank(self, tp: int) -> int:
-        """Return the bytes on each of `tp` ranks, which share both arrays."""
-        groups = self.groups if self.groups % tp == 0 else tp
-        convolution = self.convolution_values + groups * self.group_values
-        return 2 * (convolution // tp) + self.recurrent_bytes * (self.recurrent_values // tp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +210,7 @@ def layer_kinds(config: ConfigFields) -> LayerKinds:
     total = config.count("num_hidden_layers", "n_layer", "num_layers")
     window = config.get("sliding_window", "attention_chunk_size")
     window = window if isinstance(window, int) else None
-    state = _linear_state(config)
+    state = linear_state(config)
     kinds = _listed_layers(config, total, state)
     if kinds is not None:
         sharing = kinds[len(kinds) - _kv_sharing_layers(config) :]
@@ -333,7 +242,7 @@ def layer_kinds(config: ConfigFields) -> LayerKinds:
         return LayerKinds(full, 0, total - full, alike=_alike(config), state=state)
     if window is None or not config.fields.get("use_sliding_window", True):
         return LayerKinds(total)
-    every = config.get("sliding_window_pattern") or _FULL_EVERY.get(_family(config), 0)
+    every = config.get("sliding_window_pattern") or _FULL_EVERY.get(config.family, 0)
     if every:
         chunked = not config.has("sliding_window")
         full = total // every
@@ -344,9 +253,23 @@ def layer_kinds(config: ConfigFields) -> LayerKinds:
     return LayerKinds(full, total - full, 0, window)
 
 
+def _named_layers(config: ConfigFields, total: int) -> list[str]:
+    """Return the kind of each layer of Falcon-H1, Jamba and LFM2, in their own words; else none."""
+    if config.family == "falcon_h1":  # attention and Mamba in each layer, side by side
+        return ["attention", "mamba"] * total
+    if config.family == "jamba":
+        period, offset = config.count_or(8, "attn_layer_period"), config.get("attn_layer_offset")
+        attends = 4 if offset is None else offset
+        return [("mamba", "attention")[at % period == attends] for at in range(total)]
+    full = config.get("full_attn_idxs")
+    if config.family != "lfm2" or not isinstance(full, list):
+        return []
+    return [("conv", "attention")[at in full] for at in range(total)]
+
+
 def _kv_sharing_layers(config: ConfigFields) -> int:
     """Return how many layers, the last ones, keep no KV of their own."""
-    return config.count_or(0, "num_kv_shared_layers") if _family(config) in _GEMMA else 0
+    return config.count_or(0, "num_kv_shared_layers") if config.family in _GEMMA else 0
 
 
 def _full_heads(config: ConfigFields) -> tuple[int, int] | None:
@@ -375,66 +298,12 @@ def _listed_layers(config: ConfigFields, total: int, state: LinearState | None) 
     if isinstance(pattern, str) and state is not None:
         kinds = [_PATTERN.get(letter, letter) for letter in pattern]
         return [kind for kind in kinds if kind not in _FEED_FORWARD]
+    if state is not None and (named := _named_layers(config, total)):
+        return named
     linear = config.get("linear_attn_config")
     if isinstance(linear, Mapping) and isinstance(layers := linear.get("kda_layers"), list):
         return [("attention", "linear_attention")[at + 1 in layers] for at in range(total)]
     return None
-
-
-def _linear_state(config: ConfigFields) -> LinearState | None:
-    """Return the state of a gated delta net's layers, of Mamba 2 or KDA; None of others."""
-    family = _family(config)
-    if all(map(config.has, _DELTA_NET)):
-        keys, values, key_size, value_size, kernel = map(config.count, _DELTA_NET)
-        wide = family.startswith("qwen3_5") and config.get("mamba_ssm_dtype") == "float32"
-        return LinearState(
-            (2 * keys * key_size + values * value_size) * (kernel - 1),
-            values * value_size * key_size,
-            4 if wide else 2,
-            export=StateExport(64, (0, 33), _FLASH if key_size == 128 else _FLASH[:1]),
-        )
-    if family.startswith("nemotron_h") and all(map(config.has, _NEMOTRON)):
-        heads, size, state, groups, kernel = map(config.count, _NEMOTRON)
-        wide = config.get("mamba_ssm_cache_dtype", default="float32") == "float32"
-        return _mamba2(config, heads, size, state, groups, kernel, wide=wide)
-    if family == "granitemoehybrid" and all(map(config.has, _GRANITE)):
-        heads, state, groups, kernel = map(config.count, _GRANITE)
-        inner = config.count_or(2, "mamba_expand") * config.count("hidden_size", "d_model")
-        stated = config.get("mamba_d_head")
-        size = stated if isinstance(stated, int) else inner // heads
-        return _mamba2(config, heads, size, state, groups, kernel, wide=False)
-    linear = config.get("linear_attn_config")
-    if isinstance(linear, Mapping) and linear.get("kda_layers"):
-        inside = ConfigFields(f"{config.where}: linear_attn_config", linear)
-        heads, size = inside.count("num_heads"), inside.count("head_dim")
-        kernel = inside.count("short_conv_kernel_size")
-        flash = inside.has("gate_lower_bound") and size == 128
-        hidden, inner = config.count("hidden_size"), heads * size
-        return LinearState(
-            3 * inner * (kernel - 1),
-            inner * size,
-            4,
-            export=StateExport(16, families=_FLASH) if flash else None,
-            parameters=hidden * (4 * inner + heads) + 2 * size * (hidden + inner),
-        )
-    return None
-
-
-def _mamba2(
-    config: ConfigFields, heads: int, size: int, state: int, groups: int, kernel: int, *, wide: bool
-) -> LinearState:
-    """Return the state of a Mamba 2 layer, with 32 bits a value if `wide`."""
-    hidden, inner = config.count("hidden_size", "n_embd", "d_model"), heads * size
-    return LinearState(
-        inner * (kernel - 1),
-        inner * state,
-        4 if wide else 2,
-        groups,
-        2 * state * (kernel - 1),
-        export=StateExport(1),
-        export_tokens=1,
-        parameters=hidden * (3 * inner + 2 * groups * state + heads),
-    )
 
 
 def _alike(config: ConfigFields, *, latent: bool = False) -> bool:
@@ -443,14 +312,14 @@ def _alike(config: ConfigFields, *, latent: bool = False) -> bool:
     With `latent`, compressed keys do not count: all layers that have keys compress them.
     """
     unlike = any(config.get(name) for name in _UNLIKE)
-    unlike = unlike or (config.has("num_kv_shared_layers") and _family(config) not in _GEMMA)
-    unlike = unlike or (config.has("global_head_dim") and _family(config) not in _GEMMA)
+    unlike = unlike or (config.has("num_kv_shared_layers") and config.family not in _GEMMA)
+    unlike = unlike or (config.has("global_head_dim") and config.family not in _GEMMA)
     return not unlike and (latent or not config.get("kv_lora_rank"))
 
 
 def architecture(config: ConfigFields) -> Architecture | str:
     """Return the shape that a config.json describes, or in words what it lacks."""
-    state = _linear_state(config)
+    state = linear_state(config)
     stated = next(filter(config.has, _STATE_SPACE), None)
     if stated is not None and state is None:
         return f"{stated}: layers of a kind whose weights kvscope cannot count"
@@ -459,9 +328,11 @@ def architecture(config: ConfigFields) -> Architecture | str:
         return f"{missing[0]} is missing"
     hidden = config.count("hidden_size", "n_embd", "d_model")
     layers = config.count("num_hidden_layers", "n_layer", "num_layers")
-    ungated = _family(config) in _UNGATED
+    ungated = config.family in _UNGATED
     width = _width(config, 4 * hidden if ungated else 0)
     experts = config.count_or(0, *_EXPERTS)
+    if experts == 1 and config.family == "jamba":  # a dense layer as the others
+        experts = 0
     expert_width = config.count_or(width, "moe_intermediate_size") if experts else 0
     if not (width or expert_width):
         return "intermediate_size is missing"
@@ -473,7 +344,7 @@ def architecture(config: ConfigFields) -> Architecture | str:
         experts = experts if moe_layers else 0
     shared_width = _shared_width(config, expert_width) if experts else 0
     dense_width = config.count_or(width, "intermediate_size_mlp")
-    if _family(config) == "granitemoehybrid" and not experts:
+    if config.family == "granitemoehybrid" and not experts:
         dense_width = config.count_or(width, "shared_intermediate_size")
     each, replicated, sizes = _attention(config, hidden)
     kinds = layer_kinds(config)
@@ -490,7 +361,7 @@ def architecture(config: ConfigFields) -> Architecture | str:
         hidden_size=hidden,
         layers=layers,
         vocabulary=config.count("vocab_size"),
-        tied=bool(config.get("tie_word_embeddings", default=False)),
+        tied=bool(config.get("tie_word_embeddings", "tie_embedding", default=_tied(config))),
         attention_parameters=attention,
         replicated_parameters=layers * replicated,
         mlp_parameters=dense_layers * matrices * hidden * dense_width,
@@ -567,20 +438,39 @@ def _quantized_to(stated: Mapping[str, Any]) -> WeightDtype | None:
     return None
 
 
-def _family(config: ConfigFields) -> str:
-    """Return the model's type, that of its text part without the ending."""
-    return str(config.get("model_type", default="")).removesuffix("_text")
+def _tied(config: ConfigFields) -> bool:
+    """Return whether the output head is the embedding where the config does not say it."""
+    return config.family == "lfm2"
 
 
 def _width(config: ConfigFields, usual: int) -> int:
     """Return the width of dense feed-forward layers, their mean where each has its own."""
+    if config.family == "lfm2":
+        return _lfm2_width(config)
     stated = config.get("intermediate_size")
     if isinstance(stated, list) and stated and all(isinstance(each, int) for each in stated):
         return sum(stated) // len(stated)
     return config.count_or(usual, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 
 
+def _lfm2_width(config: ConfigFields) -> int:
+    """Return the width of LFM2's feed-forward layers.
+
+    Source: vLLM 0.33.0, vllm/model_executor/models/lfm2.py (Lfm2MLP).
+    """
+    width = config.count("block_ff_dim", "intermediate_size")
+    if not config.get("block_auto_adjust_ff_dim", default=True):
+        return width
+    width = int(config.get("block_ffn_dim_multiplier", default=1.0) * (2 * width // 3))
+    multiple = config.count_or(256, "block_multiple_of")
+    return -(-width // multiple) * multiple
+
+
 def _moe_layers(config: ConfigFields, layers: int) -> int:
+    if config.family == "jamba":
+        period = config.count_or(2, "expert_layer_period")
+        offset = config.get("expert_layer_offset", default=1)
+        return sum(at % period == offset for at in range(layers))
     step = config.count_or(
         1, "interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_frequency"
     )
@@ -599,7 +489,7 @@ def _shared_width(config: ConfigFields, expert_width: int) -> int:
     if stated:
         return stated
     shared = config.count_or(0, "n_shared_experts", "num_shared_experts")
-    return expert_width * (1 if _family(config) == "llama4" else shared)
+    return expert_width * (1 if config.family == "llama4" else shared)
 
 
 def _attention(config: ConfigFields, hidden: int) -> tuple[int, int, dict[str, Any]]:

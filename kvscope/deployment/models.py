@@ -16,7 +16,6 @@ from kvscope.core.errors import InputError, UsageError
 from kvscope.deployment.architecture import (
     MIXED,
     Architecture,
-    ConfigFields,
     LayerKinds,
     WeightBits,
     WeightDtype,
@@ -27,9 +26,11 @@ from kvscope.deployment.architecture import (
     quantization,
     weight_bits,
 )
+from kvscope.deployment.config_fields import ConfigFields
 from kvscope.deployment.engines import Engine, parse_engine
 from kvscope.deployment.gpus import Gpu
 from kvscope.deployment.kv_groups import KvGroups, kv_groups
+from kvscope.deployment.linear_states import check_family
 from kvscope.deployment.presets import PRESETS
 
 KvDtype = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
@@ -391,6 +392,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _model(name: str, config: ConfigFields, total: object) -> Model:
+    check_family(config)
     layers, notes = _layers(config)
     dtype, doubts = _dtype(config)
     shape = _shape(config, layers)

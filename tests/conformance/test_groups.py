@@ -41,7 +41,7 @@ pytestmark = pytest.mark.engine
 
 CONFIGS = Path(__file__).parents[1] / "deployment" / "configs"
 ENGINE = parse_engine(f"vllm@{VLLM_VERSION}")
-EXPORTING = {"nemotron_h", "granitemoehybrid"}
+EXPORTING = {"nemotron_h", "granitemoehybrid", "falcon_h1"}
 """Model types whose layers, Mamba 2, write states within a step on every GPU."""
 
 
@@ -162,6 +162,8 @@ def layer_kinds(text: Any) -> list[str]:
         ]
     if text.model_type == "nemotron_h":
         return [letter for letter in text.hybrid_override_pattern if letter in "M*"]
+    if text.model_type == "falcon_h1":  # as FalconH1ParallelHybrid
+        return ["attention", "mamba"] * text.num_hidden_layers
     sharing = getattr(text, "num_kv_shared_layers", 0) or 0
     return list(text.layer_types)[: text.num_hidden_layers - sharing]
 
@@ -173,6 +175,9 @@ CASES = [
     ("granite-4.0-h-small", (1, 4)),
     ("granite-4.0-h-tiny", (1, 2)),
     ("kimi-linear-48b", (1, 4)),
+    ("jamba-v0.1", (1, 2, 8)),
+    ("falcon-h1-7b", (1, 2)),
+    ("lfm2-1.2b", (1, 2, 8)),
     ("gpt-oss-120b", (1, 2)),
     ("gemma-4-31b", (1, 2, 8)),
     ("gemma-4-e4b", (1, 2)),

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from kvscope.core.errors import InputError
-from kvscope.deployment.architecture import BITS, ConfigFields, layer_kinds, quantization
+from kvscope.deployment.architecture import BITS, layer_kinds, quantization
+from kvscope.deployment.config_fields import ConfigFields
 from kvscope.deployment.models import Model, resolve_model
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -232,6 +233,9 @@ def test_hybrid_models_of_real_configs() -> None:
         ("granite-4.0-h-small", 32),
         ("granite-4.0-h-tiny", 7),
         ("kimi-linear-48b", 48),
+        ("jamba-v0.1", 52),
+        ("falcon-h1-7b", 7.59),
+        ("lfm2-1.2b", 1.17),
         ("gemma-4-31b", 30.7),
     ],
 )
@@ -239,6 +243,23 @@ def test_weights_of_models_with_layers_of_several_kinds(model: str, billions: fl
     """Within 3 % of the parameters that the cards of these models state."""
     shape = fixture(model).shaped()
     assert shape.parameters == pytest.approx(billions * 1e9, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("falcon_mamba", "vLLM caches no prefixes of such models by default"),
+        ("mamba", "no layer attends"),
+        ("bamba", "vLLM has no such model since 0.23"),
+        ("zamba2", "layers that share one attention"),
+    ],
+)
+def test_families_that_are_not_read_are_refused_by_name(
+    tmp_path: Path, family: str, reason: str
+) -> None:
+    """Their layers would all count as full attention."""
+    with pytest.raises(InputError, match=f"{family}: .*{reason}"):
+        written(tmp_path, model_type=family)
 
 
 def test_a_config_without_weights_still_has_kv(tmp_path: Path) -> None:

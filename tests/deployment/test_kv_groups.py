@@ -88,6 +88,8 @@ def test_blocks_grow_until_a_state_fits(tmp_path: Path, tp: int, stated: int, to
         ("nemotron-3-nano-30b", "h100", 2096, 4, 6, True),
         ("granite-4.0-h-tiny", "l4", 400, 9, 4, True),
         ("kimi-linear-48b", "h100", 1920, 3, 7, False),
+        ("jamba-v0.1", "h100", 80, 7, 4, False),
+        ("lfm2-1.2b", "l4", 16, 2, 6, False),
     ],
 )
 def test_states_of_every_kind(
