@@ -142,6 +142,24 @@ def test_a_miniature_is_near_and_says_how_near(
     assert sum(inside) >= 19
 
 
+def test_the_error_of_lru_is_what_its_miniature_gets_wrong(prompts: Prompts) -> None:
+    """Twice the most, between half and twice the capacity; requests before the window are none."""
+    capacity, definition = 800, replace(IGNORED, warmup=0.4)
+    curve, sample = lru_curve(prompts, definition), sampled(prompts, 0.3)
+    counted = sample.requests >= int(0.4 * len(prompts.leaf))
+    tokens = sample.prompts.input_tokens[counted].sum()
+    wrong = []
+    for factor in (0.5, 0.7, 1.0, 1.4, 2.0):
+        around = round(capacity * factor)
+        hits = lru_hits(sample.prompts, sample.capacity(around))[counted]
+        wrong.append(abs(SIZE * hits.sum() / tokens - float(curve.rate(around))))
+    assert max(wrong) > wrong[2]
+    hits = lru_hits(sample.prompts, sample.capacity(capacity))
+    estimate = anchored(prompts, sample, definition).estimate(hits, capacity)
+    assert estimate.rate == pytest.approx(float(curve.rate(capacity)))
+    assert estimate.error == pytest.approx(2 * max(wrong))
+
+
 @pytest.mark.parametrize("rate", [1.0, 0.5])
 def test_coarser_blocks_scale_the_cache(prompts: Prompts, rate: float) -> None:
     """Two blocks as one: half of the blocks at half of the capacity, and the rate is near."""
@@ -158,9 +176,9 @@ def test_coarser_blocks_scale_the_cache(prompts: Prompts, rate: float) -> None:
 
 
 def test_the_error_is_that_of_a_sum_over_subtrees() -> None:
-    """By hand: residuals of 2 and -2 in two subtrees of two requests, half of the population."""
-    found = _standard_error(np.array([7, 9, 7, 9]), np.array([3.0, -1.0, -1.0, -1.0]), 0.5)
-    assert found == pytest.approx(math.sqrt(0.5 * 2 / 1 * (2**2 + 2**2)))
+    """By hand: residuals of 2 and -2 in two subtrees of two requests, a quarter of all."""
+    found = _standard_error(np.array([7, 9, 7, 9]), np.array([3.0, -1.0, -1.0, -1.0]), 0.25)
+    assert found == pytest.approx(math.sqrt(0.75 * 2 / 1 * (2**2 + 2**2)))
     assert _standard_error(np.array([7, 7]), np.array([1.0, -1.0]), 0.5) == math.inf
 
 

@@ -10,6 +10,7 @@ import pytest
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.tlru import TLru
+from kvscope.vllm_plugin import chunk_controller
 from kvscope.vllm_plugin.chunk_controller import ChunkController
 from kvscope.vllm_plugin.chunk_lanes import ChunkLanes
 from kvscope.vllm_plugin.settings import read_settings
@@ -105,10 +106,72 @@ def test_a_protected_chunk_does_not_hide_the_next_one_of_its_lane() -> None:
 def test_chunks_of_running_requests_are_as_valuable_as_any() -> None:
     """They are in a list of their own until the request ends, and rank by their age."""
     tier = Tier()
-    tier.hold("a", SAFE)
     tier.hold("b", 0)
+    tier.hold("a", SAFE)
     tier.hold("c", NEEDED)
     assert tier.evict(3) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("why", ["pinned", "continued"])
+def test_a_head_that_stays_is_not_the_worth_of_its_lane(why: str) -> None:
+    """Old ones are worth 9 here, and young ones 1: "b" is next, once "a" before it stays."""
+    tier = Tier()
+    tier.lanes._score = lambda lane, idle_s: 5.0 if lane else 9.0 if idle_s >= 10 else 1.0
+    tier.hold("a", SAFE)
+    tier.lanes.at(5.0)
+    tier.hold("b", SAFE)
+    tier.hold("c", NEEDED)
+    tier.hold("d", NEEDED)
+    tier.lanes.at(10.0)
+    assert tier.evict(1) == ["c"]  # all lanes have been looked at
+    if why == "pinned":
+        tier.evictable.discard(b"a")
+        tier.lanes.keep(b"a")
+    else:
+        tier.lanes.gain(b"ax", b"a")
+    assert tier.evict(1) == ["b"]
+
+
+def test_a_head_leaves_in_its_turn_once_nothing_continues_it() -> None:
+    """Though it ranks lowest; too few to evict change nothing about that."""
+    tier = Tier()
+    tier.hold("ab", SAFE)
+    tier.hold("c", NEEDED)
+    tier.ranks[b"a"] = 0
+    tier.lanes.move(b"a")
+    assert tier.evict(4) is None
+    assert tier.evict(3) == ["ab", "a", "c"]
+
+
+def test_a_protected_head_stays_where_all_are_continued() -> None:
+    """Of two heads with pinned tails the older one leaves, unless it is protected."""
+    tier = Tier()
+    tier.hold("ab", SAFE)
+    tier.hold("cd", SAFE)
+    tier.hold("e", NEEDED)
+    for tail in (b"ab", b"cd"):
+        tier.evictable.discard(tail)
+        tier.lanes.keep(tail)
+    assert tier.evict(1) == ["e"]  # the heads have been passed over
+    assert tier.evict(1, {b"a"}) == ["c"]
+
+
+def test_a_guard_counts_blocks_and_cuts_count_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 chunks of 2 blocks are 20 blocks; the third chunk is the first beyond block 5."""
+    policy = TLru({"xi_tokens": 4 * SIZE, "next_prompt_tokens": 0, "guard": 1})
+    tier = ChunkController(policy, SIZE, lambda: 0.0, blocks_per_chunk=2)
+    blocks, cuts = [], []
+    assert tier.learner is not None
+    monkeypatch.setattr(tier.learner, "guard", blocks.append)
+    monkeypatch.setattr(tier, "turn", lambda *_: (None, [5]))
+    monkeypatch.setattr(tier, "end", lambda *_: None)
+    monkeypatch.setattr(chunk_controller, "lane_plan", lambda *given: cuts.append(given[2:4]))
+    tier.attach({}, set(), 10)
+    request = FakeRequest("0", 8 * SIZE - 1, 1)
+    for event, of in (("arrived", (request,)), ("stepping", ()), ("releasing", (request,))):
+        tier.tell(event, *of)
+    assert not tier.broken
+    assert (blocks, cuts) == ([20], [([2], 2 * SIZE)])
 
 
 @pytest.mark.parametrize(("blocks_per_chunk", "safe"), [(1, 4), (2, 2)])
