@@ -55,6 +55,11 @@ class Cuts:
         """The number of paths that are cut."""
         return len(self.starts) - 1
 
+    @property
+    def blocks(self) -> int:
+        """The number of distinct blocks in the trunk."""
+        return self._trunk.count - 1
+
     def places(self, starts: Int64s, ids: Int64s, shards: int) -> Places:
         """Return where each path lies if subtrees are spread over so many shards."""
         node, split = self._trunk.match(starts, ids)
@@ -66,9 +71,16 @@ class Cuts:
         shard[rest] = 1 + (uniform(subtree.view(np.int64), 0) * shards).astype(np.int32)
         return Places(split, shard)
 
+    def with_those_of(self, other: Cuts) -> Cuts:
+        """Return all cuts of both."""
+        starts = np.concatenate([self.starts, self.starts[-1] + other.starts[1:]])
+        return Cuts(starts, np.concatenate([self.ids, other.ids]))
+
     def save(self, path: Path) -> None:
-        """Write the cuts to a file."""
-        np.savez(path, starts=self.starts, ids=self.ids)
+        """Write the cuts to a file, which appears under its name when it is whole."""
+        draft = path.with_suffix(".draft.npz")
+        np.savez(draft, starts=self.starts, ids=self.ids)
+        draft.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> Cuts:
@@ -79,20 +91,29 @@ class Cuts:
 
 @dataclass(frozen=True, slots=True)
 class FileSample:
-    """The first requests of some files: the cuts they suggest, and what a decompressed byte has."""
+    """The first requests of some files, as a trie and the `ends` of their paths.
 
-    cuts: Cuts
+    A decompressed byte of the files has so many requests and accesses.
+    """
+
+    trie: Trie
+    ends: Int32s
     accesses_per_byte: float
     requests_per_byte: float
 
+    def cuts(self, share: float) -> Cuts:
+        """Return cuts by which no subtree has more than this share of the requests."""
+        return cuts_of(self.trie, self.ends, int(len(self.ends) * share))
 
-def sample_cuts(
-    files: list[str], chosen: str, read: ReadOptions, share: float = SHARE
-) -> FileSample:
-    """Return cuts that suit the beginnings of some of the files.
+    def share_in_trunk(self, share: float) -> float:
+        """Return how many of the requests begin with a prefix that is cut by this share."""
+        of_root = subtree_roots(self.trie.parent, self.ends, len(self.ends))[self.ends]
+        requests = np.bincount(of_root[of_root > 0])
+        return float(requests[requests > share * len(self.ends)].sum()) / max(len(self.ends), 1)
 
-    `share` is how many of the requests must have a prefix for it to be cut.
-    """
+
+def sample_files(files: list[str], chosen: str, read: ReadOptions) -> FileSample:
+    """Return the beginnings of some of the files."""
     trie, leaf = Trie(), list[Int32s]()
     requests = accesses = size = 0
     some = files[:: -(-len(files) // _SAMPLE_FILES)]
@@ -112,16 +133,18 @@ def sample_cuts(
             size += source.bytes_decompressed
         requests += own
     ends = np.concatenate(leaf) if leaf else np.zeros(0, dtype=np.int32)
-    limit = max(int(len(ends) * share), 1)
-    in_trunk = subtree_roots(trie.parent, ends, limit) == 0
+    return FileSample(trie, ends, accesses / max(size, 1), requests / max(size, 1))
+
+
+def cuts_of(trie: Trie, ends: Int32s, limit: int) -> Cuts:
+    """Return cuts below which each subtree has at most `limit` of the paths to these `ends`."""
+    in_trunk = subtree_roots(trie.parent, ends, max(limit, 1)) == 0
     in_trunk[0] = False
     has_child = np.zeros(trie.count, dtype=np.bool_)
     has_child[trie.parent[in_trunk]] = True
     last = np.flatnonzero(in_trunk & ~has_child).astype(np.int32)
     starts, blocks = paths(trie.parent, last, trie.depth[last] + 1)
-    return FileSample(
-        Cuts(starts, trie.hash_id[blocks]), accesses / max(size, 1), requests / max(size, 1)
-    )
+    return Cuts(starts, trie.hash_id[blocks])
 
 
 @kernel

@@ -29,7 +29,7 @@ from kvscope.core.files import (
 )
 from kvscope.core.trace import PromptLengths, Trace
 from kvscope.core.units import GIB, MIB, format_size
-from kvscope.datasets.cuts import SHARE, TRUNK, Cuts, FileSample, sample_cuts
+from kvscope.datasets.cuts import SHARE, TRUNK, Cuts, FileSample, sample_files
 from kvscope.datasets.dataset import (
     CUTS,
     REQUESTS,
@@ -42,6 +42,7 @@ from kvscope.datasets.dataset import (
     ShardEntry,
     shard_folders,
 )
+from kvscope.datasets.divide import DivideTask, deeper_cuts, divide_paths
 from kvscope.datasets.files import ArrayFolder, Arrays, load_array, save_arrays, whole_folder
 from kvscope.datasets.numbering import number_blocks
 from kvscope.datasets.parts import (
@@ -65,7 +66,7 @@ from kvscope.datasets.shards import (
     run_stretches,
     save_lengths,
 )
-from kvscope.datasets.spill import shard_sizes
+from kvscope.datasets.spill import drop_paths, shard_sizes
 from kvscope.ingest.build import Arranged, BuiltRequests, missing_notes
 from kvscope.ingest.formats.base import Rejects
 from kvscope.ingest.pipeline import (
@@ -85,14 +86,17 @@ from kvscope.store.db import Store, open_store
 LEAST_MEMORY = GIB
 MOST_SHARDS = 4096
 _PART_BYTES = 64 * MIB  # of files on disk: what is read again after a failure
-_REQUEST_BYTES = 160  # in this process, measured
+_REQUEST_BYTES = 160  # in this process, while conversations are linked, measured
+_COLUMN_BYTES = 60  # in this process, while shards are built and followed, likewise
+_TRUNK_PATH_BYTES = 140  # of a path in the trunk's shard, likewise
+_DIVISIONS = 3  # at most: each cuts deeper
 _ACCESS_BYTES = 80  # of a shard while its trie is made and its reuse followed, measured
 _COMPRESSED = 6  # decompressed bytes a byte of a .gz or .zst file, about
 _PIECE_BYTES = 64  # of a path in a shard, likewise
 _UNEVEN = 4  # the largest shard over the mean, at most; more shards cost little
 _RUNS_AT_ONCE = 4_000_000
 
-T = TypeVar("T", PartTask, ShardTask)
+T = TypeVar("T", PartTask, DivideTask, ShardTask)
 
 
 class Progress(Protocol):
@@ -233,13 +237,14 @@ class DatasetBuild:
             raise InputError(joined.cut, where=self.path, remedy="copy or write it again")
         if not joined.gaps.requests:
             raise InputError("the trace holds no requests", where=self.path)
-        self._check_memory(joined.gaps.requests, parts)
+        self._shards = self._plan.shards
+        paths = self._divided(joined.gaps.requests, parts)
         self._bytes_on_disk = joined.bytes_on_disk
         self._content, *others = joined.contents
         if others:
             every = "\n".join(joined.contents).encode()
             self._content = hashlib.blake2b(every, digest_size=16).hexdigest()
-        return self._built(joined, parts)
+        return self._built(joined, paths)
 
     def _settled(self) -> Plan:
         """Return the plan, with the number of shards that was chosen first."""
@@ -265,52 +270,88 @@ class DatasetBuild:
                 remedy="name a folder that is new or empty",
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        sample = sample_cuts(files, read.format or "", read.read, self.options.cut_share)
-        sample.cuts.save(self.folder / CUTS)
-        shards = self.options.shards or self._shards(files, sample)
+        sample = sample_files(files, read.format or "", read.read)
+        shards = self.options.shards or self._shards_for(files, sample)
+        sample.cuts(min(self.options.cut_share, 1 / shards)).save(self.folder / CUTS)
         plan = Plan(VERSION, read.name, read.format or "", reading, shards, states)
         write_text(path, msgspec.json.encode(plan).decode())
         return plan
 
-    def _left(self, requests: float) -> float:
-        """Return the bytes that each worker may take for a shard."""
+    def _left(self, requests: float, trunk_paths: float = 0.0) -> float:
+        """Return the bytes that each worker may take for a shard, while one has the trunk."""
         workers = self.executor.workers
         programs = PROCESS_BYTES * (workers + (workers > 1))
-        return (self.options.memory_bytes - programs - _REQUEST_BYTES * requests) / workers
+        left = self.options.memory_bytes - programs - _COLUMN_BYTES * requests
+        trunk = _TRUNK_PATH_BYTES * trunk_paths
+        if trunk <= left / workers:
+            return left / workers
+        return (left - trunk) / (workers - 1) if workers > 1 else 0.0
 
-    def _shards(self, files: list[str], sample: FileSample) -> int:
+    def _shards_for(self, files: list[str], sample: FileSample) -> int:
         """Return how many shards are needed, by the size of the files and what a sample holds."""
         size = sum(
             (_state(file).size or GIB) * (_COMPRESSED if file.endswith((".gz", ".zst")) else 1)
             for file in files
         )
         workers = self.executor.workers * self.executor.machines
-        left = max(self._left(sample.requests_per_byte * size), 64 * MIB)
+        requests = sample.requests_per_byte * size
+        in_trunk = sample.share_in_trunk(self.options.cut_share) * requests
+        left = max(self._left(requests, in_trunk), 64 * MIB)
         needed = _UNEVEN * _ACCESS_BYTES * sample.accesses_per_byte * size / left
         return int(min(max(needed + 1, 2 * workers), MOST_SHARDS))
 
-    def _check_memory(self, requests: int, parts: list[Path]) -> None:
-        """Raise UsageError where the requests, or the blocks of one shard, are too many."""
-        left = self._left(requests)
-        shards = self._plan.shards
-        paths, accesses = np.sum([shard_sizes(folder, shards) for folder in parts], axis=0)
-        accesses[TRUNK] = 0  # of few blocks
-        needed = int((_PIECE_BYTES * paths + _ACCESS_BYTES * accesses).max())
-        given = format_size(self.options.memory_bytes)
-        if left < 64 * MIB:
-            raise UsageError(
-                f"{requests:,} requests take {format_size(_REQUEST_BYTES * requests)}, too much"
-                f" for {given}",
-                where="--memory",
-                remedy="give more, or take part of the files",
-            )
-        if needed > left:
-            raise UsageError(
-                f"the largest shard takes about {format_size(needed)},"
-                f" {format_size(left)} of {given} are left for each worker",
-                where="--shards",
-                remedy="take more of them, or more --memory, and a new folder",
-            )
+    def _divided(self, requests: int, parts: list[Path]) -> list[Path]:
+        """Return the folders with the paths of all parts, in shards that fit into memory.
+
+        Where a shard does not, all paths are divided anew, by cuts that go deeper. Raises
+        UsageError where the requests are too many, or that does not help.
+        """
+        if _REQUEST_BYTES * requests > self.options.memory_bytes - 2 * PROCESS_BYTES:
+            raise self._too_many(requests, _REQUEST_BYTES)
+        cuts, folders = self.folder / CUTS, parts
+        for again in range(_DIVISIONS + 1):
+            sizes = [shard_sizes(folder, self._shards) for folder in folders]
+            paths, accesses = np.sum(sizes, axis=0)
+            left = self._left(requests, float(paths[TRUNK]))
+            if left < 64 * MIB:
+                raise self._too_many(requests, _COLUMN_BYTES + _TRUNK_PATH_BYTES)
+            needed = _PIECE_BYTES * paths + _ACCESS_BYTES * accesses
+            needed[TRUNK] = _ACCESS_BYTES * Cuts.load(cuts).blocks  # which all its paths share
+            heavy = np.flatnonzero(needed > left).tolist()
+            if not heavy:
+                return folders
+            if TRUNK in heavy or again == _DIVISIONS:
+                break
+            deeper = self.work / f"cuts-{again}.npz"
+            if not deeper.is_file():
+                limit = left / _ACCESS_BYTES / _UNEVEN
+                deeper_cuts(Cuts.load(cuts), folders, heavy, accesses, limit).save(deeper)
+            wanted = int(_UNEVEN * needed.sum() / left) + 1
+            shards = min(max(wanted, self._shards + len(heavy)), MOST_SHARDS)
+            into = [self.work / f"paths-{again}-{k:04}" for k in range(len(parts))]
+            tasks = [
+                DivideTask(str(folder), str(before), self._shards, str(deeper), shards)
+                for folder, before in zip(into, folders, strict=True)
+            ]
+            self._run("dividing shards", divide_paths, tasks)
+            for folder in folders:
+                drop_paths(folder)
+            cuts, folders, self._shards = deeper, into, shards
+        raise UsageError(
+            f"the largest shard takes about {format_size(int(needed.max()))}, however deep it is"
+            f" cut, and {format_size(int(left))} of {format_size(self.options.memory_bytes)} are"
+            " left for each worker",
+            where="--memory",
+            remedy="give more, or take fewer --workers",
+        )
+
+    def _too_many(self, requests: int, each_bytes: int) -> UsageError:
+        return UsageError(
+            f"{requests:,} requests take {format_size(each_bytes * requests)}, too much for"
+            f" {format_size(self.options.memory_bytes)} and {self.executor.workers} workers",
+            where="--memory",
+            remedy="give more, or take fewer --workers or part of the files",
+        )
 
     def _parsed(self) -> list[Path]:
         """Read all files; return the folders of the parts.
@@ -371,7 +412,7 @@ class DatasetBuild:
         for folder in {Path(task.folder).parent for task in todo}:
             any(folder.iterdir())  # else a network's file system may take new ones for missing
 
-    def _built(self, joined: Joined, parts: list[Path]) -> BuiltRequests:
+    def _built(self, joined: Joined, paths: list[Path]) -> BuiltRequests:
         """Make the shards, link conversations and follow reuse; return the requests."""
         columns_on_disk = ArrayFolder(self.work / "requests")
         arranged = Arranged(joined.rows, joined.block_size, self._read.read, columns_on_disk)
@@ -388,7 +429,7 @@ class DatasetBuild:
             "building shards",
             build_shard,
             [
-                ShardTask(k, str(folder), str(columns), tuple(map(str, parts)), joined.offsets)
+                ShardTask(k, str(folder), str(columns), tuple(map(str, paths)), joined.offsets)
                 for k, folder in enumerate(shards)
             ],
         )
@@ -434,11 +475,11 @@ class DatasetBuild:
         )
 
     def _shard_folders(self) -> list[Path]:
-        return shard_folders(self.folder, self._plan.shards + 1)
+        return shard_folders(self.folder, self._shards + 1)
 
     def reduced(self) -> list[Path]:
         """Return the folders with what `reduce_shard` found, the trunk's first."""
-        return [self.work / f"reduced-{number:04}" for number in range(self._plan.shards + 1)]
+        return [self.work / f"reduced-{number:04}" for number in range(self._shards + 1)]
 
     def store(self, built: BuiltRequests) -> None:
         """Write the store: requests, runs of reuse, and blocks as numbers of them."""

@@ -23,7 +23,7 @@ from kvscope.core.trace import PromptLengths, PromptPaths
 from kvscope.datasets.cuts import TRUNK
 from kvscope.datasets.files import Arrays, load_array, save_arrays, whole_folder
 from kvscope.datasets.numbering import owned_blocks
-from kvscope.datasets.spill import read_pieces
+from kvscope.datasets.spill import read_pieces, starts_of
 from kvscope.ingest.build import PathEnds
 from kvscope.ingest.columns import INT32_MAX
 from kvscope.ingest.lineage import ends_at
@@ -72,8 +72,9 @@ def build_shard(task: ShardTask) -> None:
                     where=task.folder,
                     remedy="take more --shards",
                 )
-            starts = np.concatenate([[0], np.cumsum(length, dtype=np.int64)])
-            columns.append((number[offset + row], trie.intern(starts, ids), length, split))
+            columns.append(
+                (number[offset + row], trie.intern(starts_of(length), ids), length, split)
+            )
     request, leaf, length, split = (np.concatenate(each) for each in zip(*columns, strict=True))
     order = np.argsort(request)
     request, leaf, length, split = request[order], leaf[order], length[order], split[order]

@@ -45,9 +45,15 @@ class Spill:
 
     def intern(self, starts: Int64s, ids: Int64s) -> Int32s:
         """Write each path ids[starts[k]:starts[k + 1]]; blocks have no numbers yet: all are 0."""
+        paths = len(starts) - 1
+        self.write(self._rows + np.arange(paths, dtype=np.int32), starts, ids)
+        self._rows += paths
+        return np.zeros(paths, dtype=np.int32)
+
+    def write(self, row: Int32s, starts: Int64s, ids: Int64s) -> None:
+        """Write each path ids[starts[k]:starts[k + 1]], of request `row[k]` of the part."""
         length = np.diff(starts).astype(np.int32)
         split, shard = self._cuts.places(starts, ids, self._shards)
-        row = self._rows + np.arange(len(length), dtype=np.int32)
         cut, rest = np.flatnonzero(split), np.flatnonzero(shard != TRUNK)
         self._batches.append((
             np.concatenate([np.full(len(cut), TRUNK, dtype=np.int32), shard[rest]]),
@@ -57,11 +63,9 @@ class Spill:
             np.concatenate([starts[cut], starts[rest]]),
             ids,
         ))  # fmt: skip
-        self._rows += len(length)
         self._buffered += ids.nbytes
         if self._buffered > BUFFER_BYTES:
             self._flush()
-        return np.zeros(len(length), dtype=np.int32)
 
     def close(self) -> None:
         """Write what is left, and the index of what was written."""
@@ -126,3 +130,31 @@ def read_pieces(folder: Path, shard: int) -> Iterator[Pieces]:
             at = 8 * (int(ends[1, flush, shard]) - ids)
             row, length, split = (np.ascontiguousarray(column) for column in numbers.T)
             yield Pieces(row, length, split, np.fromfile(folder / _IDS, np.int64, ids, offset=at))
+
+
+def read_paths(folder: Path, shards: int) -> Iterator[tuple[Int32s, Int64s, Int64s]]:
+    """Yield the paths ids[starts[k]:starts[k + 1]] of all requests of a part, with their rows."""
+    below = [np.zeros(0, dtype=np.int32)]
+    for shard in range(1, shards + 1):
+        for row, length, _, ids in read_pieces(folder, shard):
+            below.append(row)
+            yield row, starts_of(length), ids
+    rows = np.concatenate(below)
+    for row, length, _, ids in read_pieces(folder, TRUNK):
+        ends_here = ~np.isin(row, rows)  # the others go on below the trunk
+        own = length[ends_here]
+        gathered = np.empty(own.sum(dtype=np.int64), dtype=np.int64)
+        gather(ids, starts_of(length)[:-1][ends_here], own, gathered)
+        yield row[ends_here], starts_of(own), gathered
+
+
+def starts_of(length: Int32s) -> Int64s:
+    """Return where paths of these lengths begin one after another, and the end of the last."""
+    starts: Int64s = np.concatenate([[0], np.cumsum(length, dtype=np.int64)])
+    return starts
+
+
+def drop_paths(folder: Path) -> None:
+    """Remove the paths of a part, not their numbers by shard."""
+    for name in (_PIECES, _IDS):
+        (folder / name).unlink(missing_ok=True)
