@@ -32,6 +32,7 @@ PARTS = (
     "analyze",
     "start",
     "peers",
+    "analysis",
     "curve",
     "replays",
     "fits",
@@ -116,12 +117,12 @@ def _tables(part: str, options: argparse.Namespace) -> list[Table]:
             tables = [datasets.table([traces.t6(folder), *large], folder)]
         case "sampling" | "coarsening":
             made = traces.t6 if part == "sampling" else traces.t03
-            table = sampling.table if part == "sampling" else sampling.coarse_table
-            tables = [table([*traces.real(folder), made(folder)])]
+            tables = [sampling.TABLES[part]([*traces.real(folder), made(folder)])]
         case "dashboard":
             tables = dashboard.tables([traces.t03(folder), traces.t6(folder)], rounds)
-        case "peers":
-            tables = [peers.table([traces.published(folder), traces.t6(folder)], rounds)]
+        case "peers" | "analysis":
+            small = [traces.published(folder)] if part == "peers" else []
+            tables = [peers.TABLES[part]([*small, traces.t6(folder)], rounds)]
         case "replays":
             both = (traces.published(folder), traces.t6(folder))
             tables = [table for trace in both for table in replays.tables(trace, folder, rounds)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
+from benchmarks.analyze import analyze
 from benchmarks.processes import (
     cpu_s,
     interleaved,
@@ -25,6 +27,7 @@ MODEL = "llama-3.1-8b"
 """Only sets how many blocks a GiB holds."""
 TOLERANCE = 1e-12
 TARGET_RATIO = 5.0
+TARGET_SHARE, TARGET_GIB = 0.1, 0.4
 PASSES = 4
 """Passes in one process; the first one is not counted."""
 
@@ -85,6 +88,42 @@ def table(traces: list[TraceFile], rounds: int) -> Table:
         ),
         [compare(trace, rounds) for trace in traces],
     )
+
+
+def analysis_table(traces: list[TraceFile], rounds: int) -> Table:
+    """Return a row for the whole analysis, for LRU in kvcache-simulator and for a parser alone."""
+    return Table(
+        "kvscope analyze, against kvcache-simulator's LRU",
+        "Whole processes: from the file to a stored trace and all figures of `kvscope analyze`, and"
+        " from the file to LRU's hit rates alone. `share`: of the peer's CPU time in the same"
+        f" round; target: {TARGET_SHARE:g}, and {TARGET_GIB:g} GiB.",
+        ("trace", "program", "CPU s", "share", "peak GiB"),
+        [row for trace in traces for row in _analysis_rows(trace, rounds)],
+    )
+
+
+TABLES = {"peers": table, "analysis": analysis_table}
+"""By the name of the part."""
+
+
+def _analysis_rows(trace: TraceFile, rounds: int) -> Iterator[list[str]]:
+    peer = [str(Path(sys.executable).with_name("kvcache-simulator")), *_peer_arguments(trace)]
+    note(f"kvcache-simulator, kvscope analyze and msgspec on {trace.name}")
+    measure(peer)  # also compiles its C++ part
+    analyze(trace.path)
+    runs = interleaved(
+        {
+            "kvcache-simulator, LRU at 12 capacities": lambda: measure(peer),
+            "kvscope analyze": lambda: analyze(trace.path),
+            "msgspec alone, every line decoded": lambda: measure(worker("parser", trace.path)),
+        },
+        rounds,
+    )
+    simulator = next(iter(runs.values()))
+    for name, own in runs.items():
+        cpu, peak = median_of(own, cpu_s), median_of(own, peak_mib) / 1024
+        share = 1 / ratio(own, simulator, cpu_s)
+        yield [trace.name, name, f"{cpu:.2f}", f"{share:.3f}", f"{peak:.2f}"]
 
 
 def _peer_arguments(trace: TraceFile) -> list[str]:

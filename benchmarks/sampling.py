@@ -60,6 +60,10 @@ def coarse_table(traces: list[TraceFile]) -> Table:
     )
 
 
+TABLES = {"sampling": table, "coarsening": coarse_table}
+"""By the name of the part."""
+
+
 def _table(
     title: str,
     about: str,

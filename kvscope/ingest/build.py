@@ -141,8 +141,11 @@ class Arranged:
 
 
 def build(columns: Columns, reader_notes: list[str]) -> Built:
-    """Sort by arrival (stably), link conversations, carry outputs and follow reuse."""
-    arranged = Arranged(columns.arrays(), columns.block_size, columns.options, {})
+    """Sort by arrival (stably), link conversations, carry outputs and follow reuse.
+
+    What is in `columns` is used up: sorted columns are copies.
+    """
+    arranged = Arranged(columns.taken(), columns.block_size, columns.options, {})
     requests, trie, full_blocks = arranged.requests, columns.trie, arranged.full_blocks
     leaf = requests["leaf"]
     full_leaf = np.where(requests["blocks"] > full_blocks, trie.parent[leaf], leaf)

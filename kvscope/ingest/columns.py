@@ -234,7 +234,7 @@ class Columns:
         self._rejects = rejects
 
     def __len__(self) -> int:
-        return len(self._columns["arrival_s"])
+        return self.gaps.requests
 
     @property
     def trie(self) -> Trie:
@@ -279,6 +279,13 @@ class Columns:
             name: np.frombuffer(column, dtype=column.typecode)
             for name, column in self._columns.items()
         }
+
+    def taken(self) -> dict[str, NDArray[Any]]:
+        """Return the same and keep neither them nor what only more paths would need."""
+        arrays = self.arrays()
+        self._columns.clear()
+        self.trie.close()
+        return arrays
 
     def _sound_batch(self, requests: list[Request]) -> RequestBatch | None:
         """Return the requests if all of them can be used; None if each has to be checked."""

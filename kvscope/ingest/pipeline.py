@@ -111,7 +111,8 @@ def ingest(
     if not len(columns):
         raise InputError("the trace holds no requests", where=path)
     notes = [*reader.notes, reader.cut] if reader.cut else reader.notes
-    notes = [*notes, *overlap_notes(spans, columns.arrays())]
+    if spans:
+        notes = [*notes, *overlap_notes(spans, columns.arrays())]
     # Not in this thread: Ctrl-C would have to wait for each kernel.
     built = in_background(build, columns, notes).result()
     if foresee is not None and built.trie.count > 1:

@@ -46,6 +46,10 @@ class Trie:
         """Each block's hash id, entry 0 being the root's and meaning nothing."""
         return self._hash_id[: self.count]
 
+    def close(self) -> None:
+        """Forget what only finds blocks: nothing can be interned or matched from now on."""
+        self._first_child = self._slots = np.zeros(0, dtype=np.int32)
+
     def intern(self, starts: Int64s, ids: Int64s) -> Int32s:
         """Return the last block of each path ids[starts[k]:starts[k + 1]], 0 if it is empty."""
         self._reserve(len(ids))
