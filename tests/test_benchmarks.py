@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ROOT, analyze, no_harm
+from benchmarks import ROOT, analyze, no_harm, tier_harm
 from benchmarks.generate import BLOCK_TOKENS, records, write
 from benchmarks.held_out import HeldOut
 from benchmarks.table import Table, record
@@ -85,6 +85,22 @@ def test_recommendations_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(result.get("worse", False) for result in results)
     named = [{"trace": "to-b", "deployment": "one", **result} for result in results]
     assert len(no_harm.harm_table(named).rows) == 1
+
+
+@pytest.mark.long
+def test_recommended_tiers_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tier pays for agents' prompts on a small pool, on requests that no choice saw too."""
+    for name, values in (("FACTORS", (0.6,)), ("TIMES", (1.0,)), ("_RATES", (0.25,))):
+        monkeypatch.setattr(tier_harm, name, values)
+    trace = HeldOut("agent", ROOT / "sample_traces" / "agent.jsonl.gz")
+    deployment = tier_harm.DEPLOYMENTS[1]
+    results = list(tier_harm.measured(trace, deployment, 0.9, no_harm.SEEN))
+    assert [(each["verdict"], each["worse"]) for each in results] == [("pays", [[], []])]
+    assert all(each["meets"] and each["net"][0] > 0 for each in results)
+    named = [{"trace": "agent", "deployment": "one", **result} for result in results]
+    (row,) = tier_harm.table(named).rows
+    assert row[3] == "1 pays"
+    assert row[5] == "0"
 
 
 @pytest.mark.parametrize("module", [path.stem for path in WORKERS.glob("[a-z]*.py")])

@@ -23,6 +23,7 @@ from kvscope.core.hits import HitDefinition, side_by_side, standard
 from kvscope.core.trace import PromptPaths
 from kvscope.datasets.dataset import shard_folders
 from kvscope.datasets.files import load_array
+from kvscope.datasets.numbering import owned_blocks
 from kvscope.datasets.paths import DatasetPaths, FollowedShards
 from kvscope.datasets.shards import load_runs, merge_runs
 from kvscope.ingest.build import Built
@@ -224,3 +225,16 @@ def without_content(analysis: Any) -> Any:
     trace = replace(analysis.trace, content_hash="")
     facts = replace(analysis.characterization, trace=trace)
     return replace(analysis, trace=trace, characterization=facts)
+
+
+def test_the_first_row_of_the_files_owns_a_block() -> None:
+    """Requests 10 and 11 share block 1; request 11 stands before 10 in the files."""
+    parent, own = np.array([0, 0, 1, 1], np.int32), np.array([False, True, True, True])
+    member, leaf, row = np.array([[10, 11], [2, 3], [5, 2]], np.int32)
+    owner, paths = owned_blocks(parent, own, member, leaf, row)
+    assert owner.tolist() == [-1, 11, 10, 11]
+    assert {name: values.tolist() for name, values in paths.items()} == {
+        "new": [1, 2],
+        "above": [11, -1],
+        "last": [10, 11],
+    }
