@@ -30,6 +30,14 @@ from kvscope.vllm_sim.admission import (
     enter_running,
     note_admission,
 )
+from kvscope.vllm_sim.group_hits import (
+    block_of,
+    content_after,
+    content_at,
+    forget,
+    look_up_groups,
+    second_of,
+)
 from kvscope.vllm_sim.pool import give_back, give_content, lose_content, taker, use
 from kvscope.vllm_sim.state import (
     ALWAYS,
@@ -41,137 +49,6 @@ from kvscope.vllm_sim.state import (
     SLIDING,
     Machine,
 )
-
-
-@callable_in_kernels
-def content_at(machine: Machine, row: int, group: int, at: int) -> int:
-    """Return the content of a group's block `at` on the path in `row`."""
-    layout = machine.groups[group]
-    return machine.path[row, (at + 1) * layout.nodes_per_block - 1] + layout.first_content  # type: ignore[no-any-return]
-
-
-@callable_in_kernels
-def content_after(machine: Machine, row: int, group: int, tokens: int) -> int:
-    """Return the content of a group's block that ends after `tokens` of the path in `row`."""
-    depth = tokens // machine.state[0].block_size - 1
-    return machine.path[row, depth] + machine.groups[group].first_content  # type: ignore[no-any-return]
-
-
-@callable_in_kernels
-def second_of(machine: Machine, block: int) -> int:
-    """Return the second record of a block."""
-    return block + machine.state[0].blocks + machine.state[0].lanes + 1  # type: ignore[no-any-return]
-
-
-@callable_in_kernels
-def block_of(machine: Machine, content: int) -> int:
-    """Return the oldest block with a content."""
-    record, state = machine.nodes[content].first, machine.state[0]
-    return record if record < state.blocks else record - state.blocks - state.lanes - 1  # type: ignore[no-any-return]
-
-
-@callable_in_kernels
-def forget(machine: Machine, block: int) -> None:
-    """Remove all hashes of a block."""
-    if machine.blocks[block].content != ROOT:
-        lose_content(machine, block, False)
-    second = second_of(machine, block)
-    if second < len(machine.blocks) and machine.blocks[second].content != ROOT:
-        lose_content(machine, second, False)
-
-
-@callable_in_kernels
-def is_cached(machine: Machine, spec: int, tokens: int, ever: bool) -> bool:
-    """Return whether all groups of a spec have the front path's block that ends after `tokens`.
-
-    `ever`: or had it.
-    """
-    front = len(machine.path) - 1
-    for group in range(machine.specs[spec].begin, machine.specs[spec].end):
-        node = machine.nodes[content_after(machine, front, group, tokens)]
-        if node.first == NONE and (not ever or node.written == 0):
-            return False
-    return True
-
-
-@callable_in_kernels
-def look_up_state(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
-    """Return the longest prefix, at most `tokens`, after which a state is cached."""
-    alignment = machine.state[0].alignment_tokens
-    for end in range(tokens // alignment * alignment, 0, -alignment):
-        if is_cached(machine, spec, end, ever):
-            return end
-    return 0
-
-
-@callable_in_kernels
-def look_up_sliding(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
-    """Return the longest prefix, at most `tokens`, before whose end a window is cached."""
-    layout, alignment = machine.groups[machine.specs[spec].begin], machine.state[0].alignment_tokens
-    size, run = layout.block_tokens, 0
-    for at in range(tokens // size - 1, -1, -1):
-        if not is_cached(machine, spec, (at + 1) * size, ever):
-            run = 0
-        elif run > 0 or (at + 1) * size % alignment == 0:
-            run += 1
-            if run >= layout.blocks_for_hit:
-                return (at + run) * size  # type: ignore[no-any-return]
-    return run * size // alignment * alignment  # type: ignore[no-any-return]
-
-
-@callable_in_kernels
-def look_up_leading(machine: Machine, spec: int, tokens: int, ever: bool) -> int:
-    """Return the longest prefix, at most `tokens`, that is cached; of a chunk, from its start."""
-    layout, alignment = machine.groups[machine.specs[spec].begin], machine.state[0].alignment_tokens
-    size, at = layout.block_tokens, 0
-    if layout.kind == CHUNKED:
-        at = tokens // layout.window_tokens * layout.window_tokens // size
-    while at < tokens // size and is_cached(machine, spec, (at + 1) * size, ever):
-        at += 1
-    if alignment < size:  # the block may be cached up to the end of a prompt within it
-        last = min(tokens // alignment, (at + 1) * (size // alignment) - 1) * alignment
-        for end in range(last, at * size, -alignment):
-            if is_cached(machine, spec, end, ever):
-                return end
-    return at * size // alignment * alignment  # type: ignore[no-any-return]
-
-
-@callable_in_kernels
-def look_up_groups(machine: Machine, tokens: int, ever: bool) -> tuple[int, int]:
-    """Return the tokens of the front path, at most `tokens`, that are a hit, and the junction.
-
-    The junction is the longest prefix that a part of the groups has, 0 if none has more than the
-    hit: where prompts part, windows and states are worth keeping. `ever`: as if nothing had been
-    evicted.
-    """
-    specs = machine.specs
-    single = len(machine.groups) == 1
-    two = len(specs) == 2 and machine.groups[specs[0].begin].kind == FULL
-    hit, longest = tokens, 0
-    for spec in range(len(specs)):
-        specs[spec].cached_tokens = NONE
-    while True:
-        length = hit
-        for spec in range(len(specs)):
-            kind = machine.groups[specs[spec].begin].kind
-            if (
-                kind == FULL and specs[spec].cached_tokens != NONE
-            ):  # shorter prefixes are cached too
-                length = min(length, specs[spec].cached_tokens)
-                continue
-            if kind == SLIDING:
-                length = look_up_sliding(machine, spec, length, ever)
-            elif kind == LINEAR:
-                length = look_up_state(machine, spec, length, ever)
-            else:
-                length = look_up_leading(machine, spec, length, ever)
-            specs[spec].cached_tokens = length
-            longest = max(longest, length)
-        shorter = length < hit
-        hit = length
-        if not shorter or two:
-            break
-    return hit, (0 if single or longest <= hit else longest)
 
 
 @callable_in_kernels
