@@ -91,9 +91,28 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_theta": 1e6,
         "partial_rotary_factor": 0.25,
     },
+    "lfm2": {
+        **SHAPE,
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "intermediate_size": 256,
+        "block_dim": 128,
+        "block_ff_dim": 256,
+        "block_auto_adjust_ff_dim": False,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 32,
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "conv_dim": 128,
+        "conv_dim_out": 128,
+        "num_hidden_layers": 4,
+        "full_attn_idxs": [1, 3],
+        "norm_eps": 1e-6,
+        "rope_theta": 1e6,
+    },
 }
 STATES = {"qwen3-next": ("--mamba-ssm-cache-dtype", "bfloat16")}  # as on GPUs: CPUs may differ
-POOLS = {"gemma3": 480, "gpt-oss": 100, "qwen3-next": 30}  # blocks
+POOLS = {"gemma3": 480, "gpt-oss": 100, "qwen3-next": 30, "lfm2": 100}  # blocks
 
 
 @pytest.mark.parametrize(
@@ -101,6 +120,7 @@ POOLS = {"gemma3": 480, "gpt-oss": 100, "qwen3-next": 30}  # blocks
     [
         ("qwen3-next", 0, 60),
         long("gpt-oss", 0, 60),
+        long("lfm2", 0, 60),
         long("gemma3", 0, 150),
         long("gemma3", None, 150),
         long("gpt-oss", 128, 150),
