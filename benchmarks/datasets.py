@@ -29,8 +29,8 @@ def table(traces: list[TraceFile], folder: Path) -> Table:
     return Table(
         "datasets",
         f"`kvscope ingest TRACE --into DIR --memory {MEMORY} --workers N`, then `kvscope analyze"
-        " DIR --json`, each once. Peak: the proportional set size (PSS) of all its processes"
-        f" together, every {_EVERY_S:g} s.",
+        f" DIR --memory {MEMORY} --json`, each once. Peak: the proportional set size (PSS) of all its"
+        f" processes together, every {_EVERY_S:g} s.",
         ("trace", "accesses", "command", "workers", "s", "CPU s", "peak GiB", "folder GiB"),
         rows,
     )
@@ -39,10 +39,10 @@ def table(traces: list[TraceFile], folder: Path) -> Table:
 def _rows(trace: TraceFile, workers: int, folder: Path) -> Iterator[list[str]]:
     with TemporaryDirectory(dir=folder) as temporary:
         into = str(Path(temporary) / "dataset")
-        limits = ("--memory", MEMORY, "--workers", str(workers))
+        in_processes = ("--workers", str(workers), "--into", into)
         for words in (
-            ("ingest", str(trace.path), "--into", into, *limits, "--json"),
-            ("analyze", into, "--json"),
+            ("ingest", str(trace.path), *in_processes, "--memory", MEMORY, "--json"),
+            ("analyze", into, "--memory", MEMORY, "--json"),
         ):
             note(f"kvscope {words[0]}: {trace.name}, {workers} workers")
             run, peak_bytes = measure_together([sys.executable, "-m", "kvscope", *words])
