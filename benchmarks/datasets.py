@@ -29,8 +29,8 @@ def table(traces: list[TraceFile], folder: Path) -> Table:
     return Table(
         "datasets",
         f"`kvscope ingest TRACE --into DIR --memory {MEMORY} --workers N`, then `kvscope analyze"
-        f" DIR --memory {MEMORY} --json`, each once. Peak: the proportional set size (PSS) of all its"
-        f" processes together, every {_EVERY_S:g} s.",
+        f" DIR --memory {MEMORY} --json`, each once. Peak: the proportional set size (PSS) of all"
+        f" its processes together, every {_EVERY_S:g} s.",
         ("trace", "accesses", "command", "workers", "s", "CPU s", "peak GiB", "folder GiB"),
         rows,
     )
