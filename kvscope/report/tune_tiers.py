@@ -58,7 +58,7 @@ def in_words(tuned: TierRecommendation) -> list[str]:
         f"Does offloading pay? {pays}: {_named(trial)} {_moves(tuned, alone, trial)} (SLO {slo},"
         f" {'met' if meets else 'still missed'}) and {_gpu_time(tuned, alone, trial)}, for"
         f" {_money(tuned, trial.cost_hour)} an hour{_of_yours(tuned)}{_instead(tuned, trial)};"
-        f" {'from' if meets else 'it helps from'} {_size(least)} on."
+        f" {_from(tuned)} {_size(least)} on."
     )
     gain = trial.trial.gains[tuned.plan.target.objective]
     rates = (share(each.trial.outcome.token_hit_rate) for each in (alone, trial))
@@ -164,6 +164,12 @@ def _worth(tuned: TierRecommendation, alone: TierTrial) -> str:
     saved = tuned.plan.saved_hour(alone, nearest) or 0.0
     cost = _money(tuned, nearest.cost_hour)
     return f"{_size(nearest)} saves {_money(tuned, saved)} an hour and costs {cost}"
+
+
+def _from(tuned: TierRecommendation) -> str:
+    """Return what is true from the least size on: it does as much for the SLO, or it helps."""
+    chosen = tuned.tuning.choice
+    return "from" if chosen and chosen[0].trial.meets(tuned.plan.target) else "it helps from"
 
 
 def _instead(tuned: TierRecommendation, trial: TierTrial) -> str:
