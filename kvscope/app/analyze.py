@@ -181,11 +181,13 @@ def analyze(
     *,
     started: StartedCaching | None = None,
     step: Step | None = None,
+    monitor: Monitor | None = None,
 ) -> Analysis:
     """Characterize `trace` and compute LRU's curve over it; a dataset's shards one at a time.
 
     What was `started` keeps the request that it was started with. `step` is called with the name of
-    each step, as in `characterize`. Raises UsageError for a capacity that holds no block.
+    each step, as in `characterize`; `monitor` sees how many shards are done. Raises UsageError for
+    a capacity that holds no block, and for less memory than a dataset takes.
     """
     work = None
     with stores.reading() as store:
@@ -210,7 +212,7 @@ def analyze(
                 given = asked.memory_bytes or (free[0] // 2 if free else 4 * GIB)
                 budget = dataset.analysis_budget(given)
                 store.limit_memory(budget.store_bytes, work)
-                paths = replace(dataset.paths(), runs_at_once=budget.runs_at_once)
+                paths = replace(dataset.paths(), runs_at_once=budget.runs_at_once, progress=monitor)
             started = StartedCaching(paths, request)
         count_deciles = started.paths.deciles if started else None
         characterization = start_characterization(store, trace, count_deciles, step=step, work=work)
@@ -312,7 +314,7 @@ def analyze_source(
         reading,
         lambda paths: started.append(StartedCaching(paths, request)),
     )
-    return analyze(stores, trace, request, started=started[0] if started else None)
+    return analyze(stores, trace, request, started=started[0] if started else None, monitor=monitor)
 
 
 def resized(

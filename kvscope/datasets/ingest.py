@@ -7,11 +7,11 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -54,6 +54,7 @@ from kvscope.datasets.parts import (
     load_facts,
     parse_part,
 )
+from kvscope.datasets.paths import Progress
 from kvscope.datasets.place import MANIFEST, PLAN, STORE
 from kvscope.datasets.shards import (
     ShardTask,
@@ -97,15 +98,6 @@ _UNEVEN = 4  # the largest shard over the mean, at most; more shards cost little
 _RUNS_AT_ONCE = 4_000_000
 
 T = TypeVar("T", PartTask, DivideTask, ShardTask)
-
-
-class Progress(Protocol):
-    """Shows how far each step is."""
-
-    def steps(
-        self, label: str, total: int | None = None
-    ) -> AbstractContextManager[Callable[[int], None]]:
-        """Return a context for the step called `label`; its callable counts what is done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, Protocol
 from weakref import finalize
 
 import numpy as np
@@ -48,6 +49,15 @@ RUNS_AT_ONCE = 2_000_000
 _DISTANCES = ("request", "depth", "blocks", "distance")
 
 
+class Progress(Protocol):
+    """Shows how far each step is."""
+
+    def steps(
+        self, label: str, total: int | None = None
+    ) -> AbstractContextManager[Callable[[int], None]]:
+        """Return a context for the step called `label`; its callable counts what is done."""
+
+
 @dataclass(frozen=True, slots=True)
 class DatasetPaths:
     """The paths of R requests, in shards of which each worker has one at a time in memory.
@@ -61,6 +71,7 @@ class DatasetPaths:
     work: Path
     runs_at_once: int = RUNS_AT_ONCE
     executor: Executor | None = None
+    progress: Progress | None = None
     kept: WorkFolder | None = None  # the folder of columns that go with this object
 
     @property
@@ -106,9 +117,13 @@ class DatasetPaths:
             FollowTask(str(shard), str(self.columns), f"{work.path}/{k:04}", walks, looks)
             for k, shard in enumerate(self.folders)
         ]
-        for _ in (self.executor or LocalProcesses(1)).results(follow_shard, tasks):
-            pass
+        with self._steps("following paths", len(tasks)) as advance:
+            for _ in (self.executor or LocalProcesses(1)).results(follow_shard, tasks):
+                advance(1)
         return FollowedShards(self, work, [Path(task.into) for task in tasks], walks, looks)
+
+    def _steps(self, label: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+        return self.progress.steps(label, total) if self.progress else nullcontext(lambda _: None)
 
     def deciles(self, multi_turn: Bools) -> Int64s:
         """Return what `decile_histogram` counts, given which requests are later turns (R)."""

@@ -371,7 +371,12 @@ def test_analyze_takes_a_folder(
     assert run(["ingest", *map(str, files), "--name", "x", "--db", store]) == 0
     capsys.readouterr()
     documents = []
-    for trace in (["x", "--db", store], [folder]):
+    for trace in (["x", "--db", store], [folder], [folder, "--memory", "1GiB"]):
         assert run(["analyze", *trace, "--json", "--model", "llama3.1-8b"]) == ExitCode.DONE
         documents.append(json.loads(capsys.readouterr().out))
-    assert documents[0] == documents[1]
+    assert documents[0] == documents[1] == documents[2]
+    assert not [*Path(folder).glob(".*")]
+    assert run(["analyze", folder, "--memory", "512MiB"]) == ExitCode.USAGE
+    assert "30 requests and the largest shard take 0.717 GiB, 0.5 GiB are" in only_line(capsys)
+    assert run(["analyze", "x", "--db", store, "--memory", "8GiB"]) == ExitCode.USAGE
+    assert "'x' is no dataset" in only_line(capsys)
