@@ -105,12 +105,6 @@ class FileSample:
         """Return cuts by which no subtree has more than this share of the requests."""
         return cuts_of(self.trie, self.ends, int(len(self.ends) * share))
 
-    def share_in_trunk(self, share: float) -> float:
-        """Return how many of the requests begin with a prefix that is cut by this share."""
-        of_root = subtree_roots(self.trie.parent, self.ends, len(self.ends))[self.ends]
-        requests = np.bincount(of_root[of_root > 0])
-        return float(requests[requests > share * len(self.ends)].sum()) / max(len(self.ends), 1)
-
 
 def sample_files(files: list[str], chosen: str, read: ReadOptions) -> FileSample:
     """Return the beginnings of some of the files."""

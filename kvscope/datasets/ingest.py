@@ -196,6 +196,7 @@ class DatasetBuild:
         self.path, self.folder, self.options = path, folder, options
         self.executor, self.progress = executor, progress
         self.work = folder / WORK
+        self._trunk_alone = False  # whether no other shard fits beside the trunk's
 
     def plan(self) -> bool:
         """Settle what is to be made, as it was settled first; return whether it is finished.
@@ -264,20 +265,16 @@ class DatasetBuild:
         self.folder.mkdir(parents=True, exist_ok=True)
         sample = sample_files(files, read.format or "", read.read)
         shards = self.options.shards or self._shards_for(files, sample)
-        sample.cuts(min(self.options.cut_share, 1 / shards)).save(self.folder / CUTS)
+        sample.cuts(self.options.cut_share).save(self.folder / CUTS)
         plan = Plan(VERSION, read.name, read.format or "", reading, shards, states)
         write_text(path, msgspec.json.encode(plan).decode())
         return plan
 
-    def _left(self, requests: float, trunk_paths: float = 0.0) -> float:
-        """Return the bytes that each worker may take for a shard, while one has the trunk."""
+    def _left(self, requests: float) -> float:
+        """Return the bytes that each worker may take for a shard."""
         workers = self.executor.workers
         programs = PROCESS_BYTES * (workers + (workers > 1))
-        left = self.options.memory_bytes - programs - _COLUMN_BYTES * requests
-        trunk = _TRUNK_PATH_BYTES * trunk_paths
-        if trunk <= left / workers:
-            return left / workers
-        return (left - trunk) / (workers - 1) if workers > 1 else 0.0
+        return (self.options.memory_bytes - programs - _COLUMN_BYTES * requests) / workers
 
     def _shards_for(self, files: list[str], sample: FileSample) -> int:
         """Return how many shards are needed, by the size of the files and what a sample holds."""
@@ -286,9 +283,7 @@ class DatasetBuild:
             for file in files
         )
         workers = self.executor.workers * self.executor.machines
-        requests = sample.requests_per_byte * size
-        in_trunk = sample.share_in_trunk(self.options.cut_share) * requests
-        left = max(self._left(requests, in_trunk), 64 * MIB)
+        left = max(self._left(sample.requests_per_byte * size), 64 * MIB)
         needed = _UNEVEN * _ACCESS_BYTES * sample.accesses_per_byte * size / left
         return int(min(max(needed + 1, 2 * workers), MOST_SHARDS))
 
@@ -304,9 +299,10 @@ class DatasetBuild:
         for again in range(_DIVISIONS + 1):
             sizes = [shard_sizes(folder, self._shards) for folder in folders]
             paths, accesses = np.sum(sizes, axis=0)
-            left = self._left(requests, float(paths[TRUNK]))
-            if left < 64 * MIB:
+            left, trunk = self._left(requests), _TRUNK_PATH_BYTES * float(paths[TRUNK])
+            if left < 64 * MIB or trunk > left * self.executor.workers:
                 raise self._too_many(requests, _COLUMN_BYTES + _TRUNK_PATH_BYTES)
+            self._trunk_alone = trunk > left
             needed = _PIECE_BYTES * paths + _ACCESS_BYTES * accesses
             needed[TRUNK] = _ACCESS_BYTES * Cuts.load(cuts).blocks  # which all its paths share
             heavy = np.flatnonzero(needed > left).tolist()
@@ -397,10 +393,12 @@ class DatasetBuild:
     def _run(self, label: str, step: Callable[[T], None], tasks: list[T]) -> None:
         """Run the tasks that are not done: those whose folders are not there."""
         todo = [task for task in tasks if not Path(task.folder).is_dir()]
+        alone = [task for task in todo if self._trunk_alone and getattr(task, "shard", 1) == TRUNK]
         with self.progress.steps(label, len(tasks)) as advance:
             advance(len(tasks) - len(todo))
-            for _ in self.executor.results(step, todo, each_bytes=self._left(0)):
-                advance(1)
+            for some in (alone, [task for task in todo if task not in alone]):
+                for _ in self.executor.results(step, some, each_bytes=self._left(0)):
+                    advance(1)
         for folder in {Path(task.folder).parent for task in todo}:
             any(folder.iterdir())  # else a network's file system may take new ones for missing
 
