@@ -483,7 +483,8 @@ class DatasetBuild:
             self.progress.steps("storing", len(reduced)) as advance,
             open_store(str(draft)) as store,
         ):
-            limit = max(int(self._left(len(built.requests["request"]))), 512 * MIB)
+            taken = 2 * PROCESS_BYTES + _REQUEST_BYTES * len(built.requests["request"])
+            limit = max(self.options.memory_bytes - taken, 512 * MIB)
             store.limit_memory(limit, self.work / "spill")
             with store.transaction():
                 origin = Origin(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from socket import gethostname
 from tempfile import mkdtemp
 from typing import Any, Protocol
 from weakref import finalize
@@ -144,11 +146,29 @@ class DatasetPaths:
 
 
 class WorkFolder:
-    """A folder for what is too large for memory; it goes when nothing refers to this any more."""
+    """A folder for what is too large for memory; it goes when nothing refers to this any more.
+
+    Those that killed processes of this machine left beside it go when it is made.
+    """
 
     def __init__(self, where: Path) -> None:
-        self.path = Path(mkdtemp(prefix=".analysis-", dir=where))
+        machine = f".analysis-{gethostname()}-"
+        for other in where.glob(f"{machine}*"):
+            if not _is_running(other.name.removeprefix(machine).partition("-")[0]):
+                shutil.rmtree(other, ignore_errors=True)
+        self.path = Path(mkdtemp(prefix=f"{machine}{os.getpid()}-", dir=where))
         finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+def _is_running(process: str) -> bool:
+    """Return whether there is a process of this number."""
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 @dataclass(frozen=True, slots=True)

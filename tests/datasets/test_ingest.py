@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -362,14 +363,26 @@ def test_fit_takes_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert documents[0] == documents[1]
 
 
+LEAVE_WORK = """
+import os, signal, sys
+from pathlib import Path
+from kvscope.datasets.paths import WorkFolder
+kept = WorkFolder(Path(sys.argv[1]))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 def test_analyze_takes_a_folder(
     files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The document equals the one of the files as one trace."""
+    """The document equals the one of the files as one trace; what a killed run left goes away."""
     folder, store = str(tmp_path / "d"), str(tmp_path / "store.duckdb")
     assert run(["ingest", *map(str, files), "--into", folder, "--workers", "1", "--name", "x"]) == 0
     assert run(["ingest", *map(str, files), "--name", "x", "--db", store]) == 0
     capsys.readouterr()
+    left = subprocess.run([sys.executable, "-c", LEAVE_WORK, folder], check=False)
+    assert left.returncode == -signal.SIGKILL
+    assert [*Path(folder).glob(".*")]
     documents = []
     for trace in (["x", "--db", store], [folder], [folder, "--memory", "1GiB"]):
         assert run(["analyze", *trace, "--json", "--model", "llama3.1-8b"]) == ExitCode.DONE
