@@ -38,7 +38,7 @@ _RATES = tuple(2.0**power for power in range(3, -8, -1))
 def measured(
     trace: HeldOut, deployment: dict[str, Any], percentile: float, share_seen: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield a result for each rate and SLO: the verdict, and the last requests with its tier."""
+    """Yield a result for each rate and SLO: the verdict, and its tier on the last requests."""
     seen = first_requests(
         trace.prompts, int(len(trace.prompts.leaf) * share_seen), trace.trace.lineage
     )
@@ -54,7 +54,7 @@ def measured(
             alone_s = alone.target_s
             break
     if not np.isfinite(alone_s):
-        yield {"verdict": "no rate is low enough", "rate": rate}
+        yield {"verdict": "rejects too many requests", "rate": rate}
         return
     for times in TIMES:
         for factor in FACTORS:
@@ -131,7 +131,9 @@ def table(results: list[dict[str, Any]]) -> Table:
         ]
         recommended = [each for each in here if "tier" in each]
         verdicts = [each["verdict"] for each in here]
-        tiers = dict.fromkeys(f"{each['size']} {_options(each['tier'])}" for each in recommended)
+        tiers = dict.fromkeys(
+            " ".join([each["size"], *_options(each["tier"])]) for each in recommended
+        )
         rows.append(
             [
                 trace,
@@ -142,7 +144,7 @@ def table(results: list[dict[str, Any]]) -> Table:
                 str(sum(any(each["worse"]) for each in recommended)),
                 *(_range([each[name] for each in recommended]) for name in ("p95", "p50")),
                 _range([each["throughput"] for each in recommended]),
-                f"{sum(each['meets'] for each in recommended)} / {len(recommended)}",
+                f"{sum(each['meets'] for each in recommended)} of {len(recommended)}",
                 f"{sum(each.get('harmful', 0) for each in here)}",
             ]
         )
@@ -152,7 +154,8 @@ def table(results: list[dict[str, Any]]) -> Table:
     profit = sum(each["net"][0] > 0 for each in pays)
     return Table(
         "Tiers on requests that no choice saw",
-        f"{len(results)} tunings at {' and '.join(f'{times:g}' for times in TIMES)} times the"
+        f"{sum('times' in each for each in results)} tunings at"
+        f" {' and '.join(f'{times:g}' for times in TIMES)} times the"
         " highest arrival rate (`rate`, a power of two times the trace's) that the pool alone keeps"
         f" up with, for SLOs of {', '.join(f'{factor:g}' for factor in FACTORS)} times its p95:"
         f" {len(chosen)} recommend a tier, {len(pays)} of them say that it pays ({profit} save more"
@@ -177,10 +180,10 @@ def table(results: list[dict[str, Any]]) -> Table:
     )
 
 
-def _options(offload: str) -> str:
+def _options(offload: str) -> list[str]:
     """Return the options of a way to offload, without parameters of its policy."""
     names = ("eviction_policy", "store_threshold", "offload_prompt_only")
-    return " ".join(piece for piece in offload.split(":")[1:] if piece.partition("=")[0] in names)
+    return [piece for piece in offload.split(":")[1:] if piece.partition("=")[0] in names]
 
 
 def _range(values: list[float]) -> str:
