@@ -116,27 +116,32 @@ POOLS = {"gemma3": 480, "gpt-oss": 100, "qwen3-next": 30, "lfm2": 100}  # blocks
 
 
 @pytest.mark.parametrize(
-    ("model", "retention", "requests"),
+    ("model", "retention", "requests", "unit"),
     [
-        ("qwen3-next", 0, 60),
-        long("gpt-oss", 0, 60),
-        long("lfm2", 0, 60),
-        long("gemma3", 0, 150),
-        long("gemma3", None, 150),
-        long("gpt-oss", 128, 150),
-        long("qwen3-next", None, 150),
-        long("qwen3-next", 320, 150),
+        ("qwen3-next", 0, 60, None),
+        long("qwen3-next", 0, 60, SIZE),
+        long("gpt-oss", 0, 60, None),
+        long("lfm2", 0, 60, None),
+        long("gemma3", 0, 150, None),
+        long("gemma3", None, 150, None),
+        long("gpt-oss", 128, 150, None),
+        long("qwen3-next", None, 150, None),
+        long("qwen3-next", 320, 150, None),
     ],
 )
 def test_every_hit_is_as_predicted(
-    tmp_path: Path, model: str, retention: int | None, requests: int
+    tmp_path: Path, model: str, retention: int | None, requests: int, unit: int | None
 ) -> None:
-    """Chats, outputs included, in a pool that evicts: not one token off."""
+    """Chats, outputs included, in a pool that evicts: not one token off.
+
+    With a `prefix_match_unit`, hits end within blocks.
+    """
     (tmp_path / "config.json").write_text(json.dumps(MODELS[model]))
     groups = read_config(tmp_path / "config.json").kv_groups(SIZE, SIZE)
     assert groups is not None
-    groups = groups.retaining(float("inf") if retention is None else retention)
+    groups = groups.retaining(float("inf") if retention is None else retention).matching(unit)
     blocks, size = POOLS[model], groups.block_tokens
+    hashed = min(size, groups.hit_tokens)
     launch = Launch(
         str(tmp_path),
         SIZE,
@@ -145,7 +150,11 @@ def test_every_hit_is_as_predicted(
         max_num_seqs=16,
         max_num_batched_tokens=2048,
         forced_outputs=True,
-        flags=("--prefix-cache-retention-interval", str(retention), *STATES.get(model, ())),
+        flags=(
+            *("--prefix-cache-retention-interval", str(retention)),
+            *(("--prefix-match-unit", str(unit)) if unit else ()),
+            *STATES.get(model, ()),
+        ),
         environment={"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"},
     )
     trace = TokenTrace(chats(tmp_path, requests, 30), forced=True)
@@ -161,8 +170,9 @@ def test_every_hit_is_as_predicted(
     def hits(usable_blocks: int, kept: object = groups) -> list[int]:
         settings = EngineSettings(usable_blocks, 16, 2048, groups=kept)  # type: ignore[arg-type]
         profile = LatencyProfile("a guess", "", 5e-3, 3e-5)
-        return predict(trace.sent(size), Lru(), settings, profile, pace).hit_tokens.tolist()
+        return predict(trace.sent(hashed), Lru(), settings, profile, pace).hit_tokens.tolist()
 
     assert measured.hit_tokens.tolist() == hits(blocks)
+    assert any(tokens % size for tokens in hits(blocks)) == (unit is not None)
     assert sum(hits(blocks)) < sum(hits(100_000))  # the bound was felt
     assert hits(blocks) != hits(blocks // 2, None)  # and so are the windows
