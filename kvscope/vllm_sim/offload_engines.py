@@ -188,8 +188,9 @@ class LmCacheSpec(_Approximation):
         """What the simulation lacks."""
         return (
             "Left out: loads and stores that hold up the whole step (here others run meanwhile), a"
-            " first access that ranks a chunk's head before its tail, other orders than LRU,"
-            " disks below memory, remote stores and the multi-process server."
+            " first access that ranks a chunk's head before its tail, look-ups that need a prompt's"
+            " first chunk in memory (both cost hits in small tiers), other orders than LRU, disks"
+            " below memory, remote stores and the multi-process server."
         )
 
     def chunk_blocks(self, block_size: int) -> int:
