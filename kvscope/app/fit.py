@@ -9,6 +9,7 @@ from kvscope.app.deployment import resolved_deployment
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import DEFAULT_EXPORT, FitOptions
 from kvscope.app.requests import hit_definition
+from kvscope.core import memory
 from kvscope.core.errors import UsageError
 from kvscope.core.files import STANDARD_STREAM
 from kvscope.core.hits import standard
@@ -40,14 +41,18 @@ def fit_trace(
 ) -> Fit:
     """Return the fit of the trace's models, which the store keeps; write the `exported` policy.
 
-    Raises InputError for a trace that lacks what the options need.
+    Raises InputError for a trace that lacks what the options need, OutOfMemoryError for one that is
+    too large for this machine's memory.
     """
     from kvscope.learning.learners import reads_fit
+    from kvscope.replay.footprint import fit_bytes
     from kvscope.reuse_models.evidence import load_evidence
     from kvscope.reuse_models.fit import fit_to
     from kvscope.reuse_models.results import keep
     from kvscope.store.file import CANNOT_STORE
 
+    remedy = "fit to part of its files, or take more memory"
+    memory.require(fit_bytes(trace), f"a fit of {trace.name!r}", remedy)
     with stores.reading() as store:
         evidence = load_evidence(store, trace)
     fitted = fit_to(evidence, trace, window_s=options.window, warmup=options.warmup)

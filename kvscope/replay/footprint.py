@@ -24,6 +24,11 @@ def analysis_bytes(trace: Trace) -> int:
     return 450 * trace.requests + 16 * trace.distinct_blocks
 
 
+def fit_bytes(trace: Trace) -> int:
+    """Return what a fit takes, with one or two runs of reuse a request."""
+    return 340 * trace.requests
+
+
 def replays_bytes(trace: Trace, sample_rate: float = 1.0, coarsen: int = 1) -> int:
     """Return what the trace takes and what one replay does, of a sample or in larger blocks."""
     requests, blocks, accesses = _SHARED

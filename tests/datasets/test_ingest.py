@@ -19,6 +19,7 @@ import pytest
 
 import kvscope
 from kvscope.cli.app import run
+from kvscope.core import memory
 from kvscope.core.errors import ExitCode, InputError, KvscopeError, UsageError
 from kvscope.core.executor import Executor, LocalProcesses
 from kvscope.core.files import data_folder, one_path
@@ -349,7 +350,9 @@ def only_line(capsys: pytest.CaptureFixture[str]) -> str:
     return line
 
 
-def test_fit_takes_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_takes_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The models equal those of the file as one trace, and the dataset keeps them."""
     sample, folder = str(data_folder("sample_traces") / "agent.jsonl.gz"), tmp_path / "d"
     made.dataset([sample], folder, made.options(3))
@@ -361,6 +364,9 @@ def test_fit_takes_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert run(["fit", *arguments, "--json"]) == ExitCode.DONE
         documents.append(json.loads(capsys.readouterr().out))
     assert documents[0] == documents[1]
+    monkeypatch.setattr(memory, "available_bytes", lambda: (1000, "are free"))
+    assert run(["fit", str(folder)]) == ExitCode.FAILED
+    assert "are free; fit to part of its files, or take more memory" in only_line(capsys)
 
 
 LEAVE_WORK = """
