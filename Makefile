@@ -73,7 +73,7 @@ ENGINE_TESTS  = tests/conformance tests/vllm_plugin/test_vllm.py tests/validate/
 test-engine: $(ENGINE)/ready ## tests with vLLM's own code, in .venv-engine (Linux; 2 GB, once)
 	$(ENGINE_PYTEST) -m "engine and not clock and not long" $(ENGINE_TESTS)
 
-test-engine-0.33: $(ENGINE_0_33)/ready ## cache manager and scheduler of vLLM 0.33, whose Python runs on 0.32's build
+test-engine-0.33: $(ENGINE_0_33)/ready ## cache manager, schedulers, groups and CPU tier of vLLM 0.33, whose Python runs on 0.32's build
 	PYTHONPATH=$(ENGINE_0_33) $(ENGINE_PYTEST) -m "engine and not clock and not long" \
 		$(addprefix tests/conformance/test_,hybrid.py groups.py cache_manager.py scheduler.py offloading.py)
 
