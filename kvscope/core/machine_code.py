@@ -9,7 +9,8 @@ another key, nor for damaged files. So all that is used of numba beyond its docu
 here, each with its reason. Tested with the versions that pyproject.toml allows; a newer one may
 rename any of it.
 
-Source: numba 0.61 to 0.68, numba/core/dispatcher.py, caching.py, compiler.py, environment.py.
+Source: numba 0.61 to 0.68, numba/core/: dispatcher.py, caching.py, codegen.py, compiler.py,
+environment.py, event.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from functools import cached_property
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from threading import Thread, get_ident
+from threading import Thread, get_ident, local
 from types import FunctionType
 from typing import Any
 
@@ -58,8 +59,10 @@ def _import_numba() -> None:
         for name in (
             "numba",
             "numba.core.caching",
+            "numba.core.codegen",
             "numba.core.compiler",
             "numba.core.environment",
+            "numba.core.event",
             "numba.core.serialize",
             "numba.cpython.unsafe.numbers",
             "numba.extending",
@@ -76,11 +79,12 @@ _import = Thread(target=_import_numba)
 _import.start()
 _import.join()
 import numba  # noqa: E402
-import numpy as np  # noqa: E402
 from numba import types  # noqa: E402
 from numba.core.caching import NullCache  # noqa: E402
+from numba.core.codegen import JITCodeLibrary  # noqa: E402
 from numba.core.compiler import CompileResult  # noqa: E402
 from numba.core.environment import Environment  # noqa: E402
+from numba.core.event import Listener, register  # noqa: E402
 from numba.core.serialize import NumbaPickler  # noqa: E402
 
 # The count of trailing zeros, one instruction, has no documented name.
@@ -91,7 +95,9 @@ from numba.extending import overload, register_jitable  # noqa: E402
 # references to arrays, which in the replays took longer than all else.
 _NO_ALLOCATION = {"_nrt": False}
 _KERNEL_OPTIONS = {"nogil": True, **_NO_ALLOCATION}
-_INLINE_OPTIONS = {"forceinline": True, **_NO_ALLOCATION}
+# Functions that are inlined are never called from Python.
+_UNCALLED = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_INLINE_OPTIONS = {"forceinline": True, **_UNCALLED, **_NO_ALLOCATION}
 # Types whose name says all about the machine code that handles them.
 _NAMED_TYPES = (
     types.Array,
@@ -107,6 +113,45 @@ _registered: set[FunctionType] = set()
 _files = KernelFiles()
 
 
+class _Depth(Listener, local):  # type: ignore[misc]
+    """How many functions numba is compiling in this thread: a kernel, then what it calls."""
+
+    now = 0
+
+    def on_start(self, event: object) -> None:
+        """Count a function, whose compilation starts."""
+        self.now += 1
+
+    def on_end(self, event: object) -> None:
+        """Count it no longer."""
+        self.now -= 1
+
+
+_depth = _Depth()
+register("numba:compile", _depth)
+
+
+class _Library(JITCodeLibrary):  # type: ignore[misc]
+    """Code of a function; of a kernel alone it is optimized and made machine code.
+
+    Numba does both for each function that a kernel calls, and for those that it calls again. They
+    are inlined, so that was work for nothing: a third of the time that a large kernel took.
+    """
+
+    def _optimize_final_module(self) -> None:
+        if _depth.now <= 1:
+            super()._optimize_final_module()
+        else:  # leaves what it calls out of the module, which is else copied again and again
+            passes, builder = self._codegen._module_pass_manager(
+                loop_vectorize=False, slp_vectorize=False, opt=1, cost="cheap"
+            )
+            passes.run(self._final_module, builder)
+
+    def _finalize_specific(self) -> None:
+        if _depth.now <= 1:
+            super()._finalize_specific()
+
+
 def dispatcher(function: FunctionType) -> Any:
     """Return numba's dispatcher of a kernel, with the cache on disk."""
     _name_after_closure(function)
@@ -116,10 +161,15 @@ def dispatcher(function: FunctionType) -> Any:
 
     def compile_once(signature: Any) -> Any:
         """Compile for these argument types, unless another process is just doing that."""
-        with _files.compiling(made._cache.name(signature, made.targetctx)), _no_collections():
-            return compiling(signature)
+        outer, _depth.now = _depth.now, 0  # a kernel that another one calls is still a kernel
+        try:
+            with _files.compiling(made._cache.name(signature, made.targetctx)), _no_collections():
+                return compiling(signature)
+        finally:
+            _depth.now = outer
 
     made.compile = compile_once
+    made.targetctx.codegen()._library_class = _Library
     return made
 
 
@@ -184,7 +234,7 @@ class KernelCache(NullCache):  # type: ignore[misc]
             (
                 self._digest.value(self._function),
                 (sys.hexversion, sys.abiflags),
-                (numba.__version__, np.__version__),
+                numba.__version__,  # its machine code calls nothing of NumPy's
                 (numba.config.OPT, numba.config.BOUNDSCHECK, numba.config.DEBUGINFO_DEFAULT),
                 (_KERNEL_OPTIONS, _INLINE_OPTIONS),
             )

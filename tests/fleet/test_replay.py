@@ -25,6 +25,7 @@ from kvscope.routers.base import EVENT_LAG, MemorySizes, Prompt, Router, View
 from kvscope.routers.least_requests import LeastRequests
 from kvscope.routers.registry import ROUTERS
 from kvscope.routers.round_robin import RoundRobin
+from tests.long import long
 from tests.oracles.fleet import simulate
 from tests.policies import drawn
 from tests.policies.traffics import long_traffic, traffics
@@ -155,7 +156,7 @@ def test_late_events_report_what_caches_held(
             assert late.reported[request].tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("name", ["lru", "tlru", "gdfs", "s3fifo", "wa", "gittins"])
+@pytest.mark.parametrize("name", ["lru", "tlru", long("gdfs"), long("s3fifo"), "wa", "gittins"])
 def test_long_traffic_compiled(name: str) -> None:
     policy = next(known for known, _ in ONLINE if known.name == name)
     values = {"xi_percentile": 0.9} if policy is TLru else {}
