@@ -105,7 +105,7 @@ def _answers(
 ) -> Iterator[Answer]:
     with kvscope.open_trace(trace.path) as opened:
         request = simulate_request(SimulateOptions(policies=POLICIES, slo=SLO_S))
-        prompts = replayable(opened.store, opened.facts, request.setting)
+        prompts = replayable(opened.store, opened.facts)
         windows = round_windows(opened.facts, WINDOWS)
     whole = Workload(prompts, request.setting, windows)
     capacities = whole.curve.capacities(POINTS)

@@ -654,10 +654,10 @@ def simulate(
 
         request = simulate_request(_parsed(SimulateOptions, locals()))
     from kvscope.app.simulate import simulate as run
-    from kvscope.app.traces import replayable
+    from kvscope.app.traces import sampleable
 
     with _opened(trace, db) as opened:
-        prompts = replayable(opened.store, opened.facts, request.setting)
+        prompts = sampleable(opened.store, opened.facts, request.setting, _Logged())
         return SimulationResult(run(opened.store, opened.facts, prompts, request, _Logged()))
 
 

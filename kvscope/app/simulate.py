@@ -28,6 +28,7 @@ from kvscope.replay import run_cache
 from kvscope.replay.curve import HitCurve
 from kvscope.replay.parameter_estimates import ParameterEstimate, bind, estimate_parameters, used
 from kvscope.replay.policy_options import format_value
+from kvscope.replay.sampling import DrawnTrace
 from kvscope.replay.settings import with_groups
 from kvscope.replay.sweep import WINDOWS, serve_replay, sweep, tier_request
 from kvscope.replay.tier_spec import with_chunk_policy
@@ -78,7 +79,7 @@ def kernels(request: SimulateRequest) -> list[type[Policy]]:
 def simulate(
     stores: Stores,
     trace: Trace,
-    prompts: Prompts,
+    prompts: Prompts | DrawnTrace,
     request: SimulateRequest,
     monitor: Monitor | None = None,
 ) -> Simulation:
@@ -88,7 +89,8 @@ def simulate(
     counted as unfinished. Raises UsageError for a capacity that holds no block.
     """
     monitor = monitor or Monitor()
-    request, _ = timed(request, trace, prompts, monitor)
+    known = prompts.sample.prompts if isinstance(prompts, DrawnTrace) else prompts
+    request, _ = timed(request, trace, known, monitor)
     request = on_groups(request, trace)
     setting = request.setting
     if setting.tiers and request.model is not None:

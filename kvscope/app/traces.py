@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kvscope.datasets.dataset import Dataset
     from kvscope.ingest.pipeline import Foresee, Ingested, IngestOptions
     from kvscope.policies.base import Policy
+    from kvscope.replay.sampling import DrawnTrace
 
 STANDARD_INPUT = "-"
 
@@ -227,26 +228,47 @@ def noting_unusable_lines(monitor: Monitor) -> Iterator[None]:
         raise
 
 
-def replayable(stores: Stores, trace: Trace, setting: RunSetting | None = None) -> Prompts:
-    """Return the prompts of a trace, to be replayed as `setting` says.
+def replayable(stores: Stores, trace: Trace) -> Prompts:
+    """Return the prompts of a trace, to be replayed.
 
     Raises InputError for a trace that has lengths only, OutOfMemoryError for one too large for this
     machine's memory.
     """
     from kvscope.replay.footprint import replays_bytes
 
+    return _loaded(stores, trace, replays_bytes(trace), "take a shorter trace, or more memory")
+
+
+def sampleable(
+    stores: Stores, trace: Trace, setting: RunSetting, monitor: Monitor | None = None
+) -> Prompts | DrawnTrace:
+    """Return a trace to be replayed as `setting` says: of a sample of a dataset, only the sample.
+
+    Raises as `replayable`.
+    """
+    from kvscope.replay.footprint import replays_bytes
+
+    remedy = "replay a part with --sample 0.1, or larger blocks with --coarsen 4"
+    # The whole trace says who a tenant is, what its times are, and which blocks are flat objects.
+    whole = setting.isolate or setting.definition.flat or trace.measured_requests
+    if setting.sample_rate < 1 and not whole and trace.has_hashes:
+        with stores.reading() as store:
+            if dataset := dataset_of(store, trace):
+                from kvscope.datasets.drawing import drawn_trace
+
+                return drawn_trace(dataset, store, setting, monitor or Monitor(), remedy)
+    needed = replays_bytes(trace, setting.sample_rate, setting.coarsen)
+    return _loaded(stores, trace, needed, remedy)
+
+
+def _loaded(stores: Stores, trace: Trace, needed_bytes: int, remedy: str) -> Prompts:
     if not trace.has_hashes:
         raise InputError(
             "has only lengths: without block hashes it cannot be replayed",
             where=trace.source,
             remedy="take a trace with block hashes",
         )
-    if setting is None:
-        needed, remedy = replays_bytes(trace), "take a shorter trace, or more memory"
-    else:
-        needed = replays_bytes(trace, setting.sample_rate, setting.coarsen)
-        remedy = "replay a part with --sample 0.1, or larger blocks with --coarsen 4"
-    memory.require(needed, f"a replay of {trace.name!r}", remedy)
+    memory.require(needed_bytes, f"a replay of {trace.name!r}", remedy)
     with stores.reading() as store:
         return traces.load_prompts(store, trace)
 
@@ -258,17 +280,23 @@ def prompts_to_replay(
     policies: Sequence[type[Policy]],
     monitor: Monitor,
     reading: Reading = AS_STORED,
-    setting: RunSetting | None = None,
 ) -> Iterator[tuple[Trace, Prompts]]:
     """Yield a trace and its prompts; a second process compiles what `policies` lack meanwhile."""
+    with precompiling(policies, monitor):
+        trace = load_trace(stores, source, monitor, reading)
+        yield trace, replayable(stores, trace)
+
+
+@contextmanager
+def precompiling(policies: Sequence[type[Policy]], monitor: Monitor) -> Iterator[None]:
+    """Return a context in which a second process compiles what `policies` lack."""
     from kvscope.replay import precompile
 
     if missing := precompile.uncompiled(policies):
         names = ", ".join(policy.name for policy in missing)
         monitor.note(f"compiling kernels, once: {names}; this can take half a minute")
     with precompile.compiling_in_background(policies):
-        trace = load_trace(stores, source, monitor, reading)
-        yield trace, replayable(stores, trace, setting)
+        yield
 
 
 def _mark_used(stores: Stores, trace: Trace) -> None:

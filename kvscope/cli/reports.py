@@ -227,20 +227,16 @@ def simulate(
         load_in_background()
         from kvscope.app.simulate import kernels
         from kvscope.app.simulate import simulate as run_replays
-        from kvscope.app.traces import prompts_to_replay
+        from kvscope.app.traces import load_trace, precompiling, sampleable
         from kvscope.report import policies as report
         from kvscope.report.section import check_names
 
         check_names(printing.section, report.SECTIONS)
-        needed = kernels(request)
-        with (
-            prompts_to_replay(store, trace, needed, Terminal(), reading, request.setting) as (
-                stored,
-                prompts,
-            ),
-            stoppable() as terminal,
-        ):
-            simulation = run_replays(store, stored, prompts, request, terminal)
+        with precompiling(kernels(request), Terminal()):
+            stored = load_trace(store, trace, Terminal(), reading)
+            prompts = sampleable(store, stored, request.setting, Terminal())
+            with stoppable() as terminal:
+                simulation = run_replays(store, stored, prompts, request, terminal)
     output.report(report.report(simulation), printing)
     if simulation.unfinished:
         count = len(simulation.runs)

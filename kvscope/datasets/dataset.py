@@ -123,23 +123,26 @@ class Dataset:
         """A folder for what is too large for memory: this one, where it can be written."""
         return self.folder if os.access(self.folder, os.W_OK) else Path(gettempdir())
 
-    def analysis_budget(self, memory_bytes: int) -> AnalysisBudget:
-        """Return how to share so much memory. Raises UsageError where it is too little."""
-        requests = len(load_array(self.folder / REQUESTS, "blocks"))
+    def least_bytes(self) -> int:
+        """Return the least memory in which shards are followed, with what the program takes."""
         shard = max(
             _BLOCK_BYTES * len(load_array(folder, "block_parent"))
             + _PATH_BYTES * len(load_array(folder, "request"))
             for folder in self._shards()
         )
-        needed = _PROGRAM_BYTES + _REQUEST_BYTES * requests + shard
-        left = memory_bytes - needed
-        if left < LEAST_LEFT:
+        return _PROGRAM_BYTES + _REQUEST_BYTES * self.paths().requests + shard + LEAST_LEFT
+
+    def analysis_budget(self, memory_bytes: int) -> AnalysisBudget:
+        """Return how to share so much memory. Raises UsageError where it is too little."""
+        least = self.least_bytes()
+        if memory_bytes < least:
             raise UsageError(
-                f"{requests:,} requests and the largest shard take"
-                f" {format_size(needed + LEAST_LEFT)}, {format_size(memory_bytes)} are given",
+                f"{self.paths().requests:,} requests and the largest shard take"
+                f" {format_size(least)}, {format_size(memory_bytes)} are given",
                 where="--memory",
                 remedy="give more, or ingest in more --shards or part of the files",
             )
+        left = memory_bytes - least + LEAST_LEFT
         at_once = min(max(left // 3 // _RUN_BYTES, 1 << 16), RUNS_AT_ONCE)
         return AnalysisBudget(int(at_once), left // 2)
 

@@ -171,7 +171,7 @@ class Carriers(NamedTuple):
         return self.carried[skipped + np.arange(len(skipped))]
 
 
-def _places(numbers: Int32s | Int64s, among: Int32s | Int64s, missing: int) -> Int64s:
+def places_among(numbers: Int32s | Int64s, among: Int32s | Int64s, missing: int) -> Int64s:
     """Return the place of each number among ascending ones, `missing` where it is not there."""
     if not len(among):
         return np.full(len(numbers), missing, dtype=np.int64)
@@ -193,8 +193,8 @@ def load_shard(folder: Path, columns: Path) -> ShardPaths:
         leaf, length, split = leaf[order], length[order], split[order]
     request = np.union1d(member, carriers.carried_by(member)).astype(np.int64)
     # Of a request that only its own prompt, or only the carried path, leads here: nothing else.
-    own = _places(request, member, len(member))
-    carried = _places(carriers.carrier[request], member, len(member))
+    own = places_among(request, member, len(member))
+    carried = places_among(carriers.carrier[request], member, len(member))
     leaf, length, split = (np.append(each, np.int32(0)) for each in (leaf, length, split))
     blocks = length[own]
     lengths = some_lengths(columns, request)
@@ -202,7 +202,7 @@ def load_shard(folder: Path, columns: Path) -> ShardPaths:
     paths = PromptPaths(
         block_size=lengths.block_size,
         input_tokens=lengths.input_tokens,
-        parent=_places(lengths.parent, request, -1).astype(np.int32),
+        parent=places_among(lengths.parent, request, -1).astype(np.int32),
         blocks=blocks,
         full_blocks=np.minimum(lengths.full_blocks, blocks),
         cached_blocks=lengths.cached_blocks,

@@ -26,10 +26,7 @@ def select(prompts: Prompts, requests: Int64s) -> Prompts:
     Blocks, requests and conversations are numbered anew, in the same order; times, users,
     categories and measurements stay. A parent that was not selected is none.
     """
-    needed = np.zeros(len(prompts.block_parent), dtype=np.bool_)
-    needed[0] = True
-    _mark_needed(prompts.block_parent, prompts.leaf[requests], needed)
-    _mark_needed(prompts.block_parent, prompts.carried_leaf[requests], needed)
+    needed = needed_blocks(prompts, requests)
     block = (np.cumsum(needed) - 1).astype(np.int32)
     request = np.full(len(prompts.leaf) + 1, -1, dtype=np.int32)  # the last entry: no parent
     request[requests] = np.arange(len(requests), dtype=np.int32)
@@ -48,6 +45,15 @@ def select(prompts: Prompts, requests: Int64s) -> Prompts:
         directives=prompts.directives and prompts.directives.select(requests),
         **columns,
     )
+
+
+def needed_blocks(prompts: Prompts, requests: Int64s) -> Bools:
+    """Return which blocks are on the paths of the requests with these numbers (N + 1, the root)."""
+    needed = np.zeros(len(prompts.block_parent), dtype=np.bool_)
+    needed[0] = True
+    _mark_needed(prompts.block_parent, prompts.leaf[requests], needed)
+    _mark_needed(prompts.block_parent, prompts.carried_leaf[requests], needed)
+    return needed
 
 
 def begun(prompts: Prompts, starts: SessionStarts) -> Prompts:

@@ -13,6 +13,7 @@ from kvscope.policies.gittins import AGES, Gittins
 from kvscope.replay.traffic import Traffic
 
 _LOADED = 300, 4  # the store's rows of a trace, and its prompts
+_DRAWN = 60  # of a dataset from which a sample is drawn: the ends of all paths
 _SHARED = 150, 2, 4  # what all replays of a trace share: the order of touches
 _TABLES = 300  # what learners know of each request
 _ROW_NUMBERS = 12  # of a class at a refit
@@ -31,13 +32,33 @@ def fit_bytes(trace: Trace) -> int:
 
 def replays_bytes(trace: Trace, sample_rate: float = 1.0, coarsen: int = 1) -> int:
     """Return what the trace takes and what one replay does, of a sample or in larger blocks."""
-    requests, blocks, accesses = _SHARED
-    own_requests, own_blocks = _REPLAY
-    sampled_blocks = trace.distinct_blocks * sample_rate / coarsen
     return int(
         _LOADED[0] * trace.requests
         + _LOADED[1] * trace.distinct_blocks
-        + (requests + own_requests) * trace.requests * sample_rate
+        + _replay_of_sample_bytes(trace, sample_rate, coarsen)
+    )
+
+
+def drawn_replays_bytes(
+    trace: Trace, sample_rate: float, coarsen: int, following_bytes: int
+) -> int:
+    """Return what they take of a dataset, of which no more than the sample is loaded.
+
+    It stays while shards are followed, which takes `following_bytes` or what a small trace does,
+    and while it is replayed.
+    """
+    loaded = _LOADED[0] * trace.requests + _LOADED[1] * trace.distinct_blocks
+    replays = _replay_of_sample_bytes(trace, sample_rate, coarsen)
+    needed = loaded * sample_rate + max(_DRAWN * trace.requests, following_bytes, replays)
+    return min(int(needed), replays_bytes(trace, sample_rate, coarsen))
+
+
+def _replay_of_sample_bytes(trace: Trace, sample_rate: float, coarsen: int) -> float:
+    requests, blocks, accesses = _SHARED
+    own_requests, own_blocks = _REPLAY
+    sampled_blocks = trace.distinct_blocks * sample_rate / coarsen
+    return (
+        (requests + own_requests) * trace.requests * sample_rate
         + (blocks + own_blocks) * sampled_blocks
         + accesses * trace.accesses * sample_rate / coarsen
     )

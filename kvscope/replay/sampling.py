@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import kernel
 from kvscope.core.trace import Prompts
 from kvscope.ingest.lineage import SHARED_HEAD_CONTINUATIONS
-from kvscope.replay.curve import HitCurve, first_counted, looked_up, lru_curve, weighted
+from kvscope.replay.curve import HitCurve, looked_up, lru_curve, weighted
 from kvscope.replay.derived_traces import coarsened, select
 from kvscope.replay.misses import lru_hit_blocks
 from kvscope.replay.stack_distances import LruDistances, lru_distances
@@ -32,8 +32,7 @@ class Sample:
     """Part of a trace: `prompts`, which are the trace's `requests` (ascending numbers).
 
     `group` numbers the subtree of each. `rate` is the share that was asked for, `coarsen` how many
-    blocks are one; `rate_requests` and `rate_blocks` are the shares of the trace's requests and
-    distinct blocks that it came to.
+    blocks are one; the whole trace has `whole_requests` and `whole_blocks`.
     """
 
     prompts: Prompts
@@ -41,48 +40,84 @@ class Sample:
     group: Int64s
     rate: float
     coarsen: int
-    rate_requests: float
-    rate_blocks: float
+    whole_requests: int
+    whole_blocks: int
+
+    @property
+    def rate_requests(self) -> float:
+        """The share of the trace's requests that it came to."""
+        return len(self.requests) / self.whole_requests
+
+    @property
+    def rate_blocks(self) -> float:
+        """The share of the trace's distinct blocks that it came to."""
+        return (len(self.prompts.block_parent) - 1) / max(self.whole_blocks, 1)
 
     def capacity(self, capacity_blocks: int) -> int:
         """Return the capacity of the sample, in blocks, that stands for this one of the trace."""
         return round(self.rate * capacity_blocks / self.coarsen)
 
 
+@dataclass(frozen=True, slots=True)
+class DrawnTrace:
+    """What is read of a trace that is too large: a `sample`, and LRU's exact curve of the whole."""
+
+    sample: Sample
+    curve: HitCurve
+
+
 def sampled(
-    prompts: Prompts, rate: float = 1.0, *, seed: int = 0, part: int = 0, coarsen: int = 1
+    prompts: Prompts | Sample, rate: float = 1.0, *, seed: int = 0, part: int = 0, coarsen: int = 1
 ) -> Sample:
     """Sample a share `rate` of the trace by subtrees, by a seeded hash, `coarsen` blocks as one.
 
-    Samples of the same rate and seed and another `part` (0 to 1 / rate - 1) are disjoint. Raises
+    Samples of the same rate and seed and another `part` (0 to 1 / rate - 1) are disjoint. A Sample
+    in place of the trace must hold all that is drawn, in blocks of the trace's size. Raises
     UsageError for a rate or part that cannot be, and where nothing is left in the sample.
     """
     if not 0 < rate <= 1:
         raise UsageError(f"sampling rate {rate}", remedy="give a share above 0, at most 1")
     if not 0 <= part < max(math.floor(1 / rate + 1e-9), 1):
         raise UsageError(f"part {part} at rate {rate}", remedy="give a number from 0 to 1 / rate")
-    limit = max(SHARED_HEAD_CONTINUATIONS, int(SHARED_BY * len(prompts.leaf)))
-    group = subtrees(prompts.block_parent, prompts.leaf, limit)
-    place = uniform(group, seed)
-    chosen = np.flatnonzero((part * rate <= place) & (place < (part + 1) * rate))
+    source = prompts if isinstance(prompts, Sample) else _everything(prompts)
+    chosen = np.flatnonzero(is_drawn(source.group, rate, seed, part))
     if not len(chosen):
-        raise UsageError(
-            f"nothing is left of {len(group):,} requests at rate {rate}",
-            remedy="sample at a higher rate",
-        )
-    inside = select(prompts, chosen)
+        raise nothing_left(source.whole_requests, rate)
+    inside = select(source.prompts, chosen)
     if coarsen != 1:
         inside = coarsened(inside, coarsen)
-    blocks = max(len(prompts.block_parent) - 1, 1)
-    return Sample(
+    return replace(
+        source,
         prompts=inside,
-        requests=chosen,
-        group=group[chosen],
+        requests=source.requests[chosen],
+        group=source.group[chosen],
         rate=rate,
         coarsen=coarsen,
-        rate_requests=len(chosen) / len(group),
-        rate_blocks=(len(inside.block_parent) - 1) / blocks,
     )
+
+
+def _everything(prompts: Prompts) -> Sample:
+    requests, blocks = len(prompts.leaf), len(prompts.block_parent) - 1
+    group = subtrees(prompts.block_parent, prompts.leaf, shared_limit(requests))
+    return Sample(prompts, np.arange(requests), group, 1.0, 1, requests, blocks)
+
+
+def is_drawn(group: Int64s, rate: float, seed: int = 0, part: int = 0) -> Bools:
+    """Return which requests of these subtrees are in the sample."""
+    place = uniform(group, seed)
+    return (part * rate <= place) & (place < (part + 1) * rate)
+
+
+def nothing_left(requests: int, rate: float) -> UsageError:
+    """Return the error for a sample of so many requests that has none."""
+    return UsageError(
+        f"nothing is left of {requests:,} requests at rate {rate}", remedy="sample at a higher rate"
+    )
+
+
+def shared_limit(requests: int) -> int:
+    """Return how many of so many requests may share the first block of a subtree."""
+    return max(SHARED_HEAD_CONTINUATIONS, int(SHARED_BY * requests))
 
 
 def subtrees(block_parent: Int32s, leaf: Int32s, limit: int) -> Int64s:
@@ -233,9 +268,12 @@ def with_drift(estimate: Estimate, rate: float, parts: Sequence[Estimate]) -> Es
 
 
 def anchored(
-    prompts: Prompts, sample: Sample, definition: HitDefinition, whole: HitCurve | None = None
+    trace: Prompts | DrawnTrace,
+    sample: Sample,
+    definition: HitDefinition,
+    whole: HitCurve | None = None,
 ) -> Anchor:
-    """Return the anchor that turns rates of `sample` into rates of the whole trace, `prompts`.
+    """Return the anchor that turns rates of `sample` into rates of the whole trace.
 
     `whole` is LRU's curve of it, where that is known. Raises UsageError for a flat definition,
     whose blocks are not in subtrees, and for one that keeps partial blocks where blocks were
@@ -253,13 +291,15 @@ def anchored(
             where=definition.name,
             remedy="sample by rate alone, or drop partial blocks",
         )
+    if whole is None:
+        whole = trace.curve if isinstance(trace, DrawnTrace) else lru_curve(trace, definition)
     return Anchor(
         sample=sample,
         definition=definition,
-        whole=whole or lru_curve(prompts, definition),
+        whole=whole,
         runs=lru_distances(sample.prompts, definition),
         total=looked_up(sample.prompts, definition),
-        first=int(np.searchsorted(sample.requests, first_counted(prompts, definition))),
+        first=int(np.searchsorted(sample.requests, int(sample.whole_requests * definition.warmup))),
     )
 
 

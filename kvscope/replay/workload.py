@@ -23,7 +23,7 @@ from kvscope.replay.derived_traces import isolate
 from kvscope.replay.footprint import tables_bytes
 from kvscope.replay.misses import Novelty, novelty
 from kvscope.replay.replay import Tables, TouchHistory, replay, touch_history
-from kvscope.replay.sampling import PARTS, Anchor, anchored, sampled
+from kvscope.replay.sampling import PARTS, Anchor, DrawnTrace, Sample, anchored, sampled
 from kvscope.replay.settings import setting_profile
 from kvscope.replay.tier_spec import Tier
 from kvscope.replay.traffic import Traffic, traffic
@@ -45,16 +45,16 @@ class Workload:
     """A trace under one setting; threads may replay it at the same time.
 
     `windows` cut the results over time. `whole` is the trace, isolated by tenant where the setting
-    says so, `prompts` the sample of it that is replayed (all of it where `anchor` is None), and
-    `traffic` those as the hit definition counts them. An `anchor` that is given names a sample of
-    `prompts`, isolated already. Without `in_parts`, the error leaves out how a sample drifts with
-    its rate. Raises UsageError or InputError where the
-    trace cannot be isolated or sampled as the setting says.
+    says so, or what was drawn from it for this setting; `prompts` are the sample of it that is
+    replayed (all of it where `anchor` is None), and `traffic` those as the hit definition counts
+    them. An `anchor` that is given names a sample of `prompts`, isolated already. Without
+    `in_parts`, the error leaves out how a sample drifts with its rate. Raises UsageError or
+    InputError where the trace cannot be isolated or sampled as the setting says.
     """
 
     def __init__(
         self,
-        prompts: Prompts,
+        prompts: Prompts | DrawnTrace,
         setting: RunSetting,
         windows: Windows,
         anchor: Anchor | None = None,
@@ -64,11 +64,16 @@ class Workload:
         self.setting = setting
         self.windows = windows
         self._in_parts = in_parts
-        if setting.isolate and anchor is None:
+        if isinstance(prompts, Prompts) and setting.isolate and anchor is None:
             prompts = isolate(prompts, setting.isolate)
         self.whole = prompts
-        self.anchor = anchor or _anchor(self.whole, setting)
-        self.prompts = self.anchor.sample.prompts if self.anchor else self.whole
+        whole = _drawable(prompts)
+        if anchor is None and not setting.exact:
+            sample = sampled(whole, setting.sample_rate, coarsen=setting.coarsen)
+            anchor = anchored(prompts, sample, setting.definition)
+        self.anchor = anchor
+        own = whole.prompts if isinstance(whole, Sample) else whole
+        self.prompts = anchor.sample.prompts if anchor else own
         self.profile = setting_profile(setting)
         self.traffic = traffic(self.prompts, setting.definition)
         self._tables: dict[tuple[str | None, float, int], Tables] = {}
@@ -99,7 +104,9 @@ class Workload:
     @cached_property
     def curve(self) -> HitCurve:
         """LRU's exact hit rate at every capacity, in the definition's weight."""
-        return self.anchor.whole if self.anchor else lru_curve(self.whole, self.setting.definition)
+        return (
+            self.anchor.whole if self.anchor else lru_curve(self.prompts, self.setting.definition)
+        )
 
     @cached_property
     def request_traffic(self) -> Traffic:
@@ -130,7 +137,7 @@ class Workload:
             return ()
         sample, known = self.anchor.sample, (self.setting.definition, self.anchor.whole)
         smaller = (
-            sampled(self.whole, sample.rate / PARTS, part=part, coarsen=sample.coarsen)
+            sampled(_drawable(self.whole), sample.rate / PARTS, part=part, coarsen=sample.coarsen)
             for part in range(PARTS)
         )
         return tuple(
@@ -190,8 +197,5 @@ class Workload:
                 self._compiled.add(kernel)
 
 
-def _anchor(prompts: Prompts, setting: RunSetting) -> Anchor | None:
-    if setting.exact:
-        return None
-    sample = sampled(prompts, setting.sample_rate, coarsen=setting.coarsen)
-    return anchored(prompts, sample, setting.definition)
+def _drawable(trace: Prompts | DrawnTrace) -> Prompts | Sample:
+    return trace.sample if isinstance(trace, DrawnTrace) else trace

@@ -175,16 +175,25 @@ class Store:
         return nullcontext(self)
 
     def _execute(
-        self, name: str, parameters: Mapping[str, Any], frame: Frame | None = None
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        frame: Frame | None = None,
+        *,
+        filtered: bool = False,
     ) -> duckdb.DuckDBPyConnection:
-        """Run a statement; DuckDB finds `frame` by its name."""
+        """Run a statement; DuckDB finds `frame` by its name, and may keep its requests alone."""
         query = statement(name)
         if set(query.parameters) != set(parameters):
             raise KvscopeError(
                 f"takes {sorted(query.parameters)}, was given {sorted(parameters)}",
                 where=f"queries/{name}.sql",
             )
-        return self._connection.execute(query.text, dict(parameters))
+        text = query.text
+        if filtered and frame is not None:  # before the sort, which would take all rows
+            rows, order = text.rsplit("ORDER BY", 1)
+            text = f"SELECT * FROM ({rows}) SEMI JOIN frame USING (request) ORDER BY {order}"  # noqa: S608
+        return self._connection.execute(text, dict(parameters))
 
     def run(self, name: str, /, **parameters: Any) -> None:
         """Run the statement `name` and ignore what it returns."""
@@ -202,12 +211,18 @@ class Store:
         """Return the first row of the query `name`."""
         return self.rows(name, **parameters)[0]
 
-    def columns(self, name: str, /, **parameters: Any) -> dict[str, NDArray[Any]]:
-        """Return the columns of the query `name` as arrays. Raises KvscopeError for a NULL."""
+    def columns(
+        self, name: str, requests: NDArray[Any] | None = None, /, **parameters: Any
+    ) -> dict[str, NDArray[Any]]:
+        """Return the columns of the query `name` as arrays. Raises KvscopeError for a NULL.
+
+        With `requests`, of a query in their order: the rows of these alone.
+        """
         import numpy as np
 
+        frame = None if requests is None else Frame({"request": requests})
         with explaining(self.path):
-            arrays = self._execute(name, parameters).fetchnumpy()
+            arrays = self._execute(name, parameters, frame, filtered=True).fetchnumpy()
         if any(np.ma.is_masked(values) for values in arrays.values()):
             raise KvscopeError("NULL where a number is expected", where=f"queries/{name}.sql")
         return {column: np.ma.getdata(values) for column, values in arrays.items()}

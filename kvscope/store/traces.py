@@ -14,7 +14,7 @@ from kvscope.core.trace import Measurements, Prompts, Tenants, Trace
 from kvscope.store.db import Store
 
 if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
-    from kvscope.core.arrays import Int32s
+    from kvscope.core.arrays import Int32s, Int64s
 
 _ALIKE = 0.75
 """From 0 to 1: how similar a name must be to be suggested."""
@@ -117,19 +117,35 @@ def bad_lines(store: Store, trace: Trace) -> list[tuple[str, str]]:
 
 def load_prompts(store: Store, trace: Trace) -> Prompts:
     """Return the prompts of `trace`, in order of arrival."""
-    requests = store.columns("ingest/prompts", trace_id=trace.trace_id)
+    columns = load_requests(store, trace)
+    return Prompts(block_parent=load_block_parents(store, trace), **columns)
+
+
+def load_requests(store: Store, trace: Trace, requests: Int64s | None = None) -> dict[str, Any]:
+    """Return all of a trace's `Prompts` but its trie, of some `requests` alone where given.
+
+    Numbers in them are the whole trace's.
+    """
+    columns = _columns_of(store, "prompts", trace, requests)
     names = store.rows("ingest/category_names", trace_id=trace.trace_id)
-    return Prompts(
-        block_size=trace.block_size,
-        categories=tuple(row["category"] for row in names),
-        block_parent=load_block_parents(store, trace),
-        measurements=_load_measurements(store, trace),
-        directives=_load_directives(store, trace),
-        **requests,
-    )
+    return {
+        "block_size": trace.block_size,
+        "categories": tuple(row["category"] for row in names),
+        "measurements": _load_measurements(store, trace, requests),
+        "directives": _load_directives(store, trace, requests),
+        **columns,
+    }
 
 
-def _load_directives(store: Store, trace: Trace) -> StatedDirectives | None:
+def _columns_of(store: Store, query: str, trace: Trace, requests: Int64s | None) -> dict[str, Any]:
+    columns = store.columns(f"ingest/{query}", requests, trace_id=trace.trace_id)
+    del columns["request"]
+    return columns
+
+
+def _load_directives(
+    store: Store, trace: Trace, requests: Int64s | None
+) -> StatedDirectives | None:
     """Return the directives of a trace's requests; None where no request states any."""
     key = {"trace_id": trace.trace_id}
     texts = store.rows("ingest/directive_texts", **key)
@@ -138,16 +154,17 @@ def _load_directives(store: Store, trace: Trace) -> StatedDirectives | None:
     import msgspec
 
     distinct = (msgspec.json.decode(row["retention"], type=Directives) for row in texts)
-    return StatedDirectives(**store.columns("ingest/directives", **key), distinct=tuple(distinct))
+    columns = _columns_of(store, "directives", trace, requests)
+    return StatedDirectives(**columns, distinct=tuple(distinct))
 
 
-def _load_measurements(store: Store, trace: Trace) -> Measurements | None:
+def _load_measurements(store: Store, trace: Trace, requests: Int64s | None) -> Measurements | None:
     if not (trace.workers or trace.measured_requests):  # most traces: spare them the query
         return None
     workers = store.rows("ingest/workers", trace_id=trace.trace_id)
     return Measurements(
         workers=tuple(row["worker"] for row in workers),
-        **store.columns("ingest/measurements", trace_id=trace.trace_id),
+        **_columns_of(store, "measurements", trace, requests),
     )
 
 
@@ -190,12 +207,21 @@ def load_block_parents(store: Store, trace: Trace) -> Int32s:
     key = {"trace_id": trace.trace_id}
     parents = store.columns("ingest/block_parents", **key)["parent"]
     if len(parents) < trace.distinct_blocks:
-        branches = store.columns("ingest/branches", **key)
-        if not len(branches["block"]):
-            raise in_shards(store.path)
+        blocks, above = load_branches(store, trace)
         parents = np.arange(trace.distinct_blocks, dtype=np.int32)
-        parents[branches["block"] - 1] = branches["parent"]
+        parents[blocks - 1] = above
     return np.concatenate((np.zeros(1, dtype=np.int32), parents))
+
+
+def load_branches(store: Store, trace: Trace) -> tuple[Int32s, Int32s]:
+    """Return the blocks of a dataset's trie whose parent is not the one before, and those parents.
+
+    Raises InputError where it has more blocks than have numbers.
+    """
+    branches = store.columns("ingest/branches", trace_id=trace.trace_id)
+    if trace.distinct_blocks and not len(branches["block"]):
+        raise in_shards(store.path)
+    return branches["block"], branches["parent"]
 
 
 def in_shards(where: str) -> InputError:

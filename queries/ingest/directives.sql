@@ -1,7 +1,7 @@
 -- directives: the number of each request's retention directives, -1 for none, in order of arrival
 -- $trace_id: the trace
--- columns: number
-SELECT if(retention IS NULL, -1, dense_rank() OVER (ORDER BY retention NULLS LAST) - 1)::INTEGER AS number
+-- columns: request, number
+SELECT request, if(retention IS NULL, -1, dense_rank() OVER (ORDER BY retention NULLS LAST) - 1)::INTEGER AS number
 FROM requests
 WHERE trace_id = $trace_id
 ORDER BY request

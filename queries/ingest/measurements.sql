@@ -1,7 +1,8 @@
 -- measurements: how requests were served, a row per request, in order of arrival
 -- $trace_id: the trace
--- columns: worker, ttft_s, queue_s, duration_s, cached_tokens, delay_s, waits_for
+-- columns: request, worker, ttft_s, queue_s, duration_s, cached_tokens, delay_s, waits_for
 SELECT
+    request,
     if(worker IS NULL, -1, dense_rank() OVER (ORDER BY worker NULLS LAST) - 1)::INTEGER AS worker,
     coalesce(ttft_s, 'nan') AS ttft_s,
     coalesce(queue_s, 'nan') AS queue_s,

@@ -1,6 +1,6 @@
 -- prompts: the columns of a replay, a row per request, in order of arrival
 -- $trace_id: the trace
--- columns: arrival_s, input_tokens, output_tokens, conversation, parent, user, category, blocks, full_blocks, leaf, cached_blocks, carried_leaf, carried_blocks, clock
+-- columns: request, arrival_s, input_tokens, output_tokens, conversation, parent, user, category, blocks, full_blocks, leaf, cached_blocks, carried_leaf, carried_blocks, clock
 WITH users AS (
     SELECT user_id, (row_number() OVER (ORDER BY user_id) - 1)::INTEGER AS number
     FROM (SELECT DISTINCT user_id FROM requests WHERE trace_id = $trace_id AND user_id IS NOT NULL)
@@ -10,7 +10,7 @@ known AS (
     FROM (SELECT DISTINCT type, turn_bucket FROM categorized WHERE trace_id = $trace_id)
 )
 SELECT
-    arrival_s, input_tokens, output_tokens, conversation, coalesce(parent, -1) AS parent,
+    request, arrival_s, input_tokens, output_tokens, conversation, coalesce(parent, -1) AS parent,
     coalesce(users.number, -1) AS user, known.number AS category, blocks, full_blocks, leaf,
     cached_blocks, carried_leaf, carried_blocks, coalesce(clock, -1) AS clock
 FROM categorized
