@@ -194,7 +194,7 @@ def take_slot(machine: Machine, request: int) -> None:
 
 @callable_in_kernels
 def begin_load(machine: Machine, request: int, hits: int, tokens: int) -> int:
-    """Have a request with blocks load so many tokens behind its hits.
+    """Have a request load so many tokens behind its hits.
 
     Return how many of its blocks it had read from storage.
     """
@@ -590,13 +590,14 @@ def offloaded_admitter(
             member.external = loaded
             note_admission(machine, request, hits)
         use_hits(machine, request, hits)
+        if loaded > 0:  # pins its chunks before blocks are written back into the tier
+            read = begin_load(machine, request, hits, loaded)
+            if first:
+                member.read = read
         allocate(machine, request, blocks)
         record.computed = hits * size + loaded
         note_table(machine, request)
         if loaded > 0:
-            read = begin_load(machine, request, hits, loaded)
-            if first:
-                member.read = read
             return SKIP
         if first:
             learn(machine, off.state[0].learned, record.prompt - hits * size)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvscope.core.errors import UsageError
@@ -16,6 +17,7 @@ from kvscope.ingest.formats.base import Request
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
 from kvscope.vllm_sim.engine import engine_kernel
+from kvscope.vllm_sim.offload_state import T1
 from kvscope.vllm_sim.replay import replayed
 from kvscope.vllm_sim.settings import EngineSettings, OffloadSettings, StorageSettings, Transfers
 from kvscope.vllm_sim.state import Machine, idle_machine
@@ -198,6 +200,15 @@ def test_a_copy_of_what_the_pool_has_goes_first() -> None:
     assert loaded(machine) == [0, 0, 3]
     assert state.held == 4
     assert state.evictions == state.stored - 4
+
+
+@pytest.mark.parametrize("capacity", [2, 3, 4, 5])
+def test_a_tier_written_back_to_keeps_its_size(capacity: int) -> None:
+    """Blocks that make room for a load do not evict the chunks that it reads."""
+    machine = offloaded(BEFORE, BETWEEN, AFTER, write_back=True, capacity_chunks=capacity)
+    state, chunks = machine.offload.state[0], machine.offload.chunks
+    assert np.count_nonzero(chunks.place[: len(machine.nodes)] == T1) == capacity
+    assert state.held == state.evictable == capacity
 
 
 def test_a_load_may_be_shorter_than_a_chunk() -> None:
