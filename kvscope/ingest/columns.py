@@ -410,19 +410,24 @@ class Columns:
 
     def _separate_tenants(self, batch: RequestBatch) -> None:
         """Rename the first blocks of all tenants but the first, and append their numbers."""
-        columns = (self._columns[name][-len(batch.requests) :] for name in _TENANT)
-        tenants: list[Tenant] = list(zip(*columns, strict=True))
-        for tenant in dict.fromkeys(tenants):
-            self.tenants.setdefault(tenant, len(self.tenants))
-        if len(self.tenants) > 1 and not self._isolated:
-            first = next(iter(self.tenants))
-            for row, tenant in enumerate(tenants):
-                if tenant != first and batch.blocks[row]:
-                    at = batch.starts[row]
-                    own = int(batch.ids[at])
-                    batch.ids[at] = key(f"{tenant}/{own}")
-                    self.own_ids[int(batch.ids[at])] = own
-        self._extend("tenant", np.array([self.tenants[tenant] for tenant in tenants]))
+        count = len(batch.requests)
+        columns = [self._columns[name][-count:] for name in _TENANT]
+        if all(column.count(column[0]) == count for column in columns):  # the usual case
+            tenant = cast(Tenant, tuple(column[0] for column in columns))
+            numbers = np.full(count, self.tenants.setdefault(tenant, len(self.tenants)))
+        else:
+            tenants: list[Tenant] = list(zip(*columns, strict=True))
+            for tenant in dict.fromkeys(tenants):
+                self.tenants.setdefault(tenant, len(self.tenants))
+            numbers = np.array([self.tenants[tenant] for tenant in tenants])
+        if numbers.any() and not self._isolated:
+            known = list(self.tenants)
+            for row in np.flatnonzero((numbers > 0) & (batch.blocks > 0)).tolist():
+                at = batch.starts[row]
+                own = int(batch.ids[at])
+                batch.ids[at] = key(f"{known[numbers[row]]}/{own}")
+                self.own_ids[int(batch.ids[at])] = own
+        self._extend("tenant", numbers)
 
     def _append_times(self, batch: RequestBatch) -> None:
         """Append when each request arrives, and in which session, by which clock."""

@@ -193,21 +193,28 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
     trie, reuse = built.trie, built.reuse
     trace = write_requests(store, origin, built, trie.count - 1, rejects)
     number = trace.trace_id
+    continued = trie.parent[1:] == np.arange(trie.count - 1, dtype=np.int32)
+    continued[:1] = False  # so that a trace with blocks has a row
+    branches = np.flatnonzero(~continued).astype(np.int32) + 1
     blocks: dict[str, NDArray[Any]] = {
         "block": np.arange(1, trie.count, dtype=np.int32),
-        "parent": trie.parent[1:],
         "depth": trie.depth[1:],
         "hash_id": trie.hash_id[1:],
         "reuses": reuse.reuses[1:],
     }
     store.append("ingest/add_blocks", blocks, trace_id=number)
+    store.append(
+        "ingest/add_branches",
+        {"block": branches, "parent": trie.parent[branches]},
+        trace_id=number,
+    )
     store.append("ingest/add_block_groups", reuse.groups(), trace_id=number)
     if built.own_hash_ids:
         own: dict[str, NDArray[Any]] = {
             "block": np.array([*built.own_hash_ids], dtype=np.int32),
             "hash_id": np.array([*built.own_hash_ids.values()], dtype=np.int64),
         }
-        store.append("ingest/set_own_hash_ids", own, trace_id=number)
+        store.append("ingest/add_own_hash_ids", own, trace_id=number)
     runs = (reuse.request, reuse.prev, reuse.depth, reuse.blocks)
     write_reuses(store, trace, built.requests["arrival_s"], *runs)
     return trace

@@ -25,6 +25,8 @@ from kvscope.store.file import StoreFile
 _TABLES = {
     "requests": "requests",
     "blocks": "distinct_blocks",
+    "branches": None,
+    "own_hash_ids": None,
     "block_groups": None,
     "reuses": None,
     "bad_lines": None,

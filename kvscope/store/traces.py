@@ -199,24 +199,21 @@ def request_by_id(store: Store, trace: Trace, chat_id: int) -> int | None:
 def load_block_parents(store: Store, trace: Trace) -> Int32s:
     """Return the prefix trie of `trace`: each block's parent, entry 0 being the root's own 0.
 
-    That of a dataset follows from where paths branch off. Raises InputError where it has more
-    blocks than have numbers.
+    It follows from where paths branch off: along a path, blocks are numbered on. Raises InputError
+    where a dataset has more blocks than have numbers.
     """
     import numpy as np
 
-    key = {"trace_id": trace.trace_id}
-    parents = store.columns("ingest/block_parents", **key)["parent"]
-    if len(parents) < trace.distinct_blocks:
-        blocks, above = load_branches(store, trace)
-        parents = np.arange(trace.distinct_blocks, dtype=np.int32)
-        parents[blocks - 1] = above
+    blocks, above = load_branches(store, trace)
+    parents = np.arange(trace.distinct_blocks, dtype=np.int32)
+    parents[blocks - 1] = above
     return np.concatenate((np.zeros(1, dtype=np.int32), parents))
 
 
 def load_branches(store: Store, trace: Trace) -> tuple[Int32s, Int32s]:
-    """Return the blocks of a dataset's trie whose parent is not the one before, and those parents.
+    """Return the blocks of a trie whose parent is not the one before, and those parents.
 
-    Raises InputError where it has more blocks than have numbers.
+    Raises InputError where a dataset has more blocks than have numbers.
     """
     branches = store.columns("ingest/branches", trace_id=trace.trace_id)
     if trace.distinct_blocks and not len(branches["block"]):
@@ -244,7 +241,8 @@ def remove(store: Store, trace: Trace) -> None:
 
     with store.transaction():
         remove_results(store, trace)
-        for table in ("reuses", "block_groups", "blocks", "requests", "bad_lines", "traces"):
+        blocks = ("block_groups", "own_hash_ids", "branches", "blocks")
+        for table in ("reuses", *blocks, "requests", "bad_lines", "traces"):
             store.run(f"ingest/remove_{table}", trace_id=trace.trace_id)
 
 

@@ -2,8 +2,14 @@
 -- $trace_id: the trace
 -- $most: maximum number of blocks
 -- columns: block, parent, hash_id, reuses
-SELECT block, parent, hash_id, reuses
-FROM blocks
-WHERE trace_id = $trace_id AND reuses > 0
-ORDER BY reuses DESC, depth, block
-LIMIT $most
+WITH hot AS (
+    SELECT block, depth, hash_id, reuses
+    FROM blocks
+    WHERE trace_id = $trace_id AND reuses > 0
+    ORDER BY reuses DESC, depth, block
+    LIMIT $most
+)
+SELECT hot.block, coalesce(branches.parent, hot.block - 1) AS parent, hot.hash_id, hot.reuses
+FROM hot
+LEFT JOIN branches ON branches.trace_id = $trace_id AND branches.block = hot.block
+ORDER BY hot.reuses DESC, hot.depth, hot.block

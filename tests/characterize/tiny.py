@@ -175,6 +175,7 @@ def _insert(
         )
         for each in names[:2]:
             tables["blocks"].pop(each)
+        tables["branches"] = {"block": blocks["block"], "parent": tables["blocks"].pop("parent")}
     for table, columns in tables.items():
         if columns:
             names = ", ".join(["trace_id", *columns])

@@ -156,8 +156,9 @@ def test_a_store_from_before_clocks_has_none(tmp_path: Any) -> None:
         connection.execute("ALTER TABLE bad_lines DROP COLUMN place")
         for column in ("first_request", "last_request"):
             connection.execute(f"ALTER TABLE blocks ADD COLUMN {column} INTEGER")
-        connection.execute("DROP TABLE block_groups")
-        connection.execute("DROP TABLE branches")
+        connection.execute("ALTER TABLE blocks ADD COLUMN parent INTEGER DEFAULT 0")
+        for table in ("block_groups", "branches", "own_hash_ids"):
+            connection.execute(f"DROP TABLE {table}")
         connection.execute("DROP TABLE reports")
         connection.execute("DROP SEQUENCE report_ids")
         connection.execute("UPDATE schema_version SET version = 6")

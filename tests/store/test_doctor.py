@@ -47,7 +47,12 @@ def test_a_sound_store_is_sound(path: str, capsys: pytest.CaptureFixture[str]) -
             "UPDATE requests SET leaf = 1 WHERE trace_id = 1 AND request = 2",
             "1 requests contradict",
         ),
-        ("UPDATE blocks SET parent = 9 WHERE trace_id = 1 AND block = 2", "blocks contradict"),
+        ("UPDATE blocks SET depth = 9 WHERE trace_id = 1 AND block = 2", "blocks contradict"),
+        (
+            "UPDATE branches SET parent = 9 WHERE trace_id = 1 AND block = 1",
+            "1 branches contradict",
+        ),
+        ("INSERT INTO own_hash_ids VALUES (1, 99, 5)", "1 own_hash_ids contradict"),
         ("UPDATE reuses SET blocks = 99 WHERE trace_id = 1", "reuses contradict"),
         ("INSERT INTO bad_lines VALUES (1, 0, 'x', '')", "1 bad_lines contradict"),
     ],

@@ -50,7 +50,8 @@ class _BailianReader(RowReader):
     def request(self, row: _BailianRow) -> Request:
         if row.parent_chat_id == _ROOT:
             row.parent_chat_id = ROOT
-        row.delay_s = in_seconds(row.delay_s)
+        if row.delay_s is not None:
+            row.delay_s = in_seconds(row.delay_s)
         return row  # type: ignore[return-value]  # see _BailianRow
 
 

@@ -44,10 +44,13 @@ class ServiceRow(msgspec.Struct, gc=False, kw_only=True):
         return self.lora_name or self.lora_id
 
     def __post_init__(self) -> None:
-        """Convert the times."""
-        self.ttft_s = in_seconds(self.ttft_s)
-        self.queue_s = in_seconds(self.queue_s)
-        self.duration_s = in_seconds(self.duration_s)
+        """Convert the times; most rows have none, for which no call is made."""
+        if self.ttft_s is not None:
+            self.ttft_s = in_seconds(self.ttft_s)
+        if self.queue_s is not None:
+            self.queue_s = in_seconds(self.queue_s)
+        if self.duration_s is not None:
+            self.duration_s = in_seconds(self.duration_s)
 
 
 class RowReader(LineReader):
