@@ -104,20 +104,21 @@ def start_characterization(
             step(name)
         return compute(store, trace, *arguments)
 
-    history = run("touches", load_history, work)
-    # Computed meanwhile: these leave the store to the others.
-    of_history = in_background(_of_history, store, trace, history)
-    places = run("places in the prompt", start_spatial, count_deciles)
-    following = run("next turns", next_turns)
-    changes = run("stability", stability, history)
-    reuse_sources = run("sources of reuse", sources)
-    reuse_skew = run("skew", skew)
-    token_lengths = run("lengths", lengths)
-    sizes = run("sizes", request_sizes)
-    traffic = run("traffic over time", over_time)
-    contributions = run("contributions", contribution)
-    of_category = run("categories", _category_rows)
-    conversations = run("turns", turns)
+    with store.in_row_order():
+        history = run("touches", load_history, work)
+        # Computed meanwhile: these leave the store to the others.
+        of_history = in_background(_of_history, store, trace, history)
+        places = run("places in the prompt", start_spatial, count_deciles)
+        following = run("next turns", next_turns)
+        changes = run("stability", stability, history)
+        reuse_sources = run("sources of reuse", sources)
+        reuse_skew = run("skew", skew)
+        token_lengths = run("lengths", lengths)
+        sizes = run("sizes", request_sizes)
+        traffic = run("traffic over time", over_time)
+        contributions = run("contributions", contribution)
+        of_category = run("categories", _category_rows)
+        conversations = run("turns", turns)
 
     def finish() -> Characterization:
         gaps, hazard, lives, alive = run("reuse gaps and lifetimes", lambda *_: of_history.result())

@@ -210,3 +210,16 @@ def test_an_empty_store_has_nothing_to_find() -> None:
     store: Store
     with open_store(MEMORY) as store, pytest.raises(InputError, match="holds no traces"):
         traces.find(store, None)
+
+
+def test_sums_of_floats_are_the_same_each_time() -> None:
+    """In row order of a table of several row groups; afterwards all threads are back."""
+    with open_store(MEMORY) as store:
+        execute = store.connection.execute
+        execute("CREATE TABLE numbers AS SELECT 1 / (range + 1) AS x FROM range(1_000_000)")
+        threads = execute("SELECT current_setting('threads')").fetchall()
+        with store.in_row_order():
+            assert execute("SELECT current_setting('threads')").fetchall() == [(1,)]
+            sums = {execute("SELECT sum(x) FROM numbers").fetchall()[0][0] for _ in range(5)}
+        assert execute("SELECT current_setting('threads')").fetchall() == threads
+    assert len(sums) == 1
