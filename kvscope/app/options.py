@@ -633,10 +633,10 @@ class TierOptions:
     """What `tune --tiers` takes beyond the target and the deployment."""
 
     tier_sizes: Annotated[
-        tuple[tuple[Literal["dram", "ssd"], int], ...] | None,
+        tuple[values.TierSize, ...] | None,
         Option(
-            "With --tiers: sizes of CPU memory to compare, for example 32GiB,64GiB; ssd:1TiB is an"
-            " SSD (lmcache alone).",
+            "With --tiers: sizes of CPU memory to compare, for example 32GiB,64GiB;"
+            " dram:64GiB+ssd:1TiB has an SSD below (vllm), ssd:1TiB is an SSD alone (lmcache).",
             "SIZE,...",
             values.listed(values.tier_size),
             "up to 16 times the pool",

@@ -22,6 +22,7 @@ from kvscope.app.options import (
     TimeModel,
     TuneOptions,
 )
+from kvscope.app.values import TierSize
 from kvscope.core import units
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition, Outputs, compatible, standard
@@ -226,7 +227,7 @@ class TierTuningRequest:
     """One engine to tune a tier for; `sizes` and `offload` are None for the defaults."""
 
     tune: TuneRequest
-    sizes: tuple[tuple[TierKind, int], ...] | None
+    sizes: tuple[TierSize, ...] | None
     offload: tuple[str, ...] | None
     prices: dict[TierKind, TierPrice]
 

@@ -1,4 +1,4 @@
-"""Tune a tier of memory below a GPU's pool: whether it pays, its size, and how it stores."""
+"""Tune tiers of memory below a GPU's pool: whether they pay, their sizes, and how they store."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from kvscope.app.ends import ends_of
 from kvscope.app.latency import latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import TierTuningRequest
+from kvscope.app.values import TierSize
 from kvscope.characterize.windows import round_windows
 from kvscope.core import units
-from kvscope.core.errors import UsageError
+from kvscope.core.errors import UsageError, placed
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.replay.policy_options import SGLANG
 from kvscope.replay.settings import timed_by
-from kvscope.tuning.tier_prices import TierKind
+from kvscope.replay.tier_spec import offload_spec
 from kvscope.tuning.tier_trial import Options, TierCandidate, TierPlan
 from kvscope.tuning.tiers import TierTuning, tune_tiers
 from kvscope.tuning.tuner import HELD_OUT, VALIDATION, WARMUP
 from kvscope.vllm_sim.offload_engines import (
     HICACHE,
+    LMCACHE,
     HiCacheSpec,
     LmCacheSpec,
     Offloading,
@@ -31,8 +33,16 @@ from kvscope.vllm_sim.offload_engines import (
 )
 from kvscope.vllm_sim.offload_launch import OffloadLaunch
 from kvscope.vllm_sim.offload_spec import OffloadSpec
-from kvscope.vllm_sim.settings import RELEASES
+from kvscope.vllm_sim.settings import RELEASES, StorageSettings
 
+_FILES_OF_VLLM = (
+    "an SSD below CPU memory is simulated with vLLM's files",
+    f"add --offload vllm@{RELEASES[-1]}, or leave out the SSD",
+)
+_SSD_OF_LMCACHE = (
+    "vLLM and HiCache store on no SSD without CPU memory",
+    f"add --offload {LMCACHE}, or write for example dram:64GiB+ssd:1TiB",
+)
 _TIMES_POOL = (0.5, 1, 2, 4, 8, 16)
 _SECOND = (0, 33)  # the version of the second of RELEASES
 _OPTIONS: Mapping[type, Options] = {
@@ -64,7 +74,7 @@ class TierRecommendation:
         if recommended is None or recommended.candidate is None:
             return None
         candidate, ranks = recommended.candidate, self.deployment.tp
-        spec = parse_offload(candidate.offload)
+        spec = offload_spec(candidate.offload, files=candidate.files_bytes > 0)
         if isinstance(spec, LmCacheSpec):
             return spec.launch(candidate.size_bytes, ranks, disk=candidate.kind == "ssd")
         return spec.launch(candidate.size_bytes, ranks)
@@ -140,30 +150,36 @@ def _planned(
 
 def _candidates(
     ways: Mapping[str, Offloading],
-    sizes: Sequence[tuple[TierKind, int]],
+    sizes: Sequence[TierSize],
     block_size: int,
     block_bytes: int,
 ) -> tuple[TierCandidate, ...]:
-    """Return each way to offload with each size."""
-    candidates = []
+    """Return each way to offload with each size, an SSD's CPU memory also without the SSD."""
+    alone = (each._replace(files_bytes=0) for each in sizes if each.files_bytes)
+    sizes, candidates = tuple(dict.fromkeys([*sizes, *alone])), []
     for spec in ways.values():
         chunk_bytes = spec.chunk_blocks(block_size) * block_bytes
-        for kind, size_bytes in sizes:
-            if kind == "ssd" and not isinstance(spec, LmCacheSpec):
+        for size in sizes:
+            if size.kind == "ssd" and not isinstance(spec, LmCacheSpec):
                 continue
-            if size_bytes < chunk_bytes:
+            if size.files_bytes and not isinstance(spec, OffloadSpec):
+                continue
+            least = min(size.size_bytes, size.files_bytes or size.size_bytes)
+            if least < chunk_bytes:
                 raise UsageError(
-                    f"{units.format_size(size_bytes)} holds not one chunk of {spec.text}",
+                    f"{units.format_size(least)} holds not one chunk of {spec.text}",
                     where="--tier-sizes",
                     remedy=f"a chunk takes {units.format_size(chunk_bytes)}",
                 )
-            candidates.append(TierCandidate(spec.text, kind, size_bytes))
-    if not candidates:
-        raise UsageError(
-            "vLLM and HiCache store on no SSD without CPU memory",
-            where="--tier-sizes",
-            remedy="add --offload lmcache, or name sizes of CPU memory",
-        )
+            if size.files_bytes and isinstance(spec, OffloadSpec):
+                with placed(f"--offload {spec.text}"):  # what vLLM refuses with files
+                    spec.settings(1, storage=StorageSettings())
+            candidates.append(TierCandidate(spec.text, *size))
+    used = {(each.kind, *each.sizes) for each in candidates}
+    for size in sizes:
+        if size not in used:
+            what, remedy = _FILES_OF_VLLM if size.files_bytes else _SSD_OF_LMCACHE
+            raise UsageError(what, where="--tier-sizes", remedy=remedy)
     return tuple(candidates)
 
 
@@ -181,7 +197,7 @@ def _way(where: ResolvedDeployment) -> str:
     return f"vllm@{RELEASES[where.engine.version >= _SECOND]}"
 
 
-def _sizes(pool_bytes: int, whole_bytes: int) -> tuple[tuple[TierKind, int], ...]:
+def _sizes(pool_bytes: int, whole_bytes: int) -> tuple[TierSize, ...]:
     """Return multiples of the pool, in whole GiB where it has some, up to what the trace fills."""
     sizes: list[int] = []
     for times in _TIMES_POOL:
@@ -191,4 +207,4 @@ def _sizes(pool_bytes: int, whole_bytes: int) -> tuple[tuple[TierKind, int], ...
         sizes.append(size)
         if size >= whole_bytes:
             break
-    return tuple(("dram", size) for size in sizes)
+    return tuple(TierSize("dram", size) for size in sizes)

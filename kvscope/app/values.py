@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError
@@ -120,12 +120,28 @@ def _positive(text: str, what: str) -> float:
     return value
 
 
-def tier_size(text: str) -> tuple[Literal["dram", "ssd"], int]:
-    """Return a kind of memory and its bytes: `64GiB` of the CPU's memory, `ssd:1TiB` of an SSD."""
-    kind, colon, amount_of = text.rpartition(":")
+class TierSize(NamedTuple):
+    """The kind and bytes of a tier, and those of an SSD below it for files (0: none)."""
+
+    kind: Literal["dram", "ssd"]
+    size_bytes: int
+    files_bytes: int = 0
+
+
+def tier_size(text: str) -> TierSize:
+    """Return `64GiB` of the CPU's memory, `ssd:1TiB` of an SSD, or both: `dram:64GiB+ssd:1TiB`."""
+    upper, plus, lower = text.partition("+")
+    kind, colon, amount_of = upper.rpartition(":")
     if colon and kind.lower() not in {"dram", "ssd"}:
         raise UsageError(f"{kind!r} is no memory", remedy="write for example 64GiB or ssd:1TiB")
-    return "ssd" if kind.lower() == "ssd" else "dram", size(amount_of)
+    above = TierSize("ssd" if kind.lower() == "ssd" else "dram", size(amount_of))
+    if not plus:
+        return above
+    below = tier_size(lower)
+    if (above.kind, below.kind, below.files_bytes) != ("dram", "ssd", 0):
+        remedy = "write for example dram:64GiB+ssd:1TiB"
+        raise UsageError(f"{text!r} is no CPU memory with an SSD below", remedy=remedy)
+    return above._replace(files_bytes=below.size_bytes)
 
 
 def percentile(text: str) -> float:

@@ -120,10 +120,13 @@ def offload_of(setting: RunSetting) -> Offloading | None:
     """Return the offload tier of a setting, with the files below it; None without."""
     if setting.capacity_model != "engine" or not setting.tier_mode:
         return None
-    spec = parse_offload(setting.tier_mode)
-    if isinstance(spec, OffloadSpec) and setting.tiers.count(",") == 2:
-        return OffloadToFilesSpec(*astuple(spec))
-    return spec
+    return offload_spec(setting.tier_mode, files=setting.tiers.count(",") == 2)
+
+
+def offload_spec(text: str, *, files: bool) -> Offloading:
+    """Return what a value of `--offload` stands for, vLLM's with `files` below its CPU tier."""
+    spec = parse_offload(text)
+    return OffloadToFilesSpec(*astuple(spec)) if files and isinstance(spec, OffloadSpec) else spec
 
 
 def offload_left_out(setting: RunSetting) -> str | None:

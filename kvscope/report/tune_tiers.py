@@ -1,4 +1,4 @@
-"""A tuned tier: does offloading pay, with what memory, at what price, and how it is set."""
+"""Tuned tiers: does offloading pay, with what memory, at what price, and how it is set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvscope.report.section import Section, Table, tabulate
 from kvscope.report.words import NONE, count, percent_change, share, significant
 from kvscope.tuning.tier_prices import STATED, tier_prices
 from kvscope.tuning.tier_trial import TierCandidate, TierTrial
-from kvscope.tuning.tiers import SLOW_COPIES
+from kvscope.tuning.tiers import FULL, SLOW_COPIES
 from kvscope.vllm_sim.offload_engines import parse_offload
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 
@@ -49,7 +49,7 @@ def in_words(tuned: TierRecommendation) -> list[str]:
     """Return the answer: does it pay, what it gains and costs, from which size on."""
     tuning = tuned.tuning
     if tuning.recommended is None:
-        return [f"Does offloading pay? No: keep no CPU tier. {_why(tuned)}"]
+        return [f"Does offloading pay? No: keep no CPU tier. {_why(tuned)}", *_never_start(tuned)]
     trial, alone = tuning.recommended, tuning.baseline[1]
     least = tuning.least or trial
     pays = "Yes" if tuning.verdict == "pays" else "In part"
@@ -67,7 +67,8 @@ def in_words(tuned: TierRecommendation) -> list[str]:
         f" (95 % CI {percent_change(-gain.high)} to {percent_change(-gain.low)}), hit rate"
         f" {' → '.join(rates)}, {share(trial.tier_hit_rate)} from the tier."
     )
-    words = [answer, evidence, *_worn(tuned, trial), _held(tuned)]
+    words = [answer, *_filled(trial), evidence, *_worn(tuned, trial), _held(tuned)]
+    words += _never_start(tuned)
     if tuning.verdict == "helps" and tuned.plan.gpu_hour is None:
         words.append("Another engine may be cheaper: name --gpu-hour to compare.")
     return words
@@ -76,14 +77,17 @@ def in_words(tuned: TierRecommendation) -> list[str]:
 def _why(tuned: TierRecommendation) -> str:
     """Return why no tier is recommended."""
     tuning, rank = tuned.tuning, tuned.plan.target.rank_name
+    if tuning.why == "never-starts":
+        return "The choice of the validation window does not serve all requests elsewhere."
     if tuning.choice is None:
         return _why_none(tuned)
     chosen, judged = tuning.choice
     if tuning.why == "uncertain":
-        broken = "; ".join(each.end.name for each in tuning.ends if not each.holds)
+        broken = [each.end for each in tuning.ends if not each.holds]
+        measured = "" if broken == [FULL] else ": measure them (kvscope calibrate, --engine-log)"
         return (
-            f"{_named(chosen)} would help, but does harm or costs more than it saves with {broken}:"
-            " measure them (kvscope calibrate, --engine-log)."
+            f"{_named(chosen)} would help, but does harm or costs more than it saves with"
+            f" {'; '.join(each.name for each in broken)}{measured}."
         )
     return (
         f"{_named(chosen)} was chosen on the validation window, and {_rejected(tuned, judged)} on"
@@ -185,6 +189,28 @@ def _of_yours(tuned: TierRecommendation) -> str:
     return "" if tuned.plan.currency else " in the currency of your prices"
 
 
+def _filled(trial: TierTrial) -> list[str]:
+    """Return when files fill their SSD, and what follows."""
+    if trial.candidate is None or trial.full_s is None:
+        return []
+    size = units.format_size(trial.candidate.files_bytes)
+    after = units.duration_in_words(trial.full_s)
+    sentence = (
+        f"vLLM deletes none of its files: at this rate the SSD of {size} is full after {after}, and"
+        " nothing new is written from then on. Delete old files before that, or the gain fades."
+    )
+    return [sentence]
+
+
+def _never_start(tuned: TierRecommendation) -> list[str]:
+    """Return which tiers were rejected because requests never start, and the least reason."""
+    rejected = tuned.tuning.rejected
+    if not rejected:
+        return []
+    names = dict.fromkeys(_label(each.candidate) for each in rejected)
+    return [f"Rejected: {', '.join(names)}: {rejected[0].reason}."]
+
+
 def _worn(tuned: TierRecommendation, trial: TierTrial) -> list[str]:
     """Return how far the writes to a drive are from those that it is rated for."""
     wear = tuned.plan.wear(trial)
@@ -235,14 +261,22 @@ def _slo_s(tuned: TierRecommendation) -> float:
 
 
 def _size(trial: TierTrial) -> str:
-    return units.format_size(trial.candidate.size_bytes) if trial.candidate else NONE
+    return _label(trial.candidate) if trial.candidate else NONE
+
+
+def _label(candidate: TierCandidate) -> str:
+    below = f" + {units.format_size(candidate.files_bytes)} SSD" if candidate.files_bytes else ""
+    return units.format_size(candidate.size_bytes) + below
 
 
 def _named(trial: TierTrial) -> str:
     candidate = trial.candidate
     if candidate is None:
         return "the pool alone"
-    return f"{_size(trial)} of {_MEMORY[candidate.kind]} ({_way(candidate)})"
+    sizes = " and ".join(
+        f"{units.format_size(size)} of {_MEMORY[kind]}" for kind, size in candidate.tiers
+    )
+    return f"{sizes} ({_way(candidate)})"
 
 
 def _way(candidate: TierCandidate) -> str:
@@ -252,8 +286,8 @@ def _way(candidate: TierCandidate) -> str:
 
 
 def _tried_sizes(tuned: TierRecommendation) -> str:
-    sizes = [each.size_bytes for each in tuned.plan.candidates]
-    low, high = units.format_size(min(sizes)), units.format_size(max(sizes))
+    candidates = sorted(tuned.plan.candidates, key=lambda each: each.sizes)
+    low, high = _label(candidates[0]), _label(candidates[-1])
     return low if low == high else f"{low} to {high}"
 
 
@@ -273,7 +307,8 @@ def sections(tuned: TierRecommendation, *, one_screen: bool = False) -> list[Sec
         table = _table(tuned, _shown(tuned, tuning.sizes, rows and _SIZES), alone)
         shown.append(Section.of("Sizes: as the choice stores, validation window", table))
     if tuned.launch is not None:
-        shown.append(Section.of("To set", tuned.launch.text, tuned.left_out, _try_first(tuned)))
+        notes = (tuned.left_out, _try_first(tuned), _path(tuned))
+        shown.append(Section.of("To set", tuned.launch.text, *notes))
     if not one_screen:
         shown.append(_tried(tuned))
     return [*shown, _assumed(tuned)]
@@ -300,11 +335,23 @@ def _try_first(tuned: TierRecommendation) -> str | None:
     return "An approximation: try it on one replica before you rely on it."
 
 
+def _path(tuned: TierRecommendation) -> str | None:
+    """Return what files need: a folder, and memory for what is read at once."""
+    trial = tuned.tuning.recommended
+    if trial is None or trial.full_s is None:
+        return None
+    return (
+        "PATH: a folder on that SSD; vLLM fills what space is free. Where prompts that are read at"
+        " once do not fit into the CPU memory, requests never start: do not take less of it, and"
+        " replay again before more load comes."
+    )
+
+
 def _table(
     tuned: TierRecommendation, trials: Sequence[TierTrial], alone: TierTrial, note: str = ""
 ) -> Table:
     """Return a row a tier: price, latency and hits."""
-    plan, rank = tuned.plan, tuned.plan.target.rank_name
+    plan, rank, format_size = tuned.plan, tuned.plan.target.rank_name, units.format_size
     engines = {each.offload.partition(":")[0] for each in plan.candidates}
 
     def _short(way: str) -> str:
@@ -312,7 +359,15 @@ def _table(
         return options.replace(":", " ") or way
 
     columns: dict[str, Callable[[TierTrial], str]] = {
-        "size": lambda each: _size(each) if each.candidate else "none",
+        "size": lambda each: format_size(each.candidate.size_bytes) if each.candidate else "none",
+    }
+    if any(each.files_bytes for each in plan.candidates):
+        columns["SSD"] = lambda each: (
+            format_size(each.candidate.files_bytes)
+            if each.candidate and each.candidate.files_bytes
+            else NONE
+        )
+    columns |= {
         "as": lambda each: _short(_way(each.candidate)) if each.candidate else NONE,
         f"{plan.currency or 'price'}/hour": lambda each: _amount(each.cost_hour),
         f"{rank} TTFT": _ttft,
@@ -360,7 +415,7 @@ def _tried(tuned: TierRecommendation) -> Section:
 def _assumed(tuned: TierRecommendation) -> Section:
     plan, split, known = tuned.plan, tuned.tuning.split, tier_prices()
     pool = units.format_size(plan.pool_blocks * plan.block_bytes)
-    kinds = sorted({each.kind for each in plan.candidates})
+    kinds = plan.kinds
     prices = ", ".join(
         f"{plan.prices[kind].gib_hour:.4g} a GiB of {_MEMORY[kind]}"
         + (" (yours)" if plan.prices[kind].source == STATED else f" (list of {known.date})")

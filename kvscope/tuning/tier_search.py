@@ -26,7 +26,7 @@ from kvscope.tuning.trial import Advance
 from kvscope.vllm_sim.offload_engines import parse_offload
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 
-_POLICY = "eviction_policy"
+_POLICY, _THRESHOLD = "eviction_policy", "store_threshold"
 
 
 def explore(
@@ -46,14 +46,14 @@ def explore(
         leading = _around(plan, training, [each for each in plain if _way(each) == way])
         for name, values in options:
             varied = [
-                [_with(candidate_of(each), name, value, estimates) for value in values]
-                for each in leading
+                [_with(each, name, value, estimates) for value in values if _takes(each, name)]
+                for each in map(candidate_of, leading)
             ]
             trials = training.all([each for several in varied for each in several], advance)
             explored += trials
-            for at in range(len(leading)):
-                for trial in trials[at * len(values) : (at + 1) * len(values)]:
-                    if gains(trial, leading[at]):
+            for at, several in enumerate(varied):
+                for trial in trials:
+                    if trial.candidate in several and gains(trial, leading[at]):
                         leading[at] = trial
         worth += [each for each in leading if _way(each) != way]
     return explored, worth
@@ -81,16 +81,21 @@ def _way(trial: TierTrial) -> str:
     return candidate_of(trial).offload
 
 
+def _takes(candidate: TierCandidate, option: str) -> bool:
+    """Return whether an engine takes an option: vLLM no threshold with files below."""
+    return not (candidate.files_bytes and option == _THRESHOLD)
+
+
 def _around(plan: TierPlan, training: TierWindow, sizes: Sequence[TierTrial]) -> list[TierTrial]:
-    """Return the sizes of each kind of memory at which options are searched, ascending.
+    """Return the sizes of each kind of tiers at which options are searched, ascending.
 
     The smallest that meets the SLO, or that has about the lowest percentile, and the two below it;
     where the pool alone meets the SLO, the size that saves most takes the place of one of these.
     """
     alone, leading = training.baseline, []
-    for kind in dict.fromkeys(candidate_of(each).kind for each in sizes):
-        own = [each for each in sizes if candidate_of(each).kind == kind]
-        own.sort(key=lambda each: candidate_of(each).size_bytes)
+    for kinds in dict.fromkeys(candidate_of(each).kinds for each in sizes):
+        own = [each for each in sizes if candidate_of(each).kinds == kinds]
+        own.sort(key=lambda each: candidate_of(each).sizes)
         met = alone.trial.meets(plan.target)
         enough_s = min(each.trial.target_s for each in own) * (1 + ALIKE)
         if not met:  # where it is met, any size meets it

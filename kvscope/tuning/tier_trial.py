@@ -1,4 +1,4 @@
-"""One tier of memory below a GPU's pool, replayed over a window of the trace."""
+"""Tiers of memory below a GPU's pool, replayed over a window of the trace."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from kvscope.characterize.windows import Windows
+from kvscope.core.errors import UsageError
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts
 from kvscope.policies.lru import Lru
@@ -28,20 +29,49 @@ Options = tuple[tuple[str, tuple[object, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class TierCandidate:
-    """A tier of `size_bytes` below the pool; `offload` is how it works, as `--offload` takes it."""
+    """A tier of `size_bytes` below the pool; `offload` is how it works, as `--offload` takes it.
+
+    `files_bytes` are those of an SSD below CPU memory, where vLLM keeps files; 0 without.
+    """
 
     offload: str
     kind: TierKind
     size_bytes: int
+    files_bytes: int = 0
+
+    @property
+    def kinds(self) -> tuple[TierKind, ...]:
+        """The kind of memory of each tier, from the pool down."""
+        return tuple(kind for kind, _ in self.tiers)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Both sizes, to sort by."""
+        return self.size_bytes, self.files_bytes
+
+    @property
+    def tiers(self) -> tuple[tuple[TierKind, int], ...]:
+        """The kind of memory and the size of each tier, from the pool down."""
+        below: tuple[tuple[TierKind, int], ...] = (("ssd", self.files_bytes),)
+        return (self.kind, self.size_bytes), *(below if self.files_bytes else ())
+
+
+@dataclass(frozen=True, slots=True)
+class TierRejection:
+    """A candidate under which requests of a window never start, and why."""
+
+    candidate: TierCandidate
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class TierTrial:
     """What one candidate, or the pool alone (None), did on one window.
 
-    `trial` is compared with the pool alone. `tier_hit_rate` is the tier's share of all input
+    `trial` is compared with the pool alone. `tier_hit_rate` is the tiers' share of all input
     tokens, `prefill_share` the prompts' computing time over the window's length (1: a GPU that does
-    nothing else), `written_bytes_s` what is written to the tier. `cost_hour` is its price.
+    nothing else), `written_bytes_s` what is written to the tier, and on to files below it at most
+    (what a file has already is not written again). `cost_hour` is the price of all tiers.
     """
 
     candidate: TierCandidate | None
@@ -50,6 +80,13 @@ class TierTrial:
     prefill_share: float
     written_bytes_s: float
     cost_hour: float
+
+    @property
+    def full_s(self) -> float | None:
+        """In how many seconds files fill their SSD, at the earliest; None without files."""
+        if self.candidate is None or not self.candidate.files_bytes:
+            return None
+        return self.candidate.files_bytes / max(self.written_bytes_s, 1e-9)
 
 
 def candidate_of(trial: TierTrial) -> TierCandidate:
@@ -88,16 +125,21 @@ class TierPlan:
     @property
     def currency(self) -> str:
         """The currency of all prices: of the list's, empty where none of them is used."""
-        kinds = {each.kind for each in self.candidates}
-        stated = all(self.prices[kind].source == STATED for kind in kinds)
+        stated = all(self.prices[kind].source == STATED for kind in self.kinds)
         return "" if stated else tier_prices().currency
 
+    @property
+    def kinds(self) -> list[TierKind]:
+        """The kinds of memory of all candidates, sorted."""
+        return sorted({kind for each in self.candidates for kind in each.kinds})
+
     def wear(self, trial: TierTrial) -> float:
-        """Return a tier's writes as a multiple of those that its memory is rated for."""
-        if trial.candidate is None:
-            return 0.0
-        price = self.prices[trial.candidate.kind]
-        return price.wear(trial.candidate.size_bytes, trial.written_bytes_s)
+        """Return the writes to the tier that wears most, as a multiple of those it is rated for."""
+        tiers = trial.candidate.tiers if trial.candidate else ()
+        return max(
+            (self.prices[kind].wear(size, trial.written_bytes_s) for kind, size in tiers),
+            default=0.0,
+        )
 
     def cut(self, prompts: Prompts) -> tuple[Split, tuple[Workload, Workload, Workload]]:
         """Return the windows of `prompts`; raise as `split_windows` does."""
@@ -131,15 +173,19 @@ class TierWindow:
         arrival_s = workload.prompts.arrival_s / workload.setting.rate_scale
         self._whole_s = max(float(arrival_s[-1] - arrival_s[0]), 1e-9)
         self._arrival_s = arrival_s
+        self.rejections: dict[TierCandidate, TierRejection] = {}
         self.baseline = self.of(None)
 
     def of(self, candidate: TierCandidate | None, copies: float = 1.0) -> TierTrial:
-        """Return the trial of a candidate whose copies take so many times as long."""
+        """Return the trial of a candidate whose copies take so many times as long.
+
+        Raises UsageError where chunks read from its files drop each other from too small a memory.
+        """
         self.evaluator.require_going()
         plan, workload, blocks = self.plan, self.workload, self.plan.pool_blocks
         request = ReplayRequest(Lru(), blocks)
         if candidate is not None:
-            tiers = Tier("hbm", blocks, Lru()), tier_of(plan, candidate, copies)
+            tiers = Tier("hbm", blocks, Lru()), *tiers_of(plan, candidate, copies)
             workload = workload.with_tier(candidate.offload, plan.block_bytes)
             request = ReplayRequest(Lru(), sum(tier.capacity_blocks for tier in tiers), tiers)
         done = serve_replay(workload, request)
@@ -150,11 +196,11 @@ class TierWindow:
         written_s = (done.stored_blocks or 0) * plan.block_bytes / self._whole_s
         price = 0.0
         if candidate is not None:
-            price = plan.prices[candidate.kind].hour(candidate.size_bytes, written_s)
+            price = sum(plan.prices[kind].hour(size, written_s) for kind, size in candidate.tiers)
         return TierTrial(
             candidate,
             self.window.compare(request.policy, request.capacity_blocks, served, baseline),
-            done.tiers[1].token_hit_rate if done.tiers else 0.0,
+            sum(tier.token_hit_rate for tier in done.tiers[1:]),
             float(prefill_s.sum()) / max(window_s, 1e-9),
             written_s,
             price,
@@ -166,17 +212,35 @@ class TierWindow:
         return gain[self.plan.target.objective].significant
 
     def all(self, candidates: Sequence[TierCandidate], advance: Advance) -> list[TierTrial]:
-        """Return the trial of each candidate, computed on all cores."""
+        """Return the trial of each candidate that serves all requests, computed on all cores.
+
+        The others join `rejections`.
+        """
         shared = self.evaluator.executor.shared(self)
-        return self.evaluator.each(TierWindow.of, candidates, shared, advance=advance)
+        done = self.evaluator.each(TierWindow._tried, candidates, shared, advance=advance)
+        rejected = [each for each in done if isinstance(each, TierRejection)]
+        self.rejections |= {each.candidate: each for each in rejected}
+        return [each for each in done if isinstance(each, TierTrial)]
+
+    def _tried(self, candidate: TierCandidate) -> TierTrial | TierRejection:
+        try:
+            return self.of(candidate)
+        except UsageError as error:
+            if not candidate.files_bytes:
+                raise
+            return TierRejection(candidate, error.what)
 
 
-def tier_of(plan: TierPlan, candidate: TierCandidate, copies: float = 1.0) -> Tier:
-    """Return the tier of a candidate whose copies take so many times as long."""
-    usual = READS[candidate.kind]
-    links = plan.gpus if candidate.kind == "dram" else 1  # each GPU has a link of its own
-    read = Read(usual.latency_s, usual.bytes_per_s * links / copies)
-    return Tier(candidate.kind, max(1, candidate.size_bytes // plan.block_bytes), Lru(), read)
+def tiers_of(plan: TierPlan, candidate: TierCandidate, copies: float = 1.0) -> list[Tier]:
+    """Return the tiers of a candidate whose copies take so many times as long."""
+
+    def tier(kind: TierKind, size_bytes: int) -> Tier:
+        usual = READS[kind]
+        links = plan.gpus if kind == "dram" else 1  # each GPU has a link of its own
+        read = Read(usual.latency_s, usual.bytes_per_s * links / copies)
+        return Tier(kind, max(1, size_bytes // plan.block_bytes), Lru(), read)
+
+    return [tier(*each) for each in candidate.tiers]
 
 
 def pareto_front(
@@ -186,9 +250,9 @@ def pareto_front(
     """Return the trials that no cheaper one equals in a figure, by price, then by size."""
     front: list[TierTrial] = []
 
-    def rank(trial: TierTrial) -> tuple[float, int, float]:
-        size = trial.candidate.size_bytes if trial.candidate else 0
-        return trial.cost_hour, size, figure(trial)
+    def rank(trial: TierTrial) -> tuple[float, tuple[int, int], float]:
+        sizes = trial.candidate.sizes if trial.candidate else (0, 0)
+        return trial.cost_hour, sizes, figure(trial)
 
     for trial in sorted(trials, key=rank):
         if not front or figure(trial) < figure(front[-1]):

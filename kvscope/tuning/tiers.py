@@ -1,4 +1,4 @@
-"""A tier of memory below a GPU's pool: whether it pays, of which size, and how it stores.
+"""Tiers of memory below a GPU's pool: whether they pay, of which size, and how they store.
 
 Candidates (an engine's way to offload, and a size) are replayed on the simulated engine. Those that
 no cheaper one equals on the training window are compared with the pool alone on the validation
@@ -17,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 
+from kvscope.core.errors import UsageError
 from kvscope.core.executor import Executor
 from kvscope.replay.derived_traces import begun
 from kvscope.tuning.split import Split
@@ -25,6 +26,7 @@ from kvscope.tuning.tier_trial import (
     ALIKE,
     TierCandidate,
     TierPlan,
+    TierRejection,
     TierTrial,
     TierWindow,
     candidate_of,
@@ -35,12 +37,21 @@ from kvscope.tuning.tuner import End
 
 TierVerdict = Literal["pays", "helps", "keep-none"]
 Why = Literal[
-    "", "overloaded", "no-gain", "too-dear", "costs-more", "met-without", "held-out", "uncertain"
+    "",
+    "overloaded",
+    "no-gain",
+    "too-dear",
+    "costs-more",
+    "met-without",
+    "held-out",
+    "uncertain",
+    "never-starts",
 ]
 Progress = Callable[[str], AbstractContextManager[Advance]]
 
 SLOW_COPIES = 3.0
 """Times as long as modelled that a copy may take: the choice has to hold there too."""
+FULL = End("an SSD full of other files")
 _COMPARED = 8  # candidates on the validation window
 
 
@@ -71,7 +82,8 @@ class TierTuning:
     window; without a candidate to choose, None. `front` are candidates on the validation window
     that no cheaper one equals, `sizes` those that work as the choice does, ascending; `least` is
     the smallest of them that may be recommended and does as much for the SLO. `explored` are all
-    candidates on the training window, `trained` is the pool alone there.
+    candidates on the training window, `trained` is the pool alone there. `rejected` are those
+    under which requests of some window never start; `never-starts` where the choice is among them.
     """
 
     verdict: TierVerdict
@@ -86,6 +98,7 @@ class TierTuning:
     ends: tuple[TierEnd, ...]
     trained: TierTrial
     explored: tuple[TierTrial, ...]
+    rejected: tuple[TierRejection, ...]
 
     @property
     def recommended(self) -> TierTrial | None:
@@ -120,17 +133,23 @@ def _tuned(
         explored, promising = explore(plan, training, advance)
     alone = validation.baseline
     with progress("replaying the validation window") as advance:
+        able = _able(plan, training)
         leading = [candidate_of(trial) for trial in _leading(promising)]
-        compared = validation.all(_with_plain(plan, leading), advance)
+        first = _with_plain(able, leading)
+        compared = validation.all(first, advance)
+        larger = [size for each in validation.rejections for size in _sizes_of(able, each)]
+        compared += validation.all([x for x in dict.fromkeys(larger) if x not in first], advance)
         chosen, why = _choose(validation, compared)
-        like = _sizes_of(plan, candidate_of(chosen)) if chosen else []
-        known = {trial.candidate for trial in compared}
+        like = _sizes_of(able, candidate_of(chosen)) if chosen else []
+        known = {trial.candidate for trial in compared} | validation.rejections.keys()
         compared += validation.all([each for each in like if each not in known], advance)
     if chosen is not None:  # a cheaper size may do that training did not lead to
         chosen, why = _choose(validation, compared)
+    rejected = training.rejections | validation.rejections
     nothing = partial(
         TierTuning,
         verdict="keep-none",
+        rejected=tuple(rejected.values()),
         split=split,
         baseline=(alone, held_out.baseline),
         front=pareto_front([alone, *compared]),
@@ -140,10 +159,18 @@ def _tuned(
     )
     if chosen is None:
         return nothing(why=why, choice=None, sizes=(), least=None, ends=())
+    candidate = candidate_of(chosen)
     with progress("judging the choice"):
-        sizes = sorted((trial for trial in compared if trial.candidate in like), key=_size)
-        judged = held_out.of(candidate_of(chosen))
-        ends = _at_ends(plan, held_out, candidate_of(chosen), pays=alone.trial.meets(plan.target))
+        sizes = sorted((trial for trial in compared if trial.candidate in like), key=_sizes)
+        try:
+            judged = held_out.of(candidate)
+            ends = _at_ends(plan, held_out, candidate, pays=alone.trial.meets(plan.target))
+        except UsageError as error:
+            if not candidate.files_bytes:
+                raise
+            rejected[candidate] = TierRejection(candidate, error.what)
+            nothing = partial(nothing, rejected=tuple(rejected.values()))
+            return nothing(why="never-starts", choice=None, sizes=(), least=None, ends=())
     done = partial(
         nothing,
         choice=(chosen, judged),
@@ -162,22 +189,28 @@ def _tuned(
     return done(verdict="pays" if worth or met else "helps", why="")
 
 
+def _able(plan: TierPlan, training: TierWindow) -> TierPlan:
+    """Return the plan without sizes under which requests of the training window never start."""
+    sizes = {each.tiers for each in training.rejections}
+    return replace(plan, candidates=tuple(x for x in plan.candidates if x.tiers not in sizes))
+
+
 def _with_plain(plan: TierPlan, leading: Sequence[TierCandidate]) -> list[TierCandidate]:
     """Return candidates, and those as large whose options were not searched."""
-    sizes = {(each.kind, each.size_bytes) for each in leading}
-    plain = [each for each in plan.candidates if (each.kind, each.size_bytes) in sizes]
+    sizes = {each.tiers for each in leading}
+    plain = [each for each in plan.candidates if each.tiers in sizes]
     searched = any(each not in plan.candidates for each in leading)
     return list(dict.fromkeys([*leading, *(plain if searched else ())]))
 
 
 def _sizes_of(plan: TierPlan, chosen: TierCandidate) -> list[TierCandidate]:
     """Return every size that offloads as the choice does."""
-    same = (each for each in plan.candidates if each.kind == chosen.kind)
+    same = (each for each in plan.candidates if each.kinds == chosen.kinds)
     return list(dict.fromkeys(replace(each, offload=chosen.offload) for each in same))
 
 
-def _size(trial: TierTrial) -> int:
-    return candidate_of(trial).size_bytes
+def _sizes(trial: TierTrial) -> tuple[int, int]:
+    return candidate_of(trial).sizes
 
 
 def _better(plan: TierPlan, trial: TierTrial) -> bool:
@@ -250,8 +283,8 @@ def _leading(explored: Sequence[TierTrial]) -> list[TierTrial]:
     return [leading[at] for at in picked]
 
 
-def _price(trial: TierTrial) -> tuple[float, int]:
-    return trial.cost_hour, candidate_of(trial).size_bytes
+def _price(trial: TierTrial) -> tuple[float, tuple[int, int]]:
+    return trial.cost_hour, _sizes(trial)
 
 
 def _at_ends(
@@ -259,22 +292,25 @@ def _at_ends(
 ) -> tuple[TierEnd, ...]:
     """Return the choice at each end of latency, pool and session starts, and with slow copies.
 
-    `pays`: it has to save more than it costs there too.
+    `pays`: it has to save more than it costs there too. Nor may it do harm once its files fill
+    the SSD, as vLLM deletes none: they are then no more than CPU memory whose misses wait a step.
     """
-    ends = [(end, 1.0) for end in plan.ends]
-    ends.append((End(f"copies {SLOW_COPIES:g}x as long"), SLOW_COPIES))
+    ends = [(end, 1.0, choice) for end in plan.ends]
+    ends.append((End(f"copies {SLOW_COPIES:g}x as long"), SLOW_COPIES, choice))
+    if choice.files_bytes:
+        ends.append((FULL, 1.0, replace(choice, files_bytes=1)))
     judged = []
-    for end, copies in ends:
+    for end, copies, tiers in ends:
         at = replace(plan, pool_blocks=end.capacity_blocks or plan.pool_blocks)
         workload = held_out.workload
         if end.sessions is not None:
             *_, workload = plan.cut(begun(plan.prompts, end.sessions))[1]
         slower = workload.with_prefill(end.prefill_times)
         there = TierWindow(at, held_out.evaluator.over(replicas=1, workload=slower))
-        trial = there.of(choice, copies)
+        trial = there.of(tiers, copies)
         holds = not trial.trial.harms and (
             trial.trial.keeps_up or not there.baseline.trial.keeps_up
         )
-        holds = holds and (not pays or plan.net_hour(there.baseline, trial) > 0)
+        holds = holds and (not pays or end is FULL or plan.net_hour(there.baseline, trial) > 0)
         judged.append(TierEnd(end, copies, there.baseline, trial, holds))
     return tuple(judged)

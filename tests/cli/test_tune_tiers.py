@@ -107,6 +107,22 @@ def test_writes_of_a_drive(capsys: Streams, trace: str) -> None:
     assert wear["0.5"] > 1
 
 
+def test_files_below_cpu_memory(capsys: Streams, trace: str) -> None:
+    """An SSD below is compared with its CPU memory alone, and priced with its writes."""
+    made = document(
+        capsys, "tune", trace, *COMMON, "--tier-sizes", "dram:4GiB+ssd:64GiB", "--offload", PLAIN
+    )
+    both, alone = sorted(made["explored"], key=lambda each: -each["files_bytes"])
+    assert (both["kind"], both["size_bytes"], both["files_bytes"]) == ("dram", 2**32, 2**36)
+    assert (alone["kind"], alone["size_bytes"], alone["files_bytes"]) == ("dram", 2**32, 0)
+    assert alone["full_s"] is None
+    assert both["full_s"] == pytest.approx(2**36 / both["written_bytes_s"])
+    assert both["wear"] == pytest.approx(86_400 / both["full_s"] / 1.3)
+    cost = 4 * 0.004237 + 64 * 0.00011 * max(1.0, both["wear"])
+    assert both["cost_hour"] == pytest.approx(cost)
+    assert both["tier_hit_rate"] > alone["tier_hit_rate"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -118,6 +134,17 @@ def test_writes_of_a_drive(capsys: Streams, trace: str) -> None:
         (("--slo", "1s", "--tier-sizes", "1GiB"), "--tier-sizes: a tier alone has it"),
         ((*COMMON, "--tier-sizes", "tape:1GiB"), "'tape' is no memory"),
         ((*COMMON, "--tier-sizes", "ssd:1TiB"), "add --offload lmcache"),
+        ((*COMMON, "--tier-sizes", "64GiB,ssd:1TiB"), "add --offload lmcache"),
+        ((*COMMON, "--tier-sizes", "ssd:1TiB+64GiB"), "is no CPU memory with an SSD below"),
+        ((*COMMON, "--tier-sizes", "4GiB+ssd:1KiB"), "holds not one chunk of vllm@0.33"),
+        (
+            (*COMMON, "--tier-sizes", "4GiB+ssd:1TiB", "--offload", "lmcache"),
+            "an SSD below CPU memory is simulated with vLLM's files; add --offload vllm@0.33",
+        ),
+        (
+            (*COMMON, "--tier-sizes", "4GiB+ssd:1TiB", "--offload", "vllm@0.33:store_threshold=2"),
+            "vLLM refuses store_threshold with a tier below the CPU's",
+        ),
         ((*COMMON, "--tier-sizes", "1KiB"), "holds not one chunk of vllm@0.33"),
         ((*COMMON, "--offload", "cachegen"), "'cachegen' is not modelled"),
         ((*COMMON, "--ssd-writes-per-day", "0"), "is not a number of drive writes above 0"),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from dataclasses import replace
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from msgspec import structs
 
-from kvscope.core.errors import Stopped
+from kvscope.app.tune_tiers import TierRecommendation
+from kvscope.core.errors import Stopped, UsageError
 from kvscope.core.trace import Prompts
 from kvscope.policies.lru import Lru
 from kvscope.replay.sweep import make_run, tier_request
@@ -22,7 +25,14 @@ from kvscope.tuning.split import split_windows
 from kvscope.tuning.target import Limits, Target
 from kvscope.tuning.tier_prices import TierPrice, tier_prices
 from kvscope.tuning.tier_search import gains
-from kvscope.tuning.tier_trial import TierCandidate, TierPlan, TierTrial, pareto_front, tier_of
+from kvscope.tuning.tier_trial import (
+    TierCandidate,
+    TierPlan,
+    TierTrial,
+    TierWindow,
+    pareto_front,
+    tiers_of,
+)
 from kvscope.tuning.tiers import TierTuning, tune_tiers
 from kvscope.tuning.tuner import End
 from kvscope.vllm_sim.offload_spec import OffloadSpec
@@ -221,10 +231,91 @@ def test_a_size_that_training_did_not_lead_to() -> None:
 
 def test_copies_have_a_link_a_gpu() -> None:
     """An SSD is read by one; copies so many times as long have so much less bandwidth."""
-    for kind, links in (("dram", 4), ("ssd", 1)):
-        read = tier_of(plan(gpus=4), TierCandidate("lmcache", kind, WHOLE), 3.0).read
-        assert read.bytes_per_s == pytest.approx(READS[kind].bytes_per_s * links / 3)
-        assert read.latency_s == READS[kind].latency_s
+    ssd = TierCandidate("lmcache", "ssd", WHOLE)
+    both = TierCandidate("vllm@0.33", "dram", WHOLE, 2 * WHOLE)
+    for candidate, links in ((ssd, [1]), (both, [4, 1])):
+        tiers = tiers_of(plan(gpus=4), candidate, 3.0)
+        for tier, gpus in zip(tiers, links, strict=True):
+            usual = READS[tier.name]
+            assert tier.read.bytes_per_s == pytest.approx(usual.bytes_per_s * gpus / 3)
+            assert tier.read.latency_s == usual.latency_s
+
+
+def files(blocks: int, below: int = 0) -> TierCandidate:
+    """Return vLLM's CPU memory of so many blocks, and files of so many below."""
+    return TierCandidate("vllm@0.33", "dram", blocks * BLOCK_BYTES, below * BLOCK_BYTES)
+
+
+CHEAP_SSD = {"dram": GIB_HOUR, "ssd": TierPrice(0.01, "stated", writes_per_day=1e6)}
+
+
+def test_files_below_cpu_memory() -> None:
+    """Memory for 5 prompts loses all 20; with files below it is cheaper than memory for all.
+
+    Full of other files, the SSD brings nothing, and does no harm.
+    """
+    sizes = (files(100), files(100, 800), files(408))
+    made = plan(prices=CHEAP_SSD, candidates=sizes, options={"vllm@0.33": STORED_TWICE})
+    result = tuned(made)
+    chosen = result.recommended
+    assert chosen is not None
+    assert chosen.candidate == sizes[1]
+    assert chosen.tier_hit_rate == pytest.approx(19 / 20)
+    assert chosen.cost_hour == pytest.approx((100 + 0.01 * 800) / 1024)
+    assert chosen.full_s == pytest.approx(800 * BLOCK_BYTES / chosen.written_bytes_s)
+    assert made.wear(chosen) == pytest.approx(86_400 / chosen.full_s / 1e6)
+    full = result.ends[-1]
+    assert (full.end.name, full.holds) == ("an SSD full of other files", True)
+    assert full.choice.tier_hit_rate < 0.01
+    assert [trial.candidate for trial in result.sizes] == [sizes[1]]
+    deployment: Any = SimpleNamespace(tp=1)
+    unused: Any = None
+    launch = TierRecommendation(unused, unused, deployment, made, result).launch
+    assert launch is not None
+    assert json.loads(launch.arguments[1])["kv_connector_extra_config"] == {
+        "cpu_bytes_to_use": 100 * BLOCK_BYTES,
+        "spec_name": "TieringOffloadingSpec",
+        "secondary_tiers": [{"type": "fs", "root_dir": "PATH"}],
+    }
+    tried = {
+        (each.candidate.files_bytes > 0, each.candidate.offload)
+        for each in result.explored
+        if each.candidate
+    }
+    assert (False, "vllm@0.33:store_threshold=2") in tried
+    assert (True, "vllm@0.33:offload_prompt_only=false") in tried
+    assert (True, "vllm@0.33:store_threshold=2") not in tried  # vLLM refuses it with files
+
+
+def test_reads_that_drop_each_other() -> None:
+    """Memory for one prompt, and several at once: vLLM would never start some requests."""
+    candidates = (files(22), files(22, 800))
+    fast = tuned(plan(prompts=a_trace(0.05), prices=CHEAP_SSD, candidates=candidates))
+    (rejected,) = fast.rejected
+    assert rejected.candidate == candidates[1]
+    assert "never start" in rejected.reason
+    assert {trial.candidate for trial in fast.compared} == {candidates[0]}
+
+
+@pytest.mark.parametrize(("window", "why"), [(0, ""), (1, ""), (2, "never-starts")])
+def test_no_window_may_have_requests_that_never_start(
+    monkeypatch: pytest.MonkeyPatch, window: int, why: str
+) -> None:
+    """The cheapest is not recommended; of the one that is dearer, no more is known in the last."""
+    of, candidates = TierWindow.of, (files(22), files(22, 800), files(100, 800))
+    made = plan(prices=CHEAP_SSD, candidates=candidates)
+    judged = [each.setting.definition.warmup for each in made.cut(made.prompts)[1]][window]
+
+    def rejected(self: TierWindow, candidate: TierCandidate | None, *more: float) -> TierTrial:
+        if candidate == candidates[1] and self.workload.setting.definition.warmup == judged:
+            raise UsageError("requests never start")
+        return of(self, candidate, *more)
+
+    monkeypatch.setattr(TierWindow, "of", rejected)
+    result = tuned(made)
+    chosen = result.recommended and result.recommended.candidate
+    assert (result.why, chosen) == (why, None if why else candidates[2])
+    assert [each.candidate for each in result.rejected] == [candidates[1]]
 
 
 def test_an_option_that_gains_nothing_stays(paying: TierTuning) -> None:

@@ -27,12 +27,16 @@ class TierFigures(Facts):
     prompts' computing time over the window's length. `gain` is the change of the target's
     percentile against the pool alone (positive: less), null for the pool. `written_bytes_s` is
     written to the tier, `wear` times what its memory is rated for; `cost_hour` is its price,
-    `saved_hour` that of the GPU time that it saves, null without --gpu-hour.
+    `saved_hour` that of the GPU time that it saves, null without --gpu-hour. `files_bytes` are of
+    an SSD below CPU memory (0: none), which files fill in `full_s`, null without; `tier_hit_rate`,
+    `wear` (of what wears most) and `cost_hour` are then those of both.
     """
 
     offload: str | None
     kind: TierKind | None
     size_bytes: int
+    files_bytes: int
+    full_s: float | None
     meets: bool
     ttft_at_percentile_ms: float | None
     attainment: float
@@ -73,17 +77,28 @@ class TierPriceFacts(Facts):
     source: str
 
 
+class TierRejectionFacts(Facts):
+    """Tiers under which requests never start, and why."""
+
+    offload: str
+    kind: TierKind
+    size_bytes: int
+    files_bytes: int
+    reason: str
+
+
 class TuneTiersDocument(GatedDocument):
     """What `kvscope tune --tiers` finds.
 
     `verdict` is pays, helps or keep-none; `why` of the last: overloaded, no-gain, too-dear,
-    costs-more, met-without, held-out or uncertain. `recommended` is on the held-out window, null
-    for no tier. `baseline` is the pool alone and `choice` what was chosen, each on the validation
-    and on the held-out window. `front` (no cheaper tier has as low a percentile), `sizes` of the
-    choice's way to offload, and `least`, the smallest of them that does, are on the validation
-    window; `explored` on the training window.`launch` starts the engine, with
-    `arguments` and variables of the `environment`; `left_out` is what the simulation lacks of it.
-    `currency` is that of all prices, null for that of the prices stated.
+    costs-more, met-without, held-out, uncertain or never-starts. `recommended` is on the held-out
+    window, null for no tier. `baseline` is the pool alone and `choice` what was chosen, each on the
+    validation and on the held-out window. `front` (no cheaper tier has as low a percentile),
+    `sizes` of the choice's way to offload, and `least`, the smallest of them that does, are on the
+    validation window; `explored` on the training window. Under `rejected`, requests of one of the
+    windows never start. `launch` starts the engine, with `arguments` and variables of the
+    `environment`; `left_out` is what the simulation lacks of it. `currency` is that of all prices,
+    null for that of the prices stated.
     """
 
     command: Literal["tune-tiers"] = "tune-tiers"
@@ -114,6 +129,7 @@ class TuneTiersDocument(GatedDocument):
     environment: Mapping[str, str]
     left_out: str | None
     explored: tuple[TierFigures, ...]
+    rejected: tuple[TierRejectionFacts, ...]
 
 
 def tune_tiers_document(tuned: TierRecommendation, words: Sequence[str]) -> TuneTiersDocument:
@@ -129,6 +145,8 @@ def tune_tiers_document(tuned: TierRecommendation, words: Sequence[str]) -> Tune
             offload=candidate and candidate.offload,
             kind=candidate and candidate.kind,
             size_bytes=candidate.size_bytes if candidate else 0,
+            files_bytes=candidate.files_bytes if candidate else 0,
+            full_s=trial.full_s,
             meets=own.meets(plan.target),
             wear=plan.wear(trial),
             ttft_at_percentile_ms=ttft_ms if np.isfinite(ttft_ms) else None,
@@ -173,4 +191,5 @@ def tune_tiers_document(tuned: TierRecommendation, words: Sequence[str]) -> Tune
         ),
         prices=tuple(TierPriceFacts.build(price, kind=kind) for kind, price in plan.prices.items()),
         explored=tuple(figures(each, tuning.trained) for each in tuning.explored),
+        rejected=tuple(TierRejectionFacts.build(each, each.candidate) for each in tuning.rejected),
     )
