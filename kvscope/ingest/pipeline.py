@@ -193,11 +193,11 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
     trie, reuse = built.trie, built.reuse
     trace = write_requests(store, origin, built, trie.count - 1, rejects)
     number = trace.trace_id
-    continued = trie.parent[1:] == np.arange(trie.count - 1, dtype=np.int32)
-    continued[:1] = False  # so that a trace with blocks has a row
-    branches = np.flatnonzero(~continued).astype(np.int32) + 1
+    block = np.arange(1, trie.count, dtype=np.int32)
+    elsewhere = np.flatnonzero(trie.parent[2:] != block[:-1]).astype(np.int32) + 2
+    branches = np.concatenate((block[:1], elsewhere))  # a trace with blocks has a row
     blocks: dict[str, NDArray[Any]] = {
-        "block": np.arange(1, trie.count, dtype=np.int32),
+        "block": block,
         "depth": trie.depth[1:],
         "hash_id": trie.hash_id[1:],
         "reuses": reuse.reuses[1:],
