@@ -1,6 +1,8 @@
-"""Names for arrays of one type, as kernels take them."""
+"""Names for arrays of one type, as kernels take them, and the distinct numbers of several."""
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,3 +11,16 @@ Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 Float64s = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+
+N = TypeVar("N", np.int32, np.int64)
+
+
+def distinct(*numbers: NDArray[N]) -> NDArray[N]:
+    """Return all numbers in ascending order, each once.
+
+    NumPy's `unique` hashes whole numbers, which takes some ten times as long as to sort millions.
+    """
+    every = np.sort(np.concatenate(numbers))
+    begins = np.ones(len(every), dtype=np.bool_)
+    begins[1:] = every[1:] != every[:-1]
+    return every[begins]

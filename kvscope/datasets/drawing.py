@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvscope.core import memory
-from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.arrays import Int32s, Int64s, distinct
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Prompts, Trace
 from kvscope.datasets.dataset import LEAST_LEFT, Dataset
@@ -69,10 +69,9 @@ def drawn_trace(
 def load_stretches(store: Store, trace: Trace) -> Stretches:
     """Return a dataset's trie. Raises InputError where it has more blocks than have numbers."""
     block, above = load_branches(store, trace)
-    ends = store.columns("ingest/leaves", trace_id=trace.trace_id)
-    leaf, carried_leaf = ends["leaf"], ends["carried_leaf"]
+    leaf, carried_leaf = store.columns("ingest/leaves", trace_id=trace.trace_id).values()
     # A path adds its blocks in a row, so where the next one begins to, a path has ended.
-    last = np.unique(np.concatenate([np.zeros(1, dtype=np.int32), leaf, carried_leaf, above]))
+    last = distinct(np.zeros(1, dtype=np.int32), leaf, carried_leaf, above)
     parent = np.arange(len(last), dtype=np.int32) - np.int32(1)
     parent[0] = 0
     parent[np.searchsorted(last, block)] = np.searchsorted(last, above)

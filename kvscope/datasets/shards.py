@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvscope.core.arrays import Bools, Int32s, Int64s
+from kvscope.core.arrays import Bools, Int32s, Int64s, distinct
 from kvscope.core.errors import InputError
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import ancestor
@@ -191,7 +191,7 @@ def load_shard(folder: Path, columns: Path) -> ShardPaths:
         order = np.argsort(number[member])
         member = number[member][order]
         leaf, length, split = leaf[order], length[order], split[order]
-    request = np.union1d(member, carriers.carried_by(member)).astype(np.int64)
+    request = distinct(member, carriers.carried_by(member)).astype(np.int64)
     # Of a request that only its own prompt, or only the carried path, leads here: nothing else.
     own = places_among(request, member, len(member))
     carried = places_among(carriers.carrier[request], member, len(member))
