@@ -431,8 +431,9 @@ class SimulateOptions(DeploymentOptions):
             " OffloadingConnector with CPU memory, and a third tier the files below it. Options"
             " follow colons: vllm@0.33:eviction_policy=arc:blocks_per_chunk=4."
             " eviction_policy=tlru or gittins is that of kvscope's plugin, with its parameters"
-            " behind further colons. sglang-hicache (write_policy=…) and lmcache (chunk_size=…) are"
-            " approximations, which say what they leave out.",
+            " behind further colons. sglang-hicache (write_policy=…, and with a third tier"
+            " hicache_storage_prefetch_policy=…, prefetch_threshold=…) and lmcache (chunk_size=…)"
+            " are approximations, which say what they leave out.",
             "ENGINE",
         ),
     ] = None

@@ -29,7 +29,12 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
 from kvscope.replay.parameter_estimates import Estimates, bind
 from kvscope.replay.policy_options import Variant
-from kvscope.vllm_sim.offload_engines import Offloading, parse_offload
+from kvscope.vllm_sim.offload_engines import (
+    HiCacheOnFilesSpec,
+    HiCacheSpec,
+    Offloading,
+    parse_offload,
+)
 from kvscope.vllm_sim.offload_launch import OffloadLaunch
 from kvscope.vllm_sim.offload_spec import OffloadSpec, OffloadToFilesSpec
 
@@ -124,9 +129,13 @@ def offload_of(setting: RunSetting) -> Offloading | None:
 
 
 def offload_spec(text: str, *, files: bool) -> Offloading:
-    """Return what a value of `--offload` stands for, vLLM's with `files` below its CPU tier."""
+    """Return what a value of `--offload` stands for, with `files` below its CPU tier."""
     spec = parse_offload(text)
-    return OffloadToFilesSpec(*astuple(spec)) if files and isinstance(spec, OffloadSpec) else spec
+    if files and isinstance(spec, OffloadSpec):
+        return OffloadToFilesSpec(*astuple(spec))
+    if files and isinstance(spec, HiCacheSpec):
+        return HiCacheOnFilesSpec(*astuple(spec))
+    return spec
 
 
 def offload_left_out(setting: RunSetting) -> str | None:

@@ -70,6 +70,15 @@ def peek_waiting(machine: Machine) -> int:
 
 
 @callable_in_kernels
+def write_front(machine: Machine, request: int) -> None:
+    """Write out the path of a waiting request."""
+    if machine.state[0].front != request:
+        row, record = machine.path[len(machine.path) - 1], machine.requests[request]
+        write_path(machine.nodes.parent, record.leaf, row, 0, record.length)
+        machine.state[0].front = request
+
+
+@callable_in_kernels
 def look_up(machine: Machine, most: int) -> int:
     """Return how many leading blocks of the front path are cached, at most `most`."""
     path = machine.path[len(machine.path) - 1]

@@ -263,17 +263,23 @@ def choose_victims(off: Offload, wanted: int) -> bool:
 
 
 @callable_in_kernels
+def remove_chunk(off: Offload, node: int) -> None:
+    """Remove a chunk that nothing reads or writes from the tier."""
+    unlink_chunk(off, node)
+    off.chunks[off.chunks[node].above].children -= 1
+    off.state[0].held -= 1
+    off.state[0].evictable -= 1
+
+
+@callable_in_kernels
 def evict_chunks(off: Offload, count: int) -> None:
     """Evict the first `count` victims; ARC remembers them in its ghost lists."""
     state = off.state[0]
     for at in range(count):
         node, place = off.victims[at], off.chunks[off.victims[at]].place
-        unlink_chunk(off, node)
-        off.chunks[off.chunks[node].above].children -= 1
+        remove_chunk(off, node)
         if state.arc:
             move_to_end(off, node, B1 if place == T1 else B2)
-    state.held -= count
-    state.evictable -= count
     state.evictions += count
     while state.b1 > state.capacity:
         unlink_chunk(off, off.chunks[sentinel(off, B1)].after)
@@ -382,6 +388,10 @@ def write_back(off: Offload, node: int) -> None:
     state.evictable += 1
     state.stored += 1
     state.written_back += 1
+    if state.storage:  # which it is written on to behind the step
+        pin_chunk(off, node)
+        off.asked[state.asked] = node
+        state.asked += 1
 
 
 @callable_in_kernels

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
-from kvscope.vllm_sim.offload import offloaded_stepper
+from kvscope.vllm_sim.offload import Storage, offloaded_stepper
 from kvscope.vllm_sim.scheduler import stepper
 from kvscope.vllm_sim.state import Machine, lane_class
 
@@ -25,6 +25,8 @@ def engine_kernel(
         leaf = policy.evicts == "leaf"
         own = lane_class(chunk_policy) if chunk_policy else None
         leaf_chunks = chunk_policy is not None and chunk_policy.evicts == "leaf"
-        storage = bool(machine.offload.state[0].storage)
+        storage: Storage = "read" if machine.offload.state[0].storage else "none"
+        if len(machine.offload.fetches) > 0:
+            storage = "prefetched"
         return offloaded_stepper(lane_class(policy), leaf, own, leaf_chunks, storage)
     return stepper(lane_class(policy), policy.evicts == "leaf")

@@ -18,7 +18,7 @@ Source: vLLM 0.32.0 and 0.33.0, vllm/distributed/kv_transfer/kv_connector/v1/off
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from kvscope.vllm_sim.admission import (
     note_admission,
     one_group,
     use_hits,
+    write_front,
 )
 from kvscope.vllm_sim.chunk_lanes import ChunkRules, chunk_rules
 from kvscope.vllm_sim.chunks import (
@@ -53,6 +54,7 @@ from kvscope.vllm_sim.chunks import (
     write_back,
 )
 from kvscope.vllm_sim.offload_state import (
+    ASKING,
     ENDED,
     LOADED,
     LOADING,
@@ -65,6 +67,7 @@ from kvscope.vllm_sim.offload_state import (
     Offload,
 )
 from kvscope.vllm_sim.pool import expire, taker
+from kvscope.vllm_sim.prefetch import may_start, next_fetch_s, prefetcher
 from kvscope.vllm_sim.scheduler import (
     arrive,
     begin_plan,
@@ -86,6 +89,7 @@ from kvscope.vllm_sim.storage import (
 )
 
 SKIP = -1
+Storage = Literal["none", "read", "prefetched"]
 
 
 @callable_in_kernels
@@ -109,19 +113,24 @@ def note_table(machine: Machine, request: int) -> None:
         note_block(machine, machine.table[record.slot, at])
 
 
-def run_finder(read: Callable[..., int], storage: bool) -> Callable[..., int]:
+def run_finder(read: Callable[..., int], storage: Storage) -> Callable[..., int]:
     """Return the function that finds the end of the run of chunks that a tier has, from `begin` on.
 
-    It returns SKIP where one of them is under way. `read` is as in `reader`, if there is `storage`.
+    It returns SKIP where one of them is under way, but for a prefetch: that is another request's.
+    `read` is as in `reader`, if requests read `storage`.
     """
+    reads_storage, prefetches = storage == "read", storage == "prefetched"
 
     @callable_in_kernels
     def find_run(off: Offload, request: int, path: Int32s, begin: int, end: int) -> int:
         at, pending, reads = begin, False, 0
         while at < end:
+            chunk = off.chunks[chunk_at(off, path, at)]
+            if prefetches and chunk.answer == ASKING:
+                break
             if is_held(off, chunk_at(off, path, at)):
-                pending = pending or off.chunks[chunk_at(off, path, at)].users == PENDING
-            elif storage:
+                pending = pending or chunk.users == PENDING
+            elif reads_storage:
                 answer = read(off, request, path, at, reads == 0)
                 if answer == MISSING:
                     break
@@ -135,12 +144,13 @@ def run_finder(read: Callable[..., int], storage: bool) -> Callable[..., int]:
     return find_run
 
 
-def chunk_finder(rules: ChunkRules, storage: bool) -> Callable[..., int]:
+def chunk_finder(rules: ChunkRules, storage: Storage) -> Callable[..., int]:
     """Return the function that looks up the chunks behind the hits of the front request.
 
     It returns the tokens to load, SKIP to wait for them. `rules` order the chunks.
     """
     find_run = run_finder(reader(offerer(rules.choose)), storage)
+    reads_storage = storage == "read"
 
     @callable_in_kernels
     def look_up_chunks(machine: Machine, request: int, hits: int, total: int) -> int:
@@ -150,7 +160,7 @@ def chunk_finder(rules: ChunkRules, storage: bool) -> Callable[..., int]:
         least = off.state[0].least_load
         if (end * bpc - hits) < least:
             return 0
-        if storage:
+        if reads_storage:
             poll(off, False)
         at = find_run(off, request, path, begin, end)
         if at == SKIP:
@@ -227,12 +237,12 @@ def begin_load(machine: Machine, request: int, hits: int, tokens: int) -> int:
     return read
 
 
-def storer(rules: ChunkRules, storage: bool) -> Callable[..., None]:
+def storer(rules: ChunkRules, storage: Storage) -> Callable[..., None]:
     """Return the function that offers the tier what a request has filled with so many tokens.
 
     From its next chunk on; `rules` order the chunks.
     """
-    offer = offerer(rules.choose)
+    offer, reads_storage = offerer(rules.choose), storage == "read"
 
     @callable_in_kernels
     def store_chunks(
@@ -249,7 +259,7 @@ def storer(rules: ChunkRules, storage: bool) -> Callable[..., None]:
         end = end // bpc
         if end <= begin:
             return
-        if storage:
+        if reads_storage:
             poll(off, state.polls_late)
         if state.forgets_offers:
             forget_offers(off, path, max(begin, record.hits // bpc), end)
@@ -282,18 +292,19 @@ def storer(rules: ChunkRules, storage: bool) -> Callable[..., None]:
     return store_chunks
 
 
-def step_storer(rules: ChunkRules, storage: bool) -> Callable[[Machine], None]:
+def step_storer(rules: ChunkRules, storage: Storage) -> Callable[[Machine], None]:
     """Return the function that offers what the planned step fills, then what ended requests left.
 
     Those leave the tier then.
     """
     store_chunks, commit = storer(rules, storage), rules.commit
+    reads_storage = storage == "read"
 
     @callable_in_kernels
     def store_step(machine: Machine) -> None:
         off, requests, state = machine.offload, machine.requests, machine.offload.state[0]
         size = machine.state[0].block_size
-        if storage and not state.polls_late:
+        if reads_storage and not state.polls_late:
             flush(off)
         planned, front = machine.state[0].planned, machine.path[len(machine.path) - 1]
         for at in range(planned + state.ended):
@@ -317,12 +328,12 @@ def step_storer(rules: ChunkRules, storage: bool) -> Callable[[Machine], None]:
             tokens = max(record.prompt, record.prompt + record.generated - 1)
             commit(machine, request, front, tokens // size // state.blocks_per_chunk)
             off.members[request].stage = ENDED
-            if storage and off.members[request].transfers == 0:
+            if reads_storage and off.members[request].transfers == 0:
                 forget_answers(machine, request)
         if state.ended > 0:
             machine.state[0].front = NONE
         state.ended = 0
-        if storage and state.polls_late:
+        if reads_storage and state.polls_late:
             flush(off)
 
     return store_step
@@ -372,8 +383,9 @@ def begin_transfers(machine: Machine) -> float:
     return begin_s  # type: ignore[no-any-return]
 
 
-def transfer_ender(storage: bool) -> Callable[[Machine], None]:
+def transfer_ender(storage: Storage) -> Callable[[Machine], None]:
     """Return the function that ends the transfers that are done by now."""
+    writes_on, reads_storage = storage != "none", storage == "read"
 
     @callable_in_kernels
     def end_transfers(machine: Machine) -> None:
@@ -383,11 +395,11 @@ def transfer_ender(storage: bool) -> Callable[[Machine], None]:
             if job.submitted and not job.done and job.done_s <= now_s:
                 for at in range(job.first, job.first + job.nodes):
                     unpin_chunk(off, off.store_nodes[at % len(off.store_nodes)])
-                if storage:
+                if writes_on:
                     write_on(off, off.store_nodes, job.first, job.nodes, now_s)
                 member = off.members[job.request]
                 member.transfers -= 1
-                if storage and member.stage == ENDED and member.transfers == 0:
+                if reads_storage and member.stage == ENDED and member.transfers == 0:
                     forget_answers(machine, job.request)
                 job.done = 1
         while (
@@ -429,21 +441,24 @@ def next_end_s(machine: Machine) -> float:
 
 
 def waiter(
-    end_transfers: Callable[[Machine], None], storage: bool
+    end_transfers: Callable[[Machine], None], storage: Storage
 ) -> Callable[[Machine, bool], bool]:
     """Return the function that lets time pass to the next arrival or end of a transfer.
 
     It returns False where neither comes. Where requests were just `preempted` (loads have blocks),
     others may fit as soon as their copies have ended.
     """
+    copies, prefetches = storage != "none", storage == "prefetched"
 
     @callable_in_kernels
     def wait(machine: Machine, preempted: bool) -> bool:
         requests, state = machine.requests, machine.state[0]
         begin_s = begin_transfers(machine)
         next_s = begin_s if preempted else next_end_s(machine)
-        if storage and not preempted:
+        if copies and not preempted:
             next_s = next_copy_s(machine.offload, state.now_s, next_s)
+        if prefetches and not preempted:
+            next_s = next_fetch_s(machine, next_s)
         if state.arrived < len(requests):
             next_s = min(next_s, requests[state.arrived].arrival_s)
         if next_s == np.inf:
@@ -471,15 +486,6 @@ def advance_next(machine: Machine) -> None:
     for request in range(state.next, end):
         state.finished += machine.requests[request].oversized
     state.next = end
-
-
-@callable_in_kernels
-def write_front(machine: Machine, request: int) -> None:
-    """Write out the path of a waiting request."""
-    if machine.state[0].front != request:
-        row, record = machine.path[len(machine.path) - 1], machine.requests[request]
-        write_path(machine.nodes.parent, record.leaf, row, 0, record.length)
-        machine.state[0].front = request
 
 
 def releaser(release: Callable[..., None]) -> Callable[..., None]:
@@ -549,12 +555,14 @@ def offloaded_admitter(
     leaf: bool,
     look_up_chunks: Callable[..., int],
     learn: Callable[..., None],
+    storage: Storage,
 ) -> Callable[..., Any]:
     """Return the function that tries to admit a waiting request, whose path is written out.
 
     It returns the tokens to compute in the step being planned; 0 where all requests have to wait,
     SKIP where this one does, or has begun to load.
     """
+    prefetches = storage == "prefetched"
 
     @callable_in_kernels
     def admit(machine: Machine, request: int, budget: int) -> int:
@@ -565,7 +573,7 @@ def offloaded_admitter(
             off.members[request],
         )
         first = record.hits == NONE
-        if member.transfers > 0:
+        if member.transfers > 0 or (prefetches and not may_start(machine, request)):
             return SKIP
         hits = look_up(machine, record.look if first else (total - 1) // size)
         loaded = look_up_chunks(machine, request, hits, total)
@@ -667,17 +675,33 @@ def take_chunk_table(machine: Machine) -> None:
     off.state[0].period = advance_table(off.tables, off.state[0].period, arrived)
 
 
+def arriver(rules: ChunkRules, storage: Storage) -> Callable[[Machine], None]:
+    """Return the function that queues requests that have arrived, and has them prefetched."""
+    prefetch, prefetches = prefetcher(offerer(rules.choose)), storage == "prefetched"
+
+    @callable_in_kernels
+    def enter(machine: Machine) -> None:
+        arrived = machine.state[0].arrived
+        arrive(machine)
+        take_chunk_table(machine)
+        if prefetches:
+            prefetch(machine, arrived)
+
+    return enter
+
+
 @once
 def offloaded_stepper(
     policy: type[LanePolicy],
     leaf: bool,
     chunk_policy: type[LanePolicy] | None = None,
     leaf_chunks: bool = False,
-    storage: bool = False,
+    storage: Storage = "none",
 ) -> Callable[..., Any]:
     """Return the kernel that runs an engine with a CPU tier, called as that of `stepper`.
 
-    `chunk_policy` orders the chunks, as `chunk_rules` has it; `storage` is below them.
+    `chunk_policy` orders the chunks, as `chunk_rules` has it. Of `storage` below them, waiting
+    requests "read" what they lack, as in vLLM, or it is "prefetched" when they arrive.
     """
     take_free = taker(policy, leaf)
 
@@ -694,12 +718,13 @@ def offloaded_stepper(
     allocate = allocator(take)
     chunk_order = chunk_rules(chunk_policy, leaf_chunks)
     find_chunks, learn = chunk_finder(chunk_order, storage), adapter(policy)
-    admit = offloaded_admitter(allocate, leaf, find_chunks, learn)
+    admit = offloaded_admitter(allocate, leaf, find_chunks, learn, storage)
     admit_loaded = loaded_admitter(allocate, leaf, learn)
     plan_running, complete = running_planner(rules), completer(rules)
     store_step, end_transfers = step_storer(chunk_order, storage), transfer_ender(storage)
     wait = waiter(end_transfers, storage)
     plan_loaded, plan_waiting = loaded_planner(admit_loaded), waiting_planner(admit)
+    enter, reads_storage = arriver(chunk_order, storage), storage == "read"
 
     @callable_in_kernels
     def schedule(machine: Machine) -> None:
@@ -717,14 +742,13 @@ def offloaded_stepper(
         for _ in range(steps):
             if state.finished >= finished or state.now_s >= until_s:
                 break
-            arrive(machine)
-            take_chunk_table(machine)
+            enter(machine)
             if state.ttl_s < np.inf:
                 expire(machine, leaf)
             preempted = state.preempted
             schedule(machine)
             off = machine.offload.state[0]
-            if storage and off.reread > 2 * (off.stored_chunks + off.capacity):
+            if reads_storage and off.reread > 2 * (off.stored_chunks + off.capacity):
                 off.stuck = True
                 return False
             if state.planned > 0:

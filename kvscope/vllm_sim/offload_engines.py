@@ -1,12 +1,14 @@
 """`--offload` of other engines than vLLM, as named approximations on its simulated engine.
 
-    sglang-hicache:write_policy=write_back    lmcache:chunk_size=512
+    sglang-hicache:write_policy=write_back
+    sglang-hicache:hicache_storage_prefetch_policy=wait_complete    lmcache:chunk_size=512
 
 Each says what it leaves out. What they share with vLLM's tier is simulated by its code.
 
 Source: SGLang 0.5.23, srt/mem_cache/unified_radix_cache.py (write_through_threshold,
 load_back_threshold), unified_cache/unified_tree_core.py (hit counts, eviction by write_back),
-pool_host/base.py (sizes) and arg_groups/fields/memory.py (options); LMCache 0.5.6, v1/config.py
+pool_host/base.py (sizes), hybrid_cache/hybrid_cache_controller.py (options of storage) and
+arg_groups/fields/memory.py (options); LMCache 0.5.6, v1/config.py
 (options), v1/storage_backend/local_cpu_backend.py (sizes, order) and
 integration/vllm/vllm_v1_adapter.py (what is saved and retrieved).
 """
@@ -30,7 +32,16 @@ from kvscope.vllm_sim.offload_spec import (
     stated_options,
     written,
 )
-from kvscope.vllm_sim.settings import AT_ONCE, NO_LIMIT, ChunkPolicy, OffloadSettings, Transfers
+from kvscope.vllm_sim.settings import (
+    AT_ONCE,
+    NO_LIMIT,
+    ChunkPolicy,
+    OffloadSettings,
+    PrefetchPolicy,
+    PrefetchSettings,
+    StorageSettings,
+    Transfers,
+)
 
 HICACHE, LMCACHE = "sglang-hicache", "lmcache"
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
@@ -101,10 +112,15 @@ class _Approximation:
 
 @dataclass(frozen=True, slots=True)
 class HiCacheSpec(_Approximation):
-    """SGLang's HiCache in the host's memory; `write_policy` is --hicache-write-policy."""
+    """SGLang's HiCache in the host's memory; `write_policy` is --hicache-write-policy.
+
+    The other options are of storage below (`HiCacheOnFilesSpec`), with SGLang's defaults.
+    """
 
     NAME: ClassVar[str] = HICACHE
     write_policy: WritePolicy = "write_through"
+    hicache_storage_prefetch_policy: PrefetchPolicy = "timeout"
+    prefetch_threshold: int = 256
 
     @property
     def in_words(self) -> str:
@@ -122,11 +138,7 @@ class HiCacheSpec(_Approximation):
     @property
     def left_out(self) -> str:
         """What the simulation lacks."""
-        return (
-            "Left out: SGLang's own scheduler and radix tree (blocks are hit, counted and evicted"
-            " one by one by vLLM's), loads layer by layer during the prefill, storage below the"
-            " host's memory with its prefetch threshold."
-        )
+        return f"{_LEFT_OUT}, storage below the host's memory (add a third tier)."
 
     def chunk_blocks(self, block_size: int) -> int:
         """Return the blocks of a chunk."""
@@ -139,8 +151,17 @@ class HiCacheSpec(_Approximation):
         store: Transfers = AT_ONCE,
         *,
         block_size: int = 16,
+        storage: StorageSettings | None = None,
     ) -> OffloadSettings:
         """Return the tier with room for so many blocks, and these times of a copy."""
+        if storage is not None:
+            prefetch = PrefetchSettings(
+                self.hicache_storage_prefetch_policy,
+                math.ceil(self.prefetch_threshold / block_size),
+                _TIMEOUT_BASE_S,
+                _TIMEOUT_KI_TOKEN_S * block_size / 1024,
+            )
+            storage = replace(storage, prefetch=prefetch)
         selective = self.write_policy == "write_through_selective"
         return OffloadSettings(
             max(1, blocks),
@@ -152,6 +173,7 @@ class HiCacheSpec(_Approximation):
             least_load_blocks=math.ceil(_LOAD_BACK_TOKENS / block_size),
             forgets_offers=selective,
             write_back=self.write_policy == "write_back",
+            storage=storage,
         )
 
     def kv_transfer_config(self, cpu_bytes: int) -> None:
@@ -163,6 +185,51 @@ class HiCacheSpec(_Approximation):
         size = str(max(1, cpu_bytes // ranks // 10**9))
         options = ("--enable-hierarchical-cache", "--hicache-size", size)
         return OffloadLaunch("SGLang", (*options, "--hicache-write-policy", self.write_policy))
+
+
+class HiCacheOnFilesSpec(HiCacheSpec):
+    """SGLang's HiCache with its storage backend `file` below the host's memory."""
+
+    __slots__ = ()
+
+    @property
+    def in_words(self) -> str:
+        """Sentences on how the tiers work."""
+        until = {
+            "best_effort": "when the scheduler comes to it, it goes on with what has been read",
+            "wait_complete": "it waits until all is read",
+            "timeout": "it waits for 1 s and 0.25 s per 1,024 tokens at most",
+        }
+        return (
+            f"{super().in_words} Below the host's memory, files: all that is stored there is"
+            f" written on to them. What a new request lacks in both is read into memory from"
+            f" {self.prefetch_threshold:,} tokens on; {self.hicache_storage_prefetch_policy}:"
+            f" {until[self.hicache_storage_prefetch_policy]}. No file is deleted; once they fill"
+            " their size, nothing more is written."
+        )
+
+    @property
+    def left_out(self) -> str:
+        """What the simulation lacks."""
+        return (
+            f"{_LEFT_OUT}, the time of look-ups in storage, prefetches tried again in the waiting"
+            " queue, pages other than the trace's blocks, pins of the prefix above a prefetch, a"
+            " page read twice for two requests, deletion of files (max_size), other backends, and"
+            " engines that share one."
+        )
+
+    def launch(self, cpu_bytes: int, ranks: int = 1) -> OffloadLaunch:
+        """Return SGLang's options; files are in the folder of a variable, PATH."""
+        memory = super().launch(cpu_bytes, ranks)
+        options = ["--hicache-storage-backend", "file", "--hicache-storage-prefetch-policy"]
+        options.append(self.hicache_storage_prefetch_policy)
+        if self.prefetch_threshold != HiCacheSpec().prefetch_threshold:
+            extra = json.dumps({"prefetch_threshold": self.prefetch_threshold})
+            options += ["--hicache-storage-backend-extra-config", extra]
+        folder = {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": "PATH"}
+        server = "python -m sglang.launch_server"
+        arguments = (*memory.arguments, *options)
+        return OffloadLaunch(memory.engine, arguments, folder, server=server)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,12 +315,21 @@ class LmCacheSpec(_Approximation):
         return OffloadLaunch("vLLM with LMCache", ("--kv-transfer-config", config), variables)
 
 
+_LEFT_OUT = (
+    "Left out: SGLang's own scheduler and radix tree (blocks are hit, counted and evicted one by"
+    " one by vLLM's), loads layer by layer during the prefill"
+)
 _LOAD_BACK_TOKENS = 10  # load_back_threshold, which is no option
+_TIMEOUT_BASE_S, _TIMEOUT_KI_TOKEN_S = 1.0, 0.25  # prefetch_timeout_base and _per_ki_token
 
 
 def _hicache_value(name: str, text: str) -> object:
-    if text not in get_args(WritePolicy):
-        known = ", ".join(get_args(WritePolicy))
+    if name == "prefetch_threshold":
+        with placed(f"{WHERE} {name}"):
+            return units.parse_tokens(text)
+    choices = get_args(WritePolicy if name == "write_policy" else PrefetchPolicy)
+    if text not in choices:
+        known = ", ".join(choices)
         raise UsageError(f"{text!r} is no {name}", where=WHERE, remedy=f"take one of {known}")
     return text
 

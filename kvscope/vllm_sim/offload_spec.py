@@ -43,7 +43,8 @@ _CHUNK_POLICIES: Mapping[str, tuple[type[LanePolicy], str]] = {
 """The policies of kvscope for chunks, each with its class in `kvscope.vllm_plugin`."""
 _ALL = ", ".join(get_args(ChunkPolicy)[:-1]) + f" or {get_args(ChunkPolicy)[-1]}"
 FIXED = {
-    "prefetch_threshold": "it is of storage below the host's memory, which is not simulated",
+    "prefetch_timeout_base": "it is simulated at its default of 1 s",
+    "prefetch_timeout_per_ki_token": "it is simulated at its default of 0.25 s",
     "load_back_threshold": "SGLang has it fixed at 10 tokens",
     "cache_policy": "only LRU is simulated",
 }

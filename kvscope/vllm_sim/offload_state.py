@@ -6,7 +6,7 @@ is `blocks_per_chunk` blocks of a path; the trie's node at its end stands for it
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.replay import NO_TABLES
-from kvscope.vllm_sim.settings import OffloadSettings
+from kvscope.vllm_sim.settings import OffloadSettings, PrefetchPolicy
 
 Records = np.recarray[Any, Any]
 
@@ -27,6 +27,8 @@ WAITING, LOADING, LOADED, READY, ENDED = range(5)  # LOADED: its blocks are not 
 SEEN, INSERTED, REUSED, MISSED, ASKED, READ = 1, 2, 4, 8, 16, 32
 UNKNOWN, ASKING, PRESENT, MISSING = range(4)  # what storage has answered about a chunk
 WRITING, WRITTEN = 1, 2  # as `in_storage`
+BEST_EFFORT, WAIT_COMPLETE, TIMEOUT = range(3)  # until when a prefetch holds back its request
+NO_FETCH, QUEUED, READING = range(3)
 
 _INT32S = ("after", "before", "older", "newer", "users", "offers", "above", "children")
 _STORAGE = ("in_storage", "answer", "askers")
@@ -68,6 +70,13 @@ none). `external` are the tokens that it loaded when it was first admitted, -1 b
 of them it had read from storage. `blocks` are those of its table when it ended.
 """
 
+FETCH = _whole("begin end fresh wanted stage", "asked_s begin_s end_s held_s")
+"""The prefetch of a request that arrives: the chunks begin..end of its path, of which it reads
+`fresh` ones.
+
+It `wanted` so many. `held_s` is when the request was first held back for it, -1 before.
+"""
+
 OFFLOAD = _whole(
     "capacity blocks_per_chunk arc provisional restarts prompt_only threshold tracker_size "
     "least_load forgets_offers write_back written_back "
@@ -76,9 +85,9 @@ OFFLOAD = _whole(
     "lists ghosts period learned "
     "storage storage_capacity stored_chunks polled polls_late asked retry "
     "reads reads_begun reads_done writes writes_seen writes_done read_chunks written_chunks full "
-    "reread stuck",
+    "reread stuck fetch_policy fetch_least fetch_head fetching",
     "now_s target read_latency_s read_chunk_s read_free_s "
-    "write_latency_s write_chunk_s write_free_s "
+    "write_latency_s write_chunk_s write_free_s fetch_base_s fetch_chunk_s "
     "load_latency_s load_chunk_s store_latency_s store_chunk_s load_free_s store_free_s",
 )
 """One record: the settings of the tier, and counts.
@@ -97,6 +106,11 @@ room for. `polled`: it was asked for copies that ended since the last flush; `po
 asks anyway, and the flush is behind all stores. `asked` chunks wait for an answer, `retry` says
 that a request does. `reads` and `writes` number its copies, as `loads`; `reread` chunks were read
 since the engine last moved on, and `stuck` says that it never will.
+
+With prefetches instead of reads by waiting requests, `fetch_policy` holds requests back, for
+`fetch_base_s` and `fetch_chunk_s` a wanted chunk at most where that is a timeout. Those before
+`fetch_head` have none left; `fetching` chunks are wanted by the others. `asked` are then the chunks
+written back since the last step.
 """
 
 
@@ -109,7 +123,8 @@ class Offload(NamedTuple):
     `taken` the last plan that gave it to a request. `loading` lists requests in order; `ended`
     those that ended, row k of `ended_table` the blocks of the k-th. `category`, `cuts`, `p` and
     `tables` are those of a policy of kvscope that orders the chunks. `reads` and `writes` are the
-    copies from and to storage, and `asked` the chunks that it is asked about. `fresh`, `victims`
+    copies from and to storage, and `asked` the chunks that it is asked about;
+    `fetches` has the prefetch of each request. `fresh`, `victims`
     and `cursors` are scratch.
     """
 
@@ -126,6 +141,7 @@ class Offload(NamedTuple):
     read_nodes: Int32s
     write_nodes: Int32s
     asked: Int32s
+    fetches: Records
     fences: Records
     fence: Int64s
     taken: Int64s
@@ -225,6 +241,15 @@ def empty_offload(
         state.storage_capacity = settings.storage.capacity_chunks
         state.read_latency_s, state.read_chunk_s = read.latency_s, read.chunk_s
         state.write_latency_s, state.write_chunk_s = write.latency_s, write.chunk_s
+    if settings.storage is not None and settings.storage.prefetch is not None:
+        prefetch = settings.storage.prefetch
+        fetches = np.zeros(len(path_blocks), dtype=FETCH).view(np.recarray)
+        fetches.held_s = -1
+        tables = tables._replace(fetches=fetches)
+        state.fetch_policy = get_args(PrefetchPolicy).index(prefetch.policy)
+        state.fetch_least = prefetch.least_blocks
+        state.fetch_base_s = prefetch.timeout_base_s
+        state.fetch_chunk_s = prefetch.timeout_block_s * settings.blocks_per_chunk
     return tables
 
 
@@ -263,6 +288,7 @@ def _tables(
         read_nodes=np.zeros(0, dtype=np.int32),
         write_nodes=np.zeros(0, dtype=np.int32),
         asked=np.zeros(0, dtype=np.int32),
+        fetches=np.zeros(0, dtype=FETCH).view(np.recarray),
         fences=np.zeros(2 * blocks, dtype=FENCE).view(np.recarray),
         fence=np.zeros(usable, dtype=np.int64),
         taken=np.full(usable, -1, dtype=np.int64),

@@ -86,9 +86,29 @@ class Transfers:
 AT_ONCE = Transfers()
 
 
+PrefetchPolicy = Literal["best_effort", "wait_complete", "timeout"]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchSettings:
+    """What SGLang's HiCache reads from storage for requests that arrive, and how long they wait.
+
+    A prefetch is of `least_blocks` or more. The time that `timeout` waits grows with the blocks
+    that memory lacks. Source: SGLang 0.5.23, srt/mem_cache/unified_radix_cache.py.
+    """
+
+    policy: PrefetchPolicy = "timeout"
+    least_blocks: int = 1
+    timeout_base_s: float = 1.0
+    timeout_block_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class StorageSettings:
-    """vLLM's file system tier (`fs`) below the CPU's: it deletes nothing; full, it takes no more.
+    """Files below the CPU tier: none is deleted; once they fill their size, no more are written.
+
+    Waiting requests read them, as in vLLM's file system tier (`fs`); with a `prefetch`, as in
+    SGLang's HiCache, requests that arrive do.
 
     Source: vLLM 0.33.0, vllm/v1/kv_offload/tiering/fs/manager.py.
     """
@@ -96,6 +116,7 @@ class StorageSettings:
     capacity_chunks: int = NO_LIMIT
     read: Transfers = AT_ONCE
     write: Transfers = AT_ONCE
+    prefetch: PrefetchSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +151,8 @@ class OffloadSettings:
     storage: StorageSettings | None = None
 
     def __post_init__(self) -> None:
-        if self.storage is not None and self.store_threshold >= 2:
+        files = self.storage is not None and self.storage.prefetch is None
+        if files and self.store_threshold >= 2:
             raise UsageError(
                 "vLLM refuses store_threshold with a tier below the CPU's",
                 where="offload",

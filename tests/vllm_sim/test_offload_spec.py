@@ -9,12 +9,12 @@ from kvscope.core.hits import standard
 from kvscope.core.runs import RunSetting
 from kvscope.replay.settings import with_capacity_model
 from kvscope.replay.sweep import engine_of
-from kvscope.replay.tier_spec import kv_transfer_config, parse_tiers
+from kvscope.replay.tier_spec import kv_transfer_config, offload_launch, parse_tiers
 from kvscope.report.policies import setting_in_words
 from kvscope.vllm_plugin.settings import read_settings
 from kvscope.vllm_sim.offload_engines import LmCacheSpec, parse_offload
 from kvscope.vllm_sim.offload_spec import OffloadSpec
-from kvscope.vllm_sim.settings import StorageSettings, Transfers
+from kvscope.vllm_sim.settings import PrefetchSettings, StorageSettings, Transfers
 
 
 def test_defaults_are_those_of_vllm() -> None:
@@ -67,16 +67,7 @@ def test_a_policy_of_the_plugin_takes_its_parameters(policy: str, cached_by: str
 def test_a_third_tier_is_files() -> None:
     """vLLM's flags name a folder, and the engine has room for whole chunks in each tier."""
     tiers = "hbm=100blocks,dram=500blocks,ssd=1003blocks:read=1GB/s:latency=1ms"
-    setting = with_capacity_model(
-        RunSetting(standard(), "none", 0.0, 0.0, 0.0, block_bytes=10**6),
-        "engine",
-        max_num_seqs=None,
-        max_num_batched_tokens=None,
-        tiers=tiers,
-        tier_mode=None,
-        capacities_named=False,
-        offload="vllm@0.33:blocks_per_chunk=4",
-    )
+    setting = with_tiers("vllm@0.33:blocks_per_chunk=4", tiers)
     engine = engine_of(setting, 100, 16, parse_tiers(tiers, block_bytes=10**6))
     assert engine.offload is not None
     copies = Transfers(1e-3, 4e-3)
@@ -128,6 +119,7 @@ def test_refuses(text: str, what: str) -> None:
     [
         "sglang-hicache",
         "sglang-hicache:write_policy=write_back",
+        "sglang-hicache:hicache_storage_prefetch_policy=best_effort:prefetch_threshold=512",
         "lmcache",
         "lmcache:chunk_size=512:save_decode_cache=true:min_retrieve_tokens=64",
         "vllm@0.33:eviction_policy=arc",
@@ -155,6 +147,51 @@ def test_hicache_by_its_write_policy() -> None:
     assert "--hicache-size 32 --hicache-write-policy write_through" in launch
 
 
+def with_tiers(offload: str, tiers: str) -> RunSetting:
+    """Return a setting with blocks of a megabyte."""
+    return with_capacity_model(
+        RunSetting(standard(), "none", 0.0, 0.0, 0.0, block_bytes=10**6),
+        "engine",
+        max_num_seqs=None,
+        max_num_batched_tokens=None,
+        tiers=tiers,
+        tier_mode=None,
+        capacities_named=False,
+        offload=offload,
+    )
+
+
+def test_hicache_prefetches_from_a_third_tier() -> None:
+    """Its flags name the policy, and the engine has the threshold in blocks."""
+    tiers = "hbm=100blocks,dram=5000blocks,ssd=1000blocks:read=1GB/s:latency=1ms"
+    options = "hicache_storage_prefetch_policy=wait_complete:prefetch_threshold=100"
+    setting = with_tiers(f"sglang-hicache:{options}", tiers)
+    engine = engine_of(setting, 100, 16, parse_tiers(tiers, block_bytes=10**6))
+    assert engine.offload is not None
+    copies = Transfers(1e-3, 1e-3)
+    prefetch = PrefetchSettings("wait_complete", 7, 1.0, 0.25 / 64)
+    assert engine.offload.storage == StorageSettings(1000, copies, copies, prefetch)
+    launch = offload_launch(setting)
+    assert launch is not None
+    assert launch.text.startswith("SGLang: SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR=PATH python")
+    policy = "--hicache-storage-backend file --hicache-storage-prefetch-policy wait_complete"
+    assert f"--hicache-size 5 --hicache-write-policy write_through {policy}" in launch.text
+    assert """--hicache-storage-backend-extra-config '{"prefetch_threshold": 100}'""" in launch.text
+    words = " ".join(setting_in_words(setting))
+    assert "from 100 tokens on; wait_complete" in words
+    assert "add a third tier" not in words
+    default = parse_offload("sglang-hicache")
+    assert (default.hicache_storage_prefetch_policy, default.prefetch_threshold) == ("timeout", 256)  # type: ignore[attr-defined]
+
+
+def test_only_a_third_tier_is_prefetched_from() -> None:
+    """Without storage, options of prefetches are refused; with two tiers below, LMCache is."""
+    with pytest.raises(UsageError, match="only a third tier"):
+        with_tiers("sglang-hicache:prefetch_threshold=512", "hbm=100blocks,dram=500blocks")
+    with pytest.raises(UsageError, match="one tier below it"):
+        with_tiers("lmcache", "hbm=100blocks,dram=500blocks,ssd=900blocks")
+
+
 def test_lmcache_has_chunks_of_tokens() -> None:
     """256 tokens are 16 blocks of 16, and no chunk of blocks of 512 tokens."""
     spec = LmCacheSpec()
@@ -178,7 +215,9 @@ def test_lmcache_has_chunks_of_tokens() -> None:
     ("text", "what"),
     [
         ("sglang-hicache:write_policy=back", "write_through_selective, write_back"),
-        ("sglang-hicache:prefetch_threshold=256", "not simulated"),
+        ("sglang-hicache:prefetch_threshold=some", "prefetch_threshold"),
+        ("sglang-hicache:prefetch_timeout_base=2", "default of 1 s"),
+        ("sglang-hicache:hicache_storage_prefetch_policy=wait", "best_effort, wait_complete"),
         ("sglang-hicache:load_back_threshold=1", "fixed at 10 tokens"),
         ("lmcache:cache_policy=LFU", "only LRU"),
         ("lmcache:save_decode_cache=1", "take true or false"),
