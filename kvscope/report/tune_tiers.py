@@ -196,8 +196,9 @@ def _filled(trial: TierTrial) -> list[str]:
     size = units.format_size(trial.candidate.files_bytes)
     after = units.duration_in_words(trial.full_s)
     sentence = (
-        f"vLLM deletes none of its files: at this rate the SSD of {size} is full after {after}, and"
-        " nothing new is written from then on. Delete old files before that, or the gain fades."
+        f"vLLM deletes none of its files: at this rate the SSD of {size} is full after {after} at"
+        " the earliest, and nothing new is written from then on. Delete old files before that, or"
+        " the gain fades."
     )
     return [sentence]
 
