@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
-from threading import Event
+from threading import Event, Thread
 from typing import Any, Self, TypeVar
 
 from kvscope.core import memory
@@ -100,6 +101,17 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent, which may be killed: loky's would wait for ever."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
+
+
 class LocalProcesses(Executor):
     """Processes of this machine, until the context ends; one worker is this process itself."""
 
@@ -133,7 +145,9 @@ class LocalProcesses(Executor):
 
             # loky's: a fork would copy the threads that this process has, and what they hold; the
             # standard library's spawn would run a script that calls this once more.
-            self._pool = ProcessPoolExecutor(self.workers)
+            self._pool = ProcessPoolExecutor(
+                self.workers, initializer=_end_with, initargs=(os.getpid(),)
+            )
         number_of: dict[Future[R], int] = {
             self._pool.submit(step, *before, task): number for number, task in enumerate(tasks)
         }
