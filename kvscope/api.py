@@ -14,16 +14,12 @@ traces InputError. What the command line prints as notes goes to the logger `kvs
 
 from __future__ import annotations
 
-import logging
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
 
-from kvscope.app.monitor import Monitor
+from kvscope.app.monitor import LogMonitor
 from kvscope.app.options import (
     AnalyzeOptions,
     ExplainOptions,
@@ -38,24 +34,22 @@ from kvscope.app.options import (
 )
 from kvscope.core.errors import InputError, KvscopeError, UsageError
 from kvscope.core.files import one_path
+from kvscope.results import (
+    AnalysisResult,
+    DiffResult,
+    ExplanationResult,
+    FitResult,
+    FleetResult,
+    RetentionResult,
+    SimulationResult,
+    TuneFleetResult,
+    TuneResult,
+    TuneTiersResult,
+)
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-    import polars as pl
-
-    from kvscope.app.analyze import Analysis
-    from kvscope.app.diff import Comparison
-    from kvscope.app.explain import Explanation
-    from kvscope.app.fleet import FleetStudy
-    from kvscope.app.retention import Retention
-    from kvscope.app.simulate import Simulation
-    from kvscope.app.tune import Recommendation
-    from kvscope.app.tune_fleet import FleetRecommendation
-    from kvscope.app.tune_tiers import TierRecommendation
-    from kvscope.core.trace import Prompts, Trace
+    from kvscope.core.trace import Trace
     from kvscope.deployment.models import KvDtype
-    from kvscope.report.report import Report
-    from kvscope.reuse_models.results import Fit
     from kvscope.store.file import StoreFile
 
 __all__ = [
@@ -133,14 +127,6 @@ class DeploymentArguments(ReplicaArguments, total=False):
     replicas: int | None
 
 
-class _Logged(Monitor):
-    """A monitor whose notes go to the logger `kvscope`."""
-
-    def note(self, text: str) -> None:
-        """Log the sentence."""
-        logging.getLogger("kvscope").info(text)
-
-
 class OpenTrace:
     """A trace in a store; a context manager that closes the store.
 
@@ -171,281 +157,6 @@ class OpenTrace:
         return vars(TraceFacts.build(self.facts))
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class _Result(ABC):
-    """What a use case returns: the JSON document, frames, figures and HTML of one result."""
-
-    @property
-    @abstractmethod
-    def _report(self) -> Report:
-        """The result in every form."""
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._report.name}>"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON document of the command, as docs/json.md describes it."""
-        from kvscope.app.documents.base import to_dict
-
-        return to_dict(self._report.document())
-
-    def figure(self, section: str | None = None) -> go.Figure:
-        """Return the first plotly figure of a section, or of the first section that has one.
-
-        Section names are those of `--section`. Raises UsageError where there is no figure.
-        """
-        report = self._report
-        sections = report.select([section]) if section else report.sections()
-        figures = [figure for each in sections for figure in each.figures]
-        if not figures:
-            named = [each.name for each in report.sections() if each.figures]
-            raise UsageError(
-                "has no figure", where="section", remedy=f"name one of {', '.join(named)}"
-            )
-        return figures[0]()
-
-    def save_html(self, path: str | PathLike[str]) -> None:
-        """Write the HTML report, whole or not at all."""
-        from kvscope.core.files import write_text
-
-        write_text(Path(path), self._report.html())
-
-    def _repr_html_(self) -> str:
-        from kvscope.report.html import fragment
-
-        return fragment(self._report.screen())
-
-    def _frame(self, table: str) -> pl.DataFrame:
-        """Return a list of the document as a frame; nested fields become columns of their own."""
-        import polars as pl
-
-        document = self.to_dict()
-        tables = [name for name, rows in document.items() if _is_table(rows)]
-        if table not in tables:
-            raise UsageError(
-                f"no table {table!r}", where="table", remedy=f"name one of {', '.join(tables)}"
-            )
-        rows = [dict(_flat(row)) for row in document[table]]
-        return pl.DataFrame(rows, infer_schema_length=None)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class AnalysisResult(_Result):
-    """What `analyze` returns; `analysis` has it all, with LRU's exact curve."""
-
-    analysis: Analysis
-
-    def to_polars(self, table: str = "curve") -> pl.DataFrame:
-        """Return a list of the document: `curve`, `categories`, `hit_rates`, `misses` and more."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.overview import report
-
-        return report(self.analysis)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class ExplanationResult(_Result):
-    """What `explain` returns; `explanation.attribution` has the causes of every request."""
-
-    explanation: Explanation
-
-    def to_polars(self, table: str = "causes") -> pl.DataFrame:
-        """Return a list of the document: `causes`, `findings` or `requests`."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.misses import report
-
-        return report(self.explanation)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class FitResult(_Result):
-    """What `fit` returns."""
-
-    fit: Fit
-
-    def to_polars(self, table: str = "models") -> pl.DataFrame:
-        """Return a list of the document: `models`, `categories`, `next_turns` and more."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.fit import report
-
-        return report(self.fit)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class SimulationResult(_Result):
-    """What `simulate` returns; `simulation.runs` has a run per policy and capacity."""
-
-    simulation: Simulation
-
-    def to_polars(self, table: str = "results") -> pl.DataFrame:
-        """Return a list of the document: `results`, a row per policy and capacity."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.policies import report
-
-        return report(self.simulation)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class RetentionResult(_Result):
-    """What `advise_retention` returns."""
-
-    retention: Retention
-
-    def to_polars(self, table: str = "curve") -> pl.DataFrame:
-        """Return a list of the document: `curve`, `ttls`, `categories` or `charges`."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.retention import report
-
-        return report(self.retention)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TuneResult(_Result):
-    """What `tune` returns; `recommendation.tuning` has the verdict and all that was tried."""
-
-    recommendation: Recommendation
-    prompts: Prompts = field(repr=False)
-
-    @property
-    def verdict(self) -> str:
-        """`switch`, `keep-lru`, `add-capacity`, `unreachable` or `overloaded`."""
-        return self.recommendation.tuning.verdict
-
-    def save(
-        self, path: str | PathLike[str] = "recommendation.toml", *, force: bool = False
-    ) -> None:
-        """Write the recommendation, as kvscope's plugin for vLLM and `simulate` read it.
-
-        A file that recommends a switch is not replaced by another verdict, unless by `force`; the
-        logger `kvscope` gets what was done.
-        """
-        from kvscope.app.tune import write_recommended
-
-        written = Path(path)
-        tuned = replace(self.recommendation, path=str(written))
-        _Logged().note(write_recommended(written, tuned, self.prompts, force=force))
-
-    def to_polars(self, table: str = "contenders") -> pl.DataFrame:
-        """Return a list of the document: `contenders`, `oracles`, `explored` and more."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.recommendation import report
-
-        return report(self.recommendation)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class DiffResult(_Result):
-    """What `diff` returns; `comparison` has it all."""
-
-    comparison: Comparison
-
-    def to_polars(self, table: str = "differences") -> pl.DataFrame:
-        """Return a list of the document: `differences` or `same`."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.comparison import report
-
-        return report(self.comparison)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class FleetResult(_Result):
-    """What `simulate_fleet` returns; `study` has every fleet that was replayed."""
-
-    study: FleetStudy
-
-    @property
-    def replicas(self) -> int | None:
-        """The fewest replicas that meet the SLO, None where none of those tried do."""
-        return self.study.fewest
-
-    def to_polars(self, table: str = "fleets") -> pl.DataFrame:
-        """Return a list of the document: `fleets`, a row per fleet, or `lines`, one per router."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.fleet import report
-
-        return report(self.study)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TuneFleetResult(_Result):
-    """What `tune_fleet` returns; `recommendation.tuning` has the fleet and all that was tried."""
-
-    recommendation: FleetRecommendation
-
-    @property
-    def verdict(self) -> str:
-        """`confirmed`, `resized` or `misses-slo`."""
-        return self.recommendation.tuning.verdict
-
-    @property
-    def replicas(self) -> int | None:
-        """The recommended number of replicas, None where none of those tried meet the SLO."""
-        run = self.recommendation.tuning.recommended
-        return None if run is None else run.fleet.replicas
-
-    def to_polars(self, table: str = "routers") -> pl.DataFrame:
-        """Return a list of the document: `routers`, `policies`, `capacities` or `ends`."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.tune_fleet import report
-
-        return report(self.recommendation)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TuneTiersResult(_Result):
-    """What `tune_tiers` returns; `recommendation.tuning` has the tier and all that was tried."""
-
-    recommendation: TierRecommendation
-
-    @property
-    def verdict(self) -> str:
-        """`pays`, `helps` or `keep-none`."""
-        return self.recommendation.tuning.verdict
-
-    @property
-    def launch(self) -> str | None:
-        """How the engine is started with the recommended tier, None where none is."""
-        launch = self.recommendation.launch
-        return None if launch is None else launch.text
-
-    def to_polars(self, table: str = "front") -> pl.DataFrame:
-        """Return a list of the document: `front`, `sizes`, `explored` or `ends`."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.tune_tiers import report
-
-        return report(self.recommendation)
-
-
 Source = str | PathLike[str] | OpenTrace | None
 """A path, the name of a trace in the store `db`, an OpenTrace, or None: the last one used."""
 
@@ -472,9 +183,9 @@ def open_trace(
     if isinstance(source, str | PathLike):
         source = [source]
     path = one_path([fspath(each) for each in source]) if source else None
-    store = store_for(db, path, _Logged().note)
+    store = store_for(db, path, LogMonitor().note)
     try:
-        return OpenTrace(store, load_trace(store, path, _Logged(), reading))
+        return OpenTrace(store, load_trace(store, path, LogMonitor(), reading))
     except BaseException:
         store.close()
         raise
@@ -500,7 +211,7 @@ def hash_logs(
     paths = [logs] if isinstance(logs, str | PathLike) else logs
     with _arguments():
         options = parsed(HashOptions, locals() | named)
-    return run([fspath(path) for path in paths], options, _Logged()).requests
+    return run([fspath(path) for path in paths], options, LogMonitor()).requests
 
 
 def analyze(
@@ -527,7 +238,7 @@ def analyze(
     from kvscope.app.analyze import in_range
 
     with _opened(trace, db) as opened:
-        part = in_range(opened.store, opened.facts, request, _Logged())
+        part = in_range(opened.store, opened.facts, request, LogMonitor())
         return AnalysisResult(run(opened.store, part, request))
 
 
@@ -556,7 +267,7 @@ def explain(
     with _opened(trace, db) as opened:
         evidence = read_evidence(opened.store, opened.facts, asked)
         prompts = replayable(opened.store, opened.facts)
-        return ExplanationResult(run(opened.facts, prompts, asked, _Logged(), evidence))
+        return ExplanationResult(run(opened.facts, prompts, asked, LogMonitor(), evidence))
 
 
 def advise_retention(
@@ -602,7 +313,7 @@ def diff(
     from kvscope.store.file import StoreFile
 
     with StoreFile(db) as store:
-        return DiffResult(run(store, fspath(left), fspath(right), request, _Logged()))
+        return DiffResult(run(store, fspath(left), fspath(right), request, LogMonitor()))
 
 
 def fit(
@@ -619,7 +330,7 @@ def fit(
         options = parsed(FitOptions, locals())
         exported_policy(options)
     with _opened(trace, db) as opened:
-        return FitResult(fit_trace(opened.store, opened.facts, options, None, _Logged()))
+        return FitResult(fit_trace(opened.store, opened.facts, options, None, LogMonitor()))
 
 
 def simulate(
@@ -657,8 +368,8 @@ def simulate(
     from kvscope.app.traces import sampleable
 
     with _opened(trace, db) as opened:
-        prompts = sampleable(opened.store, opened.facts, request.setting, _Logged())
-        return SimulationResult(run(opened.store, opened.facts, prompts, request, _Logged()))
+        prompts = sampleable(opened.store, opened.facts, request.setting, LogMonitor())
+        return SimulationResult(run(opened.store, opened.facts, prompts, request, LogMonitor()))
 
 
 def tune(
@@ -697,7 +408,7 @@ def tune(
 
     with _opened(trace, db) as opened:
         prompts = replayable(opened.store, opened.facts)
-        return TuneResult(run(opened.facts, prompts, request, _Logged()), prompts)
+        return TuneResult(run(opened.facts, prompts, request, LogMonitor()), prompts)
 
 
 def simulate_fleet(
@@ -733,7 +444,7 @@ def simulate_fleet(
 
     with _opened(trace, db) as opened:
         prompts = replayable(opened.store, opened.facts)
-        return FleetResult(run(opened.facts, prompts, request, _Logged()))
+        return FleetResult(run(opened.facts, prompts, request, LogMonitor()))
 
 
 def tune_fleet(
@@ -763,7 +474,7 @@ def tune_fleet(
 
     with _opened(trace, db) as opened:
         prompts = replayable(opened.store, opened.facts)
-        return TuneFleetResult(recommend_fleet(opened.facts, prompts, request, _Logged()))
+        return TuneFleetResult(recommend_fleet(opened.facts, prompts, request, LogMonitor()))
 
 
 def tune_tiers(
@@ -797,7 +508,7 @@ def tune_tiers(
 
     with _opened(trace, db) as opened:
         prompts = replayable(opened.store, opened.facts)
-        return TuneTiersResult(recommend_tiers(opened.facts, prompts, request, _Logged()))
+        return TuneTiersResult(recommend_tiers(opened.facts, prompts, request, LogMonitor()))
 
 
 def _parsed(
@@ -834,16 +545,3 @@ def _arguments() -> Iterator[None]:
         where = error.where and error.where.replace("--", "").replace("-", "_")
         remedy = error.remedy and error.remedy.replace("--", "")
         raise UsageError(error.what, where=where, remedy=remedy) from None
-
-
-def _is_table(rows: object) -> bool:
-    return isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
-
-
-def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield the fields of a row; those of an object inside are named OUTER_INNER."""
-    for name, value in row.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}_")
-        elif not (isinstance(value, list) and _is_table(value)):
-            yield prefix + name, value

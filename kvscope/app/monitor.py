@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from threading import Event
@@ -31,3 +32,11 @@ class Monitor:
 
     def note(self, text: str) -> None:
         """Take a sentence for the user."""
+
+
+class LogMonitor(Monitor):
+    """A monitor whose notes go to the logger `kvscope`."""
+
+    def note(self, text: str) -> None:
+        """Log the sentence."""
+        logging.getLogger("kvscope").info(text)

@@ -1,0 +1,162 @@
+"""What the requests of several use cases share: capacities, hits, models, latency, policies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvscope.core import units
+from kvscope.core.errors import UsageError
+from kvscope.core.hits import HitDefinition, Outputs, compatible, standard
+from kvscope.deployment.models import KvDtype, Model, resolve_model
+from kvscope.latency.file import load_profile
+from kvscope.latency.profile import (
+    DEFAULT_PROFILE,
+    FROM_TRACE,
+    TO_FIT,
+    LatencyProfile,
+)
+from kvscope.replay.policy_options import (
+    ALL,
+    HYBRID,
+    VLLM,
+    Variant,
+    contenders,
+    guarded,
+    parse_policies,
+    parse_variants,
+)
+
+if TYPE_CHECKING:
+    pass
+
+BASELINE = "lru"
+DEFAULT_PERCENTILE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Capacities:
+    """Capacities in blocks, in bytes and in tokens, each as it was named."""
+
+    blocks: tuple[int, ...] = ()
+    sizes_bytes: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
+
+    @property
+    def named(self) -> bool:
+        """Whether there are any."""
+        return self != Capacities()
+
+    def in_blocks(self, model: Model | None, block_size: int) -> list[int]:
+        """Return them all in blocks of `block_size` tokens, ascending and distinct.
+
+        Raises UsageError for a size in bytes that holds no block of the model.
+        """
+        fitting = [model.blocks_in(size, block_size) for size in self.sizes_bytes if model]
+        if model is not None and 0 in fitting:
+            raise UsageError(
+                "holds not one block",
+                where="--capacity",
+                remedy=(
+                    f"a block of {model.name} takes"
+                    f" {units.format_size(model.bytes_for(block_size))}"
+                ),
+            )
+        return sorted({*self.blocks, *fitting, *(tokens // block_size for tokens in self.tokens)})
+
+
+def stated_capacities(
+    sizes_bytes: tuple[int, ...] | None, blocks: tuple[int, ...] | None
+) -> Capacities:
+    """Return the capacities that --capacity or --capacity-blocks names."""
+    if sizes_bytes is not None and blocks is not None:
+        raise UsageError(
+            "both state the capacity", where="--capacity, --capacity-blocks", remedy="leave out one"
+        )
+    return Capacities(blocks or (), sizes_bytes or ())
+
+
+def hit_definition(compat: str | None, outputs: Outputs, warmup: float) -> HitDefinition:
+    """Return the definition of a hit: that of the tool `compat`, or by `outputs` and `warmup`."""
+    if not 0 <= warmup < 1:
+        raise UsageError(f"not below 100%: {warmup:.0%}", where="--warmup", remedy="try 20%")
+    if compat is None:
+        return standard(warmup=warmup, outputs=outputs)
+    if outputs != "carried" or warmup:
+        raise UsageError(
+            "settles outputs and warm-up itself",
+            where=f"--compat {compat}",
+            remedy="leave out --outputs and --warmup",
+        )
+    return compatible(compat)
+
+
+def kv_model(
+    name: str | None, kv_dtype: KvDtype | None, *, sizes_named: bool = False
+) -> Model | None:
+    """Return the model called `name`, or None.
+
+    Raises UsageError for a precision or sizes in bytes without a model.
+    """
+    if name is None:
+        if kv_dtype:
+            raise UsageError("needs a model", where="--kv-dtype", remedy="name one with --model")
+        if sizes_named:
+            raise UsageError(
+                "bytes need a model", where="--capacity", remedy="name one with --model"
+            )
+        return None
+    try:
+        return resolve_model(name, kv_dtype)
+    except UsageError as error:
+        raise UsageError(error.what, where=error.where or "--model", remedy=error.remedy) from error
+
+
+def latency_profile(latency: str | None) -> LatencyProfile:
+    """Return the latency profile called `latency`, or the default one; TO_FIT for `trace`."""
+    if latency == FROM_TRACE:
+        return TO_FIT
+    try:
+        return load_profile(latency or DEFAULT_PROFILE)
+    except UsageError as error:
+        raise UsageError(error.what, where="--latency", remedy=error.remedy) from error
+
+
+def above_zero(rate_scale: float) -> float:
+    """Return the factor of the arrival rate. Raises UsageError unless it is above 0 and finite."""
+    if not 0 < rate_scale < float("inf"):
+        raise UsageError(
+            f"not above 0: {rate_scale:g}", where="--rate-scale", remedy="write for example 2"
+        )
+    return rate_scale
+
+
+def policies_to_try(
+    policies: str | None, params: Sequence[str] | None, engine: str, *, hybrid: bool = False
+) -> list[Variant]:
+    """Return what may replace LRU. Raises UsageError for an oracle.
+
+    And for a policy without an order for a `hybrid` model's blocks, or with one for those alone.
+    """
+    named = parse_policies(policies or contenders(engine, hybrid=hybrid))
+    own = parse_policies(HYBRID)
+    for policy in named:
+        if policies != ALL and policy.name != BASELINE and (policy in own) != hybrid:
+            what = "has no order for" if hybrid else "is for"
+            raise UsageError(
+                f"{policy.name} {what} the blocks of hybrid models",
+                where="--policies",
+                remedy=f"take {contenders(engine, hybrid=hybrid)}",
+            )
+    named = [policy for policy in named if policy.name == BASELINE or (policy in own) == hybrid]
+    for policy in named:
+        if policy.hindsight and policies != ALL:
+            raise UsageError(
+                f"{policy.name} is an oracle, which no engine can run",
+                where="--policies",
+                remedy="leave it out: oracles are always shown",
+            )
+    kinds = [policy for policy in named if not policy.hindsight and policy.name != BASELINE]
+    variants = parse_variants(kinds, params or ())
+    return [guarded(variant) for variant in variants] if engine == VLLM else variants

@@ -1,0 +1,351 @@
+"""What the options of `analyze`, `simulate`, `explain` and `retention` ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvscope.app.deployment import resolved_deployment
+from kvscope.app.options import (
+    AnalyzeOptions,
+    ExplainOptions,
+    ReplicaOptions,
+    RetentionOptions,
+    SimulateOptions,
+)
+from kvscope.app.requests.common import (
+    BASELINE,
+    Capacities,
+    above_zero,
+    hit_definition,
+    kv_model,
+    latency_profile,
+    stated_capacities,
+)
+from kvscope.core.errors import UsageError
+from kvscope.core.hits import HitDefinition, standard
+from kvscope.core.runs import RunSetting
+from kvscope.deployment.engines import parse_engine
+from kvscope.deployment.models import Model
+from kvscope.latency.profile import (
+    LatencyProfile,
+)
+from kvscope.replay.policy_options import (
+    ALL,
+    VLLM,
+    Variant,
+    parse_variants,
+    refitted,
+)
+from kvscope.replay.settings import (
+    policies_for,
+    run_setting,
+    with_capacity_model,
+)
+
+if TYPE_CHECKING:
+    from kvscope.deployment.deployment import ResolvedDeployment
+    from kvscope.tuning.file import EngineTable, RecommendationFile
+
+
+@dataclass(frozen=True, slots=True)
+class AnalyzeRequest:
+    """What an analysis shows beyond the trace itself, of requests `from_s` until `until_s`.
+
+    That of a dataset takes at most `memory_bytes` (None: half of what is free).
+    """
+
+    definition: HitDefinition = standard()
+    model: Model | None = None
+    hbm_bytes: int | None = None
+    capacities: Capacities = Capacities()
+    deployment: ResolvedDeployment | None = None
+    from_s: float | None = None
+    until_s: float | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateRequest:
+    """Which replays to run: `points` capacities, or else the named ones, or else DEFAULT_POINTS.
+
+    Tiers have capacities of their own.
+    """
+
+    setting: RunSetting
+    variants: tuple[Variant, ...]
+    capacities: Capacities = Capacities()
+    points: int | None = None
+    model: Model | None = None
+    deployment: ResolvedDeployment | None = None
+    on: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainRequest:
+    """The one replay whose misses to explain, and the number or id of a request, None for all.
+
+    Without a capacity nothing is evicted. `pooled`: one cache, also where the trace names workers.
+    """
+
+    replayed: SimulateRequest
+    request: str | None = None
+    pooled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionRequest:
+    """For which model, and for a cache of which size, times to live are to be judged.
+
+    Steps of the engine that judges them too take the time of `profile`.
+    """
+
+    profile: LatencyProfile
+    definition: HitDefinition = standard()
+    model: Model | None = None
+    capacities: Capacities = Capacities()
+
+
+def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
+    """Return what the options of `analyze` ask for."""
+    return replace(
+        _analysis(options),
+        from_s=options.from_,
+        until_s=options.until,
+        memory_bytes=options.memory,
+    )
+
+
+def _analysis(options: AnalyzeOptions) -> AnalyzeRequest:
+    """Return the same for a whole trace."""
+    definition = hit_definition(options.compat, options.outputs, options.warmup)
+    capacities = Capacities(options.capacity_blocks or (), options.capacity or ())
+    where = resolved_deployment(options)
+    if where is not None:
+        if options.hbm is not None:
+            raise UsageError("the deployment has a pool", where="--hbm", remedy="leave it out")
+        return AnalyzeRequest(definition, where.model, where.pool_bytes, capacities, where.as_cache)
+    kv = kv_model(options.model, options.kv_dtype)
+    if kv is None and (options.hbm or options.capacity):
+        option = "--hbm" if options.hbm else "--capacity"
+        raise UsageError("needs a model", where=option, remedy="name one with --model")
+    return AnalyzeRequest(definition, kv, options.hbm, capacities)
+
+
+def simulate_request(options: SimulateOptions) -> SimulateRequest:
+    """Return what the options of `simulate` ask for."""
+    recommended = _recommendation(options)
+    where = None if recommended else resolved_deployment(options)
+    if where is not None:
+        _check_simulated(options, where)
+    kv = (
+        where.model
+        if where
+        else kv_model(options.model, options.kv_dtype, sizes_named=bool(options.capacity))
+    )
+    definition = hit_definition(options.compat, options.outputs, options.warmup)
+    slo_s = recommended.target.slo_s if recommended else options.slo
+    if recommended:
+        profile = recommended.profile
+    else:
+        profile = where.latency if where else latency_profile(options.latency)
+    setting = replace(
+        run_setting(definition, profile, slo_s=slo_s),
+        rate_scale=above_zero(options.rate_scale),
+        isolate=options.isolate,
+        sample_rate=options.sample,
+        coarsen=options.coarsen,
+    )
+    named = (options.capacity, options.capacity_blocks, options.points)
+    engine = _engine(recommended, where)
+    limits = engine or options
+    setting = with_capacity_model(
+        setting,
+        "engine" if engine else options.capacity_model,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        tiers=options.tiers,
+        tier_mode=options.tier_mode,
+        offload=options.offload,
+        capacities_named=any(capacity is not None for capacity in named),
+    )
+    if recommended and recommended.deployment is not None:
+        setting = replace(setting, kv_groups=recommended.deployment.kv_groups)
+    if recommended:
+        variants = _with_lru(recommended)
+    else:
+        hybrid = setting.capacity_model == "engine" and kv is not None and _grouped(kv)
+        named_policies = policies_for(setting, options.policies, hybrid=hybrid)
+        variants = parse_variants(named_policies, options.param or ())
+        if options.policies not in {None, ALL}:
+            from kvscope.policies.registry import check_required  # late: loads NumPy
+
+            for variant in variants:
+                check_required(variant.policy, variant.given, "--policies")
+    if options.refit is not None:
+        variants = [refitted(variant, options.refit) for variant in variants]
+    if not setting.exact:
+        variants = _estimated(options, variants)
+    capacities = Capacities(
+        options.capacity_blocks or (),
+        options.capacity or (),
+        _stated_tokens(recommended, where),
+    )
+    return SimulateRequest(
+        setting, tuple(variants), capacities, options.points, kv, where, options.on
+    )
+
+
+def _estimated(options: SimulateOptions, variants: list[Variant]) -> list[Variant]:
+    """Return the variants of which a sample, or coarse blocks, can say how near they are.
+
+    Raises UsageError for a sample that is too small, and where a policy was named that is not one.
+    """
+    from kvscope.replay.sampling import LEAST_RATE  # late: loads NumPy
+
+    if options.sample < LEAST_RATE:
+        raise UsageError(
+            f"no error can be stated below {LEAST_RATE:.0%}",
+            where=f"--sample {options.sample:.3g}",
+            remedy="replay more, or larger blocks with --coarsen",
+        )
+    scaling = [variant for variant in variants if variant.policy.scales]
+    others = {variant.policy.name for variant in variants if not variant.policy.scales}
+    if others and options.policies not in {None, ALL}:
+        raise UsageError(
+            f"a sample does not show what {', '.join(sorted(others))} does in the whole trace",
+            where=f"--policies, {'--sample' if options.sample < 1 else '--coarsen'}",
+            remedy="leave out one of them",
+        )
+    return scaling
+
+
+def explain_request(options: ExplainOptions) -> ExplainRequest:
+    """Return what the options of `explain` ask for."""
+    if options.capacity is not None and options.capacity_blocks is not None:
+        raise UsageError(
+            "one cache has one capacity",
+            where="--capacity, --capacity-blocks",
+            remedy="leave out one of them",
+        )
+    stated = {each.name: getattr(options, each.name) for each in fields(ReplicaOptions)}
+    replayed = simulate_request(
+        SimulateOptions(
+            **stated,
+            replicas=options.replicas,
+            policies=options.policy,
+            param=options.param,
+            capacity=None if options.capacity is None else (options.capacity,),
+            capacity_blocks=None if options.capacity_blocks is None else (options.capacity_blocks,),
+            outputs=options.outputs,
+        )
+    )
+    if len(replayed.variants) != 1:
+        raise UsageError(
+            f"{len(replayed.variants)} policies or settings",
+            where="--policy, --param",
+            remedy="name one policy, with one value of each parameter",
+        )
+    if replayed.capacities == Capacities() and replayed.variants[0].policy.name != BASELINE:
+        raise UsageError(
+            "needs a capacity",
+            where=f"--policy {options.policy}",
+            remedy="add --capacity or --capacity-blocks",
+        )
+    return ExplainRequest(replayed, options.request, options.pooled)
+
+
+def retention_request(options: RetentionOptions) -> RetentionRequest:
+    """Return what the options of `retention` ask for."""
+    sizes = None if options.capacity is None else (options.capacity,)
+    blocks = None if options.capacity_blocks is None else (options.capacity_blocks,)
+    return RetentionRequest(
+        latency_profile(options.latency),
+        hit_definition(None, options.outputs, 0.0),
+        kv_model(options.model, options.kv_dtype, sizes_named=sizes is not None),
+        stated_capacities(sizes, blocks),
+    )
+
+
+def _engine(
+    recommended: RecommendationFile | None, where: ResolvedDeployment | None
+) -> ResolvedDeployment | EngineTable | None:
+    """Return the deployment whose vLLM is replayed, None for a cache alone.
+
+    Raises UsageError for a recommendation that is for several replicas.
+    """
+    if recommended is None:
+        return where if where and where.engine.name == VLLM else None
+    table = recommended.deployment
+    if table is None or parse_engine(table.engine).name != VLLM:
+        return None
+    if table.replicas > 1:
+        raise UsageError(
+            "one engine is replayed",
+            where="--recommendation",
+            remedy=f"it is for {table.replicas} replicas: use kvscope tune",
+        )
+    return table
+
+
+def _grouped(model: Model) -> bool:
+    """Return whether vLLM caches the layers of a model in groups that kvscope simulates."""
+    return model.kv_groups(1) is not None
+
+
+def _stated_tokens(
+    recommended: RecommendationFile | None, where: ResolvedDeployment | None
+) -> tuple[int, ...]:
+    """Return the capacity that a recommendation or a deployment states, in tokens."""
+    if recommended:
+        return (recommended.capacity_tokens,)
+    return (where.pool.tokens,) if where else ()
+
+
+def _check_simulated(options: SimulateOptions, where: ResolvedDeployment) -> None:
+    """Raise UsageError for options that contradict a deployment."""
+    names = ("capacity", "capacity_blocks", "points", "tiers")
+    named = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) is not None]
+    if named:
+        raise UsageError("the deployment has a pool", where=named[0], remedy="leave it out")
+    if where.replicas > 1 and where.traffic == "fleet":
+        raise UsageError(
+            "one engine is replayed",
+            where=f"--replicas {where.replicas}",
+            remedy="add --traffic replica for one replica's trace, or use kvscope tune",
+        )
+
+
+def _recommendation(options: SimulateOptions) -> RecommendationFile | None:
+    """Return the recommendation in the file that the options name, if they name one.
+
+    Raises UsageError for options that say what the file settles.
+    """
+    path = options.recommendation
+    if path is None:
+        return None
+    settled = ("policies", "param", "capacity", "capacity_blocks", "points", "tiers", "latency")
+    named = [
+        f"--{name.replace('_', '-')}"
+        for name in (*settled, "slo")
+        if getattr(options, name) is not None
+    ]
+    if named:
+        raise UsageError(
+            "the recommendation settles this",
+            where=", ".join(named),
+            remedy=f"leave it out, or edit {path}",
+        )
+    from kvscope.tuning.file import read_recommendation  # loads kernels
+
+    return read_recommendation(Path(path))
+
+
+def _with_lru(recommended: RecommendationFile) -> list[Variant]:
+    """Return LRU, and what is recommended where that is another policy."""
+    from kvscope.policies.lru import Lru
+
+    policy = recommended.policy
+    best = Variant(type(policy), policy.values, policy.evicts)
+    return [best] if policy.name == BASELINE else [Variant(Lru), best]

@@ -1,0 +1,335 @@
+"""What the options of `tune` ask for: one cache or engine, a fleet, or a tier below an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING
+
+from kvscope.app.deployment import resolved_deployment
+from kvscope.app.options import (
+    FleetOptions,
+    TierOptions,
+    TuneOptions,
+)
+from kvscope.app.requests.common import (
+    BASELINE,
+    DEFAULT_PERCENTILE,
+    Capacities,
+    above_zero,
+    hit_definition,
+    kv_model,
+    latency_profile,
+    policies_to_try,
+    stated_capacities,
+)
+from kvscope.app.requests.fleets import FleetRequest, fleet_of
+from kvscope.app.values import TierSize
+from kvscope.core.errors import UsageError
+from kvscope.core.runs import RunSetting
+from kvscope.deployment.models import Model
+from kvscope.latency.profile import (
+    MODELS,
+    LatencyProfile,
+)
+from kvscope.replay.policy_options import (
+    ALL,
+    VLLM,
+    Variant,
+)
+from kvscope.replay.settings import (
+    engine_setting,
+    run_setting,
+)
+from kvscope.tuning.target import Limits, Target
+
+if TYPE_CHECKING:
+    from kvscope.deployment.deployment import ResolvedDeployment
+    from kvscope.tuning.tier_prices import TierKind, TierPrice
+
+WINDOWS = "--warmup, --validation, --judge"
+
+
+@dataclass(frozen=True, slots=True)
+class TuneRequest:
+    """What to tune, for which target; without a deployment it is a study of a cache alone.
+
+    `warmup`, `validation` and `judge` are shares of the requests, None for the defaults;
+    `range_bytes` bounds the search for the least capacity. `given` names the options that the user
+    chose: the others are listed as assumptions.
+    """
+
+    target: Target
+    setting: RunSetting
+    profile: LatencyProfile
+    variants: tuple[Variant, ...]
+    capacities: Capacities = Capacities()
+    range_bytes: tuple[int, int] | None = None
+    model: Model | None = None
+    hbm_bytes: int | None = None
+    warmup: float | None = None
+    validation: float | None = None
+    judge: float | None = None
+    limits: Limits = Limits()
+    deployment: ResolvedDeployment | None = None
+    given: frozenset[str] = field(default_factory=frozenset)
+    on: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetTuningRequest:
+    """The routers, policies, capacities and SLO of a fleet to choose.
+
+    `limits` say how much a policy may harm. `latency_named`: whether --latency is stated.
+    """
+
+    fleet: FleetRequest
+    limits: Limits
+    latency_named: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TierTuningRequest:
+    """One engine to tune a tier for; `sizes` and `offload` are None for the defaults."""
+
+    tune: TuneRequest
+    sizes: tuple[TierSize, ...] | None
+    offload: tuple[str, ...] | None
+    prices: dict[TierKind, TierPrice]
+
+
+def tune_request(options: TuneOptions) -> TuneRequest:
+    """Return what the options of `tune` ask for."""
+    if options.percentile is not None and options.max_violations is not None:
+        raise UsageError(
+            "both state the target",
+            where="--percentile, --max-violations",
+            remedy="leave out one of them",
+        )
+    capacities = stated_capacities(options.capacity, options.capacity_blocks)
+    if len(capacities.blocks + capacities.sizes_bytes) > 1:
+        raise UsageError(
+            "one cache has one capacity",
+            where="--capacity" if options.capacity else "--capacity-blocks",
+            remedy="name one, or let --fleet choose among several",
+        )
+    if options.router is not None:
+        raise UsageError("a fleet alone has a router", where="--router", remedy="add --fleet")
+    where = resolved_deployment(options)
+    _check_view(options, where)
+    profile = where.latency if where else latency_profile(options.latency)
+    setting = replace(
+        run_setting(hit_definition(None, options.outputs, 0.0), profile, slo_s=options.slo),
+        rate_scale=above_zero(options.rate_scale),
+        isolate=options.isolate,
+    )
+    if where and where.engine.name == VLLM:
+        setting = engine_setting(setting, where.max_num_seqs, where.max_num_batched_tokens)
+    kv = (
+        where.model
+        if where
+        else kv_model(
+            options.model or MODELS.get(profile.name),
+            options.kv_dtype,
+            sizes_named=options.capacity is not None,
+        )
+    )
+    if options.capacity_range is not None and kv is None:
+        raise UsageError("bytes need a model", where="--capacity-range", remedy="name --model")
+    shares = (options.warmup, options.validation, options.judge)
+    stated: Mapping[str, object] = {
+        "--latency": options.latency,
+        "--model": options.model,
+        "--capacity": options.capacity or options.capacity_blocks,
+        "--percentile": options.percentile or options.max_violations,
+        WINDOWS: next((share for share in shares if share is not None), None),
+        "--policies": options.policies,
+    }
+    target = Target(
+        options.slo,
+        options.percentile or DEFAULT_PERCENTILE,
+        view="queued" if where else options.view or "unloaded",
+        tpot_slo_s=options.tpot_slo,
+    )
+    if options.max_violations is not None:
+        percentile = round(1 - options.max_violations, 9)
+        target = replace(target, percentile=percentile, measure="violations")
+    engine = where.engine.name if where else VLLM
+    hybrid = where is not None and where.kv_groups is not None
+    return TuneRequest(
+        target=target,
+        setting=setting,
+        profile=profile,
+        variants=tuple(policies_to_try(options.policies, options.param, engine, hybrid=hybrid)),
+        capacities=capacities,
+        range_bytes=options.capacity_range,
+        model=kv,
+        hbm_bytes=options.hbm,
+        warmup=options.warmup,
+        validation=options.validation,
+        judge=options.judge,
+        limits=Limits(
+            max_p50_regression=options.max_p50_regression, min_throughput=options.min_throughput
+        ),
+        deployment=where,
+        given=frozenset(name for name, value in stated.items() if value is not None),
+        on=options.on,
+    )
+
+
+def fleet_tuning_request(options: TuneOptions) -> FleetTuningRequest:
+    """Return what `tune --fleet` asks for: by default every router that is no reference.
+
+    Raises UsageError for an option that a fleet's choice does not take, and for a reference.
+    """
+    taken = {each.name for each in fields(FleetOptions)}
+    taken -= {"replicas", "warmup", "param", "tpot_slo", "capacity", "capacity_blocks", "router"}
+    own = {"policies", "param", "capacity", "capacity_blocks", "router"}
+    own |= {"max_p50_regression", "min_throughput"}
+    for each in fields(TuneOptions):
+        if each.name not in taken | own and getattr(options, each.name) != each.default:
+            raise UsageError(
+                "the choice of a fleet does not take it",
+                where=f"--{each.name.replace('_', '-')}",
+                remedy="leave it out, or leave out --fleet",
+            )
+    from kvscope.fleet.options import parse_routers, split_assignments
+
+    stated = {each.name: getattr(options, each.name) for each in fields(TuneOptions)}
+    kinds = parse_routers(options.router or ALL)
+    if options.router not in {None, ALL}:
+        for kind in kinds:
+            if kind.reference:
+                raise UsageError(
+                    f"{kind.name} is a reference, which no program offers",
+                    where="--router",
+                    remedy="leave it out: `kvscope fleet` shows it",
+                )
+    kinds = [kind for kind in kinds if not kind.reference]
+    param = list(options.param or ())
+    _, of_policies = split_assignments(kinds, param)
+    request = fleet_of(
+        FleetOptions(
+            **{name: stated[name] for name in taken & stated.keys()},
+            router=",".join(kind.name for kind in kinds),
+            param=[each for each in param if each not in of_policies],
+        ),
+        stated_capacities(options.capacity, options.capacity_blocks),
+    )
+    where = request.deployment
+    engine = where.engine.name if where else VLLM
+    hybrid = where is not None and where.kv_groups is not None
+    if hybrid and options.policies not in {None, BASELINE}:
+        raise UsageError(
+            "only lru is replayed on fleets of hybrid models",
+            where="--policies",
+            remedy="leave it out, or leave out --fleet to tune one engine",
+        )
+    variants = [] if hybrid else policies_to_try(options.policies, of_policies, engine)
+    return FleetTuningRequest(
+        replace(
+            request,
+            variants=tuple(variants),
+            replicas=(1,),
+            routers_named=options.router is not None,
+        ),
+        Limits(
+            max_p50_regression=options.max_p50_regression, min_throughput=options.min_throughput
+        ),
+        options.latency is not None,
+    )
+
+
+def tier_tuning_request(options: TuneOptions, tiers: TierOptions) -> TierTuningRequest:
+    """Return what `tune --tiers` asks for: one engine, its pool, and the tiers to compare below it.
+
+    Raises UsageError for an option that it does not take, and for what cannot be simulated.
+    """
+    own = {"policies", "param", "capacity", "capacity_blocks", "capacity_range", "router", "hbm"}
+    for name in sorted(own | {"outputs", "view"}):
+        default = next(each.default for each in fields(TuneOptions) if each.name == name)
+        if getattr(options, name) != default:
+            raise UsageError(
+                "the choice of a tier does not take it",
+                where=f"--{name.replace('_', '-')}",
+                remedy="leave it out, or leave out --tiers",
+            )
+    request = tune_request(options)
+    where = request.deployment
+    if where is None or where.model is None:
+        raise UsageError(
+            "needs an engine with a pool", where="--tiers", remedy="name it: --gpu and --model"
+        )
+    if where.engines > 1:
+        raise UsageError(
+            "one engine is replayed",
+            where=f"--replicas {where.replicas}",
+            remedy="add --traffic replica for one replica's trace",
+        )
+    if where.model.hybrid:
+        raise UsageError(
+            "offloading is modelled for models of full attention only",
+            where="--tiers",
+            remedy="leave it out for this model",
+        )
+    setting = engine_setting(request.setting, where.max_num_seqs, where.max_num_batched_tokens)
+    return TierTuningRequest(
+        replace(request, setting=setting), tiers.tier_sizes, tiers.offload, _prices(tiers)
+    )
+
+
+def _prices(tiers: TierOptions) -> dict[TierKind, TierPrice]:
+    """Return the price of each kind of memory: as stated, or as the data file has it."""
+    from kvscope.tuning.tier_prices import STATED, TierPrice, tier_prices
+
+    known = tier_prices()
+
+    def of(price: TierPrice, stated: float | None, writes: float | None = None) -> TierPrice:
+        writes = price.writes_per_day if writes is None else writes
+        if stated is None:
+            return TierPrice(price.gib_hour, price.source, writes)
+        return TierPrice(stated, STATED, writes)
+
+    ssd = of(known.ssd, tiers.ssd_price, tiers.ssd_writes_per_day)
+    return {"dram": of(known.dram, tiers.dram_price), "ssd": ssd}
+
+
+def _check_view(options: TuneOptions, where: ResolvedDeployment | None) -> None:
+    """Raise UsageError for options that contradict a deployment, or need one."""
+    if where is None:
+        if options.tpot_slo is not None:
+            raise UsageError(
+                "output tokens are timed on an engine alone",
+                where="--tpot-slo",
+                remedy="name the deployment: --gpu and --model",
+            )
+        return
+    capacity = options.capacity or options.capacity_blocks or options.capacity_range
+    for wrong, what, option, remedy in (
+        (
+            capacity is not None,
+            "the deployment has a pool",
+            "--capacity",
+            "leave it out, or state the pool with --num-gpu-blocks",
+        ),
+        (
+            options.view == "unloaded",
+            "a deployment's TTFT is queued",
+            "--view unloaded",
+            "leave it out",
+        ),
+        (
+            options.outputs != "carried",
+            "an engine caches outputs",
+            "--outputs",
+            "leave it out",
+        ),
+        (
+            options.tpot_slo is not None and where.engine.name != VLLM,
+            "SGLang's output tokens are not simulated",
+            "--tpot-slo",
+            "leave it out",
+        ),
+    ):
+        if wrong:
+            raise UsageError(what, where=option, remedy=remedy)
