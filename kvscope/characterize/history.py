@@ -5,23 +5,17 @@ Loading takes longer than any computation on it: load once and pass it on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.characterize.distributions import GroupOf, Weighted
+from kvscope.characterize.stretches import by_requests
 from kvscope.core.arrays import Float64s
-from kvscope.core.disk_columns import (
-    AT_ONCE,
-    Column,
-    Columns,
-    sorted_columns,
-    sorted_on_disk,
-    stretches,
-)
+from kvscope.core.disk_columns import Column, in_order
 from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
@@ -57,31 +51,21 @@ def load_history(store: Store, trace: Trace, work: Path | None = None) -> Histor
 
     Runs and groups are kept in files in the folder `work`, where that is given.
     """
-    key = {"trace_id": trace.trace_id}
-    names = tuple(row["category"] for row in store.rows("characterize/categories", **key))
-    at_once = max(trace.requests, 1) if work is None else AT_ONCE
-
-    def parts(name: str, **more: list[str]) -> Iterator[Columns]:
-        for part in stretches(max(trace.requests, 1), at_once):
-            span = {"first": part.start, "end": part.stop}
-            yield store.columns(f"characterize/{name}", **key, **span, **more)
-
-    def in_order(columns: Iterator[Columns], name: str) -> Mapping[str, Column]:
-        if work is None:
-            return sorted_columns(columns, name)
-        return sorted_on_disk(columns, name, work)
-
+    rows = store.rows("characterize/categories", trace_id=trace.trace_id)
+    names = tuple(row["category"] for row in rows)
+    parts = partial(by_requests, store, trace, work)
     requests = list(parts("history_requests", categories=list(names)))
     arrival_s = np.concatenate([part["arrival_s"] for part in requests])
     category = np.concatenate([part["category_index"] for part in requests])
     del requests
-    runs = in_order(parts("history_runs"), "gap_s")
+    runs = in_order(parts("history_runs"), "gap_s", work)
     lifespans = in_order(
         (
             {**part, "life_s": arrival_s[part["last_request"]] - arrival_s[part["first_request"]]}
             for part in parts("history_lifespans")
         ),
         "life_s",
+        work,
     )
     return History(
         span_s=trace.span_s,

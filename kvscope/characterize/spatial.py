@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.characterize.distributions import HeatMap, Rates, Summary, Turns
-from kvscope.characterize.traffic import read_summary, turns_label
+from kvscope.characterize.sizes import SizeSummaries, load_sizes
 from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.background import in_background
 from kvscope.core.jit import kernel
@@ -67,16 +67,21 @@ def spatial(store: Store, trace: Trace, paths: PromptPaths | None = None) -> Spa
 
 
 def start_spatial(
-    store: Store, trace: Trace, count_deciles: CountDeciles | None = None
+    store: Store,
+    trace: Trace,
+    count_deciles: CountDeciles | None = None,
+    sizes: Sequence[SizeSummaries] | None = None,
 ) -> Future[Spatial | None]:
     """Read what `spatial` needs, and return the future of its result, which needs no store."""
     if not trace.has_hashes:
         return in_background(lambda: None)
     count_deciles = count_deciles or partial(trace_deciles, load_prompts(store, trace))
     multi_turn = store.columns("characterize/multi_turn", trace_id=trace.trace_id)["multi_turn"]
-    return in_background(
-        _spatial, count_deciles, multi_turn.astype(np.bool_), prefix_depth(store, trace)
+    depths = tuple(
+        PrefixDepth(kind.turns, kind.requests, kind.hit_blocks, kind.prompt_share)
+        for kind in sizes or load_sizes(store, trace)
     )
+    return in_background(_spatial, count_deciles, multi_turn.astype(np.bool_), depths)
 
 
 def _spatial(
@@ -90,27 +95,6 @@ def _spatial(
         single_turn=heat_map(counts[0]),
         multi_turn=heat_map(counts[1]),
         prefix_depth=depths,
-    )
-
-
-def prefix_depth(store: Store, trace: Trace) -> tuple[PrefixDepth, ...]:
-    """Return how deep an infinite cache hits, in blocks and as share of the prompt's tokens.
-
-    Of all requests, of single- and of multi-turn ones; empty without hashes.
-    """
-    if not trace.has_hashes:
-        return ()
-    rows = store.rows(
-        "characterize/prefix_depth", trace_id=trace.trace_id, block_size=trace.block_size
-    )
-    return tuple(
-        PrefixDepth(
-            turns=turns_label(row["multi_turn"]),
-            requests=row["requests"],
-            hit_blocks=read_summary(row, "blocks"),
-            prompt_share=read_summary(row, "share"),
-        )
-        for row in rows
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kvscope.characterize.gaps import ReuseGaps, ReuseHazard, reuse_gaps, reuse_hazard
 from kvscope.characterize.history import History, load_history
 from kvscope.characterize.lifetimes import Lifetimes, WorkingSet, lifetimes, working_set
+from kvscope.characterize.sizes import load_sizes
 from kvscope.characterize.sources import Skew, Sources, skew, sources
 from kvscope.characterize.spatial import CountDeciles, Spatial, start_spatial
 from kvscope.characterize.stability import Stability, stability
@@ -108,13 +110,13 @@ def start_characterization(
         history = run("touches", load_history, work)
         # Computed meanwhile: these leave the store to the others.
         of_history = in_background(_of_history, store, trace, history)
-        places = run("places in the prompt", start_spatial, count_deciles)
-        following = run("next turns", next_turns)
+        sizes = run("sizes of requests", load_sizes, work)
+        places = run("places in the prompt", start_spatial, count_deciles, sizes)
+        following = run("next turns", partial(next_turns, history=history, work=work))
         changes = run("stability", stability, history)
         reuse_sources = run("sources of reuse", sources)
         reuse_skew = run("skew", skew)
-        token_lengths = run("lengths", lengths)
-        sizes = run("sizes", request_sizes)
+        token_lengths = run("lengths", lengths, sizes)
         traffic = run("traffic over time", over_time)
         contributions = run("contributions", contribution)
         of_category = run("categories", _category_rows)
@@ -125,7 +127,7 @@ def start_characterization(
         return Characterization(
             trace=trace,
             lengths=token_lengths,
-            request_sizes=sizes,
+            request_sizes=request_sizes(store, trace, sizes),
             over_time=traffic,
             contribution=contributions,
             categories=_categories(of_category, gaps, lives, following),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kvscope.characterize.distributions import Summary, Turns
+from kvscope.characterize.sizes import SizeSummaries, load_sizes
 from kvscope.characterize.windows import Windows, round_windows
 from kvscope.core.trace import Trace
 from kvscope.store.db import Store
@@ -89,34 +89,29 @@ class Contribution:
     rows: tuple[TypeContribution, ...]
 
 
-def lengths(store: Store, trace: Trace) -> Lengths:
+def lengths(store: Store, trace: Trace, sizes: Sequence[SizeSummaries] | None = None) -> Lengths:
     """Return token lengths and arrival rates; any trace has them."""
-    row = store.row("characterize/lengths", trace_id=trace.trace_id)
+    everything, *kinds = sizes or load_sizes(store, trace)
+    mean_tokens = {kind.turns: kind.tokens.mean for kind in kinds}
     arrivals = store.row("characterize/arrivals", trace_id=trace.trace_id)
     return Lengths(
-        requests=row["requests"],
-        input_tokens=read_summary(row, "input"),
-        output_tokens=read_summary(row, "output"),
-        arrival_rate_per_s=share(row["requests"], trace.span_s),
+        requests=everything.requests,
+        input_tokens=everything.input,
+        output_tokens=everything.output,
+        arrival_rate_per_s=share(everything.requests, trace.span_s),
         inter_arrival_cv=share(arrivals["deviation_s"] or 0.0, arrivals["mean_s"] or 0.0),
-        single_turn_mean_tokens=row["single_turn_mean"],
-        multi_turn_mean_tokens=row["multi_turn_mean"],
+        single_turn_mean_tokens=mean_tokens.get("single"),
+        multi_turn_mean_tokens=mean_tokens.get("multi"),
     )
 
 
-def request_sizes(store: Store, trace: Trace) -> tuple[RequestSize, ...]:
+def request_sizes(
+    store: Store, trace: Trace, sizes: Sequence[SizeSummaries] | None = None
+) -> tuple[RequestSize, ...]:
     """Return request sizes (input + output) in blocks and tokens; all, single- and multi-turn."""
-    rows = store.rows(
-        "characterize/request_sizes", trace_id=trace.trace_id, block_size=trace.block_size
-    )
     return tuple(
-        RequestSize(
-            turns=turns_label(row["multi_turn"]),
-            requests=row["requests"],
-            blocks=read_summary(row, "blocks"),
-            tokens=read_summary(row, "tokens"),
-        )
-        for row in rows
+        RequestSize(kind.turns, kind.requests, kind.blocks, kind.tokens)
+        for kind in sizes or load_sizes(store, trace)
     )
 
 
@@ -183,16 +178,3 @@ def _token_hit_rate(trace: Trace, row: Mapping[str, int]) -> float | None:
 def share(part: float, whole: float) -> float | None:
     """Return part / whole; None if `whole` is 0."""
     return part / whole if whole else None
-
-
-def turns_label(multi_turn: bool | None) -> Turns:
-    """Return the label of a row grouped by `multi_turn`, where NULL is the whole."""
-    if multi_turn is None:
-        return "all"
-    return "multi" if multi_turn else "single"
-
-
-def read_summary(row: Mapping[str, Any], name: str) -> Summary:
-    """Return the summary in the columns NAME_mean, NAME_at (a list of quantiles) and NAME_max."""
-    numbers = (row[f"{name}_mean"], *row[f"{name}_at"], row[f"{name}_max"])
-    return Summary(*(float(number) for number in numbers))

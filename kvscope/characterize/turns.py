@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvscope.characterize.distributions import Summary, Weighted, summary
-from kvscope.characterize.traffic import read_summary, share
+from kvscope.characterize.history import History, load_history
+from kvscope.characterize.stretches import by_requests
+from kvscope.characterize.traffic import share
 from kvscope.characterize.windows import Windows, round_windows
+from kvscope.core.disk_columns import in_order
 from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
@@ -122,12 +126,25 @@ def _user_turns(store: Store, trace: Trace) -> UserTurns | None:
         return None
     return UserTurns(
         users=row["users"],
-        mean=read_summary(row, "average"),
-        deviation=read_summary(row, "deviation") if row["deviation_users"] else None,
+        mean=_read_summary(row, "average"),
+        deviation=_read_summary(row, "deviation") if row["deviation_users"] else None,
     )
 
 
-def next_turns(store: Store, trace: Trace, windows: Windows | None = None) -> NextTurns | None:
+def _read_summary(row: Mapping[str, Any], name: str) -> Summary:
+    """Return the summary in the columns NAME_mean, NAME_at (a list of quantiles) and NAME_max."""
+    numbers = (row[f"{name}_mean"], *row[f"{name}_at"], row[f"{name}_max"])
+    return Summary(*(float(number) for number in numbers))
+
+
+def next_turns(
+    store: Store,
+    trace: Trace,
+    windows: Windows | None = None,
+    *,
+    history: History | None = None,
+    work: Path | None = None,
+) -> NextTurns | None:
     """Return the probability that another turn follows a request, by category and over time.
 
     The trace's end hides the next turns of the last requests. So every value comes twice: of all
@@ -138,8 +155,7 @@ def next_turns(store: Store, trace: Trace, windows: Windows | None = None) -> Ne
     if trace.lineage == "none":
         return None
     windows = windows or round_windows(trace)
-    delay = store.row("characterize/next_turn_delay", trace_id=trace.trace_id)
-    settle_s = delay["delay_p90_s"] or 0.0
+    settle_s = _p90_delay(store, trace, history or load_history(store, trace), work)
     rows = _next_turn_rows(store, trace, windows, trace.span_s - settle_s)
     by_category: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -164,6 +180,18 @@ def next_turns(store: Store, trace: Trace, windows: Windows | None = None) -> Ne
             for row in rows
         ),
     )
+
+
+def _p90_delay(store: Store, trace: Trace, history: History, work: Path | None) -> float:
+    """Return the p90 of the time from a request to its next turn, in seconds; 0 without any."""
+    arrival_s = history.arrival_s
+    delays = (
+        {"delay_s": arrival_s[part["request"]] - arrival_s[part["parent"]]}
+        for part in by_requests(store, trace, work, "later_turns")
+    )
+    delay_s = in_order(delays, "delay_s", work)["delay_s"]
+    last = -(-9 * len(delay_s) // 10)  # nearest rank
+    return float(delay_s[last - 1 : last][0]) if last else 0.0
 
 
 def next_turns_over_time(

@@ -71,6 +71,11 @@ def sorted_columns(parts: Iterable[Columns], key: str) -> dict[str, NDArray[Any]
     return {name: np.concatenate([part[name] for part in every])[order] for name in every[0]}
 
 
+def in_order(parts: Iterable[Columns], key: str, folder: Path | None) -> Mapping[str, Column]:
+    """Return the columns of all parts by ascending `key`: in memory, or in files in `folder`."""
+    return sorted_columns(parts, key) if folder is None else sorted_on_disk(parts, key, folder)
+
+
 def sorted_on_disk(
     parts: Iterable[Columns], key: str, folder: Path, at_once: int = 2 * AT_ONCE
 ) -> dict[str, DiskColumn]:
