@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
+from kvscope.characterize import stretches
 from kvscope.characterize.spatial import trace_deciles
 from kvscope.characterize.summary import Characterization, characterize, start_characterization
 from kvscope.core.percentiles import Quantiles
@@ -48,6 +51,13 @@ def test_everything_at_once() -> None:
     assert [
         field.name for field in dataclasses.fields(found) if getattr(found, field.name) is None
     ] == []
+
+
+def test_facts_in_stretches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two requests read at a time, and what is sorted kept on disk: the same facts."""
+    with tiny_store() as (store, trace):
+        monkeypatch.setattr(stretches, "AT_ONCE", 2)
+        assert start_characterization(store, trace, work=tmp_path)() == characterize(store, trace)
 
 
 def test_facts_are_json() -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from kvscope.app.analyze import analyze
 from kvscope.app.requests import AnalyzeRequest
+from kvscope.characterize import stretches
 from kvscope.core.files import one_path
 from kvscope.core.hits import HitDefinition, side_by_side, standard
 from kvscope.core.trace import PromptPaths
@@ -34,7 +35,6 @@ from kvscope.ingest.source import Source
 from kvscope.replay.misses import Novelty, novelty
 from kvscope.replay.path_facts import TracePaths
 from kvscope.replay.stack_distances import lru_distances
-from kvscope.store import db
 from kvscope.store.file import StoreFile
 from tests import small_traces
 from tests.datasets import made
@@ -152,17 +152,16 @@ def check_equal(whole: Built, making: Any, folder: Path, shards: int, at_once: i
 
 def check_facts(paths: PromptPaths, found: FollowedShards, definition: HitDefinition) -> None:
     """Compare every number of every request, put together from all stretches of time."""
-    stretches = list(found.distances(definition))
+    timely = list(found.distances(definition))
     columns = [
-        (begin + runs.request, runs.depth, runs.blocks, runs.distance)
-        for begin, _, runs in stretches
+        (begin + runs.request, runs.depth, runs.blocks, runs.distance) for begin, _, runs in timely
     ]
     known = lru_distances(paths, definition)
     expected = (known.request, known.depth, known.blocks, known.distance)
     for each, parts in zip(expected, zip(*columns, strict=True), strict=True):
         assert np.array_equal(each, np.concatenate(parts))
-    assert stretches[-1][2].live == known.live
-    new = [found.novelty(definition, begin, lengths) for begin, lengths, _ in stretches]
+    assert timely[-1][2].live == known.live
+    new = [found.novelty(definition, begin, lengths) for begin, lengths, _ in timely]
     expected = novelty(paths, definition)
     for name in Novelty.__slots__:
         parts = [getattr(part, name) for part in new]
@@ -170,26 +169,26 @@ def check_facts(paths: PromptPaths, found: FollowedShards, definition: HitDefini
 
 
 @pytest.fixture
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let DuckDB add numbers in one order: with several threads the last digit of a mean varies."""
-    monkeypatch.setattr(db, "_CONFIG", {**db._CONFIG, "threads": 1})
+def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an analysis of a dataset read so few requests at a time that there are several."""
+    monkeypatch.setattr(stretches, "AT_ONCE", 700)
 
 
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("few_at_once")
 @pytest.mark.parametrize("path", [*SAMPLES, *PUBLISHED], ids=lambda path: path.name)
 def test_an_analysis_equals(path: Path, tmp_path: Path) -> None:
     """All that `analyze` says of the sample traces, and of published ones where they are."""
     compare([path], tmp_path, made.options(5, cut_share=1 / 64))
 
 
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("few_at_once")
 def test_an_analysis_of_several_files_equals(tmp_path: Path) -> None:
     """Files that overlap in time, in parts of their own."""
     paths = [path for path in SAMPLES if path.name.startswith("to-")]
     compare(paths, tmp_path, made.options(3), replace(standard(), weight="block", warmup=0.3))
 
 
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("few_at_once")
 def test_an_analysis_of_stretches_of_a_file_equals(tmp_path: Path) -> None:
     """A plain file that is read by several processes, and a compressed one that cannot be."""
     sample, other = (path for path in SAMPLES if path.name.startswith("to-"))
