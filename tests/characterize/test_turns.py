@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from kvscope.characterize import stretches
 from kvscope.characterize.turns import NextTurn, TurnCount, next_turns, turns
 from kvscope.characterize.windows import Windows
 from tests.characterize.tiny import CHAT_1, CHAT_2, REQUESTS, SEARCH_1, lengths_only, tiny_store
@@ -84,3 +87,22 @@ def test_what_is_asked_just_in_time_is_settled() -> None:
     assert (found.overall.requests, found.overall.settled_requests) == (5, 4)
     settled = {row.start_s: row.settled for row in found.over_time}
     assert settled == {0: True, 10: True, 80: True, 90: False}
+
+
+@pytest.mark.parametrize("at_once", [1 << 20, 2])
+def test_what_is_settled_is_the_p90_of_delays(
+    at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten turns after 1, 2, … 10 s: nine of them within 9 s, however few are read at a time."""
+    numbers = list(range(11))
+    columns = {name: values[:1] * len(numbers) for name, values in REQUESTS.items()} | {
+        "request": numbers,
+        "arrival_s": [float(k * (k + 1) // 2) for k in numbers],
+        "parent": [None, *numbers[:-1]],
+    }
+    monkeypatch.setattr(stretches, "AT_ONCE", at_once)
+    with tiny_store(columns) as (store, trace):
+        for work in (None, tmp_path):
+            found = next_turns(store, trace, work=work)
+            assert found is not None
+            assert found.settle_s == 9
