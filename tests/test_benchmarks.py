@@ -75,7 +75,7 @@ def test_recommendations_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     With T-LRU without a guard beside the default contender, as guarded ones are hardly ever surely
     better than LRU.
     """
-    monkeypatch.setattr(requests, "guarded", lambda variant: variant)
+    monkeypatch.setattr(requests.common, "guarded", lambda variant: variant)
     monkeypatch.setattr(no_harm, "FACTORS", (1.1,))
     monkeypatch.setitem(policy_options._CONTENDERS, policy_options.VLLM, "gittins,tlru")
     trace = HeldOut("to-b", ROOT / "sample_traces" / "to-b.jsonl.gz")
