@@ -17,7 +17,7 @@ from kvscope.report.report import Report
 from kvscope.report.section import Section, Table, tabulate
 from kvscope.report.words import NONE, count, percent_change, share, significant
 from kvscope.tuning.tier_prices import STATED, tier_prices
-from kvscope.tuning.tier_trial import TierCandidate, TierTrial
+from kvscope.tuning.tier_trial import TierCandidate, TierTrial, about_lowest
 from kvscope.tuning.tiers import FULL, SLOW_COPIES
 from kvscope.vllm_sim.offload_engines import parse_offload
 from kvscope.vllm_sim.offload_spec import OffloadSpec
@@ -67,7 +67,8 @@ def in_words(tuned: TierRecommendation) -> list[str]:
         f" (95 % CI {percent_change(-gain.high)} to {percent_change(-gain.low)}), hit rate"
         f" {' → '.join(rates)}, {share(trial.tier_hit_rate)} from the tier."
     )
-    words = [answer, *_filled(trial), evidence, *_worn(tuned, trial), _held(tuned)]
+    words = [answer, *_fastest(tuned), *_filled(trial), evidence, *_worn(tuned, trial)]
+    words.append(_held(tuned))
     words += _never_start(tuned)
     if tuning.verdict == "helps" and tuned.plan.gpu_hour is None:
         words.append("Another engine may be cheaper: name --gpu-hour to compare.")
@@ -182,6 +183,25 @@ def _instead(tuned: TierRecommendation, trial: TierTrial) -> str:
     if plan.gpu_hour is None or plan.net_hour(tuned.tuning.baseline[1], trial) > 0:
         return ""
     return f" (another engine: {_money(tuned, plan.gpus * plan.gpu_hour)})"
+
+
+def _fastest(tuned: TierRecommendation) -> list[str]:
+    """Return which tier has the lowest percentile, where none meets the SLO and it does not pay."""
+    tuning, plan = tuned.tuning, tuned.plan
+    chosen, alone = tuning.choice and tuning.choice[0], tuning.baseline[0]
+    if chosen is None or chosen.trial.meets(plan.target):
+        return []
+    able = [each for each in tuning.compared if each.trial.recommendable(plan.target)]
+    lowest = about_lowest([each for each in able if plan.affordable(each)])
+    if chosen in lowest:
+        return []
+    best = min(lowest, key=lambda each: each.cost_hour)
+    sentence = (
+        f"The lowest {plan.target.rank_name} TTFT on the validation window, {_ttft(best)}, needs"
+        f" {_named(best)}: it costs {_money(tuned, best.cost_hour)} an hour and saves"
+        f" {_money(tuned, plan.saved_hour(alone, best) or 0.0)}."
+    )
+    return [sentence]
 
 
 def _of_yours(tuned: TierRecommendation) -> str:

@@ -20,6 +20,7 @@ from kvscope.tuning.tier_trial import (
     TierPlan,
     TierTrial,
     TierWindow,
+    about_lowest,
     candidate_of,
 )
 from kvscope.tuning.trial import Advance
@@ -89,18 +90,15 @@ def _takes(candidate: TierCandidate, option: str) -> bool:
 def _around(plan: TierPlan, training: TierWindow, sizes: Sequence[TierTrial]) -> list[TierTrial]:
     """Return the sizes of each kind of tiers at which options are searched, ascending.
 
-    The smallest that meets the SLO, or that has about the lowest percentile, and the two below it;
-    where the pool alone meets the SLO, the size that saves most takes the place of one of these.
+    The size that would be chosen without options, and the two below it; where the pool alone meets
+    the SLO, the size that saves most takes the place of one of these.
     """
     alone, leading = training.baseline, []
     for kinds in dict.fromkeys(candidate_of(each).kinds for each in sizes):
         own = [each for each in sizes if candidate_of(each).kinds == kinds]
         own.sort(key=lambda each: candidate_of(each).sizes)
-        met = alone.trial.meets(plan.target)
-        enough_s = min(each.trial.target_s for each in own) * (1 + ALIKE)
-        if not met:  # where it is met, any size meets it
-            enough_s = max(enough_s, plan.target.slo_s)
-        at = next(at for at, each in enumerate(own) if not each.trial.target_s > enough_s)
+        met = alone.trial.meets(plan.target)  # then any size meets it
+        at = own.index((about_lowest(own) if met else plan.nearest(alone, own))[0])
         searched = {at, at - 1, at - 2}
         if met and plan.gpu_hour is not None:
             nets = [plan.net_hour(alone, each) for each in own]

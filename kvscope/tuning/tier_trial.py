@@ -158,6 +158,16 @@ class TierPlan:
         saved = self.saved_hour(baseline, trial)
         return -np.inf if saved is None else saved - trial.cost_hour
 
+    def nearest(self, baseline: TierTrial, trials: Sequence[TierTrial]) -> list[TierTrial]:
+        """Return the trials that meet the target; without any, those with about the lowest figure.
+
+        Where none meets it, those that save more than their price go before all others: memory is
+        then no way to the SLO, and only worth what it saves.
+        """
+        meeting = [trial for trial in trials if trial.trial.meets(self.target)]
+        paying = [trial for trial in trials if self.net_hour(baseline, trial) > 0]
+        return meeting or about_lowest(paying or trials)
+
     def affordable(self, trial: TierTrial) -> bool:
         """Return whether a tier costs less than another engine's GPUs, where that is known."""
         return self.gpu_hour is None or trial.cost_hour < self.gpus * self.gpu_hour
@@ -241,6 +251,12 @@ def tiers_of(plan: TierPlan, candidate: TierCandidate, copies: float = 1.0) -> l
         return Tier(kind, max(1, size_bytes // plan.block_bytes), Lru(), read)
 
     return [tier(*each) for each in candidate.tiers]
+
+
+def about_lowest(trials: Sequence[TierTrial]) -> list[TierTrial]:
+    """Return the trials whose percentile is about the lowest; there is at least one."""
+    most_s = min(trial.trial.target_s for trial in trials) * (1 + ALIKE)
+    return [trial for trial in trials if not trial.trial.target_s > most_s]
 
 
 def pareto_front(

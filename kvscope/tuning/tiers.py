@@ -74,7 +74,7 @@ class TierTuning:
     """The verdict and what it rests on.
 
     - pays: the choice meets the SLO, and the pool alone does not; or it saves more GPU time
-      than it costs.
+      than it costs, on both windows and at the ends of what is not known exactly.
     - helps: the choice is significantly better, but the SLO is missed with it too.
     - keep-none: nothing is to be recommended; `why` says what is the reason.
 
@@ -181,12 +181,15 @@ def _tuned(
     met = chosen.trial.meets(plan.target) and judged.trial.meets(plan.target)
     without = all(each.trial.meets(plan.target) for each in (alone, held_out.baseline))
     worth = plan.net_hour(alone, chosen) > 0 and plan.net_hour(held_out.baseline, judged) > 0
+    worth_at_ends = all(
+        plan.net_hour(each.baseline, each.choice) > 0 for each in ends if each.end is not FULL
+    )
     harmless = not judged.trial.harms and judged.trial.keeps_up and _better(plan, judged)
     if not harmless or (without and not worth):
         return done(why="held-out")
     if not all(end.holds for end in ends):
         return done(why="uncertain")
-    return done(verdict="pays" if worth or met else "helps", why="")
+    return done(verdict="pays" if met or (worth and worth_at_ends) else "helps", why="")
 
 
 def _able(plan: TierPlan, training: TierWindow) -> TierPlan:
@@ -221,9 +224,9 @@ def _choose(window: TierWindow, compared: Sequence[TierTrial]) -> tuple[TierTria
     """Return the candidate to judge, or why there is none.
 
     Where the pool alone misses the SLO, the cheapest that meets it; if none does, the cheapest with
-    about the lowest percentile; none that costs more than another engine's GPUs. Where the SLO is
-    met anyway, the one that saves most. Of one size, options that are not the engine's own have to
-    gain significantly.
+    about the lowest percentile of those that save their price, or of all where none does; none that
+    costs more than another engine's GPUs. Where the SLO is met anyway, the one that saves most. Of
+    one size, options that are not the engine's own have to gain significantly.
     """
     plan, baseline, target = window.plan, window.baseline, window.plan.target
     able = [trial for trial in compared if trial.trial.recommendable(target)]
@@ -243,11 +246,7 @@ def _choose(window: TierWindow, compared: Sequence[TierTrial]) -> tuple[TierTria
         ), ""
     if not affordable:
         return None, "too-dear" if able else "no-gain"
-    meeting = [trial for trial in affordable if trial.trial.meets(target)]
-    if not meeting:
-        lowest_s = min(trial.trial.target_s for trial in affordable)
-        meeting = [trial for trial in affordable if trial.trial.target_s <= lowest_s * (1 + ALIKE)]
-    return _cheapest(meeting, window), ""
+    return _cheapest(plan.nearest(baseline, affordable), window), ""
 
 
 def _cheapest(trials: Sequence[TierTrial], window: TierWindow | None = None) -> TierTrial:

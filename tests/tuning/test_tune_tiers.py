@@ -20,6 +20,7 @@ from kvscope.policies.lru import Lru
 from kvscope.replay.sweep import make_run, tier_request
 from kvscope.replay.tier_spec import READS
 from kvscope.replay.workload import Workload
+from kvscope.report.tune_tiers import in_words
 from kvscope.tuning.comparison import Harm, Window, WindowTrial
 from kvscope.tuning.split import split_windows
 from kvscope.tuning.target import Limits, Target
@@ -79,6 +80,13 @@ def plan(slo_s: float = 0.2, **changes: Any) -> TierPlan:
 def tuned(made: TierPlan) -> TierTuning:
     """Return its tuning."""
     return tune_tiers(made, lambda _: nullcontext(lambda _: None))
+
+
+def as_recommended(made: TierPlan, result: TierTuning) -> TierRecommendation:
+    """Return the tuning as that of a deployment on one GPU."""
+    unused: Any = None
+    deployment: Any = SimpleNamespace(tp=1)
+    return TierRecommendation(unused, unused, deployment, made, result)
 
 
 @pytest.fixture(scope="module")
@@ -268,9 +276,7 @@ def test_files_below_cpu_memory() -> None:
     assert (full.end.name, full.holds) == ("an SSD full of other files", True)
     assert full.choice.tier_hit_rate < 0.01
     assert [trial.candidate for trial in result.sizes] == [sizes[1]]
-    deployment: Any = SimpleNamespace(tp=1)
-    unused: Any = None
-    launch = TierRecommendation(unused, unused, deployment, made, result).launch
+    launch = as_recommended(made, result).launch
     assert launch is not None
     assert json.loads(launch.arguments[1])["kv_connector_extra_config"] == {
         "cpu_bytes_to_use": 100 * BLOCK_BYTES,
@@ -425,6 +431,56 @@ def test_gpu_time_may_pay_where_the_slo_is_met() -> None:
     assert replace(made, gpus=4).saved_hour(alone, chosen) == pytest.approx(4 * saved)
     assert saved is not None
     assert saved > chosen.cost_hour
+
+
+FEW, ALL = 26 * BLOCKS, 62 * BLOCKS  # blocks for conversations that come back soon, and for all
+
+
+def sooner_and_later() -> Prompts:
+    """Return 800 requests, four at a time: half of 10 conversations in turn, half of 40."""
+    soon, late = in_turn(10, 40, BLOCKS), in_turn(40, 10, BLOCKS)
+    moved = [
+        structs.replace(request, hash_ids=[100_000 + block for block in request.hash_ids or []])
+        for request in late
+    ]
+    trace = prompts(built([each for pair in zip(soon, moved, strict=True) for each in pair], BLOCK))
+    return replace(trace, arrival_s=np.arange(len(trace.leaf)) // 4 * 4.0)
+
+
+@pytest.mark.parametrize(
+    ("gpu_hour", "blocks", "verdict"),
+    [
+        (None, ALL, "helps"),
+        (1.5, ALL, "helps"),  # neither pays: 0.23 and 0.47 are saved for 0.51 and 1.21
+        (3.5, FEW, "pays"),  # 0.54 and 1.09
+        (4.2, ALL, "pays"),  # 0.65 and 1.30: the lower percentile, though it saves less
+    ],
+)
+def test_beyond_the_slo_memory_has_to_pay(
+    gpu_hour: float | None, blocks: int, verdict: str
+) -> None:
+    """Of sizes that all miss the SLO, those that save their price go before the fastest."""
+    sizes = tuple(TierCandidate("vllm@0.33", "dram", blocks * BLOCK_BYTES) for blocks in (FEW, ALL))
+    made = plan(0.001, prompts=sooner_and_later(), candidates=sizes, gpu_hour=gpu_hour)
+    result = tuned(made)
+    assert result.recommended is not None
+    assert result.recommended.candidate is not None
+    assert result.recommended.candidate.size_bytes == blocks * BLOCK_BYTES
+    assert result.verdict == verdict
+    faster = [word for word in in_words(as_recommended(made, result)) if "The lowest p95" in word]
+    sentence = (
+        "The lowest p95 TTFT on the validation window, 24.8 ms, needs 1.21 GiB of CPU memory"
+        " (vllm@0.33): it costs 1.21 an hour and saves 1.09."
+    )
+    assert faster == ([sentence] if blocks == FEW else [])
+
+
+def test_what_pays_does_so_at_the_ends_too() -> None:
+    """With a prefill half as long it saves half: beyond the SLO it then helps, at its price."""
+    size = TierCandidate("vllm@0.33", "dram", FEW * BLOCK_BYTES)
+    ends = (End("prefill half as long", 0.5),)
+    made = plan(0.001, prompts=sooner_and_later(), candidates=(size,), gpu_hour=4.0)
+    assert [tuned(replace(made, ends=each)).verdict for each in ((), ends)] == ["pays", "helps"]
 
 
 def test_gpu_time_may_pay_where_the_percentile_stays() -> None:
