@@ -412,7 +412,7 @@ class SimulateOptions(DeploymentOptions):
         str | None,
         Option(
             "Cache in tiers, the fastest first, for example hbm=40GiB,dram=128GiB:ttl=10m, instead"
-            " of --capacity. A tier takes ttl, policy, read (a bandwidth) and latency.",
+            " of --capacity. A tier takes ttl, policy, read, write (bandwidths) and latency.",
             "NAME=SIZE,...",
         ),
     ] = None

@@ -101,6 +101,9 @@ def with_capacity_model(
         return engine_setting(setting, max_num_seqs, max_num_batched_tokens)
     if tiers is None:
         return setting
+    if ":write=" in tiers.replace(" ", ""):
+        remedy = "leave out write, or add --offload vllm@0.33"
+        raise UsageError("writes take time on an engine alone", where="--tiers", remedy=remedy)
     return replace(setting, tiers=_written(tiers), tier_mode=tier_mode or "exclusive")
 
 

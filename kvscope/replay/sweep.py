@@ -40,6 +40,7 @@ from kvscope.replay.tiers import (
     replay_tiers,
     tier_outcomes,
     transfer_s,
+    write_s,
 )
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, fits, replay_engine
@@ -285,7 +286,7 @@ def _tiered(tiers: tuple[Tier, ...], done: EngineReplay) -> TieredReplay:
 def _offload_of(
     setting: RunSetting, tiers: tuple[Tier, ...], block_size: int
 ) -> OffloadSettings | None:
-    """Return the tier below an engine, None without one; a copy takes what a read of it does.
+    """Return the tier below an engine, None without one.
 
     Raises UsageError where that depends on the unknown size of a block.
     """
@@ -293,14 +294,17 @@ def _offload_of(
         return None
     spec = parse_offload(setting.tier_mode)
     chunk = spec.chunk_blocks(block_size)
-    copies, *below = (
-        Transfers(tier.read.latency_s, read_s(tier, chunk, setting.block_bytes))
-        for tier in tiers[1:]
+    loads, stores = (
+        [
+            Transfers(tier.read.latency_s, copy_s(tier, chunk, setting.block_bytes))
+            for tier in tiers[1:]
+        ]
+        for copy_s in (read_s, write_s)
     )
     own: dict[str, Any] = {"block_size": block_size}
-    if below:
-        own["storage"] = StorageSettings(tiers[2].capacity_blocks // chunk, below[0], below[0])
-    return spec.settings(tiers[1].capacity_blocks, copies, copies, **own)
+    if len(tiers) > 2:
+        own["storage"] = StorageSettings(tiers[2].capacity_blocks // chunk, loads[1], stores[1])
+    return spec.settings(tiers[1].capacity_blocks, loads[0], stores[0], **own)
 
 
 def engine_of(

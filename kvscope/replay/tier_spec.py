@@ -3,14 +3,18 @@
     hbm=40GiB,dram=128GiB:ttl=10m,ssd=1TiB:policy=tlru:read=12GB/s:latency=80us
 
 One tier is NAME=CAPACITY with options behind colons; the first is where the engine computes. By
-default, the time of a read from a lower tier follows from its name:
+default, the time of a copy from or to a lower tier follows from its name:
 
 - dram: 25 GB/s and 10 us. PCIe 4.0 x16 carries 31.5 GB/s (16 GT/s a lane, 128b/130b coding); that
   copies reach 80 % of it is an assumption, and so is the time to start one.
-- ssd: 6.5 GB/s, one data-centre drive (Samsung PM9A3, sequential reads as announced at the OCP
-  Virtual Summit 2020), and 100 us to the first byte of flash, an assumption.
+- ssd: 6.5 GB/s for reads and 3.5 GB/s for writes, one data-centre drive (Samsung PM9A3 in U.2,
+  sequential, as announced at the OCP Virtual Summit 2020: heise.de/-4720224), and 100 us to the
+  first byte of flash, an assumption.
 - remote: 10 GB/s and 1 ms, an assumption: four fifths of 100 Gbit/s Ethernet, and a store that
   answers within a millisecond.
+
+Writes take time on the simulated engine alone (`--offload`). Without `write`, they are as fast as
+the name has it, and no faster than reads.
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ _OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "ttl": units.parse_duration,
     "policy": by_name,
     "read": units.parse_bandwidth,
+    "write": units.parse_bandwidth,
     "latency": units.parse_duration,
 }
 
@@ -64,16 +69,19 @@ READS: Mapping[str, Read] = {
     "ssd": Read(100e-6, 6.5e9),
     "remote": Read(1e-3, 10e9),
 }
+WRITES: Mapping[str, float] = {"dram": 25e9, "ssd": 3.5e9, "remote": 10e9}
+"""The bandwidth of writes in bytes a second; their latency is that of a read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One tier: its capacity, its eviction policy, and the time of a read."""
+    """One tier: its capacity, its eviction policy, the time of a read, and writes a second."""
 
     name: str
     capacity_blocks: int
     policy: Policy
     read: Read = IN_PLACE
+    write_bytes_per_s: float = math.inf
 
     @property
     def ttl_s(self) -> float:
@@ -92,8 +100,8 @@ def parse_tiers(
     """Return the tiers in `hbm=40GiB,dram=128GiB:ttl=10m`, the first on top.
 
     A capacity is a size, which takes `block_bytes`, or a number of blocks (`5000blocks`). Options
-    are ttl, policy (else `default`), read (bytes a second, `25GB/s`) and latency. `bind` gives a
-    policy its parameters; a tier's ttl overrides the one among them.
+    are ttl, policy (else `default`), read and write (bytes a second, `25GB/s`) and latency. `bind`
+    gives a policy its parameters; a tier's ttl overrides the one among them.
     Raises UsageError for what cannot be read, and for a lower tier with a name of its own that does
     not say how long a read takes.
     """
@@ -183,12 +191,10 @@ def _tier(
             what, remedy = f"{policy.name} has no time to live", "leave out ttl, or take lru"
             raise UsageError(what, where=place, remedy=remedy)
         policy = type(policy)({**policy.values, "ttl_s": options["ttl"]}, policy.evicts)
-    return Tier(
-        name,
-        _capacity(capacity, block_bytes, place),
-        policy,
-        _read(name, options, place, first=first),
-    )
+    read = _read(name, options, place, first=first)
+    usual = min(read.bytes_per_s, math.inf if first else WRITES.get(name, math.inf))
+    blocks = _capacity(capacity, block_bytes, place)
+    return Tier(name, blocks, policy, read, options.get("write", usual))
 
 
 def _options(rest: list[str], place: str) -> dict[str, Any]:

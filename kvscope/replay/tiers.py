@@ -210,19 +210,28 @@ def _waits_s(tier: Tier, hits: Int32s, block_bytes: int | None) -> Floats:
 
 
 def read_s(tier: Tier, blocks: int, block_bytes: int | None) -> float:
-    """Return the seconds that the bytes of so many blocks take, after the latency.
+    """Return the seconds that the bytes of so many blocks take to read, after the latency.
 
     Raises UsageError if the tier's bandwidth matters and `block_bytes` is None.
     """
-    if math.isinf(tier.read.bytes_per_s):
+    return _copy_s(tier, tier.read.bytes_per_s, blocks, block_bytes)
+
+
+def write_s(tier: Tier, blocks: int, block_bytes: int | None) -> float:
+    """Return the seconds that the bytes of so many blocks take to write; raise as `read_s`."""
+    return _copy_s(tier, tier.write_bytes_per_s, blocks, block_bytes)
+
+
+def _copy_s(tier: Tier, bytes_per_s: float, blocks: int, block_bytes: int | None) -> float:
+    if math.isinf(bytes_per_s):
         return 0.0
     if block_bytes is None:
         raise UsageError(
-            "what a read takes depends on the size of a block",
+            "what a copy takes depends on the size of a block",
             where=f"tier {tier.name}",
             remedy="name a model with --model",
         )
-    return blocks * block_bytes / tier.read.bytes_per_s
+    return blocks * block_bytes / bytes_per_s
 
 
 def tier_outcomes(

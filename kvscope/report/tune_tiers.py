@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvscope.app.documents.tune_tiers import tune_tiers_document
 from kvscope.app.tune_tiers import TierRecommendation
 from kvscope.core import units
-from kvscope.replay.tier_spec import READS
+from kvscope.replay.tier_spec import READS, WRITES
 from kvscope.report import style
 from kvscope.report.report import Report
 from kvscope.report.section import Section, Table, tabulate
@@ -443,7 +443,10 @@ def _assumed(tuned: TierRecommendation) -> Section:
         for kind in kinds
     )
     speeds = ", ".join(
-        f"{READS[kind].bytes_per_s / 1e9:g} GB/s {'a GPU' if kind == 'dram' else 'a drive'}"
+        {
+            "dram": "{0:g} GB/s a GPU each way",
+            "ssd": "{0:g} GB/s from a drive and {1:g} GB/s to it",
+        }[kind].format(READS[kind].bytes_per_s / 1e9, WRITES[kind] / 1e9)
         for kind in kinds
     )
     engine = (
@@ -454,7 +457,7 @@ def _assumed(tuned: TierRecommendation) -> Section:
     return Section.of(
         "Assumed",
         f"{tuned.deployment.summary}: a pool of {pool}, LRU on the GPU, latency of"
-        f" {plan.setting.latency}, copies at {speeds} each way (also tried {SLOW_COPIES:g}x as"
+        f" {plan.setting.latency}, copies at {speeds} (also tried {SLOW_COPIES:g}x as"
         f" long).{engine}",
         f"Prices an hour{where}: {prices}; a GPU {gpu}. --dram-price (0: it is there),"
         " --ssd-price and --gpu-hour state yours.",

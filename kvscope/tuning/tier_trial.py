@@ -13,7 +13,7 @@ from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts
 from kvscope.policies.lru import Lru
 from kvscope.replay.sweep import serve_replay
-from kvscope.replay.tier_spec import READS, Read, Tier
+from kvscope.replay.tier_spec import READS, WRITES, Read, Tier
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.tuning.comparison import Window, WindowTrial
 from kvscope.tuning.split import Split, split_windows, window_workloads
@@ -248,7 +248,8 @@ def tiers_of(plan: TierPlan, candidate: TierCandidate, copies: float = 1.0) -> l
         usual = READS[kind]
         links = plan.gpus if kind == "dram" else 1  # each GPU has a link of its own
         read = Read(usual.latency_s, usual.bytes_per_s * links / copies)
-        return Tier(kind, max(1, size_bytes // plan.block_bytes), Lru(), read)
+        blocks = max(1, size_bytes // plan.block_bytes)
+        return Tier(kind, blocks, Lru(), read, WRITES[kind] * links / copies)
 
     return [tier(*each) for each in candidate.tiers]
 

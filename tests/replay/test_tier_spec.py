@@ -28,19 +28,25 @@ def test_a_hierarchy() -> None:
     assert (hbm.ttl_s, dram.ttl_s, ssd.ttl_s) == (math.inf, 600, math.inf)
     assert [tier.policy.name for tier in (hbm, dram, ssd)] == ["lru"] * 3
     assert (hbm.read, dram.read, ssd.read) == (IN_PLACE, READS["dram"], READS["ssd"])
+    assert [tier.write_bytes_per_s for tier in (hbm, dram, ssd)] == [math.inf, 25e9, 3.5e9]
 
 
 def test_everything_can_be_said() -> None:
     """Options in any order, blocks instead of bytes, a tier of one's own."""
-    first, pool = parse_tiers("dram=5k blocks:policy=tlru,pool=70blocks:latency=2ms:read=5GB/s")
+    first, pool = parse_tiers(
+        "dram=5k blocks:policy=tlru,pool=70blocks:latency=2ms:read=5GB/s:write=2GB/s"
+    )
     assert (first.capacity_blocks, first.policy.name, first.read) == (5_000, "tlru", IN_PLACE)
     assert (pool.capacity_blocks, pool.read) == (70, Read(0.002, 5e9))
+    assert pool.write_bytes_per_s == 2e9
 
 
 def test_one_of_the_defaults_can_be_changed() -> None:
-    """What is not said stays as the name has it."""
+    """What is not said stays as the name has it; writes are then no faster than reads."""
     (_, ssd) = parse_tiers("hbm=1blocks,ssd=1blocks:read=12GB/s")
-    assert ssd.read == Read(READS["ssd"].latency_s, 12e9)
+    assert (ssd.read, ssd.write_bytes_per_s) == (Read(READS["ssd"].latency_s, 12e9), 3.5e9)
+    (_, slow, own) = parse_tiers("hbm=1blocks,ssd=1blocks:read=1GB/s,pool=1blocks:read=9GB/s")
+    assert [tier.write_bytes_per_s for tier in (slow, own)] == [1e9, 9e9]
 
 
 def test_policies_are_bound_by_the_caller() -> None:

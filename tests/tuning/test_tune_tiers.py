@@ -18,7 +18,7 @@ from kvscope.core.errors import Stopped, UsageError
 from kvscope.core.trace import Prompts
 from kvscope.policies.lru import Lru
 from kvscope.replay.sweep import make_run, tier_request
-from kvscope.replay.tier_spec import READS
+from kvscope.replay.tier_spec import READS, WRITES
 from kvscope.replay.workload import Workload
 from kvscope.report.tune_tiers import in_words
 from kvscope.tuning.comparison import Harm, Window, WindowTrial
@@ -247,6 +247,7 @@ def test_copies_have_a_link_a_gpu() -> None:
             usual = READS[tier.name]
             assert tier.read.bytes_per_s == pytest.approx(usual.bytes_per_s * gpus / 3)
             assert tier.read.latency_s == usual.latency_s
+            assert tier.write_bytes_per_s == pytest.approx(WRITES[tier.name] * gpus / 3)
 
 
 def files(blocks: int, below: int = 0) -> TierCandidate:

@@ -66,13 +66,16 @@ def test_a_policy_of_the_plugin_takes_its_parameters(policy: str, cached_by: str
 
 def test_a_third_tier_is_files() -> None:
     """vLLM's flags name a folder, and the engine has room for whole chunks in each tier."""
-    tiers = "hbm=100blocks,dram=500blocks,ssd=1003blocks:read=1GB/s:latency=1ms"
+    dram = "dram=500blocks:read=4GB/s:write=2GB/s:latency=1s"
+    tiers = f"hbm=100blocks,{dram},ssd=1003blocks:read=1GB/s:write=500MB/s:latency=1ms"
     setting = with_tiers("vllm@0.33:blocks_per_chunk=4", tiers)
     engine = engine_of(setting, 100, 16, parse_tiers(tiers, block_bytes=10**6))
     assert engine.offload is not None
-    copies = Transfers(1e-3, 4e-3)
     assert engine.offload.capacity_chunks == 125
-    assert engine.offload.storage == StorageSettings(250, copies, copies)
+    assert engine.offload.load == Transfers(1.0, 1e-3)
+    assert engine.offload.store == Transfers(1.0, 2e-3)
+    read, write = Transfers(1e-3, 4e-3), Transfers(1e-3, 8e-3)
+    assert engine.offload.storage == StorageSettings(250, read, write)
     config = kv_transfer_config(setting)
     assert config is not None
     extra = config["kv_connector_extra_config"]
@@ -163,14 +166,14 @@ def with_tiers(offload: str, tiers: str) -> RunSetting:
 
 def test_hicache_prefetches_from_a_third_tier() -> None:
     """Its flags name the policy, and the engine has the threshold in blocks."""
-    tiers = "hbm=100blocks,dram=5000blocks,ssd=1000blocks:read=1GB/s:latency=1ms"
+    tiers = "hbm=100blocks,dram=5000blocks,ssd=1000blocks:read=1GB/s:write=500MB/s:latency=1ms"
     options = "hicache_storage_prefetch_policy=wait_complete:prefetch_threshold=100"
     setting = with_tiers(f"sglang-hicache:{options}", tiers)
     engine = engine_of(setting, 100, 16, parse_tiers(tiers, block_bytes=10**6))
     assert engine.offload is not None
-    copies = Transfers(1e-3, 1e-3)
+    read, write = Transfers(1e-3, 1e-3), Transfers(1e-3, 2e-3)
     prefetch = PrefetchSettings("wait_complete", 7, 1.0, 0.25 / 64)
-    assert engine.offload.storage == StorageSettings(1000, copies, copies, prefetch)
+    assert engine.offload.storage == StorageSettings(1000, read, write, prefetch)
     launch = offload_launch(setting)
     assert launch is not None
     assert launch.text.startswith("SGLang: SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR=PATH python")

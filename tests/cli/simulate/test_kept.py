@@ -118,6 +118,11 @@ def test_ctrl_c_keeps_what_is_finished(
         (["--tiers", "hbm=4blocks", "--capacity-blocks", "4"], 2, "--tiers: tiers have capacities"),
         (["--tiers", "hbm=4blocks", "--points", "4"], 2, "leave out --capacity"),
         (["--tiers", "hbm=4blocks", "--capacity-model", "engine"], 2, "replayed without tiers"),
+        (
+            ["--tiers", "hbm=4blocks,ssd=4blocks:write=1GB/s"],
+            2,
+            "leave out write, or add --offload",
+        ),
         (["--tiers", "hbm=4blocks", "--sample", "50%"], 2, "--tiers: tiers are not replayed on a"),
         (["--tiers", "hbm=4blocks", "--policies", "belady"], 2, "blocks of exclusive tiers; take"),
         (["--tiers", "hbm=4GiB"], 2, "--tiers hbm: bytes need a model"),
