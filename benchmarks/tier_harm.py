@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,19 +13,35 @@ from benchmarks.table import Table
 from kvscope.app.options import TierOptions, TuneOptions
 from kvscope.app.requests import TierTuningRequest, tier_tuning_request
 from kvscope.app.tune_tiers import recommend_tiers, tier_plan
+from kvscope.app.values import TierSize
 from kvscope.characterize.windows import Windows
 from kvscope.core import units
+from kvscope.core.units import GIB
 from kvscope.replay.workload import Workload
 from kvscope.tuning.split import counted_from, first_requests
-from kvscope.tuning.tier_trial import TierTrial, TierWindow
+from kvscope.tuning.tier_trial import TierTrial, TierWindow, candidate_of
 from kvscope.tuning.tiers import SLOW_COPIES, TierTuning
 from kvscope.tuning.trial import Evaluator
+from kvscope.vllm_sim.offload_engines import HICACHE, parse_offload
+from kvscope.vllm_sim.offload_spec import OffloadSpec
+from kvscope.vllm_sim.settings import RELEASES
 
 DEPLOYMENTS: tuple[dict[str, Any], ...] = (
     {"gpu": "l40s", "model": "llama3.1-8b", "gpu_hour": 1.0},
     {"gpu": "h100", "model": "qwen2.5-14b", "gpu_hour": 2.5},
     {"gpu": "h200", "model": "llama3-70b", "weight_dtype": "fp8", "gpu_hour": 3.5},
+    {"gpu": "h100", "model": "qwen2.5-14b", "gpu_hour": 2.5, "tiers": "HiCache"},
+    {"gpu": "h100", "model": "qwen2.5-14b", "gpu_hour": 2.5, "tiers": "files"},
 )
+TIERS: Mapping[str, TierOptions] = {
+    "": TierOptions(),
+    "HiCache": TierOptions(offload=(HICACHE,)),
+    "files": TierOptions(
+        offload=(f"vllm@{RELEASES[-1]}", HICACHE),
+        tier_sizes=tuple(TierSize("dram", times * 42 * GIB, 2**10 * GIB) for times in (1, 2)),
+    ),
+}
+"""What `tiers` of a deployment stands for; files are below once and twice its pool of memory."""
 FACTORS = (0.6, 1.5)
 """SLOs, in units of the pool's percentile without a tier."""
 TIMES = (1.0, 2.0)
@@ -44,8 +60,9 @@ def measured(
     )
 
     def asked(rate: float, slo_s: float) -> TierTuningRequest:
-        options = TuneOptions(slo=slo_s, percentile=percentile, rate_scale=rate, **deployment)
-        return tier_tuning_request(options, TierOptions())
+        given = {name: value for name, value in deployment.items() if name != "tiers"}
+        options = TuneOptions(slo=slo_s, percentile=percentile, rate_scale=rate, **given)
+        return tier_tuning_request(options, TIERS[deployment.get("tiers", "")])
 
     rate, alone_s = 0.0, np.inf
     for rate in _RATES:
@@ -77,22 +94,24 @@ def _window(trace: HeldOut, request: TierTuningRequest, share: float) -> TierWin
 def _judged(tuning: TierTuning, window: TierWindow) -> dict[str, Any]:
     """Return the verdict, its tier on the window, and which of the tiers compared do harm there."""
     alone = window.baseline
-    compared = [window.of(each.candidate) for each in tuning.compared]
+    served = window.all([candidate_of(each) for each in tuning.compared], lambda _: None)
     result: dict[str, Any] = {
         "verdict": tuning.verdict,
         "worse": [],
-        "harmful": sum(bool(_worse(alone, each)) for each in compared),
-        "compared": len(compared),
+        "harmful": sum(bool(_worse(alone, each)) for each in served) + len(window.rejections),
+        "compared": len(tuning.compared),
     }
     chosen = tuning.recommended
     if chosen is None or chosen.candidate is None:
         return result
+    if chosen.candidate in window.rejections:
+        return {**result, "worse": [["never starts"]]}
     trials = [window.of(chosen.candidate, copies) for copies in (1.0, SLOW_COPIES)]
     here = trials[0].trial
     return {
         **result,
         "tier": chosen.candidate.offload,
-        "size": units.format_size(chosen.candidate.size_bytes),
+        "size": " + ".join(units.format_size(size) for _, size in chosen.candidate.tiers),
         "p95": here.target_s / alone.trial.target_s - 1 if alone.trial.target_s else 0.0,
         "p50": here.times_ms.p50 / alone.trial.times_ms.p50 - 1,
         "throughput": here.served_per_s / alone.trial.served_per_s - 1,
@@ -141,7 +160,7 @@ def table(results: list[dict[str, Any]]) -> Table:
                 f"{here[0]['rate']:g}",
                 ", ".join(f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts)),
                 "; ".join(tiers) or "–",
-                str(sum(any(each["worse"]) for each in recommended)),
+                str(sum(any(each.get("worse", ())) for each in here)),
                 *(_range([each[name] for each in recommended]) for name in ("p95", "p50")),
                 _range([each["throughput"] for each in recommended]),
                 f"{sum(each['meets'] for each in recommended)} of {len(recommended)}",
@@ -149,7 +168,7 @@ def table(results: list[dict[str, Any]]) -> Table:
             ]
         )
     chosen = [each for each in results if "tier" in each]
-    worse = sum(any(each["worse"]) for each in chosen)
+    worse = sum(any(each.get("worse", ())) for each in results)
     pays = [each for each in chosen if each["verdict"] == "pays"]
     profit = sum(each["net"][0] > 0 for each in pays)
     return Table(
@@ -181,9 +200,11 @@ def table(results: list[dict[str, Any]]) -> Table:
 
 
 def _options(offload: str) -> list[str]:
-    """Return the options of a way to offload, without parameters of its policy."""
-    names = ("eviction_policy", "store_threshold", "offload_prompt_only")
-    return [piece for piece in offload.split(":")[1:] if piece.partition("=")[0] in names]
+    """Return HiCache's name, and options of a way to offload without its policy's parameters."""
+    spec = parse_offload(offload)
+    if isinstance(spec, OffloadSpec):
+        return replace(spec, params=()).text.split(":")[1:]
+    return spec.text.split(":")
 
 
 def _range(values: list[float]) -> str:

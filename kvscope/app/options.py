@@ -637,7 +637,7 @@ class TierOptions:
         tuple[values.TierSize, ...] | None,
         Option(
             "With --tiers: sizes of CPU memory to compare, for example 32GiB,64GiB;"
-            " dram:64GiB+ssd:1TiB has an SSD below (vllm), ssd:1TiB is an SSD alone (lmcache).",
+            " dram:64GiB+ssd:1TiB has an SSD below, ssd:1TiB is an SSD alone (lmcache).",
             "SIZE,...",
             values.listed(values.tier_size),
             "up to 16 times the pool",

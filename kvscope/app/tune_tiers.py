@@ -19,7 +19,6 @@ from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.replay.policy_options import SGLANG
 from kvscope.replay.settings import timed_by
-from kvscope.replay.tier_spec import offload_spec
 from kvscope.tuning.tier_trial import Options, TierCandidate, TierPlan
 from kvscope.tuning.tiers import TierTuning, tune_tiers
 from kvscope.tuning.tuner import HELD_OUT, VALIDATION, WARMUP
@@ -35,9 +34,9 @@ from kvscope.vllm_sim.offload_launch import OffloadLaunch
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 from kvscope.vllm_sim.settings import RELEASES, StorageSettings
 
-_FILES_OF_VLLM = (
-    "an SSD below CPU memory is simulated with vLLM's files",
-    f"add --offload vllm@{RELEASES[-1]}, or leave out the SSD",
+_FILES = (
+    "an SSD below CPU memory is simulated with files of vLLM and HiCache",
+    f"add --offload vllm@{RELEASES[-1]} or {HICACHE}, or leave out the SSD",
 )
 _SSD_OF_LMCACHE = (
     "vLLM and HiCache store on no SSD without CPU memory",
@@ -51,7 +50,10 @@ _OPTIONS: Mapping[type, Options] = {
         ("store_threshold", (2,)),
         ("eviction_policy", ("arc", "tlru", "gittins")),
     ),
-    HiCacheSpec: (("write_policy", ("write_through_selective", "write_back")),),
+    HiCacheSpec: (
+        ("write_policy", ("write_through_selective", "write_back")),
+        ("hicache_storage_prefetch_policy", ("best_effort", "wait_complete")),
+    ),
     LmCacheSpec: (("save_decode_cache", (True,)),),
 }
 """The options that are searched of a way to offload, first what is stored, then what leaves."""
@@ -74,7 +76,7 @@ class TierRecommendation:
         if recommended is None or recommended.candidate is None:
             return None
         candidate, ranks = recommended.candidate, self.deployment.tp
-        spec = offload_spec(candidate.offload, files=candidate.files_bytes > 0)
+        spec = candidate.spec
         if isinstance(spec, LmCacheSpec):
             return spec.launch(candidate.size_bytes, ranks, disk=candidate.kind == "ssd")
         return spec.launch(candidate.size_bytes, ranks)
@@ -85,7 +87,7 @@ class TierRecommendation:
         recommended = self.tuning.recommended
         if recommended is None or recommended.candidate is None:
             return None
-        return parse_offload(recommended.candidate.offload).left_out or None
+        return recommended.candidate.spec.left_out or None
 
 
 def recommend_tiers(
@@ -158,11 +160,18 @@ def _candidates(
     alone = (each._replace(files_bytes=0) for each in sizes if each.files_bytes)
     sizes, candidates = tuple(dict.fromkeys([*sizes, *alone])), []
     for spec in ways.values():
+        prefetches = isinstance(spec, HiCacheSpec) and spec != spec.in_memory
+        if prefetches and not any(each.files_bytes for each in sizes):
+            raise UsageError(
+                "HiCache prefetches from files alone",
+                where=f"--offload {spec.text}",
+                remedy="add --tier-sizes, for example dram:64GiB+ssd:1TiB",
+            )
         chunk_bytes = spec.chunk_blocks(block_size) * block_bytes
         for size in sizes:
             if size.kind == "ssd" and not isinstance(spec, LmCacheSpec):
                 continue
-            if size.files_bytes and not isinstance(spec, OffloadSpec):
+            if size.files_bytes and isinstance(spec, LmCacheSpec):
                 continue
             least = min(size.size_bytes, size.files_bytes or size.size_bytes)
             if least < chunk_bytes:
@@ -174,13 +183,14 @@ def _candidates(
             if size.files_bytes and isinstance(spec, OffloadSpec):
                 with placed(f"--offload {spec.text}"):  # what vLLM refuses with files
                     spec.settings(1, storage=StorageSettings())
-            candidates.append(TierCandidate(spec.text, *size))
+            own = spec if size.files_bytes or not isinstance(spec, HiCacheSpec) else spec.in_memory
+            candidates.append(TierCandidate(own.text, *size))
     used = {(each.kind, *each.sizes) for each in candidates}
     for size in sizes:
         if size not in used:
-            what, remedy = _FILES_OF_VLLM if size.files_bytes else _SSD_OF_LMCACHE
+            what, remedy = _FILES if size.files_bytes else _SSD_OF_LMCACHE
             raise UsageError(what, where="--tier-sizes", remedy=remedy)
-    return tuple(candidates)
+    return tuple(dict.fromkeys(candidates))
 
 
 def _on_blocks(spec: Offloading, text: str, block_size: int) -> Offloading:

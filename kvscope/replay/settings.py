@@ -125,7 +125,7 @@ def _offloaded(setting: RunSetting, offload: str, tiers: str | None, stated: str
         below = "one tier below it" + ", or two under vLLM and SGLang" * (deepest == 2)
         remedy = "add --tiers, for example hbm=40GiB,dram=128GiB"
         raise UsageError(f"needs the GPU's pool and {below}", where=WHERE, remedy=remedy)
-    prefetches = isinstance(spec, HiCacheSpec) and spec != HiCacheSpec(spec.write_policy)
+    prefetches = isinstance(spec, HiCacheSpec) and spec != spec.in_memory
     if prefetches and tiers.count(",") == 1:
         remedy = "add one, for example ssd=1TiB, or leave out the options of prefetches"
         raise UsageError("only a third tier is prefetched from", where=WHERE, remedy=remedy)

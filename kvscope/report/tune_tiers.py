@@ -67,7 +67,7 @@ def in_words(tuned: TierRecommendation) -> list[str]:
         f" (95 % CI {percent_change(-gain.high)} to {percent_change(-gain.low)}), hit rate"
         f" {' → '.join(rates)}, {share(trial.tier_hit_rate)} from the tier."
     )
-    words = [answer, *_fastest(tuned), *_filled(trial), evidence, *_worn(tuned, trial)]
+    words = [answer, *_fastest(tuned), *_filled(tuned, trial), evidence, *_worn(tuned, trial)]
     words.append(_held(tuned))
     words += _never_start(tuned)
     if tuning.verdict == "helps" and tuned.plan.gpu_hour is None:
@@ -209,16 +209,16 @@ def _of_yours(tuned: TierRecommendation) -> str:
     return "" if tuned.plan.currency else " in the currency of your prices"
 
 
-def _filled(trial: TierTrial) -> list[str]:
+def _filled(tuned: TierRecommendation, trial: TierTrial) -> list[str]:
     """Return when files fill their SSD, and what follows."""
-    if trial.candidate is None or trial.full_s is None:
+    if trial.candidate is None or trial.full_s is None or tuned.launch is None:
         return []
-    size = units.format_size(trial.candidate.files_bytes)
+    engine, size = tuned.launch.engine, units.format_size(trial.candidate.files_bytes)
     after = units.duration_in_words(trial.full_s)
     sentence = (
-        f"vLLM deletes none of its files: at this rate the SSD of {size} is full after {after} at"
-        " the earliest, and nothing new is written from then on. Delete old files before that, or"
-        " the gain fades."
+        f"{engine} deletes none of its files: at this rate the SSD of {size} is full after {after}"
+        " at the earliest, and nothing new is written from then on. Delete old files before that,"
+        " or the gain fades."
     )
     return [sentence]
 
@@ -357,14 +357,16 @@ def _try_first(tuned: TierRecommendation) -> str | None:
 
 
 def _path(tuned: TierRecommendation) -> str | None:
-    """Return what files need: a folder, and memory for what is read at once."""
-    trial = tuned.tuning.recommended
-    if trial is None or trial.full_s is None:
+    """Return what files need: a folder, and in vLLM memory for what is read at once."""
+    trial, launch = tuned.tuning.recommended, tuned.launch
+    if trial is None or launch is None or trial.full_s is None:
         return None
+    folder = f"PATH: a folder on that SSD; {launch.engine} fills what space is free."
+    if tuned.left_out is not None:
+        return folder
     return (
-        "PATH: a folder on that SSD; vLLM fills what space is free. Where prompts that are read at"
-        " once do not fit into the CPU memory, requests never start: do not take less of it, and"
-        " replay again before more load comes."
+        f"{folder} Where prompts that are read at once do not fit into the CPU memory, requests"
+        " never start: do not take less of it, and replay again before more load comes."
     )
 
 

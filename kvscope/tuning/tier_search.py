@@ -28,6 +28,7 @@ from kvscope.vllm_sim.offload_engines import parse_offload
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 _POLICY, _THRESHOLD = "eviction_policy", "store_threshold"
+_PREFETCHES = "hicache_storage_prefetch_policy"
 
 
 def explore(
@@ -83,8 +84,8 @@ def _way(trial: TierTrial) -> str:
 
 
 def _takes(candidate: TierCandidate, option: str) -> bool:
-    """Return whether an engine takes an option: vLLM no threshold with files below."""
-    return not (candidate.files_bytes and option == _THRESHOLD)
+    """Return whether an engine takes an option: with files below, or without."""
+    return option != (_THRESHOLD if candidate.files_bytes else _PREFETCHES)
 
 
 def _around(plan: TierPlan, training: TierWindow, sizes: Sequence[TierTrial]) -> list[TierTrial]:

@@ -13,7 +13,7 @@ from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts
 from kvscope.policies.lru import Lru
 from kvscope.replay.sweep import serve_replay
-from kvscope.replay.tier_spec import READS, WRITES, Read, Tier
+from kvscope.replay.tier_spec import READS, WRITES, Read, Tier, offload_spec
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.tuning.comparison import Window, WindowTrial
 from kvscope.tuning.split import Split, split_windows, window_workloads
@@ -21,6 +21,7 @@ from kvscope.tuning.target import Limits, Target
 from kvscope.tuning.tier_prices import STATED, TierKind, TierPrice, tier_prices
 from kvscope.tuning.trial import Advance, Evaluator
 from kvscope.tuning.tuner import End
+from kvscope.vllm_sim.offload_engines import Offloading
 
 ALIKE = 0.02
 """A difference, as a share of a figure, that does not matter."""
@@ -31,13 +32,18 @@ Options = tuple[tuple[str, tuple[object, ...]], ...]
 class TierCandidate:
     """A tier of `size_bytes` below the pool; `offload` is how it works, as `--offload` takes it.
 
-    `files_bytes` are those of an SSD below CPU memory, where vLLM keeps files; 0 without.
+    `files_bytes` are those of an SSD below CPU memory, where an engine keeps files; 0 without.
     """
 
     offload: str
     kind: TierKind
     size_bytes: int
     files_bytes: int = 0
+
+    @property
+    def spec(self) -> Offloading:
+        """How it works, with the files below."""
+        return offload_spec(self.offload, files=self.files_bytes > 0)
 
     @property
     def kinds(self) -> tuple[TierKind, ...]:

@@ -292,7 +292,8 @@ def _at_ends(
     """Return the choice at each end of latency, pool and session starts, and with slow copies.
 
     `pays`: it has to save more than it costs there too. Nor may it do harm once its files fill
-    the SSD, as vLLM deletes none: they are then no more than CPU memory whose misses wait a step.
+    the SSD, as no engine deletes any: they are then no more than CPU memory whose misses are
+    looked up in vain.
     """
     ends = [(end, 1.0, choice) for end in plan.ends]
     ends.append((End(f"copies {SLOW_COPIES:g}x as long"), SLOW_COPIES, choice))

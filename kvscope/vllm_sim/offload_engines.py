@@ -123,6 +123,11 @@ class HiCacheSpec(_Approximation):
     prefetch_threshold: int = 256
 
     @property
+    def in_memory(self) -> HiCacheSpec:
+        """The same without options of storage."""
+        return HiCacheSpec(self.write_policy)
+
+    @property
     def in_words(self) -> str:
         """A sentence on how the tier works."""
         how = {

@@ -123,6 +123,16 @@ def test_files_below_cpu_memory(capsys: Streams, trace: str) -> None:
     assert both["tier_hit_rate"] > alone["tier_hit_rate"]
 
 
+def test_files_below_hicache(capsys: Streams, trace: str) -> None:
+    """Its options of files are those of CPU memory with an SSD below alone."""
+    way = "sglang-hicache:write_policy=write_back"
+    files = ("--tier-sizes", "dram:4GiB+ssd:64GiB")
+    prefetches = f"{way}:hicache_storage_prefetch_policy=wait_complete"
+    made = document(capsys, "tune", trace, *COMMON, *files, "--offload", prefetches)
+    tried = {each["offload"]: each["files_bytes"] for each in made["explored"]}
+    assert tried == {way: 0, prefetches: 2**36}
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -139,7 +149,11 @@ def test_files_below_cpu_memory(capsys: Streams, trace: str) -> None:
         ((*COMMON, "--tier-sizes", "4GiB+ssd:1KiB"), "holds not one chunk of vllm@0.33"),
         (
             (*COMMON, "--tier-sizes", "4GiB+ssd:1TiB", "--offload", "lmcache"),
-            "an SSD below CPU memory is simulated with vLLM's files; add --offload vllm@0.33",
+            "with files of vLLM and HiCache; add --offload vllm@0.33 or sglang-hicache, or leave",
+        ),
+        (
+            (*COMMON, *SIZES, "--offload", "sglang-hicache:prefetch_threshold=512"),
+            "HiCache prefetches from files alone; add --tier-sizes",
         ),
         (
             (*COMMON, "--tier-sizes", "4GiB+ssd:1TiB", "--offload", "vllm@0.33:store_threshold=2"),

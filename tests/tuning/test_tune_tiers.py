@@ -34,7 +34,7 @@ from kvscope.tuning.tier_trial import (
     pareto_front,
     tiers_of,
 )
-from kvscope.tuning.tiers import TierTuning, tune_tiers
+from kvscope.tuning.tiers import FULL, TierTuning, tune_tiers
 from kvscope.tuning.tuner import End
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 from tests.small_traces import built, prompts
@@ -292,6 +292,31 @@ def test_files_below_cpu_memory() -> None:
     assert (False, "vllm@0.33:store_threshold=2") in tried
     assert (True, "vllm@0.33:offload_prompt_only=false") in tried
     assert (True, "vllm@0.33:store_threshold=2") not in tried  # vLLM refuses it with files
+
+
+def test_files_of_hicache() -> None:
+    """Prompts of 320 tokens are prefetched; an engine that goes on without waiting computes them.
+
+    Which prefetches wait is tried with files alone.
+    """
+    sizes = tuple(replace(files(100, below), offload="sglang-hicache") for below in (0, 800))
+    prefetches = (("hicache_storage_prefetch_policy", ("best_effort", "wait_complete")),)
+    made = plan(prices=CHEAP_SSD, candidates=sizes, options={"sglang-hicache": prefetches})
+    result = tuned(made)
+    assert result.recommended is not None
+    assert result.recommended.candidate == sizes[1]
+    assert result.recommended.tier_hit_rate == pytest.approx(19 / 20)
+    hits = {x.candidate.offload: x.tier_hit_rate for x in result.explored if x.candidate}
+    assert hits["sglang-hicache:hicache_storage_prefetch_policy=best_effort"] < 0.01
+    assert len(result.explored) == 4
+    full = result.ends[-1]
+    assert (full.end.name, full.holds, full.choice.tier_hit_rate < 0.01) == (FULL.name, True, True)
+    recommended = as_recommended(made, result)
+    assert recommended.launch is not None
+    assert "--hicache-storage-backend" in recommended.launch.arguments
+    assert "add a third tier" not in str(recommended.left_out)
+    words = " ".join(in_words(recommended))
+    assert "SGLang deletes none of its files: at this rate the SSD of 0.781 GiB is full" in words
 
 
 def test_reads_that_drop_each_other() -> None:
