@@ -276,7 +276,12 @@ class IntoOptions:
     ] = None
     shards: Annotated[
         int | None,
-        Option("With --into: number of shards.", "N", values.whole(1, 4096), "by --memory"),
+        Option(
+            "With --into: number of shards, or auto: as many as --memory needs.",
+            "N",
+            values.auto_or(values.whole(1, 4096)),
+            "auto",
+        ),
     ] = None
     workers: Annotated[
         int | None,

@@ -36,6 +36,11 @@ def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
     return parse
 
 
+def auto_or(parser: Callable[[str], T]) -> Callable[[str], T | None]:
+    """Return `parser`, but with None for the word `auto`, which states the default."""
+    return lambda text: None if text == "auto" else parser(text)
+
+
 def amount(of: str) -> Callable[[str], int]:
     """Return a parser of counts above 0 of what `of` names, with `k` and `M` as suffixes."""
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.disk_columns import stretches
 from kvscope.core.trace import Lineage, PromptPaths
 from kvscope.ingest import lineage
 from kvscope.ingest.clocks import begin_together, open_sessions, placed
@@ -116,28 +117,39 @@ class Arranged:
         requests, size, full_blocks = self.requests, self.block_size, self.full_blocks
         inputs, outputs = requests["input_tokens"], requests["output_tokens"]
         parent, kind = _lineage(self._links, self._blocks, self.order, requests, ends)
+        self._links.clear()
         conversation, turn = lineage.conversations(parent)
+        requests["conversation"] = conversation
+        requests["turn"] = np.where(requests["turn"] > 0, requests["turn"], turn)
+        del conversation, turn
         # A turn under another model or salt does not show which blocks this one's output has left.
         same_tenant = (parent >= 0) & (self._tenant[parent] == self._tenant)
-        successor_of = np.where(same_tenant, parent, -1).astype(np.int32)
+        successor_of = np.where(same_tenant, parent, np.int32(-1))
         carrier, carried_blocks = lineage.carriers(
             *ends[:2], size, successor_of, ends.full_leaf, full_blocks, inputs, outputs
         )
-        # The last sampled token has no KV; a prompt's own blocks are computed whatever follows.
-        cached = np.maximum((inputs.astype(np.int64) + outputs - 1) // size, inputs // size)
-        waits_for = lineage.parents_by_id(requests["chat_id"], requests["waits_for"], NO_ID)
-        requests.update({
-            "request": np.arange(len(parent), dtype=np.int32),
-            "arrival_s": requests["arrival_s"] - requests["arrival_s"][0],
-            "turn": np.where(requests["turn"] > 0, requests["turn"], turn),
-            "parent": parent,
-            "waits_for": waits_for,
-            "conversation": conversation,
-            "full_blocks": full_blocks,
-            "cached_blocks": cached.astype(np.int32),
-            "carried_blocks": carried_blocks,
-        })  # fmt: skip
+        requests["parent"], requests["carried_blocks"] = parent, carried_blocks
+        del parent, carried_blocks, same_tenant, successor_of
+        requests["waits_for"] = lineage.parents_by_id(
+            requests["chat_id"], requests["waits_for"], NO_ID
+        )
+        requests["request"] = np.arange(len(carrier), dtype=np.int32)
+        requests["arrival_s"] = requests["arrival_s"] - requests["arrival_s"][0]
+        requests["full_blocks"] = full_blocks
+        requests["cached_blocks"] = _cached_blocks(inputs, outputs, size)
         return kind, carrier
+
+
+def _cached_blocks(inputs: Int32s, outputs: Int32s, block_size: int) -> Int32s:
+    """Return how many blocks of each request are in an infinite cache after it.
+
+    The last sampled token has no KV; a prompt's own blocks are computed whatever follows.
+    """
+    cached = np.empty_like(inputs)
+    for part in stretches(len(inputs)):
+        history = inputs[part].astype(np.int64) + outputs[part]
+        cached[part] = np.maximum((history - 1) // block_size, inputs[part] // block_size)
+    return cached
 
 
 def build(columns: Columns, reader_notes: list[str]) -> Built:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.disk_columns import stretches
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import ancestor
 
@@ -19,19 +20,29 @@ def parents_by_id(chat_id: Int64s, parent_chat_id: Int64s, none: int) -> Int32s:
 
     A parent that is missing or does not come earlier is no parent; so cycles cannot arise.
     """
-    known, code = np.unique(chat_id, return_inverse=True)
-    at = np.searchsorted(known, parent_chat_id)
-    at[at == len(known)] = 0
-    has_parent = (known[at] == parent_chat_id) & (parent_chat_id != none)
-    parent_code = np.where(has_parent, at, -1).astype(np.int64)
-    parent = np.full(len(code), -1, dtype=np.int32)
+    parent = np.full(len(chat_id), -1, dtype=np.int32)
+    if (parent_chat_id == none).all():
+        return parent
+    order = np.argsort(chat_id, kind="stable")
+    ordered = chat_id[order]
+    begins = np.append(True, ordered[1:] != ordered[:-1])
+    known = ordered[begins]
+    del ordered
+    code, parent_code = np.empty((2, len(chat_id)), dtype=np.int32)
+    code[order] = np.cumsum(begins, dtype=np.int32) - 1
+    del order, begins
+    for part in stretches(len(chat_id)):
+        wanted = parent_chat_id[part]
+        at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+        has_parent = (known[at] == wanted) & (wanted != none)
+        parent_code[part] = np.where(has_parent, at, -1)
     last = np.full(len(known), -1, dtype=np.int32)
-    _find_last_earlier(code.astype(np.int64), parent_code, last, parent)
+    _find_last_earlier(code, parent_code, last, parent)
     return parent
 
 
 @kernel
-def _find_last_earlier(code: Int64s, parent_code: Int64s, last: Int32s, parent: Int32s) -> None:
+def _find_last_earlier(code: Int32s, parent_code: Int32s, last: Int32s, parent: Int32s) -> None:
     """Fill `parent`, and `last`: the latest request of each code."""
     for request in range(len(code)):
         if parent_code[request] >= 0:

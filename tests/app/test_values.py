@@ -18,6 +18,8 @@ from kvscope.core.errors import UsageError
     [
         (values.whole(0), "0", 0),
         (values.whole(1), "17", 17),
+        (values.auto_or(values.whole(1)), "17", 17),
+        (values.auto_or(values.whole(1)), "auto", None),
         (values.amount("blocks"), "8k", 8000),
         (values.positive(units.parse_size), "1KiB", 1024),
         (values.listed(units.parse_size), "1KiB, 2KiB", (1024, 2048)),
