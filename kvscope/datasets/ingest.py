@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -411,9 +412,9 @@ class DatasetBuild:
         number[arranged.order] = np.arange(len(number), dtype=np.int32)
         columns = self.work / "columns"
         with whole_folder(columns) as draft:
-            rows: Arrays = {"number": number, "row": arranged.order.astype(np.int32)}
-            save_arrays(draft, rows | {"full_blocks": full_blocks})
-        del number
+            save_arrays(draft, {"number": number, "full_blocks": full_blocks})
+            del number
+            save_arrays(draft, {"row": arranged.order.astype(np.int32)})
         shards = self._shard_folders()
         self._run(
             "building shards",
@@ -425,8 +426,9 @@ class DatasetBuild:
         )
         overlaps = []
         if len(joined.spans) > 1:
-            rows = dict(requests) | {"leaf": prompt_ends(shards, len(full_blocks))}
-            overlaps = overlap_notes(joined.spans, rows)
+            ends = {"leaf": prompt_ends(shards, len(full_blocks))}
+            overlaps = overlap_notes(joined.spans, ChainMap(ends, requests))
+            del ends
         kind, carrier = arranged.link(path_ends(shards, full_blocks))
         lengths = PromptLengths(
             block_size=joined.block_size,
@@ -434,6 +436,7 @@ class DatasetBuild:
         )
         with whole_folder(self.folder / REQUESTS) as draft:
             save_lengths(draft, lengths, carrier)
+        del lengths, carrier, full_blocks  # the steps that follow take their memory
         reduced = self.reduced()
         self._run(
             "following reuse",
@@ -445,7 +448,7 @@ class DatasetBuild:
                 for k, folder in enumerate(reduced)
             ],
         )
-        ideal = np.zeros(len(full_blocks), dtype=np.int32)
+        ideal = np.zeros(len(arranged.order), dtype=np.int32)
         for folder in reduced:
             request = load_array(folder, "ideal_request")
             ideal[request] = np.maximum(ideal[request], load_array(folder, "ideal_blocks"))

@@ -117,7 +117,7 @@ class Arranged:
         requests, size, full_blocks = self.requests, self.block_size, self.full_blocks
         inputs, outputs = requests["input_tokens"], requests["output_tokens"]
         parent, kind = _lineage(self._links, self._blocks, self.order, requests, ends)
-        self._links.clear()
+        self._links.clear()  # used up
         conversation, turn = lineage.conversations(parent)
         requests["conversation"] = conversation
         requests["turn"] = np.where(requests["turn"] > 0, requests["turn"], turn)
@@ -136,6 +136,7 @@ class Arranged:
         requests["request"] = np.arange(len(carrier), dtype=np.int32)
         requests["arrival_s"] = requests["arrival_s"] - requests["arrival_s"][0]
         requests["full_blocks"] = full_blocks
+        self.full_blocks = requests["full_blocks"]  # on disk, where `requests` are
         requests["cached_blocks"] = _cached_blocks(inputs, outputs, size)
         return kind, carrier
 
@@ -232,6 +233,8 @@ def _place_sessions(rows: MutableMapping[str, NDArray[Any]], options: ReadOption
 def _numbered(first_row: Int32s) -> Int32s:
     """Return numbers from 0 on, in the order of the file, for groups named by their first row."""
     groups = np.unique(first_row[first_row >= 0])
+    if not len(groups):
+        return np.full_like(first_row, -1)
     return np.where(first_row >= 0, np.searchsorted(groups, first_row), -1).astype(np.int32)
 
 
