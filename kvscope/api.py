@@ -486,6 +486,7 @@ def tune_tiers(
     offload: Texts = None,
     dram_price: float | None = None,
     ssd_price: float | None = None,
+    ssd_writes_per_day: float | None = None,
     rate_scale: float = 1.0,
     isolate: Literal["user", "conversation"] | None = None,
     tpot_slo: Time = None,

@@ -294,6 +294,18 @@ class TuneTiersResult(_Result):
         launch = self.recommendation.launch
         return None if launch is None else launch.text
 
+    def save(
+        self, path: str | PathLike[str] = "recommendation.toml", *, force: bool = False
+    ) -> None:
+        """Write the recommendation, as `simulate` and kvscope's plugin for vLLM read it.
+
+        A file that recommends a change is not replaced by a weaker verdict, unless by `force`; the
+        logger `kvscope` gets what was done.
+        """
+        from kvscope.app.tune_tiers import write_recommended_tier
+
+        LogMonitor().note(write_recommended_tier(Path(path), self.recommendation, force=force))
+
     def to_polars(self, table: str = "front") -> pl.DataFrame:
         """Return a list of the document: `front`, `sizes`, `explored` or `ends`."""
         return self._frame(table)

@@ -203,9 +203,10 @@ def _read() -> None:
 
 def _in_words(file: RecommendationFile) -> str:
     target = file.target
+    tier = f" and a tier below ({file.tier.in_words})" if file.tier else ""
     return (
         f"{file.verdict}, for the trace {file.trace}: {file.policy.name} at"
-        f" {units.format_count(file.capacity_tokens)} tokens, for a"
+        f" {units.format_count(file.capacity_tokens)} tokens{tier}, for a"
         f" {units.format_percentile(target.percentile)} TTFT within"
         f" {units.duration_in_words(target.slo_s)} (latency profile {file.profile.name})."
     )

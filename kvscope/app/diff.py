@@ -370,6 +370,8 @@ def _advice_facts(
     if all(each.bytes for each in capacities):
         yield _known("capacity", "capacity", "bytes", [each.bytes for each in capacities])
     yield _known("capacity", "capacity (tokens)", "tokens", [each.tokens for each in capacities])
+    tiers = [each.tier.in_words if each.tier else None for each in both]
+    yield _known("capacity", "tier", "words", tiers)
     yield _known("policy", "policy", "words", [each.policy.name for each in both])
     yield from starmap(_parameter, _side_by_side(left.policy.params, right.policy.params))
     for engine in {**left.flags, **right.flags}:

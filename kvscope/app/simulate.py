@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,18 +23,22 @@ from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.policies.base import Leaves, Policy
+from kvscope.policies.lru import Lru
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay import run_cache
 from kvscope.replay.curve import HitCurve
 from kvscope.replay.parameter_estimates import ParameterEstimate, bind, estimate_parameters, used
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.sampling import DrawnTrace
-from kvscope.replay.settings import with_groups
+from kvscope.replay.settings import with_groups, with_offload
 from kvscope.replay.sweep import WINDOWS, serve_replay, sweep, tier_request
 from kvscope.replay.tier_spec import with_chunk_policy
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.store import results
 from kvscope.store.file import CANNOT_STORE, Stores
+
+if TYPE_CHECKING:
+    from kvscope.tuning.file import TierTable
 
 STORE_EVERY_S = 2.0
 
@@ -47,7 +51,8 @@ class Simulation:
 
     `curve` is LRU's exact hit rate at every capacity, None where the setting has none.
     `estimates` are the parameters that follow from the trace. `unfinished` counts the replays that
-    were wanted but stopped. `workload` is what was replayed, for a look at single requests.
+    were wanted but stopped. `workload` is what was replayed, for a look at single requests. `alone`
+    is LRU in the pool without the tier that a recommendation has below it.
     """
 
     trace: Trace
@@ -59,6 +64,7 @@ class Simulation:
     unfinished: int = 0
     workload: Workload | None = None
     deployment: ResolvedDeployment | None = None
+    alone: Run | None = None
 
     @property
     def capacities(self) -> list[int]:
@@ -96,6 +102,8 @@ def simulate(
     if setting.tiers and request.model is not None:
         setting = replace(setting, block_bytes=request.model.bytes_for(trace.block_size))
     named = request.capacities.in_blocks(request.model, trace.block_size)
+    if request.tier is not None:
+        above, setting = setting, _with_tier(setting, request.tier, named[0], trace.block_size)
     workload = Workload(prompts, setting, round_windows(trace, WINDOWS))
     estimates = estimate_parameters(workload.request_traffic, workload.profile, setting.slo_s)
     for name, estimate in used(request.variants, estimates).items():
@@ -113,11 +121,25 @@ def simulate(
         wanted = [ReplayRequest(policy, blocks) for blocks in capacities for policy in policies]
     where = request.deployment
     stated = None if where is None else where.stated.as_table
+    alone: tuple[Run, ...] = ()
     with replays_on(request.on, monitor) as executor:
+        if request.tier is not None:
+            pool = Workload(prompts, above, workload.windows)
+            lru = [ReplayRequest(Lru(), named[0])]
+            alone = replay(stores, trace, pool, lru, monitor, executor=executor).runs
         simulation = replay(
             stores, trace, workload, wanted, monitor, deployment=stated, executor=executor
         )
+    simulation = replace(simulation, alone=alone[0] if alone else None)
     return replace(simulation, model=request.model, deployment=where, estimates=estimates)
+
+
+def _with_tier(
+    setting: RunSetting, tier: TierTable, pool_blocks: int, block_size: int
+) -> RunSetting:
+    """Return the setting of an engine's pool with a recommended tier below."""
+    setting = with_offload(setting, tier.offload, tier.tiers(pool_blocks))
+    return replace(setting, block_bytes=tier.kv_bytes_per_token * block_size)
 
 
 def on_groups(request: SimulateRequest, trace: Trace) -> SimulateRequest:
@@ -140,7 +162,6 @@ def simulate_over_xi(
     It is the first named capacity, or else the one with which LRU gets half of the possible hits.
     Runs are stored, and a stop handled, as by `simulate`.
     """
-    from kvscope.policies.lru import Lru
     from kvscope.tuning.search import over_xi
     from kvscope.tuning.target import Target
 

@@ -29,7 +29,7 @@ from kvscope.replay.derived_traces import isolate
 from kvscope.replay.policy_options import FORESEEING, SGLANG, VLLM, contenders, format_value
 from kvscope.replay.settings import timed_by, with_groups
 from kvscope.replay.traffic import traffic
-from kvscope.tuning.file import EngineTable, verdict_in, write_recommendation
+from kvscope.tuning.file import EngineTable, why_kept, write_recommendation
 from kvscope.tuning.flags import EngineLaunch, Flags, flags
 from kvscope.tuning.load import running_blocks
 from kvscope.tuning.search import XI
@@ -334,11 +334,8 @@ def write_recommended(
     why = tuned.why_no_flags()
     if tuned.deployment is not None and tuned.tuning.verdict == "switch" and why and not force:
         return f"{path} was not written (--force writes it). {why}"
-    if tuned.tuning.verdict != "switch" and not force and verdict_in(path) == "switch":
-        return (
-            f"{path} recommends a switch and was left as it is: replace it with --force, or name"
-            " another file with --output"
-        )
+    if not force and (kept := why_kept(path, tuned.tuning.verdict)):
+        return kept
     blocks, where = tuned.tuning.recommended.capacity_blocks, tuned.deployment
     write_recommendation(
         path,
@@ -349,20 +346,9 @@ def write_recommended(
         flags=tuned.flags,
         capacity_bytes=tuned.bytes_in(blocks),
         fitted=engine_fit(tuned, prompts),
-        deployment=_table(where, tuned.tuning.setting.kv_groups) if where else None,
+        deployment=EngineTable.of(where, tuned.tuning.setting.kv_groups) if where else None,
     )
     return f"recommendation written to {path}"
-
-
-def _table(where: ResolvedDeployment, kv_groups: str) -> EngineTable:
-    return EngineTable(
-        where.summary,
-        str(where.engine),
-        where.engines,
-        where.max_num_seqs,
-        where.max_num_batched_tokens,
-        kv_groups,
-    )
 
 
 def _blocks_in_range(request: TuneRequest, trace: Trace) -> tuple[int, int | None]:

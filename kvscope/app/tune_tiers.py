@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvscope.app.cluster import replays_on
 from kvscope.app.ends import ends_of
@@ -17,8 +19,9 @@ from kvscope.core.errors import UsageError, placed
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
-from kvscope.replay.policy_options import SGLANG
-from kvscope.replay.settings import timed_by
+from kvscope.replay.policy_options import SGLANG, VLLM
+from kvscope.replay.settings import setting_profile, timed_by
+from kvscope.tuning.file import EngineTable, why_kept, write_tier_recommendation
 from kvscope.tuning.tier_trial import Options, TierCandidate, TierPlan
 from kvscope.tuning.tiers import TierTuning, tune_tiers
 from kvscope.tuning.tuner import HELD_OUT, VALIDATION, WARMUP
@@ -88,6 +91,35 @@ class TierRecommendation:
         if recommended is None or recommended.candidate is None:
             return None
         return recommended.candidate.spec.left_out or None
+
+
+def write_recommended_tier(path: Path, tuned: TierRecommendation, *, force: bool = False) -> str:
+    """Write recommendation.toml to `path`, as `kvscope simulate` reads it; return what was done.
+
+    Unless by `force`, a file that recommends a change is not replaced by a weaker verdict.
+    """
+    tuning, plan, launch = tuned.tuning, tuned.plan, tuned.launch
+    if not force and (kept := why_kept(path, tuning.verdict)):
+        return kept
+    engine = SGLANG if launch is not None and launch.engine == "SGLang" else VLLM
+    write_tier_recommendation(
+        path,
+        tuning,
+        plan,
+        trace=tuned.trace.name,
+        profile=setting_profile(plan.setting),
+        flags={} if launch is None else {engine: launch.flags},
+        deployment=EngineTable.of(tuned.deployment),
+    )
+    return f"recommendation written to {path}"
+
+
+def tier_recommendation_text(tuned: TierRecommendation) -> str:
+    """Return what `write_recommended_tier` writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recommendation.toml"
+        write_recommended_tier(path, tuned)
+        return path.read_text(encoding="utf-8")
 
 
 def recommend_tiers(

@@ -381,7 +381,7 @@ def _longest(limit: object, tokens: int) -> int:
 
 def _advice(options: ValidateOptions, monitor: Monitor) -> PolicyFile | None:
     """Return the policy file that is named, or the recommendation in this folder, if any."""
-    from kvscope.tuning.file import read_policy_file
+    from kvscope.tuning.file import RecommendationFile, read_policy_file
 
     if options.policies == "lru" and options.recommendation is None:
         return None
@@ -392,6 +392,13 @@ def _advice(options: ValidateOptions, monitor: Monitor) -> PolicyFile | None:
         monitor.note(f"no {path} here: only LRU is validated")
         return None
     advice = read_policy_file(path)
+    tier = advice.tier if isinstance(advice, RecommendationFile) else None
+    if tier is not None and options.policies != "lru":
+        raise UsageError(
+            "it recommends a tier, which validate does not start",
+            where=str(path),
+            remedy="validate the pool alone with --policies lru, or name another file",
+        )
     if options.recommendation is None:
         monitor.note(
             f"using {path} of this folder: {advice.policy.name}, for the trace {advice.trace}"

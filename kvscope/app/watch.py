@@ -258,6 +258,12 @@ def _advice(path: str) -> Advice:
         standard(warmup=WARMUP), file.profile or latency_profile(None), slo_s=slo_s
     )
     if isinstance(file, RecommendationFile):
+        if file.tier is not None:
+            raise UsageError(
+                "it recommends a tier, which watch does not replay",
+                where=path,
+                remedy="replay a recording with kvscope simulate --recommendation",
+            )
         figures = read_recommendation_table(Path(path)).expected.get("recommended", {})
         expected = figures.get("token_hit_rate")
         engine = file.deployment

@@ -46,7 +46,9 @@ if TYPE_CHECKING:
 DEFAULT_OUTPUT = "recommendation.toml"
 _NO_FILE = (DEFAULT_OUTPUT, values.STANDARD_STREAM)
 
-Force = Annotated[bool, Option("Replace a recommendation to switch by another verdict.")]
+Force = Annotated[
+    bool, Option("Replace a file that recommends a switch or a tier by a weaker verdict.")
+]
 TunesFleet = Annotated[
     bool,
     Option(
@@ -57,8 +59,7 @@ TunesFleet = Annotated[
 TunesTiers = Annotated[
     bool,
     Option(
-        "Choose memory below the GPU's pool, or none: does offloading pay? See docs/offload.md."
-        " Writes no file.",
+        "Choose memory below the GPU's pool, or none: does offloading pay? See docs/offload.md.",
         flags=("--tiers",),
     ),
 ]
@@ -300,7 +301,7 @@ def tune(
         _tune_fleet(options, gate, trace, db, screen, reading)
         return
     if tiers:
-        _tune_tiers(options, tier_options, gate, trace, db, screen, reading)
+        _tune_tiers(options, tier_options, gate, trace, db, screen, reading, path, force=force)
         return
     from kvscope.app.baseline import baseline_figures
     from kvscope.app.gates import tune_figures, tune_gates
@@ -353,10 +354,9 @@ def _check_modes(options: TierOptions, *, fleet: bool, tiers: bool, writes: bool
         raise UsageError(
             "a tier is chosen for one engine", where="--fleet, --tiers", remedy="leave out one"
         )
-    if (fleet or tiers) and writes:
-        what, mode = ("fleet", "--fleet") if fleet else ("tier", "--tiers")
+    if fleet and writes:
         raise UsageError(
-            f"the file holds no {what}", where="--output, --force", remedy=f"leave out {mode}"
+            "the file holds no fleet", where="--output, --force", remedy="leave out --fleet"
         )
     for each in fields(options):
         if not tiers and getattr(options, each.name) is not None:
@@ -372,8 +372,11 @@ def _tune_tiers(
     db: str,
     screen: ScreenOptions,
     reading: Reading,
+    path: str,
+    *,
+    force: bool,
 ) -> None:
-    """Choose a tier of memory below the pool, or none, and print it."""
+    """Choose a tier of memory below the pool, or none; print it and write its file."""
     from kvscope.app.baseline import baseline_figures
     from kvscope.app.gates import tuned_tier_figures, tuned_tier_gates
     from kvscope.app.requests import tier_tuning_request
@@ -383,7 +386,11 @@ def _tune_tiers(
     with _opened(db, trace) as store:
         baseline = baseline_figures(gate.baseline, gates, "tune-tiers", store)
         load_in_background()
-        from kvscope.app.tune_tiers import recommend_tiers
+        from kvscope.app.tune_tiers import (
+            recommend_tiers,
+            tier_recommendation_text,
+            write_recommended_tier,
+        )
         from kvscope.report import tune_tiers as report
         from kvscope.report.section import check_names
 
@@ -393,7 +400,15 @@ def _tune_tiers(
             tuned = recommend_tiers(stored, prompts, request, terminal)
     duration_s = monotonic() - began
     output.report(report.report(tuned), screen)
-    _keep(store, report.report(tuned), duration_s)
+    if path != values.STANDARD_STREAM:
+        note(write_recommended_tier(Path(path), tuned, force=force))
+    _keep(
+        store,
+        report.report(tuned),
+        duration_s,
+        summary=report.in_words(tuned)[0],
+        file=tier_recommendation_text(tuned),
+    )
     end_on(gates, tuned_tier_figures(tuned), baseline)
 
 

@@ -65,7 +65,7 @@ def with_capacity_model(
     """
     engine, tiered = model == "engine", tiers is not None
     if offload is not None:
-        return _offloaded(
+        return with_offload(
             with_capacity_model(
                 setting,
                 "engine",
@@ -111,7 +111,9 @@ def _written(tiers: str) -> str:
     return ",".join(part.strip() for part in tiers.split(","))
 
 
-def _offloaded(setting: RunSetting, offload: str, tiers: str | None, stated: str) -> RunSetting:
+def with_offload(
+    setting: RunSetting, offload: str, tiers: str | None, stated: str = ""
+) -> RunSetting:
     """Return the setting of an engine with an offload tier; `stated` is an option that it has not.
 
     Raises UsageError for tiers that it cannot have.

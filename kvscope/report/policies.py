@@ -71,7 +71,9 @@ def screen(simulation: Simulation) -> list[Section]:
     first = summary(simulation)
     if not simulation.runs:
         return [first]
-    tables = [*first.tables[:1], _policy_table(simulation, _middle(simulation), _ROWS)]
+    tables = [*first.tables[:1]]
+    if simulation.alone is None:
+        tables.append(_policy_table(simulation, _middle(simulation), _ROWS))
     offload = tier_sections(simulation) if simulation.setting.capacity_model == "engine" else []
     launch = [sentence for section in offload for sentence in section.sentences]
     tables += [table for section in offload for table in section.tables]
@@ -183,7 +185,12 @@ def _tel_s(run: Run) -> float:
 
 
 def summary(simulation: Simulation) -> Section:
-    """Return the best policy at each capacity by hits, p95 TTFT and TEL, and the gaps left."""
+    """Return the best policy at each capacity by hits, p95 TTFT and TEL, and the gaps left.
+
+    With a recommended tier, what it does for its pool instead.
+    """
+    if simulation.alone is not None and simulation.runs:
+        return _tier_and_pool(simulation, simulation.runs[0], simulation.alone)
     sentences, tables = [], []
     for measure in _measures(simulation):
         best = {at: contest(simulation.at(at), measure.value) for at in simulation.capacities}
@@ -191,6 +198,26 @@ def summary(simulation: Simulation) -> Section:
         if len(best) > 1:  # for one capacity the sentence says it
             tables.append(_contest_table(simulation, measure, best))
     return Section.of("Summary", *sentences, *setting_in_words(simulation.setting), *tables)
+
+
+def _tier_and_pool(simulation: Simulation, tiered: Run, alone: Run) -> Section:
+    """Return what a recommended tier does on this trace, against the pool alone."""
+
+    def p95(run: Run) -> str:
+        queued = run.outcome.queued_ttft_ms or run.outcome.ttft_ms
+        return units.duration_in_words(queued.p95 / 1e3)
+
+    rates = (share(rate(run)) for run in (alone, tiered))
+    sentence = (
+        f"The recommended tier takes p95 TTFT from {p95(alone)} to {p95(tiered)} and the hit rate"
+        f" from {' to '.join(rates)}."
+    )
+    columns: dict[str, Callable[[Run], str]] = {
+        "replayed": lambda run: "with the tier" if run is tiered else "pool alone",
+        **run_columns([alone, tiered]),
+    }
+    table = tabulate("Pool and tier", [alone, tiered], columns, words=("replayed",))
+    return Section.of("Summary", sentence, *setting_in_words(simulation.setting), table)
 
 
 def _verdict(simulation: Simulation, measure: _Measure, contests: dict[int, Contest]) -> list[str]:
@@ -340,7 +367,7 @@ def tier_sections(simulation: Simulation) -> list[Section]:
     )
     if not rows:
         return []
-    launch = offload_launch(simulation.setting)
+    launch = None if simulation.alone else offload_launch(simulation.setting)  # the file has it
     return [Section.of("Tiers", table, *([launch.text] if launch else []))]
 
 

@@ -33,6 +33,7 @@ from kvscope.report.words import (
     significant,
 )
 from kvscope.tuning.bootstrap import FEWEST, Gain
+from kvscope.tuning.canary import Canary
 from kvscope.tuning.comparison import Harm, WindowTrial
 from kvscope.tuning.flags import plugin_command
 from kvscope.tuning.trial import Trial
@@ -301,20 +302,26 @@ def _harms(trial: WindowTrial) -> str:
 
 def _canary(tuned: Recommendation) -> list[str]:
     """Return how to confirm the gain before all replicas switch."""
-    plan = tuned.tuning.canary
-    if plan is None:
-        return []
+    plan, alone = tuned.tuning.canary, tuned.tuning.replicas == 1
+    return [] if plan is None else [canary_in_words(plan, "LRU", alternating=alone)]
+
+
+def canary_in_words(plan: Canary, other: str, *, alternating: bool) -> str:
+    """Return how to confirm a gain over what `other` replicas do.
+
+    `alternating`: on one engine after the other, as there is no second one.
+    """
     if plan.hours is None or plan.replicas is None:
-        return [
+        return (
             f"A canary cannot confirm the change of {plan.figure} at this traffic within a month."
-        ]
-    arms = f"{counted(plan.replicas, 'replica')} against as many with LRU"
-    if tuned.tuning.replicas == 1:
-        arms = "one engine, alternating with LRU"
+        )
+    arms = f"{counted(plan.replicas, 'replica')} against as many with {other}"
+    if alternating:
+        arms = f"one engine, alternating with {other}"
     hours = units.duration_in_words(plan.hours * 3600)
-    return [
+    return (
         f"Canary: {arms} for {hours} of this traffic confirm it; roll back if {plan.figure} rises."
-    ]
+    )
 
 
 def _time(trial: Trial) -> str:

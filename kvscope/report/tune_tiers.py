@@ -13,6 +13,7 @@ from kvscope.app.tune_tiers import TierRecommendation
 from kvscope.core import units
 from kvscope.replay.tier_spec import READS, WRITES
 from kvscope.report import style
+from kvscope.report.recommendation import canary_in_words
 from kvscope.report.report import Report
 from kvscope.report.section import Section, Table, tabulate
 from kvscope.report.words import NONE, count, percent_change, share, significant
@@ -328,7 +329,7 @@ def sections(tuned: TierRecommendation, *, one_screen: bool = False) -> list[Sec
         table = _table(tuned, _shown(tuned, tuning.sizes, rows and _SIZES), alone)
         shown.append(Section.of("Sizes: as the choice stores, validation window", table))
     if tuned.launch is not None:
-        notes = (tuned.left_out, _try_first(tuned), _path(tuned))
+        notes = (tuned.left_out, _try_first(tuned), _path(tuned), _canary(tuned))
         shown.append(Section.of("To set", tuned.launch.text, *notes))
     if not one_screen:
         shown.append(_tried(tuned))
@@ -368,6 +369,11 @@ def _path(tuned: TierRecommendation) -> str | None:
         f"{folder} Where prompts that are read at once do not fit into the CPU memory, requests"
         " never start: do not take less of it, and replay again before more load comes."
     )
+
+
+def _canary(tuned: TierRecommendation) -> str | None:
+    plan = tuned.tuning.canary
+    return None if plan is None else canary_in_words(plan, "no tier", alternating=True)
 
 
 def _table(

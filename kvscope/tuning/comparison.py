@@ -17,6 +17,7 @@ from kvscope.policies.base import Policy
 from kvscope.replay.curve import first_counted
 from kvscope.replay.metrics import ServedRequests, by_category
 from kvscope.tuning.bootstrap import Bootstrap, Gain, Resampled, clusters_of
+from kvscope.tuning.canary import Canary, canary
 from kvscope.tuning.load import keeps_up
 from kvscope.tuning.target import Limits, Target
 from kvscope.tuning.trial import Advance, Evaluator, PolicyAt, Trial, trial_of, ttft_s
@@ -131,6 +132,20 @@ class Window:
             keeps_up=not queued or keeps_up(served, self.target.slo_s, rate_scale),
             ttft_s=times,
             categories=by_category(served, self.target.slo_s),
+        )
+
+    def canary(self, baseline: WindowTrial, trial: WindowTrial, replicas: int) -> Canary:
+        """Return the canary that shows the gain of a trial over `baseline` in this traffic."""
+        figure, workload = self.target.objective, self.evaluator.workload
+        arrival_s = workload.prompts.arrival_s[-len(trial.ttft_s) :]
+        return canary(
+            figure,
+            self.bootstrap.names.index(figure),
+            baseline.resampled,
+            trial.resampled,
+            requests=len(arrival_s),
+            span_s=float(arrival_s[-1] - arrival_s[0]) / workload.setting.rate_scale,
+            replicas=replicas,
         )
 
     def measure_all(

@@ -1,7 +1,7 @@
 """Recommendations and policies as files: `recommendation.toml` and `policy.toml`.
 
-The engine's plugin reads `[policy]`, and the table that was fitted for it (kvscope.learning). The
-rest is for `kvscope validate`, and for people.
+The engine's plugin reads `[policy]`, the table that was fitted for it (kvscope.learning), and
+`[tier.policy]`. The rest is for `kvscope simulate` and `kvscope validate`, and for people.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import msgspec
 
+from kvscope.core import units
+from kvscope.core.errors import UsageError
 from kvscope.core.toml_files import (
     SCHEMA,
     Count,
@@ -28,11 +31,20 @@ from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.learners import FittedTable, read_fit
 from kvscope.learning.policy_file import REMEDY, PolicyTable, policy_in
 from kvscope.policies.base import Policy
+from kvscope.policies.lru import Lru
 from kvscope.tuning.flags import Flags
 from kvscope.tuning.target import Measure, Target, View
+from kvscope.tuning.tier_prices import TierKind
+from kvscope.tuning.tier_trial import TierCandidate, TierPlan, tiers_of
+from kvscope.tuning.tiers import TierTuning, TierVerdict
 from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import TuningResult
 from kvscope.tuning.verdict import Verdict
+from kvscope.vllm_sim.offload_engines import parse_offload
+from kvscope.vllm_sim.offload_spec import OffloadSpec
+
+if TYPE_CHECKING:
+    from kvscope.deployment.deployment import ResolvedDeployment
 
 _COMMENTS = (
     "verdict: switch, keep-lru, add-capacity, unreachable or overloaded.",
@@ -44,6 +56,20 @@ _COMMENTS = (
     "[flags]: for the deployment's engine; none where the verdict is not certain enough.",
     "[canary]: so many replicas for so long confirm the gain; roll back if the figure rises.",
 )
+_TIER_COMMENTS = (
+    "verdict: pays, helps or keep-none.",
+    *_COMMENTS[1:],
+    "[policy] and [capacity] are those of the pool on the GPU, [tier] is the memory below it, with",
+    "the times of copies. [expected]: lru is the pool alone, recommended has the tier.",
+)
+AnyVerdict = Literal[Verdict, TierVerdict]
+_REPLACED_BY: Mapping[str, tuple[AnyVerdict, ...]] = {
+    "switch": ("switch",),
+    "pays": ("pays",),
+    "helps": ("helps", "pays"),
+}
+"""The verdicts that may replace a file which recommends a change; any may replace other files."""
+Bandwidth = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
 
 
 class TargetTable(msgspec.Struct, forbid_unknown_fields=True):
@@ -96,6 +122,18 @@ class EngineTable(msgspec.Struct, forbid_unknown_fields=True):
     max_num_batched_tokens: Count
     kv_groups: str = ""
 
+    @classmethod
+    def of(cls, where: ResolvedDeployment, kv_groups: str = "") -> Self:
+        """Return the table of a deployment."""
+        return cls(
+            where.summary,
+            str(where.engine),
+            where.engines,
+            where.max_num_seqs,
+            where.max_num_batched_tokens,
+            kv_groups,
+        )
+
 
 class CanaryTable(msgspec.Struct, forbid_unknown_fields=True):
     """Fields as in `Canary`."""
@@ -106,11 +144,84 @@ class CanaryTable(msgspec.Struct, forbid_unknown_fields=True):
     hours: Number | None = None
 
 
+class MemoryTable(msgspec.Struct, forbid_unknown_fields=True):
+    """Memory below the pool, over all GPUs of the engine, and the times of copies."""
+
+    kind: TierKind
+    bytes: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+    read_bytes_per_s: Bandwidth
+    write_bytes_per_s: Bandwidth
+    latency_s: Seconds = msgspec.field(name="latency_ms")
+
+    @property
+    def text(self) -> str:
+        """The same as `--tiers` has it, exactly."""
+        size = f"{self.bytes}B" if self.bytes % units.GIB else f"{self.bytes // units.GIB}GiB"
+        read, write = (
+            _shifted(each, -9) for each in (self.read_bytes_per_s, self.write_bytes_per_s)
+        )
+        latency = f"{_shifted(self.latency_s, 6)}us"
+        return f"{self.kind}={size}:read={read}GB/s:write={write}GB/s:latency={latency}"
+
+
+class TierTable(msgspec.Struct, forbid_unknown_fields=True):
+    """A tier, as `--offload` has it, and what its simulation leaves out.
+
+    `kv_bytes_per_token` is over all GPUs of the engine. `policy` is that of kvscope's plugin, None
+    for an order of the engine's own.
+    """
+
+    offload: str
+    kv_bytes_per_token: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+    memory: Annotated[list[MemoryTable], msgspec.Meta(min_length=1, max_length=2)]
+    left_out: str = ""
+    policy: PolicyTable | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            parse_offload(self.offload)
+        except UsageError as error:
+            raise ValueError(f"offload: {error.what}") from error
+
+    @classmethod
+    def of(cls, plan: TierPlan, candidate: TierCandidate) -> Self:
+        """Return the table of a tier that was tuned."""
+        spec = candidate.spec
+        own = spec.policy if isinstance(spec, OffloadSpec) else None
+        memory = [
+            MemoryTable(
+                kind,
+                size,
+                tier.read.bytes_per_s,
+                tier.write_bytes_per_s,
+                Seconds(tier.read.latency_s),
+            )
+            for (kind, size), tier in zip(candidate.tiers, tiers_of(plan, candidate), strict=True)
+        ]
+        return cls(
+            candidate.offload,
+            plan.block_bytes // plan.prompts.block_size,
+            memory,
+            spec.left_out,
+            None if own is None else PolicyTable.of(own),
+        )
+
+    @property
+    def in_words(self) -> str:
+        """Its sizes and how it works: `230 GiB dram, vllm@0.33`."""
+        sizes = " + ".join(f"{units.format_size(each.bytes)} {each.kind}" for each in self.memory)
+        return f"{sizes}, {self.offload}"
+
+    def tiers(self, pool_blocks: int) -> str:
+        """Return pool and tier as `--tiers` has them, exactly."""
+        return ",".join((f"hbm={pool_blocks}blocks", *(each.text for each in self.memory)))
+
+
 class RecommendationTable(msgspec.Struct):
     """recommendation.toml. Figures are of held-out requests; a gain is value, low and high."""
 
     schema: int
-    verdict: Verdict
+    verdict: AnyVerdict
     target: TargetTable
     policy: PolicyTable
     capacity: CapacityTable
@@ -121,6 +232,7 @@ class RecommendationTable(msgspec.Struct):
     flags: dict[str, str] = {}
     deployment: EngineTable | None = None
     canary: CanaryTable | None = None
+    tier: TierTable | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,14 +252,15 @@ class PolicyFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecommendationFile(PolicyFile):
-    """What `kvscope tune` recommends."""
+    """What `kvscope tune` recommends; a `tier` is below the pool of `capacity_tokens`."""
 
-    verdict: Verdict
+    verdict: AnyVerdict
     target: Target
     capacity_tokens: int
     profile: LatencyProfile
     deployment: EngineTable | None = None
     flags: Mapping[str, str] = field(default_factory=dict)
+    tier: TierTable | None = None
 
 
 def write_recommendation(
@@ -184,6 +297,40 @@ def write_recommendation(
     )
     held_out = f"[expected]: {result.split.held_out_requests} held-out requests."
     _write(path, msgspec.structs.asdict(table), fitted, *_COMMENTS, held_out)
+
+
+def write_tier_recommendation(
+    path: Path,
+    tuning: TierTuning,
+    plan: TierPlan,
+    *,
+    trace: str,
+    profile: LatencyProfile,
+    flags: Mapping[str, str],
+    deployment: EngineTable,
+) -> None:
+    """Write the tier that `tuning` recommends for a plan, or the pool alone."""
+    alone = tuning.baseline[1]
+    best, size = tuning.recommended or alone, plan.prompts.block_size
+    table = RecommendationTable(
+        schema=SCHEMA,
+        trace=trace,
+        verdict=tuning.verdict,
+        target=TargetTable.of(plan.target),
+        policy=PolicyTable.of(Lru()),
+        capacity=CapacityTable(
+            plan.pool_blocks * size, plan.pool_blocks, size, plan.pool_blocks * plan.block_bytes
+        ),
+        latency=LatencyTable.of(profile),
+        expected={"lru": _figures(alone.trial), "recommended": _figures(best.trial)},
+        gain={name: (gain.value, gain.low, gain.high) for name, gain in best.trial.gains.items()},
+        flags=dict(flags),
+        deployment=deployment,
+        canary=CanaryTable(**asdict(tuning.canary)) if tuning.canary else None,
+        tier=None if best.candidate is None else TierTable.of(plan, best.candidate),
+    )
+    held_out = f"[expected]: {tuning.split.held_out_requests} held-out requests."
+    _write(path, msgspec.structs.asdict(table), None, *_TIER_COMMENTS, held_out)
 
 
 def read_recommendation(path: Path) -> RecommendationFile:
@@ -224,6 +371,7 @@ def _recommendation(document: Mapping[str, Any], where: str) -> RecommendationFi
         profile=table.latency.profile(f"{where}: latency"),
         deployment=table.deployment,
         flags=table.flags,
+        tier=table.tier,
         fitted=read_fit(document, policy, where),
     )
 
@@ -248,12 +396,31 @@ def _write(
     write_toml(path, document | fit, comments)
 
 
+def why_kept(path: Path, verdict: AnyVerdict) -> str | None:
+    """Return why a recommendation may not take the place of the one at `path`; None if it may.
+
+    One that recommends a change gives way only to one of the same kind that is no weaker.
+    """
+    present = verdict_in(path)
+    if verdict in _REPLACED_BY.get(present, (verdict,)):
+        return None
+    return (
+        f"{path} recommends a {'switch' if present == 'switch' else 'tier'} and was left as it is:"
+        " replace it with --force, or name another file with --output"
+    )
+
+
 def verdict_in(path: Path) -> str:
     """Return the verdict of the recommendation at `path`; empty where there is none to read."""
     try:
         return str(tomllib.loads(path.read_text(encoding="utf-8")).get("verdict", ""))
     except (OSError, ValueError, ArithmeticError, RecursionError):  # numbers and nesting, too
         return ""
+
+
+def _shifted(value: float, digits: int) -> str:
+    """Return `value` times a power of ten, without an exponent and to the last digit."""
+    return f"{Decimal(repr(float(value))).scaleb(digits).normalize():f}"
 
 
 def _figures(trial: Trial) -> dict[str, float]:

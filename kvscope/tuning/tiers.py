@@ -20,6 +20,7 @@ import numpy as np
 from kvscope.core.errors import UsageError
 from kvscope.core.executor import Executor
 from kvscope.replay.derived_traces import begun
+from kvscope.tuning.canary import Canary
 from kvscope.tuning.split import Split
 from kvscope.tuning.tier_search import explore
 from kvscope.tuning.tier_trial import (
@@ -84,6 +85,7 @@ class TierTuning:
     the smallest of them that may be recommended and does as much for the SLO. `explored` are all
     candidates on the training window, `trained` is the pool alone there. `rejected` are those
     under which requests of some window never start; `never-starts` where the choice is among them.
+    `canary` confirms what is recommended; None where nothing is.
     """
 
     verdict: TierVerdict
@@ -99,6 +101,7 @@ class TierTuning:
     trained: TierTrial
     explored: tuple[TierTrial, ...]
     rejected: tuple[TierRejection, ...]
+    canary: Canary | None = None
 
     @property
     def recommended(self) -> TierTrial | None:
@@ -189,7 +192,9 @@ def _tuned(
         return done(why="held-out")
     if not all(end.holds for end in ends):
         return done(why="uncertain")
-    return done(verdict="pays" if met or (worth and worth_at_ends) else "helps", why="")
+    canary = held_out.window.canary(held_out.baseline.trial, judged.trial, replicas=1)
+    pays = met or (worth and worth_at_ends)
+    return done(verdict="pays" if pays else "helps", why="", canary=canary)
 
 
 def _able(plan: TierPlan, training: TierWindow) -> TierPlan:

@@ -26,7 +26,7 @@ from kvscope.replay.parameter_estimates import Estimates, bind, estimate_paramet
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.sweep import engine_of
 from kvscope.replay.workload import Workload
-from kvscope.tuning.canary import Canary, canary
+from kvscope.tuning.canary import Canary
 from kvscope.tuning.capacity import least_for_any, least_for_lru
 from kvscope.tuning.comparison import Window, WindowTrial, changes, harms
 from kvscope.tuning.load import MOST_REPLICAS, Load, least_replicas, load_of
@@ -272,7 +272,11 @@ class Tuner:
             least_any=least_any,
             explored=tuple(self.training.trials.values()),
             replicas_needed=self._replicas_needed(capacity, verdict),
-            canary=self._canary(lru, choice) if verdict == "switch" and choice else None,
+            canary=(
+                self.held_out.canary(lru.held_out, choice.held_out, self.options.replicas)
+                if verdict == "switch" and choice
+                else None
+            ),
         )
 
     def oracles(self, capacity: int, lru: Judged) -> list[WindowTrial]:
@@ -461,19 +465,6 @@ class Tuner:
 
         with self.progress("searching the least number of replicas"):
             return least_replicas(meets, self.options.replicas)
-
-    def _canary(self, lru: Judged, choice: Judged) -> Canary:
-        figure, workload = self.target.objective, self.held_out.evaluator.workload
-        arrival_s = workload.prompts.arrival_s[-len(choice.held_out.ttft_s) :]
-        return canary(
-            figure,
-            self.held_out.bootstrap.names.index(figure),
-            lru.held_out.resampled,
-            choice.held_out.resampled,
-            requests=len(arrival_s),
-            span_s=float(arrival_s[-1] - arrival_s[0]) / workload.setting.rate_scale,
-            replicas=self.options.replicas,
-        )
 
 
 def _judged(

@@ -9,7 +9,7 @@ KVSCOPE_CLOCK=requests                          for replays: requests carry the 
 --additional-config '{"kvscope": {"policy": {"name": "tlru", "params": {"xi_tokens": 2048}}}}'
 
 The policy of vLLM's CPU tier (see `cpu_tier`) has the parameters of that policy, or those of a key
-`cpu_tier` of the same form as `policy`.
+`cpu_tier` of the same form as `policy`, or else of the recommendation's `[tier.policy]`.
 """
 
 from __future__ import annotations
@@ -119,6 +119,9 @@ def _policies(
             remedy=f"tune for the deployment (--gpu, --model), or set {CACHE_STUDY}=1",
         )
     policy = lane_policy(policy_in(document, path), f"{path}: policy.name")
+    tier = document.get("tier")
+    if chunks is None and isinstance(tier, Mapping) and "policy" in tier:
+        chunks = _in_table(tier["policy"], path, "tier.policy")
     return policy, read_fit(document, policy, path), chunks
 
 

@@ -22,9 +22,14 @@ class OffloadLaunch:
     server: str = "vllm serve"
 
     @property
-    def text(self) -> str:
-        """The same as a line for a shell."""
+    def flags(self) -> str:
+        """The same as words for a shell, behind the variables and the command if there are any."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
         started = [*variables, f"{self.server} …"] if variables else []
+        return " ".join([*started, shlex.join(self.arguments)])
+
+    @property
+    def text(self) -> str:
+        """The flags with the engine's name, as a line for the reader."""
         needs = f" (with {self.needs})" if self.needs else ""
-        return f"{self.engine}{needs}: {' '.join([*started, shlex.join(self.arguments)])}"
+        return f"{self.engine}{needs}: {self.flags}"

@@ -55,7 +55,7 @@ RESULTS = {
     ),
     "tune --tiers": (
         *("--slo", "10s", "--gpu", "l4", "--model", "llama3-8b", "--num-gpu-blocks", "1000"),
-        *("--tier-sizes", "1GiB", "--offload", "vllm@0.33:eviction_policy=lru"),
+        *("--tier-sizes", "1GiB", "--offload", "vllm@0.33:eviction_policy=lru", "--output", "-"),
     ),
 }
 FUNCTIONS = {
@@ -108,6 +108,21 @@ def test_documents_are_those_of_the_command_line(
     assert "<table>" in html
     assert "<script" not in html
     assert repr(result) == f"<{type(result).__name__} of birth-death>"
+
+
+def test_a_tier_is_saved(trace: kvscope.OpenTrace, tmp_path: Path) -> None:
+    """The file has the verdict; one that recommends a tier stays, unless by force."""
+    result = kvscope.tune_tiers(
+        trace, **_arguments(RESULTS["tune --tiers"]), ssd_writes_per_day=3.0
+    )
+    path = tmp_path / "recommendation.toml"
+    result.save(path)
+    assert read_recommendation(path).verdict == result.verdict == "keep-none"
+    path.write_text('verdict = "pays"', encoding="utf-8")
+    result.save(path)
+    assert path.read_text(encoding="utf-8") == 'verdict = "pays"'
+    result.save(path, force=True)
+    assert read_recommendation(path).verdict == "keep-none"
 
 
 def test_frames_have_a_column_for_each_nested_field(trace: kvscope.OpenTrace) -> None:

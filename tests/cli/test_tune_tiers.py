@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from jsonschema import Draft202012Validator
 from kvscope.app.schemas import schema
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
+from kvscope.core.files import data_folder
+from kvscope.tuning.file import read_recommendation
 from tests.cli.replayed import write_short
 from tests.cli.shell import Streams
 
 ENGINE = ("--gpu", "l4", "--model", "llama3-8b", "--num-gpu-blocks", "1000")
-COMMON = ("--db", ":memory:", "--tiers", "--slo", "20s", *ENGINE)
+COMMON = ("--db", ":memory:", "--tiers", "--slo", "20s", *ENGINE, "--output", "-")
 SIZES = ("--tier-sizes", "4GiB,16GiB")
 PLAIN = "vllm@0.33:eviction_policy=lru"
 """An option stated: none is searched."""
@@ -28,11 +31,11 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_short(tmp_path_factory.mktemp("trace"))
 
 
-def document(capsys: Streams, *arguments: str) -> dict[str, Any]:
+def document(capsys: Streams, *arguments: str, command: str = "tune-tiers") -> dict[str, Any]:
     """Return the document that a command prints."""
     assert run([*arguments, "--json"]) == ExitCode.DONE
     made: dict[str, Any] = json.loads(capsys.readouterr().out)
-    Draft202012Validator(schema("tune-tiers")).validate(made)
+    Draft202012Validator(schema(command)).validate(made)
     return made
 
 
@@ -133,12 +136,54 @@ def test_files_below_hicache(capsys: Streams, trace: str) -> None:
     assert tried == {way: 0, prefetches: 2**36}
 
 
+def test_the_file_is_replayed_with_its_pool_alone(
+    capsys: Streams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the last quarter, both figures are those of the recommendation; other readers refuse it.
+
+    A file that recommends a tier stays where the next answer is to keep none.
+    """
+    monkeypatch.chdir(tmp_path)
+    agents = str(data_folder("sample_traces") / "agent.jsonl.gz")
+    slower = (agents, "--db", ":memory:", "--rate-scale", "0.125")
+    engine = ("--gpu", "h200", "--model", "llama3-70b", "--weight-dtype", "fp8")
+    size = ("--tiers", "--offload", PLAIN, "--tier-sizes", "230GiB", "--gpu-hour", "3.5")
+    tune = ("tune", *slower, "--slo", "30s", *engine, *size)
+    made = document(capsys, *tune)
+    assert made["verdict"] == "pays"
+    advice = ("--recommendation", "recommendation.toml")
+    replay = ("simulate", *slower, *advice)
+    replayed = document(capsys, *replay, "--warmup", "75%", command="simulate")
+    (tiered,) = replayed["results"]
+    assert replayed["tier_mode"] == "vllm@0.33"
+    for run_of, figures in (
+        (replayed["alone"], made["baseline"][1]),
+        (tiered, made["recommended"]),
+    ):
+        assert run_of["token_hit_rate"] == pytest.approx(figures["token_hit_rate"])
+        p95_ms = run_of["queued_ttft_ms"]["p95"]
+        assert p95_ms == pytest.approx(figures["ttft_at_percentile_ms"], rel=1e-6)
+    assert run([*replay, "--offload", "lmcache"]) == ExitCode.USAGE
+    assert "--offload: the recommendation settles this" in capsys.readouterr().err
+    assert run(replay) == ExitCode.DONE
+    assert "The recommended tier takes p95 TTFT from " in capsys.readouterr().out
+    for reader in (("validate", agents, "--model", "x"), ("watch", str(tmp_path), *advice)):
+        assert run(reader) == ExitCode.USAGE
+        assert f"it recommends a tier, which {reader[0]} does not " in capsys.readouterr().err
+    dear = (*tune, "--dram-price", "99")
+    assert run(dear) == ExitCode.DONE
+    assert "recommends a tier and was left as it is" in capsys.readouterr().err
+    assert run([*dear, "--output", "x.toml"]) == ExitCode.DONE
+    assert run([*dear, "--force"]) == ExitCode.DONE
+    for name in ("x.toml", "recommendation.toml"):
+        assert read_recommendation(Path(name)).verdict == "keep-none"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ((*COMMON, "--policies", "tlru"), "--policies: the choice of a tier does not take it"),
         ((*COMMON, "--fleet"), "--fleet, --tiers: a tier is chosen for one engine"),
-        ((*COMMON, "--output", "x.toml"), "the file holds no tier"),
         ((*COMMON, "--replicas", "2"), "one engine is replayed"),
         (("--slo", "1s", "--tiers"), "needs an engine with a pool"),
         (("--slo", "1s", "--tier-sizes", "1GiB"), "--tier-sizes: a tier alone has it"),

@@ -88,7 +88,10 @@ class RunFigures(Facts, Outcome):
 
 
 class SimulateDocument(GatedDocument, SettingFacts):
-    """What `kvscope simulate` finds; `found` has the parameters that follow from the trace."""
+    """What `kvscope simulate` finds; `found` has the parameters that follow from the trace.
+
+    `alone` is the pool without the tier of a recommendation, null where it has none.
+    """
 
     command: Literal["simulate"] = "simulate"
     trace: TraceFacts
@@ -96,6 +99,7 @@ class SimulateDocument(GatedDocument, SettingFacts):
     deployment: DeploymentFacts | None
     found: Mapping[str, ParameterEstimate]
     results: tuple[RunFigures, ...]
+    alone: RunFigures | None
 
 
 class StoredRun(SettingFacts, RunFigures):
@@ -139,6 +143,7 @@ def simulate_document(simulation: Simulation) -> SimulateDocument:
         found=simulation.estimates,
         figures=simulate_figures(simulation.runs),
         results=tuple(run_figures(run, trace, model) for run in simulation.runs),
+        alone=simulation.alone and run_figures(simulation.alone, trace, model),
     )
 
 

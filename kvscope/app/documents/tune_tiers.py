@@ -13,6 +13,7 @@ from kvscope.app.gates import tuned_tier_figures
 from kvscope.app.tune_tiers import TierRecommendation
 from kvscope.ingest.clocks import SessionStarts
 from kvscope.tuning.bootstrap import Gain
+from kvscope.tuning.canary import Canary
 from kvscope.tuning.comparison import Harm
 from kvscope.tuning.split import Split
 from kvscope.tuning.tier_prices import TierKind
@@ -97,8 +98,8 @@ class TuneTiersDocument(GatedDocument):
     `sizes` of the choice's way to offload, and `least`, the smallest of them that does, are on the
     validation window; `explored` on the training window. Under `rejected`, requests of one of the
     windows never start. `launch` starts the engine, with `arguments` and variables of the
-    `environment`; `left_out` is what the simulation lacks of it. `currency` is that of all prices,
-    null for that of the prices stated.
+    `environment`; `left_out` is what the simulation lacks of it, and `canary` confirms its gain.
+    `currency` is that of all prices, null for that of the prices stated.
     """
 
     command: Literal["tune-tiers"] = "tune-tiers"
@@ -128,6 +129,7 @@ class TuneTiersDocument(GatedDocument):
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     left_out: str | None
+    canary: Canary | None
     explored: tuple[TierFigures, ...]
     rejected: tuple[TierRejectionFacts, ...]
 

@@ -46,7 +46,7 @@ from kvscope.replay.settings import (
 
 if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
-    from kvscope.tuning.file import EngineTable, RecommendationFile
+    from kvscope.tuning.file import EngineTable, RecommendationFile, TierTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class AnalyzeRequest:
 class SimulateRequest:
     """Which replays to run: `points` capacities, or else the named ones, or else DEFAULT_POINTS.
 
-    Tiers have capacities of their own.
+    Tiers have capacities of their own; a recommended `tier` is below the one that is named.
     """
 
     setting: RunSetting
@@ -80,6 +80,7 @@ class SimulateRequest:
     model: Model | None = None
     deployment: ResolvedDeployment | None = None
     on: str | None = None
+    tier: TierTable | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,14 @@ def simulate_request(options: SimulateOptions) -> SimulateRequest:
         _stated_tokens(recommended, where),
     )
     return SimulateRequest(
-        setting, tuple(variants), capacities, options.points, kv, where, options.on
+        setting,
+        tuple(variants),
+        capacities,
+        options.points,
+        kv,
+        where,
+        options.on,
+        recommended.tier if recommended else None,
     )
 
 
@@ -278,7 +286,7 @@ def _engine(
     if recommended is None:
         return where if where and where.engine.name == VLLM else None
     table = recommended.deployment
-    if table is None or parse_engine(table.engine).name != VLLM:
+    if table is None or (parse_engine(table.engine).name != VLLM and recommended.tier is None):
         return None
     if table.replicas > 1:
         raise UsageError(
@@ -325,10 +333,10 @@ def _recommendation(options: SimulateOptions) -> RecommendationFile | None:
     path = options.recommendation
     if path is None:
         return None
-    settled = ("policies", "param", "capacity", "capacity_blocks", "points", "tiers", "latency")
+    settled = ("policies", "param", "capacity", "capacity_blocks", "points", "tiers", "tier_mode")
     named = [
         f"--{name.replace('_', '-')}"
-        for name in (*settled, "slo")
+        for name in (*settled, "offload", "latency", "slo")
         if getattr(options, name) is not None
     ]
     if named:
