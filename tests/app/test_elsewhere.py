@@ -28,7 +28,7 @@ SWEEPS = (
     ("simulate", "--policies", "lru,tlru", "--points", "2"),
     ("tune", "--policies", "tlru", "--output", "-"),
     ("fleet", *FLEET, "--replicas", "1..2"),
-    ("tune", "--tiers", *TIERS, "--gpu", "h100", "--model", "llama3.1-8b"),
+    ("tune", "--tiers", *TIERS, "--gpu", "h100", "--model", "llama3.1-8b", "--output", "-"),
     ("tune", "--fleet", "--policies", "lru", *FLEET),
 )
 
