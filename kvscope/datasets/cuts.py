@@ -116,11 +116,11 @@ def sample_files(files: list[str], chosen: str, read: ReadOptions) -> FileSample
             own = 0
             for records in registry.by_name(chosen).reader(read).records(source):
                 try:
-                    batch = RequestBatch(records.requests)
+                    batch = RequestBatch(records)
                 except (BadLine, OverflowError):
                     continue  # reported when the whole is read
                 leaf.append(trie.intern(batch.starts, batch.ids))
-                own += len(batch.requests)
+                own += len(batch)
                 accesses += len(batch.ids)
                 if own >= _SAMPLE_REQUESTS / len(some):
                     break

@@ -26,7 +26,7 @@ from kvscope.ingest.formats.base import (
     Rejects,
     Request,
 )
-from kvscope.ingest.hash_ids import decoded, gathered, key, keys
+from kvscope.ingest.hash_ids import NO_ID, decoded, gathered, key, keys
 from kvscope.ingest.limits import MAX_HASH_IDS, MAX_REQUESTS, MAX_TOKENS
 from kvscope.ingest.trie import Trie
 
@@ -86,30 +86,59 @@ class RequestBatch:
     `check` would reject a request.
     """
 
-    def __init__(self, requests: list[Request]) -> None:
-        self.requests = requests
-        self.input_tokens = np.array(self.field("input_tokens"), dtype=np.int64)
-        self.output_tokens = np.array(self.field("output_tokens"), dtype=np.int64)
-        turns = [turn if turn and turn > 0 else 0 for turn in self.field("turn")]
-        self.turn = np.array(turns, dtype=np.int64)
-        self.arrivals_s = _present(self.field("arrival_s"))
-        self.delays_s = np.array(_present(self.field("delay_s")), dtype=np.float64)
-        self.starts, self.ids = gathered(self.field("hash_ids"))
+    def __init__(self, records: Records) -> None:
+        self.requests = records.requests
+        self._columns = columns = records.columns
+        if columns is None:
+            self.input_tokens = np.array(self.field("input_tokens") or (), dtype=np.int64)
+            self.output_tokens = np.array(self.field("output_tokens") or (), dtype=np.int64)
+            turns = [turn if turn and turn > 0 else 0 for turn in self.field("turn") or ()]
+            self.turn = np.array(turns or [0] * len(self.requests), dtype=np.int64)
+            self.arrivals_s = np.array(self._present("arrival_s"), dtype=np.float64)
+            self.delays_s = np.array(self._present("delay_s"), dtype=np.float64)
+            self.starts, self.ids = gathered([each.hash_ids for each in self.requests])
+        else:
+            self.input_tokens = columns.integers["input_tokens"]
+            self.output_tokens = columns.integers["output_tokens"]
+            none = np.zeros(len(columns), dtype=np.int64)
+            self.turn = np.maximum(columns.integers.get("turn", none), 0)
+            self.arrivals_s, self.delays_s = columns.numbers["arrival_s"], np.zeros(0)
+            self.starts, self.ids = columns.starts, columns.ids
         self.blocks = np.diff(self.starts)
 
-    def field(self, name: str) -> list[Any]:
-        """Return a field of all requests."""
-        return [*map(attrgetter(name), self.requests)]
+    def __len__(self) -> int:
+        return len(self.blocks)
 
-    def has(self, name: str) -> bool:
-        """Return whether any request has this field."""
-        return self.field(name).count(None) < len(self.requests)
+    def field(self, name: str) -> list[Any] | None:
+        """Return a field of all requests; None if none of them has it, or if it is in a column."""
+        if self._columns is not None:
+            return None
+        values = [*map(attrgetter(name), self.requests)]
+        return values if values.count(None) < len(values) else None
+
+    def identifiers(self, name: str) -> Int64s | None:
+        """Return a field of identifiers as numbers, NO_ID where there is none; None if all are."""
+        if self._columns is not None:
+            return self._columns.integers.get(name)
+        values = self.field(name)
+        return None if values is None else keys(values)
+
+    def types(self) -> tuple[list[str], Int64s]:
+        """Return the distinct types, in order of appearance, and which one each request has."""
+        if self._columns is not None and "type" in self._columns.names:
+            return self._columns.names["type"]
+        return _numbered(self.field("type") or [None] * len(self))
+
+    def _present(self, name: str) -> list[Any]:
+        """Return a field of the requests that have it."""
+        values = self.field(name) or []
+        return [each for each in values if each is not None] if None in values else values
 
     def is_sound(self, block_size: int) -> bool:
         """Return True if `check` passes for every request; False if each has to be checked."""
         inputs, outputs = self.input_tokens, self.output_tokens
         return bool(
-            {*self.field("block_size")} <= {None, block_size}
+            {*(self.field("block_size") or ())} <= {None, block_size}
             and ((inputs >= 1) & (inputs <= MAX_TOKENS)).all()
             and ((outputs >= 0) & (outputs <= MAX_TOKENS - inputs)).all()
             and (self.blocks <= MAX_HASH_IDS).all()
@@ -121,21 +150,23 @@ class RequestBatch:
         )
 
 
-def _present(values: list[Any]) -> list[Any]:
-    """Return the values that are there."""
-    return [value for value in values if value is not None] if None in values else values
+def _numbered(values: list[Any]) -> tuple[list[Any], Int64s]:
+    """Return the distinct values, in order of appearance, and the number of each one."""
+    distinct = list(dict.fromkeys(values))
+    if len(distinct) == 1:
+        return distinct, np.zeros(len(values), dtype=np.int64)
+    number = {value: k for k, value in enumerate(distinct)}
+    return distinct, np.array([*map(number.__getitem__, values)], dtype=np.int64)
 
 
-def _nonempty(values: list[Any]) -> list[Any]:
-    """Return the values, None for those that are 0 or empty."""
-    return [value or None for value in values] if any(values) else [None] * len(values)
+def _nonempty(values: list[Any] | None) -> list[Any] | None:
+    """Return the values, None for those that are 0 or empty; None if all of them are."""
+    return [value or None for value in values] if values and any(values) else None
 
 
-def _spelled(values: list[Any]) -> list[str | None]:
+def _spelled(values: list[Any] | None) -> list[str | None] | None:
     """Return the values as text."""
-    if values.count(None) == len(values):
-        return values
-    return [None if value is None else str(value) for value in values]
+    return values and [None if value is None else str(value) for value in values]
 
 
 def check(request: Request, block_size: int) -> None:
@@ -248,21 +279,21 @@ class Columns:
 
     def add(self, records: Records) -> None:
         """Append the requests of each record: all of them, or none and a reject."""
-        batch = self._sound_batch(records.requests)
+        batch = self._sound_batch(records)
         if batch is None:
             records = self._checked(records)
-            batch = RequestBatch(records.requests)
-        if len(self) + len(batch.requests) > MAX_REQUESTS:
+            batch = RequestBatch(records)
+        if len(self) + len(batch) > MAX_REQUESTS:
             raise InputError(
                 f"more than {MAX_REQUESTS:,} requests",
                 where=self._rejects.path,
                 remedy="split the trace, or take part of it",
             )
-        self._require_memory(len(self) + len(batch.requests))
+        self._require_memory(len(self) + len(batch))
         for line, reason in sorted(records.refused):
             self._rejects.reject(line, reason)
         self._rejects.accepted += len(records.lines)
-        if batch.requests:
+        if len(batch):
             self._append(batch)
 
     def _require_memory(self, requests: int) -> None:
@@ -287,15 +318,13 @@ class Columns:
         self.trie.close()
         return arrays
 
-    def _sound_batch(self, requests: list[Request]) -> RequestBatch | None:
+    def _sound_batch(self, records: Records) -> RequestBatch | None:
         """Return the requests if all of them can be used; None if each has to be checked."""
         try:
-            batch = RequestBatch(requests)
+            batch = RequestBatch(records)
         except (BadLine, OverflowError):
             return None
-        if not self._settled_block_size and (
-            len(batch.ids) or any(each.block_size is not None for each in requests)
-        ):
+        if not self._settled_block_size and batch.field("block_size"):
             return None
         if not batch.is_sound(self.block_size):
             return None
@@ -303,6 +332,8 @@ class Columns:
         if waited_s > LONGEST_S:
             return None
         self._waited_s = waited_s
+        if len(batch.ids):
+            self._settled_block_size = self.block_size
         return batch
 
     def _checked(self, records: Records) -> Records:
@@ -334,58 +365,69 @@ class Columns:
         self._settled_block_size, self._waited_s = size, waited_s
 
     def _append(self, batch: RequestBatch) -> None:
-        self.gaps.requests += len(batch.requests)
+        self.gaps.requests += len(batch)
         self._append_times(batch)
         self._append_service(batch)
         self._extend("input_tokens", batch.input_tokens)
         self._extend("output_tokens", batch.output_tokens)
         self._extend("turn", batch.turn)
         for name in ("chat_id", "parent_chat_id", "user_id", "waits_for"):
-            self._extend(name, keys(batch.field(name)))
+            numbers = batch.identifiers(name)
+            self._extend(name, np.full(len(batch), NO_ID) if numbers is None else numbers)
         self._append_paths(batch)
 
     def _append_service(self, batch: RequestBatch) -> None:
         """Append what each request is, who served it and how fast, as far as the trace says so."""
-        self._extend_named("type", [each or UNKNOWN_TYPE for each in batch.field("type")])
-        self._extend_named("model", _nonempty(batch.field("model")))
-        self._extend_named("adapter", _spelled(_nonempty(batch.field("adapter"))))
-        self._extend_named("salt", _nonempty(batch.field("cache_salt")))
-        self._extend_named("worker", _nonempty(_spelled(batch.field("worker"))))
+        types, number = batch.types()
+        self._extend_named("type", [each or UNKNOWN_TYPE for each in types], number)
+        self._extend_values("model", batch, _nonempty(batch.field("model")))
+        self._extend_values("adapter", batch, _spelled(_nonempty(batch.field("adapter"))))
+        self._extend_values("salt", batch, _nonempty(batch.field("cache_salt")))
+        self._extend_values("worker", batch, _nonempty(_spelled(batch.field("worker"))))
         stated = batch.field("retention")
-        self._extend_named("retention", [None if each is None else each.text for each in stated])
-        self._extend_measured("ttft_s", _nonempty(batch.field("ttft_s")))  # 0: not measured
-        self._extend_measured("queue_s", batch.field("queue_s"))
-        self._extend_measured("duration_s", _nonempty(batch.field("duration_s")))
-        self._extend_measured("delay_s", batch.field("delay_s"))
+        texts = stated and [None if each is None else each.text for each in stated]
+        self._extend_values("retention", batch, texts)
+        self._extend_measured("ttft_s", batch, _nonempty(batch.field("ttft_s")))  # 0: not measured
+        self._extend_measured("queue_s", batch, batch.field("queue_s"))
+        self._extend_measured("duration_s", batch, _nonempty(batch.field("duration_s")))
+        self._extend_measured("delay_s", batch, batch.field("delay_s"))
         cached = batch.field("cached_tokens")
-        self._extend_measured("cached_tokens", cached, batch.input_tokens)
+        self._extend_measured("cached_tokens", batch, cached, batch.input_tokens)
 
-    def _extend_named(self, name: str, values: list[str | None]) -> None:
-        """Append names as numbers, in order of first appearance."""
-        known = self.names[name]
-        numbers = {
-            value: NONE if value is None else known.setdefault(value, len(known))
-            for value in dict.fromkeys(values)
-        }
-        if len(numbers) == 1:
-            self._extend(name, np.full(len(values), numbers[values[0]]))
+    def _extend_values(
+        self, name: str, batch: RequestBatch, values: list[str | None] | None
+    ) -> None:
+        """Append names as numbers, in order of first appearance; None: no request has one."""
+        if values is None:
+            self._extend(name, np.full(len(batch), NONE))
         else:
-            self._extend(name, np.array([*map(numbers.__getitem__, values)]))
+            self._extend_named(name, *_numbered(values))
+
+    def _extend_named(self, name: str, values: list[str | None], number: Int64s) -> None:
+        """Append the values with these numbers as numbers of the whole trace."""
+        known = self.names[name]
+        numbers = [
+            NONE if value is None else known.setdefault(value, len(known)) for value in values
+        ]
+        self._extend(name, np.array(numbers)[number])
 
     def _extend_measured(
-        self, name: str, values: Sequence[float | None], most: Iterable[float] = repeat(LONGEST_S)
+        self,
+        name: str,
+        batch: RequestBatch,
+        values: Sequence[float | None] | None,
+        most: Iterable[float] = repeat(LONGEST_S),
     ) -> None:
         """Append values from 0 to `most`, and none for others, which are counted."""
-        missing = values.count(None)
-        if missing == len(values):
-            self._extend(name, np.full(missing, NONE))
+        if values is None:
+            self._extend(name, np.full(len(batch), NONE))
             return
         # Not a reason to refuse a request: nothing of its replay depends on them.
         possible = [
             NONE if value is None or not 0 <= value <= limit else value
             for value, limit in zip(values, most, strict=False)
         ]
-        self.gaps.impossible += possible.count(NONE) - missing
+        self.gaps.impossible += possible.count(NONE) - values.count(None)
         self._extend(name, np.array(possible))
 
     def _append_paths(self, batch: RequestBatch) -> None:
@@ -397,7 +439,7 @@ class Columns:
                 where=self._rejects.path,
                 remedy="split the trace, or take part of it",
             )
-        for row, scope in enumerate(batch.field("scope") if batch.has("scope") else ()):
+        for row, scope in enumerate(batch.field("scope") or ()):
             if scope is not None and blocks[row]:
                 first = starts[row]
                 ids[first] = key(f"{scope}/{ids[first]}")
@@ -410,7 +452,7 @@ class Columns:
 
     def _separate_tenants(self, batch: RequestBatch) -> None:
         """Rename the first blocks of all tenants but the first, and append their numbers."""
-        count = len(batch.requests)
+        count = len(batch)
         columns = [self._columns[name][-count:] for name in _TENANT]
         if all(column.count(column[0]) == count for column in columns):  # the usual case
             tenant = cast(Tenant, tuple(column[0] for column in columns))
@@ -431,15 +473,15 @@ class Columns:
 
     def _append_times(self, batch: RequestBatch) -> None:
         """Append when each request arrives, and in which session, by which clock."""
-        rows, arrival_s = batch.requests, self._columns["arrival_s"]
+        arrival_s = self._columns["arrival_s"]
         sessions, clocks = self._columns["session"], self._columns["clock"]
-        timed = len(batch.arrivals_s) == len(rows)
-        if timed and not (batch.has("session_id") or batch.has("clock")):
-            self._extend("session", np.full(len(rows), -1))
-            self._extend("clock", np.full(len(rows), -1))
-            arrival_s.fromlist(batch.arrivals_s)
+        timed = len(batch.arrivals_s) == len(batch)
+        if timed and not (batch.field("session_id") or batch.field("clock")):
+            self._extend("session", np.full(len(batch), -1))
+            self._extend("clock", np.full(len(batch), -1))
+            self._extend("arrival_s", batch.arrivals_s)
             return
-        for row in rows:
+        for row in batch.requests:
             previous, at = -1, len(arrival_s)
             if row.session_id is not None:
                 session = key(row.session_id)

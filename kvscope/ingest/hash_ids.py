@@ -28,7 +28,8 @@ IdPaths = tuple[Int64s, Int64s]
 """(starts, ids): the hash ids of prompt k are ids[starts[k]:starts[k + 1]]."""
 
 _TOO_MANY = f"request with more than {MAX_HASH_IDS:,} hash ids: use larger blocks"
-_UNUSUAL = -1
+UNUSUAL = -1
+"""Stands for the end of what a kernel does not read."""
 _OPEN, _CLOSE, _COMMA, _MINUS = b"[],-"
 _SPACE, _TAB, _RETURN, _LINE_FEED = b" \t\r\n"
 _N, _U, _L = b"nul"
@@ -104,7 +105,7 @@ def gathered(prompts: Sequence[HashIds]) -> IdPaths:
     starts = np.empty(len(prompts) + 1, dtype=np.int64)
     ids = np.empty(len(text) // 2, dtype=np.int64)  # an id takes a digit and what ends it
     count = parse(np.frombuffer(text, dtype=np.uint8), starts, ids)
-    return _gathered_singly(prompts) if count == _UNUSUAL else (starts, ids[:count])
+    return _gathered_singly(prompts) if count == UNUSUAL else (starts, ids[:count])
 
 
 def _gathered_singly(prompts: Sequence[HashIds]) -> IdPaths:
@@ -125,34 +126,48 @@ def parse(text: NDArray[np.uint8], starts: Int64s, ids: Int64s) -> int:
     count = 0
     starts[0] = 0
     for line in range(len(starts) - 1):
-        if text[at] == _OPEN:
-            at = _after_spaces(text, at + 1)
-            more = text[at] != _CLOSE
-            while more:
-                ids[count], at = _integer(text, at)
-                if at == _UNUSUAL:
-                    return _UNUSUAL
-                count += 1
-                if count - starts[line] > MAX_HASH_IDS:
-                    return _UNUSUAL
-                at = _after_spaces(text, at)
-                more = text[at] == _COMMA
-                if more:
-                    at = _after_spaces(text, at + 1)
-            if text[at] != _CLOSE:
-                return _UNUSUAL
-            at += 1
-        elif text[at] == _N and text[at + 1] == _U and text[at + 2] == _L and text[at + 3] == _L:
-            at += 4
         if text[at] != _LINE_FEED:
-            return _UNUSUAL
+            count, at = ids_at(text, at, ids, count)
+            if at == UNUSUAL or text[at] != _LINE_FEED:
+                return UNUSUAL
         at += 1
         starts[line + 1] = count
-    return count if at == len(text) else _UNUSUAL
+    return count if at == len(text) else UNUSUAL
 
 
 @callable_in_kernels
-def _after_spaces(text: NDArray[np.uint8], at: int) -> int:
+def ids_at(text: NDArray[np.uint8], at: int, ids: Int64s, count: int) -> tuple[int, int]:
+    """Append the array of integers at `at` (or null) to `count` ids; return their new number.
+
+    The second number is where the array ends, -1 if there is none.
+    """
+    if is_null(text, at):
+        return count, at + 4
+    if text[at] != _OPEN:
+        return count, UNUSUAL
+    first = count
+    at = after_spaces(text, at + 1)
+    more = text[at] != _CLOSE
+    while more:
+        ids[count], at = integer_at(text, at)
+        if at == UNUSUAL or count - first == MAX_HASH_IDS:
+            return count, UNUSUAL
+        count += 1
+        at = after_spaces(text, at)
+        more = text[at] == _COMMA
+        if more:
+            at = after_spaces(text, at + 1)
+    return count, (at + 1 if text[at] == _CLOSE else UNUSUAL)
+
+
+@callable_in_kernels
+def is_null(text: NDArray[np.uint8], at: int) -> bool:
+    """Return whether a null begins at `at`."""
+    return bool(text[at] == _N and text[at + 1] == _U and text[at + 2] == _L and text[at + 3] == _L)
+
+
+@callable_in_kernels
+def after_spaces(text: NDArray[np.uint8], at: int) -> int:
     """Return the first place from `at` on without a space; a line feed counts as no space."""
     while text[at] == _SPACE or text[at] == _TAB or text[at] == _RETURN:
         at += 1
@@ -160,7 +175,7 @@ def _after_spaces(text: NDArray[np.uint8], at: int) -> int:
 
 
 @callable_in_kernels
-def _integer(text: NDArray[np.uint8], at: int) -> tuple[np.int64, int]:
+def integer_at(text: NDArray[np.uint8], at: int) -> tuple[np.int64, int]:
     """Return the integer that begins at `at` and where it ends, -1 if there is none."""
     negative = text[at] == _MINUS
     first = at + 1 if negative else at
@@ -181,5 +196,5 @@ def _integer(text: NDArray[np.uint8], at: int) -> tuple[np.int64, int]:
         or digits > 20
         or (digits == 20 and (text[first] != _ZERO + _ONE or value < _LEAST_OF_20_DIGITS))
     ):
-        return np.int64(0), _UNUSUAL
+        return np.int64(0), UNUSUAL
     return (-np.int64(value) if negative else np.int64(value)), end

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise, takewhile
+from itertools import groupby, pairwise, takewhile
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -159,12 +160,22 @@ def _with_spans(
     """
     for records in batches:
         yield records
-        for line, requests in records if source.has_several_files else ():
-            times_s = [x.arrival_s for x in requests if x.arrival_s is not None and x.clock is None]
-            if times_s:
-                file, _ = source.place(line)
-                first_s, last_s = spans.get(file, (times_s[0], times_s[0]))
-                spans[file] = min(first_s, *times_s), max(last_s, *times_s)
+        for file, times_s in _times_by_file(records, source) if source.has_several_files else ():
+            first_s, last_s = spans.get(file, (times_s[0], times_s[0]))
+            spans[file] = min(first_s, *times_s), max(last_s, *times_s)
+
+
+def _times_by_file(records: Records, source: Source) -> Iterator[tuple[str, list[float]]]:
+    """Yield files and arrivals in them, none of those that are timed by a clock of their own."""
+    if records.columns is None:
+        each = ((line, x.arrival_s) for line, xs in records for x in xs if x.clock is None)
+        timed = [(line, at_s) for line, at_s in each if at_s is not None]
+    else:
+        times_s: list[float] = records.columns.numbers["arrival_s"].tolist()
+        timed = list(zip(records.lines, times_s, strict=True))
+    times = ((source.place(line)[0], at_s) for line, at_s in timed)
+    for file, group in groupby(times, key=itemgetter(0)):
+        yield file, [at_s for _, at_s in group]
 
 
 def overlap_notes(spans: dict[str, Span], rows: Mapping[str, NDArray[Any]]) -> list[str]:

@@ -9,6 +9,14 @@ import msgspec
 from kvscope.ingest.formats.base import ROOT, Identifier, Request, TraceFormat
 from kvscope.ingest.formats.exporter import LineExporter, Row, milliseconds
 from kvscope.ingest.formats.json_lines import RowReader, ServiceRow, common_keys
+from kvscope.ingest.formats.line_columns import (
+    HASH_IDS,
+    INTEGER,
+    INTEGER_OR_NULL,
+    NAME,
+    NUMBER,
+    LineColumn,
+)
 from kvscope.ingest.formats.times import in_seconds
 
 _ROOT = str(ROOT)
@@ -46,6 +54,18 @@ class _BailianRow(ServiceRow, gc=False, kw_only=True, rename=_SPELLED):
 
 class _BailianReader(RowReader):
     row = _BailianRow
+    in_columns: ClassVar = {
+        "chat_id": LineColumn("chat_id", INTEGER),
+        "parent_chat_id": LineColumn("parent_chat_id", INTEGER_OR_NULL),
+        "user_id": LineColumn("user_id", INTEGER_OR_NULL),
+        "timestamp": LineColumn("arrival_s", NUMBER),
+        "input_length": LineColumn("input_tokens", INTEGER),
+        "output_length": LineColumn("output_tokens", INTEGER),
+        "type": LineColumn("type", NAME),
+        "turn": LineColumn("turn", INTEGER_OR_NULL),
+        "hash_ids": LineColumn("hash_ids", HASH_IDS),
+    }
+    always = frozenset({"chat_id", "timestamp", "input_length", "output_length"})
 
     def request(self, row: _BailianRow) -> Request:
         if row.parent_chat_id == _ROOT:

@@ -5,14 +5,22 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 
 from kvscope.core.directives import Directives
-from kvscope.ingest.formats.base import BadLine, Identifier, LineReader, ReadOptions, Request
+from kvscope.ingest.formats.base import (
+    BadLine,
+    Identifier,
+    LineReader,
+    ReadOptions,
+    Request,
+    RequestColumns,
+)
+from kvscope.ingest.formats.line_columns import LineColumn, read_lines
 from kvscope.ingest.formats.times import in_seconds
 
 _UTF8_BOM = b"\xef\xbb\xbf"
@@ -60,6 +68,8 @@ class RowReader(LineReader):
     """
 
     row: ClassVar[type[msgspec.Struct]]
+    in_columns: ClassVar[Mapping[str, LineColumn]] = {}  # keys that need no `request`
+    always: ClassVar[frozenset[str]] = frozenset()  # keys of each such line
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
@@ -92,6 +102,10 @@ class RowReader(LineReader):
         """Report `text` about the trace as a whole, once."""
         if text not in self.notes:
             self.notes.append(text)
+
+    def columns_at_once(self, text: bytes) -> RequestColumns | None:
+        """Return the requests of the lines; None unless all have the same, well-known keys."""
+        return read_lines(text, self.in_columns, self.always) if self.in_columns else None
 
     def parse_at_once(self, text: bytes) -> list[Request] | None:
         """Return the requests of the lines, None if some are unusual or unusable."""

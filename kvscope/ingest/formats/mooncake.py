@@ -7,13 +7,21 @@ with delays; this reader takes them all.
 from __future__ import annotations
 
 import reprlib
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 
 from kvscope.ingest.formats.base import BadLine, HashIds, Identifier, Request, TraceFormat
 from kvscope.ingest.formats.exporter import LineExporter, Row, milliseconds
 from kvscope.ingest.formats.json_lines import RowReader, ServiceRow, common_keys
+from kvscope.ingest.formats.line_columns import (
+    HASH_IDS,
+    INTEGER,
+    INTEGER_OR_NULL,
+    NAME,
+    NUMBER,
+    LineColumn,
+)
 from kvscope.ingest.formats.times import in_seconds
 from kvscope.ingest.hash_ids import decoded
 
@@ -58,6 +66,15 @@ class _MooncakeRow(ServiceRow, gc=False):
 
 class _MooncakeReader(RowReader):
     row = _MooncakeRow
+    in_columns: ClassVar = {
+        "timestamp": LineColumn("arrival_s", NUMBER, per_s=1000),
+        "input_length": LineColumn("input_tokens", INTEGER),
+        "output_length": LineColumn("output_tokens", INTEGER),
+        "type": LineColumn("type", NAME),
+        "turn": LineColumn("turn", INTEGER_OR_NULL),
+        "hash_ids": LineColumn("hash_ids", HASH_IDS),
+    }
+    always = frozenset({"timestamp", "input_length", "output_length"})
 
     def request(self, row: _MooncakeRow) -> Request:
         inputs = _agreed("input_length", row.input_length, "input_tokens", row.input_tokens)
