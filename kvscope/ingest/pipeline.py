@@ -25,6 +25,7 @@ from kvscope.ingest.formats.base import Reader, ReadOptions, Records, Rejects, T
 from kvscope.ingest.formats.mooncake import TEXT_PROMPTS
 from kvscope.ingest.hash_ids import NO_ID
 from kvscope.ingest.source import Source
+from kvscope.ingest.trie import Trie
 from kvscope.store import traces
 from kvscope.store.db import Store
 from kvscope.store.file import Stores
@@ -207,13 +208,7 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
     block = np.arange(1, trie.count, dtype=np.int32)
     elsewhere = np.flatnonzero(trie.parent[2:] != block[:-1]).astype(np.int32) + 2
     branches = np.concatenate((block[:1], elsewhere))  # a trace with blocks has a row
-    blocks: dict[str, NDArray[Any]] = {
-        "block": block,
-        "depth": trie.depth[1:],
-        "hash_id": trie.hash_id[1:],
-        "reuses": reuse.reuses[1:],
-    }
-    store.append("ingest/add_blocks", blocks, trace_id=number)
+    store.append("ingest/add_blocks", _block_runs(trie, reuse.reuses), trace_id=number)
     store.append(
         "ingest/add_branches",
         {"block": branches, "parent": trie.parent[branches]},
@@ -229,6 +224,27 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
     runs = (reuse.request, reuse.prev, reuse.depth, reuse.blocks)
     write_reuses(store, trace, built.requests["arrival_s"], *runs)
     return trace
+
+
+def _block_runs(trie: Trie, reuses: Int32s) -> dict[str, NDArray[Any]]:
+    """Return the blocks of a trie in runs that are numbered on, with as many reuses each.
+
+    The columns are those of the first block of each run, and the number of its `blocks`.
+    """
+    hash_id, depth = trie.hash_id[1:], trie.depth[1:]
+    begins = np.ones(len(depth), dtype=np.bool_)
+    begins[1:] = trie.parent[2:] != np.arange(1, len(depth), dtype=np.int32)
+    begins[1:] |= hash_id[1:] != hash_id[:-1] + 1
+    begins[1:] |= hash_id[1:] < hash_id[:-1]  # one more than the largest wraps around
+    begins[1:] |= reuses[2:] != reuses[1:-1]
+    first = np.flatnonzero(begins)
+    return {
+        "block": (first + 1).astype(np.int32),
+        "depth": depth[first],
+        "hash_id": hash_id[first],
+        "reuses": reuses[1:][first],
+        "blocks": np.diff(first, append=len(depth)).astype(np.int32),
+    }
 
 
 def write_reuses(

@@ -40,8 +40,10 @@ class TraceReuse:
         have the same.
         """
         columns = {"first_request": self.first, "last_request": self.last, "reuses": self.reuses}
-        begins = np.ones(len(self.first), dtype=np.bool_)
-        begins[1:] = np.any([np.diff(each) != 0 for each in columns.values()], axis=0)
+        begins = np.zeros(len(self.first), dtype=np.bool_)
+        begins[0] = True
+        for each in columns.values():
+            begins[1:] |= each[1:] != each[:-1]
         at = np.flatnonzero(begins)
         blocks = np.diff(at, append=len(begins))
         cacheable = self.first[at] >= 0

@@ -62,10 +62,8 @@ def ingest_range(
             columns.add(records)
             if advance is not None:
                 advance(len(chunk))
-        original, own = (
-            store.columns(f"ingest/{name}", trace_id=trace.trace_id)["hash_id"]
-            for name in ("hash_ids", "own_hash_ids")
-        )
+        original = traces.load_hash_ids(store, trace)
+        own = traces.load_own_hash_ids(store, trace)
     built = build(columns, [f"requests of {trace.name} from {words}; times count from the first"])
     blocks = built.trie.hash_id[1:] - 1
     built.trie.hash_id[1:] = original[blocks]

@@ -177,7 +177,7 @@ def load_tenants(store: Store, trace: Trace) -> Tenants | None:
 
     if (trace.tenants or 1) < 2:
         return None
-    own = store.columns("ingest/own_hash_ids", trace_id=trace.trace_id)["hash_id"]
+    own = load_own_hash_ids(store, trace)
     if len(own) < trace.distinct_blocks:
         raise InputError(
             "a dataset keeps no hash ids, which tell what its tenants could share",
@@ -188,6 +188,26 @@ def load_tenants(store: Store, trace: Trace) -> Tenants | None:
         **store.columns("ingest/tenants", trace_id=trace.trace_id),
         hash_id=np.concatenate((np.zeros(1, dtype=np.int64), own)),
     )
+
+
+def load_hash_ids(store: Store, trace: Trace) -> Int64s:
+    """Return the hash id of each block of a trace, from block 1 on; they tell tenants apart."""
+    import numpy as np
+
+    runs = store.columns("ingest/hash_ids", trace_id=trace.trace_id)
+    blocks = runs["blocks"].astype(np.int64)
+    first = np.cumsum(blocks) - blocks
+    ids: Int64s = np.repeat(runs["hash_id"] - first, blocks)
+    ids += np.arange(len(ids))
+    return ids
+
+
+def load_own_hash_ids(store: Store, trace: Trace) -> Int64s:
+    """Return the hash id of each block as the trace has it, whatever the tenant."""
+    ids = load_hash_ids(store, trace)
+    renamed = store.columns("ingest/own_hash_ids", trace_id=trace.trace_id)
+    ids[renamed["block"] - 1] = renamed["hash_id"]
+    return ids
 
 
 def request_by_id(store: Store, trace: Trace, chat_id: int) -> int | None:

@@ -8,10 +8,10 @@ SELECT
         OR coalesce(parents.depth + 1, 0) != blocks.depth
     ) AS wrong,
     bit_xor(hash(blocks)) AS digest  -- reads every column
-FROM blocks
+FROM each_block AS blocks
 JOIN traces ON traces.trace_id = blocks.trace_id
 LEFT JOIN branches ON branches.trace_id = blocks.trace_id AND branches.block = blocks.block
-LEFT JOIN blocks AS parents
+LEFT JOIN each_block AS parents
     ON
         parents.trace_id = blocks.trace_id
         AND parents.block = coalesce(branches.parent, blocks.block - 1)

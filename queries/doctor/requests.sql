@@ -14,5 +14,5 @@ SELECT
     bit_xor(hash(requests)) AS digest  -- reads every column
 FROM requests
 JOIN traces ON traces.trace_id = requests.trace_id
-LEFT JOIN blocks ON blocks.trace_id = requests.trace_id AND blocks.block = requests.leaf
+LEFT JOIN each_block AS blocks ON blocks.trace_id = requests.trace_id AND blocks.block = requests.leaf
 WHERE requests.trace_id = $trace_id

@@ -1,4 +1,4 @@
--- hash_ids: the hash id of each block of a trace, in order of block number
+-- hash_ids: the hash ids of a trace's blocks in runs that go up by one, in order of block number
 -- $trace_id: the trace
--- columns: hash_id
-SELECT hash_id FROM blocks WHERE trace_id = $trace_id ORDER BY block
+-- columns: hash_id, blocks
+SELECT hash_id, blocks FROM blocks WHERE trace_id = $trace_id ORDER BY block

@@ -1,8 +1,4 @@
--- own_hash_ids: the hash id of each block as the trace has it, whatever the tenant, by block number
+-- own_hash_ids: the trace's own hash ids of blocks whose hash ids tell tenants apart
 -- $trace_id: the trace
--- columns: hash_id
-SELECT coalesce(own.hash_id, blocks.hash_id) AS hash_id
-FROM blocks
-LEFT JOIN own_hash_ids AS own ON own.trace_id = $trace_id AND own.block = blocks.block
-WHERE blocks.trace_id = $trace_id
-ORDER BY blocks.block
+-- columns: block, hash_id
+SELECT block, hash_id FROM own_hash_ids WHERE trace_id = $trace_id

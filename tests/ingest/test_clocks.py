@@ -154,6 +154,8 @@ def test_a_store_from_before_clocks_has_none(tmp_path: Any) -> None:
         connection.execute("ALTER TABLE requests DROP COLUMN retention")
         connection.execute("ALTER TABLE runs DROP COLUMN kv_groups")
         connection.execute("ALTER TABLE bad_lines DROP COLUMN place")
+        connection.execute("DROP VIEW each_block")
+        connection.execute("ALTER TABLE blocks DROP COLUMN blocks")
         for column in ("first_request", "last_request"):
             connection.execute(f"ALTER TABLE blocks ADD COLUMN {column} INTEGER")
         connection.execute("ALTER TABLE blocks ADD COLUMN parent INTEGER DEFAULT 0")

@@ -25,7 +25,7 @@ from kvscope.store import traces
 from kvscope.store.db import MEMORY, Store, open_store
 from kvscope.store.traces import load_prompts
 
-TABLES = ("traces", "requests", "blocks", "block_groups", "reuses", "bad_lines")
+TABLES = ("traces", "requests", "blocks", "each_block", "block_groups", "reuses", "bad_lines")
 
 
 def lines(count: int, blocks: int = 3) -> list[str]:
@@ -388,7 +388,7 @@ def test_killed_at_any_moment(tmp_path: Path, moment: str) -> None:
         after = rows(store)
         traces.remove(store, found.trace)
         assert rows(store) == before
-    assert after["blocks"] == before["blocks"] + 1500 * 199 + 1
+    assert after["each_block"] == before["each_block"] + 1500 * 199 + 1
     assert after["requests"] == before["requests"] + 1500
 
 

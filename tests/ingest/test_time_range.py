@@ -16,6 +16,7 @@ from kvscope.ingest.formats.base import ROOT, Request
 from kvscope.ingest.time_range import ingest_range
 from kvscope.store import traces
 from kvscope.store.db import Store, open_store
+from kvscope.store.traces import load_hash_ids
 from tests import small_traces
 
 SIZE = 4
@@ -25,7 +26,7 @@ _TIMES = st.integers(0, 10)
 def _columns(store: Store, trace: Trace) -> dict[str, list[object]]:
     """Return what the store keeps of requests and blocks, as far as their content decides it."""
     prompts = traces.load_prompts(store, trace)
-    hash_ids = store.columns("ingest/hash_ids", trace_id=trace.trace_id)["hash_id"]
+    hash_ids = load_hash_ids(store, trace)
     named = {"hash_id": hash_ids.tolist()}
     names = ("arrival_s", "parent", "conversation", "input_tokens", "leaf", "carried_leaf")
     return named | {name: getattr(prompts, name).tolist() for name in names}
@@ -97,7 +98,7 @@ def test_stored_once(tmp_path: Path) -> None:
         assert ingest_range(store, part, 1, 2).requests == 1
         with pytest.raises(UsageError, match="ends before it begins"):
             ingest_range(store, whole, 5, 2)
-        hashes = store.columns("ingest/hash_ids", trace_id=part.trace_id)["hash_id"]
+        hashes = load_hash_ids(store, part)
         assert np.array_equal(hashes, [7, 11, 12, 13])
 
 

@@ -47,7 +47,7 @@ def test_a_sound_store_is_sound(path: str, capsys: pytest.CaptureFixture[str]) -
             "UPDATE requests SET leaf = 1 WHERE trace_id = 1 AND request = 2",
             "1 requests contradict",
         ),
-        ("UPDATE blocks SET depth = 9 WHERE trace_id = 1 AND block = 2", "blocks contradict"),
+        ("UPDATE blocks SET depth = 9 WHERE trace_id = 1 AND block = 1", "blocks contradict"),
         (
             "UPDATE branches SET parent = 9 WHERE trace_id = 1 AND block = 1",
             "1 branches contradict",
