@@ -302,22 +302,21 @@ def _harms(trial: WindowTrial) -> str:
 
 def _canary(tuned: Recommendation) -> list[str]:
     """Return how to confirm the gain before all replicas switch."""
-    plan, alone = tuned.tuning.canary, tuned.tuning.replicas == 1
-    return [] if plan is None else [canary_in_words(plan, "LRU", alternating=alone)]
+    plan = tuned.tuning.canary
+    if plan is None:
+        return []
+    arms = f"{counted(plan.replicas or 0, 'replica')} against as many with LRU"
+    if tuned.tuning.replicas == 1:
+        arms = "one engine, alternating with LRU"
+    return [canary_in_words(plan, arms)]
 
 
-def canary_in_words(plan: Canary, other: str, *, alternating: bool) -> str:
-    """Return how to confirm a gain over what `other` replicas do.
-
-    `alternating`: on one engine after the other, as there is no second one.
-    """
+def canary_in_words(plan: Canary, arms: str) -> str:
+    """Return how to confirm a gain on two `arms`."""
     if plan.hours is None or plan.replicas is None:
         return (
             f"A canary cannot confirm the change of {plan.figure} at this traffic within a month."
         )
-    arms = f"{counted(plan.replicas, 'replica')} against as many with {other}"
-    if alternating:
-        arms = f"one engine, alternating with {other}"
     hours = units.duration_in_words(plan.hours * 3600)
     return (
         f"Canary: {arms} for {hours} of this traffic confirm it; roll back if {plan.figure} rises."

@@ -59,7 +59,7 @@ def in_words(tuned: TierRecommendation) -> list[str]:
         f"Does offloading pay? {pays}: {_named(trial)} {_moves(tuned, alone, trial)} (SLO {slo},"
         f" {'met' if meets else 'still missed'}) and {_gpu_time(tuned, alone, trial)}, for"
         f" {_money(tuned, trial.cost_hour)} an hour{_of_yours(tuned)}{_instead(tuned, trial)};"
-        f" {_from(tuned)} {_size(least)} on."
+        f" {_from(tuned, least)}."
     )
     gain = trial.trial.gains[tuned.plan.target.objective]
     rates = (share(each.trial.outcome.token_hit_rate) for each in (alone, trial))
@@ -99,9 +99,8 @@ def _why(tuned: TierRecommendation) -> str:
 
 def _rejected(tuned: TierRecommendation, judged: TierTrial) -> str:
     """Return what held-out requests have against the choice."""
-    names = ", ".join(harm.figure for harm in judged.trial.harms)
-    if names:
-        return f"breaks limits ({names})"
+    if judged.trial.harms:
+        return f"may break limits ({_broken(judged)})"
     if not judged.trial.keeps_up:
         return "does not keep up with the arrivals"
     if judged.trial.gains[tuned.plan.target.objective].value <= 0:
@@ -157,8 +156,14 @@ def _doubt(tuned: TierRecommendation, trial: TierTrial) -> str:
         if not isfinite(gain.high - gain.low):
             return "too few conversations for a CI"
         return f"95 % CI {percent_change(-gain.high)} to {percent_change(-gain.low)}"
-    broken = ", ".join(harm.figure for harm in trial.trial.harms)
-    return f"breaks limits: {broken}" if broken else "the queue still grows"
+    if trial.trial.harms:
+        return f"may break limits: {_broken(trial)}"
+    return "the queue still grows"
+
+
+def _broken(trial: TierTrial) -> str:
+    """Return the limits that a trial breaks; of those with a CI, at its bad end."""
+    return ", ".join("TEL" if harm.figure == "tel" else harm.figure for harm in trial.trial.harms)
 
 
 def _worth(tuned: TierRecommendation, alone: TierTrial) -> str:
@@ -172,10 +177,15 @@ def _worth(tuned: TierRecommendation, alone: TierTrial) -> str:
     return f"{_size(nearest)} saves {_money(tuned, saved)} an hour and costs {cost}"
 
 
-def _from(tuned: TierRecommendation) -> str:
-    """Return what is true from the least size on: it does as much for the SLO, or it helps."""
-    chosen = tuned.tuning.choice
-    return "from" if chosen and chosen[0].trial.meets(tuned.plan.target) else "it helps from"
+def _from(tuned: TierRecommendation, least: TierTrial) -> str:
+    """Return what the least size does: it meets the SLO, pays where that is met, or helps."""
+    target, size = tuned.plan.target, _size(least)
+    if tuned.tuning.baseline[0].trial.meets(target):
+        return f"it pays from {size} on"
+    if least.trial.meets(target):
+        chosen = tuned.tuning.choice and _size(tuned.tuning.choice[0])
+        return "no smaller size meets it" if size == chosen else f"{size} meets it, too"
+    return f"it helps from {size} on"
 
 
 def _instead(tuned: TierRecommendation, trial: TierTrial) -> str:
@@ -325,12 +335,15 @@ def sections(tuned: TierRecommendation, *, one_screen: bool = False) -> list[Sec
         partial(front_chart, tuned),
     )
     shown = [Section.of("Answer", *in_words(tuned)), front]
-    if tuning.choice and len(tuning.sizes) > 1 and not (one_screen and tuned.left_out):
+    crowded = one_screen and (tuned.left_out or _path(tuned))  # more is said of how to set it
+    if tuning.choice and len(tuning.sizes) > 1 and not crowded:
         table = _table(tuned, _shown(tuned, tuning.sizes, rows and _SIZES), alone)
         shown.append(Section.of("Sizes: as the choice stores, validation window", table))
     if tuned.launch is not None:
-        notes = (tuned.left_out, _try_first(tuned), _path(tuned), _canary(tuned))
-        shown.append(Section.of("To set", tuned.launch.text, *notes))
+        notes = (tuned.left_out, _try_first(tuned))
+        if one_screen and tuned.left_out and _path(tuned):
+            notes = ("What the simulation leaves out: --section to-set.", _try_first(tuned))
+        shown.append(Section.of("To set", tuned.launch.text, *notes, _path(tuned), _canary(tuned)))
     if not one_screen:
         shown.append(_tried(tuned))
     return [*shown, _assumed(tuned)]
@@ -373,7 +386,9 @@ def _path(tuned: TierRecommendation) -> str | None:
 
 def _canary(tuned: TierRecommendation) -> str | None:
     plan = tuned.tuning.canary
-    return None if plan is None else canary_in_words(plan, "no tier", alternating=True)
+    if plan is None:
+        return None
+    return canary_in_words(plan, "one engine, with and without the tier in turn,")
 
 
 def _table(
@@ -385,7 +400,8 @@ def _table(
 
     def _short(way: str) -> str:
         options = way.partition(":")[2] if len(engines) == 1 else ""
-        return options.replace(":", " ") or way
+        words = (options or way).split(":")
+        return " ".join(word.rpartition("policy=")[2] for word in words)
 
     columns: dict[str, Callable[[TierTrial], str]] = {
         "size": lambda each: format_size(each.candidate.size_bytes) if each.candidate else "none",
@@ -400,7 +416,7 @@ def _table(
         "as": lambda each: _short(_way(each.candidate)) if each.candidate else NONE,
         f"{plan.currency or 'price'}/hour": lambda each: _amount(each.cost_hour),
         f"{rank} TTFT": _ttft,
-        "within": lambda each: share(each.trial.attainment),
+        "in SLO": lambda each: share(each.trial.attainment),
         "hit rate": lambda each: share(each.trial.outcome.token_hit_rate),
         "GPU time": lambda each: share(each.prefill_share),
     }
@@ -421,18 +437,21 @@ def front_chart(tuned: TierRecommendation) -> Figure:
         f"{rank} TTFT (s)",
     )
     for name, trials, look in (
+        ("Pareto front", tuning.front, {"mode": "lines", "line": {"dash": "dot", "shape": "hv"}}),
         ("compared", (tuning.baseline[0], *tuning.compared), {"mode": "markers"}),
-        ("Pareto front", tuning.front, {"mode": "lines", "line": {"dash": "dot"}}),
         ("chosen", (tuning.choice or ())[:1], {"mode": "markers", "marker": {"size": 14}}),
     ):
+        finite = [each for each in trials if isfinite(each.trial.target_s)]
         chart.add_scatter(
-            x=[each.cost_hour for each in trials],
-            y=[each.trial.target_s for each in trials],
-            text=[_named(each) for each in trials],
+            x=[each.cost_hour for each in finite],
+            y=[each.trial.target_s for each in finite],
+            text=[_named(each) for each in finite],
+            hovertemplate="%{text}: %{y:.3~s} s for %{x:.3~f}",
             name=name,
             **look,
         )
-    return style.slo_level(chart, _slo_s(tuned))
+    style.logarithmic(chart, "y")
+    return style.level(chart, _slo_s(tuned), f"SLO {units.duration_in_words(_slo_s(tuned))}")
 
 
 def _tried(tuned: TierRecommendation) -> Section:

@@ -20,7 +20,7 @@ from kvscope.policies.lru import Lru
 from kvscope.replay.sweep import make_run, tier_request
 from kvscope.replay.tier_spec import READS, WRITES
 from kvscope.replay.workload import Workload
-from kvscope.report.tune_tiers import in_words
+from kvscope.report.tune_tiers import front_chart, in_words
 from kvscope.tuning.comparison import Harm, Window, WindowTrial
 from kvscope.tuning.split import split_windows
 from kvscope.tuning.target import Limits, Target
@@ -132,6 +132,21 @@ def test_figures_are_those_of_simulate(paying: TierTuning) -> None:
     outcome = chosen.trial.outcome
     assert run.outcome == outcome
     assert run.tiers[1].token_hit_rate == chosen.tier_hit_rate
+
+
+def test_the_chart_has_one_unit(paying: TierTuning) -> None:
+    """The SLO is a level in seconds, as the percentiles are."""
+    recommended = as_recommended(plan(), paying)
+    assert paying.choice is not None
+    assert "an hour; no smaller size meets it." in in_words(recommended)[0].replace(
+        " in the currency of your prices", ""
+    )
+    chart = front_chart(recommended)
+    assert (chart.layout.yaxis.type, chart.layout.shapes[0].y0) == ("log", plan().target.slo_s)
+    marks = {trace.name: list(zip(trace.x, trace.y, strict=True)) for trace in chart.data}
+    chosen = paying.choice[0]
+    assert marks["chosen"] == [(chosen.cost_hour, chosen.trial.target_s)]
+    assert set(marks["chosen"]) < set(marks["Pareto front"]) < set(marks["compared"])
 
 
 def test_the_front_has_no_dearer_equal(paying: TierTuning) -> None:
