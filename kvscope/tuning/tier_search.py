@@ -14,6 +14,7 @@ from typing import Any
 
 from kvscope.replay.parameter_estimates import Estimates, bind, estimate_parameters
 from kvscope.replay.policy_options import Variant
+from kvscope.replay.workload import Workload
 from kvscope.tuning.tier_trial import (
     ALIKE,
     TierCandidate,
@@ -40,10 +41,7 @@ def explore(
     """
     plain = training.all(plan.candidates, advance)
     explored, worth = list(plain), list(plain)
-    work = training.evaluator.workload
-    estimates = estimate_parameters(
-        work.request_traffic, work.profile, plan.target.slo_s, share=1.0
-    )
+    estimates = _estimates(plan, training.evaluator.workload)
     for way, options in plan.options.items():
         leading = _around(plan, training, [each for each in plain if _way(each) == way])
         for name, values in options:
@@ -59,6 +57,21 @@ def explore(
                         leading[at] = trial
         worth += [each for each in leading if _way(each) != way]
     return explored, worth
+
+
+def with_parameters(plan: TierPlan, training: Workload) -> TierPlan:
+    """Return the plan with all parameters of policies of kvscope that candidates state.
+
+    What is not given is estimated on the training window, as for those that the search tries.
+    """
+
+    def bound(candidate: TierCandidate) -> TierCandidate:
+        spec = parse_offload(candidate.offload)
+        if not isinstance(spec, OffloadSpec) or spec.policy is None:
+            return candidate
+        return replace(candidate, offload=_bound(spec, _estimates(plan, training)).text)
+
+    return replace(plan, candidates=tuple(map(bound, plan.candidates)))
 
 
 def gains(trial: TierTrial, other: TierTrial) -> bool:
@@ -113,12 +126,23 @@ def _with(candidate: TierCandidate, name: str, value: Any, estimates: Estimates)
     spec = parse_offload(candidate.offload)
     if isinstance(spec, OffloadSpec):
         own = () if name == _POLICY else spec.params
-        spec = replace(spec, params=own, **{name: value})
-        spec = spec.bound(lambda kind, given: bind(Variant(kind, given), estimates))
-        spec = replace(spec, params=tuple((key, _whole(each)) for key, each in spec.params))
+        spec = _bound(replace(spec, params=own, **{name: value}), estimates)
     else:
         spec = replace(spec, **{name: value})  # type: ignore[type-var]
     return replace(candidate, offload=spec.text)
+
+
+def _estimates(plan: TierPlan, training: Workload) -> Estimates:
+    traffic, slo_s = training.request_traffic, plan.target.slo_s
+    return estimate_parameters(traffic, training.profile, slo_s, share=1.0)
+
+
+def _bound(spec: OffloadSpec, estimates: Estimates) -> OffloadSpec:
+    """Return the spec with every parameter of its policy, estimates in whole tokens."""
+    given = dict(spec.params)
+    spec = spec.bound(lambda kind, own: bind(Variant(kind, own), estimates))
+    params = tuple((key, given.get(key, _whole(each))) for key, each in spec.params)
+    return replace(spec, params=params)
 
 
 def _whole(value: float) -> float:

@@ -22,7 +22,7 @@ from kvscope.core.executor import Executor
 from kvscope.replay.derived_traces import begun
 from kvscope.tuning.canary import Canary
 from kvscope.tuning.split import Split
-from kvscope.tuning.tier_search import explore
+from kvscope.tuning.tier_search import explore, with_parameters
 from kvscope.tuning.tier_trial import (
     ALIKE,
     TierCandidate,
@@ -120,6 +120,7 @@ def tune_tiers(
     The default executor of replays are threads.
     """
     split, workloads = plan.cut(plan.prompts)
+    plan = with_parameters(plan, workloads[0])
     with progress("replaying without a tier"):
         windows = [
             TierWindow(plan, Evaluator(workload, plan.target, stop=stop, executor=executor))

@@ -36,6 +36,7 @@ from kvscope.tuning.tier_trial import (
 )
 from kvscope.tuning.tiers import FULL, TierTuning, tune_tiers
 from kvscope.tuning.tuner import End
+from kvscope.vllm_plugin.settings import read_settings
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 from tests.small_traces import built, prompts
 from tests.tuning.examples import BLOCK, ENGINE, PROFILE, WINDOWS, in_turn
@@ -386,6 +387,26 @@ def test_a_policy_of_the_plugin_has_estimates() -> None:
     assert spec.eviction_policy == "tlru"
     xi_tokens = dict(spec.params)["xi_tokens"]
     assert xi_tokens == round(PROFILE.xi_tokens(0.2))
+
+
+def test_a_stated_policy_has_estimates_too() -> None:
+    """What is not stated is estimated and printed: the plugin runs what was replayed."""
+    offload = "vllm@0.33:eviction_policy=tlru:next_prompt_tokens=31.5"
+    size = replace(plan().candidates[1], offload=offload)
+    made = plan(candidates=(size,))
+    result = tuned(made)
+    assert result.recommended is not None
+    assert result.recommended.candidate is not None
+    spec = result.recommended.candidate.spec
+    assert isinstance(spec, OffloadSpec)
+    xi_tokens = round(PROFILE.xi_tokens(0.2))
+    stated = {"xi_tokens": xi_tokens, "next_prompt_tokens": 31.5, "guard": 1}
+    assert dict(spec.params).items() >= stated.items()
+    launch = as_recommended(made, result).launch
+    assert launch is not None
+    settings = read_settings(json.loads(launch.arguments[-1]), {})
+    assert settings.cpu_tier is not None
+    assert settings.cpu_tier.values.items() >= stated.items()
 
 
 def test_memory_that_is_there_costs_nothing() -> None:
