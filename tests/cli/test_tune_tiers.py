@@ -165,8 +165,14 @@ def test_the_file_is_replayed_with_its_pool_alone(
         assert p95_ms == pytest.approx(figures["ttft_at_percentile_ms"], rel=1e-6)
     assert run([*replay, "--offload", "lmcache"]) == ExitCode.USAGE
     assert "--offload: the recommendation settles this" in capsys.readouterr().err
-    assert run(replay) == ExitCode.DONE
+    assert run([*replay, "--db", "store.duckdb"]) == ExitCode.DONE
     assert "The recommended tier takes p95 TTFT from " in capsys.readouterr().out
+    assert run(["runs", "agent", "--db", "store.duckdb", "--json"]) == ExitCode.DONE
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [(each["tier_mode"], len(each["tiers"])) for each in runs] == [
+        (None, 0),
+        ("vllm@0.33", 2),
+    ]
     for reader in (("validate", agents, "--model", "x"), ("watch", str(tmp_path), *advice)):
         assert run(reader) == ExitCode.USAGE
         assert f"it recommends a tier, which {reader[0]} does not " in capsys.readouterr().err
