@@ -57,7 +57,10 @@ from kvscope.report.words import (
 )
 
 SECTIONS = ("summary", "policies", "tiers", "categories")
-"""What `--section` of `kvscope simulate` takes; tiers only where the cache has several."""
+"""What `--section` of `kvscope simulate` takes.
+
+Tiers only where the cache has several, and no policies where a recommendation has a tier.
+"""
 
 _ROWS = 12  # of a table on the one screen
 _COMPARED = 5  # policies that fit side by side
@@ -89,7 +92,7 @@ def sections(simulation: Simulation) -> list[Section]:
     over_time = partial(over_time_chart, simulation, _middle(simulation))
     return [
         summary(simulation),
-        _runs(simulation),
+        *([] if simulation.alone else [_runs(simulation)]),  # the summary has both of them
         *tier_sections(simulation),
         Section.of("Categories", _category_table(simulation), over_time),
     ]
@@ -208,9 +211,11 @@ def _tier_and_pool(simulation: Simulation, tiered: Run, alone: Run) -> Section:
         return units.duration_in_words(queued.p95 / 1e3)
 
     rates = (share(rate(run)) for run in (alone, tiered))
+    slo_s = simulation.setting.slo_s
+    slo = "" if slo_s is None else f" (SLO {units.duration_in_words(slo_s)})"
     sentence = (
-        f"The recommended tier takes p95 TTFT from {p95(alone)} to {p95(tiered)} and the hit rate"
-        f" from {' to '.join(rates)}."
+        f"The recommended tier takes p95 TTFT from {p95(alone)} to {p95(tiered)}{slo} and the hit"
+        f" rate from {' to '.join(rates)}."
     )
     columns: dict[str, Callable[[Run], str]] = {
         "replayed": lambda run: "with the tier" if run is tiered else "pool alone",

@@ -166,7 +166,10 @@ def test_the_file_is_replayed_with_its_pool_alone(
     assert run([*replay, "--offload", "lmcache"]) == ExitCode.USAGE
     assert "--offload: the recommendation settles this" in capsys.readouterr().err
     assert run([*replay, "--db", "store.duckdb"]) == ExitCode.DONE
-    assert "The recommended tier takes p95 TTFT from " in capsys.readouterr().out
+    words = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"The recommended tier takes p95 TTFT from .* to .* \(SLO 30 s\)", words)
+    assert "pool alone" in words
+    assert "with the tier" in words
     assert run(["runs", "agent", "--db", "store.duckdb", "--json"]) == ExitCode.DONE
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert [(each["tier_mode"], len(each["tiers"])) for each in runs] == [
@@ -180,6 +183,8 @@ def test_the_file_is_replayed_with_its_pool_alone(
     assert run(dear) == ExitCode.DONE
     assert "recommends a tier and was left as it is" in capsys.readouterr().err
     assert run([*dear, "--output", "x.toml"]) == ExitCode.DONE
+    assert run(["diff", "recommendation.toml", "x.toml"]) == ExitCode.DONE
+    assert "230 GiB dram, vllm@0.33" in capsys.readouterr().out
     assert run([*dear, "--force"]) == ExitCode.DONE
     for name in ("x.toml", "recommendation.toml"):
         assert read_recommendation(Path(name)).verdict == "keep-none"
