@@ -537,6 +537,19 @@ def test_beyond_the_slo_memory_has_to_pay(
     assert faster == ([sentence] if blocks == FEW else [])
 
 
+def test_options_are_searched_where_it_pays() -> None:
+    """At the size that would be chosen beyond the SLO, and no larger one."""
+    sizes = tuple(TierCandidate("vllm@0.33", "dram", blocks * BLOCK_BYTES) for blocks in (FEW, ALL))
+    searched = {"vllm@0.33": STORED_TWICE}
+    made = plan(0.001, prompts=sooner_and_later(), candidates=sizes, options=searched)
+    for gpu_hour, blocks in ((3.5, {FEW}), (4.2, {FEW, ALL})):
+        tried = tuned(replace(made, gpu_hour=gpu_hour)).explored
+        options = (
+            each.candidate for each in tried if each.candidate and each.candidate not in sizes
+        )
+        assert {each.size_bytes // BLOCK_BYTES for each in options} == blocks
+
+
 def test_what_pays_does_so_at_the_ends_too() -> None:
     """With a prefill half as long it saves half: beyond the SLO it then helps, at its price."""
     size = TierCandidate("vllm@0.33", "dram", FEW * BLOCK_BYTES)
