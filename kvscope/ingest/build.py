@@ -99,13 +99,14 @@ class Arranged:
             order = np.argsort(rows["arrival_s"], kind="stable")
         self.order = order
         self.out_of_order = int(np.count_nonzero(steps_s < 0))
+        by_arrival = order if self.out_of_order else slice(None)  # else no copy is made
         self._tenant = rows.pop("tenant")[order]
         self._links = {name: rows.pop(name) for name in ("parent_chat_id", "session")}
         self._links["session_parent"] = _previous_in_session(self._links["session"], order)
         self._blocks = rows["blocks"]
         self.requests = requests
         for name in list(rows):
-            requests[name] = rows.pop(name)[order]
+            requests[name] = rows.pop(name)[by_arrival]
         inputs, blocks = self.requests["input_tokens"], self.requests["blocks"]
         self.full_blocks = np.minimum(blocks, inputs // block_size)
 

@@ -68,6 +68,9 @@ _TYPECODES = {
 }
 
 
+_ABSENT = dict.fromkeys(("chat_id", "parent_chat_id", "user_id", "waits_for"), NO_ID)
+"""What stands for none in a column, where it is not NONE."""
+
 _NAMED = ("type", "model", "adapter", "salt", "worker", "retention")
 _TENANT = ("model", "adapter", "salt")
 MEASURED = ("ttft_s", "queue_s", "duration_s", "cached_tokens", "delay_s")
@@ -253,6 +256,7 @@ class Columns:
         self.tenants: dict[Tenant, int] = {}
         self.own_ids: dict[int, int] = {}  # of first blocks, by the ids that tell tenants apart
         self.gaps = Gaps()
+        # Up to the last request that has a value: most traces lack most fields.
         self._columns: dict[str, array[Any]] = {
             name: array(code) for name, code in _TYPECODES.items()
         }
@@ -305,9 +309,11 @@ class Columns:
             self._checked_bytes = needed * 9 // 8  # not at every megabyte
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the columns, an entry per request in file order."""
+        """Return the columns, an entry per request in file order; one without values is a view."""
         return {
-            name: np.frombuffer(column, dtype=column.typecode)
+            name: np.frombuffer(self._filled(name), dtype=column.typecode)
+            if column
+            else np.broadcast_to(np.array(_none(name), dtype=column.typecode), len(self))
             for name, column in self._columns.items()
         }
 
@@ -372,35 +378,31 @@ class Columns:
         self._extend("output_tokens", batch.output_tokens)
         self._extend("turn", batch.turn)
         for name in ("chat_id", "parent_chat_id", "user_id", "waits_for"):
-            numbers = batch.identifiers(name)
-            self._extend(name, np.full(len(batch), NO_ID) if numbers is None else numbers)
+            if (numbers := batch.identifiers(name)) is not None:
+                self._extend(name, numbers)
         self._append_paths(batch)
 
     def _append_service(self, batch: RequestBatch) -> None:
         """Append what each request is, who served it and how fast, as far as the trace says so."""
         types, number = batch.types()
         self._extend_named("type", [each or UNKNOWN_TYPE for each in types], number)
-        self._extend_values("model", batch, _nonempty(batch.field("model")))
-        self._extend_values("adapter", batch, _spelled(_nonempty(batch.field("adapter"))))
-        self._extend_values("salt", batch, _nonempty(batch.field("cache_salt")))
-        self._extend_values("worker", batch, _nonempty(_spelled(batch.field("worker"))))
+        self._extend_values("model", _nonempty(batch.field("model")))
+        self._extend_values("adapter", _spelled(_nonempty(batch.field("adapter"))))
+        self._extend_values("salt", _nonempty(batch.field("cache_salt")))
+        self._extend_values("worker", _nonempty(_spelled(batch.field("worker"))))
         stated = batch.field("retention")
         texts = stated and [None if each is None else each.text for each in stated]
-        self._extend_values("retention", batch, texts)
-        self._extend_measured("ttft_s", batch, _nonempty(batch.field("ttft_s")))  # 0: not measured
-        self._extend_measured("queue_s", batch, batch.field("queue_s"))
-        self._extend_measured("duration_s", batch, _nonempty(batch.field("duration_s")))
-        self._extend_measured("delay_s", batch, batch.field("delay_s"))
+        self._extend_values("retention", texts)
+        self._extend_measured("ttft_s", _nonempty(batch.field("ttft_s")))  # 0: not measured
+        self._extend_measured("queue_s", batch.field("queue_s"))
+        self._extend_measured("duration_s", _nonempty(batch.field("duration_s")))
+        self._extend_measured("delay_s", batch.field("delay_s"))
         cached = batch.field("cached_tokens")
-        self._extend_measured("cached_tokens", batch, cached, batch.input_tokens)
+        self._extend_measured("cached_tokens", cached, batch.input_tokens)
 
-    def _extend_values(
-        self, name: str, batch: RequestBatch, values: list[str | None] | None
-    ) -> None:
+    def _extend_values(self, name: str, values: list[str | None] | None) -> None:
         """Append names as numbers, in order of first appearance; None: no request has one."""
-        if values is None:
-            self._extend(name, np.full(len(batch), NONE))
-        else:
+        if values is not None:
             self._extend_named(name, *_numbered(values))
 
     def _extend_named(self, name: str, values: list[str | None], number: Int64s) -> None:
@@ -414,13 +416,11 @@ class Columns:
     def _extend_measured(
         self,
         name: str,
-        batch: RequestBatch,
         values: Sequence[float | None] | None,
         most: Iterable[float] = repeat(LONGEST_S),
     ) -> None:
         """Append values from 0 to `most`, and none for others, which are counted."""
         if values is None:
-            self._extend(name, np.full(len(batch), NONE))
             return
         # Not a reason to refuse a request: nothing of its replay depends on them.
         possible = [
@@ -453,7 +453,11 @@ class Columns:
     def _separate_tenants(self, batch: RequestBatch) -> None:
         """Rename the first blocks of all tenants but the first, and append their numbers."""
         count = len(batch)
-        columns = [self._columns[name][-count:] for name in _TENANT]
+        before = len(self) - count
+        columns = [
+            self._filled(name)[before:] if len(self._columns[name]) > before else [NONE] * count
+            for name in _TENANT
+        ]
         if all(column.count(column[0]) == count for column in columns):  # the usual case
             tenant = cast(Tenant, tuple(column[0] for column in columns))
             numbers = np.full(count, self.tenants.setdefault(tenant, len(self.tenants)))
@@ -473,14 +477,12 @@ class Columns:
 
     def _append_times(self, batch: RequestBatch) -> None:
         """Append when each request arrives, and in which session, by which clock."""
-        arrival_s = self._columns["arrival_s"]
-        sessions, clocks = self._columns["session"], self._columns["clock"]
         timed = len(batch.arrivals_s) == len(batch)
         if timed and not (batch.field("session_id") or batch.field("clock")):
-            self._extend("session", np.full(len(batch), -1))
-            self._extend("clock", np.full(len(batch), -1))
             self._extend("arrival_s", batch.arrivals_s)
             return
+        before, arrival_s = len(self) - len(batch), self._columns["arrival_s"]
+        sessions, clocks = self._filled("session", before), self._filled("clock", before)
         for row in batch.requests:
             previous, at = -1, len(arrival_s)
             if row.session_id is not None:
@@ -507,6 +509,19 @@ class Columns:
                 arrival_s.append(float(arrival_s[-1]) if arrival_s else 0.0)
 
     def _extend(self, name: str, values: NDArray[Any]) -> None:
-        """Append numbers that fit the column's type."""
-        column = self._columns[name]
+        """Append numbers of the latest requests, which fit the column's type."""
+        column = self._filled(name, len(self) - len(values))
         column.frombytes(values.astype(column.typecode).tobytes())
+
+    def _filled(self, name: str, requests: int | None = None) -> array[Any]:
+        """Return a column with an entry for each of so many requests, all of them by default."""
+        column = self._columns[name]
+        missing = (len(self) if requests is None else requests) - len(column)
+        if missing > 0:
+            column.extend(array(column.typecode, [_none(name)]) * missing)
+        return column
+
+
+def _none(name: str) -> int:
+    """Return what stands for none in a column."""
+    return _ABSENT.get(name, NONE)

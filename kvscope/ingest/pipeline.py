@@ -37,7 +37,7 @@ Span = tuple[float, float]
 """The first and the last arrival (s)."""
 
 _FIRST_LINES = 10
-_REQUESTS_AT_ONCE = 1_000_000
+_REQUESTS_AT_ONCE = 122_880  # a row group of DuckDB, which then need not be kept in memory
 
 
 class UnusableLinesError(InputError):
@@ -272,7 +272,9 @@ def write_requests(
 ) -> Trace:
     """Write the trace but for its blocks and their reuse; the caller holds a transaction."""
     requests, names = built.requests, built.names
-    measured = np.any([requests[name] != NONE for name in MEASURED], axis=0)
+    measured = np.zeros(len(requests["request"]), dtype=np.bool_)
+    for name in MEASURED:
+        measured |= requests[name] != NONE
     trace = traces.add(
         store,
         **asdict(origin),
