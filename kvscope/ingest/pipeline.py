@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.background import consume_in_background, in_background
+from kvscope.core.disk_columns import stretches
 from kvscope.core.errors import InputError
 from kvscope.core.files import STANDARD_STREAM, without_query
 from kvscope.core.trace import PromptPaths, Trace
@@ -38,6 +39,7 @@ Span = tuple[float, float]
 
 _FIRST_LINES = 10
 _REQUESTS_AT_ONCE = 122_880  # a row group of DuckDB, which then need not be kept in memory
+_BLOCKS_AT_ONCE = 1 << 17  # so that to compare neighbours takes little memory
 
 
 class UnusableLinesError(InputError):
@@ -205,9 +207,10 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
     trie, reuse = built.trie, built.reuse
     trace = write_requests(store, origin, built, trie.count - 1, rejects)
     number = trace.trace_id
-    block = np.arange(1, trie.count, dtype=np.int32)
-    elsewhere = np.flatnonzero(trie.parent[2:] != block[:-1]).astype(np.int32) + 2
-    branches = np.concatenate((block[:1], elsewhere))  # a trace with blocks has a row
+    above = np.arange(trie.count - 1, dtype=np.int32)
+    above[:1] = -1  # a trace with blocks has a row
+    branches = np.flatnonzero(trie.parent[1:] != above).astype(np.int32) + 1
+    del above
     store.append("ingest/add_blocks", _block_runs(trie, reuse.reuses), trace_id=number)
     store.append(
         "ingest/add_branches",
@@ -231,18 +234,20 @@ def _block_runs(trie: Trie, reuses: Int32s) -> dict[str, NDArray[Any]]:
 
     The columns are those of the first block of each run, and the number of its `blocks`.
     """
-    hash_id, depth = trie.hash_id[1:], trie.depth[1:]
-    begins = np.ones(len(depth), dtype=np.bool_)
-    begins[1:] = trie.parent[2:] != np.arange(1, len(depth), dtype=np.int32)
-    begins[1:] |= hash_id[1:] != hash_id[:-1] + 1
-    begins[1:] |= hash_id[1:] < hash_id[:-1]  # one more than the largest wraps around
-    begins[1:] |= reuses[2:] != reuses[1:-1]
+    parent, hash_id, depth, reuses = trie.parent[1:], trie.hash_id[1:], trie.depth[1:], reuses[1:]
+    begins = np.ones(len(parent), dtype=np.bool_)
+    for part in stretches(max(len(parent) - 1, 0), _BLOCKS_AT_ONCE):
+        before, at = part, slice(part.start + 1, part.stop + 1)
+        begins[at] = parent[at] != np.arange(at.start, at.stop)
+        begins[at] |= hash_id[at] != hash_id[before] + 1
+        begins[at] |= hash_id[at] < hash_id[before]  # one more than the largest wraps around
+        begins[at] |= reuses[at] != reuses[before]
     first = np.flatnonzero(begins)
     return {
         "block": (first + 1).astype(np.int32),
         "depth": depth[first],
         "hash_id": hash_id[first],
-        "reuses": reuses[1:][first],
+        "reuses": reuses[first],
         "blocks": np.diff(first, append=len(depth)).astype(np.int32),
     }
 
