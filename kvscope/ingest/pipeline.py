@@ -207,10 +207,7 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
     trie, reuse = built.trie, built.reuse
     trace = write_requests(store, origin, built, trie.count - 1, rejects)
     number = trace.trace_id
-    above = np.arange(trie.count - 1, dtype=np.int32)
-    above[:1] = -1  # a trace with blocks has a row
-    branches = np.flatnonzero(trie.parent[1:] != above).astype(np.int32) + 1
-    del above
+    branches = _branches(trie.parent)
     store.append("ingest/add_blocks", _block_runs(trie, reuse.reuses), trace_id=number)
     store.append(
         "ingest/add_branches",
@@ -227,6 +224,16 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
     runs = (reuse.request, reuse.prev, reuse.depth, reuse.blocks)
     write_reuses(store, trace, built.requests["arrival_s"], *runs)
     return trace
+
+
+def _branches(parent: Int32s) -> Int32s:
+    """Return the blocks whose parents are not the ones before, and block 1, where there is one."""
+    found = [np.zeros(0, dtype=np.int32), np.arange(1, min(len(parent), 2), dtype=np.int32)]
+    for part in stretches(len(parent), _BLOCKS_AT_ONCE):
+        elsewhere = parent[part] != np.arange(part.start, part.stop) - 1
+        elsewhere[: max(2 - part.start, 0)] = False  # the root, and block 1
+        found.append((np.flatnonzero(elsewhere) + part.start).astype(np.int32))
+    return np.concatenate(found)
 
 
 def _block_runs(trie: Trie, reuses: Int32s) -> dict[str, NDArray[Any]]:

@@ -2,9 +2,9 @@
 -- $trace_id: the trace
 -- columns: category, type, turn_bucket, requests, multi_turn_requests, input_tokens, output_tokens, ideal_blocks
 SELECT
-    category,
-    any_value(type) AS type,
-    any_value(turn_bucket) AS turn_bucket,
+    type || ' ' || turn_bucket AS category,
+    type,
+    turn_bucket,
     count(*) AS requests,
     count(*) FILTER (WHERE turn > 1) AS multi_turn_requests,
     sum(input_tokens)::BIGINT AS input_tokens,
@@ -12,5 +12,5 @@ SELECT
     sum(ideal_blocks)::BIGINT AS ideal_blocks
 FROM categorized
 WHERE trace_id = $trace_id
-GROUP BY category
+GROUP BY type, turn_bucket
 ORDER BY type, turn_bucket

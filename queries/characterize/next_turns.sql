@@ -5,9 +5,9 @@
 -- $settled_until_s: requests up to here are old enough for their next turn to be in the trace
 -- columns: type, turn_bucket, category, window_index, requests, continued, settled_requests, settled_continued
 SELECT
-    any_value(turns.type) AS type,
-    any_value(turns.turn_bucket) AS turn_bucket,
-    turns.category,
+    turns.type,
+    turns.turn_bucket,
+    turns.type || ' ' || turns.turn_bucket AS category,
     least(floor(turns.arrival_s / $window_s), $last_window)::BIGINT AS window_index,
     count(*) AS requests,
     count(next.parent) AS continued,
@@ -18,5 +18,5 @@ LEFT JOIN (
     SELECT DISTINCT parent FROM requests WHERE trace_id = $trace_id AND parent IS NOT NULL
 ) AS next ON next.parent = turns.request
 WHERE turns.trace_id = $trace_id
-GROUP BY turns.category, window_index
-ORDER BY type, turn_bucket, window_index
+GROUP BY turns.type, turns.turn_bucket, window_index
+ORDER BY turns.type, turns.turn_bucket, window_index
