@@ -262,9 +262,17 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
         written_blocks=done.written_blocks,
         kept_blocks=done.kept_blocks,
         stored_blocks=(
-            done.stored_chunks * engine.offload.blocks_per_chunk if engine.offload else None
+            done.stored_chunks * _chunk_blocks(engine, workload.prompts.block_size)
+            if engine.offload
+            else None
         ),
     )
+
+
+def _chunk_blocks(engine: EngineSettings, block_size: int) -> int:
+    """Return how many blocks of so many tokens have the bytes of a chunk."""
+    size = engine.groups.block_tokens if engine.groups else block_size
+    return (engine.offload.blocks_per_chunk if engine.offload else 0) * size // block_size
 
 
 def _chunk_tables(workload: Workload, engine: EngineSettings) -> Tables:
@@ -277,18 +285,24 @@ def _chunk_tables(workload: Workload, engine: EngineSettings) -> Tables:
 def _tiered(tiers: tuple[Tier, ...], done: EngineReplay) -> TieredReplay:
     """Return what an engine and the tiers below it did, in blocks."""
     loaded, read = cast("Int32s", done.loaded_blocks), cast("Int32s", done.read_blocks)
-    columns = [done.hit_blocks, loaded - read, read][: len(tiers)]
-    hits, evictions = np.stack(columns, axis=1), (done.evictions, done.chunk_evictions, 0)
-    count, nothing = len(tiers), np.zeros((len(tiers), 0), dtype=np.bool_)
-    return TieredReplay(tiers, "write-through", hits, evictions[:count], (0, 0, 0)[:count], nothing)
+    copied, count = cast("Int32s", done.copied_blocks), len(tiers)
+    hits, reads = (
+        np.stack([done.hit_blocks, blocks - read, read][:count], axis=1)
+        for blocks in (loaded, copied)
+    )
+    evictions, nothing = (done.evictions, done.chunk_evictions, 0), np.zeros((count, 0), np.bool_)
+    return TieredReplay(
+        tiers, "write-through", hits, evictions[:count], (0, 0, 0)[:count], nothing, reads
+    )
 
 
 def _offload_of(
-    setting: RunSetting, tiers: tuple[Tier, ...], block_size: int
+    setting: RunSetting, tiers: tuple[Tier, ...], block_size: int, blocks_each: int
 ) -> OffloadSettings | None:
     """Return the tier below an engine, None without one.
 
-    Raises UsageError where that depends on the unknown size of a block.
+    A block of the engine is `blocks_each` blocks of `block_size` tokens. Raises UsageError where
+    that depends on the unknown size of a block.
     """
     if not tiers or setting.tier_mode is None:
         return None
@@ -296,7 +310,7 @@ def _offload_of(
     chunk = spec.chunk_blocks(block_size)
     loads, stores = (
         [
-            Transfers(tier.read.latency_s, copy_s(tier, chunk, setting.block_bytes))
+            Transfers(tier.read.latency_s, copy_s(tier, chunk * blocks_each, setting.block_bytes))
             for tier in tiers[1:]
         ]
         for copy_s in (read_s, write_s)
@@ -304,7 +318,7 @@ def _offload_of(
     own: dict[str, Any] = {"block_size": block_size}
     if len(tiers) > 2:
         own["storage"] = StorageSettings(tiers[2].capacity_blocks // chunk, loads[1], stores[1])
-    return spec.settings(tiers[1].capacity_blocks, loads[0], stores[0], **own)
+    return spec.settings(tiers[1].capacity_blocks // blocks_each, loads[0], stores[0], **own)
 
 
 def engine_of(
@@ -316,15 +330,13 @@ def engine_of(
     """
     usual = EngineSettings(1)
     groups = KvGroups.parse(setting.kv_groups) if setting.kv_groups else None
-    blocks = capacity_blocks
-    if groups is not None:
-        blocks = max(1, capacity_blocks * block_size // groups.block_tokens)
+    blocks_each = 1 if groups is None else max(1, groups.block_tokens // block_size)
     return EngineSettings(
-        blocks,
+        max(1, capacity_blocks // blocks_each),
         max_num_seqs=setting.max_num_seqs or usual.max_num_seqs,
         max_num_batched_tokens=setting.max_num_batched_tokens or usual.max_num_batched_tokens,
         groups=groups,
-        offload=_offload_of(setting, tiers, block_size),
+        offload=_offload_of(setting, tiers, block_size, blocks_each),
     )
 
 

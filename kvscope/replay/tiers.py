@@ -34,7 +34,8 @@ class TieredReplay:
     `tier_hits` (R x T) are the leading blocks that each request took from each tier, together
     capped by the last-token rule. `evictions` are the blocks that left each tier, `demotions` those
     of them that moved down instead of being dropped. `cached` (T x (N + 1), the root first) is what
-    each tier held at the end.
+    each tier held at the end. `tier_reads` are the blocks copied for the hits, where those are not
+    as many: of a hybrid model, each of one group of layers.
     """
 
     tiers: tuple[Tier, ...]
@@ -43,6 +44,12 @@ class TieredReplay:
     evictions: tuple[int, ...]
     demotions: tuple[int, ...]
     cached: Bools
+    tier_reads: Int32s | None = None
+
+    @property
+    def read_blocks(self) -> Int32s:
+        """The blocks that each request has copied from each tier."""
+        return self.tier_hits if self.tier_reads is None else self.tier_reads
 
     @property
     def hit_blocks(self) -> Int32s:
@@ -196,7 +203,7 @@ def transfer_s(done: TieredReplay, block_bytes: int | None) -> Floats:
     Raises UsageError if a tier's bandwidth matters and `block_bytes` is None.
     """
     waits = np.zeros(len(done.tier_hits), dtype=np.float64)
-    for tier, hits in zip(done.tiers, done.tier_hits.T, strict=True):
+    for tier, hits in zip(done.tiers, done.read_blocks.T, strict=True):
         waits += _waits_s(tier, hits, block_bytes)
     return waits
 
@@ -245,7 +252,7 @@ def tier_outcomes(
     blocks = np.zeros_like(inputs)
     outcomes = []
     for at, tier in enumerate(done.tiers):
-        hits = done.tier_hits[:, at]
+        hits, reads = done.tier_hits[:, at], done.read_blocks[:, at]
         blocks += hits
         down_to = np.minimum(blocks * prompts.block_size, inputs)
         hit_blocks = int(hits[counted].sum(dtype=np.int64))
@@ -262,8 +269,12 @@ def tier_outcomes(
                 hit_blocks=hit_blocks,
                 hit_tokens=hit_tokens,
                 token_hit_rate=hit_tokens / total_tokens if total_tokens else 0.0,
-                transfer_ms=float(_waits_s(tier, hits[counted], block_bytes).sum()) * 1e3,
-                read_bytes=None if block_bytes is None else hit_blocks * block_bytes,
+                transfer_ms=float(_waits_s(tier, reads[counted], block_bytes).sum()) * 1e3,
+                read_bytes=(
+                    None
+                    if block_bytes is None
+                    else int(reads[counted].sum(dtype=np.int64)) * block_bytes
+                ),
                 evictions=done.evictions[at],
                 demotions=done.demotions[at],
             )

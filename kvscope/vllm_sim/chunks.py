@@ -40,8 +40,13 @@ def sentinel(off: Offload, place: int) -> int:
 
 @callable_in_kernels
 def chunk_at(off: Offload, path: Int32s, at: int) -> int:
-    """Return the node that stands for chunk `at` of a path."""
-    return path[(at + 1) * off.state[0].blocks_per_chunk - 1]  # type: ignore[no-any-return]
+    """Return the node that stands for the chunk at place `at` of a path."""
+    state = off.state[0]
+    if state.groups == 1:
+        return path[(at + 1) * state.unit_nodes - 1]  # type: ignore[no-any-return]
+    group = state.groups - 1 - at % state.groups
+    node = path[(at // state.groups + 1) * state.unit_nodes - 1]
+    return node + group * state.nodes_each  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
@@ -101,23 +106,26 @@ def move_to_end(off: Offload, node: int, place: int) -> None:
 
 
 @callable_in_kernels
-def rank_provisionally(off: Offload, request: int, node: int, at: int, above: int) -> None:
-    """Give a chunk, the request's chunk `at`, its rank: its tail is older than its head.
+def rank_provisionally(off: Offload, request: int, node: int, at: int) -> None:
+    """Give a chunk, the request's at place `at`, its rank: its tail is older than its head.
 
-    `above` is the node of the chunk before, whose place is next to this one's if it has its rank.
+    It belongs near the one that was ranked so last, if that is still where it was.
     """
     chunks, member = off.chunks, off.members[request]
-    rank = member.rank * RANKS_EACH - (at + 1)
+    rank, highest = member.rank * RANKS_EACH - (at + 1), member.rank * RANKS_EACH
     end = sentinel(off, T1)
     unlink_chunk(off, node)
-    behind = chunks[end].before
-    if at > 0 and chunks[above].place == T1 and chunks[above].rank == rank + 1:
-        behind = chunks[above].before
+    behind, near = chunks[end].before, chunks[member.ranked]
+    if near.place == T1 and highest - RANKS_EACH < near.rank < highest:
+        behind = member.ranked
     while behind != end and chunks[behind].rank > rank:
         behind = chunks[behind].before
+    while chunks[behind].after != end and chunks[chunks[behind].after].rank < rank:
+        behind = chunks[behind].after
     chunks[node].rank = rank
     chunks[node].touched_s = off.state[0].now_s
     link_chunk(off, node, T1, behind)
+    member.ranked = node
 
 
 @callable_in_kernels
@@ -130,7 +138,7 @@ def take_rank(off: Offload, request: int) -> None:
 
 @callable_in_kernels
 def see(off: Offload, request: int, path: Int32s, at: int) -> None:
-    """Note that a request accesses its chunk `at`; its first access ranks it in 0.33's LRU."""
+    """Note that a request accesses a chunk of its; its first access ranks it in 0.33's LRU."""
     mark = off.members[request].access + at
     if off.marks[mark] & SEEN:
         return
@@ -142,12 +150,12 @@ def see(off: Offload, request: int, path: Int32s, at: int) -> None:
     if is_held(off, node) and off.chunks[node].rank < (
         off.members[request].rank * RANKS_EACH - (at + 1)
     ):
-        rank_provisionally(off, request, node, at, chunk_at(off, path, at - 1) if at > 0 else 0)
+        rank_provisionally(off, request, node, at)
 
 
 @callable_in_kernels
 def reuse(off: Offload, request: int, at: int) -> None:
-    """Note that a request found its chunk `at`, if it did not write it itself."""
+    """Note that a request found a chunk of its, if it did not write it itself."""
     mark = off.members[request].access + at
     if not off.marks[mark] & INSERTED:
         off.marks[mark] |= REUSED
@@ -189,17 +197,17 @@ def untrack(off: Offload, node: int) -> None:
 
 
 @callable_in_kernels
-def count_offers(off: Offload, path: Int32s, begin: int, end: int) -> None:
-    """Count an offer of chunks, the tracker's oldest other ones making room."""
+def count_offers(off: Offload, path: Int32s, count: int) -> None:
+    """Count an offer of `count` chunks, the tracker's oldest other ones making room."""
     chunks, state, protected = off.chunks, off.state[0], 0
-    for at in range(begin, end):
+    for at in off.offered[:count]:
         node = chunk_at(off, path, at)
         if chunks[node].offers > 0:
             track(off, node)
             chunks[node].offers += 1
             protected += 1
     unprotected = state.tracked - protected
-    for at in range(begin, end):
+    for at in off.offered[:count]:
         node = chunk_at(off, path, at)
         if chunks[node].offers > 0:
             continue
@@ -289,13 +297,13 @@ def evict_chunks(off: Offload, count: int) -> None:
 
 @callable_in_kernels
 def insert_chunk(off: Offload, request: int, path: Int32s, at: int) -> None:
-    """Add the chunk `at` of a request, whose store is under way."""
+    """Add a chunk of a request, whose store is under way."""
     node, above = chunk_at(off, path, at), chunk_at(off, path, at - 1) if at > 0 else 0
     off.chunks[node].above = above
     off.chunks[above].children += 1
     if off.state[0].provisional:
         take_rank(off, request)
-        rank_provisionally(off, request, node, at, above)
+        rank_provisionally(off, request, node, at)
     else:
         move_to_end(off, node, T1)
     off.chunks[node].users = PENDING
@@ -304,24 +312,24 @@ def insert_chunk(off: Offload, request: int, path: Int32s, at: int) -> None:
 
 
 @callable_in_kernels
-def choose_fresh(off: Offload, path: Int32s, begin: int, end: int) -> int:
-    """Write into `fresh` which of the chunks begin..end the tier lacks and admits; return how many.
+def choose_fresh(off: Offload, path: Int32s, count: int) -> int:
+    """Write into `fresh` which of the offered chunks the tier lacks and admits; return how many.
 
     All of them are protected from eviction by this offer.
     """
-    chunks, state, count = off.chunks, off.state[0], 0
-    for at in range(begin, end):
+    chunks, state, fresh = off.chunks, off.state[0], 0
+    for at in off.offered[:count]:
         node = chunk_at(off, path, at)
         chunks[node].offer = state.offers
         rare = state.threshold >= 2 and chunks[node].offers < state.threshold
         if not rare and not is_held(off, node):
-            off.fresh[count] = at
-            count += 1
-    return count
+            off.fresh[fresh] = at
+            fresh += 1
+    return fresh
 
 
 @callable_in_kernels
-def note_offer(off: Offload, request: int, path: Int32s, begin: int, end: int, fresh: int) -> None:
+def note_offer(off: Offload, request: int, path: Int32s, count: int, fresh: int) -> None:
     """Note what an offer with so many fresh chunks tells: ghosts for ARC, accesses for all."""
     state, access = off.state[0], off.members[request].access
     for reverse in range(fresh - 1, -1, -1):
@@ -330,11 +338,11 @@ def note_offer(off: Offload, request: int, path: Int32s, begin: int, end: int, f
             off.marks[mark] |= MISSED
             if state.arc:
                 adapt_target(off, chunk_at(off, path, off.fresh[reverse]))
-    count = 0
-    for at in range(begin, end):
+    passed = 0
+    for at in off.offered[:count]:
         node = chunk_at(off, path, at)
-        if count < fresh and off.fresh[count] == at:
-            count += 1
+        if passed < fresh and off.fresh[passed] == at:
+            passed += 1
             see(off, request, path, at)
         elif is_held(off, node) and off.chunks[node].users != PENDING:
             see(off, request, path, at)
@@ -342,32 +350,40 @@ def note_offer(off: Offload, request: int, path: Int32s, begin: int, end: int, f
 
 
 def offerer(choose: Callable[[Offload, int], bool]) -> Callable[..., Any]:
-    """Return the function that offers chunks begin..end of a request, and how many are stored.
+    """Return the function that offers the first `count` chunks of `offered`, places of a request.
 
-    They are in `fresh`. -1: the tier refused them all, since `choose` (as `choose_victims`) found
-    too few to evict.
+    It returns how many are stored, those in `fresh`. -1: the tier refused them all, since `choose`
+    (as `choose_victims`) found too few to evict.
     """
 
     @callable_in_kernels
-    def offer_chunks(off: Offload, request: int, path: Int32s, begin: int, end: int) -> int:
+    def offer_chunks(off: Offload, request: int, path: Int32s, count: int) -> int:
         state = off.state[0]
         state.offers += 1
         if state.threshold >= 2:
-            count_offers(off, path, begin, end)
-        count = choose_fresh(off, path, begin, end)
-        note_offer(off, request, path, begin, end, count)
-        missing = count - (state.capacity - state.held)
+            count_offers(off, path, count)
+        fresh = choose_fresh(off, path, count)
+        note_offer(off, request, path, count, fresh)
+        missing = fresh - (state.capacity - state.held)
         if missing > 0:
             if missing > state.evictable or not choose(off, missing):
                 state.refused += 1
                 return -1
             evict_chunks(off, missing)
-        for at in range(count):
+        for at in range(fresh):
             insert_chunk(off, request, path, off.fresh[at])
-        state.stored += count
-        return count
+        state.stored += fresh
+        return fresh
 
     return offer_chunks
+
+
+@callable_in_kernels
+def list_range(off: Offload, begin: int, end: int) -> int:
+    """Write the places begin..end into `offered`; return how many they are."""
+    for at in range(begin, end):
+        off.offered[at - begin] = at
+    return end - begin
 
 
 @callable_in_kernels
@@ -422,15 +438,19 @@ def evict_first(off: Offload, node: int) -> None:
 
 @callable_in_kernels
 def commit_accesses(off: Offload, request: int, path: Int32s, chunks: int) -> None:
-    """Count what a request that ended did with its chunks, the tail first."""
-    access = off.members[request].access
-    for at in range(chunks - 1, -1, -1):
-        mark, node = off.marks[access + at], chunk_at(off, path, at)
-        if not mark & SEEN or not is_held(off, node):
-            continue
-        if not off.state[0].arc:
-            move_to_end(off, node, T1)
-        elif mark & REUSED:
-            move_to_end(off, node, T2)
-        elif mark & INSERTED:
-            move_to_end(off, node, off.chunks[node].place)
+    """Count what a request that ended did with its chunks, the tail first.
+
+    Of those that end together, the last group's are first in both orders.
+    """
+    access, groups = off.members[request].access, off.state[0].groups
+    for first in range(chunks - groups, -1, -groups):
+        for at in range(first, first + groups):
+            mark, node = off.marks[access + at], chunk_at(off, path, at)
+            if not mark & SEEN or not is_held(off, node):
+                continue
+            if not off.state[0].arc:
+                move_to_end(off, node, T1)
+            elif mark & REUSED:
+                move_to_end(off, node, T2)
+            elif mark & INSERTED:
+                move_to_end(off, node, off.chunks[node].place)

@@ -19,9 +19,12 @@ def engine_kernel(
 
     `chunk_policy` orders the chunks of a CPU tier, as `OffloadSettings.policy`.
     """
+    above_tier = len(machine.offload.members) > 0
     if len(machine.groups) > 0:
+        if above_tier:
+            return offloaded_stepper(Lru, leaf=False, hybrid=True)
         return stepper(Lru, leaf=False, hybrid=True)
-    if len(machine.offload.members) > 0:
+    if above_tier:
         leaf = policy.evicts == "leaf"
         own = lane_class(chunk_policy) if chunk_policy else None
         leaf_chunks = chunk_policy is not None and chunk_policy.evicts == "leaf"

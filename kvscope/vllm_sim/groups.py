@@ -303,13 +303,14 @@ def hit_block(machine: Machine, row: int, group: int, at: int, hit: int, leading
 
 @callable_in_kernels
 def blocks_to_admit(
-    machine: Machine, request: int, hit: int, leading: int, tokens: int, capped: bool
+    machine: Machine, request: int, hit: int, leading: int, cached: int, tokens: int, capped: bool
 ) -> int:
     """Return how many free blocks a request takes for `tokens` tokens, of which `hit` are a hit.
 
-    `leading` as in `hit_block`. `capped`: at most what the request holds at any time, not what it
-    would without freeing. A state that is computed in the step being planned can be read in the
-    next one only: no pool is enough. A block in which the hit ends is copied.
+    Up to `cached` ones are loaded; `leading` as in `hit_block`. `capped`: at most what the request
+    holds at any time, not what it would without freeing. A state that is computed in the step being
+    planned can be read in the next one only: no pool is enough. A block in which the hit ends is
+    copied.
     """
     front, needed = len(machine.path) - 1, 0
     states = 1 + exported_states(machine, request, hit, tokens)
@@ -325,20 +326,24 @@ def blocks_to_admit(
                     return ALWAYS
         elif capped:
             required = min(required, layout.most_blocks)
-        needed += max(0, required - hits) + int(hit % size > 0)
-        for at in range(skipped_blocks(machine, group, hit), hits):
+        skipped = skipped_blocks(machine, group, cached)
+        needed += max(0, required - max(skipped, hits)) + int(hit % size > 0)
+        for at in range(skipped, hits):
             if machine.blocks[hit_block(machine, front, group, at, hit, leading)].users == 0:
                 needed += 1
     return needed
 
 
 @callable_in_kernels
-def use_group_hits(machine: Machine, request: int, hit: int, leading: int) -> None:
-    """Pin the cached blocks that a request needs after a hit; `leading` as in `hit_block`."""
+def use_group_hits(machine: Machine, request: int, hit: int, leading: int, cached: int) -> None:
+    """Pin the cached blocks that a request needs after `cached` tokens, of which `hit` are a hit.
+
+    `leading` as in `hit_block`.
+    """
     record, partial = machine.requests[request], False
     for group in range(len(machine.groups)):
         row = record.slot * len(machine.groups) + group
-        begin, size = skipped_blocks(machine, group, hit), machine.groups[group].block_tokens
+        begin, size = skipped_blocks(machine, group, cached), machine.groups[group].block_tokens
         for at in range(begin, blocks_for(hit, size)):
             block = hit_block(machine, record.slot, group, at, hit, leading)
             use(machine, block)
@@ -348,7 +353,7 @@ def use_group_hits(machine: Machine, request: int, hit: int, leading: int) -> No
     record.copy_at = hit // max(1, state.state_tokens) if partial else NONE
     record.allocated = hit
     record.hashed = hit // max(1, state.state_tokens) * max(1, state.state_tokens)
-    record.skipped_for = hit
+    record.skipped_for = cached
     record.skips_at = 0
 
 
@@ -377,7 +382,8 @@ def release_groups(machine: Machine, request: int, finished: bool) -> None:
     record.allocated = 0
     record.hashed = 0
     record.copy_at = NONE
-    machine.slots[state.max_num_seqs - state.running] = record.slot
+    free = len(machine.slots) - state.running - machine.offload.state[0].loading
+    machine.slots[free] = record.slot
     record.slot = NONE
     state.running -= 1
 
@@ -491,7 +497,8 @@ def group_allocator(take: Callable[[Machine], int]) -> Callable[..., None]:
             if record.copy_at != NONE and (admitted or kind == LINEAR):
                 copy(machine, request, group, admitted)
             end = blocks_for(max(tokens, record.allocated), size)
-            for at in range(blocks_for(record.allocated, size), end):
+            begin = max(blocks_for(record.allocated, size), first_held(machine, request, group))
+            for at in range(begin, end):
                 passed = kind == LINEAR and at < end - states
                 machine.table[row, at] = NONE if passed else take_cleared(machine)
             record.room = min(record.room, end * size)
@@ -544,10 +551,10 @@ def group_admitter(allocate: Callable[..., None]) -> Callable[..., Any]:
         free = state.free - (state.watermark_blocks if state.running > 0 else 0)
         if (
             state.reserve_full_prompt
-            and blocks_to_admit(machine, request, hit, leading, total, True) > free
+            and blocks_to_admit(machine, request, hit, leading, hit, total, True) > free
         ):
             return 0
-        if blocks_to_admit(machine, request, hit, leading, hit + tokens, False) > free:
+        if blocks_to_admit(machine, request, hit, leading, hit, hit + tokens, False) > free:
             return 0
         enter_running(machine, request)
         if record.hits == NONE:
@@ -555,7 +562,7 @@ def group_admitter(allocate: Callable[..., None]) -> Callable[..., Any]:
             written = count_group_written(machine, record.look)
             record.written = max(hit // size, record.kept, written)
             note_admission(machine, request, hit // size)
-        use_group_hits(machine, request, hit, leading)
+        use_group_hits(machine, request, hit, leading, hit)
         record.computed = hit
         allocate(machine, request, hit + tokens, True)
         hash_kept(machine, request, hit + tokens, planned_step(machine))
@@ -567,6 +574,10 @@ def group_admitter(allocate: Callable[..., None]) -> Callable[..., Any]:
 
 def several_groups() -> BlockRules:
     """Return the rules of a hybrid model's requests; blocks leave in vLLM's own order, LRU."""
-    allocate = group_allocator(taker(Lru, False))
+    return group_rules(group_allocator(taker(Lru, False)))
+
+
+def group_rules(allocate: Callable[..., None]) -> BlockRules:
+    """Return the rules of a hybrid model's requests, for which `allocate` allocates."""
     extend, admit = group_extender(allocate), group_admitter(allocate)
     return BlockRules(extend, hash_groups, release_groups, admit, cut, free_copied)

@@ -22,24 +22,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.arrays import Int32s
 from kvscope.core.jit import callable_in_kernels, kernel, once
 from kvscope.core.prefix import write_path
 from kvscope.policies.base import LanePolicy
 from kvscope.replay.kernels.loop import advance_table
-from kvscope.vllm_sim.admission import (
-    adapter,
-    allocator,
-    blocks_for,
-    count_free,
-    count_written,
-    hash_blocks,
-    look_up,
-    note_admission,
-    one_group,
-    use_hits,
-    write_front,
-)
+from kvscope.vllm_sim.admission import adapter, write_front
 from kvscope.vllm_sim.chunk_lanes import ChunkRules, chunk_rules
 from kvscope.vllm_sim.chunks import (
     chunk_at,
@@ -53,6 +41,8 @@ from kvscope.vllm_sim.chunks import (
     unpin_chunk,
     write_back,
 )
+from kvscope.vllm_sim.offload_blocks import TierBlocks, note_block, one_group_blocks
+from kvscope.vllm_sim.offload_groups import look_up_group_chunks, several_group_blocks
 from kvscope.vllm_sim.offload_state import (
     ASKING,
     ENDED,
@@ -63,6 +53,7 @@ from kvscope.vllm_sim.offload_state import (
     PRESENT,
     READ,
     READY,
+    SKIP,
     WAITING,
     Offload,
 )
@@ -88,29 +79,8 @@ from kvscope.vllm_sim.storage import (
     write_on,
 )
 
-SKIP = -1
+LOAD = -2  # of an admission: the request has begun to load
 Storage = Literal["none", "read", "prefetched"]
-
-
-@callable_in_kernels
-def note_block(machine: Machine, block: int) -> None:
-    """Note that a request gets a block, which waits for copies that ended requests left behind."""
-    off, requests = machine.offload, machine.requests
-    off.taken[block] = off.state[0].plan
-    entry = off.fence[block]
-    while entry >= off.state[0].fences_done:
-        fence = off.fences[entry % len(off.fences)]
-        if requests[fence.request].finished_s >= 0:  # nan until then
-            off.stores[fence.job % len(off.stores)].flush = 1
-        entry = fence.older
-
-
-@callable_in_kernels
-def note_table(machine: Machine, request: int) -> None:
-    """Note all blocks of a request that was just admitted."""
-    record = machine.requests[request]
-    for at in range(record.allocated):
-        note_block(machine, machine.table[record.slot, at])
 
 
 def run_finder(read: Callable[..., int], storage: Storage) -> Callable[..., int]:
@@ -145,7 +115,7 @@ def run_finder(read: Callable[..., int], storage: Storage) -> Callable[..., int]
 
 
 def chunk_finder(rules: ChunkRules, storage: Storage) -> Callable[..., int]:
-    """Return the function that looks up the chunks behind the hits of the front request.
+    """Return the function that looks up the chunks behind the hit tokens of the front request.
 
     It returns the tokens to load, SKIP to wait for them. `rules` order the chunks.
     """
@@ -153,9 +123,10 @@ def chunk_finder(rules: ChunkRules, storage: Storage) -> Callable[..., int]:
     reads_storage = storage == "read"
 
     @callable_in_kernels
-    def look_up_chunks(machine: Machine, request: int, hits: int, total: int) -> int:
+    def look_up_chunks(machine: Machine, request: int, hit: int, total: int) -> int:
         off, path = machine.offload, machine.path[len(machine.path) - 1]
         size, bpc = machine.state[0].block_size, off.state[0].blocks_per_chunk
+        hits = hit // size
         begin, end = hits // bpc, total // (size * bpc)
         least = off.state[0].least_load
         if (end * bpc - hits) < least:
@@ -175,19 +146,22 @@ def chunk_finder(rules: ChunkRules, storage: Storage) -> Callable[..., int]:
     return look_up_chunks
 
 
-@callable_in_kernels
-def reserved_blocks(machine: Machine) -> int:
-    """Return the blocks that prompts in progress and loads will still need."""
-    off, requests, state = machine.offload, machine.requests, machine.state[0]
-    reserved = 0
-    for at in range(state.running + off.state[0].loading):
-        loading = at >= state.running
-        request = off.loading[at - state.running] if loading else machine.running[at]
-        record = requests[request]
-        total = record.prompt + record.generated
-        if loading or record.computed < total:
-            reserved += max(0, blocks_for(total, state.block_size) - record.allocated)
-    return reserved
+def reserver(still_needed: Callable[[Machine, int], int]) -> Callable[[Machine], int]:
+    """Return the function that counts the blocks that prompts in progress and loads still need."""
+
+    @callable_in_kernels
+    def reserved_blocks(machine: Machine) -> int:
+        off, requests, state = machine.offload, machine.requests, machine.state[0]
+        reserved = 0
+        for at in range(state.running + off.state[0].loading):
+            loading = at >= state.running
+            request = off.loading[at - state.running] if loading else machine.running[at]
+            record = requests[request]
+            if loading or record.computed < record.prompt + record.generated:
+                reserved += still_needed(machine, request)
+        return reserved
+
+    return reserved_blocks
 
 
 @callable_in_kernels
@@ -203,88 +177,94 @@ def take_slot(machine: Machine, request: int) -> None:
 
 
 @callable_in_kernels
-def begin_load(machine: Machine, request: int, hits: int, tokens: int) -> int:
-    """Have a request load so many tokens behind its hits.
+def add_transfer(jobs: Any, number: int, request: int, nodes: int) -> Any:
+    """Return the record of a new transfer of chunks, which are behind those of the one before."""
+    job, before = jobs[number % len(jobs)], jobs[(number - 1) % len(jobs)]
+    job.request, job.submitted, job.done, job.flush, job.nodes = request, 0, 0, 0, nodes
+    job.first = before.first + before.nodes if number else 0
+    return job
 
-    Return how many of its blocks it had read from storage.
+
+def loader(list_loads: Callable[..., int]) -> Callable[..., int]:
+    """Return the function that has a request load what is cached behind its hit tokens.
+
+    It returns how many of its blocks it had read from storage. `list_loads` as in TierBlocks.
     """
-    off, record, state = machine.offload, machine.requests[request], machine.offload.state[0]
-    member, path, bpc = off.members[request], machine.path[record.slot], state.blocks_per_chunk
-    begin, read = hits // bpc, 0
-    job = off.loads[state.loads % len(off.loads)]
-    job.request, job.submitted, job.done = request, 0, 0
-    job.first = off.loads[(state.loads - 1) % len(off.loads)].first if state.loads else 0
-    job.first += off.loads[(state.loads - 1) % len(off.loads)].nodes if state.loads else 0
-    end = (hits + tokens // machine.state[0].block_size) // bpc
-    job.nodes = end - begin
-    for at in range(begin, end):
-        node = chunk_at(off, path, at)
-        off.load_nodes[(job.first + at - begin) % len(off.load_nodes)] = node
-        off.chunks[node].loading = 1
-        pin_chunk(off, node)
-        see(off, request, path, at)
-        reuse(off, request, at)
-        if off.marks[member.access + at] & READ:
-            read += (at + 1) * bpc - max(hits, at * bpc)
-    state.loads += 1
-    state.reread = 0
-    state.loaded += end - begin
-    member.next_chunk = end
-    member.transfers += 1
-    member.stage = LOADING
-    off.loading[state.loading] = request
-    state.loading += 1
-    return read
-
-
-def storer(rules: ChunkRules, storage: Storage) -> Callable[..., None]:
-    """Return the function that offers the tier what a request has filled with so many tokens.
-
-    From its next chunk on; `rules` order the chunks.
-    """
-    offer, reads_storage = offerer(rules.choose), storage == "read"
 
     @callable_in_kernels
-    def store_chunks(
-        machine: Machine, request: int, path: Int32s, table: Int64s, tokens: int, allocated: int
-    ) -> None:
+    def begin_load(machine: Machine, request: int, hit: int, cached: int) -> int:
+        off, record, state = machine.offload, machine.requests[request], machine.offload.state[0]
+        member, path, bpc = off.members[request], machine.path[record.slot], state.blocks_per_chunk
+        hits, read = hit // machine.state[0].block_size, 0
+        count = list_loads(machine, request, hit, cached)
+        if record.preemptions == 0:
+            member.chunks = count
+        job = add_transfer(off.loads, state.loads, request, count)
+        for place in range(count):
+            at = off.offered[place]
+            node = chunk_at(off, path, at)
+            off.load_nodes[(job.first + place) % len(off.load_nodes)] = node
+            off.chunks[node].loading = 1
+            pin_chunk(off, node)
+            see(off, request, path, at)
+            reuse(off, request, at)
+            if off.marks[member.access + at] & READ:
+                read += (at + 1) * bpc - max(hits, at * bpc)
+        state.loads += 1
+        state.reread = 0
+        state.loaded += count
+        member.transfers += 1
+        member.stage = LOADING
+        off.loading[state.loading] = request
+        state.loading += 1
+        return read
+
+    return begin_load
+
+
+@callable_in_kernels
+def advance_chunks(off: Offload, request: int) -> None:
+    """Have the next offer of a request begin where its last one ended."""
+    for group in range(off.state[0].groups):
+        off.next_chunk[request, group] = off.ends[group]
+
+
+def storer(rules: ChunkRules, blocks: TierBlocks, storage: Storage) -> Callable[..., None]:
+    """Return the function that offers the tier what a request has filled with so many tokens.
+
+    From its next chunk on; `rules` order the chunks, `row` is as in TierBlocks.
+    """
+    offer, reads_storage = offerer(rules.choose), storage == "read"
+    list_stores, fence = blocks.list_stores, blocks.fence
+
+    @callable_in_kernels
+    def store_chunks(machine: Machine, request: int, path: Int32s, row: int, tokens: int) -> None:
         off, record = machine.offload, machine.requests[request]
-        state, member, bpc = off.state[0], off.members[request], off.state[0].blocks_per_chunk
+        state, member = off.state[0], off.members[request]
         if state.write_back:
             return
         if state.prompt_only:
             tokens = min(tokens, record.prompt)
-        known = (record.prompt + record.generated) // machine.state[0].block_size
-        begin, end = member.next_chunk, min(tokens // machine.state[0].block_size, allocated, known)
-        end = end // bpc
-        if end <= begin:
+        count = list_stores(machine, request, row, tokens)
+        if count == 0:
+            advance_chunks(off, request)
             return
         if reads_storage:
             poll(off, state.polls_late)
         if state.forgets_offers:
-            forget_offers(off, path, max(begin, record.hits // bpc), end)
-        count = offer(off, request, path, begin, end)
-        if count < 0:
+            begin = max(off.offered[0], record.hits // state.blocks_per_chunk)
+            forget_offers(off, path, begin, off.offered[0] + count)
+        fresh = offer(off, request, path, count)
+        if fresh < 0:
             return
-        member.next_chunk = end
-        if count == 0:
+        advance_chunks(off, request)
+        if fresh == 0:
             return
-        ended = record.finished_s >= 0
-        job = off.stores[state.stores % len(off.stores)]
-        job.request, job.submitted, job.done, job.flush, job.nodes = request, 0, 0, 0, count
-        job.first = off.stores[(state.stores - 1) % len(off.stores)].first if state.stores else 0
-        job.first += off.stores[(state.stores - 1) % len(off.stores)].nodes if state.stores else 0
-        for place in range(count):
+        job = add_transfer(off.stores, state.stores, request, fresh)
+        for place in range(fresh):
             at = off.fresh[place]
-            node = chunk_at(off, path, at)
-            off.store_nodes[(job.first + place) % len(off.store_nodes)] = node
-            for block in table[at * bpc : (at + 1) * bpc]:
-                fence = off.fences[state.fences % len(off.fences)]
-                fence.job, fence.request, fence.older = state.stores, request, off.fence[block]
-                off.fence[block] = state.fences
-                state.fences += 1
-                if ended and off.taken[block] == state.plan:
-                    job.flush = 1
+            off.store_nodes[(job.first + place) % len(off.store_nodes)] = chunk_at(off, path, at)
+            fence(machine, request, row, at)
         job.fences = state.fences
         state.stores += 1
         member.transfers += 1
@@ -292,12 +272,12 @@ def storer(rules: ChunkRules, storage: Storage) -> Callable[..., None]:
     return store_chunks
 
 
-def step_storer(rules: ChunkRules, storage: Storage) -> Callable[[Machine], None]:
+def step_storer(rules: ChunkRules, blocks: TierBlocks, storage: Storage) -> Callable[..., None]:
     """Return the function that offers what the planned step fills, then what ended requests left.
 
     Those leave the tier then.
     """
-    store_chunks, commit = storer(rules, storage), rules.commit
+    store_chunks, commit = storer(rules, blocks, storage), rules.commit
     reads_storage = storage == "read"
 
     @callable_in_kernels
@@ -311,22 +291,20 @@ def step_storer(rules: ChunkRules, storage: Storage) -> Callable[[Machine], None
             ended = at >= planned
             request = off.ended[at - planned] if ended else machine.batch[1, at]
             record = requests[request]
+            path, row = front, at - planned
             if ended:
                 write_path(machine.nodes.parent, record.leaf, front, 0, record.length)
-                path, table = front, off.ended_table[at - planned]
                 tokens = max(record.prompt, record.prompt + record.generated - 1)
-                allocated = off.members[request].blocks
             else:
-                path, table = machine.path[record.slot], machine.table[record.slot]
+                path, row = machine.path[record.slot], record.slot
                 tokens = min(record.computed, record.prompt + record.generated)
-                allocated = record.allocated
-            store_chunks(machine, request, path, table, tokens, allocated)
+            store_chunks(machine, request, path, row, tokens)
         for at in range(0 if state.write_back else state.ended):
             request = off.ended[at]
             record = requests[request]
             write_path(machine.nodes.parent, record.leaf, front, 0, record.length)
             tokens = max(record.prompt, record.prompt + record.generated - 1)
-            commit(machine, request, front, tokens // size // state.blocks_per_chunk)
+            commit(machine, request, front, tokens // size // state.unit_nodes * state.groups)
             off.members[request].stage = ENDED
             if reads_storage and off.members[request].transfers == 0:
                 forget_answers(machine, request)
@@ -488,17 +466,17 @@ def advance_next(machine: Machine) -> None:
     state.next = end
 
 
-def releaser(release: Callable[..., None]) -> Callable[..., None]:
+def releaser(
+    release: Callable[..., None], keep_table: Callable[[Machine, int, int], None]
+) -> Callable[..., None]:
     """Return the function that frees all blocks of a request, as `release`, and notes its end."""
 
     @callable_in_kernels
     def release_offloaded(machine: Machine, request: int, finished: bool) -> None:
         off, state, record = machine.offload, machine.offload.state[0], machine.requests[request]
         if finished:
-            row = off.ended_table[state.ended]
-            for at in range(record.allocated):
-                row[at] = machine.table[record.slot, at]
-            off.members[request].blocks = record.allocated
+            keep_table(machine, request, state.ended)
+            off.members[request].allocated = record.allocated
             off.ended[state.ended] = request
             state.ended += 1
         elif off.members[request].transfers > 0:
@@ -512,157 +490,165 @@ def releaser(release: Callable[..., None]) -> Callable[..., None]:
     return release_offloaded
 
 
-def loaded_admitter(
-    allocate: Callable[..., None], leaf: bool, learn: Callable[..., None]
-) -> Callable[..., Any]:
-    """Return the function that tries to run a request whose load has ended, as `admit` does."""
+@callable_in_kernels
+def blocks_kept(machine: Machine) -> int:
+    """Return how many blocks stay free when a request joins others."""
+    state = machine.state[0]
+    return state.watermark_blocks if state.running > 0 else 0
+
+
+def resumer(blocks: TierBlocks) -> Callable[..., Any]:
+    """Return the function that prepares to run a request whose load has ended.
+
+    It returns the tokens to compute in the step being planned, 0 where all requests have to wait.
+    """
+    hash_loaded, cut, fits_loaded = blocks.hash_loaded, blocks.rules.cut, blocks.fits_loaded
 
     @callable_in_kernels
-    def admit_loaded(machine: Machine, request: int, budget: int) -> int:
-        off, state, record = machine.offload, machine.state[0], machine.requests[request]
-        member, size, total = (
-            off.members[request],
-            state.block_size,
-            record.prompt + record.generated,
-        )
+    def resume(machine: Machine, request: int, budget: int) -> int:
+        record, member = machine.requests[request], machine.offload.members[request]
+        total = record.prompt + record.generated
         if member.stage == LOADED:
-            hash_blocks(machine, request, record.computed, leaf)
+            hash_loaded(machine, request, record.computed)
             record.computed = min(record.computed, total - 1)
             member.stage = READY
-        tokens = min(total - record.computed, budget)
-        blocks = blocks_for(record.computed + tokens, size)
-        needed = blocks_for(total, size) if state.reserve_full_prompt else blocks
-        needed -= record.allocated
-        if state.running > 0:
-            needed += state.watermark_blocks
-        if needed > state.free:
+        tokens = cut(machine, request, record.computed, min(total - record.computed, budget))
+        end = record.computed + tokens
+        if tokens == 0 or not fits_loaded(machine, request, end, blocks_kept(machine)):
             return 0
-        allocate(machine, request, blocks)
-        hash_blocks(machine, request, record.computed + tokens, leaf)
-        note_table(machine, request)
-        if record.preemptions == 0:
-            learn(machine, off.state[0].learned, record.prompt - record.computed)
-            off.state[0].learned += 1
-        machine.running[state.running] = request
-        state.running += 1
-        return tokens  # type: ignore[no-any-return]
+        return tokens
 
-    return admit_loaded
+    return resume
 
 
 def offloaded_admitter(
-    allocate: Callable[..., None],
-    leaf: bool,
-    look_up_chunks: Callable[..., int],
-    learn: Callable[..., None],
-    storage: Storage,
+    blocks: TierBlocks, look_up_chunks: Callable[..., int], storage: Storage
 ) -> Callable[..., Any]:
     """Return the function that tries to admit a waiting request, whose path is written out.
 
-    It returns the tokens to compute in the step being planned; 0 where all requests have to wait,
-    SKIP where this one does, or has begun to load.
+    It returns the tokens to compute in the step being planned; LOAD where it has begun to load, 0
+    where all requests have to wait, SKIP where this one does.
     """
-    prefetches = storage == "prefetched"
+    look_up, cut, fits, enter = blocks.look_up, blocks.rules.cut, blocks.fits, blocks.enter
+    note_first, reserved_blocks = blocks.note_first, reserver(blocks.still_needed)
+    begin_load, prefetches = loader(blocks.list_loads), storage == "prefetched"
 
     @callable_in_kernels
     def admit(machine: Machine, request: int, budget: int) -> int:
         off, record, state = machine.offload, machine.requests[request], machine.state[0]
-        size, total, member = (
-            state.block_size,
-            record.prompt + record.generated,
-            off.members[request],
-        )
+        total, member = record.prompt + record.generated, off.members[request]
         first = record.hits == NONE
         if member.transfers > 0 or (prefetches and not may_start(machine, request)):
             return SKIP
-        hits = look_up(machine, record.look if first else (total - 1) // size)
-        loaded = look_up_chunks(machine, request, hits, total)
+        hit = look_up(machine, request)
+        loaded = look_up_chunks(machine, request, hit, total)
         if loaded == SKIP:
             return SKIP
         if off.state[0].restarts:
-            member.next_chunk = 0
-        tokens = 0 if loaded > 0 else min(total - hits * size, budget)
-        blocks = blocks_for(hits * size + loaded + tokens, size)
-        others = count_free(machine, hits) - hits
-        if state.running > 0:
-            others += state.watermark_blocks
-        whole = blocks_for(total, size) if state.reserve_full_prompt else blocks
-        reserved = reserved_blocks(machine) if loaded > 0 else 0
+            off.next_chunk[request] = 0
+        tokens = 0 if loaded > 0 else cut(machine, request, hit, min(total - hit, budget))
+        cached = hit + loaded
+        end, reserved = cached + tokens, reserved_blocks(machine) if loaded > 0 else 0
         slots = len(machine.slots) - state.running - off.state[0].loading
-        if max(whole, blocks + reserved) + others > state.free or slots == 0:
+        if end == hit or slots == 0:
+            return 0
+        if not fits(machine, request, hit, cached, end, blocks_kept(machine), reserved):
             return 0
         take_slot(machine, request)
         if first:
-            record.written = max(count_written(machine, record.look), hits)
-            record.kept = record.written
+            note_first(machine, request, hit)
             member.external = loaded
-            note_admission(machine, request, hits)
-        use_hits(machine, request, hits)
-        if loaded > 0:  # pins its chunks before blocks are written back into the tier
-            read = begin_load(machine, request, hits, loaded)
-            if first:
-                member.read = read
-        allocate(machine, request, blocks)
-        record.computed = hits * size + loaded
-        note_table(machine, request)
-        if loaded > 0:
-            return SKIP
+        enter(machine, request, hit, cached)
+        record.computed = cached
+        if loaded == 0:
+            return tokens
+        # Before blocks are written back into the tier: it pins its chunks.
+        read = begin_load(machine, request, hit, cached)
         if first:
-            learn(machine, off.state[0].learned, record.prompt - hits * size)
-            off.state[0].learned += 1
-        hash_blocks(machine, request, hits * size + tokens, leaf)
-        machine.running[state.running] = request
-        state.running += 1
-        return tokens
+            member.read = read
+        return LOAD
 
     return admit
 
 
-def loaded_planner(admit_loaded: Callable[..., Any]) -> Callable[[Machine], bool]:
-    """Return the function that plans for loaded requests; False where one of them does not fit."""
+def joiner(blocks: TierBlocks, learn: Callable[..., None]) -> Callable[..., None]:
+    """Return the function that gives a request its blocks, and plans for its next `tokens`.
+
+    A request that begins to LOAD gets them too, and no step.
+    """
+    allocate, note_table, hash_computed = blocks.allocate, blocks.note_table, blocks.hash_computed
 
     @callable_in_kernels
-    def plan_loaded(machine: Machine) -> bool:
-        off, state, at = machine.offload, machine.state[0], 0
-        while at < off.state[0].loading and state.budget > 0 and state.running < state.max_num_seqs:
-            request = off.loading[at]
-            if off.members[request].stage == LOADING:
-                at += 1
-                continue
-            tokens = admit_loaded(machine, request, state.budget)
-            if tokens == 0:
-                return False
-            off.state[0].loading -= 1
-            for place in range(at, off.state[0].loading):
-                off.loading[place] = off.loading[place + 1]
-            plan(machine, request, tokens)
-        return True
+    def join(machine: Machine, request: int, tokens: int) -> None:
+        off, state, record = machine.offload, machine.state[0], machine.requests[request]
+        end = record.computed + max(tokens, 0)
+        allocate(machine, request, end)
+        note_table(machine, request)
+        if tokens == LOAD:
+            return
+        if record.preemptions == 0:
+            learn(machine, off.state[0].learned, record.prompt - record.computed)
+            off.state[0].learned += 1
+        hash_computed(machine, request, end)
+        machine.running[state.running] = request
+        state.running += 1
+        plan(machine, request, tokens)
 
-    return plan_loaded
+    return join
 
 
-def waiting_planner(admit: Callable[..., Any]) -> Callable[[Machine], None]:
-    """Return the function that plans for waiting requests: those preempted, then by arrival."""
+@callable_in_kernels
+def next_loaded(machine: Machine, at: int) -> int:
+    """Return the place from `at` on of the first request with blocks that does not load."""
+    off = machine.offload
+    while at < off.state[0].loading and off.members[off.loading[at]].stage == LOADING:
+        at += 1
+    return at
+
+
+@callable_in_kernels
+def leave_loading(off: Offload, at: int) -> None:
+    """Close the gap that a request leaves among those with blocks that do not run."""
+    off.state[0].loading -= 1
+    for place in range(at, off.state[0].loading):
+        off.loading[place] = off.loading[place + 1]
+
+
+def waiting_planner(
+    admit: Callable[..., Any], resume: Callable[..., Any], join: Callable[..., None]
+) -> Callable[[Machine], None]:
+    """Return the function that plans for those that wait: loaded, then preempted, then arrived."""
 
     @callable_in_kernels
     def plan_waiting(machine: Machine) -> None:
-        state = machine.state[0]
+        off, state = machine.offload, machine.state[0]
+        loaded, were = next_loaded(machine, 0), off.state[0].loading
         preempted, at = state.preempted - 1, next_new(machine, state.next)
         while state.budget > 0 and state.running < state.max_num_seqs:
-            if preempted >= 0:
-                request = machine.preempted[preempted]
-                preempted -= 1
-            elif at < state.arrived:
-                request = at
-                at = next_new(machine, at + 1)
+            resumes = loaded < were
+            if resumes:
+                request = off.loading[loaded]
+                tokens = resume(machine, request, state.budget)
             else:
-                break
-            write_front(machine, request)
-            tokens = admit(machine, request, state.budget)
+                if preempted >= 0:
+                    request = machine.preempted[preempted]
+                    preempted -= 1
+                elif at < state.arrived:
+                    request = at
+                    at = next_new(machine, at + 1)
+                else:
+                    break
+                write_front(machine, request)
+                tokens = admit(machine, request, state.budget)
             if tokens == 0:
                 break
-            if tokens != SKIP:
-                plan(machine, request, tokens)
+            if tokens == SKIP:
+                continue
+            join(machine, request, tokens)
+            if resumes:
+                leave_loading(off, loaded)
+                were -= 1
+                loaded = min(next_loaded(machine, loaded), were)
         advance_next(machine)
 
     return plan_waiting
@@ -697,11 +683,13 @@ def offloaded_stepper(
     chunk_policy: type[LanePolicy] | None = None,
     leaf_chunks: bool = False,
     storage: Storage = "none",
+    hybrid: bool = False,
 ) -> Callable[..., Any]:
     """Return the kernel that runs an engine with a CPU tier, called as that of `stepper`.
 
-    `chunk_policy` orders the chunks, as `chunk_rules` has it. Of `storage` below them, waiting
-    requests "read" what they lack, as in vLLM, or it is "prefetched" when they arrive.
+    `hybrid` as there, then with vLLM's own order of chunks and no storage. `chunk_policy` orders
+    the chunks, as `chunk_rules` has it. Of `storage` below them, waiting requests "read" what they
+    lack, as in vLLM, or it is "prefetched" when they arrive.
     """
     take_free = taker(policy, leaf)
 
@@ -713,26 +701,26 @@ def offloaded_stepper(
         note_block(machine, block)
         return block
 
-    rules = one_group(policy, leaf, take)
-    rules = rules._replace(release=releaser(rules.release))
-    allocate = allocator(take)
-    chunk_order = chunk_rules(chunk_policy, leaf_chunks)
-    find_chunks, learn = chunk_finder(chunk_order, storage), adapter(policy)
-    admit = offloaded_admitter(allocate, leaf, find_chunks, learn, storage)
-    admit_loaded = loaded_admitter(allocate, leaf, learn)
+    blocks = several_group_blocks(take) if hybrid else one_group_blocks(policy, leaf, take)
+    rules = blocks.rules._replace(release=releaser(blocks.rules.release, blocks.keep_table))
+    chunk_order, learn = chunk_rules(chunk_policy, leaf_chunks), adapter(policy)
+    find_chunks = look_up_group_chunks if hybrid else chunk_finder(chunk_order, storage)
+    admit = offloaded_admitter(blocks, find_chunks, storage)
+    plan_waiting = waiting_planner(admit, resumer(blocks), joiner(blocks, learn))
     plan_running, complete = running_planner(rules), completer(rules)
-    store_step, end_transfers = step_storer(chunk_order, storage), transfer_ender(storage)
+    store_step, end_transfers = step_storer(chunk_order, blocks, storage), transfer_ender(storage)
     wait = waiter(end_transfers, storage)
-    plan_loaded, plan_waiting = loaded_planner(admit_loaded), waiting_planner(admit)
     enter, reads_storage = arriver(chunk_order, storage), storage == "read"
+    end_plan = rules.end_plan
 
     @callable_in_kernels
     def schedule(machine: Machine) -> None:
         begin_plan(machine)
         machine.offload.state[0].plan += 1
         machine.offload.state[0].now_s = machine.state[0].now_s
-        if plan_running(machine) and plan_loaded(machine):
+        if plan_running(machine):
             plan_waiting(machine)
+        end_plan(machine)
         cost_plan(machine)
         store_step(machine)
 

@@ -1,7 +1,11 @@
 """The tables of a CPU tier: its chunks, the transfers under way, and what requests did with it.
 
 Like the tables of the engine (`state`), one tuple of records that kernels read and write. A chunk
-is `blocks_per_chunk` blocks of a path; the trie's node at its end stands for it.
+is `blocks_per_chunk` blocks of a path, of a hybrid model in one group of layers; the trie's node at
+its end stands for it, plus `nodes_each` for each group before its own.
+
+A request's chunks have places, by where they end and, of those that end together, the last group
+first. Without groups, the place of a chunk is its number.
 """
 
 from __future__ import annotations
@@ -12,17 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.deployment.kv_groups import KvGroups
 from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.replay import NO_TABLES
 from kvscope.vllm_sim.settings import OffloadSettings, PrefetchPolicy
 
 Records = np.recarray[Any, Any]
 
+NONE = -1
+ANY = -1  # as the request of a fence: whichever takes the block waits
 ABSENT = -1  # in no list
 T1, T2, B1, B2 = range(4)  # LRU has only T1
 LISTS = 4
 RUNNING = 0  # of lanes: chunks that a running request touched last; lane k is list k + 1
 PENDING = -1  # as `users`: its store is under way
+SKIP = -1  # of a look-up or admission: others may go on, this request waits
 WAITING, LOADING, LOADED, READY, ENDED = range(5)  # LOADED: its blocks are not hashed yet
 SEEN, INSERTED, REUSED, MISSED, ASKED, READ = 1, 2, 4, 8, 16, 32
 UNKNOWN, ASKING, PRESENT, MISSING = range(4)  # what storage has answered about a chunk
@@ -60,15 +68,22 @@ which it is submitted waits for its end.
 """
 
 FENCE = _whole("job request older")
-"""A GPU block that a store reads; `older` is the block's entry before."""
+"""A GPU block that a store reads; `older` is the block's entry before.
 
-MEMBER = _whole("next_chunk transfers stage access rank external read blocks")
-"""A request: the next chunk to store, and its transfers under way.
+It may be given to another request once its own has ended; at any time where `request` is ANY.
+"""
+
+MEMBER = _whole("transfers stage access rank ranked external chunks read allocated")
+"""A request, with its transfers under way.
 
 `stage` says how far a load is; `access` is where its marks begin, `rank` its provisional rank (0:
-none). `external` are the tokens that it loaded when it was first admitted, -1 before; `read` blocks
-of them it had read from storage. `blocks` are those of its table when it ended.
+none), which its chunk `ranked` got last. `external` are the tokens that it loaded when it was first
+admitted, -1 before, in so many `chunks`; `read` blocks of them it had read from storage.
+`allocated` is that of the request when it ended.
 """
+
+LAYERS = _whole("chunk_tokens window_chunks")
+"""Chunks of a group of layers: their tokens, and how many of them its window takes (0: all)."""
 
 FETCH = _whole("begin end fresh wanted stage", "asked_s begin_s end_s held_s")
 """The prefetch of a request that arrives: the chunks begin..end of its path, of which it reads
@@ -78,7 +93,8 @@ It `wanted` so many. `held_s` is when the request was first held back for it, -1
 """
 
 OFFLOAD = _whole(
-    "capacity blocks_per_chunk arc provisional restarts prompt_only threshold tracker_size "
+    "capacity blocks_per_chunk groups unit_nodes nodes_each full_groups alignment_tokens "
+    "whole_chunks reconsiders arc provisional restarts prompt_only threshold tracker_size "
     "least_load forgets_offers write_back written_back "
     "held evictable offers ranks tracked plan planned_stores loads loads_done stores stores_done "
     "fences fences_done ended loading evictions refused stored loaded t1 t2 b1 b2 "
@@ -92,14 +108,19 @@ OFFLOAD = _whole(
 )
 """One record: the settings of the tier, and counts.
 
-`restarts`: a request that starts over offers all its chunks again. `written_back` blocks are to be
-copied in front of the next step. `held` chunks are in it,
-`evictable` ones are read or written by nothing. `ranks`, `offers`, `loads`, `stores` and `fences`
-number what they name; those of the last three below `_done` are over. Stores before
-`planned_stores` were created in earlier plans. `ended` requests ended since the last plan,
-`loading` ones have blocks and do not run, `learned` ones did once. `t1` to `b2` and `target` are
-ARC's. Of the `lists`, those from `ghosts` on name chunks that the tier no longer has. `period` is
-the table in force, of `now_s`.
+Chunks end at multiples of `unit_nodes` nodes of a path. `restarts`: a request that starts over
+offers all its chunks again. `written_back` blocks are to be copied in front of the next step.
+`held` chunks are in it, `evictable` ones are read or written by nothing. `ranks`, `offers`,
+`loads`, `stores` and `fences` number what they name; those of the last three below `_done` are
+over. Stores before `planned_stores` were created in earlier plans. `ended` requests ended since the
+last plan, `loading` ones have blocks and do not run, `learned` ones did once. `t1` to `b2` and
+`target` are ARC's. Of the `lists`, those from `ghosts` on name chunks that the tier no longer has.
+`period` is the table in force, of `now_s`.
+
+Of a hybrid model there are `groups`, of which `full_groups` cache all tokens. Windows are stored
+where they end at multiples of `alignment_tokens`, 0: all of them. `whole_chunks`: a chunk is stored
+only with all its blocks that a window needs. `reconsiders`: a request that has ended offers
+windows that it passed over before.
 
 The rest is of `storage`, if there is one, with `stored_chunks`; `full` counts those that it had no
 room for. `polled`: it was asked for copies that ended since the last flush; `polls_late`: a store
@@ -117,21 +138,25 @@ written back since the last step.
 class Offload(NamedTuple):
     """A CPU tier of c chunks below an engine; without one all tables are empty.
 
-    `chunks` (N + 1 + 5), `members` (R) and `state` (1) are records as above; `marks` are what each
-    request did with each of its chunks. `loads` and `stores` are rings of transfers, whose chunks
-    are in `load_nodes` and `store_nodes`. `fence` is each GPU block's last entry in `fences`,
-    `taken` the last plan that gave it to a request. `loading` lists requests in order; `ended`
-    those that ended, row k of `ended_table` the blocks of the k-th. `category`, `cuts`, `p` and
-    `tables` are those of a policy of kvscope that orders the chunks. `reads` and `writes` are the
-    copies from and to storage, and `asked` the chunks that it is asked about;
-    `fetches` has the prefetch of each request. `fresh`, `victims`
-    and `cursors` are scratch.
+    `chunks` (N + 1 + 5), `members` (R), `layers` (G, 0 without groups) and `state` (1) are records
+    as above; `marks` are what each request did with each of its chunks, and `next_chunk` (R x G)
+    the next ones that it offers of each group. `loads` and `stores` are rings of transfers, whose
+    chunks are in `load_nodes` and `store_nodes`. `fence` is each GPU block's last entry in
+    `fences`, `taken` the last plan that gave it to a request; where those of running requests may
+    be given away, `since` is the plan in which each block of a block table got there. `order` lists
+    groups as they are looked up, `loading` requests; `ended` those that ended, with their blocks in
+    `ended_table`, as in `table`. `category`, `cuts`, `p` and `tables` are those of a policy of
+    kvscope that orders the chunks. `reads` and `writes` are the copies from and to storage, and
+    `asked` the chunks that it is asked about; `fetches` has the prefetch of each request.
+    `offered`, `fresh`, `ends`, `victims` and `cursors` are scratch.
     """
 
     chunks: Records
     members: Records
+    layers: Records
     state: Records
     marks: NDArray[np.uint8]
+    next_chunk: Int32s
     loads: Records
     stores: Records
     load_nodes: Int32s
@@ -145,10 +170,14 @@ class Offload(NamedTuple):
     fences: Records
     fence: Int64s
     taken: Int64s
+    since: Int64s
+    order: Int64s
     loading: Int64s
     ended: Int64s
     ended_table: Int64s
+    offered: Int32s
     fresh: Int32s
+    ends: Int64s
     victims: Int32s
     cursors: Int64s
     category: Int32s
@@ -177,7 +206,7 @@ class ChunkOrder(NamedTuple):
 
 def no_offload() -> Offload:
     """Return the tables of an engine without a CPU tier."""
-    return _tables(0, np.zeros(0, dtype=np.int64), 0, 0, 0, 0, 0, 0)
+    return _tables(0, np.zeros(0, dtype=np.int64), 0, 0, 0, 0, 0)
 
 
 def empty_offload(
@@ -188,27 +217,35 @@ def empty_offload(
     slots: int,
     width: int,
     order: ChunkOrder | None,
+    groups: KvGroups | None,
+    block_size: int,
 ) -> Offload:
     """Return an empty tier for requests of so many blocks each over a trie of `nodes` nodes.
 
-    The engine has `usable` blocks, and tables of `width` blocks for `slots` requests. Without an
-    `order` the chunks are in vLLM's own.
+    Those of all groups, if it has some; a block of the trie has `block_size` tokens. The engine has
+    `usable` blocks, and tables of `width` blocks for `slots` requests. Without an `order` the
+    chunks are in vLLM's own.
     """
     lists = LISTS if order is None else order.lanes + 1
     size = settings.blocks_per_chunk
     capacity = min(settings.capacity_chunks, nodes)
+    number = 1 if groups is None else len(groups.groups)
+    unit_nodes = size if groups is None else size * groups.block_tokens // block_size
     tables = _tables(
         nodes,
-        path_blocks // size,
+        path_blocks // unit_nodes * number,
         capacity,
         capacity * size,
         usable,
         slots,
         width,
-        width // size,
+        number,
         lists,
     )
     state = tables.state[0]
+    state.groups, state.unit_nodes, state.nodes_each = number, unit_nodes, nodes // number
+    if groups is not None:
+        tables = _of_groups(tables, settings, groups, width)
     state.ghosts = lists
     if order is None:
         state.ghosts = B1
@@ -253,6 +290,30 @@ def empty_offload(
     return tables
 
 
+def _of_groups(tables: Offload, settings: OffloadSettings, groups: KvGroups, width: int) -> Offload:
+    """Return a tier with the layers of a hybrid model and what vLLM derives of them."""
+    layers = np.zeros(len(groups.groups), dtype=LAYERS).view(np.recarray)
+    tokens = np.array([each.block_tokens for each in groups.groups]) * settings.blocks_per_chunk
+    layers.chunk_tokens = tokens
+    for record, group in zip(layers, groups.groups, strict=True):
+        if group.kind == "linear":
+            record.window_chunks = 1
+        elif group.kind != "full":
+            record.window_chunks = -(-group.window_tokens // record.chunk_tokens)
+    state, full = tables.state[0], tokens[layers.window_chunks == 0]
+    state.full_groups = len(full)
+    sizes = set(full.tolist()) or {int(tokens.max())}
+    state.alignment_tokens = sizes.pop() if len(sizes) == 1 else 0
+    state.whole_chunks = settings.release == "0.33"
+    state.reconsiders = groups.retention_tokens is None and not settings.prompt_only
+    windows = np.where(layers.window_chunks == 0, np.iinfo(np.int64).max, layers.window_chunks)
+    return tables._replace(
+        layers=layers,
+        order=np.argsort(-windows, kind="stable"),
+        since=np.full((len(tables.ended_table), width), NONE, dtype=np.int64),
+    )
+
+
 def _tables(
     nodes: int,
     path_chunks: Int64s,
@@ -261,9 +322,10 @@ def _tables(
     usable: int,
     slots: int,
     width: int,
-    longest: int,
+    groups: int = 1,
     lists: int = LISTS,
 ) -> Offload:
+    longest = int(path_chunks.max(initial=0))
     chunks = np.zeros(nodes + lists + 1, dtype=CHUNK).view(np.recarray)
     ring = np.arange(len(chunks))
     for name in ("after", "before", "older", "newer"):
@@ -277,8 +339,10 @@ def _tables(
     return Offload(
         chunks=chunks,
         members=members,
+        layers=np.zeros(0, dtype=LAYERS).view(np.recarray),
         state=state,
         marks=np.zeros(int(ends[-1]) if len(ends) else 0, dtype=np.uint8),
+        next_chunk=np.zeros((len(members), groups), dtype=np.int32),
         loads=np.zeros(2 * capacity, dtype=TRANSFER).view(np.recarray),
         stores=np.zeros(2 * capacity, dtype=TRANSFER).view(np.recarray),
         load_nodes=np.zeros(2 * capacity, dtype=np.int32),
@@ -291,11 +355,15 @@ def _tables(
         fetches=np.zeros(0, dtype=FETCH).view(np.recarray),
         fences=np.zeros(2 * blocks, dtype=FENCE).view(np.recarray),
         fence=np.zeros(usable, dtype=np.int64),
-        taken=np.full(usable, -1, dtype=np.int64),
+        taken=np.full(usable, NONE, dtype=np.int64),
+        since=np.zeros((0, 0), dtype=np.int64),
+        order=np.zeros(0, dtype=np.int64),
         loading=np.zeros(slots, dtype=np.int64),
         ended=np.zeros(slots, dtype=np.int64),
-        ended_table=np.zeros((slots, width), dtype=np.int64),
+        ended_table=np.zeros((slots * groups, width), dtype=np.int64),
+        offered=np.zeros(longest, dtype=np.int32),
         fresh=np.zeros(longest, dtype=np.int32),
+        ends=np.zeros(groups, dtype=np.int64),
         victims=np.zeros(capacity, dtype=np.int32),
         cursors=np.zeros(lists, dtype=np.int64),
         category=np.zeros(0, dtype=np.int32),

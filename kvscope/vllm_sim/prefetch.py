@@ -20,7 +20,15 @@ from typing import Any
 from kvscope.core.arrays import Int32s
 from kvscope.core.jit import callable_in_kernels
 from kvscope.vllm_sim.admission import look_up, write_front
-from kvscope.vllm_sim.chunks import chunk_at, is_held, move_to_end, remove_chunk, see, unpin_chunk
+from kvscope.vllm_sim.chunks import (
+    chunk_at,
+    is_held,
+    list_range,
+    move_to_end,
+    remove_chunk,
+    see,
+    unpin_chunk,
+)
 from kvscope.vllm_sim.offload_state import (
     ASKING,
     INSERTED,
@@ -72,7 +80,7 @@ def room_maker(offer: Callable[..., int]) -> Callable[..., Any]:
         while fresh < 0 and (end - begin) * state.blocks_per_chunk >= least:
             room = state.capacity - state.held + state.evictable
             room -= protect(off, request, path, begin)
-            fresh = offer(off, request, path, begin, end)
+            fresh = offer(off, request, path, list_range(off, begin, end))
             end = end if fresh >= 0 else begin + min(end - begin - 1, room)
         state.threshold = threshold
         return end, fresh

@@ -59,6 +59,7 @@ class EngineReplay:
     evictions: int
     steps: int
     loaded_blocks: Int32s | None = None
+    copied_blocks: Int32s | None = None
     chunk_evictions: int = 0
     stored_chunks: int = 0
     read_blocks: Int32s | None = None
@@ -155,7 +156,7 @@ def hits_without_eviction(prompts: Prompts, groups: KvGroups) -> Int32s:
 def replayed(machine: Machine) -> EngineReplay:
     """Return what an engine did; UsageError if some requests never start."""
     requests, state, offload = machine.requests, machine.state[0], machine.offload
-    loaded = read = None
+    loaded = copied = read = None
     if offload.state[0].stuck:
         stuck = len(requests) - int(state.finished)
         raise UsageError(
@@ -169,6 +170,10 @@ def replayed(machine: Machine) -> EngineReplay:
         most = (requests.prompt - 1) // state.block_size - np.maximum(requests.hits, 0)
         loaded = np.minimum(blocks, most).astype(np.int32)
         read = np.minimum(offload.members.read, loaded).astype(np.int32)
+        copied = loaded
+        if len(machine.groups):
+            each = offload.state[0].blocks_per_chunk * int(machine.groups.block_tokens.min())
+            copied = (offload.members.chunks * each // state.block_size).astype(np.int32)
     return EngineReplay(
         hit_blocks=np.maximum(requests.hits, 0).astype(np.int32),
         kept_blocks=requests.kept.astype(np.int32),
@@ -186,6 +191,7 @@ def replayed(machine: Machine) -> EngineReplay:
         evictions=int(state.evictions),
         steps=int(state.steps),
         loaded_blocks=loaded,
+        copied_blocks=copied,
         chunk_evictions=int(offload.state[0].evictions),
         stored_chunks=int(offload.state[0].stored - offload.state[0].read_chunks),
         read_blocks=read,

@@ -205,11 +205,7 @@ class EngineSettings:
                 f"watermark is {self.watermark}", where="engine", remedy="give a share from 0 to 1"
             )
         if self.offload is not None and self.groups is not None:
-            raise UsageError(
-                "offloading is modelled for models of full attention only",
-                where="offload",
-                remedy="leave out --offload for this model",
-            )
+            _check_chunks(self.offload, self.groups)
         if self.offload is not None and self.async_scheduling:
             raise UsageError(
                 "offloading is modelled for steps that are planned one by one",
@@ -241,3 +237,40 @@ class EngineSettings:
     def watermark_blocks(self) -> int:
         """The watermark in blocks. vLLM takes the share of all of them, block 0 included."""
         return int(self.watermark * (self.usable_blocks + 1))
+
+
+def _check_chunks(offload: OffloadSettings, groups: KvGroups) -> None:
+    """Raise UsageError for a tier that is not simulated, or refused by vLLM, with these groups.
+
+    Source: vLLM 0.32.0 and 0.33.0, vllm/distributed/kv_transfer/kv_connector/v1/offloading/
+    scheduler.py (SchedulerOffloadConfig.from_spec).
+    """
+    of_vllm = offload.least_load_blocks == 0
+    for wrong, what, remedy in (
+        (not of_vllm, "HiCache and LMCache are", f"take vllm@{RELEASES[-1]}"),
+        (offload.policy is not None, "kvscope's policies in it are", "take eviction_policy=lru"),
+        (offload.storage is not None, "files below it are", "leave out the tier below it"),
+    ):
+        if wrong:
+            raise UsageError(
+                f"{what} simulated for models of full attention only",
+                where="a CPU tier",
+                remedy=remedy,
+            )
+    if groups.state_tokens:
+        raise UsageError(
+            "states of linear attention in it are not simulated: vLLM stores them apart from other"
+            " chunks, each at the end of the step that wrote it",
+            where="a CPU tier",
+            remedy="leave out --offload for this model",
+        )
+    tokens = [each.block_tokens * offload.blocks_per_chunk for each in groups.groups]
+    windows = [size for size, each in zip(tokens, groups.groups, strict=True) if each.window_tokens]
+    if any((groups.retention_tokens or 0) % size for size in windows):
+        multiple = math.lcm(groups.alignment_tokens, *windows)
+        raise UsageError(
+            f"vLLM refuses {groups.retention_tokens:,} with a CPU tier whose chunks have"
+            f" {', '.join(f'{size:,}' for size in sorted(set(windows)))} tokens",
+            where="prefix_cache_retention_interval",
+            remedy=f"take a multiple of {multiple:,}",
+        )

@@ -215,6 +215,8 @@ def idle_machine(
             slots,
             int(width),
             _chunk_order(settings.offload, plain, chunk_tables),
+            settings.groups,
+            known.block_size,
         )
     return Machine(
         blocks=_blocks(settings.usable_blocks, lanes, twice=hits_within_blocks(settings)),

@@ -18,7 +18,7 @@ from typing import Any
 from kvscope.core.arrays import Int32s
 from kvscope.core.jit import callable_in_kernels
 from kvscope.core.prefix import write_path
-from kvscope.vllm_sim.chunks import chunk_at, pin_chunk, unpin_chunk
+from kvscope.vllm_sim.chunks import chunk_at, list_range, pin_chunk, unpin_chunk
 from kvscope.vllm_sim.offload_state import (
     ASKED,
     ASKING,
@@ -124,7 +124,7 @@ def reader(offer: Callable[..., int]) -> Callable[..., int]:
         answer = ask_storage(off, request, node, at)
         if answer != PRESENT:
             return answer
-        if offer(off, request, path, at, at + 1) < 0:
+        if offer(off, request, path, list_range(off, at, at + 1)) < 0:
             return MISSING
         add_read(off, request, node, at, first)
         return PRESENT

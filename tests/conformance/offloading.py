@@ -6,17 +6,30 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from kvscope.deployment.kv_groups import KvGroups
+from kvscope.policies.base import LanePolicy
 from kvscope.policies.gittins import Gittins
-from kvscope.policies.tlru import TLru
+from kvscope.policies.lru import Lru
+from kvscope.policies.tlru import XI, TLru
+from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.vllm_plugin.chunk_controller import ChunkController
-from kvscope.vllm_sim.settings import OffloadSettings, Release, StorageSettings, Transfers
+from kvscope.vllm_sim.settings import (
+    EngineSettings,
+    OffloadSettings,
+    Release,
+    StorageSettings,
+    Transfers,
+)
 from tests.conformance.conversations import TokenRequest
 from tests.conformance.kvscope_side import Model
+from tests.conformance.stepping import SLOTS, free_blocks
 from tests.conformance.vllm_side import (
+    REHASHES_STATES,
     VLLM_VERSION,
     AsyncLookupManager,
     CacheHitSource,
@@ -29,6 +42,8 @@ from tests.conformance.vllm_side import (
     RequestOffloadingContext,
     SecondaryTierManager,
     VllmScheduler,
+    full_attention,
+    group_spec,
 )
 
 CLASSES = {TLru: "TLruCachePolicy", Gittins: "GittinsCachePolicy"}
@@ -209,7 +224,9 @@ class OffloadingScheduler(VllmScheduler):
         offload: OffloadSettings,
         **settings: Any,
     ) -> None:
-        block_bytes = size * 2 * 4  # K and V of one head of size 1, in float32
+        # K and V of one head of size 1, in float32; without tensors, vLLM adds up all groups.
+        groups = settings.get("groups") or full_attention(size)
+        block_bytes = sum(group_spec(group).page_size_bytes for group in groups.groups)
         chunk_bytes = -(-block_bytes * offload.blocks_per_chunk // 4096) * 4096
         options = {
             "cpu_bytes_to_use": chunk_bytes * offload.capacity_chunks,
@@ -307,7 +324,7 @@ def held_chunks(vllm: OffloadingScheduler) -> list[list[bytes]]:
         return in_lanes(policy)
     if hasattr(policy, "t1"):
         return [list(keys) for keys in (policy.t1, policy.t2, policy.b1, policy.b2)]
-    return [sorted(policy.chunks, key=policy._ranks.__getitem__), [], [], []]
+    return [by_rank(vllm), [], [], []]
 
 
 def in_lanes(policy: Any) -> list[list[bytes]]:
@@ -322,9 +339,12 @@ def in_lanes(policy: Any) -> list[list[bytes]]:
 
 
 def by_rank(vllm: OffloadingScheduler) -> list[bytes]:
-    """Return the chunks that vLLM's tier holds by rank, whatever the lanes of kvscope's policy."""
+    """Return the chunks that vLLM's tier holds by rank, whatever the lanes of kvscope's policy.
+
+    Of several groups' chunks with one rank, vLLM evicts that of the lesser key first.
+    """
     policy = vllm.manager._policy
-    return sorted(policy.chunks, key=policy._ranks.__getitem__)
+    return sorted(policy.chunks, key=lambda key: (policy._ranks[key], key))
 
 
 @dataclass
@@ -381,3 +401,76 @@ def model_chunks(offload: Any) -> list[list[int]]:
             at = int(after[at])
         lists.append(nodes)
     return lists
+
+
+def stepped(
+    folder: Path,
+    trace: list[TokenRequest],
+    usable_blocks: int,
+    offload: OffloadSettings,
+    *,
+    seqs: int = SLOTS,
+    tokens: int = 256,
+    chunk_tables: Tables = NO_TABLES,
+    compiled: bool = True,
+    policy: LanePolicy | None = None,
+    size: int = 16,
+    groups: KvGroups | None = None,
+) -> dict[str, int]:
+    """Step both sides to the end, comparing them; return what there was of interest."""
+    vllm = OffloadingScheduler(
+        folder,
+        trace,
+        size,
+        usable_blocks,
+        offload,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        policy=policy,
+        groups=groups,
+    )
+    settings = EngineSettings(
+        usable_blocks,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        groups=groups,
+        rehashes_states=REHASHES_STATES,
+        offload=replace(offload, release=RELEASE),
+    )
+    model = Model(trace, size, policy or Lru(), settings, chunk_tables=chunk_tables)
+    if not compiled:
+        model.run = model.run.py_func
+    chunks, step, more = Chunks(), 0, True
+    if offload.policy is not None:
+        shared(vllm, model)
+    while more:
+        more = vllm.step()
+        assert model.step() == more, step
+        running = [int(request.request_id) for request in vllm.scheduler.running]
+        assert running == model.running(), step
+        lists = held_chunks(vllm), model_chunks(model.machine.offload)
+        for theirs, mine in zip_longest(*lists, fillvalue=()):
+            assert chunks.agree(theirs, mine), step
+        if step % 5 == 0 or not more:
+            assert free_blocks(vllm) == [
+                (block, content > 0) for block, content in model.free_blocks()
+            ], step
+        step += 1
+    requests, off, numbers = model.machine.requests, model.machine.offload, range(len(trace))
+    assert (requests.hits * size).tolist() == [vllm.hit_tokens[number] for number in numbers]
+    assert off.members.external.tolist() == [vllm.loaded_tokens[number] for number in numbers]
+    assert (off.members.read * size).tolist() == [vllm.read_tokens[number] for number in numbers]
+    assert requests.first_token_s.tolist() == [vllm.first_token_s[number] for number in numbers]
+    assert requests.preemptions.tolist() == [x.num_preemptions for x in vllm.requests]
+    state = off.state[0]
+    if offload.policy is not None:
+        assert not vllm.tier.broken
+        assert vllm.tier.chunks.evictions == state.evictions
+    return {
+        "loaded": int(off.members.external.sum()),
+        "evictions": int(state.evictions),
+        "refused": int(state.refused),
+        "read": int(state.read_chunks),
+        "preemptions": int(requests.preemptions.sum()),
+        "xi": float(model.machine.p[XI]) if policy else 0.0,
+    }

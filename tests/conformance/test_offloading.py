@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,9 @@ from kvscope.learning.guard import Guard
 from kvscope.learning.offline.learners import plugin_tables
 from kvscope.learning.returns.online import ReturnsLearner
 from kvscope.learning.reverting.online import RevertingLearner
-from kvscope.policies.base import LanePolicy
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.lru import Lru
-from kvscope.policies.tlru import XI, TLru
-from kvscope.replay.replay import NO_TABLES, Tables
+from kvscope.policies.tlru import TLru
 from kvscope.replay.traffic import traffic as traffic_of
 from kvscope.vllm_plugin.chunk_lanes import ChunkLanes
 from kvscope.vllm_plugin.settings import PluginSettings
@@ -35,11 +32,10 @@ from tests.conformance.offloading import (
     Chunks,
     OffloadingScheduler,
     by_rank,
-    held_chunks,
     model_chunks,
-    shared,
+    stepped,
 )
-from tests.conformance.stepping import SLOTS, free_blocks
+from tests.conformance.stepping import SLOTS
 from tests.conformance.test_plugin import random_fit
 from tests.long import long
 
@@ -97,74 +93,6 @@ def traffic(requests: int, seed: int, mix: str, usable_blocks: int) -> list[Toke
     """Generate traffic without requests that exceed so many blocks."""
     trace = conversations(requests, seed, MIXES[mix])
     return [replace(x, parent=-1) for x in trace if x.blocks(16) < usable_blocks]
-
-
-def stepped(
-    folder: Path,
-    trace: list[TokenRequest],
-    usable_blocks: int,
-    offload: OffloadSettings,
-    *,
-    seqs: int = SLOTS,
-    tokens: int = 256,
-    chunk_tables: Tables = NO_TABLES,
-    compiled: bool = True,
-    policy: LanePolicy | None = None,
-) -> dict[str, int]:
-    """Step both sides to the end, comparing them; return what there was of interest."""
-    vllm = OffloadingScheduler(
-        folder,
-        trace,
-        16,
-        usable_blocks,
-        offload,
-        max_num_seqs=seqs,
-        max_num_batched_tokens=tokens,
-        policy=policy,
-    )
-    settings = EngineSettings(
-        usable_blocks,
-        max_num_seqs=seqs,
-        max_num_batched_tokens=tokens,
-        offload=replace(offload, release=RELEASE),
-    )
-    model = Model(trace, 16, policy or Lru(), settings, chunk_tables=chunk_tables)
-    if not compiled:
-        model.run = model.run.py_func
-    chunks, step, more = Chunks(), 0, True
-    if offload.policy is not None:
-        shared(vllm, model)
-    while more:
-        more = vllm.step()
-        assert model.step() == more, step
-        running = [int(request.request_id) for request in vllm.scheduler.running]
-        assert running == model.running(), step
-        lists = held_chunks(vllm), model_chunks(model.machine.offload)
-        for theirs, mine in zip_longest(*lists, fillvalue=()):
-            assert chunks.agree(theirs, mine), step
-        if step % 5 == 0 or not more:
-            assert free_blocks(vllm) == [
-                (block, content > 0) for block, content in model.free_blocks()
-            ], step
-        step += 1
-    requests, off, numbers = model.machine.requests, model.machine.offload, range(len(trace))
-    assert (requests.hits * 16).tolist() == [vllm.hit_tokens[number] for number in numbers]
-    assert off.members.external.tolist() == [vllm.loaded_tokens[number] for number in numbers]
-    assert (off.members.read * 16).tolist() == [vllm.read_tokens[number] for number in numbers]
-    assert requests.first_token_s.tolist() == [vllm.first_token_s[number] for number in numbers]
-    assert requests.preemptions.tolist() == [x.num_preemptions for x in vllm.requests]
-    state = off.state[0]
-    if offload.policy is not None:
-        assert not vllm.tier.broken
-        assert vllm.tier.chunks.evictions == state.evictions
-    return {
-        "loaded": int(off.members.external.sum()),
-        "evictions": int(state.evictions),
-        "refused": int(state.refused),
-        "read": int(state.read_chunks),
-        "preemptions": int(requests.preemptions.sum()),
-        "xi": float(model.machine.p[XI]) if policy else 0.0,
-    }
 
 
 @pytest.mark.parametrize("speed", ["slow", long("at once")])

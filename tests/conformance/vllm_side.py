@@ -90,6 +90,8 @@ __all__ = [
     "RequestOffloadingContext",
     "SecondaryTierManager",
     "VllmScheduler",
+    "full_attention",
+    "group_spec",
     "manager",
     "serve_alone",
     "vllm_events",
@@ -272,6 +274,8 @@ class VllmScheduler:
         if groups is not None and groups.state_tokens:
             config.cache_config.mamba_cache_mode = "align"
             config.cache_config.block_size = groups.alignment_tokens
+        if groups is not None:  # the tier reads it from there
+            config.cache_config.prefix_cache_retention_interval = groups.retention_tokens
         config.cache_config.num_gpu_blocks = usable_blocks + 1
         config.scheduler_config.async_scheduling = overlapped  # CPUs switch it off
         chosen: type[Scheduler] = AsyncScheduler if overlapped else Scheduler

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from kvscope.core.errors import UsageError
-from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
@@ -154,10 +153,8 @@ def test_a_tier_smaller_than_a_prompt_never_serves_it() -> None:
 
 
 def test_refuses_what_is_not_modelled() -> None:
-    """Hybrid models and steps planned ahead."""
+    """Steps planned ahead, and a threshold with files."""
     tier = OffloadSettings(8)
-    with pytest.raises(UsageError, match="full attention"):
-        EngineSettings(8, groups=KvGroups((KvGroup("full", 4),)), offload=tier)
     with pytest.raises(UsageError, match="planned one by one"):
         EngineSettings(8, async_scheduling=True, offload=tier)
     with pytest.raises(UsageError, match="refuses store_threshold"):

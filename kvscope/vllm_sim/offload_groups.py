@@ -1,0 +1,521 @@
+"""A CPU tier below the pool of a hybrid model: chunks of each group, looked up and stored together.
+
+A chunk belongs to one group, as its blocks do. A prefix is loaded only where every group has what
+its layers look at: full attention all chunks behind the hits on the GPU, windows those before the
+end. Of windows, chunks are stored where a load can end: before the end of a prompt and where
+prompts part, by the retention interval also before its multiples, or before each chunk of full
+attention.
+
+vLLM notes the blocks of a request as it gets them and strikes out those that were given away
+since. So a window that its request has left is stored as long as nobody else has its blocks.
+
+Source: vLLM 0.32.0 and 0.33.0, vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py
+(_lookup_complete_chunks, update_state_after_alloc, _update_req_states, _build_store_jobs) and
+vllm/v1/core/single_type_kv_cache_manager.py (SlidingWindowManager.reachable_block_mask).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvscope.core.jit import callable_in_kernels
+from kvscope.vllm_sim.admission import blocks_for, note_admission
+from kvscope.vllm_sim.chunks import chunk_at, is_held
+from kvscope.vllm_sim.group_hits import look_up_groups
+from kvscope.vllm_sim.groups import (
+    blocks_missing,
+    blocks_to_admit,
+    count_group_written,
+    first_held,
+    free_skipped,
+    group_allocator,
+    group_rules,
+    hash_groups,
+    hash_kept,
+    note_step,
+    planned_step,
+    skipped_blocks,
+    use_group_hits,
+)
+from kvscope.vllm_sim.offload_blocks import (
+    TierBlocks,
+    allocated_of,
+    fence_block,
+    fence_until_ended,
+    has_ended,
+    known_tokens,
+    most_to_look_up,
+    note_block,
+)
+from kvscope.vllm_sim.offload_state import ANY, PENDING, SKIP
+from kvscope.vllm_sim.state import ALWAYS, FULL, LINEAR, NONE, SLIDING, Machine
+
+NO_HORIZON = -1  # a request goes on, and stores no window for its end
+
+
+@callable_in_kernels
+def place_of(machine: Machine, group: int, at: int) -> int:
+    """Return the place of a group's chunk `at`."""
+    state = machine.offload.state[0]
+    nodes = (at + 1) * machine.offload.layers[group].chunk_tokens // machine.state[0].block_size
+    return (nodes // state.unit_nodes - 1) * state.groups + state.groups - 1 - group  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def group_of(machine: Machine, place: int) -> int:
+    """Return the group of the chunk at a place."""
+    groups = machine.offload.state[0].groups
+    return groups - 1 - place % groups  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def number_of(machine: Machine, place: int) -> int:
+    """Return which chunk of its group is at a place."""
+    off, group = machine.offload, group_of(machine, place)
+    nodes = (place // off.state[0].groups + 1) * off.state[0].unit_nodes
+    return nodes * machine.state[0].block_size // off.layers[group].chunk_tokens - 1  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def chunk_of(machine: Machine, group: int, at: int) -> int:
+    """Return a group's chunk `at` on the front path."""
+    path = machine.path[len(machine.path) - 1]
+    return chunk_at(machine.offload, path, place_of(machine, group, at))
+
+
+@callable_in_kernels
+def chunks_before(machine: Machine, group: int, end: int) -> int:
+    """Return how many chunks before the end of a load a group may have to load."""
+    layers, layout = machine.offload.layers[group], machine.groups[group]
+    if layout.kind != SLIDING:
+        return layers.window_chunks  # type: ignore[no-any-return]
+    padding = -end % layers.chunk_tokens
+    wanted = blocks_for(layout.window_tokens - 1 + padding, layers.chunk_tokens)
+    return max(layers.window_chunks, wanted)  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def find_leading(machine: Machine, group: int, begin: int, end: int) -> int:
+    """Return how many of a group's chunks begin..end the tier has in a run from the first one.
+
+    SKIP where one of them is under way.
+    """
+    off, pending = machine.offload, False
+    for at in range(begin, end):
+        chunk = chunk_of(machine, group, at)
+        if not is_held(off, chunk):
+            return SKIP if pending else at - begin
+        pending = pending or off.chunks[chunk].users == PENDING
+    return SKIP if pending else end - begin
+
+
+@callable_in_kernels
+def find_window(machine: Machine, group: int, begin: int, end: int, first: int) -> int:
+    """Return after how many of a group's chunks begin..end a window ends that the tier has.
+
+    The last one, of `first` chunks where it ends with the last of them; a run from `begin` on is
+    one too, since the GPU has what is before. SKIP where one of its chunks is under way.
+    """
+    off, wanted, run, pending = machine.offload, first, 0, False
+    for at in range(end - 1, begin - 1, -1):
+        chunk = chunk_of(machine, group, at)
+        if is_held(off, chunk):
+            pending = pending or off.chunks[chunk].users == PENDING
+            run += 1
+        else:
+            wanted, run, pending = off.layers[group].window_chunks, 0, False
+        if run == wanted:
+            return SKIP if pending else at - begin + wanted
+    return SKIP if pending else run
+
+
+@callable_in_kernels
+def find_chunks(machine: Machine, group: int, hit: int, most: int, keyed: int) -> int:
+    """Return the end of what the tier has of a group behind the hit tokens, for `most` at most.
+
+    0 for nothing, SKIP to wait. The request has `keyed` whole chunks.
+    """
+    tokens = machine.offload.layers[group].chunk_tokens
+    begin, end = hit // tokens, min(blocks_for(most, tokens), keyed)
+    if machine.offload.layers[group].window_chunks == 0:
+        count = find_leading(machine, group, begin, end)
+    else:
+        first = chunks_before(machine, group, min(most, end * tokens))
+        count = find_window(machine, group, begin, end, first)
+    return count if count <= 0 else (begin + count) * tokens
+
+
+@callable_in_kernels
+def is_loading(machine: Machine, hit: int, end: int) -> bool:
+    """Return whether a chunk between hit tokens and the end of a load is loaded for another one."""
+    off = machine.offload
+    for group in range(len(machine.groups)):
+        tokens = off.layers[group].chunk_tokens
+        first, last = hit // tokens, blocks_for(end, tokens)
+        if off.layers[group].window_chunks > 0:
+            first = max(first, last - chunks_before(machine, group, end))
+        for at in range(first, last):
+            if off.chunks[chunk_of(machine, group, at)].loading:
+                return True
+    return False
+
+
+@callable_in_kernels
+def look_up_group_chunks(machine: Machine, request: int, hit: int, total: int) -> int:
+    """Return the tokens behind the hit ones to load, SKIP to wait for chunks.
+
+    Full attention first, then wide windows; where a group has less than the ones before it, those
+    are asked again. Of windows, the last token is always computed.
+    """
+    off, groups = machine.offload, len(machine.groups)
+    windows, found, waits, begin = off.state[0].full_groups, 0, False, 0
+    most = total - int(windows < groups)
+    while begin < groups:
+        again = groups
+        for place in range(begin, groups):
+            group = off.order[place]
+            tokens = off.layers[group].chunk_tokens
+            most = min(most, total // tokens * tokens)
+            if most - hit < tokens:
+                return 0
+            end = find_chunks(machine, group, hit, most, total // tokens)
+            if end == 0:
+                return 0
+            if end == SKIP:
+                waits = True
+            else:
+                most = min(most, end)
+            if most - hit < tokens:
+                return 0
+            if most - hit < found:
+                if waits:
+                    waits, again = False, 0
+                elif place > windows and again == groups:
+                    again = windows
+            found = most - hit
+        begin = again
+    if waits or is_loading(machine, hit, hit + found):
+        return SKIP
+    return found
+
+
+@callable_in_kernels
+def list_group_loads(machine: Machine, request: int, hit: int, cached: int) -> int:
+    """Write the places of the chunks between hit and cached tokens that groups need."""
+    off, bpc, count = machine.offload, machine.offload.state[0].blocks_per_chunk, 0
+    for group in range(len(machine.groups)):
+        size, tokens = machine.groups[group].block_tokens, off.layers[group].chunk_tokens
+        first, end = max(blocks_for(hit, size), skipped_blocks(machine, group, cached)), 0
+        if first < blocks_for(cached, size):
+            end = blocks_for(cached, tokens)
+        for at in range(first // bpc, end):
+            off.offered[count] = place_of(machine, group, at)
+            count += 1
+        off.next_chunk[request, group] = blocks_for(cached, tokens)
+    return count
+
+
+@callable_in_kernels
+def block_in(machine: Machine, request: int, row: int, group: int, at: int) -> int:
+    """Return a request's block, NONE where it has left it and another one has it.
+
+    What the request passed over stays as it was then.
+    """
+    off, number = machine.offload, row * len(machine.groups) + group
+    ended = has_ended(machine, request)
+    block = off.ended_table[number, at] if ended else machine.table[number, at]
+    if machine.groups[group].kind == FULL:
+        return block  # type: ignore[no-any-return]
+    if ended:
+        passed = off.next_chunk[request, group] * off.state[0].blocks_per_chunk
+        gone = block != NONE and at >= passed and off.taken[block] == off.state[0].plan
+        return NONE if gone else block
+    since = off.since[number, at]
+    return NONE if since == NONE or off.taken[block] > since else block
+
+
+@callable_in_kernels
+def pass_over(machine: Machine, request: int, row: int, group: int, end: int) -> None:
+    """Keep the blocks of chunks before `end` as they are now, whoever gets them later."""
+    off, bpc = machine.offload, machine.offload.state[0].blocks_per_chunk
+    number = row * len(machine.groups) + group
+    for at in range(off.next_chunk[request, group] * bpc, end * bpc):
+        gone = block_in(machine, request, row, group, at) == NONE
+        off.since[number, at] = NONE if gone else ALWAYS
+
+
+@callable_in_kernels
+def stores_block(
+    machine: Machine, request: int, group: int, at: int, last: int, horizon: int
+) -> bool:
+    """Return whether a load may need a group's block `at`, of those before `last`.
+
+    `horizon` are the blocks before the end of a request, NO_HORIZON before that is known.
+    """
+    off, state, layout = machine.offload, machine.state[0], machine.groups[group]
+    size, needed = layout.block_tokens, layout.blocks_for_hit
+    alignment = off.state[0].alignment_tokens
+    if layout.kind != SLIDING or alignment == 0 or alignment % size:
+        return True
+    segment = (state.segment_tokens if state.keeps_boundaries else alignment) // size
+    if segment > 0:
+        if needed >= segment or at % segment >= segment - needed:
+            return True
+        rest = horizon % segment if horizon != NO_HORIZON else 0
+        if rest > 0 and max(horizon - rest, horizon - needed) <= at < min(last, horizon):
+            return True
+    if state.keeps_boundaries:
+        record = machine.requests[request]
+        for boundary in (record.prompt - 1, record.junction):
+            end = boundary // alignment * alignment // size
+            if end - needed <= at < end:
+                return True
+    return False
+
+
+@callable_in_kernels
+def stores_chunk(
+    machine: Machine, request: int, row: int, group: int, at: int, last: int, horizon: int
+) -> bool:
+    """Return whether a group's chunk `at` is offered: a load may need it, and it is still there.
+
+    `last` and `horizon` as in `stores_block`, in chunks.
+    """
+    bpc, needed = machine.offload.state[0].blocks_per_chunk, False
+    if block_in(machine, request, row, group, (at + 1) * bpc - 1) == NONE:
+        return False
+    blocks = horizon * bpc if horizon != NO_HORIZON else NO_HORIZON
+    for block in range(at * bpc, (at + 1) * bpc):
+        if stores_block(machine, request, group, block, last * bpc, blocks):
+            needed = True
+            gone = block_in(machine, request, row, group, block) == NONE
+            if gone and machine.offload.state[0].whole_chunks:
+                return False
+    return needed
+
+
+@callable_in_kernels
+def first_again(machine: Machine, group: int, end: int) -> int:
+    """Return from which chunk on a window before the last chunk, `end`, of a request is offered."""
+    state, layout = machine.offload.state[0], machine.groups[group]
+    alignment = state.alignment_tokens
+    if layout.kind != SLIDING or alignment == 0 or alignment % layout.block_tokens:
+        return end
+    blocks, segment = end * state.blocks_per_chunk, alignment // layout.block_tokens
+    return blocks // segment * segment // state.blocks_per_chunk  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def list_group_stores(machine: Machine, request: int, row: int, tokens: int) -> int:
+    """Write the places of chunks that so many tokens fill into `offered`, from the next ones on.
+
+    Most steps fill none: a look at each group is much cheaper than a call.
+    """
+    off, more = machine.offload, has_ended(machine, request)
+    for group in range(len(machine.groups)):
+        off.ends[group] = off.next_chunk[request, group]
+        more = more or tokens // off.layers[group].chunk_tokens > off.ends[group]
+    return list_filled(machine, request, row, tokens) if more else 0
+
+
+@callable_in_kernels
+def list_filled(machine: Machine, request: int, row: int, tokens: int) -> int:
+    """Return `list_group_stores` of a request that may have filled chunks."""
+    off, state, record = machine.offload, machine.offload.state[0], machine.requests[request]
+    ended, known, count = has_ended(machine, request), known_tokens(machine, request), 0
+    allocated = allocated_of(machine, request)
+    for group in range(len(machine.groups)):
+        size, chunk = machine.groups[group].block_tokens, off.layers[group].chunk_tokens
+        passed = off.next_chunk[request, group]
+        blocks = min(min(tokens, known) // size, blocks_for(allocated, size))
+        end = blocks // state.blocks_per_chunk
+        off.ends[group] = max(passed, end)
+        prompt, begin = record.prompt // chunk, passed
+        again = ended and end != prompt and state.reconsiders
+        if again:
+            begin = min(begin, first_again(machine, group, end))
+        if end <= begin or machine.groups[group].kind == LINEAR:
+            continue
+        horizon = NO_HORIZON
+        if not machine.state[0].keeps_boundaries:
+            horizon = end if ended else prompt if end <= prompt else NO_HORIZON
+        for at in range(begin, end):
+            if at < passed and stores_passed(machine, request, group, at, end, prompt):
+                continue
+            if stores_chunk(machine, request, row, group, at, end, horizon):
+                off.offered[count] = place_of(machine, group, at)
+                count += 1
+        if state.reconsiders and not ended:
+            pass_over(machine, request, row, group, end)
+    return count
+
+
+@callable_in_kernels
+def stores_passed(
+    machine: Machine, request: int, group: int, at: int, last: int, prompt: int
+) -> bool:
+    """Return whether a chunk was offered when its request was in its prompt of so many chunks."""
+    bpc = machine.offload.state[0].blocks_per_chunk
+    for block in range(at * bpc, (at + 1) * bpc):
+        if stores_block(machine, request, group, block, last * bpc, prompt * bpc):
+            return True
+    return False
+
+
+@callable_in_kernels
+def fence_group_chunk(machine: Machine, request: int, row: int, place: int) -> None:
+    """Note that the newest store reads the blocks of a chunk."""
+    bpc, group = machine.offload.state[0].blocks_per_chunk, group_of(machine, place)
+    number = number_of(machine, place)
+    for at in range(number * bpc, (number + 1) * bpc):
+        block = block_in(machine, request, row, group, at)
+        if machine.groups[group].kind == FULL:
+            fence_until_ended(machine, request, block)
+        elif block != NONE:
+            fence_block(machine, ANY, block)
+
+
+@callable_in_kernels
+def look_up_front_groups(machine: Machine, request: int) -> int:
+    """Return the tokens of the front request that are hits, and note where prompts part."""
+    record, size = machine.requests[request], machine.state[0].block_size
+    hit, record.junction = look_up_groups(machine, most_to_look_up(machine, request) * size, False)
+    return hit
+
+
+@callable_in_kernels
+def fits_groups(
+    machine: Machine, request: int, hit: int, cached: int, end: int, kept: int, reserved: int
+) -> bool:
+    """Return `fits` of TierBlocks."""
+    state, leading = machine.state[0], machine.specs[0].cached_tokens
+    free, total = state.free - kept, known_tokens(machine, request)
+    if (
+        state.reserve_full_prompt
+        and blocks_to_admit(machine, request, hit, leading, cached, total, True) > free
+    ):
+        return False
+    needed = blocks_to_admit(machine, request, hit, leading, cached, end, False)
+    return needed + reserved <= free  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def blocks_still_needed(machine: Machine, request: int) -> int:
+    """Return the blocks that the rest of a prompt takes, of windows at most what one holds."""
+    needed, known = 0, known_tokens(machine, request)
+    for group in range(len(machine.groups)):
+        layout = machine.groups[group]
+        blocks = min(blocks_for(known, layout.block_tokens), layout.most_blocks)
+        held = blocks_for(machine.requests[request].allocated, layout.block_tokens)
+        needed += max(0, blocks - held)
+    return needed
+
+
+@callable_in_kernels
+def fits_loaded_groups(machine: Machine, request: int, end: int, kept: int) -> bool:
+    """Return `fits_loaded` of TierBlocks; what the request has left is freed."""
+    state, record = machine.state[0], machine.requests[request]
+    if state.reserve_full_prompt and blocks_still_needed(machine, request) > state.free - kept:
+        return False
+    if record.computed >= record.skips_at:
+        free_skipped(machine, request, record.computed)
+    return blocks_missing(machine, request, end) <= state.free - kept  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def note_first_groups(machine: Machine, request: int, hit: int) -> None:
+    """Count the hits of a new request."""
+    record, size = machine.requests[request], machine.state[0].block_size
+    leading = machine.specs[0].cached_tokens
+    record.kept = look_up_groups(machine, record.look * size, True)[0] // size
+    record.written = max(hit // size, record.kept, count_group_written(machine, record.look))
+    note_admission(machine, request, hit // size)
+    machine.specs[0].cached_tokens = leading
+
+
+@callable_in_kernels
+def enter_groups(machine: Machine, request: int, hit: int, cached: int) -> None:
+    """Pin the hits of a request that it needs after so many cached tokens."""
+    use_group_hits(machine, request, hit, machine.specs[0].cached_tokens, cached)
+
+
+@callable_in_kernels
+def hash_planned(machine: Machine, request: int, tokens: int) -> None:
+    """Hash what a request fills in the step being planned."""
+    hash_kept(machine, request, tokens, planned_step(machine))
+    note_step(machine, request)
+
+
+@callable_in_kernels
+def note_since(machine: Machine, request: int, begin: int, end: int) -> None:
+    """Note when a request got its blocks between so many tokens; it has left some before them."""
+    off, record = machine.offload, machine.requests[request]
+    for group in range(len(machine.groups)):
+        size, row = machine.groups[group].block_tokens, record.slot * len(machine.groups) + group
+        first = first_held(machine, request, group)
+        for at in range(blocks_for(begin, size), blocks_for(end, size)):
+            off.since[row, at] = off.state[0].plan if at >= first else NONE
+
+
+@callable_in_kernels
+def note_group_blocks(machine: Machine, request: int) -> None:
+    """Note all blocks of a request that was just admitted."""
+    record = machine.requests[request]
+    note_since(machine, request, 0, record.allocated)
+    for group in range(len(machine.groups)):
+        size, row = machine.groups[group].block_tokens, record.slot * len(machine.groups) + group
+        for at in range(first_held(machine, request, group), blocks_for(record.allocated, size)):
+            note_block(machine, machine.table[row, at])
+
+
+@callable_in_kernels
+def keep_group_blocks(machine: Machine, request: int, number: int) -> None:
+    """Keep the blocks of the `number`th request that ended; those it has left are freed first."""
+    off, record, groups = machine.offload, machine.requests[request], len(machine.groups)
+    for group in range(groups):
+        kept = off.ended_table[number * groups + group]
+        row = record.slot * groups + group
+        full, since = machine.groups[group].kind == FULL, off.since[row]
+        for at in range(blocks_for(record.allocated, machine.groups[group].block_tokens)):
+            block = machine.table[row, at]
+            gone = not full and (since[at] == NONE or off.taken[block] > since[at])
+            kept[at] = NONE if gone else block
+    if record.computed >= record.skips_at:
+        free_skipped(machine, request, record.computed)
+
+
+def several_group_blocks(take: Callable[[Machine], int]) -> TierBlocks:
+    """Return the blocks of a hybrid model's requests, allocated by `take`."""
+    allocate_blocks = group_allocator(take)
+    rules = group_rules(allocate_blocks)
+    extend_blocks = rules.extend
+
+    @callable_in_kernels
+    def extend(machine: Machine, request: int, tokens: int) -> bool:
+        before = machine.requests[request].allocated
+        if not extend_blocks(machine, request, tokens):
+            return False
+        note_since(machine, request, before, machine.requests[request].allocated)
+        return True
+
+    @callable_in_kernels
+    def allocate(machine: Machine, request: int, tokens: int) -> None:
+        allocate_blocks(machine, request, tokens, True)
+
+    return TierBlocks(
+        rules._replace(extend=extend),
+        look_up_front_groups,
+        fits_groups,
+        fits_loaded_groups,
+        blocks_still_needed,
+        note_first_groups,
+        enter_groups,
+        allocate,
+        hash_groups,
+        hash_planned,
+        note_group_blocks,
+        keep_group_blocks,
+        list_group_loads,
+        list_group_stores,
+        fence_group_chunk,
+    )
