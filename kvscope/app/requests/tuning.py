@@ -268,9 +268,9 @@ def tier_tuning_request(options: TuneOptions, tiers: TierOptions) -> TierTuningR
         )
     if where.model.hybrid:
         raise UsageError(
-            "offloading is modelled for models of full attention only",
+            "tiers are tuned for models of full attention only",
             where="--tiers",
-            remedy="leave it out for this model",
+            remedy="compare sizes with kvscope simulate --tiers, or leave it out for this model",
         )
     setting = engine_setting(request.setting, where.max_num_seqs, where.max_num_batched_tokens)
     return TierTuningRequest(
