@@ -125,7 +125,11 @@ def _analysis(options: AnalyzeOptions) -> AnalyzeRequest:
     where = resolved_deployment(options)
     if where is not None:
         if options.hbm is not None:
-            raise UsageError("the deployment has a pool", where="--hbm", remedy="leave it out")
+            raise UsageError(
+                "the deployment (--gpu) has a pool of its own",
+                where="--hbm",
+                remedy="leave --hbm out",
+            )
         return AnalyzeRequest(definition, where.model, where.pool_bytes, capacities, where.as_cache)
     kv = kv_model(options.model, options.kv_dtype)
     if kv is None and (options.hbm or options.capacity):
@@ -316,7 +320,12 @@ def _check_simulated(options: SimulateOptions, where: ResolvedDeployment) -> Non
     names = ("capacity", "capacity_blocks", "points", "tiers")
     named = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) is not None]
     if named:
-        raise UsageError("the deployment has a pool", where=named[0], remedy="leave it out")
+        tiers = "name --model without --gpu, or take kvscope tune --tiers"
+        raise UsageError(
+            "the deployment (--gpu) has a pool of its own",
+            where=named[0],
+            remedy=tiers if named[0] == "--tiers" else f"leave {named[0]} out",
+        )
     if where.replicas > 1 and where.traffic == "fleet":
         raise UsageError(
             "one engine is replayed",
