@@ -59,7 +59,7 @@ TunesFleet = Annotated[
 TunesTiers = Annotated[
     bool,
     Option(
-        "Choose memory below the GPU's pool, or none: does offloading pay? See docs/offload.md.",
+        "Choose memory below the GPU's pool, or none: does offloading pay? See docs/tune-tiers.md.",
         flags=("--tiers",),
     ),
 ]
