@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,7 @@ from kvscope.characterize.summary import Characterization, Step, start_character
 from kvscope.core import memory
 from kvscope.core.background import in_background
 from kvscope.core.errors import UsageError
+from kvscope.core.files import space_in
 from kvscope.core.hits import HitDefinition, side_by_side, standard
 from kvscope.core.trace import PromptPaths, Trace
 from kvscope.core.units import GIB
@@ -215,20 +218,31 @@ def analyze(
                 paths = replace(dataset.paths(), runs_at_once=budget.runs_at_once, progress=monitor)
             started = StartedCaching(paths, request)
         count_deciles = started.paths.deciles if started else None
-        characterization = start_characterization(store, trace, count_deciles, step=step, work=work)
+        with space_for_analysis(work):
+            characterization = start_characterization(
+                store, trace, count_deciles, step=step, work=work
+            )
     request = started.request if started else request or AnalyzeRequest()
+    with space_for_analysis(work):
+        characterized = characterization()
+        cached = started.caching.result() if started else None
     return Analysis(
         trace=trace,
         model=request.model,
         hbm_bytes=request.hbm_bytes,
-        characterization=_sized(characterization(), request),
-        caching=started.caching.result() if started else None,
+        characterization=_sized(characterized, request),
+        caching=cached,
         layouts=tuple(_layouts(stores, trace, started.paths, request.definition))
         if started
         else (),
         retention=tuple(_retention(stores, trace, request)),
         deployment=_timed(stores, trace, request.deployment),
     )
+
+
+def space_for_analysis(work: Path | None) -> AbstractContextManager[None]:
+    """Return a context that raises DiskFullError where a dataset's folder has too little space."""
+    return nullcontext() if work is None else space_in(work, "the dataset is as it was")
 
 
 def _timed(

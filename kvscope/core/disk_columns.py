@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO, Protocol, cast
@@ -16,6 +17,20 @@ AT_ONCE = 1 << 20
 """Entries in a stretch."""
 
 Columns = Mapping[str, NDArray[Any]]
+
+
+def append_array(file: BinaryIO, values: NDArray[Any]) -> None:
+    """Write the values at the end of a file; OSError where the disk is full, now or at its flush.
+
+    NumPy's own `tofile` says nothing of that for arrays of a few kilobytes.
+    """
+    file.write(np.ascontiguousarray(values).data)
+
+
+def close_quietly(file: BinaryIO) -> None:
+    """Close a file that nothing reads any more: what a full disk lacks of it is not needed."""
+    with suppress(OSError):
+        file.close()
 
 
 class Column(Protocol):
@@ -31,7 +46,7 @@ class TemporaryColumns:
 
     def __init__(self, folder: Path) -> None:
         self.file = cast("BinaryIO", TemporaryFile(dir=folder))  # noqa: SIM115 - see above
-        finalize(self, self.file.close)
+        finalize(self, close_quietly, self.file)
 
 
 class DiskColumn:
@@ -101,7 +116,7 @@ def sorted_on_disk(
             {name: run[name][span] for name in run} for run, span in zip(runs, spans, strict=True)
         )
         for name, values in sorted_columns(some, key).items():
-            values.tofile(files[name].file)
+            append_array(files[name].file, values)
         begin = end
     dtype = {name: column[:0].dtype for name, column in runs[0].items()}
     return {name: DiskColumn(file, dtype[name], every) for name, file in files.items()}
@@ -111,7 +126,7 @@ def _written(columns: Columns, folder: Path) -> dict[str, DiskColumn]:
     written, file = {}, TemporaryColumns(folder)
     for name, values in columns.items():
         written[name] = DiskColumn(file, values.dtype, len(values), file.file.tell())
-        values.tofile(file.file)
+        append_array(file.file, values)
     return written
 
 

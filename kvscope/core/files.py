@@ -184,8 +184,25 @@ def _place_named(path: Path) -> Iterator[None]:
         raise
 
 
-def full_disk(path: Path, reason: str) -> DiskFullError:
-    """Return the error for a file that could not be written whole, for the system's `reason`."""
+@contextmanager
+def space_in(folder: Path, kept: str) -> Iterator[None]:
+    """Raise DiskFullError about `folder` where the block finds too little space for its files.
+
+    `kept` says what is there all the same.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise full_disk(folder, str(error), kept) from error
+        raise
+
+
+def full_disk(path: Path, reason: str, kept: str = "nothing was written") -> DiskFullError:
+    """Return the error for what could not be written whole, for the system's `reason`.
+
+    `kept` says what is there all the same.
+    """
     if FULL[errno.EFBIG] in reason:
         what, remedy = "larger than this process may write", "raise the limit: ulimit -f unlimited"
     else:
@@ -194,7 +211,9 @@ def full_disk(path: Path, reason: str) -> DiskFullError:
             if not path.exists() or path.is_file():  # a device's folder is no place of its content
                 kind += f" ({format_size(shutil.disk_usage(path.parent).free)} free)"
         what, remedy = kind, "free some space, or name a file on another disk"
-    return DiskFullError(what, where=str(path), remedy=f"nothing was written; {remedy}")
+        if path.is_dir():
+            remedy = "free some space, and run it again"
+    return DiskFullError(what, where=str(path), remedy=f"{kept}; {remedy}")
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import BinaryIO
 import numpy as np
 
 from kvscope.core.arrays import Float64s, Int64s
+from kvscope.core.disk_columns import append_array
 from kvscope.datasets.spill import take_file
 from kvscope.replay.curve import bent
 
@@ -35,14 +36,14 @@ class Bends:
         for number, some in zip(numbers.tolist(), np.split(pairs, begin)[1:], strict=True):
             if number not in self._files:
                 self._files[number] = (self._folder / f"bends-{number}").open("w+b")
-            some.tofile(self._files[number])
+            append_array(self._files[number], some)
 
     def curve(self) -> tuple[Int64s, Int64s]:
         """Return the knots and the hits there, as files that are mapped into memory."""
         columns = [(self._folder / name).open("w+b") for name in ("knots", "hits")]
         for each in bent(self._steepening()):
             for column, values in zip(columns, each, strict=True):
-                values.tofile(column)
+                append_array(column, values)
         knots, hits = (take_file(column, np.dtype(np.int64)) for column in columns)
         return knots, hits
 

@@ -29,8 +29,10 @@ class DivideTask:
 
 def divide_paths(task: DivideTask) -> None:
     """Write the paths of a part into its folder, by the new shards."""
-    with whole_folder(Path(task.folder)) as folder:
-        spill = Spill(folder, Cuts.load(Path(task.cuts)), task.shards)
+    with (
+        whole_folder(Path(task.folder)) as folder,
+        Spill(folder, Cuts.load(Path(task.cuts)), task.shards) as spill,
+    ):
         for row, starts, ids in read_paths(Path(task.paths), task.shards_before):
             spill.write(row, starts, ids)
         spill.close()

@@ -17,6 +17,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from kvscope.core.disk_columns import append_array
+
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -38,7 +40,15 @@ def whole_folder(path: Path) -> Iterator[Path]:
 def save_arrays(folder: Path, arrays: Arrays) -> None:
     """Write each array to a file of its own, which can be mapped into memory."""
     for name, values in arrays.items():
-        np.save(folder / f"{name}.npy", np.ascontiguousarray(values))
+        save_array(folder / f"{name}.npy", values)
+
+
+def save_array(path: Path, values: NDArray[Any]) -> None:
+    """Write an array as NumPy's own `save` does; OSError where the disk is full."""
+    values = np.ascontiguousarray(values)
+    with path.open("wb") as file:
+        npy.write_array_header_1_0(file, npy.header_data_from_array_1_0(values))
+        append_array(file, values)
 
 
 class ArrayFolder(MutableMapping[str, NDArray[Any]]):
@@ -58,7 +68,7 @@ class ArrayFolder(MutableMapping[str, NDArray[Any]]):
     def __setitem__(self, name: str, values: NDArray[Any]) -> None:
         path = self._folder / f"{name}.npy"
         path.unlink(missing_ok=True)  # a file may be mapped, by `values` even
-        np.save(path, np.ascontiguousarray(values))
+        save_array(path, values)
         self._names[name] = None
 
     def __delitem__(self, name: str) -> None:

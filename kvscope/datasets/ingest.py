@@ -25,6 +25,7 @@ from kvscope.core.files import (
     files_of,
     is_remote,
     one_path,
+    space_in,
     without_query,
     write_text,
 )
@@ -150,7 +151,7 @@ def ingest_dataset(
     making = DatasetBuild(one_path(list(paths)), Path(into), options, executor, progress)
     if making.plan():
         return IngestedDataset(Dataset(into), False, Rejects(making.path), 0)
-    with alone_in(Path(into)):
+    with alone_in(Path(into)), space_in(Path(into), "finished steps are kept"):
         built = making.build()
         making.store(built)
         making.finish()

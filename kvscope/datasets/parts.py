@@ -82,9 +82,9 @@ def parse_part(task: PartTask) -> None:
     with (
         whole_folder(Path(task.folder)) as folder,
         closing(Source(task.path, stretch=task.stretch)) as source,
+        Spill(folder, Cuts.load(Path(task.cuts)), task.shards) as spill,
     ):
         chosen = format_of(source, task.options)
-        spill = Spill(folder, Cuts.load(Path(task.cuts)), task.shards)
         columns, reader, rejects, spans = read_columns(source, chosen, task.options, spill)
         spill.close()
         arrays = columns.arrays()

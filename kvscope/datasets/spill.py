@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.disk_columns import append_array, close_quietly
 from kvscope.core.units import MIB
 from kvscope.datasets.cuts import TRUNK, Cuts, gather
+from kvscope.datasets.files import save_array
 
 BUFFER_BYTES = 64 * MIB
 _PIECE = 3  # numbers: row, length, split
@@ -67,12 +69,19 @@ class Spill:
         if self._buffered > BUFFER_BYTES:
             self._flush()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in (self._pieces, self._ids):
+            close_quietly(file)  # already closed, unless the block has failed
+
     def close(self) -> None:
         """Write what is left, and the index of what was written."""
         self._flush()
         self._pieces.close()
         self._ids.close()
-        np.save(self._folder / _INDEX, np.array(self._index, dtype=np.int64))
+        save_array(self._folder / _INDEX, np.array(self._index, dtype=np.int64))
 
     def _flush(self) -> None:
         """Write what is buffered in order of shard."""
@@ -86,8 +95,8 @@ class Spill:
         columns = [np.concatenate(each)[order] for each in (row, length, split)]
         gathered = np.empty(columns[1].sum(dtype=np.int64), dtype=np.int64)
         gather(np.concatenate(ids), start[order], columns[1], gathered)
-        np.stack(columns, axis=1).tofile(self._pieces)
-        gathered.tofile(self._ids)
+        append_array(self._pieces, np.stack(columns, axis=1))
+        append_array(self._ids, gathered)
         of_shard = shards[order]
         self._index.append(
             np.stack([

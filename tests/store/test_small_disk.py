@@ -2,38 +2,52 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
+from kvscope.core.files import data_folder
 from kvscope.core.kernel_files import KernelFiles
 
 TRACE = str(Path(__file__).parents[1] / "written_before" / "trace.jsonl")
+SAMPLE = str(data_folder("sample_traces") / "to-c.jsonl.gz")
 Streams = pytest.CaptureFixture[str]
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """Return the folder of a file system of 1 MiB. Needs root."""
-    folder = tmp_path / "disk"
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """Yield the folder of a file system of this size. Needs root."""
     folder.mkdir()
     mount = shutil.which("mount")
     if os.geteuid() or mount is None:
         pytest.skip("only root can mount a small file system")
     made = subprocess.run(
-        [mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False
+        [mount, "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder],
+        capture_output=True,
+        check=False,
     )
     if made.returncode:
         pytest.skip(f"no file system can be mounted: {made.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)  # arrays may still be mapped
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Return the folder of a file system of 1 MiB."""
+    with small_disk(tmp_path / "disk", "1m") as folder:
+        yield folder
 
 
 @pytest.fixture
@@ -91,6 +105,31 @@ def test_a_limit_of_file_sizes_costs_no_file(
     assert code == ExitCode.FAILED
     assert f"{folder}/old: larger than this process may write" in capsys.readouterr().err
     assert not list(folder.iterdir())
+
+
+def test_a_dataset_on_a_full_disk(disk: Path, tmp_path: Path, capsys: Streams) -> None:
+    """One line says where space is lacking; with some, it goes on with the steps that are done."""
+    command = ["ingest", SAMPLE, "--into", str(disk / "d"), "--memory", "2GiB", "--workers", "1"]
+    assert run(command) == ExitCode.FAILED
+    line = f"error: {disk}/d: the disk is full; finished steps are kept; free some space, and run"
+    assert capsys.readouterr().err.splitlines()[-1].startswith(line)
+    shutil.move(disk / "d", tmp_path / "d")
+    command[3] = str(tmp_path / "d")
+    assert run(command) == ExitCode.DONE
+
+
+def test_a_dataset_is_analyzed_on_a_full_disk(tmp_path: Path, capsys: Streams) -> None:
+    """One line says where space is lacking, and nothing is left of what was written."""
+    with small_disk(tmp_path / "larger", "16m") as disk:
+        folder = disk / "d"
+        assert run(["ingest", TRACE, "--into", str(folder), "--memory", "2GiB"]) == ExitCode.DONE
+        before = sorted(path.name for path in folder.iterdir())
+        fill(disk)
+        assert run(["analyze", str(folder), "--json"]) == ExitCode.FAILED
+        line = f"error: {folder}: the disk is full; the dataset is as it was; free some space,"
+        assert capsys.readouterr().err.splitlines()[-1].startswith(line)
+        gc.collect()
+        assert sorted(path.name for path in folder.iterdir()) == before
 
 
 def test_a_full_disk_costs_no_store(disk: Path, capsys: Streams) -> None:
