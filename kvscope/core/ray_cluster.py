@@ -75,8 +75,8 @@ class RayCluster(Executor):
     def __enter__(self) -> Self:
         if not ray.is_initialized():
             self._connect()
-            self._printing.enter_context(redirect_stdout(sys.stderr))  # Ray's other messages
             self._is_mine = True
+        self._printing.enter_context(redirect_stdout(sys.stderr))  # Ray's other messages
         nodes = _nodes()
         if not nodes:
             self.__exit__()
@@ -92,7 +92,7 @@ class RayCluster(Executor):
     def __exit__(self, *error: object) -> None:
         if self._is_mine:
             ray.shutdown()
-            self._printing.close()
+        self._printing.close()
 
     @property
     def free_bytes(self) -> int | None:

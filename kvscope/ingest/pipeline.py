@@ -228,12 +228,12 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
 
 def _branches(parent: Int32s) -> Int32s:
     """Return the blocks whose parents are not the ones before, and block 1, where there is one."""
-    found = [np.zeros(0, dtype=np.int32), np.arange(1, min(len(parent), 2), dtype=np.int32)]
+    starts = [np.zeros(0, dtype=np.int32), np.arange(1, min(len(parent), 2), dtype=np.int32)]
     for part in stretches(len(parent), _BLOCKS_AT_ONCE):
         elsewhere = parent[part] != np.arange(part.start, part.stop) - 1
         elsewhere[: max(2 - part.start, 0)] = False  # the root, and block 1
-        found.append((np.flatnonzero(elsewhere) + part.start).astype(np.int32))
-    return np.concatenate(found)
+        starts.append((np.flatnonzero(elsewhere) + part.start).astype(np.int32))
+    return np.concatenate(starts)
 
 
 def _block_runs(trie: Trie, reuses: Int32s) -> dict[str, NDArray[Any]]:

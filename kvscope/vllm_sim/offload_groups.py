@@ -168,7 +168,7 @@ def look_up_group_chunks(machine: Machine, request: int, hit: int, total: int) -
     are asked again. Of windows, the last token is always computed.
     """
     off, groups = machine.offload, len(machine.groups)
-    windows, found, waits, begin = off.state[0].full_groups, 0, False, 0
+    windows, loadable, waits, begin = off.state[0].full_groups, 0, False, 0
     most = total - int(windows < groups)
     while begin < groups:
         again = groups
@@ -187,16 +187,16 @@ def look_up_group_chunks(machine: Machine, request: int, hit: int, total: int) -
                 most = min(most, end)
             if most - hit < tokens:
                 return 0
-            if most - hit < found:
+            if most - hit < loadable:
                 if waits:
                     waits, again = False, 0
                 elif place > windows and again == groups:
                     again = windows
-            found = most - hit
+            loadable = most - hit
         begin = again
-    if waits or is_loading(machine, hit, hit + found):
+    if waits or is_loading(machine, hit, hit + loadable):
         return SKIP
-    return found
+    return loadable
 
 
 @callable_in_kernels
@@ -228,8 +228,8 @@ def block_in(machine: Machine, request: int, row: int, group: int, at: int) -> i
         return block  # type: ignore[no-any-return]
     if ended:
         passed = off.next_chunk[request, group] * off.state[0].blocks_per_chunk
-        gone = block != NONE and at >= passed and off.taken[block] == off.state[0].plan
-        return NONE if gone else block
+        lost = block != NONE and at >= passed and off.taken[block] == off.state[0].plan
+        return NONE if lost else block
     since = off.since[number, at]
     return NONE if since == NONE or off.taken[block] > since else block
 
@@ -240,8 +240,8 @@ def pass_over(machine: Machine, request: int, row: int, group: int, end: int) ->
     off, bpc = machine.offload, machine.offload.state[0].blocks_per_chunk
     number = row * len(machine.groups) + group
     for at in range(off.next_chunk[request, group] * bpc, end * bpc):
-        gone = block_in(machine, request, row, group, at) == NONE
-        off.since[number, at] = NONE if gone else ALWAYS
+        lost = block_in(machine, request, row, group, at) == NONE
+        off.since[number, at] = NONE if lost else ALWAYS
 
 
 @callable_in_kernels
@@ -288,8 +288,8 @@ def stores_chunk(
     for block in range(at * bpc, (at + 1) * bpc):
         if stores_block(machine, request, group, block, last * bpc, blocks):
             needed = True
-            gone = block_in(machine, request, row, group, block) == NONE
-            if gone and machine.offload.state[0].whole_chunks:
+            lost = block_in(machine, request, row, group, block) == NONE
+            if lost and machine.offload.state[0].whole_chunks:
                 return False
     return needed
 
@@ -478,8 +478,8 @@ def keep_group_blocks(machine: Machine, request: int, number: int) -> None:
         full, since = machine.groups[group].kind == FULL, off.since[row]
         for at in range(blocks_for(record.allocated, machine.groups[group].block_tokens)):
             block = machine.table[row, at]
-            gone = not full and (since[at] == NONE or off.taken[block] > since[at])
-            kept[at] = NONE if gone else block
+            lost = not full and (since[at] == NONE or off.taken[block] > since[at])
+            kept[at] = NONE if lost else block
     if record.computed >= record.skips_at:
         free_skipped(machine, request, record.computed)
 
