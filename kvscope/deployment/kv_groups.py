@@ -220,6 +220,15 @@ class KvGroups:
         )
 
     @property
+    def smaller_windows(self) -> bool:
+        """Whether blocks of a sliding window hold fewer tokens than those of full attention."""
+        full, sliding = (
+            [group.block_tokens for group in self.groups if group.kind == kind]
+            for kind in ("full", "sliding")
+        )
+        return max(full, default=0) > min(sliding, default=max(full, default=0))
+
+    @property
     def in_words(self) -> str:
         """The groups in a sentence or two, as a report has them."""
         number = dict.fromkeys(dict.fromkeys(group.spec for group in self.groups), 0)

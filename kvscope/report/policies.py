@@ -55,6 +55,7 @@ from kvscope.report.words import (
     significant,
     time_unit,
 )
+from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 SECTIONS = ("summary", "policies", "tiers", "categories")
 """What `--section` of `kvscope simulate` takes.
@@ -248,6 +249,12 @@ def _verdict(simulation: Simulation, measure: _Measure, contests: dict[int, Cont
     return sentences
 
 
+_WRONG_HITS = (
+    " Do not store outputs (offload_prompt_only=false) with --prefix-cache-retention-interval none:"
+    " for this model vLLM may then load blocks of another request (docs/offload-hybrid.md)."
+)
+
+
 def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
     """Return what the numbers count and assume."""
     capacity = "Capacity: idle cached blocks; add KV memory for running requests."
@@ -267,7 +274,10 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
         words = (offload.in_words, f"Sizes: {setting.tiers}.", offload.left_out)
         capacity = " ".join(filter(None, (capacity, *words)))
     if setting.kv_groups:
-        capacity += f" {KvGroups.parse(setting.kv_groups).in_words}"
+        groups = KvGroups.parse(setting.kv_groups)
+        capacity += f" {groups.in_words}"
+        if isinstance(offload, OffloadSpec) and not offload.offload_prompt_only:
+            capacity += _WRONG_HITS if groups.smaller_windows else ""
     assumed = [f"latency profile {setting.latency}"]
     if setting.slo_s is not None:
         assumed.append(f"SLO {units.duration_in_words(setting.slo_s)}")

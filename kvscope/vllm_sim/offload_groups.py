@@ -7,7 +7,7 @@ prompts part, by the retention interval also before its multiples, or before eac
 attention.
 
 vLLM notes the blocks of a request as it gets them and strikes out those that were given away
-since. So a window that its request has left is stored as long as nobody else has its blocks.
+since. So a window that its request has left is stored until another request gets its blocks.
 
 Source: vLLM 0.32.0 and 0.33.0, vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py
 (_lookup_complete_chunks, update_state_after_alloc, _update_req_states, _build_store_jobs) and
@@ -165,7 +165,7 @@ def look_up_group_chunks(machine: Machine, request: int, hit: int, total: int) -
     """Return the tokens behind the hit ones to load, SKIP to wait for chunks.
 
     Full attention first, then wide windows; where a group has less than the ones before it, those
-    are asked again. Of windows, the last token is always computed.
+    are looked up again. Of windows, the last token is always computed.
     """
     off, groups = machine.offload, len(machine.groups)
     windows, loadable, waits, begin = off.state[0].full_groups, 0, False, 0
@@ -236,7 +236,7 @@ def block_in(machine: Machine, request: int, row: int, group: int, at: int) -> i
 
 @callable_in_kernels
 def pass_over(machine: Machine, request: int, row: int, group: int, end: int) -> None:
-    """Keep the blocks of chunks before `end` as they are now, whoever gets them later."""
+    """Keep the blocks of chunks before `end` as they are now, also once others get them."""
     off, bpc = machine.offload, machine.offload.state[0].blocks_per_chunk
     number = row * len(machine.groups) + group
     for at in range(off.next_chunk[request, group] * bpc, end * bpc):

@@ -25,7 +25,7 @@ from kvscope.vllm_sim.settings import (
     StorageSettings,
     Transfers,
 )
-from tests.conformance.conversations import TokenRequest
+from tests.conformance.conversations import Mix, TokenRequest
 from tests.conformance.kvscope_side import Model
 from tests.conformance.stepping import SLOTS, free_blocks
 from tests.conformance.vllm_side import (
@@ -47,6 +47,13 @@ from tests.conformance.vllm_side import (
 )
 
 CLASSES = {TLru: "TLruCachePolicy", Gittins: "GittinsCachePolicy"}
+MIXES = {
+    "chats": Mix(gap=2.0, salts=1),
+    "rush": Mix(gap=0.3, salts=1),
+    "long prompts": Mix(head=300, turn=200, output=20, gap=3.0),
+    "repeats": Mix(head=200, again=0.5, edited=0.2, silent=0.2, gap=2.0, salts=1),
+}
+SLOW = {"load": Transfers(1.5, 0.25), "store": Transfers(2.25, 0.125)}
 RELEASE: Release = "0.33" if VLLM_VERSION.startswith("0.33") else "0.32"
 
 

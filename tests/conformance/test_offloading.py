@@ -25,10 +25,12 @@ from kvscope.replay.traffic import traffic as traffic_of
 from kvscope.vllm_plugin.chunk_lanes import ChunkLanes
 from kvscope.vllm_plugin.settings import PluginSettings
 from kvscope.vllm_sim.settings import EngineSettings, OffloadSettings, StorageSettings, Transfers
-from tests.conformance.conversations import Mix, TokenRequest, conversations, prompts_of
+from tests.conformance.conversations import TokenRequest, conversations, prompts_of
 from tests.conformance.kvscope_side import Model
 from tests.conformance.offloading import (
+    MIXES,
     RELEASE,
+    SLOW,
     Chunks,
     OffloadingScheduler,
     by_rank,
@@ -41,13 +43,6 @@ from tests.long import long
 
 pytestmark = pytest.mark.engine
 
-MIXES = {
-    "chats": Mix(gap=2.0, salts=1),
-    "rush": Mix(gap=0.3, salts=1),
-    "long prompts": Mix(head=300, turn=200, output=20, gap=3.0),
-    "repeats": Mix(head=200, again=0.5, edited=0.2, silent=0.2, gap=2.0, salts=1),
-}
-SLOW = {"load": Transfers(1.5, 0.25), "store": Transfers(2.25, 0.125)}
 TIERS: dict[str, dict[str, Any]] = {
     "lru": {"capacity_chunks": 150},
     "arc": {"capacity_chunks": 150, "eviction_policy": "arc"},

@@ -12,22 +12,15 @@ from typing import Any
 import pytest
 
 from kvscope.deployment.kv_groups import KvGroups
-from kvscope.vllm_sim.settings import OffloadSettings, Transfers
-from tests.conformance.conversations import Mix, conversations
-from tests.conformance.offloading import stepped
+from kvscope.vllm_sim.settings import OffloadSettings
+from tests.conformance.conversations import conversations
+from tests.conformance.offloading import MIXES, SLOW, stepped
 from tests.conformance.test_hybrid import LAYOUTS as HYBRID
 from tests.conformance.test_hybrid import attending, fitting, kv_groups
 from tests.long import long
 
 pytestmark = pytest.mark.engine
 
-MIXES = {
-    "chats": Mix(gap=2.0, salts=1),
-    "rush": Mix(gap=0.3, salts=1),
-    "long prompts": Mix(head=300, turn=200, output=20, gap=3.0),
-    "repeats": Mix(head=200, again=0.5, edited=0.2, silent=0.2, gap=2.0, salts=1),
-}
-SLOW = {"load": Transfers(1.5, 0.25), "store": Transfers(2.25, 0.125)}
 LAYOUTS = (
     "gpt-oss",
     "gemma",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvscope.core.errors import UsageError
@@ -83,6 +85,22 @@ def test_a_third_tier_is_files() -> None:
     assert extra["spec_name"] == "TieringOffloadingSpec"
     assert extra["secondary_tiers"] == [{"type": "fs", "root_dir": "PATH"}]
     assert "vLLM deletes none" in setting_in_words(setting)[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "groups", "warned"),
+    [
+        (":offload_prompt_only=false", "full/32/0/12+sliding/16/128/12@0", True),
+        (":offload_prompt_only=false", "full/16/0/12+sliding/16/128/12@0", False),
+        (":offload_prompt_only=false", "full/16/0/12+sliding/32/128/12@0", False),
+        ("", "full/32/0/12+sliding/16/128/12@0", False),
+    ],
+)
+def test_wrong_hits_of_vllm_are_warned_of(options: str, groups: str, warned: bool) -> None:
+    """Where outputs are stored and windows have smaller blocks than full attention."""
+    setting = with_tiers(f"vllm@0.33{options}", "hbm=100blocks,dram=500blocks")
+    words = " ".join(setting_in_words(replace(setting, kv_groups=groups)))
+    assert ("may then load blocks of another request" in words) == warned
 
 
 def test_size_is_in_chunks() -> None:
