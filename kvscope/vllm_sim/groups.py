@@ -363,8 +363,8 @@ def count_group_written(machine: Machine, most: int) -> int:
 
     Of a model without full attention its first group counts.
     """
-    front, layout, blocks = len(machine.path) - 1, machine.groups[0], 0
-    group = machine.specs[0].begin
+    front, group, blocks = len(machine.path) - 1, machine.specs[0].begin, 0
+    layout = machine.groups[group]
     while (blocks + 1) * layout.nodes_per_block <= most and machine.nodes[
         content_at(machine, front, group, blocks)
     ].written:

@@ -76,6 +76,14 @@ def test_where_prompts_part_the_second_request_keeps_a_window_for_the_third() ->
     assert machine.requests.hits.tolist() == [0, 0, 4]
 
 
+@pytest.mark.parametrize("window_first", [True, False])
+def test_what_was_written_counts_in_blocks_of_full_attention(window_first: bool) -> None:
+    """Of 20 tokens, two of its blocks of 8, whichever group comes first."""
+    groups = (WINDOW, KvGroup("full", 8)) if window_first else (KvGroup("full", 8), WINDOW)
+    machine = served(told(asks(PATH[:5], 20), asks(PATH[:5], 20, at=99.0)), KvGroups(groups))
+    assert machine.requests.written.tolist() == [0, 4]
+
+
 def test_blocks_outside_of_the_window_are_free_while_a_request_runs() -> None:
     """40 tokens, 8 at a time, in 15 blocks: of 10 blocks the window needs at most 4."""
     groups = KvGroups((FULL, WINDOW))
