@@ -51,9 +51,11 @@ def _import_numba() -> None:
     """Import all of numba that is used here, without packages that it would load and not use.
 
     Scipy it only asks for its version: 20 MiB that a small analysis does without. YAML it needs for
-    a file of settings. A later import of either works as usual.
+    a file of settings, colorama for messages that end as one line here. A later import of any of
+    them works as usual.
     """
-    hidden: Any = _Hidden({"scipy"} if Path(".numba_config.yaml").exists() else {"scipy", "yaml"})
+    unread = set() if Path(".numba_config.yaml").exists() else {"yaml"}
+    hidden: Any = _Hidden({"scipy", "colorama"} | unread)
     sys.meta_path.insert(0, hidden)
     try:
         for name in (

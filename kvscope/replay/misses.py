@@ -13,20 +13,25 @@ from kvscope.core.prefix import ancestor
 from kvscope.core.trace import PromptLengths, PromptPaths
 from kvscope.replay.curve import first_counted, looked_up, weighted
 from kvscope.replay.stack_distances import LruDistances, lru_distances
-from kvscope.replay.traffic import Walk, walk
+from kvscope.replay.traffic import Walk, walk, walk_lengths
 
 
 def ideal_blocks(prompts: PromptPaths, definition: HitDefinition) -> Int32s:
-    """Return the leading blocks of each prompt that earlier requests had written (R entries).
+    """Return the leading blocks that each prompt looks up and earlier requests had written (R)."""
+    return np.minimum(written_blocks(prompts, definition), walk_lengths(prompts, definition).look)
+
+
+def written_blocks(prompts: PromptPaths, definition: HitDefinition) -> Int32s:
+    """Return the leading blocks of each path that earlier requests had written (R entries).
 
     Whether blocks are looked up as a prefix or one by one is all the same here: of a path that was
-    written before, so was its head. The definition's weight and window do not matter.
+    written before, so was its head. Only the definition's `partial` and `outputs` matter.
     """
     steps = walk(prompts, definition)
-    ideal = np.zeros(len(steps.leaf), dtype=np.int32)
+    blocks = np.zeros(len(steps.leaf), dtype=np.int32)
     written = np.zeros(len(prompts.block_parent), dtype=np.bool_)
-    _climb(steps, written, ideal)
-    return np.minimum(ideal, steps.look)
+    _climb(steps, written, blocks)
+    return blocks
 
 
 def ideal_rate(prompts: PromptPaths, definition: HitDefinition) -> float:
@@ -43,7 +48,7 @@ def ideal_rate_of(prompts: PromptLengths, definition: HitDefinition, blocks: Int
 
 
 @kernel
-def _climb(steps: Walk, written: Bools, ideal: Int32s) -> None:
+def _climb(steps: Walk, written: Bools, blocks: Int32s) -> None:
     """Climb each path from its end to the first block that was written before.
 
     So the work is one step a block of the trie, whatever was reused.
@@ -55,7 +60,7 @@ def _climb(steps: Walk, written: Bools, ideal: Int32s) -> None:
             written[block] = True
             block = block_parent[block]
             depth -= 1
-        ideal[request] = depth
+        blocks[request] = depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +97,15 @@ class Novelty:
     diverged_to: Int32s
 
 
-def novelty(prompts: PromptPaths, definition: HitDefinition) -> Novelty:
-    """Return what was new in each prompt, as `definition` looks blocks up, whatever its weight."""
-    steps, seen = walk(prompts, definition), ideal_blocks(prompts, definition)
+def novelty(
+    prompts: PromptPaths, definition: HitDefinition, seen: Int32s | None = None
+) -> Novelty:
+    """Return what was new in each prompt, as `definition` looks blocks up, whatever its weight.
+
+    `seen` are the `ideal_blocks` of that definition, where they are known.
+    """
+    steps = walk(prompts, definition)
+    seen = ideal_blocks(prompts, definition) if seen is None else seen
     return Novelty(seen, steps.look, *diverged(steps, prompts.parent, seen))
 
 

@@ -15,12 +15,13 @@ from kvscope.core.trace import PromptLengths, PromptPaths
 from kvscope.replay.curve import HitCurve, curve_of
 from kvscope.replay.misses import (
     MissReasons,
-    ideal_blocks,
     ideal_rate_of,
     novelty,
     reasons_at,
+    written_blocks,
 )
 from kvscope.replay.stack_distances import LruDistances, flat_distances, lru_distances
+from kvscope.replay.traffic import walk_lengths
 
 LENGTHS = ("input_tokens", "parent", "blocks", "full_blocks", "cached_blocks", "carried_blocks")
 """The columns of `PromptLengths`."""
@@ -82,7 +83,7 @@ class FollowedTrace:
     def __init__(self, prompts: PromptPaths) -> None:
         self._prompts = prompts
         self._distances = dict[HitDefinition, LruDistances]()
-        self._ideal = dict[HitDefinition, Int32s]()
+        self._written = dict[HitDefinition, Int32s]()
 
     def curve(self, definition: HitDefinition) -> HitCurve:
         """Return LRU's hits at every capacity."""
@@ -90,17 +91,20 @@ class FollowedTrace:
 
     def ideal_rate(self, definition: HitDefinition) -> float:
         """Return the hit rate (0-1) of an infinite cache."""
-        key = replace(walked(definition), flat=False)
-        if key not in self._ideal:
-            self._ideal[key] = ideal_blocks(self._prompts, key)
-        return ideal_rate_of(self._prompts, definition, self._ideal[key])
+        return ideal_rate_of(self._prompts, definition, self._ideal_blocks(definition))
 
     def misses(
         self, definition: HitDefinition, capacities_blocks: list[int]
     ) -> tuple[MissReasons, ...]:
         """Return why tokens missed at each capacity under LRU, over the whole trace."""
-        new = novelty(self._prompts, definition)
+        new = novelty(self._prompts, definition, self._ideal_blocks(definition))
         return reasons_at(self._prompts, new, capacities_blocks, self._distances_of(definition))
+
+    def _ideal_blocks(self, definition: HitDefinition) -> Int32s:
+        key = replace(walked(definition), flat=False, last_token_rule=False)
+        if key not in self._written:
+            self._written[key] = written_blocks(self._prompts, key)
+        return np.minimum(self._written[key], walk_lengths(self._prompts, definition).look)
 
     def _distances_of(self, definition: HitDefinition) -> LruDistances:
         key = walked(definition)
