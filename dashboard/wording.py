@@ -10,15 +10,22 @@ from pathlib import Path
 
 CONTROLS = {  # by the option that a message names
     "--block-size": "Tokens per block",
+    "--dram-price": "Price of CPU memory",
     "--format": "Format",
     "--gpu": "GPU in the sidebar",
+    "--gpu-hour": "Price per GPU hour in the sidebar",
     "--hbm": "HBM in the sidebar",
     "--latency": "Latency profile in the sidebar",
     "--max-bad": "Bad lines allowed",
     "--model": "Model in the sidebar",
+    "--offload": "Ways to offload",
     "--param": "Parameters",
+    "--replicas": "Replicas in the sidebar",
     "--slo": "SLO",
+    "--ssd-price": "Price of an SSD",
+    "--tier-sizes": "Sizes",
     "--tiers": "tiers",
+    "--traffic": "Traffic in the sidebar",
 }
 _UPLOAD = "kvscope-upload-"
 _OPTIONS = re.compile("|".join(rf"{option}(?![\w-])" for option in CONTROLS))

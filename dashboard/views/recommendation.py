@@ -11,18 +11,26 @@ from dashboard import background_cache, data, job, query_params, render, sidebar
 from dashboard.markdown import escape
 from dashboard.wording import in_page_words, uploaded
 from kvscope.app import values
-from kvscope.app.options import ReplicaOptions, TuneOptions
-from kvscope.app.requests import TuneRequest, fleet_tuning_request, tune_request
+from kvscope.app.options import ReplicaOptions, TierOptions, TuneOptions
+from kvscope.app.requests import (
+    TuneRequest,
+    fleet_tuning_request,
+    tier_tuning_request,
+    tune_request,
+)
 from kvscope.app.tune import Recommendation, recommendation_text, tune
 from kvscope.app.tune_fleet import FleetRecommendation, recommend_fleet
+from kvscope.app.tune_tiers import TierRecommendation, recommend_tiers, tier_recommendation_text
 from kvscope.core import units
 from kvscope.core.trace import Trace
-from kvscope.report import recommendation, tune_fleet
+from kvscope.report import recommendation, tune_fleet, tune_tiers
 from kvscope.routers.registry import ROUTERS
 from kvscope.tuning.file import RecommendationFile, read_recommendation
 from kvscope.tuning.flags import Flags, plugin_command
+from kvscope.vllm_sim.offload_engines import parse_offload
 
 OFFERED = [router.name for router in ROUTERS if not router.reference]
+POLICY, FLEET, TIER = CHOICES = ("a policy", "a fleet", "memory below the GPU")
 
 
 def page() -> None:
@@ -30,17 +38,17 @@ def page() -> None:
     trace = sidebar.page_head("Recommendation")
     ask, read = query_params.tabs("from", ("Tune", "Read a recommendation.toml"))
     with ask:
-        with query_params.synced("for_fleet", default=False, parse=lambda text: text == "True"):
-            for_fleet = st.checkbox(
-                "Choose a fleet",
-                key="for_fleet",
-                help="The number of replicas, their router, eviction policy and capacity, as"
-                " `kvscope tune --fleet` does.",
+        with query_params.synced("choose", POLICY, allowed=CHOICES):
+            choice = st.radio(
+                "Choose",
+                CHOICES,
+                key="choose",
+                horizontal=True,
+                help="A policy and its parameters, as `kvscope tune` does. A fleet: the number of"
+                " replicas, their router, policy and capacity (`--fleet`). Memory below the GPU:"
+                " whether offloading pays, its size and the engine's options (`--tiers`).",
             )
-        if for_fleet:
-            _ask_for_fleet(trace)
-        else:
-            _ask(trace)
+        {POLICY: _ask, FLEET: _ask_for_fleet, TIER: _ask_for_tier}[choice](trace)
     with read:
         _read()
 
@@ -71,6 +79,93 @@ def _tune_fleet(running: job.Job) -> FleetRecommendation:
     tuned = recommend_fleet(trace, prompts, fleet_tuning_request(options), running)
     data.keep(running, tune_fleet.report(tuned), summary=tune_fleet.in_words(tuned)[0])
     return tuned
+
+
+def _ask_for_tier(trace: Trace) -> None:
+    """Draw what to choose memory below the GPU's pool for, and the answer."""
+    options = _tier_options()
+    clicked = st.button("Tune", type="primary", key="tune", disabled=options is None)
+    question = None if options is None else (trace, *options)
+    done = job.answer("tier", "Tune tiers", question, _tune_tiers, "Tune", clicked=clicked)
+    if done is not None:
+        _download(tier_recommendation_text(done.result))
+        render.show(tune_tiers.sections(done.result))
+
+
+def _tune_tiers(running: job.Job) -> TierRecommendation:
+    trace, options, tiers = running.request
+    prompts = background_cache.lru_for(running, trace).prompts
+    tuned = recommend_tiers(trace, prompts, tier_tuning_request(options, tiers), running)
+    data.keep(
+        running,
+        tune_tiers.report(tuned),
+        summary=tune_tiers.in_words(tuned)[0],
+        file=tier_recommendation_text(tuned),
+    )
+    return tuned
+
+
+def _tier_options() -> tuple[TuneOptions, TierOptions] | None:
+    """Draw the SLO, the sizes and the ways to offload; return them, None while one lacks.
+
+    Raises UsageError for a deployment whose engine cannot be simulated with a tier.
+    """
+    selected = sidebar.choices()
+    if selected.deployment is None:
+        st.info("Select a GPU and a model in the sidebar: a tier is chosen for an engine's pool.")
+        return None
+    left, right = st.columns(2)
+    with left:
+        about = "TTFT, queues included, to meet."
+        slo_s = sidebar.typed("tier_slo", "SLO (TTFT)", "2s", values.duration, about)
+    with right, query_params.synced("percentile", "p95", allowed=sidebar.PERCENTILES):
+        rank = st.selectbox("Percentile", sidebar.PERCENTILES, key="percentile")
+    prices, (left, right) = {}, st.columns(2)
+    about = "Of a GiB for an hour; 0 for memory that is there. Empty: the list price, in US$."
+    for kind, label, column in (("dram", "CPU memory", left), ("ssd", "an SSD", right)):
+        with column:
+            prices[f"{kind}_price"] = sidebar.typed(
+                f"{kind}_price",
+                f"Price of {label}",
+                "",
+                values.memory_price,
+                about,
+                placeholder="list price",
+            )
+    left, right = st.columns(2)
+    with left:
+        sizes = sidebar.typed(
+            "tier_sizes",
+            "Sizes",
+            "",
+            values.listed(values.tier_size),
+            "To compare: 64GiB,128GiB; dram:64GiB+ssd:1TiB has an SSD below.",
+            placeholder="up to 16 times the pool",
+        )
+    with right:
+        ways = sidebar.typed(
+            "offload",
+            "Ways to offload",
+            "",
+            _ways,
+            "To compare, as `kvscope simulate --offload` takes them: lmcache,vllm@0.33.",
+            placeholder="the deployment's engine",
+        )
+    if not slo_s:
+        st.info("Enter an SLO.")
+        return None
+    tiers = TierOptions(tier_sizes=sizes, offload=ways, **prices)
+    options = TuneOptions(slo=slo_s, percentile=units.parse_percentile(rank), **selected.options)
+    tier_tuning_request(options, tiers)  # what it refuses is said before a job starts
+    return options, tiers
+
+
+def _ways(text: str) -> tuple[str, ...]:
+    """Return the ways to offload that a text names. Raises UsageError for an unknown one."""
+    names = values.listed(values.called)(text)
+    for name in names:
+        parse_offload(name)
+    return names
 
 
 def _fleet_options() -> TuneOptions | None:
@@ -166,7 +261,13 @@ def _show(tuned: Recommendation) -> None:
     _flags(tuned.flags)
     if tuned.flags.sglang:
         st.caption(recommendation.NOT_SIMULATED)
-    if file := recommendation_text(tuned, background_cache.lru(tuned.trace).prompts):
+    _download(recommendation_text(tuned, background_cache.lru(tuned.trace).prompts))
+    render.show(section for section in rest if section.title != "To set")  # it stands above
+
+
+def _download(file: str | None) -> None:
+    """Draw the button that saves a recommendation's file, where there is one."""
+    if file:
         st.download_button(
             "Download recommendation.toml",
             file,
@@ -175,7 +276,6 @@ def _show(tuned: Recommendation) -> None:
             key="download",
             on_click="ignore",
         )
-    render.show(section for section in rest if section.title != "To set")  # it stands above
 
 
 def _flags(to_set: Flags) -> None:

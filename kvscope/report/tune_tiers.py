@@ -32,6 +32,7 @@ SECTIONS = ("answer", "cost-and-latency", "sizes", "to-set", "tried", "assumed")
 _MEMORY = {"dram": "CPU memory", "ssd": "SSD"}
 _FRONT, _SIZES = 6, 4  # rows on the one screen
 _NOTE = "GPU time: share that computes prompts; TiB/day: written to the tier"
+_YOURS = " --dram-price (0: it is there), --ssd-price and --gpu-hour state yours."
 _DAY_S = 86_400
 
 
@@ -346,7 +347,7 @@ def sections(tuned: TierRecommendation, *, one_screen: bool = False) -> list[Sec
         shown.append(Section.of("To set", tuned.launch.text, *notes, _path(tuned), _canary(tuned)))
     if not one_screen:
         shown.append(_tried(tuned))
-    return [*shown, _assumed(tuned)]
+    return [*shown, _assumed(tuned, one_screen=one_screen)]
 
 
 def _shown(
@@ -460,7 +461,7 @@ def _tried(tuned: TierRecommendation) -> Section:
     return Section.of("Tried: training window", _table(tuned, trials, tuning.trained, _NOTE))
 
 
-def _assumed(tuned: TierRecommendation) -> Section:
+def _assumed(tuned: TierRecommendation, *, one_screen: bool) -> Section:
     plan, split, known = tuned.plan, tuned.tuning.split, tier_prices()
     pool = units.format_size(plan.pool_blocks * plan.block_bytes)
     kinds = plan.kinds
@@ -486,9 +487,8 @@ def _assumed(tuned: TierRecommendation) -> Section:
         f"{tuned.deployment.summary}: a pool of {pool}, LRU on the GPU, latency of"
         f" {plan.setting.latency}, copies at {speeds} (also tried {SLOW_COPIES:g}x as"
         f" long).{engine}",
-        f"Prices an hour{where}: {prices}; a GPU {gpu}. --dram-price (0: it is there),"
-        " --ssd-price and --gpu-hour state yours.",
+        f"Prices an hour{where}: {prices}; a GPU {gpu}.{_YOURS if one_screen else ''}",
         f"Requests: {count(split.warmup_requests)} warm up, {count(split.training_requests)}"
         f" search, {count(split.validation_requests)} choose, {count(split.held_out_requests)} held"
-        " out. More: --full.",
+        f" out.{' More: --full.' if one_screen else ''}",
     )

@@ -146,7 +146,7 @@ def test_recommendation(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Stream
 def test_a_fleet_is_recommended(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
     """Words and routers of `tune --fleet --json`, the charts of the report, and its capacities."""
     asked = {"fleet_slo": "1s", "replica_sizes": "30,60", "choose_from": "round-robin,session"}
-    app = shown(db, monkeypatch, "recommendation", for_fleet="True", **asked)
+    app = shown(db, monkeypatch, "recommendation", choose="a fleet", **asked)
     app.button(key="tune").click().run()
     settled(app, "Answer")
     document = told(
@@ -162,7 +162,7 @@ def test_a_fleet_is_recommended(db: str, monkeypatch: pytest.MonkeyPatch, capsys
     assert len(sizes) == len(document["capacities"]) == 2
     charts = [chart.proto.spec for chart in app.get("plotly_chart")]
     assert any("replicas" in spec and "SLO" in spec for spec in charts)
-    app.checkbox(key="for_fleet").uncheck().run()
+    app.radio(key="choose").set_value("a policy").run()
     assert app.text_input(key="slo")
 
 

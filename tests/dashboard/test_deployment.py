@@ -252,3 +252,27 @@ def test_the_lab_replays_with_the_deployments_latency(
     setting = app.session_state["job lab"].result.simulation.setting
     assert (setting.latency, setting.base_s) == (where.latency.name, where.latency.base_s)
     assert app.session_state["job lab"].result.simulation.capacities == [60]
+
+
+def test_a_tier_is_recommended(
+    db: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Streams
+) -> None:
+    """Words, sizes and file of `tune --tiers`; without a GPU the page says what is missing."""
+    app = shown(db, monkeypatch, "recommendation", choose="memory below the GPU")
+    assert "Select a GPU and a model" in words(app)
+    assert app.button(key="tune").disabled
+    small = Deployment(gpu="h100", model="llama3-8b", num_gpu_blocks=60, gpu_hour=2.5)
+    write_deployment(here / FILE, small)
+    asked = {"tier_slo": "10ms", "tier_sizes": "8MiB,64MiB", "offload": "vllm@0.32"}
+    app = shown(db, monkeypatch, "recommendation", choose="memory below the GPU", **asked)
+    app.button(key="tune").click().run()
+    settled(app, "Answer")
+    document = told(
+        capsys, "tune", "chats", "--tiers", "--db", db, "--slo", "10ms", "--tier-sizes",
+        "8MiB,64MiB", "--offload", "vllm@0.32", "--output", "-",
+    )  # fmt: skip
+    for sentence in document["words"]:
+        assert sentence in words(app)
+    assert app.get("download_button")
+    app.text_input(key="offload").set_value("hicache,sglang").run()
+    assert app.error
