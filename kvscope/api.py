@@ -495,6 +495,8 @@ def tune_tiers(
     judge: Share | None = None,
     max_p50_regression: Share = 0.25,
     min_throughput: Share = 0.95,
+    policies: Texts = None,
+    param: Texts = None,
     db: str = MEMORY,
     **of: Unpack[DeploymentArguments],
 ) -> TuneTiersResult:

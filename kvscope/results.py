@@ -285,12 +285,12 @@ class TuneTiersResult(_Result):
 
     @property
     def verdict(self) -> str:
-        """`pays`, `helps` or `keep-none`."""
+        """`pays`, `helps`, `set-interval` or `keep-none`."""
         return self.recommendation.tuning.verdict
 
     @property
     def launch(self) -> str | None:
-        """How the engine is started with the recommended tier, None where none is."""
+        """How the engine is started with what is recommended, None where it stays as it is."""
         launch = self.recommendation.launch
         return None if launch is None else launch.text
 

@@ -646,7 +646,7 @@ def tuned_tier_gates(texts: Sequence[str] | None) -> tuple[Gate, ...]:
 
 def tuned_tier_figures(tuned: TierRecommendation) -> Figures:
     """Return the verdict and what is recommended gave on the held-out window."""
-    trial = (tuned.tuning.recommended or tuned.tuning.baseline[1]).trial
+    trial = tuned.tuning.best.trial
     return {
         VERDICT: tuned.tuning.verdict,
         **_times(trial.times_ms),

@@ -52,7 +52,7 @@ class Simulation:
     `curve` is LRU's exact hit rate at every capacity, None where the setting has none.
     `estimates` are the parameters that follow from the trace. `unfinished` counts the replays that
     were wanted but stopped. `workload` is what was replayed, for a look at single requests. `alone`
-    is LRU in the pool without the tier that a recommendation has below it.
+    is the pool without the tier that a recommendation has below it: LRU, and its own policy.
     """
 
     trace: Trace
@@ -64,7 +64,7 @@ class Simulation:
     unfinished: int = 0
     workload: Workload | None = None
     deployment: ResolvedDeployment | None = None
-    alone: Run | None = None
+    alone: tuple[Run, ...] = ()
 
     @property
     def capacities(self) -> list[int]:
@@ -125,13 +125,15 @@ def simulate(
     with replays_on(request.on, monitor) as executor:
         if request.tier is not None:
             pool = Workload(prompts, above, workload.windows)
-            lru = [ReplayRequest(Lru(), named[0])]
-            alone = replay(stores, trace, pool, lru, monitor, executor=executor).runs
+            own = [each for each in policies if each.name != Lru.name]
+            requests = [ReplayRequest(policy, named[0]) for policy in (Lru(), *own)]
+            alone = replay(stores, trace, pool, requests, monitor, executor=executor).runs
         simulation = replay(
             stores, trace, workload, wanted, monitor, deployment=stated, executor=executor
         )
-    simulation = replace(simulation, alone=alone[0] if alone else None)
-    return replace(simulation, model=request.model, deployment=where, estimates=estimates)
+    return replace(
+        simulation, model=request.model, deployment=where, estimates=estimates, alone=alone
+    )
 
 
 def _with_tier(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvscope.app.cluster import replays_on
@@ -12,16 +12,19 @@ from kvscope.app.ends import ends_of
 from kvscope.app.latency import latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import TierTuningRequest
+from kvscope.app.tiers_on_groups import OnGroups
 from kvscope.app.values import TierSize
 from kvscope.characterize.windows import round_windows
 from kvscope.core import units
 from kvscope.core.errors import UsageError, placed
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
+from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.models import Model
 from kvscope.replay.policy_options import SGLANG, VLLM
-from kvscope.replay.settings import setting_profile, timed_by
+from kvscope.replay.settings import setting_profile, timed_by, with_groups
 from kvscope.tuning.file import EngineTable, why_kept, write_tier_recommendation
+from kvscope.tuning.flags import retention_arguments
 from kvscope.tuning.tier_trial import Options, TierCandidate, TierPlan
 from kvscope.tuning.tiers import TierTuning, tune_tiers
 from kvscope.tuning.tuner import HELD_OUT, VALIDATION, WARMUP
@@ -74,15 +77,16 @@ class TierRecommendation:
 
     @property
     def launch(self) -> OffloadLaunch | None:
-        """How the engine is started with the recommended tier, None without one."""
-        recommended = self.tuning.recommended
-        if recommended is None or recommended.candidate is None:
-            return None
-        candidate, ranks = recommended.candidate, self.deployment.tp
-        spec = candidate.spec
+        """How the engine is started with what is recommended, None where it stays as it is."""
+        best, ranks = self.tuning.best, self.deployment.tp
+        interval = retention_arguments(best.trial.policy, self.plan.groups)
+        if best.candidate is None:
+            return OffloadLaunch("vLLM", interval) if interval else None
+        candidate, spec = best.candidate, best.candidate.spec
         if isinstance(spec, LmCacheSpec):
             return spec.launch(candidate.size_bytes, ranks, disk=candidate.kind == "ssd")
-        return spec.launch(candidate.size_bytes, ranks)
+        launch = spec.launch(candidate.size_bytes, ranks)
+        return replace(launch, arguments=(*launch.arguments, *interval))
 
     @property
     def left_out(self) -> str | None:
@@ -109,7 +113,7 @@ def write_recommended_tier(path: Path, tuned: TierRecommendation, *, force: bool
         trace=tuned.trace.name,
         profile=setting_profile(plan.setting),
         flags={} if launch is None else {engine: launch.flags},
-        deployment=EngineTable.of(tuned.deployment),
+        deployment=EngineTable.of(tuned.deployment, plan.setting.kv_groups),
     )
     return f"recommendation written to {path}"
 
@@ -150,18 +154,24 @@ def _planned(
     where = latency.deployment
     if where is None or where.model is None:
         raise ValueError("a tier is tuned for a deployment with a model")
+    setting = timed_by(tune.setting, latency.profile)
+    setting, model = with_groups(setting, where.model, trace.block_size, where)
+    groups = KvGroups.parse(setting.kv_groups) if setting.kv_groups else None
     pool = where.pool.in_blocks_of(trace.block_size)
-    block_bytes = where.model.kv_bytes_per_token(where.tp) * where.tp * trace.block_size
-    whole_bytes = len(prompts.block_parent) * block_bytes
+    block_bytes = (model or where.model).kv_bytes_per_token(where.tp) * where.tp * trace.block_size
+    whole_bytes = len(prompts.block_parent) * block_bytes * (len(groups.groups) if groups else 1)
     sizes = request.sizes or _sizes(pool.blocks * block_bytes, whole_bytes)
     ways = {
         text.strip(): _on_blocks(parse_offload(text), text, trace.block_size)
         for text in request.offload or (_way(where),)
     }
+    allowed = OnGroups(groups)
+    for spec in ways.values():
+        allowed.require(spec, files=any(each.files_bytes for each in sizes))
     plan = TierPlan(
         prompts=prompts,
         lineage=trace.lineage,
-        setting=timed_by(tune.setting, latency.profile),
+        setting=setting,
         windows=round_windows(trace),
         shares=(
             WARMUP if tune.warmup is None else tune.warmup,
@@ -174,7 +184,12 @@ def _planned(
         block_bytes=block_bytes,
         gpus=where.tp,
         candidates=_candidates(ways, sizes, trace.block_size, block_bytes),
-        options={spec.text: _OPTIONS[type(spec)] for text, spec in ways.items() if ":" not in text},
+        options={
+            spec.text: allowed.options(spec, _OPTIONS[type(spec)])
+            for text, spec in ways.items()
+            if ":" not in text
+        },
+        intervals=allowed.intervals(tuple(ways.values()), tune.variants),
         prices=request.prices,
         gpu_hour=where.stated.gpu_hour,
         ends=ends_of(latency, prompts, latency_named="--latency" in tune.given, pool=pool),

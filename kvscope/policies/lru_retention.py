@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from kvscope.policies.base import TTL, Parameter
+from kvscope.policies.base import TTL, Parameter, Policy
 from kvscope.policies.lru import Lru
+
+RETENTION = "retention_tokens"
 
 
 class LruRetention(Lru):
@@ -21,7 +23,7 @@ class LruRetention(Lru):
     source = "vLLM"
     parameters = (
         Parameter(
-            "retention_tokens",
+            RETENTION,
             float("inf"),
             "tokens between windows or states that are kept, a multiple of the block; inf: all",
             search=(256, 512, 1024, 2048, 4096, 8192, 16384, float("inf")),
@@ -33,3 +35,16 @@ class LruRetention(Lru):
     def runs_in_plugin(cls) -> bool:
         """Return False: vLLM has it built in."""
         return False
+
+
+def retaining(tokens: float) -> Policy:
+    """Return LRU with windows or states kept before every multiple of `tokens`.
+
+    0: vLLM's default; inf: all.
+    """
+    return LruRetention({RETENTION: tokens}) if tokens else Lru()
+
+
+def retained_by(policy: Policy) -> float:
+    """Return the tokens for which `retaining` makes a policy; 0 for any but LRU with retention."""
+    return policy.values.get(RETENTION, 0.0)

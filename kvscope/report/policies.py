@@ -76,7 +76,7 @@ def screen(simulation: Simulation) -> list[Section]:
     if not simulation.runs:
         return [first]
     tables = [*first.tables[:1]]
-    if simulation.alone is None:
+    if not simulation.alone:
         tables.append(_policy_table(simulation, _middle(simulation), _ROWS))
     offload = tier_sections(simulation) if simulation.setting.capacity_model == "engine" else []
     launch = [sentence for section in offload for sentence in section.sentences]
@@ -193,8 +193,8 @@ def summary(simulation: Simulation) -> Section:
 
     With a recommended tier, what it does for its pool instead.
     """
-    if simulation.alone is not None and simulation.runs:
-        return _tier_and_pool(simulation, simulation.runs[0], simulation.alone)
+    if simulation.alone and simulation.runs:
+        return _tier_and_pool(simulation, simulation.runs[0])
     sentences, tables = [], []
     for measure in _measures(simulation):
         best = {at: contest(simulation.at(at), measure.value) for at in simulation.capacities}
@@ -204,8 +204,9 @@ def summary(simulation: Simulation) -> Section:
     return Section.of("Summary", *sentences, *setting_in_words(simulation.setting), *tables)
 
 
-def _tier_and_pool(simulation: Simulation, tiered: Run, alone: Run) -> Section:
+def _tier_and_pool(simulation: Simulation, tiered: Run) -> Section:
     """Return what a recommended tier does on this trace, against the pool alone."""
+    alone, *kept = simulation.alone
 
     def p95(run: Run) -> str:
         queued = run.outcome.queued_ttft_ms or run.outcome.ttft_ms
@@ -218,11 +219,17 @@ def _tier_and_pool(simulation: Simulation, tiered: Run, alone: Run) -> Section:
         f"The recommended tier takes p95 TTFT from {p95(alone)} to {p95(tiered)}{slo} and the hit"
         f" rate from {' to '.join(rates)}."
     )
+    sentence += "".join(
+        f" Its retention interval without the tier: {p95(run)} and {share(rate(run))}."
+        for run in kept
+    )
     columns: dict[str, Callable[[Run], str]] = {
-        "replayed": lambda run: "with the tier" if run is tiered else "pool alone",
-        **run_columns([alone, tiered]),
+        "replayed": lambda run: (
+            "with the tier" if run is tiered else "pool, interval" if run in kept else "pool alone"
+        ),
+        **run_columns([*simulation.alone, tiered]),
     }
-    table = tabulate("Pool and tier", [alone, tiered], columns, words=("replayed",))
+    table = tabulate("Pool and tier", [*simulation.alone, tiered], columns, words=("replayed",))
     return Section.of("Summary", sentence, *setting_in_words(simulation.setting), table)
 
 

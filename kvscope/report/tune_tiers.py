@@ -51,7 +51,16 @@ def in_words(tuned: TierRecommendation) -> list[str]:
     """Return the answer: does it pay, what it gains and costs, from which size on."""
     tuning = tuned.tuning
     if tuning.recommended is None:
-        return [f"Does offloading pay? No: keep no CPU tier. {_why(tuned)}", *_never_start(tuned)]
+        none = "Does offloading pay? No: keep no CPU tier"
+        words = [f"{none}. {_why(tuned)}"]
+        if tuning.verdict == "set-interval":
+            option = f"--prefix-cache-retention-interval {_interval_of(tuning.best)}"
+            every = "" if isfinite(tuning.best.interval) else " (all windows are kept)"
+            words = [
+                f"{none}, but set {option}{every}, which costs nothing. {_interval_alone(tuned)}",
+                _why(tuned),
+            ]
+        return [*words, *_doubtful_interval(tuned), *_never_start(tuned)]
     trial, alone = tuning.recommended, tuning.baseline[1]
     least = tuning.least or trial
     pays = "Yes" if tuning.verdict == "pays" else "In part"
@@ -69,12 +78,57 @@ def in_words(tuned: TierRecommendation) -> list[str]:
         f" (95 % CI {percent_change(-gain.high)} to {percent_change(-gain.low)}), hit rate"
         f" {' → '.join(rates)}, {share(trial.tier_hit_rate)} from the tier."
     )
-    words = [answer, *_fastest(tuned), *_filled(tuned, trial), evidence, *_worn(tuned, trial)]
+    words = [answer, *_of_interval(tuned), *_fastest(tuned), *_filled(tuned, trial), evidence]
+    words += [*_worn(tuned, trial), *_doubtful_interval(tuned)]
     words.append(_held(tuned))
     words += _never_start(tuned)
     if tuning.verdict == "helps" and tuned.plan.gpu_hour is None:
         words.append("Another engine may be cheaper: name --gpu-hour to compare.")
     return words
+
+
+def _interval_alone(tuned: TierRecommendation) -> str:
+    """Return what the retention interval of the pool alone gains over today's."""
+    tuning, target = tuned.tuning, tuned.plan.target
+    today, kept = tuning.today[1], tuning.baseline[1]
+    gain, slo = kept.trial.gains[target.objective], units.duration_in_words(_slo_s(tuned))
+    met = "met" if kept.trial.meets(target) else "still missed"
+    return (
+        f"On held-out requests it {_moves(tuned, today, kept)} (SLO {slo}, {met};"
+        f" {target.objective} {percent_change(-gain.value)}, 95 % CI"
+        f" {percent_change(-gain.high)} to {percent_change(-gain.low)}) and"
+        f" {_gpu_time(tuned, today, kept)}."
+    )
+
+
+def _of_interval(tuned: TierRecommendation) -> list[str]:
+    """Return what of the change is the retention interval's, which needs no tier."""
+    tuning = tuned.tuning
+    if tuning.baseline[1] is tuning.today[1]:
+        return []
+    sentence = (
+        f"The retention interval {_interval_of(tuning.baseline[1])} of the pool alone, which costs"
+        f" nothing, is counted as there already. {_interval_alone(tuned)}"
+    )
+    return [sentence]
+
+
+def _doubtful_interval(tuned: TierRecommendation) -> list[str]:
+    """Return which interval of the pool alone was chosen, and rejected on later requests."""
+    interval = tuned.tuning.interval
+    if interval is None or interval.kept:
+        return []
+    chosen = _interval_of(interval.choice[0])
+    sentence = (
+        f"The retention interval {chosen} of the pool alone was better on the validation window,"
+        " but not on held-out requests or within what is not known exactly: it stays as it is."
+    )
+    return [sentence]
+
+
+def _interval_of(trial: TierTrial) -> str:
+    """Return the retention interval of a trial, as vLLM's option has it."""
+    return f"{trial.interval:.0f}" if isfinite(trial.interval) else "None"
 
 
 def _why(tuned: TierRecommendation) -> str:
@@ -278,11 +332,13 @@ def _gpu_time(
 
 
 def _money(tuned: TierRecommendation, value: float) -> str:
-    return f"{'-' if value < 0 else ''}{tuned.plan.currency}{_amount(abs(value))}"
+    sign = "-" if float(_amount(value).replace(",", "")) < 0 else ""
+    return f"{sign}{tuned.plan.currency}{_amount(abs(value))}"
 
 
 def _amount(value: float) -> str:
-    return f"{value:,.3f}" if abs(value) < 1 else f"{value:,.2f}"
+    rounded = round(value, 3) + 0.0  # no -0.000
+    return f"{rounded:,.3f}" if abs(rounded) < 1 else f"{rounded:,.2f}"
 
 
 def _ttft(trial: TierTrial) -> str:
@@ -294,7 +350,8 @@ def _slo_s(tuned: TierRecommendation) -> float:
 
 
 def _size(trial: TierTrial) -> str:
-    return _label(trial.candidate) if trial.candidate else NONE
+    interval = f" with interval {_interval_of(trial)}" if trial.interval else ""
+    return _label(trial.candidate) + interval if trial.candidate else NONE
 
 
 def _label(candidate: TierCandidate) -> str:
@@ -305,11 +362,13 @@ def _label(candidate: TierCandidate) -> str:
 def _named(trial: TierTrial) -> str:
     candidate = trial.candidate
     if candidate is None:
-        return "the pool alone"
+        kept = f" with retention interval {_interval_of(trial)}" if trial.interval else ""
+        return f"the pool alone{kept}"
     sizes = " and ".join(
         f"{units.format_size(size)} of {_MEMORY[kind]}" for kind, size in candidate.tiers
     )
-    return f"{sizes} ({_way(candidate)})"
+    interval = f", retention interval {_interval_of(trial)}" if trial.interval else ""
+    return f"{sizes} ({_way(candidate)}{interval})"
 
 
 def _way(candidate: TierCandidate) -> str:
@@ -389,7 +448,8 @@ def _canary(tuned: TierRecommendation) -> str | None:
     plan = tuned.tuning.canary
     if plan is None:
         return None
-    return canary_in_words(plan, "one engine, with and without the tier in turn,")
+    what = "interval" if tuned.tuning.verdict == "set-interval" else "tier"
+    return canary_in_words(plan, f"one engine, with and without the {what} in turn,")
 
 
 def _table(
@@ -415,6 +475,12 @@ def _table(
         )
     columns |= {
         "as": lambda each: _short(_way(each.candidate)) if each.candidate else NONE,
+    }
+    if plan.intervals:
+        columns["interval"] = lambda each: (
+            count(each.interval) if isfinite(each.interval) else "all"
+        )
+    columns |= {
         f"{plan.currency or 'price'}/hour": lambda each: _amount(each.cost_hour),
         f"{rank} TTFT": _ttft,
         "in SLO": lambda each: share(each.trial.attainment),
@@ -457,7 +523,8 @@ def front_chart(tuned: TierRecommendation) -> Figure:
 
 def _tried(tuned: TierRecommendation) -> Section:
     tuning = tuned.tuning
-    trials = (tuning.trained, *tuning.explored)
+    others = (each for each in tuning.explored if each is not tuning.trained)
+    trials = (tuning.trained, *others)
     return Section.of("Tried: training window", _table(tuned, trials, tuning.trained, _NOTE))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,31 +108,32 @@ class Window:
         trial = trial_of(policy, capacity_blocks, served, self.target)
         times = ttft_s(served, self.target)
         resampled = self.bootstrap.figures(times)
-        gains: Mapping[str, Gain] = {}
-        attainment = Gain(0.0, 0.0, 0.0)
-        broken: tuple[Harm, ...] = ()
-        if baseline is not None:
-            gains = self.bootstrap.gains(baseline.resampled, resampled)
-            attainment = self.bootstrap.attainment_gain(baseline.resampled, resampled)
-            rank = self.target.rank_name
-            worst = {"attainment": attainment.low, "tel": -gains["tel"].low, rank: -gains[rank].low}
-            if rank == "p50":
-                del worst[rank]  # its own limit is the wider one
-            figures = {**changes(self.target, baseline, trial), **worst}
-            broken = harms(self.target, self._limits, figures)
         rate_scale = self.evaluator.workload.setting.rate_scale
         queued = self.target.view == "queued"
-        return WindowTrial(
+        measured = WindowTrial(
             **{field.name: getattr(trial, field.name) for field in fields(Trial)},
-            gains=gains,
-            attainment_gain=attainment,
-            harms=broken,
+            gains={},
+            attainment_gain=Gain(0.0, 0.0, 0.0),
+            harms=(),
             resampled=resampled,
             meeting_share=self.bootstrap.meeting_share(resampled),
             keeps_up=not queued or keeps_up(served, self.target.slo_s, rate_scale),
             ttft_s=times,
             categories=by_category(served, self.target.slo_s),
         )
+        return measured if baseline is None else self.against(baseline, measured)
+
+    def against(self, baseline: WindowTrial, trial: WindowTrial) -> WindowTrial:
+        """Return a trial of this window compared with another baseline of it."""
+        gains = self.bootstrap.gains(baseline.resampled, trial.resampled)
+        attainment = self.bootstrap.attainment_gain(baseline.resampled, trial.resampled)
+        rank = self.target.rank_name
+        worst = {"attainment": attainment.low, "tel": -gains["tel"].low, rank: -gains[rank].low}
+        if rank == "p50":
+            del worst[rank]  # its own limit is the wider one
+        figures = {**changes(self.target, baseline, trial), **worst}
+        broken = harms(self.target, self._limits, figures)
+        return replace(trial, gains=gains, attainment_gain=attainment, harms=broken)
 
     def canary(self, baseline: WindowTrial, trial: WindowTrial, replicas: int) -> Canary:
         """Return the canary that shows the gain of a trial over `baseline` in this traffic."""

@@ -31,7 +31,6 @@ from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.learners import FittedTable, read_fit
 from kvscope.learning.policy_file import REMEDY, PolicyTable, policy_in
 from kvscope.policies.base import Policy
-from kvscope.policies.lru import Lru
 from kvscope.tuning.flags import Flags
 from kvscope.tuning.target import Measure, Target, View
 from kvscope.tuning.tier_prices import TierKind
@@ -57,16 +56,18 @@ _COMMENTS = (
     "[canary]: so many replicas for so long confirm the gain; roll back if the figure rises.",
 )
 _TIER_COMMENTS = (
-    "verdict: pays, helps or keep-none.",
+    "verdict: pays, helps, set-interval or keep-none.",
     *_COMMENTS[1:],
     "[policy] and [capacity] are those of the pool on the GPU, [tier] is the memory below it, with",
-    "the times of copies. [expected]: lru is the pool alone, recommended has the tier.",
+    "the times of copies. [expected]: lru is the pool alone as it is, interval the same with the",
+    "retention interval that is best for it, recommended what is recommended.",
 )
 AnyVerdict = Literal[Verdict, TierVerdict]
 _REPLACED_BY: Mapping[str, tuple[AnyVerdict, ...]] = {
     "switch": ("switch",),
     "pays": ("pays",),
     "helps": ("helps", "pays"),
+    "set-interval": ("set-interval", "helps", "pays"),
 }
 """The verdicts that may replace a file which recommends a change; any may replace other files."""
 Bandwidth = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
@@ -310,20 +311,22 @@ def write_tier_recommendation(
     deployment: EngineTable,
 ) -> None:
     """Write the tier that `tuning` recommends for a plan, or the pool alone."""
-    alone = tuning.baseline[1]
-    best, size = tuning.recommended or alone, plan.prompts.block_size
+    best, size, today = tuning.best, plan.prompts.block_size, tuning.today[1]
+    expected = {"lru": today, "interval": tuning.baseline[1], "recommended": best}
+    if tuning.baseline[1] is today or tuning.baseline[1] is best:
+        del expected["interval"]
     table = RecommendationTable(
         schema=SCHEMA,
         trace=trace,
         verdict=tuning.verdict,
         target=TargetTable.of(plan.target),
-        policy=PolicyTable.of(Lru()),
+        policy=PolicyTable.of(best.trial.policy),
         capacity=CapacityTable(
             plan.pool_blocks * size, plan.pool_blocks, size, plan.pool_blocks * plan.block_bytes
         ),
         latency=LatencyTable.of(profile),
-        expected={"lru": _figures(alone.trial), "recommended": _figures(best.trial)},
-        gain={name: (gain.value, gain.low, gain.high) for name, gain in best.trial.gains.items()},
+        expected={name: _figures(each.trial) for name, each in expected.items()},
+        gain={name: (gain.value, gain.low, gain.high) for name, gain in tuning.gains.items()},
         flags=dict(flags),
         deployment=deployment,
         canary=CanaryTable(**asdict(tuning.canary)) if tuning.canary else None,
@@ -404,9 +407,10 @@ def why_kept(path: Path, verdict: AnyVerdict) -> str | None:
     present = verdict_in(path)
     if verdict in _REPLACED_BY.get(present, (verdict,)):
         return None
+    change = {"switch": "switch", "set-interval": "retention interval"}.get(present, "tier")
     return (
-        f"{path} recommends a {'switch' if present == 'switch' else 'tier'} and was left as it is:"
-        " replace it with --force, or name another file with --output"
+        f"{path} recommends a {change} and was left as it is: replace it with --force, or name"
+        " another file with --output"
     )
 
 

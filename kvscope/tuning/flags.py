@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import Policy
-from kvscope.policies.lru_retention import LruRetention
+from kvscope.policies.lru_retention import RETENTION, LruRetention
 
 VLLM_BLOCK_TOKENS = 16
 VLLM_PLUGIN = "--scheduler-cls kvscope.vllm_plugin.KvscopeScheduler"
@@ -69,6 +69,14 @@ def flags(policy: Policy, launch: EngineLaunch | None = None) -> Flags:
     return Flags(_sglang(policy, launch), _vllm(policy, launch))
 
 
+def retention_arguments(policy: Policy, groups: KvGroups | None) -> tuple[str, ...]:
+    """Return vLLM's arguments for the retention interval of a policy; none for its default."""
+    if not isinstance(policy, LruRetention):
+        return ()
+    kept = groups.retaining(policy.values[RETENTION]).retention_tokens if groups else None
+    return "--prefix-cache-retention-interval", str(kept)  # vLLM reads None
+
+
 def plugin_command(path: str) -> str:
     """Return the command that starts vLLM with the plugin and the recommendation at `path`."""
     return f"KVSCOPE_RECOMMENDATION={shlex.quote(path)} vllm serve MODEL"
@@ -97,9 +105,7 @@ def _sglang(policy: Policy, launch: EngineLaunch) -> str | None:
 def _vllm(policy: Policy, launch: EngineLaunch) -> str | None:
     chosen = []
     if isinstance(policy, LruRetention):
-        tokens = policy.values["retention_tokens"]
-        kept = launch.groups.retaining(tokens).retention_tokens if launch.groups else None
-        chosen.append(f"--prefix-cache-retention-interval {kept}")  # vLLM reads None
+        chosen += [shlex.join(retention_arguments(policy, launch.groups))]
     elif not policy.runs_in_plugin():
         return None
     elif policy.name != "lru" or math.isfinite(policy.values["ttl_s"]):

@@ -17,6 +17,8 @@ from kvscope.replay.policy_options import Variant
 from kvscope.replay.workload import Workload
 from kvscope.tuning.tier_trial import (
     ALIKE,
+    DEFAULT_INTERVAL,
+    Options,
     TierCandidate,
     TierPlan,
     TierTrial,
@@ -30,6 +32,7 @@ from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 _POLICY, _THRESHOLD = "eviction_policy", "store_threshold"
 _PREFETCHES = "hicache_storage_prefetch_policy"
+_INTERVAL, _OUTPUTS = "prefix_cache_retention_interval", "offload_prompt_only"
 
 
 def explore(
@@ -37,17 +40,22 @@ def explore(
 ) -> tuple[list[TierTrial], list[TierTrial]]:
     """Return all trials on the training window, and those worth comparing.
 
-    These are all sizes of every way as it is, and each searched size with the best options.
+    These are all sizes of every way as it is, and each searched size with the best options. Of a
+    hybrid model, the interval between its windows is one, searched first, and with outputs stored
+    too: those are hit at the windows that it keeps alone.
     """
     plain = training.all(plan.candidates, advance)
     explored, worth = list(plain), list(plain)
     estimates = _estimates(plan, training.evaluator.workload)
-    for way, options in plan.options.items():
+    for way in dict.fromkeys(map(_way, plain)):
         leading = _around(plan, training, [each for each in plain if _way(each) == way])
-        for name, values in options:
+        own = plan.options.get(way, ())
+        with_outputs = tuple(each for each in own if each[0] == _OUTPUTS and plan.intervals)
+        for name, values in (*_intervals(plan), *own):
+            also = with_outputs if name == _INTERVAL else ()
             varied = [
-                [_with(each, name, value, estimates) for value in values if _takes(each, name)]
-                for each in map(candidate_of, leading)
+                _varied(plan, candidate_of(each), (name, values), also, estimates)
+                for each in leading
             ]
             trials = training.all([each for several in varied for each in several], advance)
             explored += trials
@@ -55,7 +63,7 @@ def explore(
                 for trial in trials:
                     if trial.candidate in several and gains(trial, leading[at]):
                         leading[at] = trial
-        worth += [each for each in leading if _way(each) != way]
+        worth += [each for each in leading if candidate_of(each) not in plan.candidates]
     return explored, worth
 
 
@@ -92,6 +100,28 @@ def gains(trial: TierTrial, other: TierTrial) -> bool:
     return False
 
 
+def _intervals(plan: TierPlan) -> Options:
+    """Return the intervals to search, as those of an option: others than the pool's."""
+    others = (each for each in (DEFAULT_INTERVAL, *plan.intervals) if each != plan.interval)
+    return ((_INTERVAL, tuple(others)),) if plan.intervals else ()
+
+
+def _varied(
+    plan: TierPlan,
+    candidate: TierCandidate,
+    option: tuple[str, tuple[object, ...]],
+    also: Options,
+    estimates: Estimates,
+) -> list[TierCandidate]:
+    """Return a candidate with each other value of an option, and of each with those of others."""
+    name, values = option
+    varied = [_with(candidate, name, value, estimates) for value in values]
+    for other, its in also:
+        varied += [_with(each, other, value, estimates) for each in varied for value in its]
+    allowed = (each for each in varied if each != candidate and plan.safe(each))
+    return list(allowed) if _takes(candidate, name) else []
+
+
 def _way(trial: TierTrial) -> str:
     return candidate_of(trial).offload
 
@@ -105,7 +135,8 @@ def _around(plan: TierPlan, training: TierWindow, sizes: Sequence[TierTrial]) ->
     """Return the sizes of each kind of tiers at which options are searched, ascending.
 
     The size that would be chosen without options, and the two below it; where the pool alone meets
-    the SLO, the size that saves most takes the place of one of these.
+    the SLO, the size that saves most takes the place of one of these. Of a hybrid model that misses
+    it with all sizes, the next larger one and the largest too: what an interval keeps takes room.
     """
     alone, leading = training.baseline, []
     for kinds in dict.fromkeys(candidate_of(each).kinds for each in sizes):
@@ -117,12 +148,16 @@ def _around(plan: TierPlan, training: TierWindow, sizes: Sequence[TierTrial]) ->
         if met and plan.gpu_hour is not None:
             nets = [plan.net_hour(alone, each) for each in own]
             searched = {at, at - 1, nets.index(max(nets))}
+        if plan.intervals and not own[at].trial.meets(plan.target):
+            searched |= {min(at + 1, len(own) - 1), len(own) - 1}
         leading += [own[each] for each in sorted(searched) if each >= 0]
     return leading
 
 
 def _with(candidate: TierCandidate, name: str, value: Any, estimates: Estimates) -> TierCandidate:
     """Return a candidate with another value of an option; a policy's parameters are estimated."""
+    if name == _INTERVAL:
+        return replace(candidate, interval=value)
     spec = parse_offload(candidate.offload)
     if isinstance(spec, OffloadSpec):
         own = () if name == _POLICY else spec.params

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,10 +12,17 @@ from kvscope.characterize.windows import Windows
 from kvscope.core.errors import UsageError
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts
+from kvscope.deployment.kv_groups import KvGroups
+from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
+from kvscope.policies.lru_retention import retained_by, retaining
+from kvscope.replay.derived_traces import begun
+from kvscope.replay.metrics import ServedRequests
 from kvscope.replay.sweep import serve_replay
 from kvscope.replay.tier_spec import READS, WRITES, Read, Tier, offload_spec
 from kvscope.replay.workload import ReplayRequest, Workload
+from kvscope.tuning.bootstrap import Gain
+from kvscope.tuning.canary import Canary
 from kvscope.tuning.comparison import Window, WindowTrial
 from kvscope.tuning.split import Split, split_windows, window_workloads
 from kvscope.tuning.target import Limits, Target
@@ -22,10 +30,13 @@ from kvscope.tuning.tier_prices import STATED, TierKind, TierPrice, tier_prices
 from kvscope.tuning.trial import Advance, Evaluator
 from kvscope.tuning.tuner import End
 from kvscope.vllm_sim.offload_engines import Offloading
+from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 ALIKE = 0.02
 """A difference, as a share of a figure, that does not matter."""
 Options = tuple[tuple[str, tuple[object, ...]], ...]
+DEFAULT_INTERVAL = 0.0
+"""vLLM's `--prefix-cache-retention-interval`, as `kvscope.policies.lru_retention` counts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +44,14 @@ class TierCandidate:
     """A tier of `size_bytes` below the pool; `offload` is how it works, as `--offload` takes it.
 
     `files_bytes` are those of an SSD below CPU memory, where an engine keeps files; 0 without.
+    `interval` are the tokens between windows that a hybrid model keeps, in pool and tier; inf: all.
     """
 
     offload: str
     kind: TierKind
     size_bytes: int
     files_bytes: int = 0
+    interval: float = DEFAULT_INTERVAL
 
     @property
     def spec(self) -> Offloading:
@@ -74,7 +87,8 @@ class TierRejection:
 class TierTrial:
     """What one candidate, or the pool alone (None), did on one window.
 
-    `trial` is compared with the pool alone. `tier_hit_rate` is the tiers' share of all input
+    `trial` is compared with the baseline of its `TierWindow`; its harms are also those against the
+    pool alone as it is today. `tier_hit_rate` is the tiers' share of all input
     tokens, `prefill_share` the prompts' computing time over the window's length (1: a GPU that does
     nothing else), `written_bytes_s` what is written to the tier, and on to files below it at most
     (what a file has already is not written again). `cost_hour` is the price of all tiers.
@@ -86,6 +100,11 @@ class TierTrial:
     prefill_share: float
     written_bytes_s: float
     cost_hour: float
+
+    @property
+    def interval(self) -> float:
+        """The tokens between windows that a hybrid model keeps, as in `TierCandidate`."""
+        return retained_by(self.trial.policy)
 
     @property
     def full_s(self) -> float | None:
@@ -109,7 +128,9 @@ class TierPlan:
     `block_bytes` are those of a block over all `gpus` of the engine, which read side by side.
     `gpu_hour` is the price of one, None for unknown; `prices` are those of each kind of memory.
     `shares` of the requests warm up, validate and are held out. `options` are those of a way to
-    offload that are searched, with their values beside its own.
+    offload that are searched, with their values beside its own, and `intervals` those between the
+    windows of a hybrid model, beside vLLM's default. `interval` is that of the pool alone with
+    which tiers are compared.
     """
 
     prompts: Prompts
@@ -127,6 +148,35 @@ class TierPlan:
     gpu_hour: float | None
     ends: tuple[End, ...] = ()
     options: Mapping[str, Options] = field(default_factory=dict)
+    intervals: tuple[float, ...] = ()
+    interval: float = DEFAULT_INTERVAL
+
+    @property
+    def groups(self) -> KvGroups | None:
+        """The groups of a hybrid model's layers, with vLLM's default interval."""
+        return KvGroups.parse(self.setting.kv_groups) if self.setting.kv_groups else None
+
+    def keeping(self, interval: float) -> TierPlan:
+        """Return the plan with another interval of the pool alone, and of the tiers above it."""
+        others = (replace(each, interval=interval) for each in self.candidates)
+        pairs = zip(self.candidates, others, strict=True)
+        safe = tuple(other if self.safe(other) else each for each, other in pairs)
+        return replace(self, interval=interval, candidates=safe)
+
+    def options_of(self, candidate: TierCandidate) -> int:
+        """Return how many options of a candidate are not the engine's, or the pool's, own."""
+        return candidate.offload.count(":") + (candidate.interval != self.interval)
+
+    def safe(self, candidate: TierCandidate) -> bool:
+        """Return whether vLLM loads what it stored with a candidate's options.
+
+        With all windows kept and outputs stored it may load blocks of another request where those
+        of windows are smaller than those of full attention (docs/offload-hybrid.md).
+        """
+        spec, groups = candidate.spec, self.groups
+        stores_outputs = isinstance(spec, OffloadSpec) and not spec.offload_prompt_only
+        keeps_all = groups is not None and groups.smaller_windows and np.isinf(candidate.interval)
+        return not (stores_outputs and keeps_all)
 
     @property
     def currency(self) -> str:
@@ -180,7 +230,10 @@ class TierPlan:
 
 
 class TierWindow:
-    """Replays of candidates over one window, compared with the pool alone there."""
+    """Replays of candidates over one window, compared with the pool alone there.
+
+    `today` is the pool alone as it is, `baseline` the same with the interval of the plan.
+    """
 
     def __init__(self, plan: TierPlan, evaluator: Evaluator) -> None:
         self.plan, self.evaluator = plan, evaluator
@@ -190,23 +243,51 @@ class TierWindow:
         self._whole_s = max(float(arrival_s[-1] - arrival_s[0]), 1e-9)
         self._arrival_s = arrival_s
         self.rejections: dict[TierCandidate, TierRejection] = {}
-        self.baseline = self.of(None)
+        self._alone: dict[float, TierTrial] = {}
+        self.today = self.alone(DEFAULT_INTERVAL)
+        self.baseline = self.alone(plan.interval)
 
-    def of(self, candidate: TierCandidate | None, copies: float = 1.0) -> TierTrial:
+    def keeping(self, plan: TierPlan) -> TierWindow:
+        """Return the window for a plan with another interval of the pool alone."""
+        other = copy(self)
+        other.plan, other.baseline = plan, self.alone(plan.interval)
+        return other
+
+    def at(self, end: End) -> TierWindow:
+        """Return the window at one end of what is not known exactly."""
+        plan, workload = self.plan, self.workload
+        if end.sessions is not None:
+            *_, workload = plan.cut(begun(plan.prompts, end.sessions))[1]
+        slower = workload.with_prefill(end.prefill_times)
+        plan = replace(plan, pool_blocks=end.capacity_blocks or plan.pool_blocks)
+        return TierWindow(plan, self.evaluator.over(replicas=1, workload=slower))
+
+    def alone(self, interval: float) -> TierTrial:
+        """Return the trial of the pool alone with an interval, against that of today."""
+        if interval not in self._alone:
+            self._alone[interval] = self._replayed(None, interval)
+        return self._alone[interval]
+
+    def of(self, candidate: TierCandidate, copies: float = 1.0) -> TierTrial:
         """Return the trial of a candidate whose copies take so many times as long.
 
         Raises UsageError where chunks read from its files drop each other from too small a memory.
         """
+        return self._replayed(candidate, candidate.interval, copies)
+
+    def _replayed(
+        self, candidate: TierCandidate | None, interval: float, copies: float = 1.0
+    ) -> TierTrial:
         self.evaluator.require_going()
         plan, workload, blocks = self.plan, self.workload, self.plan.pool_blocks
-        request = ReplayRequest(Lru(), blocks)
+        policy = retaining(interval)
+        request = ReplayRequest(policy, blocks)
         if candidate is not None:
-            tiers = Tier("hbm", blocks, Lru()), *tiers_of(plan, candidate, copies)
+            tiers = Tier("hbm", blocks, policy), *tiers_of(plan, candidate, copies)
             workload = workload.with_tier(candidate.offload, plan.block_bytes)
-            request = ReplayRequest(Lru(), sum(tier.capacity_blocks for tier in tiers), tiers)
+            request = ReplayRequest(policy, sum(tier.capacity_blocks for tier in tiers), tiers)
         done = serve_replay(workload, request)
         served, counted = done.served, slice(done.served.first, None)
-        baseline = None if candidate is None else self.baseline.trial
         prefill_s = workload.profile.ttft_s(served.uncached_tokens, served.hit_tokens)[counted]
         window_s = float(self._arrival_s[-1] - self._arrival_s[served.first])
         written_s = (done.stored_blocks or 0) * plan.block_bytes / self._whole_s
@@ -215,12 +296,51 @@ class TierWindow:
             price = sum(plan.prices[kind].hour(size, written_s) for kind, size in candidate.tiers)
         return TierTrial(
             candidate,
-            self.window.compare(request.policy, request.capacity_blocks, served, baseline),
+            self._compared(candidate, policy, request.capacity_blocks, served),
             sum(tier.token_hit_rate for tier in done.tiers[1:]),
             float(prefill_s.sum()) / max(window_s, 1e-9),
             written_s,
             price,
         )
+
+    def _compared(
+        self,
+        candidate: TierCandidate | None,
+        policy: Policy,
+        capacity_blocks: int,
+        served: ServedRequests,
+    ) -> WindowTrial:
+        """Return the trial of a replay: a tier's against the baseline, the pool's against today."""
+        if candidate is None:
+            today = self._alone.get(DEFAULT_INTERVAL)
+            before = None if today is None else today.trial
+            return self.window.compare(policy, capacity_blocks, served, before)
+        trial = self.window.compare(policy, capacity_blocks, served, self.baseline.trial)
+        if self.baseline is self.today:
+            return trial
+        since_today = self.window.against(self.today.trial, trial).harms
+        known = {harm.figure for harm in trial.harms}
+        more = (harm for harm in since_today if harm.figure not in known)
+        return replace(trial, harms=(*trial.harms, *more))
+
+    def earns(self, trial: TierTrial) -> bool:
+        """Return whether a tier gains significantly more than its interval does without it."""
+        own = trial.interval == self.plan.interval  # compared with that already
+        return own or self.beyond(trial)[self.plan.target.objective].significant
+
+    def net_hour(self, trial: TierTrial) -> float:
+        """Return what a tier saves an hour beyond its price, and what its interval saves alone."""
+        alone = self.baseline, self.alone(trial.interval)
+        return min(self.plan.net_hour(each, trial) for each in alone)
+
+    def beyond(self, trial: TierTrial) -> Mapping[str, Gain]:
+        """Return the gains of a tier over the pool alone with its interval."""
+        alone = self.alone(trial.interval).trial
+        return self.window.bootstrap.gains(alone.resampled, trial.trial.resampled)
+
+    def canary(self, baseline: TierTrial, trial: TierTrial) -> Canary:
+        """Return the canary that shows the gain of a trial of this window on one engine."""
+        return self.window.canary(baseline.trial, trial.trial, replicas=1)
 
     def gains(self, trial: TierTrial, other: TierTrial) -> bool:
         """Return whether a trial is significantly better than another one of this window."""
@@ -237,6 +357,13 @@ class TierWindow:
         rejected = [each for each in done if isinstance(each, TierRejection)]
         self.rejections |= {each.candidate: each for each in rejected}
         return [each for each in done if isinstance(each, TierTrial)]
+
+    def all_alone(self, intervals: Sequence[float], advance: Advance) -> list[TierTrial]:
+        """Return the trial of the pool alone with each interval, computed on all cores."""
+        shared = self.evaluator.executor.shared(self)
+        done = self.evaluator.each(TierWindow.alone, intervals, shared, advance=advance)
+        self._alone |= zip(intervals, done, strict=True)
+        return done
 
     def _tried(self, candidate: TierCandidate) -> TierTrial | TierRejection:
         try:

@@ -4,11 +4,14 @@ Candidates (an engine's way to offload, and a size) are replayed on the simulate
 no cheaper one equals on the training window are compared with the pool alone on the validation
 window; the choice is accepted or rejected on the held-out one, and at the ends of what is not known
 exactly: latency, pool, and how fast copies are. Without acceptance the answer is to keep no tier.
+
+Of a hybrid model, the pool alone is that with the best retention interval: a setting that costs
+nothing is no gain of a tier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,9 +22,10 @@ import numpy as np
 
 from kvscope.core.errors import UsageError
 from kvscope.core.executor import Executor
-from kvscope.replay.derived_traces import begun
+from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.canary import Canary
 from kvscope.tuning.split import Split
+from kvscope.tuning.tier_interval import PoolInterval, tune_interval
 from kvscope.tuning.tier_search import explore, with_parameters
 from kvscope.tuning.tier_trial import (
     ALIKE,
@@ -36,7 +40,7 @@ from kvscope.tuning.tier_trial import (
 from kvscope.tuning.trial import Advance, Evaluator
 from kvscope.tuning.tuner import End
 
-TierVerdict = Literal["pays", "helps", "keep-none"]
+TierVerdict = Literal["pays", "helps", "set-interval", "keep-none"]
 Why = Literal[
     "",
     "overloaded",
@@ -77,20 +81,27 @@ class TierTuning:
     - pays: the choice meets the SLO, and the pool alone does not; or it saves more GPU time
       than it costs, on both windows and at the ends of what is not known exactly.
     - helps: the choice is significantly better, but the SLO is missed with it too.
+    - set-interval: no tier is to be recommended, but another retention interval of the pool alone,
+      which costs nothing; `why` says why no tier beyond that.
     - keep-none: nothing is to be recommended; `why` says what is the reason.
 
-    `baseline` is the pool alone and `choice` the candidate chosen, each on validation and held-out
+    `today` is the pool alone as it is, `interval` another retention interval chosen for it, None
+    without. `baseline` is the pool alone, with that interval if it is kept: what tiers are compared
+    with. `choice` is the candidate chosen, each on validation and held-out
     window; without a candidate to choose, None. `front` are candidates on the validation window
     that no cheaper one equals, `sizes` those that work as the choice does, ascending; `least` is
     the smallest of them that may be recommended and does as much for the SLO. `explored` are all
     candidates on the training window, `trained` is the pool alone there. `rejected` are those
     under which requests of some window never start; `never-starts` where the choice is among them.
-    `canary` confirms what is recommended; None where nothing is.
+    `gains` are those of what is recommended over the pool as it is today; `canary` confirms what is
+    recommended, None where nothing is.
     """
 
     verdict: TierVerdict
     why: Why
     split: Split
+    today: tuple[TierTrial, TierTrial]
+    interval: PoolInterval | None
     baseline: tuple[TierTrial, TierTrial]
     choice: tuple[TierTrial, TierTrial] | None
     front: tuple[TierTrial, ...]
@@ -101,12 +112,18 @@ class TierTuning:
     trained: TierTrial
     explored: tuple[TierTrial, ...]
     rejected: tuple[TierRejection, ...]
+    gains: Mapping[str, Gain]
     canary: Canary | None = None
 
     @property
     def recommended(self) -> TierTrial | None:
         """The choice on the held-out window, None where no tier is to be kept."""
-        return None if self.choice is None or self.verdict == "keep-none" else self.choice[1]
+        return self.choice[1] if self.choice and self.verdict in {"pays", "helps"} else None
+
+    @property
+    def best(self) -> TierTrial:
+        """What to run on the held-out window: the recommended tier, else the pool alone."""
+        return self.recommended or self.baseline[1]
 
 
 def tune_tiers(
@@ -121,12 +138,17 @@ def tune_tiers(
     """
     split, workloads = plan.cut(plan.prompts)
     plan = with_parameters(plan, workloads[0])
-    with progress("replaying without a tier"):
+    with progress("replaying without a tier") as advance:
         windows = [
             TierWindow(plan, Evaluator(workload, plan.target, stop=stop, executor=executor))
             for workload in workloads
         ]
-    return _tuned(plan, split, windows, progress)
+        interval, tried = tune_interval(windows, advance) if plan.intervals else (None, [])
+    if interval is not None and interval.kept:
+        plan = plan.keeping(interval.choice[0].interval)
+        windows = [window.keeping(plan) for window in windows]
+    tuning = _tuned(plan, split, windows, progress)
+    return replace(tuning, interval=interval, explored=(*tried, *tuning.explored))
 
 
 def _tuned(
@@ -150,12 +172,17 @@ def _tuned(
     if chosen is not None:  # a cheaper size may do that training did not lead to
         chosen, why = _choose(validation, compared)
     rejected = training.rejections | validation.rejections
+    unchanged = held_out.baseline is held_out.today
     nothing = partial(
         TierTuning,
-        verdict="keep-none",
+        verdict="keep-none" if unchanged else "set-interval",
         rejected=tuple(rejected.values()),
         split=split,
+        today=(validation.today, held_out.today),
+        interval=None,
         baseline=(alone, held_out.baseline),
+        gains=held_out.baseline.trial.gains,
+        canary=None if unchanged else held_out.canary(held_out.today, held_out.baseline),
         front=pareto_front([alone, *compared]),
         compared=tuple(compared),
         trained=training.baseline,
@@ -184,18 +211,22 @@ def _tuned(
     )
     met = chosen.trial.meets(plan.target) and judged.trial.meets(plan.target)
     without = all(each.trial.meets(plan.target) for each in (alone, held_out.baseline))
-    worth = plan.net_hour(alone, chosen) > 0 and plan.net_hour(held_out.baseline, judged) > 0
+    worth = validation.net_hour(chosen) > 0 and held_out.net_hour(judged) > 0
     worth_at_ends = all(
         plan.net_hour(each.baseline, each.choice) > 0 for each in ends if each.end is not FULL
     )
-    harmless = not judged.trial.harms and judged.trial.keeps_up and _better(plan, judged)
+    harmless = not judged.trial.harms and judged.trial.keeps_up and _better(held_out, judged)
     if not harmless or (without and not worth):
         return done(why="held-out")
     if not all(end.holds for end in ends):
         return done(why="uncertain")
-    canary = held_out.window.canary(held_out.baseline.trial, judged.trial, replicas=1)
     pays = met or (worth and worth_at_ends)
-    return done(verdict="pays" if pays else "helps", why="", canary=canary)
+    return done(
+        verdict="pays" if pays else "helps",
+        why="",
+        gains=held_out.window.against(held_out.today.trial, judged.trial).gains,
+        canary=held_out.canary(held_out.baseline, judged),
+    )
 
 
 def _able(plan: TierPlan, training: TierWindow) -> TierPlan:
@@ -215,15 +246,18 @@ def _with_plain(plan: TierPlan, leading: Sequence[TierCandidate]) -> list[TierCa
 def _sizes_of(plan: TierPlan, chosen: TierCandidate) -> list[TierCandidate]:
     """Return every size that offloads as the choice does."""
     same = (each for each in plan.candidates if each.kinds == chosen.kinds)
-    return list(dict.fromkeys(replace(each, offload=chosen.offload) for each in same))
+    as_chosen = (replace(each, offload=chosen.offload, interval=chosen.interval) for each in same)
+    return list(dict.fromkeys(as_chosen))
 
 
 def _sizes(trial: TierTrial) -> tuple[int, int]:
     return candidate_of(trial).sizes
 
 
-def _better(plan: TierPlan, trial: TierTrial) -> bool:
-    return trial.trial.gains[plan.target.objective].value > 0
+def _better(window: TierWindow, trial: TierTrial) -> bool:
+    """Return whether a tier is better than the pool alone, and than that with its interval."""
+    objective = window.plan.target.objective
+    return trial.trial.gains[objective].value > 0 and window.beyond(trial)[objective].value > 0
 
 
 def _choose(window: TierWindow, compared: Sequence[TierTrial]) -> tuple[TierTrial | None, Why]:
@@ -235,7 +269,9 @@ def _choose(window: TierWindow, compared: Sequence[TierTrial]) -> tuple[TierTria
     one size, options that are not the engine's own have to gain significantly.
     """
     plan, baseline, target = window.plan, window.baseline, window.plan.target
-    able = [trial for trial in compared if trial.trial.recommendable(target)]
+    able = [
+        trial for trial in compared if trial.trial.recommendable(target) and window.earns(trial)
+    ]
     affordable = [trial for trial in able if plan.affordable(trial)]
     if not any(trial.trial.keeps_up for trial in (baseline, *compared)):
         return None, "overloaded"
@@ -243,23 +279,25 @@ def _choose(window: TierWindow, compared: Sequence[TierTrial]) -> tuple[TierTria
         if plan.gpu_hour is None:
             return None, "met-without"
         harmless = [trial for trial in compared if not trial.trial.harms and trial.trial.keeps_up]
-        worth = [trial for trial in harmless if plan.net_hour(baseline, trial) > 0]
+        worth = [trial for trial in harmless if window.net_hour(trial) > 0]
         if not worth:
             return None, "costs-more" if harmless else "no-gain"
-        most = max(plan.net_hour(baseline, trial) for trial in worth)
+        most = max(map(window.net_hour, worth))
         return _cheapest(
-            [each for each in worth if plan.net_hour(baseline, each) >= most * (1 - ALIKE)]
+            plan, [each for each in worth if window.net_hour(each) >= most * (1 - ALIKE)]
         ), ""
     if not affordable:
         return None, "too-dear" if able else "no-gain"
-    return _cheapest(plan.nearest(baseline, affordable), window), ""
+    return _cheapest(plan, plan.nearest(baseline, affordable), window), ""
 
 
-def _cheapest(trials: Sequence[TierTrial], window: TierWindow | None = None) -> TierTrial:
+def _cheapest(
+    plan: TierPlan, trials: Sequence[TierTrial], window: TierWindow | None = None
+) -> TierTrial:
     """Return the cheapest trial with the fewest options; with more that gain in the window."""
     least = min(map(_price, trials))
     same = [each for each in trials if _price(each) == least]
-    same.sort(key=lambda each: (candidate_of(each).offload.count(":"), each.trial.target_s))
+    same.sort(key=lambda each: (plan.options_of(candidate_of(each)), each.trial.target_s))
     chosen = same[0]
     for trial in same[1:]:
         if window is not None and window.gains(trial, chosen):
@@ -307,12 +345,7 @@ def _at_ends(
         ends.append((FULL, 1.0, replace(choice, files_bytes=1)))
     judged = []
     for end, copies, tiers in ends:
-        at = replace(plan, pool_blocks=end.capacity_blocks or plan.pool_blocks)
-        workload = held_out.workload
-        if end.sessions is not None:
-            *_, workload = plan.cut(begun(plan.prompts, end.sessions))[1]
-        slower = workload.with_prefill(end.prefill_times)
-        there = TierWindow(at, held_out.evaluator.over(replicas=1, workload=slower))
+        there = held_out.at(end)
         trial = there.of(tiers, copies)
         holds = not trial.trial.harms and (
             trial.trial.keeps_up or not there.baseline.trial.keeps_up

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import kvscope
 from kvscope.core.errors import UsageError
 from kvscope.latency.file import write_profile
 from kvscope.latency.profile import LatencyProfile
+from tests.app.answers import ANSWER, BLOCK, PROMPT, write_answers
 
-BLOCK, PROMPT, ANSWER = 64, 10, 16  # tokens, and blocks that a turn and its answer add
 STATES = Path(__file__).parents[1] / "deployment" / "configs" / "qwen3-next-80b"
 POOL = {"model": "gpt-oss-20b", "num_gpu_blocks": 30_000}
 
@@ -21,25 +20,7 @@ POOL = {"model": "gpt-oss-20b", "num_gpu_blocks": 30_000}
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kvscope.OpenTrace]:
     """Yield 150 chats of three turns, whose answers are longer than their prompts."""
-    requests = []
-    for chat in range(150):
-        first = chat * 3 * (PROMPT + ANSWER)
-        for turn in range(3):
-            blocks = turn * (PROMPT + ANSWER) + PROMPT
-            line = {
-                "chat_id": 3 * chat + turn,
-                "parent_chat_id": 3 * chat + turn - 1 if turn else -1,
-                "timestamp": 10.0 * chat + 200.0 * turn,
-                "input_length": blocks * BLOCK,
-                "output_length": ANSWER * BLOCK + 1,
-                "type": "text",
-                "turn": turn + 1,
-                "hash_ids": list(range(first, first + blocks)),
-            }
-            requests.append(line)
-    requests.sort(key=lambda line: line["timestamp"])
-    path = tmp_path_factory.mktemp("hybrid") / "answers.jsonl"
-    path.write_text("\n".join(map(json.dumps, requests)))
+    path = write_answers(tmp_path_factory.mktemp("hybrid"))
     with kvscope.open_trace(path, block_size=BLOCK) as opened:
         yield opened
 

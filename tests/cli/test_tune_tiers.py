@@ -46,6 +46,7 @@ def test_the_answer(capsys: Streams, trace: str) -> None:
     )
     assert made["currency"] == "US$"
     assert made["verdict"] in {"pays", "helps", "keep-none"}
+    assert {each["interval_tokens"] for each in made["explored"]} == {0}
     assert made["words"][0].startswith("Does offloading pay? ")
     assert (made["recommended"] is None) == (made["verdict"] == "keep-none")
     assert (made["launch"] is None) == (made["recommended"] is None)
@@ -219,7 +220,10 @@ def test_the_file_is_replayed_with_its_pool_alone(
         ((*COMMON, "--offload", "cachegen"), "'cachegen' is not modelled"),
         ((*COMMON, "--ssd-writes-per-day", "0"), "is not a number of drive writes above 0"),
         ((*COMMON, "--dram-price", "-1"), "is not a price above 0"),
-        (("--slo", "1s", "--tiers", "--gpu", "h100", "--model", "gemma3-27b"), "full attention"),
+        (
+            ("--slo", "1s", "--tiers", *ENGINE[:2], "--model", "gemma3-4b", "--engine", "sglang"),
+            "does not simulate; take vLLM (--engine vllm@0.33)",
+        ),
     ],
 )
 def test_mistakes(capsys: Streams, trace: str, arguments: tuple[str, ...], said: str) -> None:

@@ -90,7 +90,8 @@ class RunFigures(Facts, Outcome):
 class SimulateDocument(GatedDocument, SettingFacts):
     """What `kvscope simulate` finds; `found` has the parameters that follow from the trace.
 
-    `alone` is the pool without the tier of a recommendation, null where it has none.
+    `alone` is the pool without the tier of a recommendation, null where it has none;
+    `alone_as_recommended` the same with its retention interval, null where it states none.
     """
 
     command: Literal["simulate"] = "simulate"
@@ -100,6 +101,7 @@ class SimulateDocument(GatedDocument, SettingFacts):
     found: Mapping[str, ParameterEstimate]
     results: tuple[RunFigures, ...]
     alone: RunFigures | None
+    alone_as_recommended: RunFigures | None
 
 
 class StoredRun(SettingFacts, RunFigures):
@@ -135,6 +137,7 @@ class RunsDocument(Document):
 def simulate_document(simulation: Simulation) -> SimulateDocument:
     """Return the document of `kvscope simulate`."""
     trace, model = simulation.trace, simulation.model
+    alone = [run_figures(run, trace, model) for run in simulation.alone]
     return SimulateDocument.build(
         setting_facts(simulation.setting),
         trace=TraceFacts.build(trace),
@@ -143,7 +146,8 @@ def simulate_document(simulation: Simulation) -> SimulateDocument:
         found=simulation.estimates,
         figures=simulate_figures(simulation.runs),
         results=tuple(run_figures(run, trace, model) for run in simulation.runs),
-        alone=simulation.alone and run_figures(simulation.alone, trace, model),
+        alone=alone[0] if alone else None,
+        alone_as_recommended=alone[-1] if len(alone) > 1 else None,
     )
 
 

@@ -30,13 +30,16 @@ class TierFigures(Facts):
     written to the tier, `wear` times what its memory is rated for; `cost_hour` is its price,
     `saved_hour` that of the GPU time that it saves, null without --gpu-hour. `files_bytes` are of
     an SSD below CPU memory (0: none), which files fill in `full_s`, null without; `tier_hit_rate`,
-    `wear` (of what wears most) and `cost_hour` are then those of both.
+    `wear` (of what wears most) and `cost_hour` are then those of both. `interval_tokens` is the
+    retention interval of a hybrid model: 0 vLLM's default, null all. The gain of the pool alone
+    with another interval is against that with today's.
     """
 
     offload: str | None
     kind: TierKind | None
     size_bytes: int
     files_bytes: int
+    interval_tokens: float | None
     full_s: float | None
     meets: bool
     ttft_at_percentile_ms: float | None
@@ -91,15 +94,18 @@ class TierRejectionFacts(Facts):
 class TuneTiersDocument(GatedDocument):
     """What `kvscope tune --tiers` finds.
 
-    `verdict` is pays, helps or keep-none; `why` of the last: overloaded, no-gain, too-dear,
-    costs-more, met-without, held-out, uncertain or never-starts. `recommended` is on the held-out
-    window, null for no tier. `baseline` is the pool alone and `choice` what was chosen, each on the
-    validation and on the held-out window. `front` (no cheaper tier has as low a percentile),
-    `sizes` of the choice's way to offload, and `least`, the smallest of them that does, are on the
-    validation window; `explored` on the training window. Under `rejected`, requests of one of the
-    windows never start. `launch` starts the engine, with `arguments` and variables of the
-    `environment`; `left_out` is what the simulation lacks of it, and `canary` confirms its gain.
-    `currency` is that of all prices, null for that of the prices stated.
+    `verdict` is pays, helps, set-interval (of the pool alone) or keep-none; `why` of the last two:
+    overloaded, no-gain, too-dear, costs-more, met-without, held-out, uncertain or never-starts.
+    `recommended` is on the held-out window, null for no tier. `today` is the pool alone as it is,
+    `interval` the same with another retention interval chosen for it, which is kept if
+    `interval_kept`; `baseline` is the pool alone with the interval that is kept, and `choice` the
+    tier that was chosen: each on the validation and on the held-out window. `front` (no cheaper
+    tier has as low a percentile), `sizes` of the choice's way to offload, and `least`, the smallest
+    of them that does, are on the validation window; `explored` on the training window. Under
+    `rejected`, requests of one of the windows never start. `launch` starts the engine, with
+    `arguments` and variables of the `environment`; `left_out` is what the simulation lacks of it,
+    and `canary` confirms its gain. `currency` is that of all prices, null for that of the prices
+    stated.
     """
 
     command: Literal["tune-tiers"] = "tune-tiers"
@@ -116,6 +122,9 @@ class TuneTiersDocument(GatedDocument):
     why: Why
     words: tuple[str, ...]
     recommended: TierFigures | None
+    today: tuple[TierFigures, ...]
+    interval: tuple[TierFigures, ...]
+    interval_kept: bool
     baseline: tuple[TierFigures, ...]
     choice: tuple[TierFigures, ...]
     front: tuple[TierFigures, ...]
@@ -148,6 +157,7 @@ def tune_tiers_document(tuned: TierRecommendation, words: Sequence[str]) -> Tune
             kind=candidate and candidate.kind,
             size_bytes=candidate.size_bytes if candidate else 0,
             files_bytes=candidate.files_bytes if candidate else 0,
+            interval_tokens=trial.interval if np.isfinite(trial.interval) else None,
             full_s=trial.full_s,
             meets=own.meets(plan.target),
             wear=plan.wear(trial),
@@ -157,7 +167,7 @@ def tune_tiers_document(tuned: TierRecommendation, words: Sequence[str]) -> Tune
             gain=own.gains.get(plan.target.objective),
         )
 
-    recommended, launch = tuning.recommended, tuned.launch
+    recommended, launch, interval = tuning.recommended, tuned.launch, tuning.interval
     return TuneTiersDocument.build(
         tuned,
         tuning,
@@ -176,6 +186,9 @@ def tune_tiers_document(tuned: TierRecommendation, words: Sequence[str]) -> Tune
         environment=launch.environment if launch else {},
         figures=tuned_tier_figures(tuned),
         recommended=recommended and figures(recommended, alone[1]),
+        today=tuple(figures(each, each) for each in tuning.today),
+        interval=tuple(map(figures, interval.choice, tuning.today)) if interval else (),
+        interval_kept=interval is not None and interval.kept,
         baseline=tuple(figures(each, each) for each in alone),
         choice=tuple(map(figures, tuning.choice or (), alone)),
         front=tuple(figures(each, alone[0]) for each in tuning.front),

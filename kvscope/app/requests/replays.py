@@ -360,9 +360,10 @@ def _recommendation(options: SimulateOptions) -> RecommendationFile | None:
 
 
 def _with_lru(recommended: RecommendationFile) -> list[Variant]:
-    """Return LRU, and what is recommended where that is another policy."""
+    """Return LRU, and what is recommended where that is another policy; above a tier that alone."""
     from kvscope.policies.lru import Lru
 
     policy = recommended.policy
     best = Variant(type(policy), policy.values, policy.evicts)
-    return [best] if policy.name == BASELINE else [Variant(Lru), best]
+    alone = policy.name == BASELINE or recommended.tier is not None
+    return [best] if alone else [Variant(Lru), best]

@@ -245,15 +245,11 @@ def tier_tuning_request(options: TuneOptions, tiers: TierOptions) -> TierTuningR
 
     Raises UsageError for an option that it does not take, and for what cannot be simulated.
     """
-    own = {"policies", "param", "capacity", "capacity_blocks", "capacity_range", "router", "hbm"}
-    for name in sorted(own | {"outputs", "view"}):
-        default = next(each.default for each in fields(TuneOptions) if each.name == name)
-        if getattr(options, name) != default:
-            raise UsageError(
-                "the choice of a tier does not take it",
-                where=f"--{name.replace('_', '-')}",
-                remedy="leave it out, or leave out --tiers",
-            )
+    own = {"capacity", "capacity_blocks", "capacity_range", "router", "hbm", "outputs", "view"}
+    _check_not_given(options, own)
+    where = resolved_deployment(options)
+    if where is None or where.kv_groups is None:
+        _check_not_given(options, {"policies", "param"})  # those of a hybrid model are intervals
     request = tune_request(options)
     where = request.deployment
     if where is None or where.model is None:
@@ -266,16 +262,28 @@ def tier_tuning_request(options: TuneOptions, tiers: TierOptions) -> TierTuningR
             where=f"--replicas {where.replicas}",
             remedy="add --traffic replica for one replica's trace",
         )
-    if where.model.hybrid:
+    if where.model.hybrid and where.kv_groups is None:
+        vllm = where.engine.name == VLLM
         raise UsageError(
-            "tiers are tuned for models of full attention only",
+            where.not_switchable or f"the layers of {where.model.name} are not simulated",
             where="--tiers",
-            remedy="compare sizes with kvscope simulate --tiers, or leave it out for this model",
+            remedy="leave it out for this model" if vllm else "take vLLM (--engine vllm@0.33)",
         )
     setting = engine_setting(request.setting, where.max_num_seqs, where.max_num_batched_tokens)
     return TierTuningRequest(
         replace(request, setting=setting), tiers.tier_sizes, tiers.offload, _prices(tiers)
     )
+
+
+def _check_not_given(options: TuneOptions, names: set[str]) -> None:
+    """Raise UsageError for an option that the choice of a tier does not take."""
+    for each in fields(TuneOptions):
+        if each.name in names and getattr(options, each.name) != each.default:
+            raise UsageError(
+                "the choice of a tier does not take it",
+                where=f"--{each.name.replace('_', '-')}",
+                remedy="leave it out, or leave out --tiers",
+            )
 
 
 def _prices(tiers: TierOptions) -> dict[TierKind, TierPrice]:

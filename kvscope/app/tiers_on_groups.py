@@ -1,0 +1,91 @@
+"""What of tiers can be tuned for a model whose layers are in groups: ways, options, intervals.
+
+The engine's settings refuse what is not simulated, and what vLLM refuses; they are asked for each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvscope.core.errors import UsageError
+from kvscope.deployment.kv_groups import KvGroups
+from kvscope.policies.lru_retention import RETENTION, LruRetention
+from kvscope.replay.policy_options import Variant
+from kvscope.tuning.tier_trial import DEFAULT_INTERVAL, Options
+from kvscope.vllm_sim.offload_engines import Offloading
+from kvscope.vllm_sim.offload_spec import OffloadSpec
+from kvscope.vllm_sim.settings import EngineSettings, StorageSettings
+
+
+@dataclass(frozen=True, slots=True)
+class OnGroups:
+    """The groups of a hybrid model's layers, None for other models, for which all is allowed."""
+
+    groups: KvGroups | None
+
+    def require(self, spec: Offloading, *, files: bool) -> None:
+        """Raise UsageError for a way to offload that is refused, with `files` below or without."""
+        error = self._refusal(spec, files=files)
+        if error is None:
+            return
+        where, remedy = f"--offload {spec.text}", error.remedy
+        if files and self._refusal(spec) is None:
+            where = "--tier-sizes"
+        elif isinstance(spec, OffloadSpec) and self._refusal(OffloadSpec(spec.release)):
+            where, remedy = "--tiers", "leave it out for this model"
+        raise UsageError(error.what, where=where, remedy=remedy) from error
+
+    def options(self, spec: Offloading, options: Options) -> Options:
+        """Return the options of a way to offload with the values that are not refused."""
+        able = (
+            (
+                name,
+                tuple(
+                    value
+                    for value in values
+                    if not self._refusal(replace(spec, **{name: value}))  # type: ignore[type-var]
+                ),
+            )
+            for name, values in options
+        )
+        return tuple((name, values) for name, values in able if values)
+
+    def intervals(
+        self, ways: Iterable[Offloading], variants: Iterable[Variant]
+    ) -> tuple[float, ...]:
+        """Return the retention intervals that `variants` name, or else all to try, but the default.
+
+        Raises UsageError for one that is named and refused.
+        """
+        if self.groups is None or not self.groups.sparse:
+            return ()
+        found: set[float] = set()
+        for variant in variants:
+            named = RETENTION in variant.given
+            usual = next(each for each in LruRetention.parameters if each.name == RETENTION)
+            for value in (variant.given[RETENTION],) if named else usual.search:
+                tokens = self.groups.retaining(value).retention_tokens
+                interval = math.inf if tokens is None else float(tokens)
+                errors = filter(None, (self._refusal(way, interval) for way in ways))
+                if (error := next(errors, None)) is None:
+                    found.add(interval)
+                elif named:
+                    raise error
+        return tuple(sorted(found - {DEFAULT_INTERVAL}))
+
+    def _refusal(
+        self, spec: Offloading, interval: float = DEFAULT_INTERVAL, *, files: bool = False
+    ) -> UsageError | None:
+        """Return why an engine with these groups and a way to offload is refused, None if not."""
+        if self.groups is None:
+            return None
+        below: dict[str, Any] = {"storage": StorageSettings()} if files else {}
+        try:
+            offload = spec.settings(1, **below)
+            EngineSettings(1, groups=self.groups.retaining(interval), offload=offload)
+        except UsageError as error:
+            return error
+        return None

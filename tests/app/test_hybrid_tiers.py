@@ -1,0 +1,181 @@
+"""`tune --tiers` of hybrid models from end to end: the retention interval beside a CPU tier."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+import kvscope
+from kvscope.app.schemas import schema
+from kvscope.cli.app import run
+from kvscope.core.errors import ExitCode, UsageError
+from kvscope.latency.file import write_profile
+from kvscope.latency.profile import LatencyProfile
+from tests.app.answers import BLOCK, write_answers
+from tests.cli.shell import Streams
+
+AMPLE, SMALL = 30_000, 2_000  # blocks: for all windows of all chats, and for those of a few
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with chats and a latency that was measured: 10 ms, and 0.1 ms a token."""
+    path = tmp_path_factory.mktemp("tiers")
+    write_answers(path)
+    write_profile(path / "latency.toml", LatencyProfile("measured", "here", 0.01, 1e-4))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trace(folder: Path) -> Iterator[kvscope.OpenTrace]:
+    """Yield the chats."""
+    with kvscope.open_trace(folder / "answers.jsonl", block_size=BLOCK) as opened:
+        yield opened
+
+
+def asked(folder: Path, blocks: int, **changes: Any) -> dict[str, Any]:
+    """Return what is asked for a pool of so many blocks."""
+    latency = str(folder / "latency.toml")
+    pool = {"latency": latency, "model": "gpt-oss-20b", "num_gpu_blocks": blocks, "gpu_hour": 2.5}
+    return {"slo": "250ms", **pool, **changes}
+
+
+def document(capsys: Streams, command: str, name: str, *arguments: str) -> dict[str, Any]:
+    """Return the document that a command prints."""
+    assert run([command, *arguments, "--json"]) == ExitCode.DONE
+    made: dict[str, Any] = json.loads(capsys.readouterr().out)
+    Draft202012Validator(schema(name)).validate(made)
+    return made
+
+
+def test_an_interval_that_costs_nothing(
+    trace: kvscope.OpenTrace, folder: Path, tmp_path: Path
+) -> None:
+    """All windows fit into the pool: answers are hit, and no tier is credited with that."""
+    result = kvscope.tune_tiers(trace, **asked(folder, AMPLE))
+    made = result.to_dict()
+    assert (result.verdict, made["why"], made["recommended"]) == (
+        "set-interval",
+        "costs-more",
+        None,
+    )
+    assert result.launch == "vLLM: --prefix-cache-retention-interval None"
+    assert made["interval_kept"]
+    assert [each["interval_tokens"] for each in made["today"]] == [0, 0]
+    assert made["baseline"] == made["interval"]
+    assert [each["meets"] for each in (*made["today"], *made["interval"])] == [False] * 2 + [
+        True
+    ] * 2
+    path = tmp_path / "recommendation.toml"
+    result.save(path)
+    again = kvscope.simulate(trace, recommendation=str(path), warmup="75%").to_dict()
+    rates = {each["policy"]: each["token_hit_rate"] for each in again["results"]}
+    assert rates["lru"] == pytest.approx(made["today"][1]["token_hit_rate"])
+    assert rates["lru-retention"] == pytest.approx(made["baseline"][1]["token_hit_rate"])
+    plain = kvscope.tune(trace, **asked(folder, AMPLE)).to_dict()["recommendation"]
+    assert plain["policy"] == "lru-retention"  # what `tune` recommends, too
+
+
+def test_a_tier_with_an_interval(
+    capsys: Streams, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small pool keeps no answer, and a tier at vLLM's defaults holds no way to hit one.
+
+    The file is replayed: with the tier, the pool alone, and that with the interval.
+    """
+    monkeypatch.chdir(folder)
+    chats = ("answers.jsonl", "--block-size", str(BLOCK), "--db", ":memory:")
+    pool = ("--model", "gpt-oss-20b", "--num-gpu-blocks", str(SMALL), "--latency", "latency.toml")
+    tune = ("tune", "tune-tiers", *chats, "--tiers", "--slo", "250ms", *pool, "--gpu-hour", "2.5")
+    made = document(capsys, *tune)
+    best = made["recommended"]
+    assert made["verdict"] == "pays"
+    assert best["offload"] == "vllm@0.33:offload_prompt_only=false"
+    assert best["interval_tokens"] == 256
+    assert made["arguments"][-2:] == ["--prefix-cache-retention-interval", "256"]
+    assert made["interval"] == []
+    tried = {
+        (each["offload"], each["interval_tokens"]): each["ttft_at_percentile_ms"]
+        for each in made["explored"]
+        if each["size_bytes"] == best["size_bytes"]
+    }
+    slow = min(tried["vllm@0.33", 0], tried["vllm@0.33", 256])
+    assert tried[best["offload"], 256] < 250 < slow
+    policies = {each["offload"] for each in made["explored"] if each["offload"]}
+    assert any("eviction_policy=arc" in each for each in policies)
+    assert not any("tlru" in each or "gittins" in each for each in policies)  # are not simulated
+
+    again = ("simulate", "simulate", *chats, "--recommendation", "recommendation.toml")
+    replayed = document(capsys, *again, "--warmup", "75%")
+    (tiered,) = replayed["results"]
+    assert (tiered["policy"], tiered["params"]["retention_tokens"]) == ("lru-retention", 256)
+    assert replayed["alone_as_recommended"]["policy"] == "lru-retention"
+    for figures, of in ((tiered, best), (replayed["alone"], made["today"][1])):
+        assert figures["token_hit_rate"] == pytest.approx(of["token_hit_rate"])
+        p95_ms = figures["queued_ttft_ms"]["p95"]
+        assert p95_ms == pytest.approx(of["ttft_at_percentile_ms"], rel=1e-6)
+    assert run([again[0], *again[2:]]) == ExitCode.DONE
+    words = " ".join(capsys.readouterr().out.split())
+    assert "Its retention interval without the tier: " in words
+    assert "pool, interval" in words
+
+    assert run([tune[0], *tune[2:], "--policies", "lru", "--output", "x.toml"]) == ExitCode.DONE
+    capsys.readouterr()
+    assert run(["diff", "recommendation.toml", "x.toml"]) == ExitCode.DONE
+    differences = capsys.readouterr().out
+    assert "lru-retention" in differences
+    assert "--prefix-cache-retention-interval 256" in differences
+
+
+def test_intervals_are_stated_as_in_tune(trace: kvscope.OpenTrace, folder: Path) -> None:
+    """Rounded to what vLLM takes; no other is tried then, and with `lru` none at all."""
+
+    def tried(**options: Any) -> set[float | None]:
+        made = kvscope.tune_tiers(trace, tier_sizes="6GiB", **asked(folder, SMALL), **options)
+        return {each["interval_tokens"] for each in made.to_dict()["explored"]}
+
+    assert tried(param=["lru-retention.retention_tokens=200,1000"]) == {0, 192, 960}
+    assert tried(policies="lru") == {0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"offload": "sglang-hicache"}, r"--offload sglang-hicache: HiCache and LMCache are"),
+        ({"offload": "lmcache"}, r"--offload lmcache.*: HiCache and LMCache are"),
+        (
+            {"offload": "vllm@0.33:eviction_policy=tlru"},
+            r"eviction_policy=tlru: kvscope's policies in it are .*; take eviction_policy=lru",
+        ),
+        (
+            {"tier_sizes": "dram:64GiB+ssd:1TiB"},
+            r"--tier-sizes: files below it are simulated .*; leave out the tier below it",
+        ),
+        ({"engine": "sglang"}, r"kvscope does not simulate; take vLLM \(engine vllm@0.33\)"),
+        (
+            {
+                "offload": "vllm@0.33:blocks_per_chunk=3",
+                "param": ["lru-retention.retention_tokens=512"],
+            },
+            r"prefix_cache_retention_interval: vLLM refuses .*; take a multiple of 192",
+        ),
+        ({"policies": "tlru"}, r"tlru has no order for the blocks of hybrid models"),
+    ],
+)
+def test_what_is_refused(
+    trace: kvscope.OpenTrace, folder: Path, changes: dict[str, Any], said: str
+) -> None:
+    """In one line with a remedy, before anything is replayed."""
+    with pytest.raises(UsageError, match=said):
+        kvscope.tune_tiers(trace, **asked(folder, SMALL, **changes))
+
+
+def test_an_interval_is_no_option_of_other_models(trace: kvscope.OpenTrace, folder: Path) -> None:
+    """Full attention keeps all it writes."""
+    with pytest.raises(UsageError, match="policies: the choice of a tier does not take it"):
+        kvscope.tune_tiers(trace, policies="lru", **asked(folder, SMALL, model="llama3.1-8b"))
