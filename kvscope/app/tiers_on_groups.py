@@ -62,7 +62,7 @@ class OnGroups:
         """
         if self.groups is None or not self.groups.sparse:
             return ()
-        found: set[float] = set()
+        intervals: set[float] = set()
         for variant in variants:
             named = RETENTION in variant.given
             usual = next(each for each in LruRetention.parameters if each.name == RETENTION)
@@ -71,10 +71,10 @@ class OnGroups:
                 interval = math.inf if tokens is None else float(tokens)
                 errors = filter(None, (self._refusal(way, interval) for way in ways))
                 if (error := next(errors, None)) is None:
-                    found.add(interval)
+                    intervals.add(interval)
                 elif named:
                     raise error
-        return tuple(sorted(found - {DEFAULT_INTERVAL}))
+        return tuple(sorted(intervals - {DEFAULT_INTERVAL}))
 
     def _refusal(
         self, spec: Offloading, interval: float = DEFAULT_INTERVAL, *, files: bool = False

@@ -97,9 +97,7 @@ class Novelty:
     diverged_to: Int32s
 
 
-def novelty(
-    prompts: PromptPaths, definition: HitDefinition, seen: Int32s | None = None
-) -> Novelty:
+def novelty(prompts: PromptPaths, definition: HitDefinition, seen: Int32s | None = None) -> Novelty:
     """Return what was new in each prompt, as `definition` looks blocks up, whatever its weight.
 
     `seen` are the `ideal_blocks` of that definition, where they are known.
