@@ -277,15 +277,22 @@ def exported_states(machine: Machine, request: int, begin: int, end: int) -> int
 
 
 @callable_in_kernels
-def blocks_missing(machine: Machine, request: int, tokens: int) -> int:
-    """Return how many more blocks a running request needs for `tokens` tokens, over all groups."""
+def blocks_missing(machine: Machine, request: int, begin: int, tokens: int, capped: bool) -> int:
+    """Return how many more blocks a running request needs, over all groups, to step begin..tokens.
+
+    `capped` as in `blocks_to_admit`.
+    """
     allocated, missing = machine.requests[request].allocated, 0
-    states = 1 + exported_states(machine, request, machine.requests[request].computed, tokens)
+    states = 1 + exported_states(machine, request, begin, tokens)
     copies = int(machine.requests[request].copy_at != NONE)
     for group in range(len(machine.groups)):
-        size = machine.groups[group].block_tokens
-        more = max(0, blocks_for(tokens, size) - blocks_for(allocated, size))
-        missing += copies + min(more, states) if machine.groups[group].kind == LINEAR else more
+        layout = machine.groups[group]
+        size, linear = layout.block_tokens, layout.kind == LINEAR
+        blocks = blocks_for(tokens, size)
+        if capped and not linear:
+            blocks = min(blocks, layout.most_blocks)
+        more = max(0, blocks - blocks_for(allocated, size))
+        missing += copies + min(more, states) if linear else more
     return missing
 
 
@@ -310,23 +317,24 @@ def blocks_to_admit(
     Up to `cached` ones are loaded; `leading` as in `hit_block`. `capped`: at most what the request
     holds at any time, not what it would without freeing. A state that is computed in the step being
     planned can be read in the next one only: no pool is enough. A block in which the hit ends is
-    copied.
+    copied. The state at the end of a hit counts also where a later one is loaded.
     """
     front, needed = len(machine.path) - 1, 0
-    states = 1 + exported_states(machine, request, hit, tokens)
+    states = 1 + exported_states(machine, request, cached, tokens)
     for group in range(len(machine.groups)):
         layout = machine.groups[group]
         size = layout.block_tokens
         required, hits = blocks_for(tokens, size), blocks_for(hit, size)
+        skipped = skipped_blocks(machine, group, cached)
         if layout.kind == LINEAR:
             required = min(required, hits + states)
+            skipped = skipped_blocks(machine, group, hit)
             if hits > 0:
                 state = machine.nodes[content_after(machine, front, group, hit)]
                 if state.written == planned_step(machine):
                     return ALWAYS
         elif capped:
             required = min(required, layout.most_blocks)
-        skipped = skipped_blocks(machine, group, cached)
         needed += max(0, required - max(skipped, hits)) + int(hit % size > 0)
         for at in range(skipped, hits):
             if machine.blocks[hit_block(machine, front, group, at, hit, leading)].users == 0:
@@ -523,7 +531,7 @@ def group_extender(allocate: Callable[..., None]) -> Callable[..., bool]:
             free_skipped(machine, request, settled)
         wanted = record.computed + tokens
         if wanted > record.room or record.copy_at != NONE:
-            if blocks_missing(machine, request, wanted) > state.free:
+            if blocks_missing(machine, request, record.computed, wanted, False) > state.free:
                 return False
             allocate(machine, request, wanted, False)
         known = record.prompt + record.generated

@@ -41,7 +41,7 @@ from kvscope.vllm_sim.chunks import (
     unpin_chunk,
     write_back,
 )
-from kvscope.vllm_sim.offload_blocks import TierBlocks, note_block, one_group_blocks
+from kvscope.vllm_sim.offload_blocks import TierBlocks, has_ended, note_block, one_group_blocks
 from kvscope.vllm_sim.offload_groups import look_up_group_chunks, several_group_blocks
 from kvscope.vllm_sim.offload_state import (
     ASKING,
@@ -222,44 +222,28 @@ def loader(list_loads: Callable[..., int]) -> Callable[..., int]:
     return begin_load
 
 
-@callable_in_kernels
-def advance_chunks(off: Offload, request: int) -> None:
-    """Have the next offer of a request begin where its last one ended."""
-    for group in range(off.state[0].groups):
-        off.next_chunk[request, group] = off.ends[group]
+def offering(rules: ChunkRules, blocks: TierBlocks, storage: Storage) -> Callable[..., bool]:
+    """Return the function that offers the tier the first `count` chunks of `offered`.
 
-
-def storer(rules: ChunkRules, blocks: TierBlocks, storage: Storage) -> Callable[..., None]:
-    """Return the function that offers the tier what a request has filled with so many tokens.
-
-    From its next chunk on; `rules` order the chunks, `row` is as in TierBlocks.
+    It returns False where the tier refuses them. `rules` order the chunks, `row` is as in
+    TierBlocks.
     """
-    offer, reads_storage = offerer(rules.choose), storage == "read"
-    list_stores, fence = blocks.list_stores, blocks.fence
+    offer, reads_storage, fence = offerer(rules.choose), storage == "read", blocks.fence
 
     @callable_in_kernels
-    def store_chunks(machine: Machine, request: int, path: Int32s, row: int, tokens: int) -> None:
+    def offer_listed(machine: Machine, request: int, path: Int32s, row: int, count: int) -> bool:
         off, record = machine.offload, machine.requests[request]
         state, member = off.state[0], off.members[request]
-        if state.write_back:
-            return
-        if state.prompt_only:
-            tokens = min(tokens, record.prompt)
-        count = list_stores(machine, request, row, tokens)
         if count == 0:
-            advance_chunks(off, request)
-            return
+            return True
         if reads_storage:
             poll(off, state.polls_late)
         if state.forgets_offers:
             begin = max(off.offered[0], record.hits // state.blocks_per_chunk)
             forget_offers(off, path, begin, off.offered[0] + count)
         fresh = offer(off, request, path, count)
-        if fresh < 0:
-            return
-        advance_chunks(off, request)
-        if fresh == 0:
-            return
+        if fresh <= 0:
+            return fresh == 0  # type: ignore[no-any-return]
         job = add_transfer(off.stores, state.stores, request, fresh)
         for place in range(fresh):
             at = off.fresh[place]
@@ -268,37 +252,76 @@ def storer(rules: ChunkRules, blocks: TierBlocks, storage: Storage) -> Callable[
         job.fences = state.fences
         state.stores += 1
         member.transfers += 1
+        return True
 
-    return store_chunks
+    return offer_listed
 
 
-def step_storer(rules: ChunkRules, blocks: TierBlocks, storage: Storage) -> Callable[..., None]:
+@callable_in_kernels
+def tokens_stored(machine: Machine, request: int) -> int:
+    """Return how many tokens of a request that is planned, or has ended, may be stored."""
+    record = machine.requests[request]
+    known = record.prompt + record.generated
+    tokens = max(record.prompt, known - 1) if has_ended(machine, request) else record.computed
+    if machine.offload.state[0].prompt_only:
+        tokens = min(tokens, record.prompt)
+    return min(tokens, known)  # type: ignore[no-any-return]
+
+
+def step_offering(
+    rules: ChunkRules, blocks: TierBlocks, storage: Storage
+) -> Callable[[Machine], None]:
     """Return the function that offers what the planned step fills, then what ended requests left.
 
-    Those leave the tier then.
+    States of linear attention first, each on its own.
     """
-    store_chunks, commit = storer(rules, blocks, storage), rules.commit
+    offer_listed, list_states = offering(rules, blocks, storage), blocks.list_states
+    list_stores, advance = blocks.list_stores, blocks.advance
+
+    @callable_in_kernels
+    def offer_step(machine: Machine) -> None:
+        off, state, front = machine.offload, machine.state[0], len(machine.path) - 1
+        states = list_states(machine)
+        running = states + state.planned
+        for at in range(running + off.state[0].ended):
+            row = at - running
+            if at < states:
+                request = off.states[at, 0]
+            elif at < running:
+                request = machine.batch[1, at - states]
+            else:
+                request = off.ended[row]
+            record, path = machine.requests[request], machine.path[front]
+            if at >= running:
+                write_path(machine.nodes.parent, record.leaf, path, 0, record.length)
+            else:
+                path, row = machine.path[record.slot], record.slot
+            count = 1
+            if at < states:
+                off.offered[0] = off.states[at, 1]
+            else:
+                count = list_stores(machine, request, row, tokens_stored(machine, request))
+            if offer_listed(machine, request, path, row, count) and at >= states:
+                advance(machine, request, row)
+
+    return offer_step
+
+
+def step_storer(
+    rules: ChunkRules, blocks: TierBlocks, storage: Storage
+) -> Callable[[Machine], None]:
+    """Return the function that ends a plan: offers to the tier, and requests that leave it."""
+    offer_step, commit = step_offering(rules, blocks, storage), rules.commit
     reads_storage = storage == "read"
 
     @callable_in_kernels
     def store_step(machine: Machine) -> None:
         off, requests, state = machine.offload, machine.requests, machine.offload.state[0]
-        size = machine.state[0].block_size
+        size, front = machine.state[0].block_size, machine.path[len(machine.path) - 1]
         if reads_storage and not state.polls_late:
             flush(off)
-        planned, front = machine.state[0].planned, machine.path[len(machine.path) - 1]
-        for at in range(planned + state.ended):
-            ended = at >= planned
-            request = off.ended[at - planned] if ended else machine.batch[1, at]
-            record = requests[request]
-            path, row = front, at - planned
-            if ended:
-                write_path(machine.nodes.parent, record.leaf, front, 0, record.length)
-                tokens = max(record.prompt, record.prompt + record.generated - 1)
-            else:
-                path, row = machine.path[record.slot], record.slot
-                tokens = min(record.computed, record.prompt + record.generated)
-            store_chunks(machine, request, path, row, tokens)
+        if not state.write_back:
+            offer_step(machine)
         for at in range(0 if state.write_back else state.ended):
             request = off.ended[at]
             record = requests[request]

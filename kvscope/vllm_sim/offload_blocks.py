@@ -50,8 +50,10 @@ class TierBlocks(NamedTuple):
 
     `list_loads(machine, request, hit, cached)` and `list_stores(machine, request, row, tokens)`
     write the places of chunks to load and to offer into `offered`, and return their number; `row`
-    is a slot, or the number of a request that ended. `fence(machine, request, row, place)` notes
-    that a store reads the blocks of a chunk.
+    is a slot, or the number of a request that ended. `advance(machine, request, row)` has the next
+    offer begin behind that one. `list_states(machine)` writes the states of
+    linear attention to offer into `states`, and returns their number. `fence(machine, request, row,
+    place)` notes that a store reads the blocks of a chunk.
     """
 
     rules: BlockRules
@@ -68,6 +70,8 @@ class TierBlocks(NamedTuple):
     keep_table: Callable[[Machine, int, int], None]
     list_loads: Callable[[Machine, int, int, int], int]
     list_stores: Callable[[Machine, int, int, int], int]
+    advance: Callable[[Machine, int, int], None]
+    list_states: Callable[[Machine], int]
     fence: Callable[[Machine, int, int, int], None]
 
 
@@ -218,6 +222,18 @@ def list_stores(machine: Machine, request: int, row: int, tokens: int) -> int:
 
 
 @callable_in_kernels
+def advance_chunks(machine: Machine, request: int, row: int) -> None:
+    """Have the next offer of a request begin where its last one ended."""
+    machine.offload.next_chunk[request, 0] = machine.offload.ends[0]
+
+
+@callable_in_kernels
+def no_states(machine: Machine) -> int:
+    """Return 0: attention has no states."""
+    return 0
+
+
+@callable_in_kernels
 def fence_chunk(machine: Machine, request: int, row: int, place: int) -> None:
     """Note that the newest store reads the blocks of a chunk."""
     off, size = machine.offload, machine.offload.state[0].unit_nodes
@@ -255,5 +271,7 @@ def one_group_blocks(
         keep_blocks,
         list_loads,
         list_stores,
+        advance_chunks,
+        no_states,
         fence_chunk,
     )

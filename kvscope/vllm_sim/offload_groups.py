@@ -6,12 +6,17 @@ end. Of windows, chunks are stored where a load can end: before the end of a pro
 prompts part, by the retention interval also before its multiples, or before each chunk of full
 attention.
 
+Of linear attention, one state is loaded, that at the end. States are stored when they are hashed,
+each on its own: those that the pool keeps and a chunk ends with.
+
 vLLM notes the blocks of a request as it gets them and strikes out those that were given away
 since. So a window that its request has left is stored until another request gets its blocks.
 
 Source: vLLM 0.32.0 and 0.33.0, vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py
-(_lookup_complete_chunks, update_state_after_alloc, _update_req_states, _build_store_jobs) and
-vllm/v1/core/single_type_kv_cache_manager.py (SlidingWindowManager.reachable_block_mask).
+(_lookup_complete_chunks, update_state_after_alloc, _update_req_states,
+_build_aligned_boundary_store_jobs, _build_store_jobs) and
+vllm/v1/core/single_type_kv_cache_manager.py (SlidingWindowManager.reachable_block_mask,
+MambaManager.cache_blocks).
 """
 
 from __future__ import annotations
@@ -30,7 +35,6 @@ from kvscope.vllm_sim.groups import (
     free_skipped,
     group_allocator,
     group_rules,
-    hash_groups,
     hash_kept,
     note_step,
     planned_step,
@@ -47,8 +51,8 @@ from kvscope.vllm_sim.offload_blocks import (
     most_to_look_up,
     note_block,
 )
-from kvscope.vllm_sim.offload_state import ANY, PENDING, SKIP
-from kvscope.vllm_sim.state import ALWAYS, FULL, LINEAR, NONE, SLIDING, Machine
+from kvscope.vllm_sim.offload_state import ANY, PENDING, READY, SKIP
+from kvscope.vllm_sim.state import ALWAYS, FULL, LINEAR, NONE, ROOT, SLIDING, Machine
 
 NO_HORIZON = -1  # a request goes on, and stores no window for its end
 
@@ -165,11 +169,13 @@ def look_up_group_chunks(machine: Machine, request: int, hit: int, total: int) -
     """Return the tokens behind the hit ones to load, SKIP to wait for chunks.
 
     Full attention first, then wide windows; where a group has less than the ones before it, those
-    are looked up again. Of windows, the last token is always computed.
+    are looked up again. Of windows, the last token is always computed, and with states all that
+    is behind the last one's chunk.
     """
     off, groups = machine.offload, len(machine.groups)
     windows, loadable, waits, begin = off.state[0].full_groups, 0, False, 0
-    most = total - int(windows < groups)
+    states = max(1, machine.state[0].state_tokens * off.state[0].blocks_per_chunk)
+    most = (total - int(windows < groups)) // states * states
     while begin < groups:
         again = groups
         for place in range(begin, groups):
@@ -211,7 +217,8 @@ def list_group_loads(machine: Machine, request: int, hit: int, cached: int) -> i
         for at in range(first // bpc, end):
             off.offered[count] = place_of(machine, group, at)
             count += 1
-        off.next_chunk[request, group] = blocks_for(cached, tokens)
+        if machine.groups[group].kind != LINEAR:
+            off.next_chunk[request, group] = blocks_for(cached, tokens)
     return count
 
 
@@ -329,12 +336,14 @@ def list_filled(machine: Machine, request: int, row: int, tokens: int) -> int:
         passed = off.next_chunk[request, group]
         blocks = min(min(tokens, known) // size, blocks_for(allocated, size))
         end = blocks // state.blocks_per_chunk
+        if machine.groups[group].kind == LINEAR:  # see list_states
+            continue
         off.ends[group] = max(passed, end)
         prompt, begin = record.prompt // chunk, passed
         again = ended and end != prompt and state.reconsiders
         if again:
             begin = min(begin, first_again(machine, group, end))
-        if end <= begin or machine.groups[group].kind == LINEAR:
+        if end <= begin:
             continue
         horizon = NO_HORIZON
         if not machine.state[0].keeps_boundaries:
@@ -345,9 +354,18 @@ def list_filled(machine: Machine, request: int, row: int, tokens: int) -> int:
             if stores_chunk(machine, request, row, group, at, end, horizon):
                 off.offered[count] = place_of(machine, group, at)
                 count += 1
-        if state.reconsiders and not ended:
-            pass_over(machine, request, row, group, end)
     return count
+
+
+@callable_in_kernels
+def advance_groups(machine: Machine, request: int, row: int) -> None:
+    """Have the next offer of a request begin behind the last one, which the tier did not refuse."""
+    off = machine.offload
+    passes_over = off.state[0].reconsiders and not has_ended(machine, request)
+    for group in range(len(machine.groups)):
+        if passes_over:
+            pass_over(machine, request, row, group, off.ends[group])
+        off.next_chunk[request, group] = off.ends[group]
 
 
 @callable_in_kernels
@@ -363,10 +381,55 @@ def stores_passed(
 
 
 @callable_in_kernels
+def list_states_of(machine: Machine, request: int, count: int) -> int:
+    """Write the states of a request that were hashed in this plan behind `count` ones in `states`.
+
+    Return how many there are then. A chunk of states is the one at its end.
+    """
+    off, record = machine.offload, machine.requests[request]
+    bpc, hashed = off.state[0].blocks_per_chunk, record.hashed
+    if off.state[0].prompt_only:
+        hashed = min(hashed, record.prompt)
+    for group in range(len(machine.groups)):
+        if machine.groups[group].kind != LINEAR:
+            continue
+        row, first = record.slot * len(machine.groups) + group, first_held(machine, request, group)
+        begin, end = off.next_chunk[request, group], hashed // off.layers[group].chunk_tokens
+        for at in range(begin, end):
+            last = (at + 1) * bpc - 1
+            block = machine.table[row, last] if last >= first else NONE
+            if block != NONE and machine.blocks[block].content != ROOT:
+                off.states[count, 0], off.states[count, 1] = request, place_of(machine, group, at)
+                count += 1
+        off.next_chunk[request, group] = max(begin, end)
+    return count
+
+
+@callable_in_kernels
+def list_states(machine: Machine) -> int:
+    """Write the states that were hashed in this plan into `states`; return how many they are.
+
+    Those of planned requests, then of one that was loaded and does not fit.
+    """
+    off, planned, count = machine.offload, machine.state[0].planned, 0
+    if machine.state[0].state_tokens == 0:
+        return 0
+    for at in range(planned + off.state[0].loading):
+        request = machine.batch[1, at] if at < planned else off.loading[at - planned]
+        if at < planned or off.members[request].stage == READY:
+            count = list_states_of(machine, request, count)
+    return count
+
+
+@callable_in_kernels
 def fence_group_chunk(machine: Machine, request: int, row: int, place: int) -> None:
     """Note that the newest store reads the blocks of a chunk."""
     bpc, group = machine.offload.state[0].blocks_per_chunk, group_of(machine, place)
     number = number_of(machine, place)
+    if machine.groups[group].kind == LINEAR:
+        last = (number + 1) * bpc - 1
+        fence_block(machine, ANY, machine.table[row * len(machine.groups) + group, last])
+        return
     for at in range(number * bpc, (number + 1) * bpc):
         block = block_in(machine, request, row, group, at)
         if machine.groups[group].kind == FULL:
@@ -402,13 +465,10 @@ def fits_groups(
 @callable_in_kernels
 def blocks_still_needed(machine: Machine, request: int) -> int:
     """Return the blocks that the rest of a prompt takes, of windows at most what one holds."""
-    needed, known = 0, known_tokens(machine, request)
-    for group in range(len(machine.groups)):
-        layout = machine.groups[group]
-        blocks = min(blocks_for(known, layout.block_tokens), layout.most_blocks)
-        held = blocks_for(machine.requests[request].allocated, layout.block_tokens)
-        needed += max(0, blocks - held)
-    return needed
+    record, known = machine.requests[request], known_tokens(machine, request)
+    planned = record.planned_step == machine.state[0].steps + 1
+    begin = record.computed_before if planned else record.computed
+    return blocks_missing(machine, request, begin, known, True)
 
 
 @callable_in_kernels
@@ -419,7 +479,8 @@ def fits_loaded_groups(machine: Machine, request: int, end: int, kept: int) -> b
         return False
     if record.computed >= record.skips_at:
         free_skipped(machine, request, record.computed)
-    return blocks_missing(machine, request, end) <= state.free - kept  # type: ignore[no-any-return]
+    missing = blocks_missing(machine, request, record.computed, end, False)
+    return missing <= state.free - kept  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
@@ -436,7 +497,17 @@ def note_first_groups(machine: Machine, request: int, hit: int) -> None:
 @callable_in_kernels
 def enter_groups(machine: Machine, request: int, hit: int, cached: int) -> None:
     """Pin the hits of a request that it needs after so many cached tokens."""
+    off = machine.offload
     use_group_hits(machine, request, hit, machine.specs[0].cached_tokens, cached)
+    for group in range(len(machine.groups)):
+        if machine.groups[group].kind == LINEAR:
+            off.next_chunk[request, group] = hit // off.layers[group].chunk_tokens
+
+
+@callable_in_kernels
+def hash_loaded_groups(machine: Machine, request: int, tokens: int) -> None:
+    """Hash what a request has loaded; others read its state in the next step only."""
+    hash_kept(machine, request, tokens, planned_step(machine))
 
 
 @callable_in_kernels
@@ -465,7 +536,8 @@ def note_group_blocks(machine: Machine, request: int) -> None:
     for group in range(len(machine.groups)):
         size, row = machine.groups[group].block_tokens, record.slot * len(machine.groups) + group
         for at in range(first_held(machine, request, group), blocks_for(record.allocated, size)):
-            note_block(machine, machine.table[row, at])
+            if machine.table[row, at] != NONE:
+                note_block(machine, machine.table[row, at])
 
 
 @callable_in_kernels
@@ -473,6 +545,8 @@ def keep_group_blocks(machine: Machine, request: int, number: int) -> None:
     """Keep the blocks of the `number`th request that ended; those it has left are freed first."""
     off, record, groups = machine.offload, machine.requests[request], len(machine.groups)
     for group in range(groups):
+        if machine.groups[group].kind == LINEAR:
+            continue
         kept = off.ended_table[number * groups + group]
         row = record.slot * groups + group
         full, since = machine.groups[group].kind == FULL, off.since[row]
@@ -511,11 +585,13 @@ def several_group_blocks(take: Callable[[Machine], int]) -> TierBlocks:
         note_first_groups,
         enter_groups,
         allocate,
-        hash_groups,
+        hash_loaded_groups,
         hash_planned,
         note_group_blocks,
         keep_group_blocks,
         list_group_loads,
         list_group_stores,
+        advance_groups,
+        list_states,
         fence_group_chunk,
     )

@@ -148,7 +148,8 @@ class Offload(NamedTuple):
     `ended_table`, as in `table`. `category`, `cuts`, `p` and `tables` are those of a policy of
     kvscope that orders the chunks. `reads` and `writes` are the copies from and to storage, and
     `asked` the chunks that it is asked about; `fetches` has the prefetch of each request.
-    `offered`, `fresh`, `ends`, `victims` and `cursors` are scratch.
+    `offered`, `fresh`, `ends`, `victims`, `cursors` and `states`, rows of a request and the place
+    of a state to offer, are scratch.
     """
 
     chunks: Records
@@ -180,6 +181,7 @@ class Offload(NamedTuple):
     ends: Int64s
     victims: Int32s
     cursors: Int64s
+    states: Int64s
     category: Int32s
     cuts: Int32s
     p: Float64s
@@ -310,6 +312,7 @@ def _of_groups(tables: Offload, settings: OffloadSettings, groups: KvGroups, wid
     return tables._replace(
         layers=layers,
         order=np.argsort(-windows, kind="stable"),
+        states=np.zeros((len(tables.fence) if groups.state_tokens else 0, 2), dtype=np.int64),
         since=np.full((len(tables.ended_table), width), NONE, dtype=np.int64),
     )
 
@@ -366,6 +369,7 @@ def _tables(
         ends=np.zeros(groups, dtype=np.int64),
         victims=np.zeros(capacity, dtype=np.int32),
         cursors=np.zeros(lists, dtype=np.int64),
+        states=np.zeros((0, 2), dtype=np.int64),
         category=np.zeros(0, dtype=np.int32),
         cuts=np.zeros((0, 0), dtype=np.int32),
         p=np.zeros(0),

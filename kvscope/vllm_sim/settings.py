@@ -257,15 +257,16 @@ def _check_chunks(offload: OffloadSettings, groups: KvGroups) -> None:
                 where="a CPU tier",
                 remedy=remedy,
             )
-    if groups.state_tokens:
+    if groups.state_tokens > groups.hit_tokens:
         raise UsageError(
-            "states of linear attention in it are not simulated: vLLM stores them apart from other"
-            " chunks, each at the end of the step that wrote it",
+            "hits within blocks (prefix_match_unit) are not simulated above it",
             where="a CPU tier",
-            remedy="leave out --offload for this model",
+            remedy="leave out prefix_match_unit, or --offload",
         )
     tokens = [each.block_tokens * offload.blocks_per_chunk for each in groups.groups]
-    windows = [size for size, each in zip(tokens, groups.groups, strict=True) if each.window_tokens]
+    windows = [
+        size for size, each in zip(tokens, groups.groups, strict=True) if each.kind != "full"
+    ]
     if any((groups.retention_tokens or 0) % size for size in windows):
         multiple = math.lcm(groups.alignment_tokens, *windows)
         raise UsageError(

@@ -233,7 +233,8 @@ def attending(groups: KvGroups) -> int:
 
 
 def fitting(trace: list[TokenRequest], groups: KvGroups, usable_blocks: int) -> list[TokenRequest]:
-    """Return the requests that full attention in all groups would still hold."""
-    blocks = usable_blocks // attending(groups) - 6
+    """Return the requests that full attention in all groups would still hold, beside states."""
+    states = len(groups.groups) - attending(groups)
+    blocks = usable_blocks // attending(groups) - max(6, 4 * states)
     size = max(group.block_tokens for group in groups.groups)
     return [x for x in trace if x.blocks(size) < blocks]
