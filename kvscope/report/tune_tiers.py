@@ -477,9 +477,7 @@ def _table(
         "as": lambda each: _short(_way(each.candidate)) if each.candidate else NONE,
     }
     if plan.intervals:
-        columns["interval"] = lambda each: (
-            count(each.interval) if isfinite(each.interval) else "all"
-        )
+        columns["interval"] = _interval_of
     columns |= {
         f"{plan.currency or 'price'}/hour": lambda each: _amount(each.cost_hour),
         f"{rank} TTFT": _ttft,
