@@ -9,7 +9,8 @@ its p95 over that of the best contender in hindsight.
 `--resume FILE` keeps each result as it comes and goes on from there, a file for each table;
 `--short` takes one deployment and the samples below a minute; `--coverage N` instead counts how
 often the interval of a gain holds the gain of all N seeds together, on five kinds of generated
-traffic; `--tiers` measures what `kvscope tune --tiers` recommends instead (see `tier_harm`).
+traffic; `--tiers` measures what `kvscope tune --tiers` recommends instead (see `tier_harm`), with
+`--hybrid` for models with windows.
 `--record` writes the tables into docs/evidence/no-harm.md. KVSCOPE_TRACES names the folder of
 published traces.
 """
@@ -281,7 +282,9 @@ def _results(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return all results, those of earlier runs from the file to resume."""
     known = _kept(options.resume)
     done = {(result["trace"], result["deployment"]) for result in known}
-    deployments = tier_harm.DEPLOYMENTS if options.tiers else DEPLOYMENTS
+    deployments = DEPLOYMENTS
+    if options.tiers:
+        deployments = tier_harm.HYBRID if options.hybrid else tier_harm.DEPLOYMENTS
     measure = partial(tier_harm.measured, share_seen=SEEN) if options.tiers else measured
     for trace in _traces(options):
         for deployment in deployments[1:2] if options.short else deployments:
@@ -305,6 +308,7 @@ def main() -> None:
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--tiers", action="store_true")
+    parser.add_argument("--hybrid", action="store_true")
     parser.add_argument("--coverage", type=int, metavar="N")
     parser.add_argument("--record", action="store_true")
     options = parser.parse_args()
@@ -312,7 +316,8 @@ def main() -> None:
         table = coverage(options.coverage, options.resume)
         part = "coverage"
     elif options.tiers:
-        table, part = tier_harm.table(_results(options)), "tiers"
+        table = tier_harm.table(_results(options))
+        part = "tiers-hybrid" if options.hybrid else "tiers"
     else:
         table, part = harm_table(_results(options)), "no-harm"
     print(table.markdown())

@@ -33,6 +33,12 @@ DEPLOYMENTS: tuple[dict[str, Any], ...] = (
     {"gpu": "h100", "model": "qwen2.5-14b", "gpu_hour": 2.5, "tiers": "HiCache"},
     {"gpu": "h100", "model": "qwen2.5-14b", "gpu_hour": 2.5, "tiers": "files"},
 )
+HYBRID: tuple[dict[str, Any], ...] = (
+    {"gpu": "l4", "model": "gpt-oss-20b", "gpu_hour": 0.8},
+    {"gpu": "h100", "model": "gpt-oss-20b", "gpu_hour": 2.5},
+    {"gpu": "h100", "model": "gemma3-27b", "gpu_hour": 2.5},
+)
+"""Of models with windows, whose retention interval is tuned, too."""
 TIERS: Mapping[str, TierOptions] = {
     "": TierOptions(),
     "HiCache": TierOptions(offload=(HICACHE,)),
@@ -92,53 +98,65 @@ def _window(trace: HeldOut, request: TierTuningRequest, share: float) -> TierWin
 
 
 def _judged(tuning: TierTuning, window: TierWindow) -> dict[str, Any]:
-    """Return the verdict, its tier on the window, and which of the tiers compared do harm there."""
+    """Return the verdict, its tier on the window, and which of the tiers compared do harm there.
+
+    A tier is compared with the pool alone as it is, and at the interval that is recommended for it;
+    an interval alone with today's.
+    """
+    window = window.keeping(window.plan.keeping(tuning.baseline[1].interval))
     alone = window.baseline
     served = window.all([candidate_of(each) for each in tuning.compared], lambda _: None)
     result: dict[str, Any] = {
         "verdict": tuning.verdict,
         "worse": [],
-        "harmful": sum(bool(_worse(alone, each)) for each in served) + len(window.rejections),
+        "harmful": sum(bool(_worse(window, each)) for each in served) + len(window.rejections),
         "compared": len(tuning.compared),
     }
-    chosen = tuning.recommended
-    if chosen is None or chosen.candidate is None:
-        return result
-    if chosen.candidate in window.rejections:
-        return {**result, "worse": [["never starts"]]}
-    trials = [window.of(chosen.candidate, copies) for copies in (1.0, SLOW_COPIES)]
+    candidate = tuning.best.candidate
+    if tuning.verdict == "keep-none" or candidate in window.rejections:
+        rejected = [["never starts"]] if candidate in window.rejections else []
+        return {**result, "worse": rejected}
+    if candidate is None:
+        trials, alone = [window.baseline], window.today
+    else:
+        trials = [window.of(candidate, copies) for copies in (1.0, SLOW_COPIES)]
     here = trials[0].trial
     return {
         **result,
-        "tier": chosen.candidate.offload,
-        "size": " + ".join(units.format_size(size) for _, size in chosen.candidate.tiers),
+        "tier": candidate.offload if candidate else "",
+        "size": " + ".join(units.format_size(size) for _, size in candidate.tiers)
+        if candidate
+        else "",
+        "interval": f"{tuning.best.interval:g}",
         "p95": here.target_s / alone.trial.target_s - 1 if alone.trial.target_s else 0.0,
         "p50": here.times_ms.p50 / alone.trial.times_ms.p50 - 1,
         "throughput": here.served_per_s / alone.trial.served_per_s - 1,
         "meets": here.meets(window.plan.target),
         "alone meets": alone.trial.meets(window.plan.target),
-        "worse": [_worse(alone, trial) for trial in trials],
+        "worse": [_worse(window, trial) for trial in trials],
         "net": [window.plan.net_hour(alone, trial) for trial in trials],
     }
 
 
-def _worse(alone: TierTrial, trial: TierTrial) -> list[str]:
-    """Return what is worse with a tier.
+def _worse(window: TierWindow, trial: TierTrial) -> list[str]:
+    """Return what is worse than the pool alone, as it is or at the recommended interval.
 
     Attainment, TEL and the percentile where the 95 % interval lies on the wrong side of none, p50
     and prefill throughput beyond 2 %.
     """
-    with_tier, rank = trial.trial, trial.trial.gains
-    names = [name for name, gain in rank.items() if name != "p50" and gain.high < 0]
-    if with_tier.attainment_gain.high < 0:
-        names.append("attainment")
-    if with_tier.times_ms.p50 > alone.trial.times_ms.p50 * 1.02:
-        names.append("p50")
-    if with_tier.served_per_s < alone.trial.served_per_s * 0.98:
-        names.append("throughput")
-    if alone.trial.keeps_up and not with_tier.keeps_up:
-        names.append("queue")
-    return names
+    names: list[str] = []
+    for alone in (window.today.trial, window.baseline.trial):
+        here = window.window.against(alone, trial.trial)
+        names += [name for name, gain in here.gains.items() if name != "p50" and gain.high < 0]
+        if here.attainment_gain.high < 0:
+            names.append("attainment")
+        if here.times_ms.p50 > alone.times_ms.p50 * 1.02:
+            names.append("p50")
+        if here.served_per_s < alone.served_per_s * 0.98:
+            names.append("throughput")
+        if alone.keeps_up and not here.keeps_up:
+            names.append("queue")
+    return list(dict.fromkeys(names))
 
 
 def table(results: list[dict[str, Any]]) -> Table:
@@ -151,7 +169,8 @@ def table(results: list[dict[str, Any]]) -> Table:
         recommended = [each for each in here if "tier" in each]
         verdicts = [each["verdict"] for each in here]
         tiers = dict.fromkeys(
-            " ".join([each["size"], *_options(each["tier"])]) for each in recommended
+            " ".join(filter(None, [each["size"], *_options(each["tier"]), _interval(each)]))
+            for each in recommended
         )
         rows.append(
             [
@@ -167,7 +186,9 @@ def table(results: list[dict[str, Any]]) -> Table:
                 f"{sum(each.get('harmful', 0) for each in here)}",
             ]
         )
-    chosen = [each for each in results if "tier" in each]
+    chosen = [each for each in results if each.get("tier")]
+    kept = sum(each["verdict"] == "set-interval" for each in results)
+    intervals = f", {kept} a retention interval without one" if kept else ""
     worse = sum(any(each.get("worse", ())) for each in results)
     pays = [each for each in chosen if each["verdict"] == "pays"]
     profit = sum(each["net"][0] > 0 for each in pays)
@@ -177,11 +198,11 @@ def table(results: list[dict[str, Any]]) -> Table:
         f" {' and '.join(f'{times:g}' for times in TIMES)} times the"
         " highest arrival rate (`rate`, a power of two times the trace's) that the pool alone keeps"
         f" up with, for SLOs of {', '.join(f'{factor:g}' for factor in FACTORS)} times its p95:"
-        f" {len(chosen)} recommend a tier, {len(pays)} of them say that it pays ({profit} save more"
-        f" GPU time than it costs on the last requests too). {worse} of them are worse than the"
-        f" pool alone there, as modelled or with copies {SLOW_COPIES:g} times as long. p95, p50 and"
-        " prefill throughput: changes by the recommended tiers, least and most. `would harm`: tiers"
-        " compared, recommended or not, that were worse there.",
+        f" {len(chosen)} recommend a tier{intervals}; {len(pays)} say that it pays ({profit} save"
+        f" more GPU time than it costs on the last requests too). {worse} of them are worse than"
+        f" the pool alone there, as modelled or with copies {SLOW_COPIES:g} times as long. p95, p50"
+        " and prefill throughput: changes by what is recommended, least and most. `would harm`:"
+        " tiers compared, recommended or not, that were worse there.",
         (
             "trace",
             "deployment",
@@ -199,8 +220,15 @@ def table(results: list[dict[str, Any]]) -> Table:
     )
 
 
+def _interval(result: dict[str, Any]) -> str:
+    """Return the retention interval of a recommendation, empty for vLLM's default."""
+    return "" if result.get("interval", "0") == "0" else f"interval {result['interval']}"
+
+
 def _options(offload: str) -> list[str]:
     """Return HiCache's name, and options of a way to offload without its policy's parameters."""
+    if not offload:
+        return []
     spec = parse_offload(offload)
     if isinstance(spec, OffloadSpec):
         return replace(spec, params=()).text.split(":")[1:]

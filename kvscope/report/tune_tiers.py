@@ -56,10 +56,10 @@ def in_words(tuned: TierRecommendation) -> list[str]:
         if tuning.verdict == "set-interval":
             option = f"--prefix-cache-retention-interval {_interval_of(tuning.best)}"
             every = "" if isfinite(tuning.best.interval) else " (all windows are kept)"
-            words = [
-                f"{none}, but set {option}{every}, which costs nothing. {_interval_alone(tuned)}",
-                _why(tuned),
-            ]
+            interval = (
+                f"{none}, but set {option}{every}, which costs nothing: on held-out requests it"
+            )
+            words = [f"{interval} {_interval_alone(tuned)}", _why(tuned)]
         return [*words, *_doubtful_interval(tuned), *_never_start(tuned)]
     trial, alone = tuning.recommended, tuning.baseline[1]
     least = tuning.least or trial
@@ -94,7 +94,7 @@ def _interval_alone(tuned: TierRecommendation) -> str:
     gain, slo = kept.trial.gains[target.objective], units.duration_in_words(_slo_s(tuned))
     met = "met" if kept.trial.meets(target) else "still missed"
     return (
-        f"On held-out requests it {_moves(tuned, today, kept)} (SLO {slo}, {met};"
+        f"{_moves(tuned, today, kept)} (SLO {slo}, {met};"
         f" {target.objective} {percent_change(-gain.value)}, 95 % CI"
         f" {percent_change(-gain.high)} to {percent_change(-gain.low)}) and"
         f" {_gpu_time(tuned, today, kept)}."
@@ -108,7 +108,7 @@ def _of_interval(tuned: TierRecommendation) -> list[str]:
         return []
     sentence = (
         f"The retention interval {_interval_of(tuning.baseline[1])} of the pool alone, which costs"
-        f" nothing, is counted as there already. {_interval_alone(tuned)}"
+        f" nothing, is counted as there already: it {_interval_alone(tuned)}"
     )
     return [sentence]
 

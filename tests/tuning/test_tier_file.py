@@ -144,12 +144,13 @@ def test_a_plain_tier_has_no_policy(paying: TierTuning, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("present", "replaced_by"),
     [
-        ("", "switch keep-lru pays helps keep-none"),
-        ("keep-lru", "switch keep-lru pays helps keep-none"),
-        ("keep-none", "switch keep-lru pays helps keep-none"),
+        ("", "switch keep-lru pays helps set-interval keep-none"),
+        ("keep-lru", "switch keep-lru pays helps set-interval keep-none"),
+        ("keep-none", "switch keep-lru pays helps set-interval keep-none"),
         ("switch", "switch"),
         ("pays", "pays"),
         ("helps", "pays helps"),
+        ("set-interval", "pays helps set-interval"),
     ],
 )
 def test_what_recommends_a_change_stays(tmp_path: Path, present: str, replaced_by: str) -> None:
@@ -158,10 +159,11 @@ def test_what_recommends_a_change_stays(tmp_path: Path, present: str, replaced_b
     if present:
         path.write_text(f'verdict = "{present}"', encoding="utf-8")
     assert verdict_in(path) == present
-    for verdict in ("switch", "keep-lru", "pays", "helps", "keep-none"):
+    changes = {"switch": "switch", "set-interval": "retention interval"}
+    for verdict in ("switch", "keep-lru", "pays", "helps", "set-interval", "keep-none"):
         kept = why_kept(path, verdict)  # type: ignore[arg-type]
         assert (kept is None) == (verdict in replaced_by.split())
-        what = "switch" if present == "switch" else "tier"
+        what = changes.get(present, "tier")
         assert kept is None or f"recommends a {what} and was left as it is" in kept
 
 

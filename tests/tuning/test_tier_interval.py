@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from kvscope.app.tune_tiers import TierRecommendation
 from kvscope.core.trace import Prompts
@@ -16,6 +18,12 @@ from kvscope.policies.lru_retention import retaining
 from kvscope.replay.sweep import make_run, tier_request
 from kvscope.replay.workload import Workload
 from kvscope.report.tune_tiers import front_chart, in_words, sections
+from kvscope.tuning.file import (
+    EngineTable,
+    read_recommendation,
+    read_recommendation_table,
+    write_tier_recommendation,
+)
 from kvscope.tuning.tier_prices import TierPrice
 from kvscope.tuning.tier_trial import TierCandidate, TierPlan, TierWindow
 from kvscope.tuning.tiers import TierTuning, tune_tiers
@@ -34,10 +42,11 @@ from tests.tuning.answered import (
     hybrid_plan,
     turns_of,
 )
-from tests.tuning.examples import BLOCK, WINDOWS, in_turn
+from tests.tuning.examples import BLOCK, PROFILE, WINDOWS, in_turn
 
 AMPLE, SMALL = 20_000, 100  # blocks: for all, and for less than what comes between two turns
 OUTPUTS = "vllm@0.33:offload_prompt_only=false"
+CHEAP = {"dram": TierPrice(0.01, "stated"), "ssd": TierPrice(0.01, "stated")}
 
 
 def tuned(made: TierPlan) -> TierTuning:
@@ -89,7 +98,7 @@ def test_the_answer_names_the_interval(free: TierTuning) -> None:
     words = in_words(recommended)
     assert words[0].startswith(
         "Does offloading pay? No: keep no CPU tier, but set --prefix-cache-retention-interval 64,"
-        " which costs nothing. On held-out requests it takes p95 TTFT from 298 ms to 74 ms (SLO 200"
+        " which costs nothing: on held-out requests it takes p95 TTFT from 298 ms to 74 ms (SLO 200"
         " ms, met; p95 -75"
     )
     assert words[1].startswith("The SLO is met without: p95 TTFT 74 ms.")
@@ -163,12 +172,11 @@ def test_a_tier_earns_nothing_that_its_interval_does_alone() -> None:
 
 def test_an_slo_that_is_met_leaves_gpu_time_to_free() -> None:
     """The interval that costs nothing frees it; no tier is bought for that."""
-    cheap = {"dram": TierPrice(0.01, "stated"), "ssd": TierPrice(0.01, "stated")}
-    result = tuned(hybrid_plan(0.5, gpu_hour=10.0, prices=cheap))
+    result = tuned(hybrid_plan(0.5, gpu_hour=10.0, prices=CHEAP))
     assert (result.verdict, result.why) == ("set-interval", "costs-more")
     assert result.today[1].trial.meets(hybrid_plan(0.5).target)
     # without other intervals, no tier of this pool frees anything either
-    assert tuned(hybrid_plan(0.5, gpu_hour=10.0, prices=cheap, intervals=())).verdict == "keep-none"
+    assert tuned(hybrid_plan(0.5, gpu_hour=10.0, prices=CHEAP, intervals=())).verdict == "keep-none"
 
 
 def test_what_frees_next_to_nothing_is_no_change() -> None:
@@ -186,9 +194,8 @@ def shifting() -> Prompts:
     """
     first = turns_of(CONVERSATIONS * 3 // 4)
     later = [
-        type(each)(
-            input_tokens=each.input_tokens,
-            output_tokens=1,
+        structs.replace(
+            each,
             arrival_s=(len(first) + at) * 2.0,
             hash_ids=[10**6 + block for block in each.hash_ids or ()],
             chat_id=10**6 + at,
@@ -244,3 +251,69 @@ def test_the_conversations_are_answered_in_time() -> None:
     trace = answered()
     assert len(trace.leaf) == 2 * CONVERSATIONS
     assert np.all(np.diff(trace.arrival_s) > 0)
+
+
+def between_others() -> Prompts:
+    """Return answered conversations, and between two turns one of 60 prompts that come back."""
+    mixed = []
+    for at, (own, other) in enumerate(zip(turns_of(225), in_turn(60, 8, 20), strict=False)):
+        ids = [10**6 + block for block in other.hash_ids or ()]
+        names = {"chat_id": 10**6 + at, "parent_chat_id": -1, "hash_ids": ids}
+        mixed.append(structs.replace(own, arrival_s=at * 4.0))
+        mixed.append(structs.replace(other, arrival_s=at * 4.0 + 2.0, **names))
+    return prompts(built(mixed, BLOCK))
+
+
+def both() -> TierPlan:
+    """Return what is tuned for them: a pool that is too small for the prompts that come back."""
+    return hybrid_plan(
+        0.5,
+        prompts=between_others(),
+        pool_blocks=2_000,
+        candidates=(TierCandidate("vllm@0.33", "dram", 6_000 * BLOCK_BYTES),),
+        gpu_hour=10.0,
+        prices=CHEAP,
+    )
+
+
+@pytest.fixture(scope="module")
+def beyond() -> TierTuning:
+    """Return its tuning."""
+    return tuned(both())
+
+
+def test_a_tier_pays_beyond_the_interval(beyond: TierTuning) -> None:
+    """The interval has the answers hit, and a tier the prompts that the pool has no room for."""
+    today, alone, best = beyond.today[1], beyond.baseline[1], beyond.best
+    assert (beyond.verdict, alone.interval, best.interval) == ("pays", EVERY_FOUR, EVERY_FOUR)
+    freed = [each.prefill_share for each in (today, alone, best)]
+    assert freed == pytest.approx([0.132, 0.095, 0.019], abs=0.001)
+    words = in_words(as_recommended(both(), beyond))
+    assert "frees 7.7% of the GPU's time (worth 0.767 an hour), for 0.059 an hour" in words[0]
+    assert words[1].startswith("The retention interval 64 of the pool alone, which costs")
+    assert "frees 3.7% of the GPU's time" in words[1]
+
+
+@pytest.mark.parametrize("which", ["free", "stored", "beyond"])
+def test_the_file_has_the_interval(
+    free: TierTuning, stored: TierTuning, beyond: TierTuning, tmp_path: Path, which: str
+) -> None:
+    """In `[policy]`; figures are of today's pool, of that with the interval, and of the best."""
+    result = {"free": free, "stored": stored, "beyond": beyond}[which]
+    path = tmp_path / "recommendation.toml"
+    where = EngineTable("1 x h100", "vllm@0.33", 1, 8, 512, GROUPS)
+    write_tier_recommendation(
+        path, result, hybrid_plan(), trace="t", profile=PROFILE, flags={}, deployment=where
+    )
+    read, table = read_recommendation(path), read_recommendation_table(path)
+    assert (read.verdict, read.deployment) == (result.verdict, where)
+    assert read.policy.name == "lru-retention"
+    assert read.policy.values["retention_tokens"] == EVERY_FOUR
+    assert (read.tier is None) == (which == "free")
+    expected = {"lru": result.today[1], "interval": result.baseline[1], "recommended": result.best}
+    if which != "beyond":
+        del expected["interval"]
+    assert {name: figures["p95_ms"] for name, figures in table.expected.items()} == {
+        name: each.trial.times_ms.p95 for name, each in expected.items()
+    }
+    assert set(table.gain) == set(result.gains)
