@@ -76,7 +76,8 @@ test-engine: $(ENGINE)/ready ## tests with vLLM's own code, in .venv-engine (Lin
 
 test-engine-0.33: $(ENGINE_0_33)/ready ## cache manager, schedulers, groups and CPU tier of vLLM 0.33, whose Python runs on 0.32's build
 	PYTHONPATH=$(ENGINE_0_33) $(ENGINE_PYTEST) -m "engine and not clock and not long" \
-		$(addprefix tests/conformance/test_,hybrid.py groups.py cache_manager.py scheduler.py offloading.py)
+		$(addprefix tests/conformance/test_,hybrid.py groups.py cache_manager.py scheduler.py offloading.py \
+		offloading_groups.py)
 
 # Without the other tests' conftest.py, which imports more than this environment has, and without
 # PYTEST: it has no hypothesis to give options to.
