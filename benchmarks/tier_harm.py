@@ -36,7 +36,6 @@ DEPLOYMENTS: tuple[dict[str, Any], ...] = (
 HYBRID: tuple[dict[str, Any], ...] = (
     {"gpu": "l4", "model": "gpt-oss-20b", "gpu_hour": 0.8},
     {"gpu": "h100", "model": "gpt-oss-20b", "gpu_hour": 2.5},
-    {"gpu": "h100", "model": "gemma3-27b", "gpu_hour": 2.5},
 )
 """Of models with windows, whose retention interval is tuned, too."""
 TIERS: Mapping[str, TierOptions] = {

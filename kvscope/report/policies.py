@@ -21,7 +21,9 @@ from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.models import Model
 from kvscope.policies.belady import Belady
+from kvscope.policies.lru_retention import RETENTION
 from kvscope.replay.curve import HitCurve
+from kvscope.replay.policy_options import format_value
 from kvscope.replay.tier_spec import offload_launch, offload_of
 from kvscope.report import style, ttft
 from kvscope.report.report import Report
@@ -216,8 +218,8 @@ def _tier_and_pool(simulation: Simulation, tiered: Run) -> Section:
     slo_s = simulation.setting.slo_s
     slo = "" if slo_s is None else f" (SLO {units.duration_in_words(slo_s)})"
     sentence = (
-        f"The recommended tier takes p95 TTFT from {p95(alone)} to {p95(tiered)}{slo} and the hit"
-        f" rate from {' to '.join(rates)}."
+        f"The recommended tier{_interval(tiered)} takes p95 TTFT from {p95(alone)} to"
+        f" {p95(tiered)}{slo} and the hit rate from {' to '.join(rates)}."
     )
     sentence += "".join(
         f" Its retention interval without the tier: {p95(run)} and {share(rate(run))}."
@@ -231,6 +233,14 @@ def _tier_and_pool(simulation: Simulation, tiered: Run) -> Section:
     }
     table = tabulate("Pool and tier", [*simulation.alone, tiered], columns, words=("replayed",))
     return Section.of("Summary", sentence, *setting_in_words(simulation.setting), table)
+
+
+def _interval(run: Run) -> str:
+    """Return the retention interval of a run where it has another than vLLM's default."""
+    interval = run.params.get(RETENTION)
+    if interval is None:
+        return ""
+    return f" with retention interval {format_value(RETENTION, interval)}"
 
 
 def _verdict(simulation: Simulation, measure: _Measure, contests: dict[int, Contest]) -> list[str]:

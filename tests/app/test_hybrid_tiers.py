@@ -121,6 +121,7 @@ def test_a_tier_with_an_interval(
         assert p95_ms == pytest.approx(of["ttft_at_percentile_ms"], rel=1e-6)
     assert run([again[0], *again[2:]]) == ExitCode.DONE
     words = " ".join(capsys.readouterr().out.split())
+    assert "The recommended tier with retention interval 256 takes p95 TTFT from " in words
     assert "Its retention interval without the tier: " in words
     assert "pool, interval" in words
 
