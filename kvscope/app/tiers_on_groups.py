@@ -26,6 +26,12 @@ class OnGroups:
 
     groups: KvGroups | None
 
+    def page_bytes(self, block_bytes: int, trace_block: int) -> int:
+        """Return the bytes of a block of the pool, by those of a block of `trace_block` tokens."""
+        if self.groups is None:
+            return block_bytes
+        return block_bytes * max(1, self.groups.block_tokens // trace_block)
+
     def require(self, spec: Offloading, *, files: bool) -> None:
         """Raise UsageError for a way to offload that is refused, with `files` below or without."""
         error = self._refusal(spec, files=files)
@@ -35,7 +41,7 @@ class OnGroups:
         if files and self._refusal(spec) is None:
             where = "--tier-sizes"
         elif isinstance(spec, OffloadSpec) and self._refusal(OffloadSpec(spec.release)):
-            where, remedy = "--tiers", "leave it out for this model"
+            where, remedy = "--tiers", (error.remedy or "").replace("--offload", "--tiers")
         raise UsageError(error.what, where=where, remedy=remedy) from error
 
     def options(self, spec: Offloading, options: Options) -> Options:

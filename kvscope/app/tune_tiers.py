@@ -183,7 +183,9 @@ def _planned(
         pool_blocks=pool.blocks,
         block_bytes=block_bytes,
         gpus=where.tp,
-        candidates=_candidates(ways, sizes, trace.block_size, block_bytes),
+        candidates=_candidates(
+            ways, sizes, trace.block_size, allowed.page_bytes(block_bytes, trace.block_size)
+        ),
         options={
             spec.text: allowed.options(spec, _OPTIONS[type(spec)])
             for text, spec in ways.items()
@@ -201,9 +203,12 @@ def _candidates(
     ways: Mapping[str, Offloading],
     sizes: Sequence[TierSize],
     block_size: int,
-    block_bytes: int,
+    page_bytes: int,
 ) -> tuple[TierCandidate, ...]:
-    """Return each way to offload with each size, an SSD's CPU memory also without the SSD."""
+    """Return each way to offload with each size, an SSD's CPU memory also without the SSD.
+
+    `page_bytes` are those of a block of the engine.
+    """
     alone = (each._replace(files_bytes=0) for each in sizes if each.files_bytes)
     sizes, candidates = tuple(dict.fromkeys([*sizes, *alone])), []
     for spec in ways.values():
@@ -214,7 +219,7 @@ def _candidates(
                 where=f"--offload {spec.text}",
                 remedy="add --tier-sizes, for example dram:64GiB+ssd:1TiB",
             )
-        chunk_bytes = spec.chunk_blocks(block_size) * block_bytes
+        chunk_bytes = spec.chunk_blocks(block_size) * page_bytes
         for size in sizes:
             if size.kind == "ssd" and not isinstance(spec, LmCacheSpec):
                 continue

@@ -12,8 +12,10 @@ from jsonschema import Draft202012Validator
 
 import kvscope
 from kvscope.app.schemas import schema
+from kvscope.app.tiers_on_groups import OnGroups
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode, UsageError
+from kvscope.deployment.kv_groups import KvGroups
 from kvscope.latency.file import write_profile
 from kvscope.latency.profile import LatencyProfile
 from tests.app.answers import BLOCK, write_answers
@@ -180,3 +182,10 @@ def test_an_interval_is_no_option_of_other_models(trace: kvscope.OpenTrace, fold
     """Full attention keeps all it writes."""
     with pytest.raises(UsageError, match="policies: the choice of a tier does not take it"):
         kvscope.tune_tiers(trace, policies="lru", **asked(folder, SMALL, model="llama3.1-8b"))
+
+
+def test_a_chunk_has_the_bytes_of_the_engine_block() -> None:
+    """A block of states has 544 tokens: 34 of the trace's."""
+    states = KvGroups.parse("linear/544/0/1+full/544/0/1@0")
+    assert OnGroups(states).page_bytes(100, 16) == 3_400
+    assert OnGroups(None).page_bytes(100, 16) == 100

@@ -317,3 +317,15 @@ def test_the_file_has_the_interval(
         name: each.trial.times_ms.p95 for name, each in expected.items()
     }
     assert set(table.gain) == set(result.gains)
+
+
+def test_states_are_tuned_as_windows_are() -> None:
+    """A block of a state is worth one window: the same two answers."""
+    made = hybrid_plan(options={"vllm@0.33": (("offload_prompt_only", (False,)),)})
+    setting = replace(made.setting, kv_groups="linear/16/0/1+full/16/0/1@0")
+    free = tuned(replace(made, setting=setting))
+    assert (free.verdict, free.best.interval) == ("set-interval", EVERY_FOUR)
+    stored = tuned(replace(made, setting=setting, pool_blocks=SMALL))
+    assert stored.verdict == "pays"
+    assert stored.best.candidate is not None
+    assert (stored.best.candidate.offload, stored.best.interval) == (OUTPUTS, EVERY_FOUR)
