@@ -21,7 +21,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -83,7 +83,7 @@ _import.join()
 import numba  # noqa: E402
 from numba import types  # noqa: E402
 from numba.core.caching import NullCache  # noqa: E402
-from numba.core.codegen import JITCodeLibrary  # noqa: E402
+from numba.core.codegen import JITCodeLibrary, JITCPUCodegen  # noqa: E402
 from numba.core.compiler import CompileResult  # noqa: E402
 from numba.core.environment import Environment  # noqa: E402
 from numba.core.event import Listener, register  # noqa: E402
@@ -130,15 +130,22 @@ class _Depth(Listener, local):  # type: ignore[misc]
 
 
 _depth = _Depth()
+_environments: list[tuple[str, Any]] = []  # of functions, until the kernel that calls them is made
 register("numba:compile", _depth)
 
 
 class _Library(JITCodeLibrary):  # type: ignore[misc]
-    """Code of a function; of a kernel alone it is optimized and made machine code.
+    """Code of a function; of a kernel alone it is optimized in full and made machine code.
 
     Numba does both for each function that a kernel calls, and for those that it calls again. They
-    are inlined, so that was work for nothing: a third of the time that a large kernel took.
+    are inlined, so that was work for nothing: half of the time that a large kernel took.
     """
+
+    def _optimize_functions(self, module: Any) -> None:
+        if _depth.now <= 1:
+            super()._optimize_functions(module)
+        else:
+            module.data_layout = self._codegen._data_layout
 
     def _optimize_final_module(self) -> None:
         if _depth.now <= 1:
@@ -149,9 +156,28 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
             )
             passes.run(self._final_module, builder)
 
-    def _finalize_specific(self) -> None:
-        if _depth.now <= 1:
-            super()._finalize_specific()
+    def _finalize_final_module(self) -> None:
+        if _depth.now > 1:
+            self._finalized = True
+            return
+        super()._finalize_final_module()
+        for name, environment in _environments:
+            if self._codegen._engine.is_symbol_defined(name):
+                JITCPUCodegen.set_env(self._codegen, name, environment)
+        _environments.clear()
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """Return the address of a kernel, 0 of a function that it calls."""
+        self._ensure_finalized()
+        return super().get_pointer_to_function(name) if _depth.now <= 1 else 0
+
+
+def _set_environment(codegen: Any, name: str, environment: Any) -> None:
+    """Give a function what it needs of Python, once a kernel that calls it has machine code."""
+    if _depth.now <= 1:
+        JITCPUCodegen.set_env(codegen, name, environment)
+    else:
+        _environments.append((name, environment))
 
 
 def dispatcher(function: FunctionType) -> Any:
@@ -171,7 +197,8 @@ def dispatcher(function: FunctionType) -> Any:
             _depth.now = outer
 
     made.compile = compile_once
-    made.targetctx.codegen()._library_class = _Library
+    codegen = made.targetctx.codegen()
+    codegen._library_class, codegen.set_env = _Library, partial(_set_environment, codegen)
     return made
 
 
