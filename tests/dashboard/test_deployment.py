@@ -263,13 +263,17 @@ def test_a_tier_is_recommended(
     assert app.button(key="tune").disabled
     small = Deployment(gpu="h100", model="llama3-8b", num_gpu_blocks=60, gpu_hour=2.5)
     write_deployment(here / FILE, small)
-    asked = {"tier_slo": "10ms", "tier_sizes": "8MiB,64MiB", "offload": "vllm@0.32"}
+    asked = {
+        "tier_slo": "10ms",
+        "tier_sizes": "8MiB,64MiB",
+        "offload": "vllm@0.33:store_threshold=2",
+    }
     app = shown(db, monkeypatch, "recommendation", choose="memory below the GPU", **asked)
     app.button(key="tune").click().run()
     settled(app, "Answer")
     document = told(
         capsys, "tune", "chats", "--tiers", "--db", db, "--slo", "10ms", "--tier-sizes",
-        "8MiB,64MiB", "--offload", "vllm@0.32", "--output", "-",
+        "8MiB,64MiB", "--offload", "vllm@0.33:store_threshold=2", "--output", "-",
     )  # fmt: skip
     for sentence in document["words"]:
         assert sentence in words(app)
