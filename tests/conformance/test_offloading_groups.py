@@ -48,7 +48,7 @@ TIERS: dict[str, dict[str, Any]] = {
         "prompt_only": False,
     },
     "chunks of 3": {"capacity_chunks": 60, "blocks_per_chunk": 3, "prompt_only": False},
-    "threshold": {"capacity_chunks": 120, "store_threshold": 2},
+    "threshold": {"capacity_chunks": 30, "store_threshold": 2},
     "tiny": {"capacity_chunks": 12, "prompt_only": False},
 }
 
