@@ -118,8 +118,8 @@ def _tier_options() -> tuple[TuneOptions, TierOptions] | None:
     with left:
         about = "TTFT, queues included, to meet."
         slo_s = sidebar.typed("tier_slo", "SLO (TTFT)", "2s", values.duration, about)
-    with right, query_params.synced("percentile", "p95", allowed=sidebar.PERCENTILES):
-        rank = st.selectbox("Percentile", sidebar.PERCENTILES, key="percentile")
+    with right:
+        percentile = _percentile()
     prices, (left, right) = {}, st.columns(2)
     about = "Of a GiB for an hour; 0 for memory that is there. Empty: the list price, in US$."
     for kind, label, column in (("dram", "CPU memory", left), ("ssd", "an SSD", right)):
@@ -155,9 +155,17 @@ def _tier_options() -> tuple[TuneOptions, TierOptions] | None:
         st.info("Enter an SLO.")
         return None
     tiers = TierOptions(tier_sizes=sizes, offload=ways, **prices)
-    options = TuneOptions(slo=slo_s, percentile=units.parse_percentile(rank), **selected.options)
+    options = TuneOptions(slo=slo_s, percentile=percentile, **selected.options)
     tier_tuning_request(options, tiers)  # what it refuses is said before a job starts
     return options, tiers
+
+
+def _percentile() -> float:
+    """Draw the choice of the percentile that has to meet the SLO, and return it (0-1)."""
+    with query_params.synced("percentile", "p95", allowed=sidebar.PERCENTILES):
+        return units.parse_percentile(
+            st.selectbox("Percentile", sidebar.PERCENTILES, key="percentile")
+        )
 
 
 def _ways(text: str) -> tuple[str, ...]:
@@ -179,8 +187,8 @@ def _fleet_options() -> TuneOptions | None:
     with left:
         about = "TTFT, queues included, to meet."
         slo_s = sidebar.typed("fleet_slo", "SLO (TTFT)", "2s", values.duration, about)
-    with middle, query_params.synced("percentile", "p95", allowed=sidebar.PERCENTILES):
-        rank = st.selectbox("Percentile", sidebar.PERCENTILES, key="percentile")
+    with middle:
+        percentile = _percentile()
     with right:
         usual = "the deployment's pool" if selected.deployment else "some of LRU's curve"
         blocks = sidebar.typed(
@@ -199,7 +207,7 @@ def _fleet_options() -> TuneOptions | None:
     known = {each.name for each in fields(ReplicaOptions)}
     return TuneOptions(
         slo=slo_s,
-        percentile=units.parse_percentile(rank),
+        percentile=percentile,
         capacity_blocks=blocks,
         # Unnamed, routers by session are left out where the trace has none.
         router=None if set(routers) == set(OFFERED) else ",".join(routers),
@@ -228,8 +236,8 @@ def _request() -> TuneRequest | None:
         slo_s = sidebar.typed(
             "slo", "SLO (TTFT)", "200ms", units.parse_duration, "The TTFT to stay within."
         )
-    with middle, query_params.synced("percentile", "p95", allowed=sidebar.PERCENTILES):
-        rank = st.selectbox("Percentile", sidebar.PERCENTILES, key="percentile")
+    with middle:
+        percentile = _percentile()
     with right:
         blocks = tpot_s = None
         if selected.deployment is None:
@@ -243,7 +251,7 @@ def _request() -> TuneRequest | None:
     request = tune_request(
         TuneOptions(
             slo=slo_s,
-            percentile=units.parse_percentile(rank),
+            percentile=percentile,
             tpot_slo=tpot_s,
             capacity_blocks=None if blocks is None else (blocks,),
             hbm=None if selected.deployment else selected.hbm_bytes,

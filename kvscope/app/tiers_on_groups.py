@@ -1,6 +1,6 @@
-"""What of tiers can be tuned for a model whose layers are in groups: ways, options, intervals.
+"""Ways to offload, options and retention intervals that can be tuned for a hybrid model.
 
-The engine's settings refuse what is not simulated, and what vLLM refuses; they are asked for each.
+`EngineSettings` refuses what is not simulated, and what vLLM refuses: each is checked with it.
 """
 
 from __future__ import annotations

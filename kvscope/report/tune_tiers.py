@@ -33,6 +33,7 @@ _MEMORY = {"dram": "CPU memory", "ssd": "SSD"}
 _FRONT, _SIZES = 6, 4  # rows on the one screen
 _NOTE = "GPU time: share that computes prompts; TiB/day: written to the tier"
 _YOURS = " --dram-price (0: it is there), --ssd-price and --gpu-hour state yours."
+_DECIMALS = 3  # of amounts below 1
 _DAY_S = 86_400
 
 
@@ -108,7 +109,7 @@ def _of_interval(tuned: TierRecommendation) -> list[str]:
         return []
     sentence = (
         f"The retention interval {_interval_of(tuning.baseline[1])} of the pool alone, which costs"
-        f" nothing, is counted as there already: it {_interval_alone(tuned)}"
+        f" nothing, is part of the baseline: it {_interval_alone(tuned)}"
     )
     return [sentence]
 
@@ -332,13 +333,13 @@ def _gpu_time(
 
 
 def _money(tuned: TierRecommendation, value: float) -> str:
-    sign = "-" if float(_amount(value).replace(",", "")) < 0 else ""
+    sign = "-" if round(value, _DECIMALS) < 0 else ""
     return f"{sign}{tuned.plan.currency}{_amount(abs(value))}"
 
 
 def _amount(value: float) -> str:
-    rounded = round(value, 3) + 0.0  # no -0.000
-    return f"{rounded:,.3f}" if abs(rounded) < 1 else f"{rounded:,.2f}"
+    rounded = round(value, _DECIMALS) + 0.0  # no -0.000
+    return f"{rounded:,.{_DECIMALS}f}" if abs(rounded) < 1 else f"{rounded:,.2f}"
 
 
 def _ttft(trial: TierTrial) -> str:

@@ -1,4 +1,4 @@
-"""The retention interval of the pool alone, which costs nothing: what tiers have to do better than.
+"""The retention interval of the pool alone, which costs nothing: the baseline that tiers must beat.
 
 A hybrid model keeps windows before multiples of an interval. Those that gain on the training window
 are compared with today's pool on the validation window; the choice is kept if it gains and does no
