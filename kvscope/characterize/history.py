@@ -1,10 +1,11 @@
-"""Touches of blocks as arrays, for gaps, lifetimes, working set and stability.
+"""Requests and touches of blocks as arrays: gaps, lifetimes, working set, next turns, stability.
 
 Loading takes longer than any computation on it: load once and pass it on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 
 from kvscope.characterize.distributions import GroupOf, Weighted
 from kvscope.characterize.stretches import by_requests
-from kvscope.core.arrays import Float64s
-from kvscope.core.disk_columns import Column, in_order
+from kvscope.core.arrays import Bools, Float64s
+from kvscope.core.disk_columns import Column, Columns, in_order
 from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
@@ -24,22 +25,37 @@ from kvscope.store.db import Store
 class History:
     """R requests, K runs of reuse in order of their gap, G groups of blocks in that of their life.
 
-    `arrival_s` and `category` (an index into `categories`) have R entries. Run k: `gap.weight[k]`
-    blocks, last touched by request `prev[k]`, were touched again by `request[k]` after
-    `gap.value[k]` seconds. Group g: `life.weight[g]` cacheable blocks were first touched by request
-    `first[g]` and last by `last[g]`, `life.value[g]` seconds later. Runs and groups may be on disk.
+    `arrival_s`, `category` (an index into `categories`) and `continued` (whether a next turn
+    follows) have R entries; the p90 of the time to a next turn is `settle_s`, 0 without any. Run k:
+    `gap.weight[k]` blocks, last touched by request `prev[k]`, were touched again by `request[k]`
+    after `gap.value[k]` seconds. Group g: `life.weight[g]` cacheable blocks were first touched by
+    request `first[g]` and last by `last[g]`, `life.value[g]` seconds later. Runs and groups may be
+    on disk.
     """
 
     span_s: float
     categories: tuple[str, ...]
     arrival_s: Float64s
     category: NDArray[np.int16]
+    continued: Bools
+    settle_s: float
     request: Column
     prev: Column
     gap: Weighted
     first: Column
     last: Column
     life: Weighted
+
+    @property
+    def turn_buckets(self) -> tuple[str, ...]:
+        """The turns that each category takes: the last word of its name."""
+        return tuple(name.rpartition(" ")[2] for name in self.categories)
+
+    @property
+    def later_turn(self) -> Bools:
+        """Whether each request is a later turn than the first of its conversation."""
+        is_later: Bools = np.array([turns != "1" for turns in self.turn_buckets])[self.category]
+        return is_later
 
     def category_of(self, request: Column) -> GroupOf:
         """Return the categories of these requests, of which a stretch at a time is read."""
@@ -58,6 +74,7 @@ def load_history(store: Store, trace: Trace, work: Path | None = None) -> Histor
     arrival_s = np.concatenate([part["arrival_s"] for part in requests])
     category = np.concatenate([part["category_index"] for part in requests])
     del requests
+    continued, settle_s = _next_turns(parts("later_turns"), arrival_s, work)
     runs = in_order(parts("history_runs"), "gap_s", work)
     lifespans = in_order(
         (
@@ -72,6 +89,8 @@ def load_history(store: Store, trace: Trace, work: Path | None = None) -> Histor
         categories=names,
         arrival_s=arrival_s,
         category=category,
+        continued=continued,
+        settle_s=settle_s,
         request=runs["request"],
         prev=runs["prev"],
         gap=Weighted(runs["gap_s"], runs["blocks"]),
@@ -79,3 +98,19 @@ def load_history(store: Store, trace: Trace, work: Path | None = None) -> Histor
         last=lifespans["last_request"],
         life=Weighted(lifespans["life_s"], lifespans["blocks"]),
     )
+
+
+def _next_turns(
+    later: Iterable[Columns], arrival_s: Float64s, work: Path | None
+) -> tuple[Bools, float]:
+    """Return which requests have a next turn, and the p90 of the time until then in seconds."""
+    continued = np.zeros(len(arrival_s), dtype=np.bool_)
+
+    def delays() -> Iterator[Columns]:
+        for part in later:
+            continued[part["parent"]] = True
+            yield {"delay_s": arrival_s[part["request"]] - arrival_s[part["parent"]]}
+
+    delay_s = in_order(delays(), "delay_s", work)["delay_s"]
+    last = -(-9 * len(delay_s) // 10)  # nearest rank
+    return continued, float(delay_s[last - 1 : last][0]) if last else 0.0

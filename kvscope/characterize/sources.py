@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from kvscope.characterize.distributions import totals
+from kvscope.characterize.history import History, load_history
 from kvscope.characterize.traffic import share
+from kvscope.core.disk_columns import stretches
 from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
@@ -73,7 +79,9 @@ TOP_USERS = 30
 TOP_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
 
 
-def sources(store: Store, trace: Trace) -> Sources | None:
+def sources(
+    store: Store, trace: Trace, history: History | None = None, work: Path | None = None
+) -> Sources | None:
     """Return the shares of reuse after a touch by the same conversation, the same user, others.
 
     The last touch decides: a system prompt that two users touch in turn is cross-user reuse, though
@@ -82,21 +90,36 @@ def sources(store: Store, trace: Trace) -> Sources | None:
     """
     if not trace.has_hashes:
         return None
-    row = store.row("characterize/sources", trace_id=trace.trace_id)
-    reused = row["same_conversation"] + row["same_user"] + row["other"]
+    history = history or load_history(store, trace, work)
+    by_relation = _by_relation(store, trace, history)
+    reused = sum(by_relation)
     if not reused:
         return None
+    of_conversation, of_user, of_others = by_relation
     top = {"trace_id": trace.trace_id, "top": TOP_USERS}
     cells = store.rows("characterize/user_heat_map", **top) if trace.has_users else []
     return Sources(
         reused_blocks=reused,
-        same_conversation_share=(
-            None if trace.lineage == "none" else row["same_conversation"] / reused
-        ),
-        same_user_share=row["same_user"] / reused if trace.has_users else None,
-        other_share=row["other"] / reused,
+        same_conversation_share=(None if trace.lineage == "none" else of_conversation / reused),
+        same_user_share=of_user / reused if trace.has_users else None,
+        other_share=of_others / reused,
         heat_map=tuple(HeatCell(**cell) for cell in cells),
     )
+
+
+def _by_relation(store: Store, trace: Trace, history: History) -> tuple[int, int, int]:
+    """Return blocks reused after the same conversation, else after the same user, after others."""
+    of_request = store.columns("characterize/participants", trace_id=trace.trace_id)
+    blocks = np.zeros(3, dtype=np.int64)
+    for part in stretches(len(history.request)):
+        request, prev = history.request[part], history.prev[part]
+        same_user = of_request["has_user"][request] & of_request["has_user"][prev]
+        same_user &= of_request["user_id"][request] == of_request["user_id"][prev]
+        relation = np.where(same_user, 1, 2)
+        relation[of_request["conversation"][request] == of_request["conversation"][prev]] = 0
+        blocks += totals(history.gap.weight[part], relation, 3)
+    of_conversation, of_user, of_others = blocks.tolist()
+    return of_conversation, of_user, of_others
 
 
 def skew(store: Store, trace: Trace) -> Skew | None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.characterize.distributions import HeatMap, Rates, Summary, Turns
+from kvscope.characterize.history import History, load_history
 from kvscope.characterize.sizes import SizeSummaries, load_sizes
 from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.background import in_background
@@ -71,17 +72,18 @@ def start_spatial(
     trace: Trace,
     count_deciles: CountDeciles | None = None,
     sizes: Sequence[SizeSummaries] | None = None,
+    history: History | None = None,
 ) -> Future[Spatial | None]:
     """Read what `spatial` needs, and return the future of its result, which needs no store."""
     if not trace.has_hashes:
         return in_background(lambda: None)
     count_deciles = count_deciles or partial(trace_deciles, load_prompts(store, trace))
-    multi_turn = store.columns("characterize/multi_turn", trace_id=trace.trace_id)["multi_turn"]
+    multi_turn = (history or load_history(store, trace)).later_turn
     depths = tuple(
         PrefixDepth(kind.turns, kind.requests, kind.hit_blocks, kind.prompt_share)
         for kind in sizes or load_sizes(store, trace)
     )
-    return in_background(_spatial, count_deciles, multi_turn.astype(np.bool_), depths)
+    return in_background(_spatial, count_deciles, multi_turn, depths)
 
 
 def _spatial(

@@ -102,5 +102,5 @@ def _series(store: Store, trace: Trace, history: History, windows: Windows) -> I
         p50, p80 = ([None if math.isnan(gap) else gap for gap in row] for row in gaps.T.tolist())
         yield "reuse_gap_p50_s", category, p50
         yield "reuse_gap_p80_s", category, p80
-    for category, values in next_turns_over_time(store, trace, windows).items():
+    for category, values in next_turns_over_time(trace, windows, history).items():
         yield "next_turn_probability", category, values

@@ -111,10 +111,10 @@ def start_characterization(
         # Computed meanwhile: these leave the store to the others.
         of_history = in_background(_of_history, store, trace, history)
         sizes = run("sizes of requests", load_sizes, work)
-        places = run("places in the prompt", start_spatial, count_deciles, sizes)
-        following = run("next turns", partial(next_turns, history=history, work=work))
+        places = run("places in the prompt", start_spatial, count_deciles, sizes, history)
+        following = run("next turns", partial(next_turns, history=history))
         changes = run("stability", stability, history)
-        reuse_sources = run("sources of reuse", sources)
+        reuse_sources = run("sources of reuse", sources, history)
         reuse_skew = run("skew", skew)
         token_lengths = run("lengths", lengths, sizes)
         traffic = run("traffic over time", over_time)

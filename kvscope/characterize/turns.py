@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ import numpy as np
 
 from kvscope.characterize.distributions import Summary, Weighted, summary
 from kvscope.characterize.history import History, load_history
-from kvscope.characterize.stretches import by_requests
 from kvscope.characterize.traffic import share
 from kvscope.characterize.windows import Windows, round_windows
-from kvscope.core.disk_columns import in_order
+from kvscope.core.arrays import Int64s
+from kvscope.core.disk_columns import stretches
 from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
@@ -155,79 +155,64 @@ def next_turns(
     if trace.lineage == "none":
         return None
     windows = windows or round_windows(trace)
-    settle_s = _p90_delay(store, trace, history or load_history(store, trace), work)
-    rows = _next_turn_rows(store, trace, windows, trace.span_s - settle_s)
-    by_category: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_category.setdefault(row["category"], []).append(row)
+    history = history or load_history(store, trace, work)
+    settled_until_s = trace.span_s - history.settle_s
+    counts = _counts(history, windows, settled_until_s)
+    turns_of = np.array(history.turn_buckets)
     return NextTurns(
-        settle_s=settle_s,
+        settle_s=history.settle_s,
         window_s=windows.length_s,
-        overall=_next_turn(rows),
-        after_first_turn=_next_turn(row for row in rows if row["turn_bucket"] == "1"),
-        after_later_turns=_next_turn(row for row in rows if row["turn_bucket"] != "1"),
+        overall=_next_turn(counts),
+        after_first_turn=_next_turn(counts[:, turns_of == "1"]),
+        after_later_turns=_next_turn(counts[:, turns_of != "1"]),
         by_category=tuple(
-            CategoryNextTurn(category, _next_turn(group)) for category, group in by_category.items()
+            CategoryNextTurn(category, _next_turn(counts[:, [k]]))
+            for k, category in enumerate(history.categories)
         ),
         over_time=tuple(
             WindowNextTurn(
-                start_s=windows.start_s(row["window_index"]),
-                category=row["category"],
-                requests=row["requests"],
-                probability=row["continued"] / row["requests"],
-                settled=windows.start_s(row["window_index"] + 1) <= trace.span_s - settle_s,
+                start_s=windows.start_s(window),
+                category=history.categories[k],
+                requests=int(counts[0, k, window]),
+                probability=float(counts[1, k, window] / counts[0, k, window]),
+                settled=windows.start_s(window + 1) <= settled_until_s,
             )
-            for row in rows
+            for k, window in np.argwhere(counts[0]).tolist()
         ),
     )
 
 
-def _p90_delay(store: Store, trace: Trace, history: History, work: Path | None) -> float:
-    """Return the p90 of the time from a request to its next turn, in seconds; 0 without any."""
-    arrival_s = history.arrival_s
-    delays = (
-        {"delay_s": arrival_s[part["request"]] - arrival_s[part["parent"]]}
-        for part in by_requests(store, trace, work, "later_turns")
-    )
-    delay_s = in_order(delays, "delay_s", work)["delay_s"]
-    last = -(-9 * len(delay_s) // 10)  # nearest rank
-    return float(delay_s[last - 1 : last][0]) if last else 0.0
-
-
 def next_turns_over_time(
-    store: Store, trace: Trace, windows: Windows
+    trace: Trace, windows: Windows, history: History
 ) -> dict[str, list[float | None]]:
     """Return the probability of a next turn by category and window; empty without lineage.
 
     None: no requests of the category in that window.
     """
-    by_category: dict[str, list[float | None]] = {}
     if trace.lineage == "none":
-        return by_category
-    for row in _next_turn_rows(store, trace, windows, trace.span_s):
-        values = by_category.setdefault(row["category"], [None] * windows.count)
-        values[row["window_index"]] = row["continued"] / row["requests"]
-    return by_category
+        return {}
+    requests, continued, *_ = _counts(history, windows, trace.span_s).tolist()
+    return {
+        category: [share(some, every) for some, every in zip(*of_category, strict=True)]
+        for category, *of_category in zip(history.categories, continued, requests, strict=True)
+    }
 
 
-def _next_turn_rows(
-    store: Store, trace: Trace, windows: Windows, settled_until_s: float
-) -> list[dict[str, Any]]:
-    return store.rows(
-        "characterize/next_turns",
-        trace_id=trace.trace_id,
-        settled_until_s=settled_until_s,
-        **windows.parameters,
-    )
+def _counts(history: History, windows: Windows, settled_until_s: float) -> Int64s:
+    """Return 4 × categories × windows: requests, continued ones, and the settled ones of both."""
+    shape = len(history.categories), windows.count
+    counts = np.zeros((4, shape[0] * shape[1]), dtype=np.int64)
+    for part in stretches(len(history.arrival_s)):
+        arrival_s, continued = history.arrival_s[part], history.continued[part]
+        cell = history.category[part] * np.int64(windows.count) + windows.index(arrival_s)
+        settled = arrival_s <= settled_until_s
+        cells = (cell, cell[continued], cell[settled], cell[settled & continued])
+        counts += [np.bincount(some, minlength=counts.shape[1]) for some in cells]
+    return counts.reshape(4, *shape)
 
 
-def _next_turn(rows: Iterable[dict[str, Any]]) -> NextTurn:
-    requests = continued = settled = settled_continued = 0
-    for row in rows:
-        requests += row["requests"]
-        continued += row["continued"]
-        settled += row["settled_requests"]
-        settled_continued += row["settled_continued"]
+def _next_turn(counts: Int64s) -> NextTurn:
+    requests, continued, settled, settled_continued = counts.sum(axis=(1, 2)).tolist()
     return NextTurn(
         requests, share(continued, requests), settled, share(settled_continued, settled)
     )

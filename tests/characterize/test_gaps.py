@@ -94,6 +94,8 @@ def test_hazard_against_every_touch(arrivals: list[int], data: st.DataObject) ->
         categories=("a", "b"),
         arrival_s=arrival_s,
         category=category.astype(np.int16),
+        continued=np.zeros(requests, dtype=np.bool_),
+        settle_s=0.0,
         request=request,
         prev=prev,
         gap=Weighted(arrival_s[request] - arrival_s[prev], np.full(len(runs), 2)),
