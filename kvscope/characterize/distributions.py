@@ -67,8 +67,16 @@ def totals(weight: Int64s, group: Int64s, groups: int) -> Int64s:
 
 def quantiles(of: Weighted, group: GroupOf, groups: int, percents: Int64s) -> Float64s:
     """Return nearest-rank quantiles, groups × percents; NaN for a group without values."""
+    total = np.zeros(groups, dtype=np.int64)
+    for part in stretches(len(of.value)):
+        total += totals(of.weight[part], group(part), groups)
+    return _quantiles(of, group, total, percents)
+
+
+def _quantiles(of: Weighted, group: GroupOf, total: Int64s, percents: Int64s) -> Float64s:
+    """Return the same of groups with these weights in total."""
+    groups = len(total)
     values = np.full((groups, len(percents)), np.nan)
-    total = _sums(of, group, groups)[0]
     rank = -(-percents[None, :] * total[:, None] // 100)
     small = np.int16 if groups <= np.iinfo(np.int16).max else np.int32  # radix sort up to 16 bits
     before = np.zeros((groups, 1), dtype=np.int64)
@@ -79,57 +87,19 @@ def quantiles(of: Weighted, group: GroupOf, groups: int, percents: Int64s) -> Fl
         inside = (rank > before) & (rank <= before + here[:, None])
         place = (rank - before + (np.cumsum(here) - here)[:, None])[inside]
         upto = np.cumsum(weight[order])
-        values[inside] = of.value[part][order][np.searchsorted(upto, place)]
+        values[inside] = of.value[part][order[np.searchsorted(upto, place)]]
         before += here[:, None]
     return values
 
 
-def _sums(of: Weighted, group: GroupOf, groups: int) -> tuple[Int64s, Float64s]:
-    """Return the sum of the weights, and that of values times weights, by group."""
-    weights, values = np.zeros(groups, dtype=np.int64), np.zeros(groups)
-    for part in stretches(len(of.value)):
-        own, weight = group(part), of.weight[part]
-        weights += totals(weight, own, groups)
-        values += np.bincount(own, of.value[part] * weight, minlength=groups)
-    return weights, values
-
-
-def summaries(of: Weighted, group: GroupOf, groups: int) -> list[Summary | None]:
-    """Return one summary a group, None for a group without values."""
-    total, weighted = _sums(of, group, groups)
-    at = quantiles(of, group, groups, _PERCENTS)
-    return [
-        Summary(float(weighted[k] / total[k]), *(float(value) for value in at[k]))
-        if total[k]
-        else None
-        for k in range(groups)
-    ]
-
-
 def summary(of: Weighted) -> Summary | None:
     """Return the summary of all values, None if there are none."""
-    return summaries(of, _together, 1)[0]
+    (whole,) = _described(of, _together, (None,), np.zeros(0))
+    return whole.summary if whole else None
 
 
 def _together(part: slice) -> Int64s:
     return np.zeros(part.stop - part.start, dtype=np.int64)
-
-
-def cdfs(of: Weighted, group: GroupOf, groups: int, grid: Float64s) -> list[Rates]:
-    """Return the share of each group's weight up to each point of the grid; 0 without values."""
-    points = len(grid)
-    flat = np.zeros(groups * (points + 1), dtype=np.int64)
-    for part in stretches(len(of.value)):
-        bucket = np.searchsorted(grid, of.value[part])  # the first point not below the value
-        flat += totals(of.weight[part], group(part) * (points + 1) + bucket, len(flat))
-    below = np.cumsum(flat.reshape(groups, points + 1), axis=1)
-    share = below[:, :points] / np.maximum(below[:, -1:], 1)
-    return [tuple(row) for row in share.tolist()]
-
-
-def cdf(of: Weighted, grid: Float64s) -> Rates:
-    """Return the share of all weight up to each point of the grid."""
-    return cdfs(of, _together, 1, grid)[0]
 
 
 class Described(NamedTuple):
@@ -144,18 +114,31 @@ class Described(NamedTuple):
 def describe(
     of: Weighted, category: GroupOf, names: Sequence[str], grid: Float64s
 ) -> tuple[Described | None, list[Described]]:
-    """Return the description of all values (None if there are none), and by category with any."""
-    groups = len(names)
-    weights = _sums(of, category, groups)[0]
-    each = zip(
-        names,
-        weights.tolist(),
-        summaries(of, category, groups),
-        cdfs(of, category, groups, grid),
-        strict=True,
-    )
-    whole = summary(of)
-    overall = Described(None, int(weights.sum()), whole, cdf(of, grid)) if whole else None
-    return overall, [
-        Described(name, weight, numbers, along) for name, weight, numbers, along in each if numbers
+    """Return the description of all values (None if there are none), and by category with any.
+
+    A CDF is the share of the weight up to each point of the grid.
+    """
+    (overall,) = _described(of, _together, (None,), grid)
+    return overall, [each for each in _described(of, category, names, grid) if each]
+
+
+def _described(
+    of: Weighted, group: GroupOf, names: Sequence[str | None], grid: Float64s
+) -> list[Described | None]:
+    shape = len(names), len(grid) + 1
+    counts, weighted = np.zeros(shape, dtype=np.int64), np.zeros(len(names))
+    for part in stretches(len(of.value)):
+        value, weight, own = of.value[part], of.weight[part], group(part)
+        below = np.searchsorted(value, grid, side="right")
+        point = np.repeat(np.arange(shape[1]), np.diff(below, prepend=0, append=len(value)))
+        counts += totals(weight, own * shape[1] + point, counts.size).reshape(shape)
+        weighted += np.bincount(own, value * weight, minlength=len(names))
+    total = counts.sum(axis=1)
+    share = np.cumsum(counts, axis=1)[:, :-1] / np.maximum(total, 1)[:, None]
+    at = _quantiles(of, group, total, _PERCENTS)
+    return [
+        Described(name, int(total[k]), Summary(float(weighted[k] / total[k]), *at[k].tolist()), cdf)
+        if total[k]
+        else None
+        for k, (name, cdf) in enumerate(zip(names, map(tuple, share.tolist()), strict=True))
     ]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.characterize import distributions
-from kvscope.characterize.distributions import Weighted, cdfs, quantiles, summaries
+from kvscope.characterize.distributions import Weighted, describe, quantiles
 from kvscope.core import disk_columns
 
 ITEMS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5), st.integers(0, 2)), max_size=20)
@@ -35,22 +35,30 @@ def check_values(items: list[tuple[int, int, int]]) -> None:
     )
     group = np.array([g for *_, g in items], dtype=np.int64).__getitem__
     grid = np.array([0.5, 3.0, 7.5])
-    for g in range(3):
+    overall, by_group = describe(of, group, ["0", "1", "2"], grid)
+    described = {each.category: each for each in [*by_group, *([overall] if overall else [])]}
+    for g in (0, 1, 2, None):
         written = [
-            float(value) for value, weight, of_g in items if of_g == g for _ in range(weight)
+            float(value)
+            for value, weight, of_g in items
+            if g in (None, of_g)
+            for _ in range(weight)
         ]
-        found = summaries(of, group, 3)[g]
-        shares = cdfs(of, group, 3, grid)[g]
+        known = described.pop(None if g is None else str(g), None)
         if not written:
-            assert found is None
-            assert np.isnan(quantiles(of, group, 3, np.array([50]))[g, 0])
+            assert known is None
+            assert g is None or np.isnan(quantiles(of, group, 3, np.array([50]))[g, 0])
             continue
-        assert found is not None
-        for percent, value in ((50, found.p50), (80, found.p80), (90, found.p90), (99, found.p99)):
+        assert known is not None
+        assert known.weight == len(written)
+        at = known.summary
+        for percent, value in ((50, at.p50), (80, at.p80), (90, at.p90), (99, at.p99)):
             assert value == written[-(-percent * len(written) // 100) - 1]
-        assert found.max == written[-1]
-        assert found.mean == pytest.approx(math.fsum(written) / len(written))
-        assert shares == tuple(sum(v <= t for v in written) / len(written) for t in grid)
+        assert g is None or quantiles(of, group, 3, np.array([50]))[g, 0] == at.p50
+        assert at.max == written[-1]
+        assert at.mean == pytest.approx(math.fsum(written) / len(written))
+        assert known.cdf == tuple(sum(v <= t for v in written) / len(written) for t in grid)
+    assert not described
 
 
 @settings(deadline=None, max_examples=40)
