@@ -44,11 +44,11 @@ if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
 MEMORY = ":memory:"
 DEFAULT_PATH = "kvscope.duckdb"
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
-    "autoinstall_known_extensions": False,  # nothing is fetched from a network, whatever the file
-    # Each that is left is tried on every column: these save no space of note, and take a tenth of
-    # the time of writing.
-    "disabled_compression_methods": "rle,zstd,fsst,dictionary",
+    "autoinstall_known_extensions": False  # nothing is fetched from a network, whatever the file
 }
+# Each that is left is tried on every column: these save no space of note, and take a tenth of the
+# time of writing. In the configuration above DuckDB 2.0 would take no notice of it.
+_UNUSED_COMPRESSION = "SET disabled_compression_methods = 'rle,zstd,fsst,dictionary'"
 _REMEDY = "name another with --db"
 _PARAMETER = re.compile(r"^-- \$(\w+): (.+)$")
 _COLUMNS = re.compile(r"^-- columns: (.+)$")
@@ -397,6 +397,8 @@ def _connected(path: str, *, read_only: bool, waiting: Waiting | None) -> duckdb
             current = 0 if path == MEMORY else _checked_version(connection, path)
             if read_only:
                 _refuse_outdated(current, path)
+            else:
+                connection.execute(_UNUSED_COMPRESSION)
             _migrate(connection, current)
     except BaseException:
         connection.close()
