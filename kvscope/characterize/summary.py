@@ -116,7 +116,7 @@ def start_characterization(
         changes = run("stability", stability, history)
         reuse_sources = run("sources of reuse", sources, history)
         reuse_skew = run("skew", skew)
-        token_lengths = run("lengths", lengths, sizes)
+        token_lengths = run("lengths", lengths, sizes, history)
         traffic = run("traffic over time", over_time)
         contributions = run("contributions", contribution)
         of_category = run("categories", _category_rows)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from kvscope.characterize.distributions import Summary, Turns
+from kvscope.characterize.history import History, load_history
 from kvscope.characterize.sizes import SizeSummaries, load_sizes
 from kvscope.characterize.windows import Windows, round_windows
+from kvscope.core.arrays import Float64s
+from kvscope.core.disk_columns import stretches
 from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
@@ -89,20 +95,35 @@ class Contribution:
     rows: tuple[TypeContribution, ...]
 
 
-def lengths(store: Store, trace: Trace, sizes: Sequence[SizeSummaries] | None = None) -> Lengths:
+def lengths(
+    store: Store,
+    trace: Trace,
+    sizes: Sequence[SizeSummaries] | None = None,
+    history: History | None = None,
+) -> Lengths:
     """Return token lengths and arrival rates; any trace has them."""
     everything, *kinds = sizes or load_sizes(store, trace)
     mean_tokens = {kind.turns: kind.tokens.mean for kind in kinds}
-    arrivals = store.row("characterize/arrivals", trace_id=trace.trace_id)
     return Lengths(
         requests=everything.requests,
         input_tokens=everything.input,
         output_tokens=everything.output,
         arrival_rate_per_s=share(everything.requests, trace.span_s),
-        inter_arrival_cv=share(arrivals["deviation_s"] or 0.0, arrivals["mean_s"] or 0.0),
+        inter_arrival_cv=_variation((history or load_history(store, trace)).arrival_s),
         single_turn_mean_tokens=mean_tokens.get("single"),
         multi_turn_mean_tokens=mean_tokens.get("multi"),
     )
+
+
+def _variation(arrival_s: Float64s) -> float | None:
+    """Return the deviation of the times between arrivals over their mean; None if that is 0."""
+    intervals = len(arrival_s) - 1
+    mean_s = float(arrival_s[-1] - arrival_s[0]) / max(intervals, 1)
+    squares = sum(
+        float(np.square(np.diff(arrival_s[part.start : part.stop + 1]) - mean_s).sum())
+        for part in stretches(intervals)
+    )
+    return share(math.sqrt(squares / max(intervals, 1)), mean_s)
 
 
 def request_sizes(

@@ -63,6 +63,7 @@ def _import_numba() -> None:
             "numba.core.caching",
             "numba.core.codegen",
             "numba.core.compiler",
+            "numba.core.entrypoints",
             "numba.core.environment",
             "numba.core.event",
             "numba.core.serialize",
@@ -81,6 +82,9 @@ _import = Thread(target=_import_numba)
 _import.start()
 _import.join()
 import numba  # noqa: E402
+
+# Extensions of numba, which no kernel uses, it would look for in every installed distribution.
+numba.core.entrypoints._already_initialized = True
 from numba import types  # noqa: E402
 from numba.core.caching import NullCache  # noqa: E402
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen  # noqa: E402

@@ -306,7 +306,7 @@ class Columns:
         if needed > self._checked_bytes:
             remedy = "take a part of the trace, or more memory"
             memory.require(needed, f"storing {requests:,} requests and more", remedy)
-            self._checked_bytes = needed * 9 // 8  # not at every megabyte
+            self._checked_bytes = needed * 9 // 8  # not at every batch
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the columns, an entry per request in file order; one without values is a view."""

@@ -38,7 +38,7 @@ from kvscope.ingest.limits import (
 )
 
 HEAD_BYTES = 64 * 1024
-_CHUNK_BYTES = 1024 * 1024
+_CHUNK_BYTES = 2 << 20
 _ZSTD_FEED_BYTES = 512  # at most 16 MiB decompressed: a block of 4 bytes may hold 128 KiB
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -104,7 +104,7 @@ class Source:
         return self._digest.hexdigest()
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield the decompressed bytes from the beginning on, about a megabyte at a time."""
+        """Yield the decompressed bytes from the beginning on, some megabytes at a time."""
         chunk = self.head
         while chunk:
             yield chunk

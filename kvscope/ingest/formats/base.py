@@ -284,7 +284,7 @@ class Reader(ABC):
 
     @abstractmethod
     def records(self, source: Source) -> Iterator[Records]:
-        """Yield all records in file order, numbered from 1, about a megabyte of them at a time."""
+        """Yield all records in file order, numbered from 1, some megabytes of them at a time."""
 
 
 class LineReader(Reader):
