@@ -5,7 +5,7 @@ Loading takes longer than any computation on it: load once and pass it on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,11 +70,21 @@ def load_history(store: Store, trace: Trace, work: Path | None = None) -> Histor
     rows = store.rows("characterize/categories", trace_id=trace.trace_id)
     names = tuple(row["category"] for row in rows)
     parts = partial(by_requests, store, trace, work)
-    requests = list(parts("history_requests", categories=list(names)))
-    arrival_s = np.concatenate([part["arrival_s"] for part in requests])
-    category = np.concatenate([part["category_index"] for part in requests])
-    del requests
-    continued, settle_s = _next_turns(parts("later_turns"), arrival_s, work)
+    arrival_s = np.empty(trace.requests)
+    category = np.empty(trace.requests, dtype=np.int16)
+    continued = np.zeros(trace.requests, dtype=np.bool_)
+
+    def delays() -> Iterator[Columns]:
+        """Fill what is known of requests, and yield how long after it each next turn followed."""
+        for part in parts("history_requests", categories=list(names)):
+            request, parent = part["request"], part["parent"]
+            arrival_s[request], category[request] = part["arrival_s"], part["category_index"]
+            later = parent >= 0
+            request, parent = request[later], parent[later]
+            continued[parent] = True
+            yield {"delay_s": arrival_s[request] - arrival_s[parent]}
+
+    delay_s = in_order(delays(), "delay_s", work)["delay_s"]
     runs = in_order(parts("history_runs"), "gap_s", work)
     lifespans = in_order(
         (
@@ -90,7 +100,7 @@ def load_history(store: Store, trace: Trace, work: Path | None = None) -> Histor
         arrival_s=arrival_s,
         category=category,
         continued=continued,
-        settle_s=settle_s,
+        settle_s=_p90(delay_s),
         request=runs["request"],
         prev=runs["prev"],
         gap=Weighted(runs["gap_s"], runs["blocks"]),
@@ -100,17 +110,7 @@ def load_history(store: Store, trace: Trace, work: Path | None = None) -> Histor
     )
 
 
-def _next_turns(
-    later: Iterable[Columns], arrival_s: Float64s, work: Path | None
-) -> tuple[Bools, float]:
-    """Return which requests have a next turn, and the p90 of the time until then in seconds."""
-    continued = np.zeros(len(arrival_s), dtype=np.bool_)
-
-    def delays() -> Iterator[Columns]:
-        for part in later:
-            continued[part["parent"]] = True
-            yield {"delay_s": arrival_s[part["request"]] - arrival_s[part["parent"]]}
-
-    delay_s = in_order(delays(), "delay_s", work)["delay_s"]
-    last = -(-9 * len(delay_s) // 10)  # nearest rank
-    return continued, float(delay_s[last - 1 : last][0]) if last else 0.0
+def _p90(delay_s: Column) -> float:
+    """Return the nearest-rank p90 of ascending values, 0 without any."""
+    last = -(-9 * len(delay_s) // 10)
+    return float(delay_s[last - 1 : last][0]) if last else 0.0
