@@ -2,7 +2,8 @@
 
 A file's name says what it holds, so processes that write the same file write the same content, and
 no index has to be kept. Files of other users and damaged ones are never handed out: what is read
-here is unpickled and executed.
+here is unpickled and executed. They are compressed, to a tenth and less: most of a kernel is names
+and what the compiler keeps of it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
+
+import zstandard
 
 from kvscope.core.files import is_private, private_cache
 
@@ -57,22 +60,27 @@ class KernelFiles:
                 data = file.read()
         except OSError:
             return None
-        checksum, content = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]
-        if checksum != _checksum(name, content):
+        checksum, compressed = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]
+        if checksum != _checksum(name, compressed):
             self.remove(name)
             return None
         if status.st_mtime < time.time() - _DAY_S:  # when it was last used, to the day
             with suppress(OSError):
                 os.utime(self._path(name))
-        return content
+        try:
+            return zstandard.decompress(compressed)
+        except zstandard.ZstdError:  # written by a kvscope that did not compress
+            self.remove(name)
+            return None
 
     def write(self, name: str, content: bytes) -> None:
         """Save `content` as `name`, at once for all readers; a full disk only costs the file."""
         with suppress(OSError):
             number, temporary = tempfile.mkstemp(dir=self.folder)
             try:
+                compressed = zstandard.compress(content)
                 with os.fdopen(number, "wb") as file:
-                    file.write(_checksum(name, content) + content)
+                    file.write(_checksum(name, compressed) + compressed)
                 os.replace(temporary, self._path(name))  # noqa: PTH105
             except BaseException:
                 os.unlink(temporary)  # noqa: PTH108

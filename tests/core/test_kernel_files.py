@@ -53,6 +53,15 @@ def test_the_content_of_another_name_is_damage(files: KernelFiles) -> None:
     assert not _path(files, "run-2").exists()
 
 
+def test_a_file_is_small_and_one_without_compression_is_made_anew(files: KernelFiles) -> None:
+    """Its checksum is right: an earlier kvscope wrote it."""
+    files.write("run-1", b"name" * 100_000)
+    assert _path(files, "run-1").stat().st_size < 1_000
+    _path(files, "run-1").write_bytes(kernel_files._checksum("run-1", b"code") + b"code")
+    assert files.read("run-1") is None
+    assert not _path(files, "run-1").exists()
+
+
 @pytest.mark.parametrize("mode", [0o620, 0o602])
 def test_a_file_that_others_could_write_is_not_read(files: KernelFiles, mode: int) -> None:
     """Writing it anew makes it private again."""
@@ -110,8 +119,8 @@ def test_the_longest_unused_go_when_the_folder_is_too_large(
     """The folder keeps below its limit."""
     monkeypatch.setattr(kernel_files, "MAX_BYTES", 2500)
     for days, name in ((1, "first"), (3, "second"), (2, "third")):
-        files.write(name, bytes(700))
+        files.write(name, os.urandom(700))
         _age(_path(files, name), days)
-    files.write("fourth", bytes(700))
+    files.write("fourth", os.urandom(700))
     kept = [name for name in ("first", "second", "third", "fourth") if files.read(name)]
     assert kept == ["first", "third", "fourth"]
