@@ -249,8 +249,8 @@ class Store:
         if not len(frame):
             return
         with explaining(self.path):
-            # One batch is read by one thread, in order all the same; told to keep it, DuckDB takes a
-            # quarter longer. All connections of the process see this: who needs an order names it.
+            # One batch is read by one thread, in order all the same; told to keep it, DuckDB takes
+            # a quarter longer. All connections of the process see this: an order has to be named.
             self._connection.execute("SET preserve_insertion_order = false")
             try:
                 self._execute(name, parameters, frame)
