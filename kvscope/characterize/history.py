@@ -75,7 +75,10 @@ def load_history(store: Store, trace: Trace, work: Path | None = None) -> Histor
     continued = np.zeros(trace.requests, dtype=np.bool_)
 
     def delays() -> Iterator[Columns]:
-        """Fill what is known of requests, and yield how long after it each next turn followed."""
+        """Fill the arrays of requests, and yield the time from each request to its next turn.
+
+        The earlier turn has a lower number, so its arrival has been read by then.
+        """
         for part in parts("history_requests", categories=list(names)):
             request, parent = part["request"], part["parent"]
             arrival_s[request], category[request] = part["arrival_s"], part["category_index"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,9 +78,7 @@ TOP_USERS = 30
 TOP_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
 
 
-def sources(
-    store: Store, trace: Trace, history: History | None = None, work: Path | None = None
-) -> Sources | None:
+def sources(store: Store, trace: Trace, history: History | None = None) -> Sources | None:
     """Return the shares of reuse after a touch by the same conversation, the same user, others.
 
     The last touch decides: a system prompt that two users touch in turn is cross-user reuse, though
@@ -90,7 +87,7 @@ def sources(
     """
     if not trace.has_hashes:
         return None
-    history = history or load_history(store, trace, work)
+    history = history or load_history(store, trace)
     by_relation = _by_relation(store, trace, history)
     reused = sum(by_relation)
     if not reused:
@@ -100,7 +97,7 @@ def sources(
     cells = store.rows("characterize/user_heat_map", **top) if trace.has_users else []
     return Sources(
         reused_blocks=reused,
-        same_conversation_share=(None if trace.lineage == "none" else of_conversation / reused),
+        same_conversation_share=None if trace.lineage == "none" else of_conversation / reused,
         same_user_share=of_user / reused if trace.has_users else None,
         other_share=of_others / reused,
         heat_map=tuple(HeatCell(**cell) for cell in cells),

@@ -109,14 +109,14 @@ def lengths(
         input_tokens=everything.input,
         output_tokens=everything.output,
         arrival_rate_per_s=share(everything.requests, trace.span_s),
-        inter_arrival_cv=_variation((history or load_history(store, trace)).arrival_s),
+        inter_arrival_cv=_inter_arrival_cv((history or load_history(store, trace)).arrival_s),
         single_turn_mean_tokens=mean_tokens.get("single"),
         multi_turn_mean_tokens=mean_tokens.get("multi"),
     )
 
 
-def _variation(arrival_s: Float64s) -> float | None:
-    """Return the deviation of the times between arrivals over their mean; None if that is 0."""
+def _inter_arrival_cv(arrival_s: Float64s) -> float | None:
+    """Return the coefficient of variation of inter-arrival times; None if their mean is 0."""
     intervals = len(arrival_s) - 1
     mean_s = float(arrival_s[-1] - arrival_s[0]) / max(intervals, 1)
     squares = sum(

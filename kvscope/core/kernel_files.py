@@ -2,8 +2,8 @@
 
 A file's name says what it holds, so processes that write the same file write the same content, and
 no index has to be kept. Files of other users and damaged ones are never handed out: what is read
-here is unpickled and executed. They are compressed, to a tenth and less: most of a kernel is names
-and what the compiler keeps of it.
+here is unpickled and executed. They are compressed: most of a large kernel is long symbol names
+and bitcode, and shrinks to a tenth.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class KernelFiles:
                 os.utime(self._path(name))
         try:
             return zstandard.decompress(compressed)
-        except zstandard.ZstdError:  # written by a kvscope that did not compress
+        except zstandard.ZstdError:  # from a version that did not compress
             self.remove(name)
             return None
 

@@ -83,7 +83,7 @@ _import.start()
 _import.join()
 import numba  # noqa: E402
 
-# Extensions of numba, which no kernel uses, it would look for in every installed distribution.
+# Skip the search of every installed distribution for extensions of numba: no kernel uses any.
 numba.core.entrypoints._already_initialized = True
 from numba import types  # noqa: E402
 from numba.core.caching import NullCache  # noqa: E402
