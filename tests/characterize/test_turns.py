@@ -106,3 +106,18 @@ def test_what_is_settled_is_the_p90_of_delays(
             found = next_turns(store, trace, work=work)
             assert found is not None
             assert found.settle_s == 9
+
+
+def test_a_next_turn_of_an_unsettled_request_counts_only_among_all() -> None:
+    """One conversation, turns after 10, 9, … 1 s: what arrives after 46 s of 55 is not settled."""
+    numbers = list(range(11))
+    columns = {name: values[:1] * len(numbers) for name, values in REQUESTS.items()} | {
+        "request": numbers,
+        "arrival_s": [float(55 - (10 - k) * (11 - k) // 2) for k in numbers],
+        "parent": [None, *numbers[:-1]],
+    }
+    with tiny_store(columns) as (store, trace):
+        found = next_turns(store, trace)
+    assert found is not None
+    assert found.settle_s == 9
+    assert found.overall == NextTurn(11, 10 / 11, 7, 1.0)
