@@ -17,10 +17,12 @@ import random
 import statistics
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from benchmarks import ROOT
 from benchmarks.table import Table, record

@@ -19,12 +19,12 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from benchmarks import ROOT
 from benchmarks.fleet_speed import speed

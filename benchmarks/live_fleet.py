@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +28,7 @@ from typing import NamedTuple, Self
 from urllib.request import Request, urlopen
 
 import numpy as np
+from msgspec.structs import replace
 
 from benchmarks import ROOT
 from benchmarks.processes import note

@@ -21,13 +21,13 @@ import argparse
 import json
 import statistics
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from benchmarks import ROOT, tier_harm
 from benchmarks.held_out import HeldOut, generated, published, samples

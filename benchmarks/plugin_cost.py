@@ -199,8 +199,8 @@ def _bytes(value: Any, counted: set[int]) -> int:
         parts = [*value.keys(), *value.values()]
     elif isinstance(value, list | tuple | set):
         parts = list(value)
-    elif hasattr(value, "__slots__"):
-        parts = [getattr(value, name) for name in value.__slots__]
+    elif names := getattr(value, "__struct_fields__", getattr(value, "__slots__", ())):
+        parts = [getattr(value, name) for name in names]
     elif hasattr(value, "__dict__"):
         parts = [value.__dict__]
     return sys.getsizeof(value) + sum(_bytes(part, counted) for part in parts)

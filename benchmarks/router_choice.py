@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from benchmarks import held_out
 from benchmarks.processes import note

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 import streamlit as st
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dashboard import background_cache, connection, worker_process
 from dashboard.connection import reading
@@ -108,8 +109,7 @@ Runs = dict[int, tuple[Trace, Run]]
 """The stored runs over all traces by their ids, the latest first, without their parts."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredResults:
+class StoredResults(Struct, frozen=True):
     """The reports and runs of the store as it was at `stamp`; `busy` says why not since then."""
 
     reports: tuple[StoredReport, ...]

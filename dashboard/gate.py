@@ -7,10 +7,10 @@ sees them; Streamlit would look up this machine's outside address to judge an `O
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import sha256
 from urllib.parse import urlencode, urlsplit
 
+from msgspec import Struct
 from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -23,8 +23,7 @@ _REQUESTS = {"http", "websocket"}
 _OPEN_AS = "Open the address that `kvscope dashboard` printed.\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
+class Gate(Struct, frozen=True):
     """ASGI middleware that refuses other requests with 400 and 403, web sockets' included."""
 
     app: ASGIApp

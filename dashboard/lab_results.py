@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
 import streamlit as st
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dashboard import background_cache, connection, query_params, render, sidebar
 from dashboard.job import Job
@@ -20,8 +21,7 @@ from kvscope.report.section import Section
 from kvscope.report.words import difference, ms_in_words
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """A simulation, with the distributions of TTFT by capacity as far as they are known."""
 
     simulation: Simulation

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
 import streamlit as st
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dashboard import background_cache, connection, data, job, query_params
 from dashboard.folder import file_below
@@ -47,8 +48,7 @@ PERCENTILES = ("p50", "p90", "p95", "p99")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
+class Choices(Struct, frozen=True):
     """What is selected in the sidebar; `trace` is None where the store is empty.
 
     `missing` is the name of a trace in the address that the store does not have.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import streamlit as st
+from msgspec.structs import replace
 from streamlit.delta_generator import DeltaGenerator
 
 from dashboard import connection, job, query_params

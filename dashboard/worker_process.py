@@ -12,15 +12,15 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 T = TypeVar("T")
 _NICENESS = 10  # the pages go first
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
+class _Answer(Struct, frozen=True):
     value: Any
     error: BaseException | None = None
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core.arrays import Bools, Float64s, Int32s
 from kvscope.core.trace import Measurements
@@ -18,8 +19,7 @@ TRUE = LatencyProfile("true", "", 20e-3, 1e-4, 4e-9)
 BLOCK = 64
 
 
-@dataclass(frozen=True, eq=False)
-class Served:
+class Served(Struct, frozen=True, eq=False):
     """Requests and how they were served; `alone_s` is the TTFT on an idle engine."""
 
     arrival_s: Float64s

@@ -80,7 +80,7 @@ def prompts(made: Built) -> Prompts:
     """Return the columns that kernels walk, without a store in between."""
     columns = {
         name: np.asarray(made.requests[name])
-        for name in Prompts.__dataclass_fields__
+        for name in Prompts.__struct_fields__
         if name in made.requests
     }
     named = [

@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import replace
 from statistics import median
+
+from msgspec.structs import replace
 
 from kvscope.core.hits import LIBCACHESIM
 from kvscope.replay.curve import lru_curve

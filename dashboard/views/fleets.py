@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import get_args
 
 import streamlit as st
+from msgspec.structs import replace
 
 from dashboard import background_cache, data, job, query_params, render, sidebar
 from kvscope.app import values
@@ -72,7 +72,7 @@ def _options(selected: sidebar.Choices) -> FleetOptions | None:
     if not (slo_s and replicas and routers and policies):
         st.info("Enter an SLO, numbers of replicas, a router and a policy.")
         return None
-    known = {each.name for each in fields(ReplicaOptions)}
+    known = {*ReplicaOptions.__struct_fields__}
     return FleetOptions(
         slo=slo_s,
         percentile=units.parse_percentile(rank),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import streamlit as st
+from msgspec.structs import replace
 
 from dashboard import job, lab_results, query_params, sidebar
 from dashboard.markdown import escape

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import streamlit as st
+from msgspec.structs import replace
 
 from dashboard import data, job, render, sidebar, time_range, upload
 from dashboard.markdown import escape

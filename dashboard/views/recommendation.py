@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from pathlib import Path
 
 import streamlit as st
+from msgspec.structs import replace
 
 from dashboard import background_cache, data, job, query_params, render, sidebar
 from dashboard.markdown import escape
@@ -204,7 +204,7 @@ def _fleet_options() -> TuneOptions | None:
     if not (slo_s and routers):
         st.info("Enter an SLO and a router.")
         return None
-    known = {each.name for each in fields(ReplicaOptions)}
+    known = {*ReplicaOptions.__struct_fields__}
     return TuneOptions(
         slo=slo_s,
         percentile=percentile,

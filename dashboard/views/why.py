@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-
 import streamlit as st
+from msgspec import Struct
 
 from dashboard import background_cache, connection, job, query_params, render, sidebar
 from dashboard.markdown import escape
@@ -24,8 +23,7 @@ from kvscope.report import misses as report
 from kvscope.report.words import count
 
 
-@dataclass(frozen=True, slots=True)
-class _Explained:
+class _Explained(Struct, frozen=True):
     """What the page's job found, with the prompts that it explains."""
 
     explanation: Explanation
@@ -45,7 +43,7 @@ def page() -> None:
         if blocks is None:
             curve = background_cache.lru(trace).curve
             blocks = curve.capacity_for(curve.ideal / 2)
-    known = {each.name for each in fields(ExplainOptions)}
+    known = {*ExplainOptions.__struct_fields__}
     options = ExplainOptions(
         capacity_blocks=blocks,
         **{name: value for name, value in stated.items() if name in known},

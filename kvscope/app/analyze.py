@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import asdict, astuple, replace
 from numpy.typing import NDArray
 
 from kvscope.app.latency import latency_for
@@ -44,8 +46,7 @@ CURVE_POINTS = 48
 _RETENTION = 1024  # tokens, between vLLM's default of 0 and all windows
 
 
-@dataclass(frozen=True, slots=True)
-class HitRate:
+class HitRate(Struct, frozen=True):
     """One definition's row: its hit rate with an infinite cache."""
 
     definition: str
@@ -58,8 +59,7 @@ class HitRate:
     ideal: float
 
 
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
+class CurvePoint(Struct, frozen=True):
     """What LRU hits at one capacity. Sizes that need a model or an HBM size are None without."""
 
     capacity_blocks: int
@@ -70,8 +70,7 @@ class CurvePoint:
     block_hit_rate: float
 
 
-@dataclass(frozen=True, slots=True)
-class Landmark:
+class Landmark(Struct, frozen=True):
     """The least capacity with which LRU reaches a share of the ideal hit rate.
 
     With a deployment, `gpus` have the pools that hold it, at `price_hour` where a GPU has a price.
@@ -83,8 +82,7 @@ class Landmark:
     price_hour: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Caching:
+class Caching(Struct, frozen=True):
     """What caching gives: LRU at every capacity, under `definition`.
 
     `lru` is the exact curve in the headline's weight, `lru_by_token` that of `misses_definition`.
@@ -120,23 +118,20 @@ class Caching:
         return point.block_hit_rate if self.definition.weight == "block" else point.token_hit_rate
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutCapacity(SessionStarts):
+class LayoutCapacity(SessionStarts, frozen=True):
     """What LRU needs for 90 % of the ideal hits where sessions begin otherwise."""
 
     capacity_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionIdeal:
+class RetentionIdeal(Struct, frozen=True):
     """What an ample pool of a hybrid model hits; `interval_tokens` None keeps all windows."""
 
     interval_tokens: int | None
     token_hit_rate: float
 
 
-@dataclass(frozen=True, slots=True)
-class Analysis:
+class Analysis(Struct, frozen=True):
     """A trace characterized; `caching` is None for a trace of lengths.
 
     `layouts` are other starts of sessions without a common clock, `retention` what the windows of a
@@ -393,7 +388,7 @@ def _sized(facts: Characterization, request: AnalyzeRequest) -> Characterization
             p99_bytes=model.bytes_for(alive.p99_blocks * block_size),
             peak_hbm_multiple=peak / hbm_bytes if hbm_bytes else None,
         )
-    return replace(facts, request_sizes=tuple(sizes), working_set=alive)
+    return dataclasses.replace(facts, request_sizes=tuple(sizes), working_set=alive)
 
 
 def caching(paths: PathFacts, request: AnalyzeRequest) -> Caching:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from kvscope.app.options import DeploymentOptions, FitOptions, ReplicaOptions
 from kvscope.core.errors import InputError, UsageError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     Stating = ReplicaOptions | FitOptions | ValidateOptions
 
-_NAMES = tuple(field.name for field in fields(Deployment))
+_NAMES = Deployment.__struct_fields__
 _OF_A_CACHE_STUDY = frozenset(
     {"model", "kv_dtype", "latency", "max_num_seqs", "max_num_batched_tokens"}
 )
@@ -36,7 +37,7 @@ def stated_deployment(options: Stating) -> Deployment | None:
     deployment = Deployment() if path is None else read_deployment(path)
     if "num_gpu_blocks" in stated:  # the file's log would win over it
         deployment = replace(deployment, engine_log=None)
-    return replace(deployment, **stated)  # type: ignore[arg-type]
+    return replace(deployment, **stated)
 
 
 def resolved_deployment(

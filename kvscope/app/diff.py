@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import starmap
 from pathlib import Path
 from typing import Literal, get_args
+
+from msgspec import Struct
 
 from kvscope.app.analyze import Analysis, analyze
 from kvscope.app.baseline import RUN, stored_run
@@ -37,8 +38,7 @@ _PERCENTILES = ("p50", "p90", "p95", "p99")
 _SAME = 1e-12  # relative: what two orders of summation leave
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """One figure of both sides, None where a side has none.
 
     `quantity` is its unit, `words` for text. `change` is right - left for shares, right / left - 1
@@ -71,8 +71,7 @@ class Difference:
 Facts = tuple[Difference, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """Two things of a `kind` and their `facts`, in an order to be read.
 
     `by_category` has facts of one name for each category that both have. `traces` are the traces of

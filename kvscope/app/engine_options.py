@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Struct
 
 from kvscope.app import values
 from kvscope.app.options import (
@@ -38,8 +39,7 @@ GPU_BLOCK, CPU_BLOCK = 16, 32
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 128, 2048
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetOptions:
+class TargetOptions(Struct, frozen=True, kw_only=True):
     """Which engine: a server that runs already, or the model to start an engine with."""
 
     url: Annotated[
@@ -74,8 +74,7 @@ class TargetOptions:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchOptions:
+class LaunchOptions(Struct, frozen=True, kw_only=True):
     """How an engine is started, and how long to wait for it."""
 
     python: Annotated[
@@ -136,8 +135,7 @@ class LaunchOptions:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrateOptions:
+class CalibrateOptions(Struct, frozen=True, kw_only=True):
     """What `calibrate` measures."""
 
     backend: Annotated[
@@ -162,8 +160,7 @@ class CalibrateOptions:
     ] = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValidateOptions:
+class ValidateOptions(Struct, frozen=True, kw_only=True):
     """What `validate` sends to the engine, and what it compares."""
 
     policies: Annotated[

@@ -5,10 +5,11 @@ What to change follows from the causes: `findings` ranks them by the tokens lost
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.app.latency import timed
 from kvscope.app.monitor import Monitor
@@ -59,8 +60,7 @@ AVOIDABLE: tuple[Cause, ...] = (
 Place = Literal["first-prompt", "shortened", "history"]
 
 
-@dataclass(frozen=True, slots=True)
-class TraceEvidence:
+class TraceEvidence(Struct, frozen=True):
     """What the store knows of a trace's requests apart from their prompts.
 
     `tenants` are None where all requests share blocks. `measured_hit_tokens` (R entries, -1: not
@@ -74,8 +74,7 @@ class TraceEvidence:
     request: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CauseTotal:
+class CauseTotal(Struct, frozen=True):
     """The tokens that missed for one cause, in how many requests; `share` of all input tokens."""
 
     cause: Cause
@@ -84,32 +83,28 @@ class CauseTotal:
     requests: int
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCause:
+class RequestCause(Struct, frozen=True):
     """A cause of misses of one request, and how many of its tokens it took."""
 
     cause: Cause
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class ComputedBy:
+class ComputedBy(Struct, frozen=True):
     """The request that last used what another one missed, where its cache could not use it."""
 
     cause: Cause
     request: int
 
 
-@dataclass(frozen=True, slots=True)
-class GapTotal:
+class GapTotal(Struct, frozen=True):
     """Tokens by which observed hits are not the predicted ones, by cause (see `hit_gaps`)."""
 
     cause: Gap
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainedRequest:
+class ExplainedRequest(Struct, frozen=True):
     """Why tokens of one request missed; `causes` add up to `missed_tokens`.
 
     The first `shared_tokens` had been computed before; `shared_with` used the last of their blocks
@@ -140,8 +135,7 @@ class ExplainedRequest:
     gaps: tuple[GapTotal, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """What costs hits, by how many tokens of how many requests, and what to change.
 
     `needed_blocks` is the capacity with which LRU keeps at least half of the tokens; only for
@@ -163,8 +157,7 @@ class Finding:
     place: Place | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(Struct, frozen=True):
     """Hits that an engine reported, against those predicted, over the `requests` that have both.
 
     They are of the `trace`, or of a `validation` on an engine with `engine_blocks`.
@@ -186,8 +179,7 @@ class Observed:
     gaps: tuple[GapTotal, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     """The causes of all missed tokens of a trace under one policy at one capacity.
 
     `capacity_blocks` is None for an infinite cache; each of several `workers` has one. `requests`

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kvscope.app.cluster import replays_on
 from kvscope.app.latency import timed
@@ -49,8 +50,7 @@ MISSES_ON_ENGINES = "misses-on-engines"
 VERDICTS = (MEETS, MISSES_ON_ENGINES, MISSES, OVERLOADED)
 
 
-@dataclass(frozen=True, slots=True)
-class FleetLine:
+class FleetLine(Struct, frozen=True):
     """One router with one policy at every number of replicas, ascending."""
 
     router: Router
@@ -72,8 +72,7 @@ class FleetLine:
         return next((run for run in self.runs if run.fleet.replicas == replicas), None)
 
 
-@dataclass(frozen=True)
-class FleetStudy:
+class FleetStudy(Struct, frozen=True, dict=True):
     """What fleets of one trace gave; `think` is None in open loop.
 
     `pooled` is the reference of one cache and one queue for the `chosen` number of replicas, None

@@ -17,10 +17,11 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from decimal import Decimal
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, get_args
+
+from msgspec import Struct, field
 
 from kvscope.app.options import DEFAULT_POINTS
 from kvscope.app.requests import BASELINE, AnalyzeRequest, FleetRequest, SimulateRequest
@@ -82,8 +83,7 @@ def _requests_per_second(text: str) -> float:
     return units.parse_rate(text if "/" in text else f"{text}/s")
 
 
-@dataclass(frozen=True, slots=True)
-class _Quantity:
+class _Quantity(Struct, frozen=True):
     """How the limit and the value of a figure are written, and what a result without it lacks."""
 
     parse: Callable[[str], float]
@@ -125,8 +125,7 @@ def _quantity(name: str) -> _Quantity:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(Struct, frozen=True):
     """What the conditions of one command may name.
 
     `verdicts` are the command's, empty where it has none. `missing` has the names that other
@@ -163,8 +162,7 @@ class Known:
         return f"{self.figures[0]}{_quantity(self.figures[0]).example}"
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
+class Gate(Struct, frozen=True):
     """One condition. `limit` is a verdict, or the number in `written` in the figure's own unit."""
 
     name: str
@@ -247,8 +245,7 @@ def reasons(gates: Sequence[Gate], figures: Figures, baseline: Figures | None = 
     return [reason for gate in gates if (reason := gate.reason(figures, baseline)) is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class Regression:
+class Regression(Struct, frozen=True):
     """By what share of the baseline's value a figure is worse; below 0 where it is better.
 
     `after` is None for a figure that can no longer be computed; `share` is then infinite.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Struct
 
 from kvscope.app import values
 from kvscope.app.monitor import Monitor
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from kvscope.chat_logs.convert import HashCounts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HashOptions:
+class HashOptions(Struct, frozen=True, kw_only=True):
     """What makes tokens and hashes of the prompts in logs."""
 
     tokenizer: Annotated[

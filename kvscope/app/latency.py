@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.app.monitor import Monitor
 from kvscope.core.errors import InputError
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 Timed = TypeVar("Timed", "SimulateRequest", "FleetRequest")
 
 
-@dataclass(frozen=True, slots=True)
-class TraceLatency:
+class TraceLatency(Struct, frozen=True):
     """A profile and the deployment that has it; `fit` where the trace's TTFTs determined it.
 
     `note` says that they did, or why not; it is empty where nothing was to be fitted.

@@ -10,13 +10,15 @@ neither numpy nor a kernel, so that `--help` is quick.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from msgspec import Struct
 
 from kvscope.app import values
 from kvscope.core import units
 from kvscope.core.errors import UsageError
+from kvscope.core.records import defaults
 from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.models import KvDtype as Precision
 from kvscope.fleet.options import ROUTED
@@ -28,8 +30,7 @@ DEFAULT_POINTS = 5
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Struct, frozen=True):
     """One option: its help, and how its value is written and parsed.
 
     `default` describes the default in words where the value does not. `flags` replaces the option's
@@ -147,8 +148,7 @@ DeploymentFile = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaOptions:
+class ReplicaOptions(Struct, frozen=True, kw_only=True):
     """What states one replica, and whose traffic the trace holds.
 
     An option wins over the same key of a kvscope.toml.
@@ -200,8 +200,7 @@ class ReplicaOptions:
     deployment: DeploymentFile = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeploymentOptions(ReplicaOptions):
+class DeploymentOptions(ReplicaOptions, frozen=True, kw_only=True):
     """What states a deployment: a replica and their number."""
 
     replicas: Annotated[
@@ -209,8 +208,7 @@ class DeploymentOptions(ReplicaOptions):
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(Struct, frozen=True, kw_only=True):
     """How to read a trace that the store does not have yet."""
 
     name: Annotated[
@@ -246,15 +244,15 @@ class Reading:
 
     def given(self) -> list[str]:
         """Return the options, as they are typed, whose values are not their defaults."""
-        changed = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        plain = defaults(type(self))
+        changed = [name for name in plain if getattr(self, name) != plain[name]]
         return ["--" + name.removeprefix("trace_").replace("_", "-") for name in changed]
 
 
 AS_STORED = Reading()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IntoOptions:
+class IntoOptions(Struct, frozen=True, kw_only=True):
     """Where a trace goes that is larger than memory, and what its ingest may take."""
 
     into: Annotated[
@@ -299,8 +297,7 @@ class IntoOptions:
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnalyzeOptions(DeploymentOptions):
+class AnalyzeOptions(DeploymentOptions, frozen=True, kw_only=True):
     """What `analyze` takes."""
 
     from_: Annotated[
@@ -333,8 +330,7 @@ class AnalyzeOptions(DeploymentOptions):
     warmup: Warmup = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiffOptions:
+class DiffOptions(Struct, frozen=True, kw_only=True):
     """What `diff` takes: in what to size the capacities of traces."""
 
     model: Model = None
@@ -342,8 +338,7 @@ class DiffOptions:
     hbm: Hbm = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitOptions:
+class FitOptions(Struct, frozen=True, kw_only=True):
     """What `fit` takes; all from `policy` on need `export`."""
 
     window: Annotated[
@@ -383,8 +378,7 @@ class FitOptions:
     deployment: DeploymentFile = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulateOptions(DeploymentOptions):
+class SimulateOptions(DeploymentOptions, frozen=True, kw_only=True):
     """What `simulate` takes."""
 
     policies: Annotated[
@@ -481,8 +475,7 @@ class SimulateOptions(DeploymentOptions):
     on: On = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainOptions(DeploymentOptions):
+class ExplainOptions(DeploymentOptions, frozen=True, kw_only=True):
     """What `explain` takes."""
 
     request: Annotated[
@@ -514,8 +507,7 @@ class ExplainOptions(DeploymentOptions):
     outputs: Outputs = "carried"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetentionOptions:
+class RetentionOptions(Struct, frozen=True, kw_only=True):
     """What `retention` takes."""
 
     model: Model = None
@@ -534,8 +526,7 @@ class RetentionOptions:
     outputs: Outputs = "carried"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuneOptions(DeploymentOptions):
+class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
     """What `tune` takes."""
 
     slo: Annotated[float, Time("TTFT threshold to meet, for example 200ms.")]
@@ -634,8 +625,7 @@ class TuneOptions(DeploymentOptions):
     on: On = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierOptions:
+class TierOptions(Struct, frozen=True, kw_only=True):
     """What `tune --tiers` takes beyond the target and the deployment."""
 
     tier_sizes: Annotated[
@@ -686,8 +676,7 @@ class TierOptions:
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetOptions(ReplicaOptions):
+class FleetOptions(ReplicaOptions, frozen=True, kw_only=True):
     """What `fleet` takes."""
 
     slo: Annotated[float, Time("TTFT threshold to meet, for example 2s.")]

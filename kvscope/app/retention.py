@@ -6,9 +6,9 @@ What is advised for a cache of a given size was replayed on requests that did no
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.app.requests import RetentionRequest
 from kvscope.core.arrays import Float64s
@@ -38,8 +38,7 @@ _SHARES = (0.5, 0.8, 1.0)
 KERNELS: tuple[type[Policy], ...] = (Lru, SoftTtl)
 
 
-@dataclass(frozen=True, slots=True)
-class TtlPoint:
+class TtlPoint(Struct, frozen=True):
     """What one TTL for all blocks hits and holds in a cache without other evictions: exact.
 
     The TTL runs from a block's last touch; None: forever. Bytes are None without a model.
@@ -54,8 +53,7 @@ class TtlPoint:
     peak_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CategoryTtl:
+class CategoryTtl(Struct, frozen=True):
     """Blocks last touched by one category: the TTL with 90 % of their possible hits, and the best.
 
     `share_of_hits` are their part of all possible hits. `ttl_s`, for the capacity that was named,
@@ -72,8 +70,7 @@ class CategoryTtl:
     mean_blocks: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Retention:
+class Retention(Struct, frozen=True):
     """What retention of blocks gives on a trace; `landmarks` are for the screen, `curve` a plot."""
 
     trace: Trace
@@ -148,8 +145,7 @@ def stated_ttl(result: Retention) -> float | None:
     return known[0] if advised and known else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Points:
+class _Points(Struct, frozen=True):
     """What one TTL for all hits and holds, for any number of TTLs."""
 
     requests: Traffic

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvscope.app.cluster import replays_on
@@ -45,8 +46,7 @@ STORE_EVERY_S = 2.0
 _ORDER = {policy.name: number for number, policy in enumerate(POLICIES)}
 
 
-@dataclass(frozen=True, slots=True)
-class Simulation:
+class Simulation(Struct, frozen=True):
     """The runs of one setting over one trace, in the order of `ordered`.
 
     `curve` is LRU's exact hit rate at every capacity, None where the setting has none.

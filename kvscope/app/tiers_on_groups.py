@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
 from kvscope.deployment.kv_groups import KvGroups
@@ -20,8 +22,7 @@ from kvscope.vllm_sim.offload_spec import OffloadSpec
 from kvscope.vllm_sim.settings import EngineSettings, StorageSettings
 
 
-@dataclass(frozen=True, slots=True)
-class OnGroups:
+class OnGroups(Struct, frozen=True):
     """The groups of a hybrid model's layers, None for other models, for which all is allowed."""
 
     groups: KvGroups | None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.app.cluster import replays_on
 from kvscope.app.ends import ends_of
@@ -54,8 +56,7 @@ WHY_CONTENDERS = {
 BEYOND_RANGE = 0.01  # share of prompts beyond the measured lengths that is worth a warning
 
 
-@dataclass(frozen=True, slots=True)
-class Assumption:
+class Assumption(Struct, frozen=True):
     """A value that was assumed, and why."""
 
     name: str
@@ -63,8 +64,7 @@ class Assumption:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Recommendation:
+class Recommendation(Struct, frozen=True):
     """A tuning with the trace and the deployment that it is for; `path` is where it is written.
 
     Without a deployment it is a cache study: one idle cache, and no flags for an engine.

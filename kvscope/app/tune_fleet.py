@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from kvscope.app.cluster import replays_on
 from kvscope.app.ends import ends_of
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
 
 
-@dataclass(frozen=True)
-class FleetRecommendation:
+class FleetRecommendation(Struct, frozen=True):
     """A fleet's tuning, with the trace and the deployment that it is for."""
 
     trace: Trace

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.app.cluster import replays_on
 from kvscope.app.ends import ends_of
@@ -65,8 +67,7 @@ _OPTIONS: Mapping[type, Options] = {
 """The options that are searched of a way to offload, first what is stored, then what leaves."""
 
 
-@dataclass(frozen=True)
-class TierRecommendation:
+class TierRecommendation(Struct, frozen=True):
     """A tier's tuning, with the trace and the deployment that it is for."""
 
     trace: Trace

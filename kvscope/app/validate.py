@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.app.deployment import file_states, resolved_deployment, stated_deployment
 from kvscope.app.engine_options import (
@@ -47,8 +49,7 @@ DEFAULT_PROFILE_FILE = "latency.toml"
 _OF_A_START = ("tp", "kv_dtype", "gpu_memory_utilization")
 
 
-@dataclass(frozen=True, slots=True)
-class ValidatedReplica:
+class ValidatedReplica(Struct, frozen=True):
     """The one engine of a deployment that a validation stands for.
 
     It serves `share` of the trace. A replica's pool holds `tokens`, None where nothing states them;
@@ -66,8 +67,7 @@ class ValidatedReplica:
     flags: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class EngineAtHand:
+class EngineAtHand(Struct, frozen=True):
     """The engine to replay on: its facts, how to open it, and the requests that it can serve.
 
     `overlapped`: it schedules the next step while one runs, as vLLM does on a GPU. `groups` are

@@ -6,12 +6,12 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec import Struct
 
 from kvscope.app import values
 from kvscope.app.options import Blocks, Count, KvDtype, Model, Option, Share, Source, Time
@@ -30,8 +30,7 @@ MOST_BYTES = 256 << 20  # of a window's lines
 _FORMAT = "bailian"  # what kvscope's recorders write
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchOptions:
+class WatchOptions(Struct, frozen=True, kw_only=True):
     """What `watch` takes."""
 
     recommendation: Annotated[
@@ -58,8 +57,7 @@ class WatchOptions:
     ] = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(Struct, frozen=True):
     """What a recommendation states: its policy, replayed under `setting` at `capacity_tokens`.
 
     `expected` is the hit rate on the held-out requests that it was chosen on; None where the file
@@ -72,8 +70,7 @@ class Advice:
     expected: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class WatchRequest:
+class WatchRequest(Struct, frozen=True):
     """What is to be computed of each window; one of the two capacities is set, or the advice's."""
 
     window: int
@@ -94,8 +91,7 @@ class WatchRequest:
         return blocks
 
 
-@dataclass(frozen=True, slots=True)
-class WindowHits:
+class WindowHits(Struct, frozen=True):
     """Token-weighted hit rates of the later half of a window.
 
     `lru` is by factor of `capacity_blocks`, of idle cached blocks. `observed` is None where no

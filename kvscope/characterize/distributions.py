@@ -7,10 +7,10 @@ SQL's window functions take over the runs. They are read in stretches: they may 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.core.arrays import Float64s, Int64s
 from kvscope.core.disk_columns import Column, stretches
@@ -21,8 +21,7 @@ HeatMap = tuple[Rates, ...]
 Turns = Literal["all", "single", "multi"]
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(Struct, frozen=True):
     """One distribution in six numbers; the field that holds it names the unit."""
 
     mean: float
@@ -43,8 +42,7 @@ GRID_FROM_S = 0.01
 _PERCENTS = np.array([50, 80, 90, 99, 100])
 
 
-@dataclass(frozen=True, slots=True)
-class Weighted:
+class Weighted(Struct, frozen=True):
     """K values in ascending order, each standing for `weight` things (positive integers)."""
 
     value: Column

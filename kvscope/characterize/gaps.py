@@ -6,9 +6,8 @@ policy knows of a block.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from kvscope.characterize.distributions import Rates, Summary, describe, log_grid, totals
 from kvscope.characterize.history import History, load_history
@@ -18,8 +17,7 @@ from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
 
-@dataclass(frozen=True, slots=True)
-class GapDistribution:
+class GapDistribution(Struct, frozen=True):
     """Reuse gaps of blocks last touched by one category; `cdf` runs along the grid."""
 
     category: str | None
@@ -28,8 +26,7 @@ class GapDistribution:
     cdf: Rates
 
 
-@dataclass(frozen=True, slots=True)
-class ReuseGaps:
+class ReuseGaps(Struct, frozen=True):
     """Reuse gaps, weighted by blocks, on the grid `at_s`; categories without reuse are absent."""
 
     at_s: Rates
@@ -37,8 +34,7 @@ class ReuseGaps:
     by_category: tuple[GapDistribution, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class HazardCurve:
+class HazardCurve(Struct, frozen=True):
     """Probability along the grid that a block is reused in the next second; None: none at risk."""
 
     category: str | None
@@ -46,8 +42,7 @@ class HazardCurve:
     at_risk_blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReuseHazard:
+class ReuseHazard(Struct, frozen=True):
     """Reuse in the next second of blocks untouched for `at_s`."""
 
     at_s: Rates

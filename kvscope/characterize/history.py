@@ -6,11 +6,11 @@ Loading takes longer than any computation on it: load once and pass it on.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.characterize.distributions import GroupOf, Weighted
@@ -21,8 +21,7 @@ from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(Struct, frozen=True):
     """R requests, K runs of reuse in order of their gap, G groups of blocks in that of their life.
 
     `arrival_s`, `category` (an index into `categories`) and `continued` (whether a next turn

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from kvscope.characterize.distributions import (
     Described,
@@ -22,8 +21,7 @@ from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
 
-@dataclass(frozen=True, slots=True)
-class LifetimeDistribution:
+class LifetimeDistribution(Struct, frozen=True):
     """Lifetimes of the blocks first touched by one category, those never reused included as 0."""
 
     category: str | None
@@ -33,8 +31,7 @@ class LifetimeDistribution:
     cdf: Rates
 
 
-@dataclass(frozen=True, slots=True)
-class WindowLifetime:
+class WindowLifetime(Struct, frozen=True):
     """Mean lifetime of the blocks that one category first touched in one window."""
 
     start_s: float
@@ -43,8 +40,7 @@ class WindowLifetime:
     mean_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Lifetimes:
+class Lifetimes(Struct, frozen=True):
     """Lifetimes of cacheable blocks on the grid `at_s`, and over time."""
 
     at_s: Rates
@@ -54,8 +50,7 @@ class Lifetimes:
     over_time: tuple[WindowLifetime, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkingSet:
+class WorkingSet(Struct, frozen=True):
     """Blocks that will be reused, over time: the capacity that would lose none of them.
 
     `blocks[i]` is the peak between `at_s[i]` and `at_s[i + 1]` (the last: the trace's end). Bytes

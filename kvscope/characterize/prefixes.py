@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kvscope.core.trace import Trace
 from kvscope.store.db import Store
@@ -13,8 +14,7 @@ MOST_BLOCKS = 20_000
 MOST_PREFIXES = 400
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(Struct, frozen=True):
     """A run of blocks that the same prompts reuse.
 
     `number` is its first block, `parent` the `number` of the prefix before it (0: the root),

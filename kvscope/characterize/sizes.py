@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.characterize.distributions import Summary, Turns, Weighted, quantiles
 from kvscope.characterize.stretches import by_requests
@@ -19,8 +19,7 @@ _SIZES = ("input", "output", "tokens", "hit_blocks", "prompt_share")  # as the q
 _PERCENTS = np.array([50, 80, 90, 99])
 
 
-@dataclass(frozen=True, slots=True)
-class SizeSummaries:
+class SizeSummaries(Struct, frozen=True):
     """Sizes of requests of one kind; `tokens` and `blocks` are those of prompt and output.
 
     `hit_blocks` of an infinite cache, and their tokens as a share of the prompt's.

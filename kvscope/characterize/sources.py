@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.characterize.distributions import totals
 from kvscope.characterize.history import History, load_history
@@ -16,8 +16,7 @@ from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
 
-@dataclass(frozen=True, slots=True)
-class HeatCell:
+class HeatCell(Struct, frozen=True):
     """Blocks that one user reuses after another's touch; users ranked from 1 by reused blocks.
 
     `source_rank` and `source_user` are None for the touches of all users beyond the top ones.
@@ -30,8 +29,7 @@ class HeatCell:
     blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
+class Sources(Struct, frozen=True):
     """Reuse by the user of the previous touch: shares of the reused blocks, which add up to 1.
 
     `same_user_share` is the same user in another conversation. `other_share` is cross-user reuse
@@ -45,16 +43,14 @@ class Sources:
     heat_map: tuple[HeatCell, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TopShare:
+class TopShare(Struct, frozen=True):
     """The top `top_share` of blocks or users has `share` of the reuse or hits."""
 
     top_share: float
     share: float
 
 
-@dataclass(frozen=True, slots=True)
-class UserSkew:
+class UserSkew(Struct, frozen=True):
     """How unevenly ideal hits and requests spread over users."""
 
     users: int
@@ -63,8 +59,7 @@ class UserSkew:
     share_making_90_percent_of_requests: float
 
 
-@dataclass(frozen=True, slots=True)
-class Skew:
+class Skew(Struct, frozen=True):
     """How unevenly reuse spreads over cacheable blocks, and over users where they are known."""
 
     cacheable_blocks: int

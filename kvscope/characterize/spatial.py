@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.characterize.distributions import HeatMap, Rates, Summary, Turns
@@ -22,8 +22,7 @@ from kvscope.store.db import Store
 from kvscope.store.traces import load_prompts
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixDepth:
+class PrefixDepth(Struct, frozen=True):
     """How deep an infinite cache hits: leading blocks, and the share of the prompt's tokens."""
 
     turns: Turns
@@ -32,8 +31,7 @@ class PrefixDepth:
     prompt_share: Summary
 
 
-@dataclass(frozen=True, slots=True)
-class Spatial:
+class Spatial(Struct, frozen=True):
     """Where in the prompt reuse lies: heat_map[offset][stride] is an ideal block hit rate.
 
     `None` maps: no full block was looked up by such requests.

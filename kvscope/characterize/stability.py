@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.characterize.distributions import quantiles
 from kvscope.characterize.history import History, load_history
@@ -24,8 +24,7 @@ from kvscope.store.db import Store
 Quantity = Literal["ideal_hit_rate", "reuse_gap_p50_s", "reuse_gap_p80_s", "next_turn_probability"]
 
 
-@dataclass(frozen=True, slots=True)
-class Variation:
+class Variation(Struct, frozen=True):
     """How much one quantity varies between windows that have a value for it.
 
     `variation` is the coefficient of variation, deviation / mean; None where the mean is 0.
@@ -39,8 +38,7 @@ class Variation:
     variation: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Stability:
+class Stability(Struct, frozen=True):
     """Variation between equal windows; between days where the trace spans several."""
 
     window_s: float

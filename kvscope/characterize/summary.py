@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec import Struct
+
 from kvscope.characterize.gaps import ReuseGaps, ReuseHazard, reuse_gaps, reuse_hazard
 from kvscope.characterize.history import History, load_history
 from kvscope.characterize.lifetimes import Lifetimes, WorkingSet, lifetimes, working_set
@@ -33,8 +35,7 @@ from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
 
-@dataclass(frozen=True, slots=True)
-class Category:
+class Category(Struct, frozen=True):
     """One category's row in the summary. Gaps and lifetimes are None where it has none."""
 
     category: str

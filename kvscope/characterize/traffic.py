@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.characterize.distributions import Summary, Turns
 from kvscope.characterize.history import History, load_history
@@ -18,8 +18,7 @@ from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
 
-@dataclass(frozen=True, slots=True)
-class Lengths:
+class Lengths(Struct, frozen=True):
     """Lengths and arrivals; rates are None for a trace whose requests all arrive at once.
 
     `inter_arrival_cv` is the coefficient of variation of the time between arrivals: 1 for a Poisson
@@ -35,8 +34,7 @@ class Lengths:
     multi_turn_mean_tokens: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSize:
+class RequestSize(Struct, frozen=True):
     """Size of requests, input and output, in tokens and in the blocks that hold them.
 
     `bytes` of the tokens are known once a model is named, `hbm_multiple` once its memory is.
@@ -50,8 +48,7 @@ class RequestSize:
     hbm_multiple: Summary | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TrafficWindow:
+class TrafficWindow(Struct, frozen=True):
     """One window of time. Hit rates are ideal: those of an infinite cache."""
 
     start_s: float
@@ -63,16 +60,14 @@ class TrafficWindow:
     block_hit_rate: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class OverTime:
+class OverTime(Struct, frozen=True):
     """Traffic and ideal hits over time, in windows of `window_s`."""
 
     window_s: float
     windows: tuple[TrafficWindow, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TypeContribution:
+class TypeContribution(Struct, frozen=True):
     """Requests and ideal hits of one type, single-turn (turn 1) or multi-turn (turn > 1)."""
 
     type: str
@@ -84,8 +79,7 @@ class TypeContribution:
     hit_share: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
+class Contribution(Struct, frozen=True):
     """Ideal hit rates of the whole trace, and the share of each type of request in the hits."""
 
     token_hit_rate: float | None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.characterize.distributions import Summary, Weighted, summary
 from kvscope.characterize.history import History, load_history
@@ -19,16 +19,14 @@ from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
 
-@dataclass(frozen=True, slots=True)
-class TurnCount:
+class TurnCount(Struct, frozen=True):
     """Number of conversations with this many turns."""
 
     turns: int
     conversations: int
 
 
-@dataclass(frozen=True, slots=True)
-class UserTurns:
+class UserTurns(Struct, frozen=True):
     """Each user's mean turns per conversation, and their standard deviation, over the users."""
 
     users: int
@@ -36,8 +34,7 @@ class UserTurns:
     deviation: Summary | None
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationTurns:
+class ConversationTurns(Struct, frozen=True):
     """Turns per conversation."""
 
     conversations: int
@@ -47,8 +44,7 @@ class ConversationTurns:
     users: UserTurns | None
 
 
-@dataclass(frozen=True, slots=True)
-class NextTurn:
+class NextTurn(Struct, frozen=True):
     """Frequency with which another turn follows a request.
 
     `probability` takes all requests, so the last ones pull it down: their next turn lies beyond the
@@ -61,16 +57,14 @@ class NextTurn:
     settled_probability: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class CategoryNextTurn:
+class CategoryNextTurn(Struct, frozen=True):
     """The next turn after requests of one category."""
 
     category: str
     next_turn: NextTurn
 
 
-@dataclass(frozen=True, slots=True)
-class WindowNextTurn:
+class WindowNextTurn(Struct, frozen=True):
     """The next turn after requests of one category in one window; `settled`: old enough whole."""
 
     start_s: float
@@ -80,8 +74,7 @@ class WindowNextTurn:
     settled: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NextTurns:
+class NextTurns(Struct, frozen=True):
     """Probability of a next turn. A request is settled `settle_s` before the trace's end."""
 
     settle_s: float

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.core.arrays import Float64s, Int64s
 from kvscope.core.trace import Trace
@@ -19,8 +19,7 @@ _ROUND_S = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Windows:
+class Windows(Struct, frozen=True):
     """`count` windows of `length_s` from the trace's start; the last takes what lies beyond."""
 
     length_s: float

@@ -12,9 +12,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct, field
 
 from kvscope.chat_logs.formats.base import LogFormat, LoggedRequest
 from kvscope.chat_logs.formats.litellm import LiteLLM
@@ -68,8 +68,7 @@ class _TraceLine(msgspec.Struct, omit_defaults=True, kw_only=True):
     cached_tokens: int | None = None
 
 
-@dataclass(slots=True)
-class HashCounts:
+class HashCounts(Struct):
     """What was hashed. `compared` requests state their prompt's length, `different` another one."""
 
     requests: int = 0
@@ -80,8 +79,7 @@ class HashCounts:
     left_out: Counter[str] = field(default_factory=Counter)
 
 
-@dataclass(slots=True)
-class _Record:
+class _Record(Struct):
     """A line of a log with its requests; `pieces` has prompt and, to be counted, answer of each."""
 
     line: int

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from msgspec import Struct
 
 from kvscope.chat_logs.formats.base import Chat, LoggedRequest, Message
 from kvscope.chat_logs.hashing import Tokens, tokens_of
@@ -19,8 +20,7 @@ _EXTRA = "pip install 'kvscope[hash]'"
 _SPECIAL = "_token"
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(Struct, frozen=True):
     """Text to tokenize; `is_raw` adds the special tokens that a template would have added."""
 
     text: str

@@ -2,7 +2,7 @@
 
     def analyze(trace: TraceArgument = None, options: AnalyzeOptions = AnalyzeOptions()): ...
 
-`typed` gives such a command the signature that Typer reads: the fields of its dataclasses become
+`typed` gives such a command the signature that Typer reads: the fields of its records become
 options of their own, and `--debug` is added.
 """
 
@@ -11,16 +11,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
+from msgspec import Struct
 
 from kvscope.app import values
 from kvscope.app.options import Option, Source, Target, declared
 from kvscope.cli import diagnostics
 from kvscope.core.errors import UsageError
 from kvscope.core.files import one_path
+from kvscope.core.records import defaults
 
 DEFAULT_DB = "kvscope.duckdb"
 Host = Annotated[
@@ -83,16 +84,14 @@ Baseline = Annotated[
 Json = Annotated[bool, Option("Print one JSON document instead of tables.", flags=("--json",))]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateOptions:
+class GateOptions(Struct, frozen=True, kw_only=True):
     """When a command ends with exit code 4 for its result."""
 
     fail_on: FailOn = None
     baseline: Baseline = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportOptions:
+class ReportOptions(Struct, frozen=True, kw_only=True):
     """In which forms a command gives its result."""
 
     html: Annotated[str | None, Target("Also write a self-contained HTML report.")] = None
@@ -114,8 +113,7 @@ class ReportOptions:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScreenOptions(ReportOptions):
+class ScreenOptions(ReportOptions, frozen=True, kw_only=True):
     """The same, where the result has more sections than fit on one screen."""
 
     full: Annotated[bool, Option("Print every section instead of one screen.")] = False
@@ -143,14 +141,14 @@ Debug = Annotated[
 
 
 def typed(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `command` as Typer takes it: dataclass parameters expanded, `--debug` added."""
+    """Return `command` as Typer takes it: records expanded, `--debug` added."""
     signature = inspect.signature(command, eval_str=True)
     if "debug" in signature.parameters:  # a group may be built into several apps
         return command
     groups: dict[str, Any] = {
         name: parameter.annotation
         for name, parameter in signature.parameters.items()
-        if is_dataclass(parameter.annotation)
+        if _is_record(parameter.annotation)
     }
 
     traces = [
@@ -162,7 +160,7 @@ def typed(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_groups(*args: Any, debug: bool = False, **given: Any) -> Any:
         for name, group in groups.items():
-            given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
+            given[name] = group(**{each: given.pop(each) for each in group.__struct_fields__})
         for name in traces:
             given[name] = one_path(given[name]) if given[name] else None
         return command(*args, **given)
@@ -221,19 +219,23 @@ def _converted(parameter: Any, convert: Callable[..., Any], context: Any, value:
 
 
 def _expanded(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
-    """Yield the parameter, or the fields of the dataclass that it is, with Typer's options."""
-    if not is_dataclass(parameter.annotation):
+    """Yield the parameter, or the fields of the record that it is, with Typer's options."""
+    if not _is_record(parameter.annotation):
         yield parameter.replace(annotation=_typers(parameter.name, parameter.annotation))
         return
     hints = get_type_hints(parameter.annotation, include_extras=True)
-    for each in fields(parameter.annotation):
-        default = inspect.Parameter.empty if each.default is MISSING else each.default
+    stated = defaults(parameter.annotation)
+    for name in parameter.annotation.__struct_fields__:
         yield inspect.Parameter(
-            each.name,
+            name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=default,
-            annotation=_typers(each.name, hints[each.name]),
+            default=stated.get(name, inspect.Parameter.empty),
+            annotation=_typers(name, hints[name]),
         )
+
+
+def _is_record(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Struct)
 
 
 def _typers(name: str, annotation: Any) -> Any:

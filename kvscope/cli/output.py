@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from kvscope.cli.diagnostics import note, one_line, reader_may_leave
 from kvscope.core.files import STANDARD_STREAM, write_text

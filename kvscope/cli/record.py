@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from msgspec import Struct, field
 
 from kvscope.app import values
 from kvscope.app.hash_logs import HashOptions
@@ -128,8 +128,7 @@ def hash_(*, logs: Logs, options: HashOptions) -> None:
         note(f"{options.output}: {counts.requests:,} requests, {counts.tokens:,} input tokens")
 
 
-@dataclass(slots=True)
-class _Listening:
+class _Listening(Struct):
     """What was heard of a stream of numbered batches; a silence is told once."""
 
     endpoint: str

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import asdict, replace
 
 from kvscope.app import values
 from kvscope.app.options import (
@@ -358,10 +358,10 @@ def _check_modes(options: TierOptions, *, fleet: bool, tiers: bool, writes: bool
         raise UsageError(
             "the file holds no fleet", where="--output, --force", remedy="leave out --fleet"
         )
-    for each in fields(options):
-        if not tiers and getattr(options, each.name) is not None:
-            name = f"--{each.name.replace('_', '-')}"
-            raise UsageError("a tier alone has it", where=name, remedy="add --tiers")
+    for name in options.__struct_fields__:
+        if not tiers and getattr(options, name) is not None:
+            where = f"--{name.replace('_', '-')}"
+            raise UsageError("a tier alone has it", where=where, remedy="add --tiers")
 
 
 def _tune_tiers(

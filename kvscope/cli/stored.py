@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -90,7 +89,7 @@ def ingest(
         else:
             output.emit(_in_one_line(trace))
         return
-    if unused := [f"--{each.name}" for each in fields(into) if getattr(into, each.name)]:
+    if unused := [f"--{name}" for name in into.__struct_fields__ if getattr(into, name)]:
         raise UsageError("applies to a dataset", where=", ".join(unused), remedy="add --into DIR")
     from kvscope.app.traces import ingest_file
     from kvscope.store.file import StoreFile

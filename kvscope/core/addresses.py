@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from secrets import compare_digest
 from urllib.parse import urlsplit
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Address:
+
+class Address(Struct, frozen=True):
     """What this server is bound to, and the token to know, None where it needs none."""
 
     host: str

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec import Struct
 
 if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
     from kvscope.core.arrays import Int32s, Int64s
@@ -49,8 +49,7 @@ class Directives(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.json.encode(self).decode()
 
 
-@dataclass(frozen=True, slots=True)
-class StatedDirectives:
+class StatedDirectives(Struct, frozen=True):
     """The directives of R requests: `number` (R entries) is an index into `distinct`, -1: none."""
 
     number: Int32s

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
 
@@ -13,8 +15,7 @@ Weight = Literal["token", "block", "request"]
 Outputs = Literal["carried", "ignored"]
 
 
-@dataclass(frozen=True, slots=True)
-class HitDefinition:
+class HitDefinition(Struct, frozen=True):
     """What a hit rate counts: a trace has as many hit rates as definitions.
 
     `warmup` is the share of the requests, the first ones, that fill the cache and are not counted.

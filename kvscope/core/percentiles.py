@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class Quantiles:
+class Quantiles(Struct, frozen=True):
     """Nearest-rank quantiles of some quantity; the field that holds them names the unit."""
 
     p50: float
@@ -19,8 +19,7 @@ class Quantiles:
     p99: float
 
 
-@dataclass(frozen=True, slots=True)
-class Percentiles:
+class Percentiles(Struct, frozen=True):
     """Nearest-rank percentiles of what SLOs speak of; the field that holds them names the unit."""
 
     p50: float

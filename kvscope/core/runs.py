@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from msgspec import Struct
+
 from kvscope.core.hits import HitDefinition
 from kvscope.core.percentiles import Percentiles
 
@@ -51,8 +53,7 @@ def hit_rate(setting: RunSetting, outcome: Outcome) -> float:
     return float(getattr(outcome, f"{setting.definition.weight}_hit_rate"))
 
 
-@dataclass(frozen=True, slots=True)
-class PartOutcome:
+class PartOutcome(Struct, frozen=True):
     """The outcome of one category, or of the requests that arrive in `length_s` from `start_s` on.
 
     Either `category` or both `start_s` and `length_s` are set.
@@ -64,8 +65,7 @@ class PartOutcome:
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class Misses:
+class Misses(Struct, frozen=True):
     """Why input tokens missed; with the hits they add up to all input tokens.
 
     `evicted` were computed before and no longer cached, `diverged` stand where the conversation's
@@ -78,8 +78,7 @@ class Misses:
     tail_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunSetting:
+class RunSetting(Struct, frozen=True):
     """What a run's numbers depend on besides the policy and the capacity.
 
     Latency is TTFT = base + max(floor, per_token * u) + per_token_pair * u * (c + u / 2), of u
@@ -146,8 +145,7 @@ class TierOutcome:
     demotions: int
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """One policy at one capacity over one trace, and its results.
 
     `params` has every parameter of the policy, `leaves` is which blocks may be evicted.

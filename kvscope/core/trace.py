@@ -5,8 +5,9 @@ Names carry their units; `None` means "this trace cannot say".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
     from kvscope.core.arrays import Float64s, Int32s, Int64s
@@ -20,8 +21,7 @@ TYPE, TURN = "kvscope_type", "kvscope_turn"  # for policies that distinguish cat
 ARRIVAL = "kvscope_arrival_s"  # the arrival in a trace that is replayed
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(Struct, frozen=True):
     """One trace in a store. `trace_id` is the store's key, `name` the user's.
 
     Both may be used again once the trace is removed. `content_hash` is not: it digests what was
@@ -61,8 +61,7 @@ class Trace:
         return self.accesses > 0
 
 
-@dataclass(frozen=True, slots=True)
-class PromptLengths:
+class PromptLengths(Struct, frozen=True):
     """How long each of R requests is, in tokens and in blocks: R entries an array.
 
     `parent` is the request whose conversation this one continues, -1 where there is none.
@@ -77,8 +76,7 @@ class PromptLengths:
     carried_blocks: Int32s
 
 
-@dataclass(frozen=True, slots=True)
-class PromptPaths(PromptLengths):
+class PromptPaths(PromptLengths, frozen=True):
     """Requests as paths in a trie of N blocks.
 
     A request's path is found from its `leaf` by following `block_parent` up to 0, the root.
@@ -90,8 +88,7 @@ class PromptPaths(PromptLengths):
     block_parent: Int32s
 
 
-@dataclass(frozen=True, slots=True)
-class Measurements:
+class Measurements(Struct, frozen=True):
     """How each request was served when the trace was recorded, R entries an array.
 
     `worker` (the engine, replica or rank) is an index into `workers`, -1 where the trace does not
@@ -128,8 +125,7 @@ class Measurements:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Tenants:
+class Tenants(Struct, frozen=True):
     """Which model, LoRA adapter and cache salt each of R requests names: numbers, -1 for none.
 
     Requests that differ in one of them share no blocks. `hash_id` (N + 1 entries, entry 0 being the
@@ -142,8 +138,7 @@ class Tenants:
     hash_id: Int64s
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts(PromptPaths):
+class Prompts(PromptPaths, frozen=True):
     """The same with arrivals, outputs, conversations, users and categories.
 
     `user` numbers the users from 0, -1 where the trace has none; `category` is an index into

@@ -8,11 +8,11 @@ even the shards are, never a result: so a sample of the requests chooses them.
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import kernel
@@ -89,8 +89,7 @@ class Cuts:
             return cls(arrays["starts"], arrays["ids"])
 
 
-@dataclass(frozen=True, slots=True)
-class FileSample:
+class FileSample(Struct, frozen=True):
     """The first requests of some files, as a trie and the `ends` of their paths.
 
     A decompressed byte of the files has so many requests and accesses.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
 
 import msgspec
+from msgspec import Struct
 
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.trace import Trace
@@ -23,8 +23,7 @@ CUTS = "cuts.npz"
 REQUESTS, SHARDS, WORK = "requests", "shards", "work"
 
 
-@dataclass(frozen=True, slots=True)
-class FileState:
+class FileState(Struct, frozen=True):
     """A file as it was read; `size` and `modified_ns` are None for an address."""
 
     path: str
@@ -32,8 +31,7 @@ class FileState:
     modified_ns: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """What a dataset is made of, written before anything else: the same plan goes on with it.
 
     `reading` has the options of reading as text.
@@ -47,8 +45,7 @@ class Plan:
     files: tuple[FileState, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ShardEntry:
+class ShardEntry(Struct, frozen=True):
     """A shard in the manifest: its blocks (the trunk's not counted), its accesses, its digest."""
 
     blocks: int
@@ -56,8 +53,7 @@ class ShardEntry:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(Struct, frozen=True):
     """What a finished dataset holds. `content` digests what was read, `digest` what was made."""
 
     version: int
@@ -76,8 +72,7 @@ _REQUEST_BYTES = 80  # arrival, category, live blocks; three columns that a shar
 _BLOCK_BYTES, _PATH_BYTES, _RUN_BYTES = 12, 120, 200  # of a shard, and of a stretch; measured
 
 
-@dataclass(frozen=True, slots=True)
-class AnalysisBudget:
+class AnalysisBudget(Struct, frozen=True):
     """How an analysis shares its memory: runs of reuse in a stretch of time, and the store's."""
 
     runs_at_once: int

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.core.arrays import Int64s
 from kvscope.datasets.cuts import Cuts, cuts_of
@@ -16,8 +16,7 @@ from kvscope.ingest.trie import Trie
 _SAMPLE_ACCESSES = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class DivideTask:
+class DivideTask(Struct, frozen=True):
     """The paths of a part, so far in `shards_before` shards, to divide by other cuts."""
 
     folder: str

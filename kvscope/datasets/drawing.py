@@ -6,10 +6,10 @@ between two such places follow each other and are on the same paths: one stretch
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from kvscope.core import memory
 from kvscope.core.arrays import Int32s, Int64s, distinct

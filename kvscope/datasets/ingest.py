@@ -9,13 +9,14 @@ import shutil
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 import kvscope
 from kvscope.core.errors import InputError, UsageError
@@ -102,8 +103,7 @@ _RUNS_AT_ONCE = 4_000_000
 T = TypeVar("T", PartTask, DivideTask, ShardTask)
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetOptions:
+class DatasetOptions(Struct, frozen=True):
     """How to make a dataset: below how much memory, in how many shards (None: as many as needed).
 
     Results depend on neither, nor on `part_bytes` of files that are read at a time, nor on the
@@ -119,8 +119,7 @@ class DatasetOptions:
     read: IngestOptions = field(default_factory=IngestOptions)
 
 
-@dataclass(frozen=True, slots=True)
-class IngestedDataset:
+class IngestedDataset(Struct, frozen=True):
     """The result: the dataset's trace, whether it was made now, and the lines without use."""
 
     dataset: Dataset

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from contextlib import closing
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.core.errors import InputError
@@ -28,8 +28,7 @@ _NUMBERED = ("type", "model", "adapter", "salt", "worker", "retention")
 _TENANT = ("model", "adapter", "salt")
 
 
-@dataclass(frozen=True, slots=True)
-class PartTask:
+class PartTask(Struct, frozen=True):
     """Which files to read, or which stretch of one, how, and where to."""
 
     folder: str
@@ -40,8 +39,7 @@ class PartTask:
     stretch: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RejectedLine:
+class RejectedLine(Struct, frozen=True):
     """A line that cannot be used: its number in the part and in its own file."""
 
     line: int
@@ -50,8 +48,7 @@ class RejectedLine:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartFacts:
+class PartFacts(Struct, frozen=True):
     """What a part says besides its columns. `stands_alone`: nothing in it depends on earlier files.
 
     `content` digests the decompressed bytes. `lines_read` are of the file of the part before
@@ -138,8 +135,7 @@ def load_facts(folder: Path) -> PartFacts:
     return msgspec.json.decode((folder / _FACTS).read_bytes(), type=PartFacts)
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(Struct, frozen=True):
     """All parts as one trace: `rows` are columns in file order, part k's from `offsets[k]` on."""
 
     block_size: int
@@ -197,7 +193,7 @@ def join_parts(
     Raises InputError for more requests than kvscope takes.
     """
     known: dict[str, dict[str, int]] = {name: {} for name in _NUMBERED}
-    names = [each.name for each in fields(Gaps)]
+    names = Gaps.__struct_fields__
     for name in sorted(file.stem for file in folders[0].glob("*.npy") if file.stem != "index"):
         columns = [load_array(folder, name) for folder in folders]
         if name in known:

@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
 from socket import gethostname
 from tempfile import mkdtemp
@@ -14,6 +13,8 @@ from typing import Any, Protocol
 from weakref import finalize
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.characterize.spatial import DECILES, decile_histogram
 from kvscope.core.arrays import Bools, Int32s, Int64s
@@ -60,8 +61,7 @@ class Progress(Protocol):
         """Return a context for the step called `label`; its callable counts what is done."""
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetPaths:
+class DatasetPaths(Struct, frozen=True):
     """The paths of R requests, in shards of which each worker has one at a time in memory.
 
     `columns` has what is known of all requests, which is read in stretches of some `runs_at_once`;
@@ -171,8 +171,7 @@ def _is_running(process: str) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class FollowTask:
+class FollowTask(Struct, frozen=True):
     """Which shard to follow, of requests with these columns, and where to write what is found."""
 
     shard: str
@@ -319,7 +318,7 @@ def _total(parts: Sequence[MissReasons]) -> MissReasons:
     """Return the reasons of all stretches at one capacity."""
     tokens = {
         name: sum(getattr(part, name) for part in parts)
-        for name in MissReasons.__slots__
+        for name in MissReasons.__struct_fields__
         if name != "capacity_blocks"
     }
     return replace(parts[0], **tokens)

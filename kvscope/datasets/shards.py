@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.core.arrays import Bools, Int32s, Int64s, distinct
 from kvscope.core.errors import InputError
@@ -41,8 +41,7 @@ _CELLS = 1 << 16  # of time, in which runs are counted
 _GROUPS = ("first_request", "last_request", "reuses", "blocks")
 
 
-@dataclass(frozen=True, slots=True)
-class ShardTask:
+class ShardTask(Struct, frozen=True):
     """Which shard to make in which folder, of the paths in `parts`; part k's rows from offsets[k].
 
     `columns` has columns of all requests: their number by file row, or in order of arrival. To
@@ -132,8 +131,7 @@ def prompt_ends(folders: list[Path], requests: int) -> Int64s:
     return last
 
 
-@dataclass(frozen=True, slots=True)
-class ShardPaths:
+class ShardPaths(Struct, frozen=True):
     """The requests with blocks in a shard, K of them: `request` are their numbers in the trace.
 
     `paths` are of these K alone: `parent` is an index among them, and blocks are the shard's. Of

@@ -12,8 +12,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core.errors import InputError
 from kvscope.deployment.config_fields import ConfigFields
@@ -68,8 +70,7 @@ _EXPERTS_PER_TOKEN = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LayerKinds:
+class LayerKinds(Struct, frozen=True):
     """Layers by what they cache: KV of all tokens, of the last `window` ones, or a fixed state.
 
     `full_first`: the first layer is full attention. `chunked` windows are those of chunked local
@@ -102,8 +103,7 @@ class LayerKinds:
         return bool(self.windowed or self.linear)
 
 
-@dataclass(frozen=True, slots=True)
-class WeightBits:
+class WeightBits(Struct, frozen=True):
     """Bits of a parameter in each part, with the scales of quantized ones."""
 
     attention: float = 16
@@ -112,8 +112,7 @@ class WeightBits:
     shared: float = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
+class Architecture(Struct, frozen=True):
     """The shape of a decoder: parameters by part, over all layers, and what sizes attention.
 
     `latent_size` is the rank of MLA's compressed keys and values, None elsewhere.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from kvscope.core.errors import InputError
 
@@ -12,8 +13,7 @@ _MOST = 2**31  # of anything that a model has a number of
 _LONGEST = 60  # characters of a value that an error repeats
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFields:
+class ConfigFields(Struct, frozen=True):
     """A config.json with its text part on top, read field by field."""
 
     where: str

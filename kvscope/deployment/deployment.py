@@ -7,11 +7,14 @@ of a trace) wins over stated, stated over derived (the pool's terms, the rooflin
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from msgspec import Struct
+from msgspec.structs import asdict, replace
+
 from kvscope.core.errors import UsageError, placed
+from kvscope.core.records import defaults
 from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.engines import DEFAULT_ENGINE, Engine, parse_engine
 from kvscope.deployment.gpus import Gpu, resolve_gpu
@@ -37,8 +40,7 @@ Origin = Literal["measured", "stated", "derived"]
 _SEQS, _BATCHED = 256, 2048  # vLLM's on a GPU below 70 GiB, and where the GPU is not named
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deployment:
+class Deployment(Struct, frozen=True, kw_only=True):
     """Replicas of one engine, as a user writes them; None takes what follows from the rest.
 
     `traffic` says whether the trace is that of the whole fleet or of one replica. `gpu_hour` is the
@@ -90,9 +92,8 @@ class Deployment:
     @property
     def as_table(self) -> dict[str, Any]:
         """The fields that are not their defaults, as kvscope.toml has them; the engine always."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        default = {field.name: field.default for field in fields(self) if field.name != "engine"}
-        return {name: value for name, value in values.items() if value != default.get(name)}
+        plain = defaults(Deployment) | {"engine": None}
+        return {name: value for name, value in asdict(self).items() if value != plain.get(name)}
 
     @property
     def in_words(self) -> str:
@@ -109,8 +110,7 @@ def option(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedDeployment:
+class ResolvedDeployment(Struct, frozen=True, kw_only=True):
     """A deployment with its pool and its latency, each with where it is from.
 
     Times are those of one replica. `latency_low` and `latency_high` are the factors at which a

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from kvscope.core.errors import UsageError
 
@@ -14,8 +15,7 @@ _WRITTEN = re.compile(r"(?P<name>[a-z]+)(?:@v?(?P<major>\d+)\.(?P<minor>\d+)(?:\
 _NEWEST: dict[str, tuple[int, int]] = {"vllm": (0, 33), "sglang": (0, 5)}
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
+class Engine(Struct, frozen=True):
     """An engine and its (major, minor) version."""
 
     name: EngineName

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from msgspec.structs import replace
 
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.toml_files import SCHEMA, Finite, document_in, table_as, write_toml
@@ -87,7 +87,7 @@ def read_deployment(path: Path) -> Deployment:
         and value not in {*preset_names(), *PRESETS, FROM_TRACE}
         and os.path.lexists(path.parent / value)  # False for a name that is too long
     }
-    return replace(deployment, **beside)  # type: ignore[arg-type]
+    return replace(deployment, **beside)
 
 
 def write_deployment(path: Path, deployment: Deployment, comments: Sequence[str] = ()) -> None:

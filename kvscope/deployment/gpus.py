@@ -12,9 +12,10 @@ RTX A6000, RTX 4090, RTX 5090, MI300X.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal
+
+from msgspec import Struct
 
 from kvscope.core.errors import UsageError
 
@@ -22,8 +23,7 @@ GIB = 2**30
 Family = Literal["turing", "ampere", "ada", "hopper", "blackwell", "cdna"]
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """One GPU. FLOP/s are dense; fp8 and fp4 are 0 where its tensor cores lack them.
 
     `link_bytes_s` is one direction of the link to the other GPUs of its node.

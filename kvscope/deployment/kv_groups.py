@@ -6,8 +6,10 @@ Source: vLLM 0.32.0, vllm/v1/kv_cache_interface.py and vllm/v1/core/kv_cache_uti
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from typing import Literal, Self, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
 from kvscope.deployment.architecture import LayerKinds
@@ -18,8 +20,7 @@ _STATES = 3  # of a request: before the step in progress, after it, and after th
 GroupKind = Literal["full", "sliding", "chunked", "linear"]
 
 
-@dataclass(frozen=True, slots=True)
-class KvGroup:
+class KvGroup(Struct, frozen=True):
     """Layers whose KV lies in one block table.
 
     A block holds `block_tokens` tokens of `layers` layers; of linear attention ("linear") it holds
@@ -62,8 +63,7 @@ class KvGroup:
         return -(-(self.window_tokens - 1 + in_flight_tokens) // self.block_tokens) + 1
 
 
-@dataclass(frozen=True, slots=True)
-class KvGroups:
+class KvGroups(Struct, frozen=True):
     """The groups that share one pool of blocks.
 
     `retention_tokens` is `prefix_cache_retention_interval`: which blocks of sliding layers and

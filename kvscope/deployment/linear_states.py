@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from kvscope.core.errors import InputError
 from kvscope.deployment.config_fields import ConfigFields
@@ -34,8 +35,7 @@ _NOT_READ = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StateExport:
+class StateExport(Struct, frozen=True):
     """Kernels that write the state before a prompt's last block without ending a step there.
 
     They do so at multiples of `tokens`, in vLLM from version `since` on, on GPUs of `families`
@@ -52,8 +52,7 @@ class StateExport:
         return self.tokens if known else 0
 
 
-@dataclass(frozen=True, slots=True)
-class LinearState:
+class LinearState(Struct, frozen=True):
     """What a layer of linear attention keeps of a request, however long: two arrays of values.
 
     The inputs that its convolution still sees have the model's 16 bits, the recurrent state

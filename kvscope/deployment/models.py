@@ -6,11 +6,13 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core.errors import InputError, UsageError
 from kvscope.deployment.architecture import (
@@ -50,8 +52,7 @@ _INDEX = "model.safetensors.index.json"
 _QUANTIZATION = "hf_quant_config.json"
 
 
-@dataclass(frozen=True, slots=True)
-class HeadKv:
+class HeadKv(Struct, frozen=True):
     """Keys and values of every KV head (MHA, GQA, MQA), in each of `layers`."""
 
     layers: int
@@ -68,8 +69,7 @@ class HeadKv:
         return 2 * self.layers * -(-self.kv_heads // tp) * self.head_size
 
 
-@dataclass(frozen=True, slots=True)
-class LatentKv:
+class LatentKv(Struct, frozen=True):
     """One compressed vector and one rotary key (MLA), in each of `layers`."""
 
     layers: int
@@ -86,8 +86,7 @@ class LatentKv:
         return self.values_per_token
 
 
-@dataclass(frozen=True, slots=True)
-class UnlikeKv:
+class UnlikeKv(Struct, frozen=True):
     """Keys and values of layers of two kinds with unlike heads.
 
     With `widest` only those of the kind with more values count: a block of vLLM's pool, which
@@ -134,8 +133,7 @@ class UnlikeKv:
         return max(1, windowed // full), max(1, full // windowed)
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
+class Model(Struct, frozen=True):
     """A model: its KV cache, and its weights where the whole shape is known.
 
     `notes` say where a size is only an approximation. `architecture` is None where the config lacks

@@ -19,9 +19,11 @@ _handle_gpu_memory_settings.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
 from kvscope.core.units import format_size
@@ -41,8 +43,7 @@ _UNCERTAIN = 0.1  # of the total: a smaller pool is a small difference of large 
 _CHECKED_UNTIL = (0, 20)
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
+class Term(Struct, frozen=True):
     """One term of the pool, in bytes on each GPU; the truth lies within `band_bytes` mostly."""
 
     name: str
@@ -51,8 +52,7 @@ class Term:
     rule: str
 
 
-@dataclass(frozen=True, slots=True)
-class KvPool:
+class KvPool(Struct, frozen=True):
     """The KV blocks of one replica that requests can use.
 
     `blocks` is the best figure, `low_blocks` and `high_blocks` bound it; all three are equal where

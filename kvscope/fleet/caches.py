@@ -8,10 +8,10 @@ request there touched a block last.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.errors import UsageError
@@ -64,8 +64,7 @@ class FleetCaches(NamedTuple):
     tables: TablePeriods
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Caches:
+class Caches(Struct, frozen=True, eq=False):
     """What the kernel of a fleet calls for one kind of policy.
 
     `begin(state, touched, traffic, request)` notes a request that has arrived. `leading(state,

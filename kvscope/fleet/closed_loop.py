@@ -7,9 +7,8 @@ long the user thought: the gap between two turns less the time that the first on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.errors import InputError
@@ -22,8 +21,7 @@ from kvscope.replay.replay import replay
 from kvscope.replay.traffic import Traffic
 
 
-@dataclass(frozen=True, slots=True)
-class ThinkTimes:
+class ThinkTimes(Struct, frozen=True):
     """How long the user or a tool takes before each of R requests (s); OPEN for first turns.
 
     The time counts from the end of request `after`: the turn before, or what the trace names.

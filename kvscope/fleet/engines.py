@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.errors import UsageError
@@ -87,8 +87,7 @@ def _chooser(router: type[Router]) -> Callable[..., int]:
     return chosen
 
 
-@dataclass(slots=True)
-class _Replica:
+class _Replica(Struct):
     """One engine and the requests sent to it, by their place among them.
 
     `sent` are their numbers in the trace, `uncached_tokens` what the router took it to compute of

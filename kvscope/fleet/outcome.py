@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
@@ -21,8 +20,7 @@ MINUTE_S = 60.0
 _HEAT_BINS = 96
 
 
-@dataclass(frozen=True, slots=True)
-class Slo:
+class Slo(Struct, frozen=True):
     """At the percentile, TTFT has to be within `ttft_s` and TPOT, with one, within `tpot_s`."""
 
     ttft_s: float
@@ -30,8 +28,7 @@ class Slo:
     tpot_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Latencies:
+class Latencies(Struct, frozen=True):
     """How long counted requests took.
 
     `attainment` is the share with a TTFT within the SLO, `tpot_attainment` that with a TPOT within
@@ -49,8 +46,7 @@ class Latencies:
     tpot_attainment: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaOutcome:
+class ReplicaOutcome(Struct, frozen=True):
     """One replica: `latencies` is None where it served no counted request.
 
     `computed_tokens` are the uncached input tokens of its counted requests, `utilization` is the
@@ -64,8 +60,7 @@ class ReplicaOutcome:
     latencies: Latencies | None
 
 
-@dataclass(frozen=True, slots=True)
-class Imbalance:
+class Imbalance(Struct, frozen=True):
     """Uncached tokens sent to the busiest replica over their mean, 1 where all get the same.
 
     `overall` is that of the whole time; `p50` and `p95` are percentiles over minutes of arrivals.
@@ -76,8 +71,7 @@ class Imbalance:
     p95: float
 
 
-@dataclass(frozen=True, slots=True)
-class FleetOutcome:
+class FleetOutcome(Struct, frozen=True):
     """What N replicas gave over the counted requests.
 
     Hit rates are shares of the input tokens: `taken` by the replicas that served, `best_available`
@@ -182,8 +176,7 @@ def fleet_outcome(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Times:
+class _Times(Struct, frozen=True):
     """When requests arrived, their TTFT, how long they waited, and TPOT (nan for one token)."""
 
     arrival_s: Float64s

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.errors import UsageError
@@ -30,8 +29,7 @@ from kvscope.routers.base import Fetch, MemorySizes, ReplicaLoad, Router, Truth,
 MOST_REPLICAS = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class FleetReplay:
+class FleetReplay(Struct, frozen=True):
     """What N replicas did with R requests; arrays by request are in the order of the trace.
 
     `replica` served it and hit `hit_blocks` of its leading blocks, copied ones included, where

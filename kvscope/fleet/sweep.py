@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Event
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core import memory
 from kvscope.core.arrays import Float64s, Int32s
@@ -33,8 +34,7 @@ from kvscope.vllm_sim import EngineSettings, StepCost, fits
 SEEDS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Fleet:
+class Fleet(Struct, frozen=True):
     """So many replicas with a policy behind a router."""
 
     router: Router
@@ -42,8 +42,7 @@ class Fleet:
     replicas: int
 
 
-@dataclass(frozen=True, slots=True)
-class FleetRun:
+class FleetRun(Struct, frozen=True):
     """A fleet and what it gave with each seed; one seed where nothing is drawn."""
 
     fleet: Fleet
@@ -66,8 +65,7 @@ class FleetRun:
         return (min(values), max(values)) if len(values) > 1 else None
 
 
-@dataclass(frozen=True, slots=True)
-class PooledHits:
+class PooledHits(Struct, frozen=True):
     """Hit rates of one cache as large as all replicas' caches together, in the trace's order."""
 
     lru: float

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, MutableMapping
-from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Int32s, Int64s
@@ -23,8 +23,7 @@ from kvscope.ingest.trie import Trie
 NO_COMMON_CLOCK = "sessions have no common clock"
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltRequests:
+class BuiltRequests(Struct, frozen=True):
     """A trace's requests ready for the store: `requests` has a column per field, by arrival.
 
     `names` are those that a column of the same name numbers. Missing ids are NO_ID, missing names,
@@ -40,8 +39,7 @@ class BuiltRequests:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Built(BuiltRequests):
+class Built(BuiltRequests, frozen=True):
     """The same with the blocks.
 
     First blocks have hash ids that tell tenants apart; `own_hash_ids` has the trace's own ones, by
@@ -54,7 +52,7 @@ class Built(BuiltRequests):
 
     def paths(self) -> PromptPaths:
         """Return what the store would load as the trace's paths."""
-        names = {each.name for each in fields(PromptPaths)} & self.requests.keys()
+        names = {*PromptPaths.__struct_fields__} & self.requests.keys()
         return PromptPaths(
             block_size=self.block_size,
             block_parent=self.trie.parent,

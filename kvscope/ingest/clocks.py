@@ -8,9 +8,9 @@ sessions begin with a request without a time, or all of them begin at one instan
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.core.arrays import Float64s, Int32s
 
@@ -19,8 +19,7 @@ _STARTS = (0.5, 0, 1), (1, 0, 1), (1, 0, 2), (2, 4, 1), (4, 16, 1)
 rarer starts would take long: learners are refitted by time."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionStarts:
+class SessionStarts(Struct, frozen=True):
     """A Poisson process by which sessions without a common clock begin.
 
     `open_sessions`: how many are open when a request arrives, its own included, on average.

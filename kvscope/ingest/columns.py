@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 from operator import attrgetter
 from typing import Any, Protocol, cast
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.core import memory
@@ -206,8 +206,7 @@ def check(request: Request, block_size: int) -> None:
         )
 
 
-@dataclass(slots=True)
-class Gaps:
+class Gaps(Struct):
     """How many requests lack what a trace may have.
 
     `short`: hash ids for a part of the prompt only. `impossible` are measured values.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field
 from itertools import groupby, pairwise, takewhile
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Float64s, Int32s
@@ -50,8 +51,7 @@ class UnusableLinesError(InputError):
         self.rejects = rejects
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """Where a trace comes from and its name in the store."""
 
     name: str
@@ -61,8 +61,7 @@ class Origin:
     format: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ingested:
+class Ingested(Struct, frozen=True):
     """The result of an ingest: the trace, whether it was new, and the lines without use."""
 
     trace: Trace
@@ -70,8 +69,7 @@ class Ingested:
     rejects: Rejects
 
 
-@dataclass(frozen=True, slots=True)
-class IngestOptions:
+class IngestOptions(Struct, frozen=True):
     """How to ingest: `format` forced or None, `max_bad` the share of unusable lines tolerated."""
 
     name: str | None = None

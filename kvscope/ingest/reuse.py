@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Int32s
@@ -13,8 +13,7 @@ from kvscope.core.jit import kernel
 from kvscope.core.prefix import write_path
 
 
-@dataclass(frozen=True, slots=True)
-class TraceReuse:
+class TraceReuse(Struct, frozen=True):
     """What an infinite cache sees of a trace with R requests, N blocks and K runs.
 
     Run k: blocks [depth[k], depth[k] + blocks[k]) of request[k]'s prompt were last touched by

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import numpy as np
+from msgspec.structs import asdict
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError

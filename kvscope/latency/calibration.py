@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from msgspec import Struct, field
 
 from kvscope.core.arrays import Float64s
 from kvscope.core.errors import EngineError, UsageError
@@ -60,8 +60,7 @@ def grid(longest: int) -> tuple[Cell, ...]:
     return (*(Cell(uncached, 0) for uncached in cold), *behind)
 
 
-@dataclass(frozen=True, slots=True)
-class TtftReading:
+class TtftReading(Struct, frozen=True):
     """One measured TTFT; `cached_tokens` is None where the server does not report them."""
 
     ttft_s: float
@@ -75,8 +74,7 @@ class Measurable(Protocol):
         """Measure one cell once, with tokens never sent before. Raises EngineError."""
 
 
-@dataclass(slots=True)
-class CalibrationRun:
+class CalibrationRun(Struct):
     """All that was measured.
 
     `ttft_s` has the times of each cell in the order of measuring; `uncached_prefixes` the cells
@@ -142,8 +140,7 @@ def measure(
     return run
 
 
-@dataclass(frozen=True, slots=True)
-class CellFit:
+class CellFit(Struct, frozen=True):
     """One cell: `n` measurements, the median and extremes of their times, and the fitted time.
 
     `off` is (fitted - median) / median, `linear_off` the same of the linear model.
@@ -160,8 +157,7 @@ class CellFit:
     linear_off: float
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileFit:
+class ProfileFit(Struct, frozen=True):
     """Parameters by their names in a profile, in seconds, their 95 % intervals, and the cells."""
 
     parameters: Mapping[str, float]
@@ -278,8 +274,7 @@ def _intervals(
     return low.tolist(), high.tolist()
 
 
-@dataclass(frozen=True, slots=True)
-class CalibratedEngine:
+class CalibratedEngine(Struct, frozen=True):
     """The engine that was measured."""
 
     name: str  # vLLM, torch, or `server` for one that was running already
@@ -295,8 +290,7 @@ class CalibratedEngine:
         return ", ".join(part for part in (self.model, version, self.device) if part)
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
+class Calibration(Struct, frozen=True):
     """A latency profile, the fit behind it, and the measurements."""
 
     engine: CalibratedEngine

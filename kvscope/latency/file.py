@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +28,7 @@ from typing import Annotated, Any
 import msgspec
 
 from kvscope.core.errors import InputError, UsageError, placed
+from kvscope.core.records import defaults
 from kvscope.core.toml_files import SCHEMA, Count, Seconds, document_in, table_as, write_toml
 from kvscope.latency.profile import (
     DEFAULT_PROFILE,
@@ -41,7 +41,7 @@ from kvscope.latency.profile import (
 
 _REMEDY = "`kvscope calibrate` writes such a file"
 Interval = tuple[Seconds, Seconds]
-DEFAULTS = {field.name: field.default for field in fields(LatencyProfile)}
+DEFAULTS = defaults(LatencyProfile)
 
 
 class IntervalsTable(msgspec.Struct, forbid_unknown_fields=True):

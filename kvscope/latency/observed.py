@@ -14,10 +14,11 @@ Queueing Systems I, 1975, chapter 5).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core.errors import EngineError, InputError
 from kvscope.latency.calibration import Cell, fit
@@ -43,8 +44,7 @@ _MOST = 20_000  # lone requests that are looked at: more change nothing
 _REMEDY = "measure with `kvscope calibrate`"
 
 
-@dataclass(frozen=True, slots=True)
-class TraceFit:
+class TraceFit(Struct, frozen=True):
     """A profile fitted to `requests` lone requests of the `stated` ones that have a TTFT.
 
     `median_error` and `p90_error` are relative errors of TTFT on held-out requests; nine of ten of

@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
 
@@ -47,8 +49,7 @@ The paper says that it took a straight line but not which. On this one, its 200 
 """
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyProfile:
+class LatencyProfile(Struct, frozen=True):
     """How long one engine takes to the first token of a prompt that does not wait.
 
     `base_s` is β, `per_token_s` α and `per_token_pair_s` γ, all in seconds, at least 0; a longer
@@ -67,7 +68,7 @@ class LatencyProfile:
     base_s: float
     per_token_s: float
     per_token_pair_s: float = 0.0
-    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     floor_s: float = 0.0
     request_s: float = 0.0
     decode_base_s: float | None = None

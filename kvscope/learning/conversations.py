@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
+
+from msgspec import Struct
 
 from kvscope.core.trace import ARRIVAL, TURN, TYPE
 from kvscope.learning.observer import Request
@@ -70,8 +71,7 @@ class Sessions:
         return before, turn
 
 
-@dataclass(slots=True)
-class _PromptEnd:
+class _PromptEnd(Struct):
     """Where some prompt ended: the latest turn that did, and how many requests continued it."""
 
     continued: int = 0

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kvscope.learning.lane_heap import Scores
 from kvscope.learning.recent_blocks import MOST_REQUESTS, PrefixMatch, TouchedSegments
@@ -110,8 +111,7 @@ class _Intervals:
         return done
 
 
-@dataclass(slots=True)
-class _Waiting:
+class _Waiting(Struct):
     """A request that no shadow has served yet, as far as it is known."""
 
     match: PrefixMatch

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from msgspec import Struct
 
 Key: TypeAlias = Hashable  # an engine's hash of a block and of all before it
 
 
-@dataclass(slots=True, eq=False)
-class _Prefix:
+class _Prefix(Struct, eq=False):
     """One key: its own prefix, the number of blocks with it, and of cached keys right below it."""
 
     key: Key

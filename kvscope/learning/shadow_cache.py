@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.learning.lane_heap import LaneHeap, Scores
 from kvscope.learning.lane_plan import LanePlan, lane_at, lane_plan
@@ -24,8 +24,7 @@ from kvscope.policies.base import ENDS, LanePolicy, Turn
 _SPARE = 64
 
 
-@dataclass(slots=True, eq=False)
-class BranchPoint:
+class BranchPoint(Struct, eq=False):
     """A block of `owner`, at `depth` of its path, below which runs of earlier requests go on.
 
     `children` counts for each shadow those that are not empty.

@@ -11,10 +11,10 @@ here imports numba.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.core.errors import UsageError
@@ -57,8 +57,7 @@ class Block(NamedTuple):
     clock: float
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(Struct, frozen=True):
     """A number that tunes a policy; its name carries its unit.
 
     Values lie within [low, high]. `search` are the values that a search may start from. Without a

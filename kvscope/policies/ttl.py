@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from kvscope.policies.base import TTL
 from kvscope.policies.lru import Lru

@@ -8,10 +8,10 @@ boundaries are token positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.hits import HitDefinition
@@ -68,8 +68,7 @@ COMPUTED: tuple[Cause, ...] = (
 NO_REQUEST = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Lookups:
+class Lookups(Struct, frozen=True):
     """What a cache held of each of R prompts, in blocks from the head, and since when.
 
     The first `hit` blocks hit, the first `seen` had been written before, and the first `kept` would
@@ -126,8 +125,7 @@ def computed(steps: Walk, rejected: Bools) -> Walk:
     return steps._replace(**{name: np.where(rejected, 0, getattr(steps, name)) for name in columns})
 
 
-@dataclass(frozen=True, slots=True)
-class Elsewhere:
+class Elsewhere(Struct, frozen=True):
     """How far each of R prompts had been computed where its cache could not use it, and why.
 
     That is of its first `blocks` blocks; `request` had last touched the deepest of them there (-1:
@@ -186,8 +184,7 @@ def regrouped(steps: Walk, ids: Int64s, group: Int32s) -> Walk:
     return steps._replace(block_parent=trie.parent.copy(), leaf=leaf)
 
 
-@dataclass(frozen=True, slots=True)
-class CacheLookups:
+class CacheLookups(Struct, frozen=True):
     """What one cache held of R prompts, which it `rejected`, and what was still being computed.
 
     `submitted` is how far earlier requests that were not rejected have a prompt's blocks, computed
@@ -264,11 +261,11 @@ def by_worker(
         whole.rejected[own] = part.rejected
         whole.submitted.blocks[own] = part.submitted.blocks
         whole.submitted.request[own] = renumbered[part.submitted.request]
-        for field in fields(Lookups):
-            values = getattr(part.lookups, field.name)
-            if field.name in {"shared_with", "last_use"}:
+        for name in Lookups.__struct_fields__:
+            values = getattr(part.lookups, name)
+            if name in {"shared_with", "last_use"}:
                 values = renumbered[values]
-            getattr(whole.lookups, field.name)[own] = values
+            getattr(whole.lookups, name)[own] = values
     return whole
 
 
@@ -300,8 +297,7 @@ def _look_up(
             owner[path[depth]] = request
 
 
-@dataclass(frozen=True, slots=True)
-class Attribution:
+class Attribution(Struct, frozen=True):
     """The causes of all missed tokens of R requests, R entries an array, all in tokens.
 
     `tokens` of each cause add up to what missed: `input_tokens` less `hit_tokens`. The first

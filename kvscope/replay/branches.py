@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from kvscope.core.arrays import Int32s
 from kvscope.core.jit import kernel
@@ -12,8 +11,7 @@ from kvscope.core.prefix import write_path
 from kvscope.replay.traffic import Walk
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(Struct, frozen=True):
     """Earlier requests that share the first `blocks` blocks with a request and no more.
 
     `latest` is the number of the last one.

@@ -6,9 +6,9 @@ clock, and never again. What those requests share behind the change is computed 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
 from kvscope.core.jit import kernel
@@ -31,8 +31,7 @@ _CHANCE = 1e-5  # that unrelated changes would fit the clock so well
 NO_CHANGE = -1
 
 
-@dataclass(frozen=True, slots=True)
-class HeadChange:
+class HeadChange(Struct, frozen=True):
     """A place in a shared head with another block in each period of a clock.
 
     The first `blocks` blocks stay, the next one changes: it had `values` contents.
@@ -43,8 +42,7 @@ class HeadChange:
     values: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChangingHeads:
+class ChangingHeads(Struct, frozen=True):
     """The `changes` of a trace, and what they cost each of R requests.
 
     Without the change `change` (an index, NO_CHANGE for none) the first `end` blocks of a prompt

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
@@ -20,8 +20,7 @@ SMALLEST_SHARE = 0.01  # of the largest capacity
 Events = tuple[Int64s, Int64s, Int64s]
 
 
-@dataclass(frozen=True, slots=True)
-class HitCurve:
+class HitCurve(Struct, frozen=True):
     """Hits as a function of capacity: exact at every whole number of blocks.
 
     `hits` (weighted as `definition` says, of `total`) at the capacities `knots`, both int64 and

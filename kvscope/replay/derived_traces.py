@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.errors import InputError, UsageError

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
 from kvscope.core.jit import kernel
@@ -16,8 +15,7 @@ NOT_HELD = -1.0
 """The TTL of a request that neither looks anything up nor leaves anything cached."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leases:
+class Leases(Struct, frozen=True):
     """What the leases of R requests hit and hold; `end_s` is the trace's end.
 
     `hit_blocks` (R entries) are leading blocks that a lease holds at the look-up. `granted` (R

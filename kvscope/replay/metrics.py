@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.characterize.windows import Windows
@@ -46,8 +46,7 @@ GROWTH = 0.02
 _PART = 5  # the first and the last fifth of a window are compared
 
 
-@dataclass(frozen=True, slots=True)
-class QueueTimes:
+class QueueTimes(Struct, frozen=True):
     """Requests of one queue, in order of arrival: when each arrived, its TTFT, how long it waited.
 
     All are seconds; the queue was empty at `began_s`.
@@ -84,8 +83,7 @@ class QueueTimes:
         return bool(self.ttft_s[-(len(self.ttft_s) // _PART) :].mean() <= slo_s)
 
 
-@dataclass(frozen=True, slots=True)
-class ServedRequests:
+class ServedRequests(Struct, frozen=True):
     """How each of R requests was served, those of the warm-up included.
 
     `looked_up` is how many blocks count as looked up, `hit_blocks` how many were cached. TTFT is in
@@ -167,8 +165,7 @@ def over_time(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class LruAnywhere:
+class LruAnywhere(Struct, frozen=True):
     """LRU at any capacity, read off one pass over a trace, as exact as a replay."""
 
     prompts: Prompts

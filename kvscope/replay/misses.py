@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from kvscope.core.arrays import Bools, Int32s
 from kvscope.core.hits import HitDefinition
@@ -63,8 +62,7 @@ def _climb(steps: Walk, written: Bools, blocks: Int32s) -> None:
         blocks[request] = depth
 
 
-@dataclass(frozen=True, slots=True)
-class MissReasons:
+class MissReasons(Struct, frozen=True):
     """What became of all input tokens at one capacity; the five parts add up to `input_tokens`.
 
     `evicted`: the blocks had been written once and were not kept (dropped, or never let in).
@@ -82,8 +80,7 @@ class MissReasons:
     tail_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Novelty:
+class Novelty(Struct, frozen=True):
     """What was new in each of R prompts, whatever the cache: all in blocks from the head.
 
     Blocks before `seen` had been written by earlier requests; what is looked up from there on to

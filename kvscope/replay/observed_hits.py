@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.core.arrays import Bools, Int64s
 from kvscope.core.hits import HitDefinition
@@ -25,8 +25,7 @@ GAPS: tuple[Gap, ...] = get_args(Gap)
 """
 
 
-@dataclass(frozen=True, slots=True)
-class HitGaps:
+class HitGaps(Struct, frozen=True):
     """The gaps of R requests: `tokens` of each cause, R entries an array.
 
     Observed hits are the predicted ones, less the first three causes, plus the other two.

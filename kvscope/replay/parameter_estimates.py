@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.next_prompts.offline import FIT_SHARE, conversation_parameters
@@ -14,8 +15,7 @@ from kvscope.replay.traffic import Traffic
 _XI = "xi_tokens"
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterEstimate:
+class ParameterEstimate(Struct, frozen=True):
     """A value for a parameter that was not chosen, and where it comes from."""
 
     value: float

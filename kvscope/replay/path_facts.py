@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.characterize.spatial import trace_deciles
 from kvscope.core.arrays import Bools, Int32s, Int64s
@@ -114,8 +115,7 @@ class FollowedTrace:
         return self._distances[key]
 
 
-@dataclass(frozen=True, slots=True)
-class TracePaths:
+class TracePaths(Struct, frozen=True):
     """The facts of a trace whose trie is one."""
 
     lengths: PromptPaths

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import product
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError, placed
@@ -28,8 +30,7 @@ _FORM = "write for example tlru.xi_tokens=2000, or several values as in tlru.xi_
 Values = dict[type["Policy"], dict[str, list[float | str]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
+class Variant(Struct, frozen=True):
     """A policy with the parameter values that were chosen; others are estimated from the trace."""
 
     policy: type[Policy]

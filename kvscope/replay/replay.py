@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
 from kvscope.core.prefix import Paths, paths
@@ -21,8 +22,7 @@ from kvscope.replay.structures.runs import END, cached_blocks
 from kvscope.replay.traffic import Traffic
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(Struct, frozen=True):
     """What one policy did at one capacity.
 
     `hit_blocks` (R entries) are the leading blocks that each request hits, capped by the
@@ -33,7 +33,7 @@ class Replay:
     capacity_blocks: int
     hit_blocks: Int32s
     evictions: int
-    find_cached: Callable[[], Bools] = field(repr=False)
+    find_cached: Callable[[], Bools]
 
     @property
     def cached(self) -> Bools:
@@ -44,8 +44,7 @@ class Replay:
         return self.find_cached()
 
 
-@dataclass(frozen=True, slots=True)
-class Tables:
+class Tables(Struct, frozen=True):
     """What a policy has learned of the traffic's categories, and from which request on.
 
     Table k holds from request `since[k]` on; `since[0]` is 0. Its row for category c is
@@ -121,8 +120,7 @@ class Tables:
         return traffic
 
 
-@dataclass(frozen=True, slots=True)
-class TouchHistory:
+class TouchHistory(Struct, frozen=True):
     """The order of touches in one traffic: the same for every policy and capacity."""
 
     segments: Segments

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from msgspec import Struct
 
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Trace
@@ -25,8 +26,7 @@ _SOURCES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PendingRuns:
+class PendingRuns(Struct, frozen=True):
     """CachedRuns, each once: `known` ones are in the store, `missing` ones have to be replayed."""
 
     known: tuple[Run, ...]

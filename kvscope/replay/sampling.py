@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
 from kvscope.core.errors import UsageError
@@ -27,8 +28,7 @@ from kvscope.replay.stack_distances import LruDistances, lru_distances
 SHARED_BY = 0.01  # of all requests: a subtree of more is no unit to sample, but cut below its head
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """Part of a trace: `prompts`, which are the trace's `requests` (ascending numbers).
 
     `group` numbers the subtree of each. `rate` is the share that was asked for, `coarsen` how many
@@ -58,8 +58,7 @@ class Sample:
         return round(self.rate * capacity_blocks / self.coarsen)
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnTrace:
+class DrawnTrace(Struct, frozen=True):
     """What is read of a trace that is too large: a `sample`, and LRU's exact curve of the whole."""
 
     sample: Sample
@@ -178,16 +177,14 @@ PARTS = 3  # that a sample is cut into
 LEAST_HELD = 20  # requests in a scaled cache: with fewer, whole requests are too coarse a grain
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(Struct, frozen=True):
     """A rate (0-1) and its error: the exact rate is within it with 95 % confidence."""
 
     rate: float
     error: float
 
 
-@dataclass(frozen=True, slots=True)
-class Anchor:
+class Anchor(Struct, frozen=True):
     """LRU's exact curve of the `whole` trace, and LRU on the sample.
 
     `total` is what each sampled request looks up, in the weight of `definition`; those from `first`

@@ -7,10 +7,11 @@ whose place in that list is d hits at every capacity of at least d.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Int32s, Int64s
@@ -21,8 +22,7 @@ from kvscope.core.trace import PromptPaths
 from kvscope.replay.traffic import Walk, by_access, walk
 
 
-@dataclass(frozen=True, slots=True)
-class LruDistances:
+class LruDistances(Struct, frozen=True):
     """Where the blocks that a trace reuses stood in LRU's list, as runs.
 
     Run k: request[k] found block depth[k] at place distance[k], the next one right behind it, and
@@ -37,8 +37,7 @@ class LruDistances:
     live: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReusedRuns:
+class ReusedRuns(Struct, frozen=True):
     """What the paths of R requests touch again, as K runs in order of request and depth.
 
     Run k: blocks [depth[k], depth[k] + blocks[k]) of what request[k] leaves cached were last

@@ -9,12 +9,14 @@ What the capacity of a cache means depends on the workload's capacity model:
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
 from threading import Event
 from typing import Any, cast
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core import memory
 from kvscope.core.arrays import Bools, Float64s, Int32s
@@ -125,18 +127,17 @@ def _estimated(
         ]
         estimate = with_drift(estimate, workload.anchor.sample.rate, smaller)
     changed: dict[str, Any] = {f"{workload.setting.definition.weight}_hit_rate": estimate.rate}
-    return replace(outcome, **changed), estimate.error
+    return dataclasses.replace(outcome, **changed), estimate.error
 
 
 def _misses(workload: Workload, hit_blocks: Int32s, first: int) -> Misses | None:
     if workload.novelty is None:
         return None
     why = reasons(workload.prompts, workload.novelty, hit_blocks, 0, first)
-    return Misses(**{field.name: getattr(why, field.name) for field in fields(Misses)})
+    return Misses(**{name: getattr(why, name) for name in Misses.__struct_fields__})
 
 
-@dataclass(frozen=True, slots=True)
-class ServedReplay:
+class ServedReplay(Struct, frozen=True):
     """How a replay served every request, and its other results; fields as in `Run`.
 
     `stored_blocks` were written to an offload tier, None without one.

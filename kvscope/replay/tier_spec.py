@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, replace
 from difflib import get_close_matches
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import astuple, replace
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError, placed
@@ -55,8 +57,7 @@ _OPTIONS: Mapping[str, Callable[[str], Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(Struct, frozen=True):
     """The time to read blocks to where the engine computes: a latency, then a bandwidth."""
 
     latency_s: float
@@ -73,8 +74,7 @@ WRITES: Mapping[str, float] = {"dram": 25e9, "ssd": 3.5e9, "remote": 10e9}
 """The bandwidth of writes in bytes a second; their latency is that of a read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tier:
+class Tier(Struct, frozen=True):
     """One tier: its capacity, its eviction policy, the time of a read, and writes a second."""
 
     name: str

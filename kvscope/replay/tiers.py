@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.errors import UsageError
@@ -27,8 +27,7 @@ _IDLE_S = (0.0, 1.0, 3600.0)
 _NO_TABLE: Floats = np.zeros((1, 1))
 
 
-@dataclass(frozen=True, slots=True)
-class TieredReplay:
+class TieredReplay(Struct, frozen=True):
     """What T tiers did with R requests over a trie of N blocks.
 
     `tier_hits` (R x T) are the leading blocks that each request took from each tier, together

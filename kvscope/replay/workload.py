@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.characterize.windows import Windows
 from kvscope.core import memory
@@ -29,8 +30,7 @@ from kvscope.replay.tier_spec import Tier
 from kvscope.replay.traffic import Traffic, traffic
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayRequest:
+class ReplayRequest(Struct, frozen=True):
     """One replay to make: a policy with its parameters at a capacity, or over tiers.
 
     Over tiers, the capacity is the sum of theirs, and `policy` that of tiers that name none.

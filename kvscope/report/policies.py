@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.app.documents.runs import simulate_document
 from kvscope.app.requests import BASELINE
@@ -131,8 +131,7 @@ def report(simulation: Simulation) -> Report:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Measure:
+class _Measure(Struct, frozen=True):
     """A measure of runs, of which the lowest is the best; a time (s) has a `unit` in columns."""
 
     best: str

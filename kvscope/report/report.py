@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kvscope.app.documents.base import Document
 from kvscope.core.trace import Trace
@@ -12,8 +13,7 @@ from kvscope.report.section import Section, check_names
 from kvscope.report.words import trace_in_words
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True):
     """The result of a command over a trace; each form is made when it is called for.
 
     A result that is not of one trace has a `heading`: what it is of, and a sentence.

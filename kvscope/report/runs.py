@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kvscope.app.requests import BASELINE
 from kvscope.core.runs import Run, hit_rate
@@ -21,8 +22,7 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "
 _USUAL = (BASELINE, "gittins", "tlru", "threshold-lru", "wa")  # so they get solid lines
 
 
-@dataclass(frozen=True, slots=True)
-class Contest:
+class Contest(Struct, frozen=True):
     """The best runs at one capacity by some measure; None where there is no such run.
 
     `best` is the best policy that an engine can run, `baseline` is LRU, and `best_known` the best

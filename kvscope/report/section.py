@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from msgspec import Struct
 
 from kvscope.core.errors import UsageError
 
@@ -18,8 +19,7 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 _SHADES = " ░▒▓█"
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """A titled table; every cell is text already.
 
     The first column names the row; the others are figures, aligned right, except the columns
@@ -34,8 +34,7 @@ class Table:
     words: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(Struct, frozen=True):
     """One subject of a report.
 
     `plot` is drawn in lines of characters on a terminal; `figures` build the charts of the HTML

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import Struct
 
 from kvscope.core.errors import InputError
 from kvscope.report.report import Report
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
-@dataclass(frozen=True, slots=True)
-class StoredReport:
+class StoredReport(Struct, frozen=True):
     """A report without what it shows; `created_at` is in UTC, `duration_s` that of computing it."""
 
     report_id: int
@@ -34,8 +33,7 @@ class StoredReport:
     kvscope: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReportContent:
+class ReportContent(Struct, frozen=True):
     """What a stored report shows, and the recommendation.toml that belongs to it, if any."""
 
     sections: tuple[Section, ...]

@@ -7,11 +7,12 @@ Source: Okabe & Ito, "Color Universal Design" (2008), for the palette.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from html import escape
 from math import log10
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure as Figure  # noqa: PLC0414  (exports it to the rooms' annotations)
@@ -71,8 +72,7 @@ def subplots(title: str, *, height: int = 380, **options: object) -> Figure:
     return make_subplots(figure=Figure(layout=layout(title, height=height)), **options)
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(Struct, frozen=True):
     """A named line of a chart; without a `line` it has the next colour of the palette.
 
     `options` are those of plotly's scatter trace. None in `y` is a gap.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from kvscope.characterize.gaps import ReuseGaps, ReuseHazard
 from kvscope.characterize.lifetimes import Lifetimes

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.core.arrays import Float64s
 from kvscope.core.percentiles import Percentiles
@@ -99,8 +99,7 @@ def changes_chart(
     return chart.update_xaxes(tickformat=",~r")
 
 
-@dataclass(frozen=True, slots=True)
-class Distribution:
+class Distribution(Struct, frozen=True):
     """`value_ms[i]` is the least value that the share _SHARES[i] of the requests do not exceed."""
 
     name: str
@@ -159,8 +158,7 @@ def cdf_chart(
     return chart
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(Struct, frozen=True):
     """A policy with its parameters (`label`), its tail, and what pays for that; both in ms."""
 
     policy: str

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from kvscope.app.documents.tune_tiers import tune_tiers_document
 from kvscope.app.tune_tiers import TierRecommendation

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from math import isfinite, log10
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from kvscope.core import units
 from kvscope.core.hits import HitDefinition
@@ -29,8 +30,7 @@ DEFAULT_HITS = (
 """Stands where hits do not follow the definition that the options ask for."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimeUnit:
+class TimeUnit(Struct, frozen=True):
     """The one unit of all the times of a column."""
 
     name: str
@@ -190,8 +190,7 @@ def trace_in_words(trace: Trace) -> str:
     return f"{', '.join(parts)} ({trace.format})"
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(Struct, frozen=True):
     """A unit of capacity, with the number of it that one block is."""
 
     name: str
@@ -203,8 +202,7 @@ class Unit:
         return f"capacity ({self.name})"
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(Struct, frozen=True):
     """How to write capacities of blocks of `block_size` tokens; in bytes where a model is known."""
 
     block_size: int

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.core.arrays import Bools, Float64s, Int32s
 from kvscope.core.directives import DEFAULT_PRIORITY
@@ -41,8 +41,7 @@ _PAUSES = (0.5, 0.75, 0.9, 0.95, 0.99)
 _SHARES = (0.5, 0.8, 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionTrial:
+class RetentionTrial(Struct, frozen=True):
     """Token hit rates in one capacity model against LRU's there.
 
     The rates and `gain`, a difference of rates with its 95 % CI, are of the last quarter of the
@@ -72,8 +71,7 @@ class RetentionTrial:
         return self.deciding_gain.significant and self.gain.value > 0 and not slower
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionAdvice:
+class RetentionAdvice(Struct, frozen=True):
     """What times to live give in a cache of `capacity_blocks`, against LRU.
 
     `of` categories, or of what the requests state (`directives`, with pins for pauses), with

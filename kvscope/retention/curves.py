@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from kvscope.core.arrays import Bools, Float64s, Int64s
 from kvscope.replay.last_touch import Segments, last_touch_segments
 from kvscope.replay.traffic import Traffic
 
 
-@dataclass(frozen=True, slots=True)
-class TtlCurve:
+class TtlCurve(Struct, frozen=True):
     """What blocks hit and hold that live for a TTL after each touch.
 
     J stays of blocks, from a touch to the next one or to the trace's end, in order of `length_s`.
@@ -62,8 +60,7 @@ class TtlCurve:
         return np.asarray(np.searchsorted(self.length_s, ttl_s, side="right"))
 
 
-@dataclass(frozen=True, slots=True)
-class TtlCurves:
+class TtlCurves(Struct, frozen=True):
     """The curve of one TTL for all requests, and by category of the request that touched last.
 
     With one TTL a block's ancestors were touched no earlier than itself, so that hits are prefixes:

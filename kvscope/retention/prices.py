@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from kvscope.core.arrays import Float64s, Int64s
 from kvscope.core.hits import HitDefinition
@@ -47,8 +47,7 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offer: tuple[Offer, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(Struct, frozen=True):
     """What the input of a trace costs with one offer, in input tokens at their plain price.
 
     `written_tokens` and `read_tokens` are charged at the offer's multiples, `storage` in plain

@@ -8,14 +8,14 @@ docs.nvidia.com/dynamo v1.5.1, agents/agent-hints, and v1.0.0 for cache_control 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 PINNED_PRIORITY = 80
 """The priority of blocks within their time to live, in TensorRT-LLM's levels."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestField:
+class RequestField(Struct, frozen=True):
     """What to send to an engine, or why nothing can be sent; `honours_ttl`: whether it keeps it."""
 
     engine: str

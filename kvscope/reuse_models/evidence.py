@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.characterize.history import History, load_history
 from kvscope.core.arrays import Bools, Int32s, Int64s
@@ -17,8 +17,7 @@ from kvscope.store.db import Store
 _MANY_TIMES = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """The time from `start_s` up to, but not including, `end_s`."""
 
     start_s: float
@@ -30,8 +29,7 @@ class Span:
         return self.end_s - self.start_s
 
 
-@dataclass(frozen=True, slots=True)
-class Turns:
+class Turns(Struct, frozen=True):
     """Waits of R requests for their next turn, with their category and turn number."""
 
     waits: Observations

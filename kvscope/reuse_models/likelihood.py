@@ -7,10 +7,10 @@ Parameters are unbounded here: first the logit of p, then those of F as its shap
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.reuse_models.observations import Floats, Observations
 
@@ -34,8 +34,7 @@ class Shape(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Maximum:
+class Maximum(Struct, frozen=True):
     """Free parameters of the greatest likelihood, logit of p first.
 
     `log_likelihood` is the sum over blocks. `converged` is false where no maximum was reached.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -17,8 +17,7 @@ _LEAST_S = 1e-6  # a shorter censored wait counts as this
 BIN_WIDTH = 0.01  # relative: waits that lie closer than that may be taken together
 
 
-@dataclass(frozen=True)
-class Observations:
+class Observations(Struct, frozen=True, dict=True):
     """K runs of touched blocks, each with one wait.
 
     Run k: `weight[k]` blocks were touched together and, `waited_s[k]` later, touched again

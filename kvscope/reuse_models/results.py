@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from kvscope.core.percentiles import Quantiles
 from kvscope.core.trace import Trace
@@ -14,8 +16,7 @@ from kvscope.store.db import Store
 Interval = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFit:
+class ModelFit(Struct, frozen=True):
     """One model of one category in one span of time.
 
     `params` are those of F in S(t) = 1 - p F(t), `reuse_probability` is p, `interval` has both at
@@ -41,8 +42,7 @@ class ModelFit:
     chosen: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(Struct, frozen=True):
     """Probability that a touched block is reused within a time: as observed, and by each model."""
 
     at_s: tuple[float, ...]
@@ -50,8 +50,7 @@ class Curve:
     by_model: Mapping[str, tuple[float, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class CategoryFit:
+class CategoryFit(Struct, frozen=True):
     """The model to use for a category, and why; None where it has too few gaps."""
 
     category: str
@@ -66,8 +65,7 @@ class CategoryFit:
     curve: Curve | None
 
 
-@dataclass(frozen=True, slots=True)
-class WindowFit:
+class WindowFit(Struct, frozen=True):
     """A category in one window: the exponential, and the chosen model where it is another.
 
     `ks` is the exponential's distance from the window's own reuse, `next_ks` from that of the next
@@ -91,8 +89,7 @@ class WindowFit:
     observed: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StabilityFit:
+class StabilityFit(Struct, frozen=True):
     """How alike a category's windows are, `pairs` of them: neighbours, or a day apart.
 
     `distance` is that between the two observed curves, as a share of the reuse; `by_chance` that
@@ -113,8 +110,7 @@ class StabilityFit:
     stable: bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class WindowFits:
+class WindowFits(Struct, frozen=True):
     """Fits over sliding windows of `length_s`, one every `step_s`; curves are given at `at_s`."""
 
     length_s: float
@@ -124,8 +120,7 @@ class WindowFits:
     stability: tuple[StabilityFit, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(Struct, frozen=True):
     """The conversation model: births a second, turns and deaths a second while alive.
 
     `ks` is the distance of the waits for a next turn from it.
@@ -143,8 +138,7 @@ class Conversation:
     interval: Mapping[str, Interval | None]
 
 
-@dataclass(frozen=True, slots=True)
-class NextTurnFit:
+class NextTurnFit(Struct, frozen=True):
     """Probability that another turn follows, beyond the trace included: by category or by turn.
 
     A next turn of `continued` of `requests` is in the trace. The interval is at 95 %. With too few
@@ -159,8 +153,7 @@ class NextTurnFit:
     interval: Interval | None
 
 
-@dataclass(frozen=True, slots=True)
-class NextPromptFit:
+class NextPromptFit(Struct, frozen=True):
     """Tokens that a next turn adds, after a category or (None) after any.
 
     `values` are equally likely.
@@ -173,8 +166,7 @@ class NextPromptFit:
     values: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(Struct, frozen=True):
     """All that was fitted to a trace; without hashes only conversations, if at all."""
 
     trace: Trace

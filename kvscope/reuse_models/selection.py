@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from kvscope.reuse_models.base import ReuseModel
 from kvscope.reuse_models.distributions import (
@@ -23,8 +22,7 @@ CLOSE = 0.05  # a model that misplaces at most this share of the reuse fits, wha
 _CRITICAL = 1.094  # critical KS distance times sqrt(n), at 5 %, rate estimated
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """All models of one category, the chosen one, whether it `fits`, and why.
 
     `reference` is Kaplan-Meier.

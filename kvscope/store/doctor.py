@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import msgspec
+from msgspec import Struct
 
 from kvscope.core.errors import DamagedStoreError, KvscopeError, UsageError
 from kvscope.core.files import missing_from
@@ -43,8 +43,7 @@ _UNREADABLE = (KvscopeError, duckdb.Error, msgspec.MsgspecError, ValueError)
 _ATTACHED = "damaged"
 
 
-@dataclass(frozen=True, slots=True)
-class TraceHealth:
+class TraceHealth(Struct, frozen=True):
     """A trace of a store; `faults` in its own tables and `result_faults` are sentences."""
 
     trace: Trace
@@ -57,8 +56,7 @@ class TraceHealth:
         return not missing_from(self.trace.source)
 
 
-@dataclass(frozen=True, slots=True)
-class StoreHealth:
+class StoreHealth(Struct, frozen=True):
     """What `examine` finds; `fault` is why the list of traces cannot be read, or empty."""
 
     path: str
@@ -73,8 +71,7 @@ class StoreHealth:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(Struct, frozen=True):
     """What `save` copied: the names of the traces, and what it had to leave out, as sentences."""
 
     path: str

@@ -10,10 +10,10 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
+from msgspec import Struct
 
 from kvscope.core.errors import (
     DamagedStoreError,
@@ -41,8 +41,7 @@ _DAMAGE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(Struct, frozen=True):
     """How long to wait for a store in use, None for `PATIENCE_S`; `note` gets what it waits for."""
 
     patience_s: float | None = None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol, Self
+
+from msgspec.structs import replace
 
 from kvscope.core.errors import (
     DiskFullError,

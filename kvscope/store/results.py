@@ -8,13 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope import __version__
+from kvscope.core.records import as_columns, defaults
 from kvscope.core.runs import PartOutcome, Run, RunSetting
 from kvscope.core.trace import Trace
 from kvscope.latency.profile import STEP_PARAMETERS
@@ -26,15 +28,14 @@ FIT_PARTS = ("models", "windows", "next_prompts", "next_turns")
 Rows = Sequence[Mapping[str, Any]]
 
 _STEP_DEFAULTS = {
-    field.name: field.default for field in fields(RunSetting) if field.name in STEP_PARAMETERS
+    name: value for name, value in defaults(RunSetting).items() if name in STEP_PARAMETERS
 }
 _VALIDATED = ("pace", "forced_outputs", "latency", "tolerance", "slo_s", "verdict", "ended")
 _COMPARED = ("policy", "leaves", "repeat", "mismatched_requests", "mismatched_tokens", "ended")
 _BY_REQUEST = ("predicted_hit_tokens", "measured_hit_tokens", "predicted_ttft_s", "measured_ttft_s")
 
 
-@dataclass(frozen=True, slots=True)
-class KnownRun:
+class KnownRun(Struct, frozen=True):
     """A run and what the store knows it by.
 
     `request` is the digest of all that shapes its numbers except the sources, whose digest is
@@ -52,7 +53,7 @@ def request_digest(
 ) -> str:
     """Return a digest of what a run is to replay (32 hex digits)."""
     values = {name: float(value) for name, value in params.items()}
-    settings = asdict(setting)
+    settings = as_columns(setting)
     for name, default in _STEP_DEFAULTS.items():  # digests of runs without them stay
         if settings[name] == default:
             del settings[name]
@@ -94,7 +95,7 @@ def with_parts(store: Store, runs: Sequence[KnownRun]) -> list[KnownRun]:
 def add_run(store: Store, trace: Trace, run: Run, code: str) -> Run:
     """Store `run` in the place of what older sources made of the same request; return it dated."""
     dated = replace(run, **_stamp())
-    columns = asdict(dated)
+    columns = as_columns(dated)
     params, parts, _ = columns.pop("params"), columns.pop("parts"), columns.pop("run_id")
     setting = columns["setting"]
     steps = {name: setting.pop(name) for name in STEP_PARAMETERS}
@@ -173,7 +174,7 @@ def add_validation(store: Store, trace: Trace, validation: Any) -> int:
         validation_id = store.row(
             "validate/add_validation",
             trace_id=trace.trace_id,
-            engine=asdict(engine) | {"flags": list(engine.flags)},
+            engine=as_columns(engine) | {"flags": list(engine.flags)},
             **_stamp(),
             **{name: getattr(validation, name) for name in _VALIDATED},
             deployment=_as_json(validation.deployment),
@@ -281,8 +282,8 @@ def _validation_run(run: Any) -> dict[str, Any]:
     return {
         **{name: getattr(run, name) for name in _COMPARED},
         "flags": list(run.flags),
-        "predicted": asdict(run.predicted),
-        "measured": asdict(run.measured),
+        "predicted": as_columns(run.predicted),
+        "measured": as_columns(run.measured),
         "failed_requests": len(run.failed),
         **{name: getattr(run, name)[run.counted].tolist() for name in _BY_REQUEST},
         "request_numbers": run.numbers[run.counted].tolist() if len(run.numbers) else None,

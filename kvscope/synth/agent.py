@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 from numpy.random import Generator
 
 from kvscope.synth.base import Counts, Ids, Profile, Record, Skewed, Thread, arrivals, in_order
 
 
-@dataclass(slots=True)
-class _AgentThread:
+class _AgentThread(Struct):
     """An open session: its conversation, the head it falls back to, its number of turns."""
 
     thread: Thread

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar, Protocol, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 from numpy.random import Generator
 
 from kvscope.core.errors import UsageError
@@ -22,8 +22,7 @@ class Counts(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Skewed:
+class Skewed(Struct, frozen=True):
     """Lognormal around `mean`, as the lengths of prompts and answers are.
 
     `sigma` is the standard deviation of ln(count); `mean` is the mean before the values
@@ -40,8 +39,7 @@ class Skewed:
         return max(1, min(self.maximum, round(rng.lognormal(mu, self.sigma))))
 
 
-@dataclass(frozen=True)
-class Geometric:
+class Geometric(Struct, frozen=True):
     """Memoryless around `mean`: each one is the last with probability 1/mean."""
 
     mean: float
@@ -51,8 +49,7 @@ class Geometric:
         return int(rng.geometric(1 / self.mean))
 
 
-@dataclass(frozen=True)
-class Fixed:
+class Fixed(Struct, frozen=True):
     """Always the same count: for traces whose arithmetic can be done by hand."""
 
     value: int
@@ -150,8 +147,7 @@ class Ids:
         return range(first, self._blocks)
 
 
-@dataclass(slots=True)
-class Thread:
+class Thread(Struct):
     """An open conversation: what its next prompt repeats, and its state.
 
     `blocks` are the full blocks that the next prompt starts with, `history_tokens` is the length
@@ -211,8 +207,7 @@ class Thread:
         self.history_tokens = len(prefix) * self.block_size
 
 
-@dataclass(frozen=True)
-class Chats:
+class Chats(Struct, frozen=True):
     """Conversations that go on after any turn with `returning_share`, exponential gaps apart."""
 
     opening_tokens: Counts

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.random import Generator
 
 from kvscope.synth.base import (
@@ -22,8 +23,7 @@ from kvscope.synth.base import (
 )
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(Struct, frozen=True):
     """A kind of program: calls that share a system prompt, each fanned out over a document.
 
     Runs start at `run_rate_per_s` and make `calls` calls, exponential gaps of mean
@@ -43,8 +43,7 @@ class Program:
     fan_out_gap_sigma: float = 0.0
 
 
-@dataclass(frozen=True)
-class Dialogue:
+class Dialogue(Struct, frozen=True):
     """The rare multi-turn user of an API: few of them, with very long contexts."""
 
     rate_per_s: float
@@ -111,8 +110,7 @@ DIALOGUE = Dialogue(
 )
 
 
-@dataclass(slots=True)
-class LaterRequest:
+class LaterRequest(Struct):
     """A future request and its later turns; `thread` holds what it shares with others."""
 
     thread: Thread
@@ -121,8 +119,7 @@ class LaterRequest:
     turns: int = 1
 
 
-@dataclass(slots=True)
-class ProgramRun:
+class ProgramRun(Struct):
     """A running program: its user, its system prompt, and its remaining calls."""
 
     program: Program

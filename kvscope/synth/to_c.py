@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.random import Generator
 
 from kvscope.synth.base import (
@@ -26,8 +27,7 @@ def bucket(turn: int) -> int:
     return sum(turn >= first for first in FIRST_TURN_OF_BUCKET) - 1
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """A request type: its share, the gaps between its turns, and the tokens of a turn.
 
     `share` is of the conversations. Tuples have an entry per turn bucket (1, 2, 3, 4-6, 7+):
@@ -74,8 +74,7 @@ KINDS = (
 )  # fmt: skip
 
 
-@dataclass(slots=True)
-class _Chat:
+class _Chat(Struct):
     """An open conversation and the number of turns it will have."""
 
     thread: Thread

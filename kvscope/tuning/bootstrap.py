@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.core.jit import callable_in_kernels, kernel
@@ -46,8 +46,7 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _UNIT = 2.0**-53
 
 
-@dataclass(frozen=True, slots=True)
-class Gain:
+class Gain(Struct, frozen=True):
     """How far a figure is below the baseline's, and its 95 % interval; negative where it is above.
 
     A share of the baseline's figure, or a difference where the field that holds it says so. Minus
@@ -70,8 +69,7 @@ class Gain:
         return self.low == self.high
 
 
-@dataclass(frozen=True, slots=True)
-class Resampled:
+class Resampled(Struct, frozen=True):
     """F figures of one policy's latencies: `value`, and `resamples`, an array of 3 x R x F.
 
     R resamples each of conversations, of short stretches of time and of eighths of the window.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.tuning.bootstrap import Resampled
 
@@ -14,8 +14,7 @@ _DAY_H = 24.0
 _LONGEST_H = 30 * _DAY_H
 
 
-@dataclass(frozen=True, slots=True)
-class Canary:
+class Canary(Struct, frozen=True):
     """A canary that shows the gain with 80 % power at 95 % confidence.
 
     `replicas` with the new policy are compared for `hours` with as many that keep LRU, at

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvscope.core.runs import PartOutcome
@@ -26,8 +27,7 @@ _FALLING = ("attainment", "prefill throughput")
 _ALIKE = 0.02  # a difference in the target's percentile that does not matter
 
 
-@dataclass(frozen=True, slots=True)
-class Harm:
+class Harm(Struct, frozen=True):
     """A limit that a policy breaks: the figure, its change against LRU, and how far it may go.
 
     For `attainment` (a difference of shares), `tel` and the percentile (shares of LRU's), `change`
@@ -39,8 +39,7 @@ class Harm:
     limit: float
 
 
-@dataclass(frozen=True, slots=True)
-class WindowTrial(Trial):
+class WindowTrial(Trial, frozen=True):
     """A trial compared with LRU at the present capacity on the same window.
 
     `gains` are by the names of kvscope.tuning.bootstrap, `attainment_gain` is a difference of
@@ -111,7 +110,7 @@ class Window:
         rate_scale = self.evaluator.workload.setting.rate_scale
         queued = self.target.view == "queued"
         measured = WindowTrial(
-            **{field.name: getattr(trial, field.name) for field in fields(Trial)},
+            **{name: getattr(trial, name) for name in Trial.__struct_fields__},
             gains={},
             attainment_gain=Gain(0.0, 0.0, 0.0),
             harms=(),

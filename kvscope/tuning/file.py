@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError
@@ -236,8 +237,7 @@ class RecommendationTable(msgspec.Struct):
     tier: TierTable | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyFile:
+class PolicyFile(Struct, frozen=True, kw_only=True):
     """A policy to run, what was fitted for it, and the trace that both were taken from.
 
     A recommendation also has the target, the capacity and the latency that it was chosen for.
@@ -251,8 +251,7 @@ class PolicyFile:
     profile: LatencyProfile | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecommendationFile(PolicyFile):
+class RecommendationFile(PolicyFile, frozen=True, kw_only=True):
     """What `kvscope tune` recommends; a `tier` is below the pool of `capacity_tokens`."""
 
     verdict: AnyVerdict

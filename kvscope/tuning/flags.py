@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import Policy
@@ -30,8 +31,7 @@ _SGLANG_PARAMETERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Flags:
+class Flags(Struct, frozen=True):
     """Flags for each engine; None where it cannot run the policy."""
 
     sglang: str | None
@@ -48,8 +48,7 @@ class Flags:
         return self.sglang is not None or (self.vllm is not None and not self.vllm_needs_plugin)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLaunch:
+class EngineLaunch(Struct, frozen=True):
     """How an engine is started, apart from its policy.
 
     `num_gpu_blocks` is the size of the pool where it is stated, running requests and vLLM's block 0

@@ -7,11 +7,12 @@ one choice. Choosing sees no later request; every replay starts at the first one
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from threading import Event
 from typing import Literal, NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.fleet.sweep import Fleet, FleetRun
 from kvscope.policies.base import Policy
@@ -42,8 +43,7 @@ FleetVerdict = Literal["confirmed", "resized", "misses-slo"]
 WindowName = Literal["choosing", "judged"]
 
 
-@dataclass(frozen=True, slots=True)
-class RouterSize:
+class RouterSize(Struct, frozen=True):
     """A router with LRU: the fewest replicas that meet the SLO on the choosing window.
 
     `run` is that fleet; the most that were tried where `replicas` is None. `compared` is what ranks
@@ -63,8 +63,7 @@ class RouterSize:
         return _rank(self.run)[0], *_rank(self.compared)[1:]
 
 
-@dataclass(frozen=True, slots=True)
-class CapacityChoice:
+class CapacityChoice(Struct, frozen=True):
     """The best fleet on the choosing window with one capacity of a replica.
 
     `routers`, best first, are with LRU, `policies` behind the first of them. `chosen` is None where
@@ -85,8 +84,7 @@ class CapacityChoice:
         return self.cost, self.chosen.fleet.replicas, self.capacity_blocks
 
 
-@dataclass(frozen=True, slots=True)
-class EndFleet:
+class EndFleet(Struct, frozen=True):
     """One end of what is not known, behind the chosen router.
 
     `agrees`: whether the chosen policy would be chosen there as well, and harms nothing on the
@@ -99,8 +97,7 @@ class EndFleet:
     replicas: int | None = None
 
 
-@dataclass(frozen=True)
-class FleetTuning:
+class FleetTuning(Struct, frozen=True):
     """A fleet, chosen on one window and judged on the next.
 
     `capacities` are the choices with each capacity that was compared, the best first. `recommended`

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Bools, Float64s, Int32s
@@ -14,8 +14,7 @@ from kvscope.tuning.bootstrap import Bootstrap, interval
 from kvscope.tuning.target import Target
 
 
-@dataclass(frozen=True, slots=True)
-class FleetSize:
+class FleetSize(Struct, frozen=True):
     """The fewest replicas that meet an SLO, and the 95 % interval of that number.
 
     None stands for more than the most that were tried.

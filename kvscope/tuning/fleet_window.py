@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from threading import Event
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.characterize.windows import Windows
 from kvscope.core.arrays import Float64s
@@ -39,8 +39,7 @@ Advance = Callable[[int], None]
 """Called with how many replays were done."""
 
 
-@dataclass(frozen=True, slots=True)
-class FleetWindows:
+class FleetWindows(Struct, frozen=True):
     """The number of requests, in order of arrival, that warm caches, choose, and judge."""
 
     warmup_requests: int
@@ -48,8 +47,7 @@ class FleetWindows:
     judged_requests: int
 
 
-@dataclass(frozen=True)
-class FleetPlan:
+class FleetPlan(Struct, frozen=True, dict=True):
     """What is tuned: requests, contenders and the SLO.
 
     `capacities` are those of a replica to choose from, in blocks; none: some up to where LRU loses
@@ -103,8 +101,7 @@ class FleetPlan:
         return counted(early, warm), counted(prompts, until)
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyTrial:
+class PolicyTrial(Struct, frozen=True):
     """An eviction policy behind the chosen router, compared with LRU on the choosing window.
 
     `replicas` are the fewest that meet the SLO and harm nothing, at most as many as LRU takes; the

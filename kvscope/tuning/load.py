@@ -7,9 +7,9 @@ worse one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.characterize.windows import Windows
 from kvscope.core.runs import RunSetting
@@ -65,8 +65,7 @@ def running_blocks(
     return min(running, capacity_blocks - int(fitting.max(initial=1)))
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """How the replicas of a deployment bear the arrivals of one window, under LRU.
 
     `growth` is that of the queue. The rest is set where they are `overloaded`: the least number

@@ -8,10 +8,11 @@ inferred, as long as later requests do not change where they begin.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvscope.core.trace import Prompts
@@ -39,8 +40,7 @@ def conversation_draws(prompts: Prompts, seed: int = 0) -> NDArray[np.float64]:
     return np.asarray((x >> np.uint64(11)) * 2.0**-53)
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
+class Replica(Struct, frozen=True):
     """The numbers of the requests that one replica serves, and the workload that they make."""
 
     requests: NDArray[np.int64]
@@ -93,11 +93,7 @@ def together(
     return ServedRequests(
         prompts=workload.prompts,
         first=_first(workload),
-        **{
-            each.name: column(each.name)
-            for each in fields(ServedRequests)
-            if each.name not in given
-        },
+        **{name: column(name) for name in ServedRequests.__struct_fields__ if name not in given},
     )
 
 

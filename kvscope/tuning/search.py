@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.policies.base import Parameter, Policy
 from kvscope.policies.lru import Lru
@@ -26,8 +27,7 @@ Rank = Callable[[Trial], tuple[float, ...]]
 """A sort key of trials, best first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Contender:
+class Contender(Struct, frozen=True):
     """One variant of a policy and its trials at one capacity, the best first."""
 
     variant: Variant

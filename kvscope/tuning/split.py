@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvscope.characterize.windows import Windows
@@ -24,8 +25,7 @@ _BUCKETS = np.array(["1", "2", "3", "4-6", "7+"])
 _FIRST_TURNS = (2, 3, 4, 7)  # of the buckets after the first one
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(Struct, frozen=True):
     """The number of requests, in order of arrival, in each window, and when the last two begin.
 
     Every replay starts at the trace's first request, so that the cache is warm. Parameters are

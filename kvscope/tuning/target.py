@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from kvscope.core.units import format_percentile
 
@@ -15,8 +16,7 @@ MAX_P50_REGRESSION = 0.25
 MIN_THROUGHPUT = 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """At least a share `percentile` of the requests has a TTFT within `slo_s`, in a view.
 
     Equally: at most a share 1 - percentile violates the SLO. `measure` ranks replays: by the TTFT
@@ -41,8 +41,7 @@ class Target:
         return self.measure if self.measure == "violations" else self.rank_name
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """How much worse than LRU a policy may be.
 
     The 95 % interval of the change of SLO attainment (a share of the requests) must not reach below

@@ -8,7 +8,8 @@ harm on the held-out one, and at the ends of what is not known exactly.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kvscope.tuning.tier_search import gains
 from kvscope.tuning.tier_trial import ALIKE, TierTrial, TierWindow
@@ -18,8 +19,7 @@ _COMPARED = 5  # intervals on the validation window
 _LEAST_FREED = 0.01  # of the GPU's time that is worth a change where the SLO is met
 
 
-@dataclass(frozen=True, slots=True)
-class PoolInterval:
+class PoolInterval(Struct, frozen=True):
     """The interval that was chosen for the pool alone, on validation and on held-out window.
 
     `kept`: it gains and does no harm on held-out requests and at all ends.

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from kvscope.replay.parameter_estimates import Estimates, bind, estimate_parameters
 from kvscope.replay.policy_options import Variant

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kvscope.characterize.windows import Windows
 from kvscope.core.errors import UsageError
@@ -39,8 +40,7 @@ DEFAULT_INTERVAL = 0.0
 """vLLM's `--prefix-cache-retention-interval`, as `kvscope.policies.lru_retention` counts them."""
 
 
-@dataclass(frozen=True, slots=True)
-class TierCandidate:
+class TierCandidate(Struct, frozen=True):
     """A tier of `size_bytes` below the pool; `offload` is how it works, as `--offload` takes it.
 
     `files_bytes` are those of an SSD below CPU memory, where an engine keeps files; 0 without.
@@ -75,16 +75,14 @@ class TierCandidate:
         return (self.kind, self.size_bytes), *(below if self.files_bytes else ())
 
 
-@dataclass(frozen=True, slots=True)
-class TierRejection:
+class TierRejection(Struct, frozen=True):
     """A candidate under which requests of a window never start, and why."""
 
     candidate: TierCandidate
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class TierTrial:
+class TierTrial(Struct, frozen=True):
     """What one candidate, or the pool alone (None), did on one window.
 
     `trial` is compared with the baseline of its `TierWindow`; its harms are also those against the
@@ -121,8 +119,7 @@ def candidate_of(trial: TierTrial) -> TierCandidate:
     return trial.candidate
 
 
-@dataclass(frozen=True, slots=True)
-class TierPlan:
+class TierPlan(Struct, frozen=True):
     """What is tuned: one engine with `pool_blocks`, and the candidates.
 
     `block_bytes` are those of a block over all `gpus` of the engine, which read side by side.

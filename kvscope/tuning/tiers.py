@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
 from kvscope.core.executor import Executor
@@ -60,8 +61,7 @@ FULL = End("an SSD full of other files")
 _COMPARED = 8  # candidates on the validation window
 
 
-@dataclass(frozen=True, slots=True)
-class TierEnd:
+class TierEnd(Struct, frozen=True):
     """The choice at one end of what is not known, on the held-out window.
 
     `holds`: it does no harm there, and pays its price where that is what it was chosen for.
@@ -74,8 +74,7 @@ class TierEnd:
     holds: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TierTuning:
+class TierTuning(Struct, frozen=True):
     """The verdict and what it rests on.
 
     - pays: the choice meets the SLO, and the pool alone does not; or it saves more GPU time

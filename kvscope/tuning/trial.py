@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
 from threading import Event
 from typing import Any, Self, TypeVar
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.core.errors import InputError, Stopped
@@ -27,8 +27,7 @@ Advance = Callable[[int], None]
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Struct, frozen=True):
     """One policy at one capacity, and the results of a window's counted requests.
 
     `times_ms` are percentiles of TTFT and `target_s` the one that the target names, nearest rank;

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
 from threading import Event
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kvscope.characterize.windows import Windows
 from kvscope.core.executor import Executor
@@ -47,8 +48,7 @@ _COMPARED = 5  # settings of each policy that the validation window chooses from
 _KEPT_POLICIES, _KEPT_SETTINGS = 3, 3  # that the search for capacities goes on with
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Struct, frozen=True):
     """One end of what is not known exactly: the capacity, how long prefill takes, session starts.
 
     Sessions without a common clock begin as `sessions` say; None: as the trace has them.
@@ -60,8 +60,7 @@ class End:
     sessions: SessionStarts | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TuningOptions:
+class TuningOptions(Struct, frozen=True):
     """The target, the variants that compete with LRU, and the capacities.
 
     `capacity_blocks` is that of each of `replicas`, which share the trace by whole conversations;
@@ -91,8 +90,7 @@ class TuningOptions:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RequiredCapacity:
+class RequiredCapacity(Struct, frozen=True):
     """The least capacity that meets the SLO on the training window, and its held-out trial.
 
     `would_need_blocks` is what the held-out window would have needed, where `held_out` does not
@@ -104,8 +102,7 @@ class RequiredCapacity:
     would_need_blocks: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class EndVerdict:
+class EndVerdict(Struct, frozen=True):
     """The verdict at one end, the choice being the same; both trials are of the held-out window.
 
     `eligible`: whether the choice may be recommended there, and does no harm on either window;
@@ -119,8 +116,7 @@ class EndVerdict:
     eligible: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TuningResult:
+class TuningResult(Struct, frozen=True):
     """The verdict and all that it rests on.
 
     `lru` and `choice` are judged on the validation and the held-out window; `choice` is None where

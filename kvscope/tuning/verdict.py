@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from kvscope.tuning.comparison import WindowTrial
 from kvscope.tuning.target import Target
@@ -11,8 +12,7 @@ from kvscope.tuning.target import Target
 Verdict = Literal["switch", "keep-lru", "add-capacity", "unreachable", "overloaded"]
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(Struct, frozen=True):
     """One policy at the present capacity, on the validation and on the held-out window."""
 
     validation: WindowTrial

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvscope.core.errors import EngineError
@@ -38,8 +39,7 @@ _ROUNDS = 2
 _Simulator = Callable[[StepCost], EngineReplay]
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(Struct, frozen=True):
     """The tokens that each request finds cached, and its TTFT in seconds.
 
     TTFT is nan for a request that an engine with so few blocks would reject.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 from threading import BoundedSemaphore, Event, Lock
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from kvscope.core.errors import EngineError
@@ -23,8 +23,7 @@ _STEP_S = 0.05
 _SHORT_S = 0.001
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(Struct, frozen=True):
     """When requests are sent: `sequential`, `in-flight` (so many at once), or as `recorded`.
 
     In flight, a turn waits for the answer to the one before it, as a user does.
@@ -49,8 +48,7 @@ class Pace:
         return "as recorded" + (f", {self.rate_scale:g} times as fast" * (self.rate_scale != 1))
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(Struct, frozen=True):
     """What an engine did with R requests; every array has R entries.
 
     Times are in seconds, `sent_s` from the first request on; nan where there was no answer.
@@ -72,8 +70,7 @@ class Measurement:
         return np.isfinite(self.finish_s)
 
 
-@dataclass(slots=True)
-class TraceReplay:
+class TraceReplay(Struct):
     """Sends every request of a trace, in order, and reads the answers in threads of their own.
 
     `advance` counts answers; a set `stop` ends the replay.
@@ -88,7 +85,7 @@ class TraceReplay:
     _answers: dict[int, Answer] = field(default_factory=dict)
     _pending: dict[int, Pending] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
-    _room: BoundedSemaphore = field(init=False)
+    _room: BoundedSemaphore = field(default_factory=BoundedSemaphore)
     _ended: str = ""
 
     def __post_init__(self) -> None:

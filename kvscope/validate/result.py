@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from kvscope.core.percentiles import Percentiles
@@ -21,8 +21,7 @@ from kvscope.validate.tokens import TraceSample
 Verdict = Literal["confirmed", "not confirmed", "inconclusive"]
 
 
-@dataclass(frozen=True, slots=True)
-class EngineFacts:
+class EngineFacts(Struct, frozen=True):
     """The engine that was measured, as far as it is known.
 
     `blocks` are those that requests can use, `flags` what it was started with for every policy.
@@ -37,8 +36,7 @@ class EngineFacts:
     flags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(Struct, frozen=True):
     """The counted requests, predicted or measured; TEL and violations need an SLO."""
 
     hit_tokens: int
@@ -48,8 +46,7 @@ class Figures:
     violations: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class RunFacts:
+class RunFacts(Struct, frozen=True):
     """One run of one policy on the engine: prediction and measurement.
 
     Figures are of the `counted` requests: those after the warm-up that were answered.
@@ -78,8 +75,7 @@ class RunFacts:
     numbers: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Struct, frozen=True):
     """One comparison; `passed` is None where the measurement is inconclusive."""
 
     name: str
@@ -87,16 +83,14 @@ class Check:
     words: str
 
 
-@dataclass(frozen=True, slots=True)
-class GainComparison:
+class GainComparison(Struct, frozen=True):
     """The recommended policy's gain over LRU, predicted and measured (95 % intervals)."""
 
     predicted: Mapping[str, Gain]
     measured: Mapping[str, Gain]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValidationFacts:
+class ValidationFacts(Struct, frozen=True, kw_only=True):
     """What the store keeps of a validation too; `ended` is why it ended early, or empty.
 
     `deployment` has what is stated of the one that the engine stands for, as in `Run`.
@@ -114,8 +108,7 @@ class ValidationFacts:
     deployment: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Validation(ValidationFacts):
+class Validation(ValidationFacts, frozen=True, kw_only=True):
     """A new validation: all requests of each run, and what follows from them."""
 
     warmup: int
@@ -124,8 +117,7 @@ class Validation(ValidationFacts):
     checks: tuple[Check, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredValidation(ValidationFacts):
+class StoredValidation(ValidationFacts, frozen=True, kw_only=True):
     """A validation of the store, with the counted requests of each run."""
 
     created_at: datetime
@@ -133,7 +125,7 @@ class StoredValidation(ValidationFacts):
 
 def stored_validations(store: Store, trace: Trace) -> tuple[StoredValidation, ...]:
     """Return the validations of `trace`, the latest first."""
-    facts = {field.name for field in fields(StoredValidation)} - {"engine", "runs"}
+    facts = {*StoredValidation.__struct_fields__} - {"engine", "runs"}
     return tuple(
         StoredValidation(
             engine=msgspec.convert(row["engine"], EngineFacts),

@@ -7,10 +7,11 @@ occur nowhere else. So an engine hits what the trace hits, in blocks of any size
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvscope.core.errors import InputError
@@ -34,8 +35,7 @@ _MIX = (
 Tokens = NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class TraceSample:
+class TraceSample(Struct, frozen=True):
     """The requests to replay, of `total`, and how many are left out, by reason.
 
     `numbers` are those of the requests in the trace.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kvscope.core.errors import EngineError, UsageError
 from kvscope.deployment.kv_groups import KvGroups
@@ -41,8 +42,7 @@ _SEED_BITS = 48
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyRun:
+class PolicyRun(Struct, frozen=True):
     """A policy, the flags and the environment by which vLLM runs it, and what was fitted for it."""
 
     policy: Policy = field(default_factory=Lru)
@@ -104,8 +104,7 @@ def interleaved(runs: list[PolicyRun], repeats: int) -> list[tuple[int, PolicyRu
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class ValidationPlan:
+class ValidationPlan(Struct, frozen=True):
     """What to replay, and how to judge it.
 
     `warmup` is the share of the requests, the first ones, that only fill the cache; `forced` as in
@@ -132,8 +131,7 @@ class ValidationPlan:
         return int(self.warmup * len(self.sample.prompts.leaf))
 
 
-@dataclass(frozen=True, slots=True)
-class RunningEngine:
+class RunningEngine(Struct, frozen=True):
     """An engine that answers, its model, and `died`, which returns why it no longer does.
 
     `seed` is added to that of the tokens, so that one that has served the trace has none of them.

@@ -28,11 +28,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Generator
-from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from kvscope.core.errors import EngineError
 from kvscope.learning.conversations import UNKNOWN, Sessions
@@ -86,8 +86,7 @@ class EventBatch(msgspec.Struct, array_like=True):
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
 
 
-@dataclass(slots=True)
-class _Chain:
+class _Chain(Struct):
     """A chain that may still grow.
 
     `was_cached`: nothing of it was stored since it began. `batch` is the one that it grew with last
@@ -114,8 +113,7 @@ class _Chain:
         return (self.last_s - self.output_start_s) / (self.output_blocks - 1)
 
 
-@dataclass(slots=True)
-class BlockChains:
+class BlockChains(Struct):
     """Assembles requests from events; counts tell how many it can have missed.
 
     `stored` blocks of which `unknown` lie behind unknown ones; `reported` requests that began with

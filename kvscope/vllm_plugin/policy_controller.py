@@ -6,10 +6,10 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.core.errors import UsageError
 from kvscope.learning.conversations import read_hints
@@ -20,8 +20,7 @@ from kvscope.policies.base import ADAPT_EVERY, ENDS, RECENT, Floats, LanePolicy,
 from kvscope.policies.registry import plugin_policies
 
 
-@dataclass(slots=True)
-class RequestState:
+class RequestState(Struct):
     """What is known of a request that is being served; `memo` is the learner's."""
 
     number: int

@@ -18,10 +18,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from kvscope.core.files import LineFile
 from kvscope.learning.conversations import RequestHints, Sessions, read_hints
@@ -119,8 +120,7 @@ class Hashes:
         ]
 
 
-@dataclass(slots=True)
-class _RecordedRequest:
+class _RecordedRequest(Struct):
     """What is known of a request that is being served."""
 
     number: int

@@ -15,11 +15,11 @@ The policy of vLLM's CPU tier (see `cpu_tier`) has the parameters of that policy
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec import Struct
 
 from kvscope.core.errors import InputError
 from kvscope.core.toml_files import document_in, table_as
@@ -50,8 +50,7 @@ class SettingsTable(msgspec.Struct, forbid_unknown_fields=True):
     clock: Literal["", "requests"] = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PluginSettings:
+class PluginSettings(Struct, frozen=True):
     """The policy that orders free blocks, what was fitted for it, and the recording's folder.
 
     `cpu_tier` is a policy for vLLM's CPU tier alone. `trace_clock`: the policy's clock is the time

@@ -18,8 +18,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError, placed
@@ -110,8 +112,7 @@ class _Approximation:
         return "lru"
 
 
-@dataclass(frozen=True, slots=True)
-class HiCacheSpec(_Approximation):
+class HiCacheSpec(Struct, _Approximation, frozen=True):
     """SGLang's HiCache in the host's memory; `write_policy` is --hicache-write-policy.
 
     The other options are of storage below (`HiCacheOnFilesSpec`), with SGLang's defaults.
@@ -192,10 +193,8 @@ class HiCacheSpec(_Approximation):
         return OffloadLaunch("SGLang", (*options, "--hicache-write-policy", self.write_policy))
 
 
-class HiCacheOnFilesSpec(HiCacheSpec):
+class HiCacheOnFilesSpec(HiCacheSpec, frozen=True):
     """SGLang's HiCache with its storage backend `file` below the host's memory."""
-
-    __slots__ = ()
 
     @property
     def in_words(self) -> str:
@@ -237,8 +236,7 @@ class HiCacheOnFilesSpec(HiCacheSpec):
         return OffloadLaunch(memory.engine, arguments, folder, server=server)
 
 
-@dataclass(frozen=True, slots=True)
-class LmCacheSpec(_Approximation):
+class LmCacheSpec(Struct, _Approximation, frozen=True):
     """LMCache's CPU backend under vLLM; fields are its options, with its defaults."""
 
     NAME: ClassVar[str] = LMCACHE

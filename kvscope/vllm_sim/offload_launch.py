@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 
-@dataclass(frozen=True, slots=True)
-class OffloadLaunch:
+class OffloadLaunch(Struct, frozen=True):
     """Arguments and environment variables of a tier, beside all others of the engine.
 
     `engine` is a name for the reader, `server` the command that starts it. `needs` is what has to

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, get_args
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from kvscope.core import units
 from kvscope.core.errors import UsageError, placed
+from kvscope.core.records import defaults
 from kvscope.policies.base import GUARD, LanePolicy, Parameter, Policy
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.tlru import NOT_OF_CHUNKS, TLru
@@ -52,8 +55,7 @@ FIXED = {
 _FORM = f"write for example {_VLLM}{RELEASES[-1]} or {_VLLM}{RELEASES[-1]}:eviction_policy=arc"
 
 
-@dataclass(frozen=True, slots=True)
-class OffloadSpec:
+class OffloadSpec(Struct, frozen=True):
     """vLLM's CPU tier without its size; fields are vLLM's options, with its defaults.
 
     `params` are parameters of the policy, where that is one of kvscope's.
@@ -199,10 +201,8 @@ class OffloadSpec:
         return {"kvscope": {"cpu_tier": {"name": policy.name, "params": self._given}}}
 
 
-class OffloadToFilesSpec(OffloadSpec):
+class OffloadToFilesSpec(OffloadSpec, frozen=True):
     """vLLM's CPU tier with its files (`fs`) below, in a folder to be named for PATH."""
-
-    __slots__ = ()
 
     @property
     def in_words(self) -> str:
@@ -235,13 +235,13 @@ def option_values(
     tier: str,
     own: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return the options in `pieces`, by the names of a dataclass's fields with a default.
+    """Return the options in `pieces`, by the names of a record's fields with a default.
 
     `read` returns the value of an option from its text; those of the names `own` were read before.
     Raises UsageError for what is no option of `tier`.
     """
     options: dict[str, Any] = {}
-    known = [field.name for field in fields(kind) if field.default not in (MISSING, ())]
+    known = [name for name, default in defaults(kind).items() if default != ()]
     for piece in pieces:
         name, equals, value = (side.strip() for side in piece.partition("="))
         if not equals or not value:
@@ -260,9 +260,9 @@ def option_values(
 def stated_options(spec: Any, plain: Any) -> dict[str, str]:
     """Return the options that differ from those of `plain`, as text."""
     return {
-        field.name: json.dumps(value).strip('"')
-        for field in fields(spec)
-        if (value := getattr(spec, field.name)) != getattr(plain, field.name)
+        name: json.dumps(value).strip('"')
+        for name in spec.__struct_fields__
+        if (value := getattr(spec, name)) != getattr(plain, name)
     }
 
 

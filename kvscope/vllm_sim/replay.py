@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core import memory
 from kvscope.core.arrays import Bools, Float64s, Int32s
@@ -30,8 +31,7 @@ _BLOCK_BYTES = 2 * BLOCK.itemsize  # while its tables are set up
 SLICE_STEPS = 100_000  # between two checks for an interrupt
 
 
-@dataclass(frozen=True, slots=True)
-class EngineReplay:
+class EngineReplay(Struct, frozen=True):
     """What an engine did with R requests; every array has R entries.
 
     `hit_blocks` were cached when a request was first admitted, as vLLM counts hits;

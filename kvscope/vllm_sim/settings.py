@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
 from typing import Literal, Self, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
 from kvscope.deployment.kv_groups import KvGroups
@@ -14,8 +16,7 @@ from kvscope.policies.base import LanePolicy
 NO_LIMIT = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class StepCost:
+class StepCost(Struct, frozen=True):
     """How long one engine step takes, in seconds.
 
     base_s + max(floor_s, prefill_token_s · u) + prefill_pair_s · u·(c + u/2), summed over the
@@ -33,13 +34,13 @@ class StepCost:
     decode_base_s: float | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is None and field.name == "decode_base_s":
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is None and name == "decode_base_s":
                 continue
             if not (math.isfinite(value) and value >= 0):
                 raise UsageError(
-                    f"{field.name} is {value}", where="step cost", remedy="give a time of 0 or more"
+                    f"{name} is {value}", where="step cost", remedy="give a time of 0 or more"
                 )
         if self.base_s <= 0 or self.decode_base_s == 0:
             name = "base_s" if self.base_s <= 0 else "decode_base_s"
@@ -75,8 +76,7 @@ ChunkPolicy = Literal["lru", "arc", "tlru", "gittins"]
 """The last two are those of kvscope's plugin."""
 
 
-@dataclass(frozen=True, slots=True)
-class Transfers:
+class Transfers(Struct, frozen=True):
     """The time of one transfer: a latency, then that of its chunks; one direction is one queue."""
 
     latency_s: float = 0.0
@@ -89,8 +89,7 @@ AT_ONCE = Transfers()
 PrefetchPolicy = Literal["best_effort", "wait_complete", "timeout"]
 
 
-@dataclass(frozen=True, slots=True)
-class PrefetchSettings:
+class PrefetchSettings(Struct, frozen=True):
     """What SGLang's HiCache reads from storage for requests that arrive, and how long they wait.
 
     A prefetch is of `least_blocks` or more. The time that `timeout` waits grows with the blocks
@@ -103,8 +102,7 @@ class PrefetchSettings:
     timeout_block_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class StorageSettings:
+class StorageSettings(Struct, frozen=True):
     """Files below the CPU tier: none is deleted; once they fill their size, no more are written.
 
     Waiting requests read them, as in vLLM's file system tier (`fs`); with a `prefetch`, as in
@@ -119,8 +117,7 @@ class StorageSettings:
     prefetch: PrefetchSettings | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OffloadSettings:
+class OffloadSettings(Struct, frozen=True):
     """vLLM's OffloadingConnector with memory of the CPU, options under its own names.
 
     `capacity_chunks` is `cpu_bytes_to_use` over the bytes of a chunk of `blocks_per_chunk` blocks.
@@ -170,8 +167,7 @@ class OffloadSettings:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
+class EngineSettings(Struct, frozen=True):
     """Options of vLLM, under its own names.
 
     `usable_blocks` is `--num-gpu-blocks-override` less 1: block 0 stands for "no block".

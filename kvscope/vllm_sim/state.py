@@ -8,10 +8,10 @@ the trie.
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
+from msgspec.structs import replace
 
 from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.errors import UsageError
@@ -438,7 +438,7 @@ def _state(settings: EngineSettings, cost: StepCost) -> Records:
         state.export_tokens = settings.groups.export_tokens
         rehashes = settings.rehashes_states and not hits_within_blocks(settings)
         state.rehashes_states = rehashes and settings.groups.state_tokens > 0
-    for field in fields(cost):
-        value = getattr(cost, field.name)
-        state[field.name] = cost.base_s if value is None else value  # decode_base_s
+    for name in cost.__struct_fields__:
+        value = getattr(cost, name)
+        state[name] = cost.base_s if value is None else value  # decode_base_s
     return state

@@ -8,7 +8,6 @@ import json
 import logging
 import re
 from collections.abc import Iterator
-from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -32,6 +31,7 @@ from kvscope.app.options import (
     parsed,
 )
 from kvscope.cli.app import run
+from kvscope.core.records import defaults
 from kvscope.tuning.file import read_recommendation
 from tests.cli.replayed import write_trace
 from tests.cli.shell import python
@@ -173,13 +173,13 @@ def test_values_are_texts_or_numbers() -> None:
 def test_arguments_are_the_options(function: Any, options: Any, missing: set[str]) -> None:
     """An option of a command is an argument of its function, with the same default."""
     arguments = dict(inspect.signature(function).parameters)
-    names = {each.name: each.default for each in fields(options)}
+    names = {**dict.fromkeys(options.__struct_fields__), **defaults(options)}
     if arguments.pop("of", None):
         of, stated = api.DeploymentArguments, DeploymentOptions
         if function in {kvscope.simulate_fleet, kvscope.tune_fleet}:
             of, stated = api.ReplicaArguments, ReplicaOptions
         deployment = set(get_type_hints(of))
-        assert deployment == {each.name for each in fields(stated)}
+        assert deployment == {*stated.__struct_fields__}
         assert not any(names.pop(name) for name in deployment)
     assert set(names) - set(arguments) == missing
     assert set(arguments) - set(names) <= {"trace", "source", "left", "right", "db"}

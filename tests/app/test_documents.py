@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
+from msgspec.structs import replace
 
 from kvscope import __version__
 from kvscope.app.documents.base import Document, TraceFacts, to_dict, to_json

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 
 import pytest
@@ -55,7 +54,7 @@ def test_options_of_a_class_stand_where_the_command_wants_them(capsys: Streams) 
     ]
     assert list(inspect.signature(typed(read)).parameters) == [
         "first",
-        *(field.name for field in dataclasses.fields(Reading)),
+        *Reading.__struct_fields__,
         "last",
         "debug",
     ]

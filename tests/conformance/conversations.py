@@ -5,9 +5,10 @@ The same requests go to vLLM as tokens and to kvscope as paths of a trie.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvscope.core.trace import Prompts

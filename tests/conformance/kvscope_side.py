@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from kvscope.policies.base import LanePolicy
 from kvscope.replay.replay import NO_TABLES, Tables

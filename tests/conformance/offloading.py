@@ -6,10 +6,12 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import LanePolicy

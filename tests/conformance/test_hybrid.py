@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.policies.lru import Lru

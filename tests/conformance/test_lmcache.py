@@ -13,12 +13,12 @@ import logging
 import math
 import sys
 import warnings
-from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kvscope.policies.lru import Lru
 from kvscope.vllm_sim.offload_engines import LmCacheSpec

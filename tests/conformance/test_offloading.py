@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kvscope.core.hits import standard
 from kvscope.learning.guard import Guard

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.vllm_sim.settings import OffloadSettings

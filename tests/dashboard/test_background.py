@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dashboard import background_cache, connection, worker_process
 from kvscope.core.errors import InputError, Stopped

@@ -100,8 +100,14 @@ def _line(request: Request, *, given: bool) -> bytes:
 
 def differences(one: Any, other: Any, place: str = "") -> list[str]:
     """Return where two results differ, number by number and bit by bit."""
-    if is_dataclass(one) and type(one) is type(other):
-        names = [each.name for each in fields(one)]
+    if isinstance(one, msgspec.Struct) or is_dataclass(one):
+        if type(one) is not type(other):
+            return [f"{place}: {one} {other}"]
+        names = (
+            one.__struct_fields__
+            if isinstance(one, msgspec.Struct)
+            else [each.name for each in fields(one)]
+        )
         pairs = [(getattr(one, name), getattr(other, name), f"{place}.{name}") for name in names]
     elif isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
         pairs = [(a, b, f"{place}[{k}]") for k, (a, b) in enumerate(zip(one, other, strict=True))]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import os
 import shutil
 import tempfile
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kvscope.app.analyze import analyze
 from kvscope.app.requests import AnalyzeRequest
@@ -163,7 +164,7 @@ def check_facts(paths: PromptPaths, found: FollowedShards, definition: HitDefini
     assert timely[-1][2].live == known.live
     new = [found.novelty(definition, begin, lengths) for begin, lengths, _ in timely]
     expected = novelty(paths, definition)
-    for name in Novelty.__slots__:
+    for name in Novelty.__struct_fields__:
         parts = [getattr(part, name) for part in new]
         assert np.array_equal(getattr(expected, name), np.concatenate(parts)), name
 
@@ -222,7 +223,7 @@ def compare(
 def without_content(analysis: Any) -> Any:
     """Return an analysis without the digest of what was read."""
     trace = replace(analysis.trace, content_hash="")
-    facts = replace(analysis.characterization, trace=trace)
+    facts = dataclasses.replace(analysis.characterization, trace=trace)
     return replace(analysis, trace=trace, characterization=facts)
 
 

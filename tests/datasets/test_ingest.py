@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from types import ModuleType
 from typing import Any, TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 import kvscope
 from kvscope.cli.app import run

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.errors import UsageError

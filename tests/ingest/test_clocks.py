@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import duckdb
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
 from kvscope.ingest.clocks import SessionStarts, open_sessions
@@ -128,7 +128,7 @@ def test_other_starts_make_the_trace_that_would_have_been_read() -> None:
     read = small_traces.prompts(small_traces.built(trace, SIZE, options))
     made = begun(small_traces.prompts(small_traces.built(trace, SIZE)), SessionStarts(1.5, 3, 0.0))
     assert not np.array_equal(made.parent, np.sort(made.parent))
-    for name in made.__dataclass_fields__:
+    for name in made.__struct_fields__:
         if name != "clock":
             assert np.array_equal(getattr(made, name), getattr(read, name)), name
     assert np.count_nonzero(made.clock < 0) == 1

@@ -11,11 +11,11 @@ import subprocess
 import sys
 import textwrap
 import threading
-from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kvscope.core.errors import ExitCode, InputError, UsageError
 from kvscope.core.trace import PromptPaths
@@ -120,8 +120,8 @@ def test_paths_are_told_before_they_are_stored(tmp_path: Path) -> None:
         stored = load_prompts(store, trace)
     [(paths, traces_by_then)] = told
     assert traces_by_then == 0
-    for each in fields(PromptPaths):
-        was, later = getattr(paths, each.name), getattr(stored, each.name)
+    for name in PromptPaths.__struct_fields__:
+        was, later = getattr(paths, name), getattr(stored, name)
         assert np.array_equal(was, later)
         assert np.asarray(was).dtype == np.asarray(later).dtype
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kvscope.core.errors import InputError
 from kvscope.latency import observed

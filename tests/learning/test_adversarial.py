@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kvscope.core.hits import standard
 from kvscope.ingest.pipeline import ingest

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 from kvcache_sim.plan import build_execution_plan
 from kvcache_sim.policies import simulate_policy
 from kvcache_sim.trace import TraceData, block_tokens
+from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition
@@ -103,7 +102,7 @@ def test_one_set_of_distances_serves_every_weight_and_window(
 ) -> None:
     """Distances made once give the same curve as distances made for the definition."""
     prompts = small_traces.prompts(small_traces.built(data.draw(small_traces.requests(2)), 2))
-    other = dataclasses.replace(definition, weight="block", warmup=0.0)
+    other = replace(definition, weight="block", warmup=0.0)
     shared = (flat_distances if definition.flat else lru_distances)(prompts, other)
     alone, served = lru_curve(prompts, definition), lru_curve(prompts, definition, shared)
     assert np.array_equal(alone.knots, served.knots)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kvscope.core.hits import KVCACHE_SIMULATOR, HitDefinition, standard
 from kvscope.core.trace import Prompts
@@ -77,7 +76,7 @@ def test_an_edited_history_diverges(prompts: Prompts) -> None:
 
 
 DEFINITIONS = st.sampled_from(
-    [standard(), standard(outputs="ignored"), dataclasses.replace(KVCACHE_SIMULATOR, warmup=0.0)]
+    [standard(), standard(outputs="ignored"), replace(KVCACHE_SIMULATOR, warmup=0.0)]
 )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple, replace
 
 from kvscope.characterize.windows import Windows
 from kvscope.core.hits import HitDefinition, standard
@@ -50,7 +49,7 @@ def test_rates_are_those_of_the_curve(
     hits = lru_hit_blocks(runs, len(prompts.leaf), capacity)
     outcome = summarize(serve(prompts, definition, hits, PROFILE))
     for weight in ("token", "block", "request"):
-        weighted = dataclasses.replace(definition, weight=weight)
+        weighted = replace(definition, weight=weight)
         rate = float(lru_curve(prompts, weighted, runs).rate(capacity))
         assert getattr(outcome, f"{weight}_hit_rate") == pytest.approx(rate, abs=1e-12)
 
@@ -139,7 +138,7 @@ def test_a_faster_trace_and_slower_tiers_take_longer(prompts: Prompts) -> None:
 
 def test_a_trace_without_times_has_no_queue(prompts: Prompts) -> None:
     """All at once is what a trace says that says nothing."""
-    untimed = dataclasses.replace(prompts, arrival_s=np.zeros(4))
+    untimed = replace(prompts, arrival_s=np.zeros(4))
     hits = np.zeros(4, dtype=np.int32)
     outcome = summarize(serve(untimed, standard(), hits, PROFILE), slo_s=1)
     assert outcome.queued_ttft_ms is outcome.queued_violations is None
@@ -149,8 +148,8 @@ def test_a_trace_without_times_has_no_queue(prompts: Prompts) -> None:
 def test_percentiles_are_nearest_rank() -> None:
     """Of a hundred values p95 is the 95th, of one it is that one."""
     values = np.random.default_rng(0).permutation(np.arange(1, 101))
-    assert dataclasses.astuple(percentiles(values)) == (50, 90, 95, 99)
-    assert dataclasses.astuple(percentiles(np.array([7.5]))) == (7.5,) * 4
+    assert astuple(percentiles(values)) == (50, 90, 95, 99)
+    assert astuple(percentiles(np.array([7.5]))) == (7.5,) * 4
     assert percentiles(np.arange(1, 102)).p95 == 96
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kvscope.app.analyze import Analysis, Caching, analyze
 from kvscope.app.requests import AnalyzeRequest

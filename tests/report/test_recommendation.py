@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from kvscope.app.tune import Recommendation
 from kvscope.core.trace import Trace

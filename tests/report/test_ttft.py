@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 from dashboard.glossary import _MEANINGS, meaning
 from kvscope.core.files import data_folder
@@ -26,13 +26,13 @@ LRU = Outcome(
     queued_tel_ms=None,
     queued_violations=None,
 )
-FASTER = replace(LRU, ttft_ms=Percentiles(10.0, 20.0, 15.0, 40.0))
-SLOWER = replace(LRU, requests=9, ttft_ms=Percentiles(20.0, 20.0, 30.0, 40.0))
+FASTER = dataclasses.replace(LRU, ttft_ms=Percentiles(10.0, 20.0, 15.0, 40.0))
+SLOWER = dataclasses.replace(LRU, requests=9, ttft_ms=Percentiles(20.0, 20.0, 30.0, 40.0))
 
 
 def test_gains_and_prices_are_told_apart() -> None:
     """By percentile; the largest category comes first; no change is neither."""
-    before = {"a": LRU, "b": replace(LRU, requests=9), "c": LRU}
+    before = {"a": LRU, "b": dataclasses.replace(LRU, requests=9), "c": LRU}
     section = ttft.category_section("both", before, {"a": FASTER, "b": SLOWER, "c": LRU})
     assert section.sentences == (
         "p50 falls for no category; it rises for b.",

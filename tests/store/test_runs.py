@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from kvscope import __version__
 from kvscope.core.hits import HitDefinition
@@ -44,7 +45,9 @@ RUN = Run(
     misses=Misses(40, 0, 30, 20),
     parts=(
         PartOutcome("text 1", None, None, OUTCOME),
-        PartOutcome(None, 0.0, 60.0, replace(OUTCOME, queued_ttft_ms=SPREAD, tel_ms=None)),
+        PartOutcome(
+            None, 0.0, 60.0, dataclasses.replace(OUTCOME, queued_ttft_ms=SPREAD, tel_ms=None)
+        ),
     ),
     hit_rate_error=0.01,
     tiers=(

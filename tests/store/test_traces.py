@@ -25,7 +25,7 @@ def test_the_store_gives_back_what_was_built(store: Store, data: st.DataObject) 
     found = load_prompts(store, fact)
     history = load_history(store, fact)
     expected = small_traces.prompts(small_traces.built(trace, 2))
-    for name in Prompts.__dataclass_fields__:
+    for name in Prompts.__struct_fields__:
         assert np.array_equal(getattr(found, name), getattr(expected, name)), name
     for name in ("user", "category", "leaf", "parent"):
         assert getattr(found, name).dtype == np.int32

@@ -6,8 +6,9 @@ prompt alone; with another retention interval it hits the answer, too.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import Request

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from threading import Event
 
 import numpy as np
+from msgspec.structs import replace
 
 from kvscope.characterize.windows import Windows
 from kvscope.core.hits import standard

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kvscope.tuning.bootstrap import Bootstrap, Resampled
 from kvscope.tuning.canary import canary

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kvscope.core.errors import ExitCode, InputError
 from kvscope.latency.profile import LatencyProfile

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import asdict, replace
 
 from kvscope.core.trace import Lineage, Prompts
 from kvscope.ingest.formats.base import Request
@@ -30,7 +30,7 @@ SEEDS_AND_LINEAGE = [(1, True), (2, False), (3, True)]
 
 
 def _as_text(prompts: Prompts) -> dict[str, Any]:
-    values = {one.name: getattr(prompts, one.name) for one in fields(Prompts)}
+    values = asdict(prompts)
     return {
         name: one.tolist() if isinstance(one, np.ndarray) else one for name, one in values.items()
     }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kvscope.characterize.windows import round_windows
 from kvscope.core.hits import standard

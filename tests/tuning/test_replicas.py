@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Literal
 
 import numpy as np
@@ -30,7 +29,7 @@ QUICK = settings(deadline=None, max_examples=60)
 TARGET, CAPACITY = Target(0.3), 150
 POLICIES: tuple[Policy, ...] = (Lru(), TLru({"xi_tokens": 160}))
 COLUMNS = tuple(
-    each.name for each in fields(ServedRequests) if each.name not in {"prompts", "first"}
+    name for name in ServedRequests.__struct_fields__ if name not in {"prompts", "first"}
 )
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from threading import Event
 
 import pytest
+from msgspec.structs import replace
 
 from kvscope.core.errors import Stopped
 from kvscope.policies.registry import POLICIES, by_name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from kvscope.app.tune_tiers import TierRecommendation
 from kvscope.core.trace import Prompts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from dataclasses import replace
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from kvscope.app.tune_tiers import TierRecommendation
 from kvscope.core.errors import Stopped, UsageError

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
+from msgspec.structs import replace
 
 from kvscope.tuning.comparison import Harm, WindowTrial
 from kvscope.tuning.target import Target

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.tiny_llama import tiny_llama
 from kvscope.core.percentiles import percentiles

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kvscope.api import explain
 from kvscope.app.latency import fit_to

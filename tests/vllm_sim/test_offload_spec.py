@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import standard

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kvscope.ingest.formats.base import Request
 from kvscope.vllm_sim.offload_state import NO_FETCH

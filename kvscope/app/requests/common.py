@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError
@@ -35,8 +36,7 @@ BASELINE = "lru"
 DEFAULT_PERCENTILE = 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class Capacities:
+class Capacities(Struct, frozen=True):
     """Capacities in blocks, in bytes and in tokens, each as it was named."""
 
     blocks: tuple[int, ...] = ()

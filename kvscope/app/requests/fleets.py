@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.app.deployment import resolved_deployment
 from kvscope.app.options import (
@@ -41,8 +43,7 @@ if TYPE_CHECKING:
     from kvscope.vllm_sim import EngineSettings
 
 
-@dataclass(frozen=True, slots=True)
-class FleetRequest:
+class FleetRequest(Struct, frozen=True):
     """Which fleets to replay, and the SLO that the fewest replicas have to meet.
 
     `capacities` has that of a replica. Without `routers_named`, routers that need sessions are left
@@ -89,7 +90,7 @@ def fleet_of(options: FleetOptions, named: Capacities) -> FleetRequest:
 
     where = resolved_deployment(
         ReplicaOptions(
-            **{each.name: getattr(options, each.name) for each in fields(ReplicaOptions)}
+            **{name: getattr(options, name) for name in ReplicaOptions.__struct_fields__}
         )
     )
     if where is not None and where.traffic == "replica":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.app.deployment import resolved_deployment
 from kvscope.app.options import (
@@ -49,8 +51,7 @@ if TYPE_CHECKING:
     from kvscope.tuning.file import EngineTable, RecommendationFile, TierTable
 
 
-@dataclass(frozen=True, slots=True)
-class AnalyzeRequest:
+class AnalyzeRequest(Struct, frozen=True):
     """What an analysis shows beyond the trace itself, of requests `from_s` until `until_s`.
 
     That of a dataset takes at most `memory_bytes` (None: half of what is free).
@@ -66,8 +67,7 @@ class AnalyzeRequest:
     memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SimulateRequest:
+class SimulateRequest(Struct, frozen=True):
     """Which replays to run: `points` capacities, or else the named ones, or else DEFAULT_POINTS.
 
     Tiers have capacities of their own; a recommended `tier` is below the one that is named.
@@ -83,8 +83,7 @@ class SimulateRequest:
     tier: TierTable | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainRequest:
+class ExplainRequest(Struct, frozen=True):
     """The one replay whose misses to explain, and the number or id of a request, None for all.
 
     Without a capacity nothing is evicted. `pooled`: one cache, also where the trace names workers.
@@ -95,8 +94,7 @@ class ExplainRequest:
     pooled: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionRequest:
+class RetentionRequest(Struct, frozen=True):
     """For which model, and for a cache of which size, times to live are to be judged.
 
     Steps of the engine that judges them too take the time of `profile`.
@@ -241,7 +239,7 @@ def explain_request(options: ExplainOptions) -> ExplainRequest:
             where="--capacity, --capacity-blocks",
             remedy="leave out one of them",
         )
-    stated = {each.name: getattr(options, each.name) for each in fields(ReplicaOptions)}
+    stated = {name: getattr(options, name) for name in ReplicaOptions.__struct_fields__}
     replayed = simulate_request(
         SimulateOptions(
             **stated,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kvscope.app.deployment import resolved_deployment
 from kvscope.app.options import (
@@ -26,6 +28,7 @@ from kvscope.app.requests.common import (
 from kvscope.app.requests.fleets import FleetRequest, fleet_of
 from kvscope.app.values import TierSize
 from kvscope.core.errors import UsageError
+from kvscope.core.records import defaults
 from kvscope.core.runs import RunSetting
 from kvscope.deployment.models import Model
 from kvscope.latency.profile import (
@@ -50,8 +53,7 @@ if TYPE_CHECKING:
 WINDOWS = "--warmup, --validation, --judge"
 
 
-@dataclass(frozen=True, slots=True)
-class TuneRequest:
+class TuneRequest(Struct, frozen=True):
     """What to tune, for which target; without a deployment it is a study of a cache alone.
 
     `warmup`, `validation` and `judge` are shares of the requests, None for the defaults;
@@ -76,8 +78,7 @@ class TuneRequest:
     on: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FleetTuningRequest:
+class FleetTuningRequest(Struct, frozen=True):
     """The routers, policies, capacities and SLO of a fleet to choose.
 
     `limits` say how much a policy may harm. `latency_named`: whether --latency is stated.
@@ -88,8 +89,7 @@ class FleetTuningRequest:
     latency_named: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TierTuningRequest:
+class TierTuningRequest(Struct, frozen=True):
     """One engine to tune a tier for; `sizes` and `offload` are None for the defaults."""
 
     tune: TuneRequest
@@ -182,20 +182,20 @@ def fleet_tuning_request(options: TuneOptions) -> FleetTuningRequest:
 
     Raises UsageError for an option that a fleet's choice does not take, and for a reference.
     """
-    taken = {each.name for each in fields(FleetOptions)}
+    taken = {*FleetOptions.__struct_fields__}
     taken -= {"replicas", "warmup", "param", "tpot_slo", "capacity", "capacity_blocks", "router"}
     own = {"policies", "param", "capacity", "capacity_blocks", "router"}
     own |= {"max_p50_regression", "min_throughput"}
-    for each in fields(TuneOptions):
-        if each.name not in taken | own and getattr(options, each.name) != each.default:
+    for name, default in defaults(TuneOptions).items():
+        if name not in taken | own and getattr(options, name) != default:
             raise UsageError(
                 "the choice of a fleet does not take it",
-                where=f"--{each.name.replace('_', '-')}",
+                where=f"--{name.replace('_', '-')}",
                 remedy="leave it out, or leave out --fleet",
             )
     from kvscope.fleet.options import parse_routers, split_assignments
 
-    stated = {each.name: getattr(options, each.name) for each in fields(TuneOptions)}
+    stated = {name: getattr(options, name) for name in TuneOptions.__struct_fields__}
     kinds = parse_routers(options.router or ALL)
     if options.router not in {None, ALL}:
         for kind in kinds:
@@ -277,11 +277,11 @@ def tier_tuning_request(options: TuneOptions, tiers: TierOptions) -> TierTuningR
 
 def _check_not_given(options: TuneOptions, names: set[str]) -> None:
     """Raise UsageError for an option that the choice of a tier does not take."""
-    for each in fields(TuneOptions):
-        if each.name in names and getattr(options, each.name) != each.default:
+    for name, default in defaults(TuneOptions).items():
+        if name in names and getattr(options, name) != default:
             raise UsageError(
                 "the choice of a tier does not take it",
-                where=f"--{each.name.replace('_', '-')}",
+                where=f"--{name.replace('_', '-')}",
                 remedy="leave it out, or leave out --tiers",
             )
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import msgspec
+from msgspec import Struct, field
 
 from kvscope.ingest.formats.base import Identifier
 from kvscope.ingest.formats.litellm import Usage
@@ -21,8 +21,7 @@ Message = dict[str, Any]
 Tool = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Chat:
+class Chat(Struct, frozen=True):
     """Messages that the model's chat template makes a prompt of.
 
     `arguments` go to the template under their names: those of `chat_template_kwargs`, `documents`,
@@ -38,8 +37,7 @@ Prompt = Chat | str | list[int]
 """Messages, text or token ids."""
 
 
-@dataclass(slots=True, kw_only=True)
-class LoggedRequest:
+class LoggedRequest(Struct, kw_only=True):
     """One request as a log has it; everything but the prompt may be missing.
 
     `input_tokens`, `output_tokens` and `cached_tokens` are those that the log states. Without

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Self, TypedDict
 
 import msgspec
+from msgspec import Struct, field
 
 from kvscope.core.arrays import Float64s, Int64s
 from kvscope.core.directives import Directives
@@ -103,8 +103,7 @@ class BadLine(Exception):
     """A line that cannot be used; the message is the reason that the user reads."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestColumns:
+class RequestColumns(Struct, frozen=True):
     """Some fields of requests as arrays, none of them missing; all other fields are None.
 
     `integers` and `numbers` have an entry per request, NO_ID for identifiers and turns that are
@@ -122,8 +121,7 @@ class RequestColumns:
         return len(self.starts) - 1
 
 
-@dataclass(slots=True)
-class Records:
+class Records(Struct):
     """Some records (lines of text, rows of a table) that follow each other in the trace.
 
     Usable records have their numbers in `lines`; their requests are in one list, those of record k
@@ -171,8 +169,7 @@ class Records:
             first = end
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
+class ReadOptions(Struct, frozen=True):
     """What the user states about a trace because the trace does not.
 
     `session_arrivals` places sessions that have no common clock: sessions per second of a Poisson
@@ -201,8 +198,7 @@ class ReadOptions:
         return f"{self.block_size}/{arrivals}/{self.seed if arrivals is not None else 0}"
 
 
-@dataclass(slots=True)
-class Rejects:
+class Rejects(Struct):
     """Lines that could not be used, counted by kind of reason; none is dropped silently.
 
     `accepted + count` is the number of lines read, blank lines and headers aside. `lines` holds the

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import BinaryIO, ClassVar, overload
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from kvscope.core.prefix import paths
 from kvscope.core.trace import Trace
@@ -22,8 +22,7 @@ REQUESTS_AT_ONCE = 4096
 Advance = Callable[[int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One request; its blocks are named by their numbers in the trie, unique in the trace.
 
     Chat ids are the trace's own if every request has one, otherwise request numbers. `cache_salt`

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Float64s, Int64s
@@ -36,8 +36,7 @@ _ASCII_END = 127
 _keys_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-@dataclass(frozen=True, slots=True)
-class LineColumn:
+class LineColumn(Struct, frozen=True):
     """A key of a line: the field of `Request` that it is, what it holds, and its units in a s."""
 
     field: str

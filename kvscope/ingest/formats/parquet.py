@@ -329,7 +329,7 @@ class ParquetExport(Exporter):
 def _columns(chunk: list[Row], trace: Trace) -> dict[str, list[object]]:
     """Return a column per field; chat ids only where conversations are the trace's own."""
     columns: dict[str, list[object]] = {
-        name: [getattr(row, name) for row in chunk] for name in Row.__dataclass_fields__
+        name: [getattr(row, name) for row in chunk] for name in Row.__struct_fields__
     }
     if trace.lineage == "given":
         parents = [ROOT if parent is None else parent for parent in columns["parent_chat_id"]]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+from msgspec.structs import replace
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.directives import DEFAULT_PRIORITY, Directives, StatedDirectives

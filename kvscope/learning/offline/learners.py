@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
+from msgspec.structs import replace
 
 from kvscope.core.arrays import Bools
 from kvscope.learning.learners import FittedTable

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import kernel
@@ -28,8 +29,7 @@ SHADOW_BLOCKS = 65_536  # that a shadow holds at most: a larger cache is sampled
 NO_PATHS = Paths(np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int32))
 
 
-@dataclass(frozen=True, slots=True)
-class _ShadowSample:
+class _ShadowSample(Struct, frozen=True):
     """A share `rate` of the traffic's conversations: its `requests`, by ascending number."""
 
     rate: float

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, kernel
@@ -118,7 +119,7 @@ class ReturnsOffline(OfflineLearner):
         fitted = fit_at_end(traffic, every, max(taken - FIRST, 0))
         if taken >= FIRST:
             return fitted
-        return replace(fitted, index=np.full((len(fitted.index), AGES), WORTHS[taken]))
+        return dataclasses.replace(fitted, index=np.full((len(fitted.index), AGES), WORTHS[taken]))
 
     def plugin_tables(self, traffic: Traffic, policy: Policy, fitted: FittedTable | None) -> Tables:
         """Return the tables that the plugin's guard chooses from.

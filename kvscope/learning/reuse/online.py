@@ -8,10 +8,10 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from kvscope.learning.conversations import (
     MOST_CATEGORIES,
@@ -35,8 +35,7 @@ MOST_KEYS = 1 << 18  # beyond that only a sample of the blocks is followed
 REUSED, WAITED_S, TOUCHED_AGAIN = 0, 1, 2
 
 
-@dataclass(slots=True, eq=False)
-class _Touch:
+class _Touch(Struct, eq=False):
     """The blocks that one request touched; `waiting` of them were not touched since."""
 
     arrival_s: float

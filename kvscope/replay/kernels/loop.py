@@ -6,8 +6,9 @@ A request is looked up, its path joins the cache, then blocks are evicted down t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, kernel
@@ -78,8 +79,7 @@ def observe_nothing(state: Any, number: int, uncached_tokens: int, now: Now) -> 
     """Do nothing, for orders that do not adapt."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EvictionOrder:
+class EvictionOrder(Struct, frozen=True, eq=False):
     """The functions that make an eviction order of paths, for the loops below.
 
     `admits` is that of the policy. The others are called as (state, traffic, request, now): `touch`
