@@ -13,6 +13,7 @@ docs/evidence/fleets.md.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime as dt
 import gzip
 import json
@@ -366,7 +367,7 @@ def figure_5() -> Table:
 
 def llm_d() -> Table:
     """Compare llm-d's four schedulers on its published workload."""
-    workload = replace(SharedPrefixGroups(), output_tokens=LLM_D_OUTPUT_TOKENS)
+    workload = dataclasses.replace(SharedPrefixGroups(), output_tokens=LLM_D_OUTPUT_TOKENS)
     sent = np.array([int(rate_per_s * duration_s) for rate_per_s, duration_s in LLM_D_STAGES])
     stage = np.repeat(np.arange(len(sent)), sent)
     with TemporaryDirectory() as folder:

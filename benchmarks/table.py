@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Table:
+
+class Table(Struct, frozen=True):
     """Rows under a title, with a sentence on what was measured."""
 
     title: str
