@@ -5,9 +5,10 @@ Loading takes longer than any computation on it: load once and pass it on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -61,13 +62,25 @@ class History(Struct, frozen=True):
         return lambda part: self.category[request[part]].astype(np.int64)
 
 
-def load_history(store: Store, trace: Trace, work: Path | None = None) -> History:
+def category_rows(store: Store, trace: Trace) -> list[dict[str, Any]]:
+    """Return the requests, tokens and ideal hits of each category, by type and turn."""
+    return store.rows("characterize/categories", trace_id=trace.trace_id)
+
+
+def load_history(
+    store: Store,
+    trace: Trace,
+    work: Path | None = None,
+    categories: Sequence[str] | None = None,
+) -> History:
     """Load the history of `trace`; a length-only trace has no runs and no groups.
 
-    Runs and groups are kept in files in the folder `work`, where that is given.
+    Runs and groups are kept in files in the folder `work`, where that is given. `categories` are
+    the names of all categories, where they are known.
     """
-    rows = store.rows("characterize/categories", trace_id=trace.trace_id)
-    names = tuple(row["category"] for row in rows)
+    if categories is None:
+        categories = [row["category"] for row in category_rows(store, trace)]
+    names = tuple(categories)
     parts = partial(by_requests, store, trace, work)
     arrival_s = np.empty(trace.requests)
     category = np.empty(trace.requests, dtype=np.int16)
@@ -91,7 +104,7 @@ def load_history(store: Store, trace: Trace, work: Path | None = None) -> Histor
     lifespans = in_order(
         (
             {**part, "life_s": arrival_s[part["last_request"]] - arrival_s[part["first_request"]]}
-            for part in parts("history_lifespans")
+            for part in map(_grouped, parts("history_lifespans"))
         ),
         "life_s",
         work,
@@ -110,6 +123,20 @@ def load_history(store: Store, trace: Trace, work: Path | None = None) -> Histor
         last=lifespans["last_request"],
         life=Weighted(lifespans["life_s"], lifespans["blocks"]),
     )
+
+
+def _grouped(groups: Columns) -> Columns:
+    """Return groups of blocks as one for each first and last request, in the order of both."""
+    pair = groups["first_request"].astype(np.int64) << 32 | groups["last_request"]
+    order = np.argsort(pair, kind="stable")  # fast: they come nearly in order
+    pair = pair[order]
+    begins = np.flatnonzero(np.diff(pair, prepend=-1) != 0)
+    pair = pair[begins]
+    return {
+        "first_request": (pair >> 32).astype(np.int32),
+        "last_request": (pair & (2**32 - 1)).astype(np.int32),
+        "blocks": np.add.reduceat(groups["blocks"][order], begins),
+    }
 
 
 def _p90(delay_s: Column) -> float:

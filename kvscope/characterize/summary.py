@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from kvscope.characterize.gaps import ReuseGaps, ReuseHazard, reuse_gaps, reuse_hazard
-from kvscope.characterize.history import History, load_history
+from kvscope.characterize.history import History, category_rows, load_history
 from kvscope.characterize.lifetimes import Lifetimes, WorkingSet, lifetimes, working_set
 from kvscope.characterize.sizes import load_sizes
 from kvscope.characterize.sources import Skew, Sources, skew, sources
@@ -108,7 +108,9 @@ def start_characterization(
         return compute(store, trace, *arguments)
 
     with store.in_row_order():
-        history = run("touches", load_history, work)
+        of_category = run("categories", category_rows)
+        names = [row["category"] for row in of_category]
+        history = run("touches", load_history, work, names)
         # Computed meanwhile: these leave the store to the others.
         of_history = in_background(_of_history, store, trace, history)
         sizes = run("sizes of requests", load_sizes, work)
@@ -120,7 +122,6 @@ def start_characterization(
         token_lengths = run("lengths", lengths, sizes, history)
         traffic = run("traffic over time", over_time)
         contributions = run("contributions", contribution)
-        of_category = run("categories", _category_rows)
         conversations = run("turns", turns)
 
     def finish() -> Characterization:
@@ -156,10 +157,6 @@ def _of_history(
         lifetimes(store, trace, history),
         working_set(store, trace, history),
     )
-
-
-def _category_rows(store: Store, trace: Trace) -> list[dict[str, Any]]:
-    return store.rows("characterize/categories", trace_id=trace.trace_id)
 
 
 def _categories(

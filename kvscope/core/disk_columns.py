@@ -82,8 +82,22 @@ def stretches(length: int, at_once: int = AT_ONCE) -> Iterator[slice]:
 def sorted_columns(parts: Iterable[Columns], key: str) -> dict[str, NDArray[Any]]:
     """Return the columns of all parts by ascending `key`; equal ones stay in their order."""
     every = list(parts)
-    order = np.argsort(np.concatenate([part[key] for part in every]), kind="stable")
+    order = stable_order(np.concatenate([part[key] for part in every]))
     return {name: np.concatenate([part[name] for part in every])[order] for name in every[0]}
+
+
+def stable_order(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the indices that sort the values (below 2^31, no NaN); equal ones stay in order.
+
+    NumPy's stable sort of floats takes twice as long as its other two: one of the values, and one
+    of integers that order equal values by their indices.
+    """
+    order = np.argsort(values)
+    ordered = values[order]
+    rank = np.cumsum(np.append(False, ordered[1:] != ordered[:-1]))[: len(order)]
+    keyed = rank << 32 | order
+    keyed.sort()
+    return keyed & (2**32 - 1)
 
 
 def in_order(parts: Iterable[Columns], key: str, folder: Path | None) -> Mapping[str, Column]:

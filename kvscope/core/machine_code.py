@@ -27,7 +27,7 @@ from operator import attrgetter
 from pathlib import Path
 from threading import Thread, get_ident, local
 from types import FunctionType
-from typing import Any
+from typing import Any, Self
 
 from kvscope.core import jit
 from kvscope.core.kernel_digest import SourceDigest, Tree, hexdigest
@@ -82,6 +82,7 @@ _import = Thread(target=_import_numba)
 _import.start()
 _import.join()
 import numba  # noqa: E402
+from llvmlite.binding import parse_bitcode  # noqa: E402
 
 # Skip the search of every installed distribution for extensions of numba: no kernel uses any.
 numba.core.entrypoints._already_initialized = True
@@ -101,6 +102,7 @@ from numba.extending import overload, register_jitable  # noqa: E402
 # references to arrays, which in the replays took longer than all else.
 _NO_ALLOCATION = {"_nrt": False}
 _KERNEL_OPTIONS = {"nogil": True, **_NO_ALLOCATION}
+_FORMAT = 2  # of a file
 # Functions that are inlined are never called from Python.
 _UNCALLED = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _INLINE_OPTIONS = {"forceinline": True, **_UNCALLED, **_NO_ALLOCATION}
@@ -145,6 +147,9 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
     are inlined, so that was work for nothing: half of the time that a large kernel took.
     """
 
+    _bitcode = b""  # of code from a file
+    _shared_module: Any  # numba's: what others compile in
+
     def _optimize_functions(self, module: Any) -> None:
         if _depth.now <= 1:
             super()._optimize_functions(module)
@@ -169,6 +174,31 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
             if self._codegen._engine.is_symbol_defined(name):
                 JITCPUCodegen.set_env(self._codegen, name, environment)
         _environments.clear()
+
+    def serialize_using_object_code(self) -> tuple[str, str, tuple[bytes, bytes, list[str]]]:
+        """Return the machine code, the bitcode and the names that they define."""
+        name, kind, (machine_code, bitcode) = super().serialize_using_object_code()
+        module = self._get_module_for_linking()
+        values = (*module.functions, *module.global_variables)
+        defined = [value.name for value in values if not value.is_declaration]
+        return name, kind, (machine_code, bitcode, defined)
+
+    @classmethod
+    def _unserialize(cls, codegen: Any, state: Any) -> Self:
+        """Return the code, its bitcode unread: only a kernel that calls this one compiles it in."""
+        name, _, (machine_code, bitcode, defined) = state
+        library: Self = codegen.create_library(name)
+        library.enable_object_caching()
+        library._set_compiled_object(machine_code)
+        library._bitcode = bitcode
+        library._finalize_final_module()
+        codegen._engine._defined_symbols.update(defined)
+        return library
+
+    def _get_module_for_linking(self) -> Any:
+        if self._shared_module is None and self._bitcode:
+            self._shared_module = parse_bitcode(self._bitcode)
+        return super()._get_module_for_linking()
 
     def get_pointer_to_function(self, name: str) -> int:
         """Return the address of a kernel, 0 of a function that it calls."""
@@ -270,6 +300,7 @@ class KernelCache(NullCache):  # type: ignore[misc]
                 numba.__version__,  # its machine code calls nothing of NumPy's
                 (numba.config.OPT, numba.config.BOUNDSCHECK, numba.config.DEBUGINFO_DEFAULT),
                 (_KERNEL_OPTIONS, _INLINE_OPTIONS),
+                _FORMAT,
             )
         )
 

@@ -175,7 +175,7 @@ def test_estimates_are_near_the_peaks(tmp_path: Path) -> None:
         (replays_bytes, ["simulate", "--policies", "lru", "--capacity-blocks", "5000"]),
     ):
         peaks = {}
-        for count in sizes:
+        for count in (sizes[0], *sizes):  # the first one may have to compile kernels
             code, errors, peaks[count] = run([*command, stored[count].name, "--db", db])
             assert code == 0, errors
         small, large = (estimate(stored[count]) for count in sizes)
