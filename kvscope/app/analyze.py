@@ -34,7 +34,7 @@ from kvscope.ingest.build import NO_COMMON_CLOCK
 from kvscope.ingest.clocks import SessionStarts, other_starts, placed
 from kvscope.replay.curve import HitCurve, first_counted
 from kvscope.replay.footprint import analysis_bytes
-from kvscope.replay.misses import MissReasons
+from kvscope.replay.misses import MissReasons, at_capacity
 from kvscope.replay.path_facts import PathFacts, TracePaths
 from kvscope.store.file import Stores
 from kvscope.store.traces import load_prompts
@@ -100,18 +100,8 @@ class Caching(Struct, frozen=True):
     lru_by_token: HitCurve
 
     def misses_at(self, capacity_blocks: int) -> MissReasons:
-        """Return what became of the input tokens under LRU at any capacity, exactly.
-
-        Only how many of the reusable tokens hit depends on the capacity.
-        """
-        known = self.misses[-1]
-        hits = round(float(self.lru_by_token.rate(capacity_blocks)) * known.input_tokens)
-        return replace(
-            known,
-            capacity_blocks=capacity_blocks,
-            hit_tokens=hits,
-            evicted_tokens=known.hit_tokens + known.evicted_tokens - hits,
-        )
+        """Return what became of the input tokens under LRU at any capacity, exactly."""
+        return at_capacity(self.misses[-1], self.lru_by_token, capacity_blocks)
 
     def rate(self, point: CurvePoint) -> float:
         """Return the hit rate at `point` in the weight of the headline."""

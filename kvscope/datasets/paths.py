@@ -39,12 +39,12 @@ from kvscope.replay.curve import HitCurve, bends, looked_up, weighted
 from kvscope.replay.misses import (
     MissReasons,
     Novelty,
+    at_capacity,
     diverged,
     ideal_blocks,
-    lru_hit_blocks,
     reasons,
 )
-from kvscope.replay.path_facts import lengths_in_order, walked
+from kvscope.replay.path_facts import by_token, lengths_in_order, walked
 from kvscope.replay.stack_distances import LruDistances, LruStack, touches
 from kvscope.replay.traffic import walk, walk_lengths
 
@@ -221,15 +221,18 @@ class FollowedShards:
         self._folder = work.path
         self._walks, self._looks = walks, looks
         self._measured = dict[int, list[Path]]()
+        self._curves = dict[HitDefinition, HitCurve]()
 
     def curve(self, definition: HitDefinition) -> HitCurve:
         """Return LRU's hits at every capacity; its knots stay on disk."""
-        first, total = self._first_counted(definition), 0
-        turns = Bends(self._folder)
-        for begin, lengths, runs in self.distances(definition):
-            turns.add(*bends(lengths, definition, runs, first - begin))
-            total += int(looked_up(lengths, definition)[max(first - begin, 0) :].sum())
-        return HitCurve(definition, *turns.curve(), total)
+        if definition not in self._curves:
+            first, total = self._first_counted(definition), 0
+            turns = Bends(self._folder)
+            for begin, lengths, runs in self.distances(definition):
+                turns.add(*bends(lengths, definition, runs, first - begin))
+                total += int(looked_up(lengths, definition)[max(first - begin, 0) :].sum())
+            self._curves[definition] = HitCurve(definition, *turns.curve(), total)
+        return self._curves[definition]
 
     def ideal_rate(self, definition: HitDefinition) -> float:
         """Return the hit rate (0-1) of an infinite cache."""
@@ -249,13 +252,14 @@ class FollowedShards:
         self, definition: HitDefinition, capacities_blocks: list[int]
     ) -> tuple[MissReasons, ...]:
         """Return why tokens missed at each capacity under LRU, over the whole trace."""
+        curve = self.curve(by_token(definition))
+        enough = int(curve.knots[-1:][0])
         parts = []
-        for begin, lengths, runs in self.distances(definition):
+        for begin, lengths, _ in self.distances(definition):
             new = self.novelty(definition, begin, lengths)
-            hits = (lru_hit_blocks(runs, len(lengths.blocks), each) for each in capacities_blocks)
-            pairs = zip(hits, capacities_blocks, strict=True)
-            parts.append([reasons(lengths, new, hit, capacity) for hit, capacity in pairs])
-        return tuple(map(_total, zip(*parts, strict=True)))
+            parts.append(reasons(lengths, new, new.seen, enough))
+        known = _total(parts)
+        return tuple(at_capacity(known, curve, each) for each in capacities_blocks)
 
     def distances(
         self, definition: HitDefinition
@@ -315,7 +319,7 @@ class FollowedShards:
 
 
 def _total(parts: Sequence[MissReasons]) -> MissReasons:
-    """Return the reasons of all stretches at one capacity."""
+    """Return the reasons of all stretches."""
     tokens = {
         name: sum(getattr(part, name) for part in parts)
         for name in MissReasons.__struct_fields__

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core.arrays import Bools, Int32s
 from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import ancestor
 from kvscope.core.trace import PromptLengths, PromptPaths
-from kvscope.replay.curve import first_counted, looked_up, weighted
-from kvscope.replay.stack_distances import LruDistances, lru_distances
+from kvscope.replay.curve import HitCurve, first_counted, looked_up, weighted
+from kvscope.replay.stack_distances import LruDistances
 from kvscope.replay.traffic import Walk, walk, walk_lengths
 
 
@@ -146,21 +147,18 @@ def lru_hit_blocks(runs: LruDistances, requests: int, capacity_blocks: int) -> I
     return np.bincount(runs.request, hits, minlength=requests).astype(np.int32)
 
 
-def miss_reasons(
-    prompts: PromptPaths, definition: HitDefinition, capacities_blocks: list[int]
-) -> tuple[MissReasons, ...]:
-    """Return why tokens missed at each capacity under LRU, over the whole trace."""
-    new, runs = novelty(prompts, definition), lru_distances(prompts, definition)
-    return reasons_at(prompts, new, capacities_blocks, runs)
+def at_capacity(known: MissReasons, curve: HitCurve, capacity_blocks: int) -> MissReasons:
+    """Return the same at another capacity: only how many of the reusable tokens hit depends on it.
 
-
-def reasons_at(
-    prompts: PromptLengths, new: Novelty, capacities_blocks: list[int], runs: LruDistances
-) -> tuple[MissReasons, ...]:
-    """Return the same from what was new in each prompt, and LRU's distances."""
-    return tuple(
-        reasons(prompts, new, lru_hit_blocks(runs, len(prompts.blocks), capacity), capacity)
-        for capacity in capacities_blocks
+    `curve` are the tokens that hit, of the same requests by the same definition.
+    """
+    hits = round(float(curve.rate(capacity_blocks)) * known.input_tokens)
+    reusable = known.hit_tokens + known.evicted_tokens
+    return replace(
+        known,
+        capacity_blocks=capacity_blocks,
+        hit_tokens=hits,
+        evicted_tokens=reusable - hits,
     )
 
 

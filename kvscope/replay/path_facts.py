@@ -16,13 +16,14 @@ from kvscope.core.trace import PromptLengths, PromptPaths
 from kvscope.replay.curve import HitCurve, curve_of
 from kvscope.replay.misses import (
     MissReasons,
+    at_capacity,
     ideal_rate_of,
     novelty,
-    reasons_at,
+    reasons,
     written_blocks,
 )
-from kvscope.replay.stack_distances import LruDistances, flat_distances, lru_distances
-from kvscope.replay.traffic import walk_lengths
+from kvscope.replay.stack_distances import LruDistances, distances, flat_distances, touches
+from kvscope.replay.traffic import walk, walk_lengths
 
 LENGTHS = ("input_tokens", "parent", "blocks", "full_blocks", "cached_blocks", "carried_blocks")
 """The columns of `PromptLengths`."""
@@ -31,6 +32,16 @@ LENGTHS = ("input_tokens", "parent", "blocks", "full_blocks", "cached_blocks", "
 def walked(definition: HitDefinition) -> HitDefinition:
     """Return what definitions that differ only in weight and window share, in one pass."""
     return replace(definition, name="", weight="block", warmup=0.0)
+
+
+def by_token(definition: HitDefinition) -> HitDefinition:
+    """Return the definition that counts the tokens of the whole trace, else the same."""
+    return replace(definition, weight="token", warmup=0.0)
+
+
+def _writing(definition: HitDefinition) -> HitDefinition:
+    """Return what definitions share by which the same blocks are written."""
+    return replace(walked(definition), flat=False, last_token_rule=False)
 
 
 class Followed(Protocol):
@@ -85,10 +96,14 @@ class FollowedTrace:
         self._prompts = prompts
         self._distances = dict[HitDefinition, LruDistances]()
         self._written = dict[HitDefinition, Int32s]()
+        self._curves = dict[HitDefinition, HitCurve]()
 
     def curve(self, definition: HitDefinition) -> HitCurve:
         """Return LRU's hits at every capacity."""
-        return curve_of(self._prompts, definition, self._distances_of(definition))
+        if definition not in self._curves:
+            distances = self._distances_of(definition)
+            self._curves[definition] = curve_of(self._prompts, definition, distances)
+        return self._curves[definition]
 
     def ideal_rate(self, definition: HitDefinition) -> float:
         """Return the hit rate (0-1) of an infinite cache."""
@@ -99,19 +114,26 @@ class FollowedTrace:
     ) -> tuple[MissReasons, ...]:
         """Return why tokens missed at each capacity under LRU, over the whole trace."""
         new = novelty(self._prompts, definition, self._ideal_blocks(definition))
-        return reasons_at(self._prompts, new, capacities_blocks, self._distances_of(definition))
+        curve = self.curve(by_token(definition))
+        known = reasons(self._prompts, new, new.seen, int(curve.knots[-1]))
+        return tuple(at_capacity(known, curve, each) for each in capacities_blocks)
 
     def _ideal_blocks(self, definition: HitDefinition) -> Int32s:
-        key = replace(walked(definition), flat=False, last_token_rule=False)
+        key = _writing(definition)
         if key not in self._written:
             self._written[key] = written_blocks(self._prompts, key)
         return np.minimum(self._written[key], walk_lengths(self._prompts, definition).look)
 
     def _distances_of(self, definition: HitDefinition) -> LruDistances:
         key = walked(definition)
-        if key not in self._distances:
-            distances = flat_distances if key.flat else lru_distances
-            self._distances[key] = distances(self._prompts, key)
+        if key not in self._distances and key.flat:
+            self._distances[key] = flat_distances(self._prompts, key)
+        elif key not in self._distances:
+            steps = walk(self._prompts, key)
+            runs = touches(steps)
+            written = np.bincount(runs.request, runs.blocks, minlength=len(steps.leaf))
+            self._written[_writing(key)] = written.astype(np.int32)
+            self._distances[key] = distances(runs, steps.length + steps.anonymous, steps.look)
         return self._distances[key]
 
 

@@ -20,8 +20,8 @@ from kvscope.replay.attribution import (
     cache_lookups,
     lru_cache_lookups,
 )
-from kvscope.replay.misses import miss_reasons
 from kvscope.replay.observed_hits import hit_gaps
+from kvscope.replay.path_facts import TracePaths
 from tests import small_traces
 from tests.vllm_sim import examples
 
@@ -93,7 +93,7 @@ def test_each_token_has_the_cause_that_plain_python_finds(data: st.DataObject) -
         misses = {cause: int(of[request]) for cause, of in found.tokens.items() if of[request]}
         assert misses == {cause: n for cause, n in counted.items() if cause != "hit"}
     assert (sum(found.tokens.values()) == found.missed_tokens).all()
-    (analyzed,) = miss_reasons(prompts, standard(), [capacity])
+    (analyzed,) = TracePaths(prompts).follow([standard()]).misses(standard(), [capacity])
     assert found.missed_tokens.sum() == analyzed.input_tokens - analyzed.hit_tokens
     assert found.tokens["evicted"].sum() == analyzed.evicted_tokens
 

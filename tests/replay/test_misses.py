@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from kvscope.core.hits import KVCACHE_SIMULATOR, HitDefinition, standard
 from kvscope.core.trace import Prompts
-from kvscope.replay.misses import lru_hit_blocks, miss_reasons, novelty, reasons
+from kvscope.replay.misses import MissReasons, lru_hit_blocks, novelty, reasons
+from kvscope.replay.path_facts import TracePaths
 from kvscope.replay.stack_distances import lru_distances
 from tests import small_traces
 from tests.oracles import lru
@@ -46,9 +47,14 @@ def prompts() -> Prompts:
     )
 
 
+def misses(prompts: Prompts, capacities: list[int]) -> tuple[MissReasons, ...]:
+    """Return why tokens missed at each capacity, as an analysis finds it."""
+    return TracePaths(prompts).follow([standard()]).misses(standard(), capacities)
+
+
 def test_the_parts_add_up_to_the_input(prompts: Prompts) -> None:
     """Whatever the capacity, every input token is in exactly one part."""
-    for each in miss_reasons(prompts, standard(), list(range(12))):
+    for each in misses(prompts, list(range(12))):
         parts = (
             each.hit_tokens
             + each.evicted_tokens
@@ -61,15 +67,15 @@ def test_the_parts_add_up_to_the_input(prompts: Prompts) -> None:
 
 def test_hits_and_evictions_follow_capacity(prompts: Prompts) -> None:
     """Turn 2 finds its 3 blocks behind the stranger's, turn 3 its 2 in front: places 2-4, 1-2."""
-    hits = [each.hit_tokens // 4 for each in miss_reasons(prompts, standard(), [0, 1, 2, 3, 4])]
+    hits = [each.hit_tokens // 4 for each in misses(prompts, [0, 1, 2, 3, 4])]
     assert hits == [0, 1, 3, 4, 5]
-    evicted = [r.evicted_tokens // 4 for r in miss_reasons(prompts, standard(), [0, 1, 2, 3, 4])]
+    evicted = [r.evicted_tokens // 4 for r in misses(prompts, [0, 1, 2, 3, 4])]
     assert evicted == [5, 4, 2, 1, 0]
 
 
 def test_an_edited_history_diverges(prompts: Prompts) -> None:
     """Turn 3 has other blocks at places 2 and 3 than turn 2 had; place 4 is merely new."""
-    (each,) = miss_reasons(prompts, standard(), [10])
+    (each,) = misses(prompts, [10])
     assert each.diverged_tokens == 2 * 4
     assert each.cold_tokens == (3 + 1 + 1 + 1) * 4  # turn 1, stranger, block 5, block 8
     assert each.tail_tokens == 1 + 1 + 1 + 2
