@@ -61,6 +61,18 @@ def check_values(items: list[tuple[int, int, int]]) -> None:
     assert not described
 
 
+@pytest.mark.parametrize("length", [0, 1, 2, 1000])
+@pytest.mark.parametrize("dtype", [np.float64, np.int32])
+def test_equal_values_stay_in_order(length: int, dtype: type[np.generic]) -> None:
+    """Whether none, some or all are equal, zeros of either sign among them."""
+    generator = np.random.default_rng(1)
+    for distinct in (1, 2, 30, 10**6):
+        values = generator.integers(-distinct, distinct, length).astype(dtype)
+        values *= generator.choice(np.array([-1, 1], dtype=dtype), length)
+        order = disk_columns.stable_order(values)
+        assert np.array_equal(order, np.argsort(values, kind="stable"))
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.lists(st.integers(0, 5), max_size=9), min_size=1, max_size=5), st.integers(1, 9))
 def test_columns_are_sorted_on_disk_as_in_memory(keys: list[list[int]], at_once: int) -> None:

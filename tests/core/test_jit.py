@@ -325,3 +325,30 @@ def test_kernels_that_were_compiled_apart_run_together(tmp_path: Path) -> None:
         step: step for step in processes
     }
     assert output(start("10", "20", "30")) == "10 20 30"
+
+
+_CALLING = """
+import sys
+from kvscope.core.jit import kernel
+@kernel
+def inner(x):
+    return 3 * x
+@kernel
+def outer(x):
+    return inner(x) + 1
+called = {"inner": inner, "outer": outer}[sys.argv[1]]
+print(called(5), "loaded" if inner.stats.cache_hits else "compiled")
+"""
+
+
+def test_a_kernel_from_a_file_is_compiled_into_another(tmp_path: Path) -> None:
+    """Its bitcode, which is in the file, is read only then."""
+    (tmp_path / "calling.py").write_text(_CALLING)
+
+    def result(called: str) -> str:
+        words = (str(tmp_path / "calling.py"), called)
+        return output(python(*words, cache=tmp_path / "cache", folder=tmp_path))
+
+    assert result("inner") == "15 compiled"
+    assert result("outer") == "16 loaded"
+    assert result("inner") == "15 loaded"
