@@ -87,7 +87,7 @@ def sorted_columns(parts: Iterable[Columns], key: str) -> dict[str, NDArray[Any]
 
 
 def stable_order(values: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the indices that sort the values (below 2^31, no NaN); equal ones stay in order.
+    """Return the indices that sort up to 2^31 values, none of them NaN; equal ones stay in order.
 
     NumPy's stable sort of floats takes twice as long as its other two: one of the values, and one
     of integers that order equal values by their indices.
