@@ -97,6 +97,11 @@ class LatencyProfile(Struct, frozen=True):
                 f"request_s is {self.request_s}", where=where, remedy="it is a part of base_s"
             )
 
+    def __hash__(self) -> int:
+        """Return a hash of all but the intervals, which have none: pages are kept by profile."""
+        hashed = (name for name in self.__struct_fields__ if name != "intervals")
+        return hash(tuple(getattr(self, name) for name in hashed))
+
     def ttft_s(
         self, uncached: int | NDArray[np.integer], cached: int | NDArray[np.integer]
     ) -> Float64s:

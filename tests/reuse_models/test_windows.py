@@ -73,7 +73,7 @@ def test_days_are_compared_with_days(tmp_path: Path) -> None:
 
 def test_what_changes_is_called_changing(tmp_path: Path) -> None:
     """An hour of quick turns, an hour of slow ones."""
-    from msgspec.structs import replace
+    from dataclasses import replace
 
     quick = BirthDeath(birth_rate_per_s=0.5, turn_rate_per_s=1 / 10, death_rate_per_s=1 / 25)
     slow = replace(quick, turn_rate_per_s=1 / 100, death_rate_per_s=1 / 250)
