@@ -82,13 +82,12 @@ _import = Thread(target=_import_numba)
 _import.start()
 _import.join()
 import numba  # noqa: E402
-from llvmlite.binding import parse_bitcode  # noqa: E402
 
 # Skip the search of every installed distribution for extensions of numba: no kernel uses any.
 numba.core.entrypoints._already_initialized = True
 from numba import types  # noqa: E402
 from numba.core.caching import NullCache  # noqa: E402
-from numba.core.codegen import JITCodeLibrary, JITCPUCodegen  # noqa: E402
+from numba.core.codegen import JITCodeLibrary, JITCPUCodegen, ll  # noqa: E402
 from numba.core.compiler import CompileResult  # noqa: E402
 from numba.core.environment import Environment  # noqa: E402
 from numba.core.event import Listener, register  # noqa: E402
@@ -197,7 +196,7 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
 
     def _get_module_for_linking(self) -> Any:
         if self._shared_module is None and self._bitcode:
-            self._shared_module = parse_bitcode(self._bitcode)
+            self._shared_module = ll.parse_bitcode(self._bitcode)
         return super()._get_module_for_linking()
 
     def get_pointer_to_function(self, name: str) -> int:

@@ -7,6 +7,7 @@ lines are numbered on from one to the next; `Source.place` names a line's own fi
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import os
 import sys
@@ -22,7 +23,6 @@ from typing import BinaryIO, cast
 
 import numpy as np
 import zstandard
-from blake3 import blake3
 
 from kvscope.core.background import in_background
 from kvscope.core.errors import InputError
@@ -39,7 +39,6 @@ from kvscope.ingest.limits import (
 
 HEAD_BYTES = 64 * 1024
 _CHUNK_BYTES = 2 << 20
-_DIGEST_BYTES = 16
 _ZSTD_FEED_BYTES = 512  # at most 16 MiB decompressed: a block of 4 bytes may hold 128 KiB
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -71,7 +70,7 @@ class Source:
         self._stretch_bytes = opened.size if isinstance(opened, _Stretch) else None
         self._begins = opened.begins if isinstance(opened, _Joined) else deque[tuple[int, str]]()
         self._raw = _Counted(opened, advance)
-        self._digest = blake3()
+        self._digest = hashlib.blake2b(digest_size=16)
         self._line = 0
         self._bytes_read = 0
         try:
@@ -102,7 +101,7 @@ class Source:
 
     def content_hash(self) -> str:
         """Return the digest of the decompressed bytes read so far (32 hex digits)."""
-        return self._digest.hexdigest(length=_DIGEST_BYTES)
+        return self._digest.hexdigest()
 
     def chunks(self) -> Iterator[bytes]:
         """Yield the decompressed bytes from the beginning on, some megabytes at a time."""
