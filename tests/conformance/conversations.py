@@ -5,9 +5,8 @@ The same requests go to vLLM as tokens and to kvscope as paths of a trie.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
@@ -17,8 +16,7 @@ from kvscope.ingest.formats.base import Request
 VOCABULARY = 1 << 30
 
 
-@dataclass(frozen=True)
-class TokenRequest:
+class TokenRequest(Struct, frozen=True):
     """One request: prompt and output tokens, cache salt and arrival."""
 
     prompt: tuple[int, ...]
@@ -36,8 +34,7 @@ class TokenRequest:
         return (self.prompt + self.output)[depth * size : (depth + 1) * size]
 
 
-@dataclass(frozen=True)
-class Mix:
+class Mix(Struct, frozen=True):
     """Mean lengths in tokens, and the probabilities of each kind of next turn."""
 
     head: int = 80

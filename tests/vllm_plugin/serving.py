@@ -17,12 +17,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from msgspec.structs import replace
 
 from benchmarks.tiny_llama import VOCABULARY, tiny_llama
 from kvscope.learning.returns.online import ReturnsLearner
