@@ -100,7 +100,14 @@ def load_history(
             yield {"delay_s": arrival_s[request] - arrival_s[parent]}
 
     delay_s = in_order(delays(), "delay_s", work)["delay_s"]
-    runs = in_order(parts("history_runs"), "gap_s", work)
+    runs = in_order(
+        (
+            {**part, "gap_s": arrival_s[part["request"]] - arrival_s[part["prev"]]}
+            for part in parts("history_runs")
+        ),
+        "gap_s",
+        work,
+    )
     lifespans = in_order(
         (
             {**part, "life_s": arrival_s[part["last_request"]] - arrival_s[part["first_request"]]}

@@ -14,6 +14,8 @@ from threading import RLock, Thread
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from kvscope.core.memory import limit_heaps
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -114,6 +116,7 @@ def load_in_background() -> None:
     variable = "OPENBLAS_NUM_THREADS"
     is_set = variable in os.environ
     os.environ.setdefault(variable, "1")
+    limit_heaps()
     import_module("numpy")  # here: two threads that load parts of one package may see half of it
     if not is_set:
         del os.environ[variable]  # not for engines that this process starts

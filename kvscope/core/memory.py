@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import re
@@ -22,6 +23,7 @@ _REMEDY = (
 )
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _KIB = 1024
+_ARENA_MAX = -8  # glibc, malloc/malloc.h: M_ARENA_MAX
 _RESERVED_BYTES = GIB // 4  # of the address space: a new thread takes some, and aborts without
 # What libraries raise when they get no memory, or no thread, which needs memory for its stack.
 _FAILED_ALLOCATION = re.compile(
@@ -33,6 +35,17 @@ _FAILED_ALLOCATION = re.compile(
 
 class OutOfMemoryError(KvscopeError):
     """There is less memory than the work takes."""
+
+
+def limit_heaps() -> None:
+    """Let glibc give this process a heap per core, not eight: call it before threads start.
+
+    Threads that take turns then take memory that another one has freed. Else each first writes to
+    fresh pages: a quarter more of them in an analysis.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc alone
+    if set_option is not None:
+        set_option(_ARENA_MAX, os.cpu_count() or 1)
 
 
 def require(needed_bytes: float, what: str, remedy: str = _REMEDY) -> None:

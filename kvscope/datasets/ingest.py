@@ -503,11 +503,11 @@ class DatasetBuild:
                 for folder in reduced:
                     self._append_groups(store, trace, folder)
                     advance(1)
-                arrival_s = built.requests["arrival_s"]
-                for begin, end in run_stretches(reduced, len(arrival_s), _RUNS_AT_ONCE):
+                requests = len(built.requests["request"])
+                for begin, end in run_stretches(reduced, requests, _RUNS_AT_ONCE):
                     runs = merge_runs([load_runs(folder, begin, end) for folder in reduced])
                     columns = (runs.request, runs.previous, runs.depth, runs.blocks)
-                    write_reuses(store, trace, arrival_s, *columns)
+                    write_reuses(store, trace, *columns)
         draft.replace(self.folder / STORE)
 
     def _append_groups(self, store: Store, trace: Trace, folder: Path) -> None:

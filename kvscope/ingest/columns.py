@@ -74,6 +74,8 @@ _ABSENT = dict.fromkeys(("chat_id", "parent_chat_id", "user_id", "waits_for"), N
 _NAMED = ("type", "model", "adapter", "salt", "worker", "retention")
 _TENANT = ("model", "adapter", "salt")
 MEASURED = ("ttft_s", "queue_s", "duration_s", "cached_tokens", "delay_s")
+ATTRIBUTES = (*_TENANT, "worker", *MEASURED, "waits_for", "clock", "retention")
+"""What only some traces say of their requests; the store keeps it apart."""
 Tenant = tuple[int, int, int]
 """The numbers of a model, an adapter and a cache salt: tenants share no blocks.
 

@@ -14,14 +14,14 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 from numpy.typing import NDArray
 
-from kvscope.core.arrays import Float64s, Int32s
+from kvscope.core.arrays import Bools, Int32s
 from kvscope.core.background import consume_in_background, in_background
 from kvscope.core.disk_columns import stretches
 from kvscope.core.errors import InputError
 from kvscope.core.files import STANDARD_STREAM, without_query
 from kvscope.core.trace import PromptPaths, Trace
 from kvscope.ingest.build import Built, BuiltRequests, build
-from kvscope.ingest.columns import MEASURED, NONE, TOO_MANY_IDS, Columns, Interner
+from kvscope.ingest.columns import ATTRIBUTES, MEASURED, NONE, TOO_MANY_IDS, Columns, Interner
 from kvscope.ingest.formats import registry
 from kvscope.ingest.formats.base import Reader, ReadOptions, Records, Rejects, TraceFormat
 from kvscope.ingest.formats.mooncake import TEXT_PROMPTS
@@ -220,7 +220,7 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
         }
         store.append("ingest/add_own_hash_ids", own, trace_id=number)
     runs = (reuse.request, reuse.prev, reuse.depth, reuse.blocks)
-    write_reuses(store, trace, built.requests["arrival_s"], *runs)
+    write_reuses(store, trace, *runs)
     return trace
 
 
@@ -260,7 +260,6 @@ def _block_runs(trie: Trie, reuses: Int32s) -> dict[str, NDArray[Any]]:
 def write_reuses(
     store: Store,
     trace: Trace,
-    arrival_s: Float64s,
     request: Int32s,
     previous: Int32s,
     depth: Int32s,
@@ -272,7 +271,6 @@ def write_reuses(
         "prev": previous,
         "depth": depth,
         "blocks": blocks,
-        "gap_s": arrival_s[request] - arrival_s[previous],
     }
     store.append("ingest/add_reuses", runs, trace_id=trace.trace_id)
 
@@ -282,9 +280,6 @@ def write_requests(
 ) -> Trace:
     """Write the trace but for its blocks and their reuse; the caller holds a transaction."""
     requests, names = built.requests, built.names
-    measured = np.zeros(len(requests["request"]), dtype=np.bool_)
-    for name in MEASURED:
-        measured |= requests[name] != NONE
     trace = traces.add(
         store,
         **asdict(origin),
@@ -306,21 +301,30 @@ def write_requests(
         salts=len(names["salt"]),
         tenants=built.tenants,
         workers=len(names["worker"]),
-        measured_requests=int(np.count_nonzero(measured)),
+        measured_requests=int(np.count_nonzero(_stated(requests, MEASURED))),
     )
     number = trace.trace_id
+    stated = np.flatnonzero(_stated(requests, ATTRIBUTES))
     for begin in range(0, len(requests["request"]), _REQUESTS_AT_ONCE):
         part = slice(begin, begin + _REQUESTS_AT_ONCE)
         store.append(
             "ingest/add_requests",
-            {name: values[part] for name, values in requests.items()},
+            {name: each[part] for name, each in requests.items() if name not in ATTRIBUTES},
             trace_id=number,
             types=list(names["type"]),
-            model_names=list(names["model"]),
-            adapter_names=list(names["adapter"]),
-            worker_names=list(names["worker"]),
-            retention_names=list(names["retention"]),
             no_id=NO_ID,
+            none=NONE,
+        )
+    for begin in range(0, len(stated), _REQUESTS_AT_ONCE):
+        some = stated[begin : begin + _REQUESTS_AT_ONCE]
+        store.append(
+            "ingest/add_request_attributes",
+            {name: requests[name][some] for name in ("request", *ATTRIBUTES)},
+            trace_id=number,
+            models=list(names["model"]),
+            adapters=list(names["adapter"]),
+            workers=list(names["worker"]),
+            directives=list(names["retention"]),
             none=NONE,
         )
     if rejects.lines:
@@ -330,6 +334,14 @@ def write_requests(
         bad = {"numbers": numbers, "places": places, "reasons": reasons}
         store.run("ingest/add_bad_lines", trace_id=number, **bad)
     return trace
+
+
+def _stated(requests: Mapping[str, NDArray[Any]], names: Iterable[str]) -> Bools:
+    """Return whether each request has a value in any of these columns."""
+    stated = np.zeros(len(requests["request"]), dtype=np.bool_)
+    for name in names:
+        stated |= requests[name] != NONE
+    return stated
 
 
 def _known_before_reading(stores: Stores, path: str, options: IngestOptions) -> Trace | None:
@@ -410,8 +422,9 @@ def _format_at(path: str, line: int) -> str | None:
         return None
     with closing(Source(path)) as source, suppress(InputError):
         for first, text in source.lines():
-            if text is not None and line <= first + text.count(b"\n"):
-                lines = text.split(b"\n")[line - first :]
+            lines = [] if text is None else text.removesuffix(b"\n").split(b"\n")
+            if line - first < len(lines):
+                lines = lines[line - first :]
                 return registry.detect(b"\n".join(lines[:_FIRST_LINES]), path).name
     return None
 

@@ -111,10 +111,10 @@ class Source:
             chunk = self._read(_CHUNK_BYTES)
 
     def lines(self) -> Iterator[tuple[int, bytes | None]]:
-        """Yield whole lines, a chunk's at a time with the number of the first.
+        """Yield whole lines with their line feeds, a chunk's at a time with the number of the first.
 
-        Lines are numbered from 1; a byte order mark and the last line feed are cut off. A line
-        longer than MAX_LINE_BYTES comes by itself, as None.
+        Lines are numbered from 1; a byte order mark is cut off. A line longer than MAX_LINE_BYTES
+        comes by itself, as None.
         """
         first, parts, size = 1, list[bytes](), 0  # of the line that goes on in the next chunk
         offset = 0
@@ -127,11 +127,12 @@ class Source:
                 yield first, None
                 first, parts, size = first + 1, [], 0
                 chunk = chunk[end + 1 :]  # noqa: PLW2901  (what follows the long line)
-            whole, feed, rest = chunk.rpartition(b"\n")
-            if feed:
-                text = b"".join([*parts, whole])
+            end = chunk.rfind(b"\n") + 1
+            rest = chunk[end:]
+            if end:
+                text = b"".join([*parts, memoryview(chunk)[:end]])
                 yield first, text.removeprefix(_UTF8_BOM) if first == 1 else text
-                first += _line_feeds(text) + 1
+                first += _line_feeds(text)
                 parts, size = [], 0
             size += len(rest)
             parts = [*parts, rest] if size <= MAX_LINE_BYTES else []

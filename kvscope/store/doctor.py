@@ -24,6 +24,7 @@ from kvscope.store.file import StoreFile
 
 _TABLES = {
     "requests": "requests",
+    "request_attributes": None,
     "blocks": "distinct_blocks",
     "branches": None,
     "own_hash_ids": None,

@@ -262,7 +262,7 @@ def remove(store: Store, trace: Trace) -> None:
     with store.transaction():
         remove_results(store, trace)
         blocks = ("block_groups", "own_hash_ids", "branches", "blocks")
-        for table in ("reuses", *blocks, "requests", "bad_lines", "traces"):
+        for table in ("reuses", *blocks, "request_attributes", "requests", "bad_lines", "traces"):
             store.run(f"ingest/remove_{table}", trace_id=trace.trace_id)
 
 

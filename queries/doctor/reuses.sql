@@ -7,7 +7,6 @@ SELECT
         requests.request IS NULL
         OR reuses.prev >= reuses.request
         OR reuses.depth + reuses.blocks > requests.blocks
-        OR reuses.gap_s < 0
     ) AS wrong,
     bit_xor(hash(reuses)) AS digest  -- reads every column
 FROM reuses

@@ -2,6 +2,6 @@
 -- $trace_id: the trace
 -- columns: retention
 SELECT DISTINCT retention
-FROM requests
+FROM request_attributes
 WHERE trace_id = $trace_id AND retention IS NOT NULL
 ORDER BY retention

@@ -2,6 +2,6 @@
 -- $trace_id: the trace
 -- columns: request, number
 SELECT request, if(retention IS NULL, -1, dense_rank() OVER (ORDER BY retention NULLS LAST) - 1)::INTEGER AS number
-FROM requests
+FROM attributed
 WHERE trace_id = $trace_id
 ORDER BY request

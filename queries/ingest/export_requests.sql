@@ -14,7 +14,7 @@ SELECT
     if($own_ids, awaited.chat_id, awaited.request) AS waits_for,
     child.blocks, child.leaf, child.clock,
     child.retention
-FROM requests AS child
+FROM attributed AS child
 LEFT JOIN requests AS parent
     ON parent.trace_id = child.trace_id AND parent.request = child.parent
 LEFT JOIN requests AS awaited

@@ -10,6 +10,6 @@ SELECT
     coalesce(cached_tokens, -1)::INTEGER AS cached_tokens,
     coalesce(delay_s, 'nan') AS delay_s,
     coalesce(waits_for, -1)::INTEGER AS waits_for
-FROM requests
+FROM attributed
 WHERE trace_id = $trace_id
 ORDER BY request

@@ -16,5 +16,6 @@ SELECT
 FROM categorized
 JOIN known USING (type, turn_bucket)
 LEFT JOIN users USING (user_id)
+LEFT JOIN request_attributes USING (trace_id, request)
 WHERE trace_id = $trace_id
 ORDER BY request

@@ -5,6 +5,6 @@ SELECT
     if(model IS NULL, -1, dense_rank() OVER (ORDER BY model NULLS LAST) - 1)::INTEGER AS model,
     if(adapter IS NULL, -1, dense_rank() OVER (ORDER BY adapter NULLS LAST) - 1)::INTEGER AS adapter,
     coalesce(salt, -1)::INTEGER AS salt
-FROM requests
+FROM attributed
 WHERE trace_id = $trace_id
 ORDER BY request

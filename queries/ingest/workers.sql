@@ -2,6 +2,6 @@
 -- $trace_id: the trace
 -- columns: worker
 SELECT DISTINCT worker
-FROM requests
+FROM request_attributes
 WHERE trace_id = $trace_id AND worker IS NOT NULL
 ORDER BY worker

@@ -324,7 +324,7 @@ class LineReader(Reader):
             if text is None:
                 yield Records(refused=[(first, _TOO_LONG)])
                 continue
-            if not text.strip():
+            if not text or text.isspace():
                 continue
             if first == source.unterminated and (source.is_cut or self.is_cut(text)):
                 self.cut = f"the last line is cut: {source.line_in_words(first)} is left out"
@@ -340,6 +340,7 @@ class LineReader(Reader):
             self.cut = f"the compressed data is cut:{left_out} all that follows is left out"
 
     def _parsed(self, first: int, text: bytes) -> Records:
+        text = text.removesuffix(b"\n")
         requests = self.parse_at_once(text)
         if requests is None:
             return self._line_by_line(first, text.split(b"\n"))

@@ -50,7 +50,7 @@ def read_lines(
     """Return the requests of the lines, an entry each; None where msgspec has to read them.
 
     All lines have the keys of the first one: only `known` ones, and those that are there `always`.
-    The last line feed is missing.
+    The last line feed may be missing.
     """
     first = text[: text.index(b"\n")] if b"\n" in text else text
     try:
@@ -60,7 +60,7 @@ def read_lines(
     if not always <= set(keys) <= known.keys():
         return None
     columns = [known[key] for key in keys]
-    return _Text(text + b"\n", keys, columns).read()
+    return _Text(text if text.endswith(b"\n") else text + b"\n", keys, columns).read()
 
 
 class _Text:
