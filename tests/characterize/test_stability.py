@@ -33,8 +33,7 @@ def test_between_days() -> None:
     """Stretched to two days, r0 to r3 are the first and r4 the second."""
     stretch = 2 * 864.0
     requests = {**REQUESTS, "arrival_s": [at * stretch for at in REQUESTS["arrival_s"]]}
-    reuses = {**REUSES, "gap_s": [gap * stretch for gap in REUSES["gap_s"]]}
-    with tiny_store(requests, reuses=reuses) as (store, trace):
+    with tiny_store(requests) as (store, trace):
         found = stability(store, trace)
     of = {(row.quantity, row.category): row for row in found.between_days}
     hits = of["ideal_hit_rate", None]

@@ -53,7 +53,6 @@ REUSES: dict[str, list[Any]] = {
     "prev": [0, 1, 2, 1, 3],
     "depth": [0, 0, 0, 1, 0],
     "blocks": [3, 1, 1, 1, 1],
-    "gap_s": [10.0, 10.0, 20.0, 30.0, 60.0],
 }
 DECOY_REQUESTS = REQUESTS | {
     "arrival_s": [3 * at for at in REQUESTS["arrival_s"]],
@@ -64,7 +63,7 @@ DECOY_REQUESTS = REQUESTS | {
     "ideal_blocks": [blocks + 2 for blocks in REQUESTS["ideal_blocks"]],
 }
 DECOY_BLOCKS = BLOCKS | {"reuses": [7, 7, 7, 7, 7, 7]}
-DECOY_REUSES = REUSES | {"blocks": [9, 8, 7, 6, 5], "gap_s": [1.0, 2.0, 3.0, 4.0, 5.0]}
+DECOY_REUSES = REUSES | {"blocks": [9, 8, 7, 6, 5]}
 CHAT_1, CHAT_2, SEARCH_1 = "chat 1", "chat 2", "search 1"
 BLOCK_SIZE = 4
 

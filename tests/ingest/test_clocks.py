@@ -139,30 +139,3 @@ def test_open_sessions_are_counted_where_requests_arrive() -> None:
     at_s, clock = np.array([0.0, 1.0, 2.0, 3.0]), np.array([0, 0, 1, 1], dtype=np.int32)
     assert open_sessions(at_s, clock) == 1.0
     assert open_sessions(np.array([0.0, 2.0, 0.0, 1.0]), clock) == 7 / 4
-
-
-def test_a_store_from_before_clocks_has_none(tmp_path: Any) -> None:
-    """Its traces are read as if their clocks were common."""
-    path = str(tmp_path / "old.duckdb")
-    with open_store(path) as store:
-        trace = small_traces.stored(store, sessions(2), SIZE)
-        assert load_prompts(store, trace).clock.tolist() == [0, 0, 0, 1, 1, 1]
-    with duckdb.connect(path) as connection:
-        connection.execute("ALTER TABLE requests DROP COLUMN clock")
-        connection.execute("ALTER TABLE requests DROP COLUMN delay_s")
-        connection.execute("ALTER TABLE requests DROP COLUMN waits_for")
-        connection.execute("ALTER TABLE requests DROP COLUMN retention")
-        connection.execute("ALTER TABLE runs DROP COLUMN kv_groups")
-        connection.execute("ALTER TABLE bad_lines DROP COLUMN place")
-        connection.execute("DROP VIEW each_block")
-        connection.execute("ALTER TABLE blocks DROP COLUMN blocks")
-        for column in ("first_request", "last_request"):
-            connection.execute(f"ALTER TABLE blocks ADD COLUMN {column} INTEGER")
-        connection.execute("ALTER TABLE blocks ADD COLUMN parent INTEGER DEFAULT 0")
-        for table in ("block_groups", "branches", "own_hash_ids"):
-            connection.execute(f"DROP TABLE {table}")
-        connection.execute("DROP TABLE reports")
-        connection.execute("DROP SEQUENCE report_ids")
-        connection.execute("UPDATE schema_version SET version = 6")
-    with open_store(path) as store:
-        assert load_prompts(store, trace).clock.tolist() == [-1] * 6
