@@ -321,10 +321,10 @@ def write_requests(
             "ingest/add_request_attributes",
             {name: requests[name][some] for name in ("request", *ATTRIBUTES)},
             trace_id=number,
-            models=list(names["model"]),
-            adapters=list(names["adapter"]),
-            workers=list(names["worker"]),
-            directives=list(names["retention"]),
+            model_names=list(names["model"]),
+            adapter_names=list(names["adapter"]),
+            worker_names=list(names["worker"]),
+            retention_names=list(names["retention"]),
             none=NONE,
         )
     if rejects.lines:

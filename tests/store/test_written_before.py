@@ -123,6 +123,7 @@ def test_a_cache_salt_is_not_stored(tmp_path: Path) -> None:
     for path in (TRACE, str(other)):
         with open_store(MEMORY) as store:
             ingest(store, path)
-            hashes.append(store._connection.execute("SELECT * FROM blocks").fetchall())
-            assert store._connection.execute("SELECT max(salt) FROM request_attributes").fetchall() == [(0,)]
+            hashes.append(store.connection.execute("SELECT * FROM blocks").fetchall())
+            salts = store.connection.execute("SELECT max(salt) FROM request_attributes")
+            assert salts.fetchall() == [(0,)]
     assert hashes[0] == hashes[1]
