@@ -311,7 +311,9 @@ def analyze_source(
         source,
         monitor,
         reading,
-        lambda paths: started.append(StartedCaching(paths, request)),
+        lambda new: started.append(
+            StartedCaching(TracePaths(new.paths(), new.reuse.touched), request)
+        ),
     )
     return analyze(stores, trace, request, started=started[0] if started else None, monitor=monitor)
 

@@ -74,7 +74,7 @@ def load_trace(
 
     A path (`-`: standard input) is ingested if the store lacks it; a dataset's folder needs
     `store_for` it; any other text is the name of a stored trace; None is the trace last worked on,
-    and a note says which. `foresee` gets the prompts of a new trace before it is stored. Raises
+    and a note says which. `foresee` gets a new trace before it is stored. Raises
     InputError for an unknown trace, UsageError where `reading` says how to read a trace that is
     stored already.
     """

@@ -87,6 +87,14 @@ class PromptPaths(PromptLengths, frozen=True):
     carried_leaf: Int32s
     block_parent: Int32s
 
+    @property
+    def full_leaf(self) -> Int32s:
+        """Where the full blocks of each prompt end (R)."""
+        import numpy as np  # a stored trace is looked up without it
+
+        is_partial = self.blocks > self.full_blocks
+        return np.where(is_partial, self.block_parent[self.leaf], self.leaf)
+
 
 class Measurements(Struct, frozen=True):
     """How each request was served when the trace was recorded, R entries an array.

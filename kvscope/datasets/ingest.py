@@ -506,8 +506,7 @@ class DatasetBuild:
                 requests = len(built.requests["request"])
                 for begin, end in run_stretches(reduced, requests, _RUNS_AT_ONCE):
                     runs = merge_runs([load_runs(folder, begin, end) for folder in reduced])
-                    columns = (runs.request, runs.previous, runs.depth, runs.blocks)
-                    write_reuses(store, trace, *columns)
+                    write_reuses(store, trace, runs)
         draft.replace(self.folder / STORE)
 
     def _append_groups(self, store: Store, trace: Trace, folder: Path) -> None:

@@ -35,6 +35,7 @@ from kvscope.datasets.shards import (
     save_lengths,
     some_lengths,
 )
+from kvscope.ingest.reuse import touches
 from kvscope.replay.curve import HitCurve, bends, looked_up, weighted
 from kvscope.replay.misses import (
     MissReasons,
@@ -45,7 +46,7 @@ from kvscope.replay.misses import (
     reasons,
 )
 from kvscope.replay.path_facts import by_token, lengths_in_order, walked
-from kvscope.replay.stack_distances import LruDistances, LruStack, touches
+from kvscope.replay.stack_distances import LruDistances, LruStack
 from kvscope.replay.traffic import walk, walk_lengths
 
 RUNS_AT_ONCE = 2_000_000
@@ -192,7 +193,7 @@ def follow_shard(task: FollowTask) -> None:
         steps = walk(paths, definition)
         carried = definition.outputs == "carried"
         first = shard.first_carried if carried else shard.first
-        runs = clipped(touches(steps), first, shard.request)
+        runs = clipped(touches(steps.block_parent, steps.leaf, steps.length), first, shard.request)
         save_arrays(folder, runs_by_name(runs, f"run{k}"))
         seen = ideal_blocks(paths, definition)
         # Two paths have in common what any shard with both of them finds.

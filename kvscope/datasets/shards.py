@@ -27,10 +27,9 @@ from kvscope.datasets.spill import read_pieces, starts_of
 from kvscope.ingest.build import PathEnds
 from kvscope.ingest.columns import INT32_MAX
 from kvscope.ingest.lineage import ends_at
-from kvscope.ingest.reuse import trace_reuse
+from kvscope.ingest.reuse import ReusedRuns, trace_reuse
 from kvscope.ingest.trie import Trie
 from kvscope.replay.path_facts import LENGTHS
-from kvscope.replay.stack_distances import ReusedRuns
 
 _SHARD = ("block_parent", "request", "leaf", "length", "split")
 _ENDS = ("end_request", "end_first", "end_above")
@@ -249,13 +248,9 @@ def reduce_shard(task: ShardTask) -> None:
     paths = shard.paths
     reuse = trace_reuse(
         paths.block_parent, paths.block_size, paths.input_tokens, paths.full_blocks,
-        paths.carried_leaf, paths.carried_blocks,
+        paths.full_leaf, paths.carried_leaf, paths.carried_blocks,
     )  # fmt: skip
-    runs = clipped(
-        ReusedRuns(reuse.request, reuse.prev, reuse.depth, reuse.blocks),
-        shard.first_carried,
-        shard.request,
-    )
+    runs = clipped(reuse.runs, shard.first_carried, shard.request)
     counts = own_blocks(Path(task.parts[0]))
     block_parent, member, leaf = (load_array(Path(task.parts[0]), name) for name in _SHARD[:3])
     row = load_array(Path(task.parts[1]), "row")

@@ -19,13 +19,14 @@ from kvscope.core.background import consume_in_background, in_background
 from kvscope.core.disk_columns import stretches
 from kvscope.core.errors import InputError
 from kvscope.core.files import STANDARD_STREAM, without_query
-from kvscope.core.trace import PromptPaths, Trace
+from kvscope.core.trace import Trace
 from kvscope.ingest.build import Built, BuiltRequests, build
 from kvscope.ingest.columns import ATTRIBUTES, MEASURED, NONE, TOO_MANY_IDS, Columns, Interner
 from kvscope.ingest.formats import registry
 from kvscope.ingest.formats.base import Reader, ReadOptions, Records, Rejects, TraceFormat
 from kvscope.ingest.formats.mooncake import TEXT_PROMPTS
 from kvscope.ingest.hash_ids import NO_ID
+from kvscope.ingest.reuse import ReusedRuns
 from kvscope.ingest.source import Source
 from kvscope.ingest.trie import Trie
 from kvscope.store import traces
@@ -33,7 +34,7 @@ from kvscope.store.db import Store
 from kvscope.store.file import Stores
 
 Advance = Callable[[int], None]
-Foresee = Callable[[PromptPaths], None]
+Foresee = Callable[[Built], None]
 
 Span = tuple[float, float]
 """The first and the last arrival (s)."""
@@ -89,8 +90,8 @@ def ingest(
     """Store the trace at `path` (`-`: standard input), unless it is stored already.
 
     Without options about reading, any stored reading of the same content will do. `advance` gets
-    the number of bytes read, `foresee` the paths of a new trace with hashes before it is written:
-    what it starts may run alongside. Raises InputError where the trace cannot be read or too many
+    the number of bytes read, `foresee` a new trace with hashes before it is written: what it
+    starts may run alongside. Raises InputError where the trace cannot be read or too many
     of its lines are bad; then the store is as it was.
     """
     options = options or IngestOptions()
@@ -118,7 +119,7 @@ def ingest(
     # Not in this thread: Ctrl-C would have to wait for each kernel.
     built = in_background(build, columns, notes).result()
     if foresee is not None and built.trie.count > 1:
-        foresee(built.paths())
+        foresee(built)
     with stores.writing() as store, store.transaction():
         if known := traces.find_content(store, content_hash):  # another process was faster
             return Ingested(known, False, rejects)
@@ -219,8 +220,7 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
             "hash_id": np.array([*built.own_hash_ids.values()], dtype=np.int64),
         }
         store.append("ingest/add_own_hash_ids", own, trace_id=number)
-    runs = (reuse.request, reuse.prev, reuse.depth, reuse.blocks)
-    write_reuses(store, trace, *runs)
+    write_reuses(store, trace, reuse.runs)
     return trace
 
 
@@ -257,22 +257,15 @@ def _block_runs(trie: Trie, reuses: Int32s) -> dict[str, NDArray[Any]]:
     }
 
 
-def write_reuses(
-    store: Store,
-    trace: Trace,
-    request: Int32s,
-    previous: Int32s,
-    depth: Int32s,
-    blocks: Int32s,
-) -> None:
+def write_reuses(store: Store, trace: Trace, runs: ReusedRuns) -> None:
     """Write runs of reuse, which follow those that the trace has already."""
-    runs: dict[str, NDArray[Any]] = {
-        "request": request,
-        "prev": previous,
-        "depth": depth,
-        "blocks": blocks,
+    columns: dict[str, NDArray[Any]] = {
+        "request": runs.request,
+        "prev": runs.previous,
+        "depth": runs.depth,
+        "blocks": runs.blocks,
     }
-    store.append("ingest/add_reuses", runs, trace_id=trace.trace_id)
+    store.append("ingest/add_reuses", columns, trace_id=trace.trace_id)
 
 
 def write_requests(

@@ -1,4 +1,4 @@
-"""Reuse in an infinite cache: which earlier request last touched the blocks of each prompt."""
+"""Reuse in an infinite cache: which earlier request last touched the blocks of each path."""
 
 from __future__ import annotations
 
@@ -13,20 +13,41 @@ from kvscope.core.jit import kernel
 from kvscope.core.prefix import write_path
 
 
-class TraceReuse(Struct, frozen=True):
-    """What an infinite cache sees of a trace with R requests, N blocks and K runs.
+class ReusedRuns(Struct, frozen=True):
+    """What the paths of R requests touch again, as K runs in order of request and depth.
 
-    Run k: blocks [depth[k], depth[k] + blocks[k]) of request[k]'s prompt were last touched by
-    prev[k]. Runs need few rows because a request touches a whole path, so the blocks that one
-    request touched last are contiguous in any later path. `first` and `last` are each block's
-    first and last request (-1: never a full block), `reuses` the prompts that found it written;
-    these have N + 1 entries, 0 being the root. `ideal_blocks` has R: leading blocks hit.
+    Run k: blocks [depth[k], depth[k] + blocks[k]) of the path of request[k] were last touched by
+    previous[k]. Runs need few rows because a request touches a whole path, so the blocks that one
+    request touched last are contiguous in any later path.
     """
 
     request: Int32s
-    prev: Int32s
+    previous: Int32s
     depth: Int32s
     blocks: Int32s
+
+    def within(self, length: Int32s) -> ReusedRuns:
+        """Return what of the runs lies in the first `length[r]` blocks of each path."""
+        blocks = np.minimum(self.depth + self.blocks, length[self.request]) - self.depth
+        kept = blocks > 0
+        return ReusedRuns(self.request[kept], self.previous[kept], self.depth[kept], blocks[kept])
+
+    def counts(self, requests: int) -> Int32s:
+        """Return how many blocks of each path were touched before: its first ones."""
+        return np.bincount(self.request, self.blocks, minlength=requests).astype(np.int32)
+
+
+class TraceReuse(Struct, frozen=True):
+    """What an infinite cache sees of a trace with R requests and N blocks.
+
+    `touched` are the runs of all that requests leave cached, `runs` those of their prompts. `first`
+    and `last` are each block's first and last request (-1: never a full block), `reuses` the
+    prompts that found it written; these have N + 1 entries, 0 being the root. `ideal_blocks` has R:
+    leading blocks hit.
+    """
+
+    touched: ReusedRuns
+    runs: ReusedRuns
     first: Int32s
     last: Int32s
     reuses: Int32s
@@ -50,75 +71,118 @@ class TraceReuse(Struct, frozen=True):
         return {**grouped, "blocks": blocks[cacheable]}
 
 
+def touches(block_parent: Int32s, leaf: Int32s, length: Int32s) -> ReusedRuns:
+    """Return which earlier request last touched the blocks of each path.
+
+    Path r has `length[r]` blocks and ends at `leaf[r]`, in a trie of N blocks whose `block_parent`
+    has N + 1 entries.
+    """
+    requests, longest = len(leaf), int(length.max(initial=0))
+    last = np.full(len(block_parent), -1, dtype=np.int32)
+    path = np.empty(longest + 1, dtype=np.int32)
+    runs = np.empty((4, 2 * requests + longest), dtype=np.int32)
+    done, count = 0, 0
+    while True:
+        done, count = _touch(block_parent, leaf, length, done, count, last, path, runs)
+        if done == requests:
+            return ReusedRuns(*runs[:, :count].copy())
+        runs = np.concatenate((runs, np.empty_like(runs)), axis=1)
+
+
 def trace_reuse(
     block_parent: Int32s,
     block_size: int,
     input_tokens: Int32s,
     full_blocks: Int32s,
+    full_leaf: Int32s,
     carried_leaf: Int32s,
     carried_blocks: Int32s,
 ) -> TraceReuse:
-    """Follow every request down its path and return the earlier requests that touched it."""
-    requests, longest = len(full_blocks), int(carried_blocks.max(initial=0))
-    first = np.full(len(block_parent), -1, dtype=np.int32)
-    last = np.full(len(block_parent), -1, dtype=np.int32)
-    reuses = np.zeros(len(block_parent), dtype=np.int32)
-    ideal = np.zeros(requests, dtype=np.int32)
-    path = np.empty(longest + 1, dtype=np.int32)
-    runs = np.empty((4, requests + longest), dtype=np.int32)
-    done, count = 0, 0
-    while True:
-        done, count = _follow(
-            block_parent, block_size, input_tokens, full_blocks, carried_leaf, carried_blocks,
-            done, count, first, last, reuses, ideal, path, runs,
-        )  # fmt: skip
-        if done == requests:
-            request, prev, depth, blocks = runs[:, :count].copy()
-            return TraceReuse(request, prev, depth, blocks, first, last, reuses, ideal)
-        runs = np.concatenate((runs, np.empty_like(runs)), axis=1)
+    """Follow every request down its path and return the earlier requests that touched it.
+
+    Request r leaves `carried_blocks[r]` cached, up to `carried_leaf[r]`; the first `full_blocks[r]`
+    of them, up to `full_leaf[r]`, are its prompt's. Blocks have lower numbers than those below.
+    """
+    requests = len(full_blocks)
+    touched = touches(block_parent, carried_leaf, carried_blocks)
+    first, last, reuses = np.full((3, len(block_parent)), -1, dtype=np.int32)
+    depth = np.empty(len(block_parent), dtype=np.int32)
+    _count_by_block(block_parent, full_blocks, full_leaf, carried_leaf, first, last, reuses, depth)
+    found = np.minimum(touched.counts(requests), full_blocks)
+    return TraceReuse(
+        touched=touched,
+        runs=touched.within(full_blocks),
+        first=first,
+        last=last,
+        reuses=reuses,
+        ideal_blocks=np.minimum(found, (input_tokens - 1) // block_size),
+    )
 
 
 @kernel
-def _follow(
+def _touch(
     block_parent: Int32s,
-    block_size: int,
-    input_tokens: Int32s,
-    full_blocks: Int32s,
-    carried_leaf: Int32s,
-    carried_blocks: Int32s,
+    leaf: Int32s,
+    length: Int32s,
     begin: int,
     count: int,
-    first: Int32s,
     last: Int32s,
-    reuses: Int32s,
-    ideal: Int32s,
     path: Int32s,
     runs: Int32s,
 ) -> tuple[int, int]:
-    """Continue from request `begin` and run `count` while there is room; return both at the end."""
-    for request in range(begin, len(full_blocks)):
-        length = carried_blocks[request]
-        if count + length > runs.shape[1]:
+    """Continue from request `begin` while there is room for runs: (next request, runs)."""
+    for request in range(begin, len(leaf)):
+        end = length[request]
+        if count + end > runs.shape[1]:
             return request, count
-        write_path(block_parent, carried_leaf[request], path, 0, length)
-        full = full_blocks[request]
+        write_path(block_parent, leaf[request], path, 0, end)
         at = 0
-        while at < length and last[path[at]] >= 0:
-            prev = last[path[at]]
+        while at < end and last[path[at]] >= 0:
+            previous = last[path[at]]
             start = at
-            while at < length and last[path[at]] == prev:
+            while at < end and last[path[at]] == previous:
                 last[path[at]] = request
-                if at < full:
-                    reuses[path[at]] += 1
                 at += 1
-            if start < full:
-                runs[0, count] = request
-                runs[1, count] = prev
-                runs[2, count] = start
-                runs[3, count] = min(at, full) - start
-                count += 1
-        ideal[request] = min(at, full, (input_tokens[request] - 1) // block_size)
-        for fresh in range(at, length):
-            first[path[fresh]] = request
-            last[path[fresh]] = request
-    return len(full_blocks), count
+            runs[0, count] = request
+            runs[1, count] = previous
+            runs[2, count] = start
+            runs[3, count] = at - start
+            count += 1
+        for i in range(at, end):
+            last[path[i]] = request
+    return len(leaf), count
+
+
+@kernel
+def _count_by_block(
+    block_parent: Int32s,
+    full_blocks: Int32s,
+    full_leaf: Int32s,
+    carried_leaf: Int32s,
+    first: Int32s,
+    last: Int32s,
+    reuses: Int32s,
+    depth: Int32s,
+) -> None:
+    """Fill what `TraceReuse` has by block, and the depths: what ends below a block passes it."""
+    depth[0] = -1
+    for block in range(1, len(block_parent)):
+        depth[block] = depth[block_parent[block]] + 1
+        reuses[block] = 0
+    for request in range(len(full_leaf)):
+        leaf = carried_leaf[request]
+        if first[leaf] < 0:
+            first[leaf] = request
+        last[leaf] = request
+        reuses[full_leaf[request]] += 1
+    for block in range(len(block_parent) - 1, 0, -1):
+        above = block_parent[block]
+        earliest = first[block]
+        if earliest >= 0 and (first[above] < 0 or earliest < first[above]):
+            first[above] = earliest
+        last[above] = max(last[above], last[block])
+        reuses[above] += reuses[block]
+        if earliest >= 0 and depth[block] < full_blocks[earliest]:
+            reuses[block] -= 1  # the first prompt wrote it
+    first[0] = last[0] = -1
+    reuses[0] = 0

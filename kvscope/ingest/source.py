@@ -111,10 +111,10 @@ class Source:
             chunk = self._read(_CHUNK_BYTES)
 
     def lines(self) -> Iterator[tuple[int, bytes | None]]:
-        """Yield whole lines with their line feeds, a chunk's at a time with the number of the first.
+        """Yield whole lines, a chunk's at a time with the number of the first.
 
-        Lines are numbered from 1; a byte order mark is cut off. A line longer than MAX_LINE_BYTES
-        comes by itself, as None.
+        Lines are numbered from 1 and keep their line feeds; a byte order mark is cut off. A line
+        longer than MAX_LINE_BYTES comes by itself, as None.
         """
         first, parts, size = 1, list[bytes](), 0  # of the line that goes on in the next chunk
         offset = 0

@@ -13,6 +13,7 @@ from kvscope.characterize.spatial import trace_deciles
 from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.hits import HitDefinition
 from kvscope.core.trace import PromptLengths, PromptPaths
+from kvscope.ingest.reuse import ReusedRuns, touches
 from kvscope.replay.curve import HitCurve, curve_of
 from kvscope.replay.misses import (
     MissReasons,
@@ -22,7 +23,7 @@ from kvscope.replay.misses import (
     reasons,
     written_blocks,
 )
-from kvscope.replay.stack_distances import LruDistances, distances, flat_distances, touches
+from kvscope.replay.stack_distances import LruDistances, distances, flat_distances
 from kvscope.replay.traffic import walk, walk_lengths
 
 LENGTHS = ("input_tokens", "parent", "blocks", "full_blocks", "cached_blocks", "carried_blocks")
@@ -90,10 +91,14 @@ def lengths_in_order(lengths: PromptLengths, order: Int64s) -> dict[str, Int32s]
 
 
 class FollowedTrace:
-    """What follows from the paths of a trace whose trie is one, computed when it is asked for."""
+    """What follows from the paths of a trace whose trie is one, computed when it is asked for.
 
-    def __init__(self, prompts: PromptPaths) -> None:
+    `touched` are the runs of what is carried, where they are known.
+    """
+
+    def __init__(self, prompts: PromptPaths, touched: ReusedRuns | None = None) -> None:
         self._prompts = prompts
+        self._carried = touched
         self._distances = dict[HitDefinition, LruDistances]()
         self._written = dict[HitDefinition, Int32s]()
         self._curves = dict[HitDefinition, HitCurve]()
@@ -130,17 +135,19 @@ class FollowedTrace:
             self._distances[key] = flat_distances(self._prompts, key)
         elif key not in self._distances:
             steps = walk(self._prompts, key)
-            runs = touches(steps)
-            written = np.bincount(runs.request, runs.blocks, minlength=len(steps.leaf))
-            self._written[_writing(key)] = written.astype(np.int32)
+            runs = self._carried if key.outputs == "carried" else None
+            if runs is None:
+                runs = touches(steps.block_parent, steps.leaf, steps.length)
+            self._written[_writing(key)] = runs.counts(len(steps.leaf))
             self._distances[key] = distances(runs, steps.length + steps.anonymous, steps.look)
         return self._distances[key]
 
 
 class TracePaths(Struct, frozen=True):
-    """The facts of a trace whose trie is one."""
+    """The facts of a trace whose trie is one; `touched` as `TraceReuse` has it, where known."""
 
     lengths: PromptPaths
+    touched: ReusedRuns | None = None
 
     @property
     def block_size(self) -> int:
@@ -151,7 +158,7 @@ class TracePaths(Struct, frozen=True):
         self, curves: Collection[HitDefinition], ideals: Collection[HitDefinition] = ()
     ) -> FollowedTrace:
         """Return what follows from the paths: each definition is followed when it is asked for."""
-        return FollowedTrace(self.lengths)
+        return FollowedTrace(self.lengths, self.touched)
 
     def deciles(self, multi_turn: Bools) -> Int64s:
         """Return what `decile_histogram` counts, given which requests are later turns (R)."""

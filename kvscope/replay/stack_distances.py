@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import callable_in_kernels, kernel
-from kvscope.core.prefix import write_path
 from kvscope.core.trace import PromptPaths
+from kvscope.ingest.reuse import ReusedRuns, touches
 from kvscope.replay.traffic import Walk, by_access, walk
 
 
@@ -35,19 +35,6 @@ class LruDistances(Struct, frozen=True):
     blocks: Int32s
     distance: Int64s
     live: int
-
-
-class ReusedRuns(Struct, frozen=True):
-    """What the paths of R requests touch again, as K runs in order of request and depth.
-
-    Run k: blocks [depth[k], depth[k] + blocks[k]) of what request[k] leaves cached were last
-    touched by previous[k].
-    """
-
-    request: Int32s
-    previous: Int32s
-    depth: Int32s
-    blocks: Int32s
 
 
 def lru_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistances:
@@ -76,21 +63,8 @@ def flat_distances(prompts: PromptPaths, definition: HitDefinition) -> LruDistan
 
 
 def _distances(steps: Walk) -> LruDistances:
-    return distances(touches(steps), steps.length + steps.anonymous, steps.look)
-
-
-def touches(steps: Walk) -> ReusedRuns:
-    """Return which earlier request last touched the blocks of each path."""
-    requests, longest = len(steps.leaf), int(steps.length.max(initial=0))
-    last = np.full(len(steps.block_parent), -1, dtype=np.int32)
-    path = np.empty(longest + 1, dtype=np.int32)
-    runs = np.empty((4, requests + longest), dtype=np.int32)
-    done, count = 0, 0
-    while True:
-        done, count = _touch(steps, done, count, last, path, runs)
-        if done == requests:
-            return ReusedRuns(*runs[:, :count].copy())
-        runs = np.concatenate((runs, np.empty_like(runs)), axis=1)
+    runs = touches(steps.block_parent, steps.leaf, steps.length)
+    return distances(runs, steps.length + steps.anonymous, steps.look)
 
 
 def distances(runs: ReusedRuns, cached: Int32s, look: Int32s) -> LruDistances:
@@ -174,34 +148,6 @@ def _add(tree: NDArray[Any], place: int, amount: int) -> None:
     while node < len(tree):
         tree[node] += amount
         node += node & -node
-
-
-@kernel
-def _touch(
-    steps: Walk, begin: int, count: int, last: Int32s, path: Int32s, runs: Int32s
-) -> tuple[int, int]:
-    """Continue from request `begin` while there is room for runs: (next request, runs)."""
-    block_parent, leaf, length, _, _ = steps
-    for request in range(begin, len(leaf)):
-        end = length[request]
-        if count + end > runs.shape[1]:
-            return request, count
-        write_path(block_parent, leaf[request], path, 0, end)
-        at = 0
-        while at < end and last[path[at]] >= 0:
-            previous = last[path[at]]
-            start = at
-            while at < end and last[path[at]] == previous:
-                last[path[at]] = request
-                at += 1
-            runs[0, count] = request
-            runs[1, count] = previous
-            runs[2, count] = start
-            runs[3, count] = at - start
-            count += 1
-        for i in range(at, end):
-            last[path[i]] = request
-    return len(leaf), count
 
 
 @kernel

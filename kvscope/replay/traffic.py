@@ -62,12 +62,10 @@ def walk(prompts: PromptPaths, definition: HitDefinition) -> Walk:
             "a partial last block cannot be kept where outputs fill it",
             remedy="take outputs 'ignored' with partial blocks kept",
         )
-    leaf = prompts.leaf
-    if not definition.partial:
-        cut = prompts.blocks > prompts.full_blocks
-        leaf = np.where(cut, prompts.block_parent[leaf], leaf)
-        if definition.outputs == "carried":
-            leaf = prompts.carried_leaf
+    if definition.partial:
+        leaf = prompts.leaf
+    else:
+        leaf = prompts.carried_leaf if definition.outputs == "carried" else prompts.full_leaf
     steps = walk_lengths(prompts, definition)
     return Walk(prompts.block_parent, np.ascontiguousarray(leaf, dtype=np.int32), *steps)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope.characterize.stability import stability
-from tests.characterize.tiny import CHAT_1, CHAT_2, REQUESTS, REUSES, SEARCH_1, tiny_store
+from tests.characterize.tiny import CHAT_1, CHAT_2, REQUESTS, SEARCH_1, tiny_store
 
 
 def test_between_windows() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from kvscope.app.analyze import analyze
 from kvscope.app.requests import AnalyzeRequest
@@ -105,11 +105,7 @@ def check_equal(whole: Built, making: Any, folder: Path, shards: int, at_once: i
 
     reduced, requests = making.reduced(), len(whole.requests["blocks"])
     runs, reuse = merge_runs([load_runs(each, 0, requests) for each in reduced]), whole.reuse
-    for name, known in zip(
-        ("request", "previous", "depth", "blocks"),
-        (reuse.request, reuse.prev, reuse.depth, reuse.blocks),
-        strict=True,
-    ):
+    for name, known in asdict(reuse.runs).items():
         assert np.array_equal(getattr(runs, name), known), name
     cacheable = reuse.first >= 0
     keys = zip(reuse.first[cacheable], reuse.last[cacheable], reuse.reuses[cacheable], strict=True)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import duckdb
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -15,8 +14,6 @@ from kvscope.core.errors import UsageError
 from kvscope.ingest.clocks import SessionStarts, open_sessions
 from kvscope.ingest.formats.base import ReadOptions, Request
 from kvscope.replay.derived_traces import begun
-from kvscope.store.db import open_store
-from kvscope.store.traces import load_prompts
 from tests import small_traces
 
 SIZE = 16

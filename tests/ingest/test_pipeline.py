@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from kvscope.core.errors import ExitCode, InputError, UsageError
 from kvscope.core.trace import PromptPaths
+from kvscope.ingest.build import Built
 from kvscope.ingest.formats.base import ReadOptions
 from kvscope.ingest.pipeline import IngestOptions, ingest
 from kvscope.store import traces
@@ -111,8 +112,8 @@ def test_paths_are_told_before_they_are_stored(tmp_path: Path) -> None:
     csv = write(tmp_path / "b.csv", ["arrived_at,num_prefill_tokens,num_decode_tokens", "0,5,1"])
     with open_store(MEMORY) as store:
 
-        def listen(paths: PromptPaths) -> None:
-            told.append((paths, len(traces.all_traces(store))))
+        def listen(built: Built) -> None:
+            told.append((built.paths(), len(traces.all_traces(store))))
 
         trace = ingest(store, path, foresee=listen).trace
         ingest(store, path, foresee=listen)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from kvscope.core.hits import HitDefinition
 from kvscope.ingest.build import Built
@@ -24,7 +25,7 @@ def test_equals_the_oracle_block_by_block(data: st.DataObject, size: int, chats:
     made = small_traces.built(trace, size)
     expected = lineage.Reuse(trace, small_traces.parents(made), size)
     found = made.reuse
-    runs = zip(found.request, found.prev, found.depth, found.blocks, strict=True)
+    runs = zip(*astuple(found.runs), strict=True)
     expanded = [
         ((int(request), int(depth) + step), int(prev))
         for request, prev, depth, blocks in runs
@@ -79,9 +80,7 @@ def _analyzed(made: Built) -> dict[str, Any]:
         "carried_leaf": [small_traces.path(made, leaf) for leaf in requests["carried_leaf"]],
         "type": [made.names["type"][code] for code in requests["type"]],
         "lineage": made.lineage,
-        "runs": np.stack(
-            [made.reuse.request, made.reuse.prev, made.reuse.depth, made.reuse.blocks]
-        ).tolist(),
+        "runs": np.stack(astuple(made.reuse.runs)).tolist(),
         "blocks": sorted(blocks),
         "curve": (curve.knots.tolist(), curve.hits.tolist(), curve.total),
     }

@@ -12,47 +12,48 @@ from kvscope.replay.traffic import traffic
 from tests import small_traces
 from tests.oracles import lineage, lru
 
-SIZE, LONGEST, ROUNDS = 2, 9, 6
+SIZE, LONGEST, ROUNDS = 2, 6, 3
 DEFINITION = HitDefinition("block", weight="block", outputs="ignored")
 
 
-def shrinking() -> list[Request]:
-    """Nine prompts on one path, each a block shorter than the one before; and so six times.
+def far_apart() -> list[Request]:
+    """Return the paths of a binary tree, each far from the one before; and so three times.
 
-    The longest of a round meets nine owners: 9 requests bring 17 stretches, and room is made for
-    one a request and for one path.
+    In the order of their reversed bits, almost every path meets an owner at each depth: room is
+    made for two stretches a request and for one path.
     """
-    lengths = [*range(LONGEST, 0, -1)] * ROUNDS
+    paths = range(1 << LONGEST)
+    in_order = sorted(paths, key=lambda path: f"{path:0{LONGEST}b}"[::-1]) * ROUNDS
     return [
         Request(
-            input_tokens=length * SIZE,
+            input_tokens=LONGEST * SIZE,
             output_tokens=0,
             arrival_s=float(at),
-            hash_ids=list(range(length)),
+            hash_ids=[path >> LONGEST - 1 - depth for depth in range(LONGEST)],
         )
-        for at, length in enumerate(lengths)
+        for at, path in enumerate(in_order)
     ]
 
 
 def test_nothing_is_lost_where_more_room_is_made() -> None:
     """Segments, previous touches and LRU's distances are those of plain calculations."""
-    trace = shrinking()
+    trace = far_apart()
     made = small_traces.built(trace, SIZE)
     prompts = small_traces.prompts(made)
 
     moved = last_touch_segments(traffic(prompts, standard()))
     assert len(moved.end) > len(trace) + LONGEST
-    owner: dict[int, int] = {}
+    owner: dict[tuple[int, int], int] = {}
     for at, request in enumerate(trace):
         taken = slice(moved.starts[at], moved.starts[at + 1])
         givers = np.repeat(moved.previous[taken], moved.end[taken] - moved.start[taken])
-        depths = range(len(request.hash_ids or ()))
-        assert givers.tolist() == [owner[depth] for depth in depths if depth in owner]
-        owner |= dict.fromkeys(depths, at)
+        blocks = list(enumerate(request.hash_ids or ()))  # an id has one place in the tree
+        assert givers.tolist() == [owner[block] for block in blocks if block in owner]
+        owner |= dict.fromkeys(blocks, at)
 
-    found = made.reuse
-    assert len(found.request) > len(trace) + LONGEST
-    runs = zip(found.request, found.prev, found.depth, found.blocks, strict=True)
+    found = made.reuse.runs
+    assert len(found.request) > 2 * len(trace) + LONGEST
+    runs = zip(found.request, found.previous, found.depth, found.blocks, strict=True)
     expanded = {
         (int(request), int(depth) + step): int(prev)
         for request, prev, depth, blocks in runs

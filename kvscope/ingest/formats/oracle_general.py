@@ -11,7 +11,7 @@ from kvscope.core.jit import kernel
 from kvscope.core.prefix import paths
 from kvscope.core.trace import Trace
 from kvscope.ingest.formats.exporter import REQUESTS_AT_ONCE, Advance, Exporter
-from kvscope.ingest.reuse import trace_reuse
+from kvscope.ingest.reuse import touches
 from kvscope.store.db import Store
 from kvscope.store.traces import load_prompts
 
@@ -42,14 +42,12 @@ class OracleGeneralExport(Exporter):
         prompts = load_prompts(store, trace)
         parent, blocks = prompts.block_parent, prompts.blocks
         # Partial last blocks are objects, too.
-        reuse = trace_reuse(
-            parent, prompts.block_size, prompts.input_tokens, blocks, prompts.leaf, blocks
-        )
+        reused = touches(parent, prompts.leaf, blocks)
         # Runs by the request that touches them now; request r's are runs[r] to runs[r + 1].
-        order = np.argsort(reuse.prev, kind="stable")
-        runs = np.searchsorted(reuse.prev[order], np.arange(trace.requests + 1))
+        order = np.argsort(reused.previous, kind="stable")
+        runs = np.searchsorted(reused.previous[order], np.arange(trace.requests + 1))
         request, depth, length = (
-            column[order] for column in (reuse.request, reuse.depth, reuse.blocks)
+            column[order] for column in (reused.request, reused.depth, reused.blocks)
         )
         vtime = np.cumsum(blocks, dtype=np.int64) - blocks + 1
         for first in range(0, trace.requests, REQUESTS_AT_ONCE):
