@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from queue import SimpleQueue
 from threading import Thread
 from typing import ParamSpec, TypeVar
 
@@ -35,12 +36,25 @@ def consume_in_background(use: Callable[[T], object], items: Iterable[T]) -> Non
     At most two items exist at once. Errors come in the order of a plain loop: the error of using an
     item before that of making the next one.
     """
+    given = SimpleQueue[tuple[T, Future[object]] | None]()
+
+    def use_all() -> None:
+        while (work := given.get()) is not None:
+            try:
+                work[1].set_result(use(work[0]))
+            except BaseException as error:  # noqa: BLE001  (raised by `result`)
+                work[1].set_exception(error)
+            del work  # an item that is used up takes no memory meanwhile
+
+    Thread(target=use_all, daemon=True).start()
     pending: Future[object] | None = None
     try:
         for item in items:
             if pending is not None:
                 pending.result()
-            pending = in_background(use, item)
+            pending = Future()
+            given.put((item, pending))
     finally:
+        given.put(None)
         if pending is not None:
             pending.result()
