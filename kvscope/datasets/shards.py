@@ -248,7 +248,7 @@ def reduce_shard(task: ShardTask) -> None:
     paths = shard.paths
     reuse = trace_reuse(
         paths.block_parent, paths.block_size, paths.input_tokens, paths.full_blocks,
-        paths.full_leaf, paths.carried_leaf, paths.carried_blocks,
+        paths.carried_leaf, paths.carried_blocks,
     )  # fmt: skip
     runs = clipped(reuse.runs, shard.first_carried, shard.request)
     counts = own_blocks(Path(task.parts[0]))

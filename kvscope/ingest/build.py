@@ -167,7 +167,7 @@ def build(columns: Columns, reader_notes: list[str]) -> Built:
         trie.parent, full_leaf[carrier], full_blocks[carrier] - carried_blocks
     )
     reuse = trace_reuse(
-        trie.parent, columns.block_size, requests["input_tokens"], full_blocks, full_leaf,
+        trie.parent, columns.block_size, requests["input_tokens"], full_blocks,
         requests["carried_leaf"], carried_blocks,
     )  # fmt: skip
     requests["ideal_blocks"] = reuse.ideal_blocks

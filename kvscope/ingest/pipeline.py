@@ -14,11 +14,11 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 from numpy.typing import NDArray
 
-from kvscope.core.arrays import Bools, Int32s
+from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.background import consume_in_background, in_background
-from kvscope.core.disk_columns import stretches
 from kvscope.core.errors import InputError
 from kvscope.core.files import STANDARD_STREAM, without_query
+from kvscope.core.jit import kernel
 from kvscope.core.trace import Trace
 from kvscope.ingest.build import Built, BuiltRequests, build
 from kvscope.ingest.columns import ATTRIBUTES, MEASURED, NONE, TOO_MANY_IDS, Columns, Interner
@@ -40,8 +40,8 @@ Span = tuple[float, float]
 """The first and the last arrival (s)."""
 
 _FIRST_LINES = 10
+_SMALLEST_ID = -(2**63)
 _REQUESTS_AT_ONCE = 122_880  # a row group of DuckDB, which then need not be kept in memory
-_BLOCKS_AT_ONCE = 1 << 17  # so that to compare neighbours takes little memory
 
 
 class UnusableLinesError(InputError):
@@ -206,13 +206,12 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
     trie, reuse = built.trie, built.reuse
     trace = write_requests(store, origin, built, trie.count - 1, rejects)
     number = trace.trace_id
-    branches = _branches(trie.parent)
-    store.append("ingest/add_blocks", _block_runs(trie, reuse.reuses), trace_id=number)
-    store.append(
-        "ingest/add_branches",
-        {"block": branches, "parent": trie.parent[branches]},
-        trace_id=number,
-    )
+    runs = _block_runs(trie, reuse.reuses)
+    store.append("ingest/add_blocks", runs, trace_id=number)
+    begins, above = runs["block"], trie.parent[runs["block"]]
+    off = (begins == 1) | (above != begins - 1)  # where paths branch off, runs begin
+    branches: dict[str, NDArray[Any]] = {"block": begins[off], "parent": above[off]}
+    store.append("ingest/add_branches", branches, trace_id=number)
     store.append("ingest/add_block_groups", reuse.groups(), trace_id=number)
     if built.own_hash_ids:
         own: dict[str, NDArray[Any]] = {
@@ -224,37 +223,38 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
     return trace
 
 
-def _branches(parent: Int32s) -> Int32s:
-    """Return the blocks whose parents are not the ones before, and block 1, where there is one."""
-    starts = [np.zeros(0, dtype=np.int32), np.arange(1, min(len(parent), 2), dtype=np.int32)]
-    for part in stretches(len(parent), _BLOCKS_AT_ONCE):
-        elsewhere = parent[part] != np.arange(part.start, part.stop) - 1
-        elsewhere[: max(2 - part.start, 0)] = False  # the root, and block 1
-        starts.append((np.flatnonzero(elsewhere) + part.start).astype(np.int32))
-    return np.concatenate(starts)
-
-
 def _block_runs(trie: Trie, reuses: Int32s) -> dict[str, NDArray[Any]]:
     """Return the blocks of a trie in runs that are numbered on, with as many reuses each.
 
     The columns are those of the first block of each run, and the number of its `blocks`.
     """
-    parent, hash_id, depth, reuses = trie.parent[1:], trie.hash_id[1:], trie.depth[1:], reuses[1:]
-    begins = np.ones(len(parent), dtype=np.bool_)
-    for part in stretches(max(len(parent) - 1, 0), _BLOCKS_AT_ONCE):
-        before, at = part, slice(part.start + 1, part.stop + 1)
-        begins[at] = parent[at] != np.arange(at.start, at.stop)
-        begins[at] |= hash_id[at] != hash_id[before] + 1
-        begins[at] |= hash_id[at] < hash_id[before]  # one more than the largest wraps around
-        begins[at] |= reuses[at] != reuses[before]
-    first = np.flatnonzero(begins)
+    begins = np.empty(trie.count, dtype=np.int32)
+    first = begins[: _find_runs(trie.parent, trie.hash_id, reuses, begins)]
     return {
-        "block": (first + 1).astype(np.int32),
-        "depth": depth[first],
-        "hash_id": hash_id[first],
+        "block": first,
+        "depth": trie.depth[first],
+        "hash_id": trie.hash_id[first],
         "reuses": reuses[first],
-        "blocks": np.diff(first, append=len(depth)).astype(np.int32),
+        "blocks": np.diff(first, append=np.int32(trie.count)),
     }
+
+
+@kernel
+def _find_runs(parent: Int32s, hash_id: Int64s, reuses: Int32s, begins: Int32s) -> int:
+    """Write the blocks that do not go on with a run; return how many they are."""
+    count = 0
+    for block in range(1, len(parent)):
+        before = block - 1
+        if (
+            block == 1
+            or parent[block] != before
+            or hash_id[block] == _SMALLEST_ID  # one more than the largest would be
+            or hash_id[block] - 1 != hash_id[before]
+            or reuses[block] != reuses[before]
+        ):
+            begins[count] = block
+            count += 1
+    return count
 
 
 def write_reuses(store: Store, trace: Trace, runs: ReusedRuns) -> None:

@@ -59,16 +59,17 @@ class TraceReuse(Struct, frozen=True):
         The `blocks` of a group have the same first and last request and reuses; several groups may
         have the same.
         """
-        columns = {"first_request": self.first, "last_request": self.last, "reuses": self.reuses}
-        begins = np.zeros(len(self.first), dtype=np.bool_)
-        begins[0] = True
-        for each in columns.values():
-            begins[1:] |= each[1:] != each[:-1]
-        at = np.flatnonzero(begins)
-        blocks = np.diff(at, append=len(begins))
-        cacheable = self.first[at] >= 0
-        grouped = {name: each[at[cacheable]] for name, each in columns.items()}
-        return {**grouped, "blocks": blocks[cacheable]}
+        begins = np.empty(len(self.first), dtype=np.int32)
+        begins = begins[: _find_groups(self.first, self.last, self.reuses, begins)]
+        blocks = np.diff(begins, append=np.int32(len(self.first)))
+        cacheable = self.first[begins] >= 0
+        at = begins[cacheable]
+        return {
+            "first_request": self.first[at],
+            "last_request": self.last[at],
+            "reuses": self.reuses[at],
+            "blocks": blocks[cacheable],
+        }
 
 
 def touches(block_parent: Int32s, leaf: Int32s, length: Int32s) -> ReusedRuns:
@@ -77,16 +78,9 @@ def touches(block_parent: Int32s, leaf: Int32s, length: Int32s) -> ReusedRuns:
     Path r has `length[r]` blocks and ends at `leaf[r]`, in a trie of N blocks whose `block_parent`
     has N + 1 entries.
     """
-    requests, longest = len(leaf), int(length.max(initial=0))
     last = np.full(len(block_parent), -1, dtype=np.int32)
-    path = np.empty(longest + 1, dtype=np.int32)
-    runs = np.empty((4, 2 * requests + longest), dtype=np.int32)
-    done, count = 0, 0
-    while True:
-        done, count = _touch(block_parent, leaf, length, done, count, last, path, runs)
-        if done == requests:
-            return ReusedRuns(*runs[:, :count].copy())
-        runs = np.concatenate((runs, np.empty_like(runs)), axis=1)
+    uncounted = np.zeros(0, dtype=np.int32)
+    return _followed(block_parent, leaf, length, length, last, uncounted, uncounted)
 
 
 def trace_reuse(
@@ -94,21 +88,20 @@ def trace_reuse(
     block_size: int,
     input_tokens: Int32s,
     full_blocks: Int32s,
-    full_leaf: Int32s,
     carried_leaf: Int32s,
     carried_blocks: Int32s,
 ) -> TraceReuse:
     """Follow every request down its path and return the earlier requests that touched it.
 
     Request r leaves `carried_blocks[r]` cached, up to `carried_leaf[r]`; the first `full_blocks[r]`
-    of them, up to `full_leaf[r]`, are its prompt's. Blocks have lower numbers than those below.
+    of them are its prompt's.
     """
-    requests = len(full_blocks)
-    touched = touches(block_parent, carried_leaf, carried_blocks)
-    first, last, reuses = np.full((3, len(block_parent)), -1, dtype=np.int32)
-    depth = np.empty(len(block_parent), dtype=np.int32)
-    _count_by_block(block_parent, full_blocks, full_leaf, carried_leaf, first, last, reuses, depth)
-    found = np.minimum(touched.counts(requests), full_blocks)
+    first, last = (np.full(len(block_parent), -1, dtype=np.int32) for _ in range(2))
+    reuses = np.zeros(len(block_parent), dtype=np.int32)
+    touched = _followed(
+        block_parent, carried_leaf, carried_blocks, full_blocks, last, first, reuses
+    )
+    found = np.minimum(touched.counts(len(full_blocks)), full_blocks)
     return TraceReuse(
         touched=touched,
         runs=touched.within(full_blocks),
@@ -119,14 +112,40 @@ def trace_reuse(
     )
 
 
-@kernel
-def _touch(
+def _followed(
     block_parent: Int32s,
     leaf: Int32s,
     length: Int32s,
+    full_blocks: Int32s,
+    last: Int32s,
+    first: Int32s,
+    reuses: Int32s,
+) -> ReusedRuns:
+    """Return the runs of paths, and fill what `TraceReuse` has by block, `last` at least."""
+    requests, longest = len(leaf), int(length.max(initial=0))
+    path = np.empty(longest + 1, dtype=np.int32)
+    runs = np.empty((4, 2 * requests + longest), dtype=np.int32)
+    done, count = 0, 0
+    while True:
+        done, count = _follow(
+            block_parent, leaf, length, full_blocks, done, count, last, first, reuses, path, runs
+        )
+        if done == requests:
+            return ReusedRuns(*runs[:, :count].copy())
+        runs = np.concatenate((runs, np.empty_like(runs)), axis=1)
+
+
+@kernel
+def _follow(
+    block_parent: Int32s,
+    leaf: Int32s,
+    length: Int32s,
+    full_blocks: Int32s,
     begin: int,
     count: int,
     last: Int32s,
+    first: Int32s,
+    reuses: Int32s,
     path: Int32s,
     runs: Int32s,
 ) -> tuple[int, int]:
@@ -136,53 +155,39 @@ def _touch(
         if count + end > runs.shape[1]:
             return request, count
         write_path(block_parent, leaf[request], path, 0, end)
+        counted = full_blocks[request] if len(reuses) else 0
         at = 0
         while at < end and last[path[at]] >= 0:
             previous = last[path[at]]
             start = at
             while at < end and last[path[at]] == previous:
                 last[path[at]] = request
+                if at < counted:
+                    reuses[path[at]] += 1
                 at += 1
             runs[0, count] = request
             runs[1, count] = previous
             runs[2, count] = start
             runs[3, count] = at - start
             count += 1
-        for i in range(at, end):
-            last[path[i]] = request
+        for fresh in range(at, end):
+            last[path[fresh]] = request
+            if len(first):
+                first[path[fresh]] = request
     return len(leaf), count
 
 
 @kernel
-def _count_by_block(
-    block_parent: Int32s,
-    full_blocks: Int32s,
-    full_leaf: Int32s,
-    carried_leaf: Int32s,
-    first: Int32s,
-    last: Int32s,
-    reuses: Int32s,
-    depth: Int32s,
-) -> None:
-    """Fill what `TraceReuse` has by block, and the depths: what ends below a block passes it."""
-    depth[0] = -1
-    for block in range(1, len(block_parent)):
-        depth[block] = depth[block_parent[block]] + 1
-        reuses[block] = 0
-    for request in range(len(full_leaf)):
-        leaf = carried_leaf[request]
-        if first[leaf] < 0:
-            first[leaf] = request
-        last[leaf] = request
-        reuses[full_leaf[request]] += 1
-    for block in range(len(block_parent) - 1, 0, -1):
-        above = block_parent[block]
-        earliest = first[block]
-        if earliest >= 0 and (first[above] < 0 or earliest < first[above]):
-            first[above] = earliest
-        last[above] = max(last[above], last[block])
-        reuses[above] += reuses[block]
-        if earliest >= 0 and depth[block] < full_blocks[earliest]:
-            reuses[block] -= 1  # the first prompt wrote it
-    first[0] = last[0] = -1
-    reuses[0] = 0
+def _find_groups(first: Int32s, last: Int32s, reuses: Int32s, begins: Int32s) -> int:
+    """Write the blocks that differ from those numbered before them; return how many they are."""
+    count = 0
+    for block in range(len(first)):
+        if (
+            block == 0
+            or first[block] != first[block - 1]
+            or last[block] != last[block - 1]
+            or reuses[block] != reuses[block - 1]
+        ):
+            begins[count] = block
+            count += 1
+    return count
