@@ -279,7 +279,7 @@ def detect(head: bytes, path: str) -> type[LogFormat]:
 
 def _numbered_lines(source: Source, rejects: Rejects) -> Iterator[tuple[int, bytes]]:
     """Yield (number, line) of lines that are not blank; a cut file raises InputError."""
-    for first, text in source.lines():
+    for first, text, _ in source.lines():
         if text is None:
             rejects.reject(first, _TOO_LONG)
             continue

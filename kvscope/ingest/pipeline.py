@@ -414,7 +414,7 @@ def _format_at(path: str, line: int) -> str | None:
     if not _is_file(path):
         return None
     with closing(Source(path)) as source, suppress(InputError):
-        for first, text in source.lines():
+        for first, text, _ in source.lines():
             lines = [] if text is None else text.removesuffix(b"\n").split(b"\n")
             if line - first < len(lines):
                 lines = lines[line - first :]

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
 import zstandard
@@ -44,6 +44,18 @@ _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _UTF8_BOM = b"\xef\xbb\xbf"
 _LINE_FEED = ord("\n")
+
+
+class Lines(NamedTuple):
+    """So many whole `lines` with their line feeds, the last of a file perhaps without.
+
+    Lines are numbered from 1: `first` is the number of the first one. `text` is None for a line
+    that is too long.
+    """
+
+    first: int
+    text: bytes | None
+    lines: int
 
 
 class Source:
@@ -110,11 +122,10 @@ class Source:
             yield chunk
             chunk = self._read(_CHUNK_BYTES)
 
-    def lines(self) -> Iterator[tuple[int, bytes | None]]:
-        """Yield whole lines, a chunk's at a time with the number of the first.
+    def lines(self) -> Iterator[Lines]:
+        """Yield whole lines, a chunk's at a time; one longer than MAX_LINE_BYTES by itself.
 
-        Lines are numbered from 1 and keep their line feeds; a byte order mark is cut off. A line
-        longer than MAX_LINE_BYTES comes by itself, as None.
+        A byte order mark is cut off.
         """
         first, parts, size = 1, list[bytes](), 0  # of the line that goes on in the next chunk
         offset = 0
@@ -124,26 +135,27 @@ class Source:
             offset += len(chunk)
             end = chunk.find(b"\n")
             if end >= 0 and size + end > MAX_LINE_BYTES:
-                yield first, None
+                yield Lines(first, None, 1)
                 first, parts, size = first + 1, [], 0
                 chunk = chunk[end + 1 :]  # noqa: PLW2901  (what follows the long line)
             end = chunk.rfind(b"\n") + 1
             rest = chunk[end:]
             if end:
                 text = b"".join([*parts, memoryview(chunk)[:end]])
-                yield first, text.removeprefix(_UTF8_BOM) if first == 1 else text
-                first += _line_feeds(text)
+                count = _line_feeds(text)
+                yield Lines(first, text.removeprefix(_UTF8_BOM) if first == 1 else text, count)
+                first += count
                 parts, size = [], 0
             size += len(rest)
             parts = [*parts, rest] if size <= MAX_LINE_BYTES else []
             self._line = first
             self._check_lines(first, size)
         if size > MAX_LINE_BYTES:
-            yield first, None
+            yield Lines(first, None, 1)
         elif size:
             self.unterminated = first
             rest = b"".join(parts)
-            yield first, rest.removeprefix(_UTF8_BOM) if first == 1 else rest
+            yield Lines(first, rest.removeprefix(_UTF8_BOM) if first == 1 else rest, 1)
 
     def begin_file(self, line: int, path: str) -> None:
         """Count line `line` and those after it as lines of one of several files."""

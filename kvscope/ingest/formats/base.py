@@ -293,8 +293,8 @@ class LineReader(Reader):
         Raises BadLine, or any of msgspec's errors, with the reason.
         """
 
-    def columns_at_once(self, text: bytes) -> RequestColumns | None:
-        """Return the requests of several lines, one each, as columns; None if it cannot.
+    def columns_at_once(self, text: bytes, count: int) -> RequestColumns | None:
+        """Return the requests of so many lines, one each, as columns; None if it cannot.
 
         For formats whose lines are mostly alike: no object is made of any request.
         """
@@ -320,7 +320,7 @@ class LineReader(Reader):
 
     def records(self, source: Source) -> Iterator[Records]:
         """Yield what `parse` makes of the lines that are not blank."""
-        for first, text in source.lines():
+        for first, text, count in source.lines():
             if text is None:
                 yield Records(refused=[(first, _TOO_LONG)])
                 continue
@@ -329,7 +329,7 @@ class LineReader(Reader):
             if first == source.unterminated and (source.is_cut or self.is_cut(text)):
                 self.cut = f"the last line is cut: {source.line_in_words(first)} is left out"
                 break
-            columns = self.columns_at_once(text)
+            columns = self.columns_at_once(text, count)
             if columns is None:
                 yield self._parsed(first, text)
             else:

@@ -103,9 +103,9 @@ class RowReader(LineReader):
         if text not in self.notes:
             self.notes.append(text)
 
-    def columns_at_once(self, text: bytes) -> RequestColumns | None:
+    def columns_at_once(self, text: bytes, count: int) -> RequestColumns | None:
         """Return the requests of the lines; None unless all have the same, well-known keys."""
-        return read_lines(text, self.in_columns, self.always) if self.in_columns else None
+        return read_lines(text, count, self.in_columns, self.always) if self.in_columns else None
 
     def parse_at_once(self, text: bytes) -> list[Request] | None:
         """Return the requests of the lines, None if some are unusual or unusable."""

@@ -45,9 +45,9 @@ class LineColumn(Struct, frozen=True):
 
 
 def read_lines(
-    text: bytes, known: Mapping[str, LineColumn], always: AbstractSet[str]
+    text: bytes, count: int, known: Mapping[str, LineColumn], always: AbstractSet[str]
 ) -> RequestColumns | None:
-    """Return the requests of the lines, an entry each; None where msgspec has to read them.
+    """Return the requests of `count` lines, an entry each; None where msgspec has to read them.
 
     All lines have the keys of the first one: only `known` ones, and those that are there `always`.
     The last line feed may be missing.
@@ -60,13 +60,13 @@ def read_lines(
     if not always <= set(keys) <= known.keys():
         return None
     columns = [known[key] for key in keys]
-    return _Text(text if text.endswith(b"\n") else text + b"\n", keys, columns).read()
+    return _Text(text if text.endswith(b"\n") else text + b"\n", count, keys, columns).read()
 
 
 class _Text:
     """Lines of one shape, and room for what they hold: a place per column of its kind."""
 
-    def __init__(self, text: bytes, keys: list[str], columns: list[LineColumn]) -> None:
+    def __init__(self, text: bytes, rows: int, keys: list[str], columns: list[LineColumn]) -> None:
         self._text = text
         self._characters = np.frombuffer(text, dtype=np.uint8)
         spelled = [f'"{key}"'.encode() for key in keys]
@@ -78,7 +78,6 @@ class _Text:
             same = self._columns[_ARRAY[column.kind]]
             self._kinds[k], self._places[k] = column.kind, len(same)
             same.append(column)
-        rows = int(np.count_nonzero(self._characters == _LINE_FEED))
         integers, numbers, names = (len(self._columns[kind]) for kind in (INTEGER, NUMBER, NAME))
         self._integers = np.empty((integers, rows), dtype=np.int64)
         self._numbers = np.empty((numbers, rows), dtype=np.float64)

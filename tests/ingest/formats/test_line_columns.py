@@ -113,7 +113,7 @@ def test_plain_lines_are_read_as_columns(chosen: Any, data: st.DataObject) -> No
     """Whatever the order of the keys, the spaces between them, and the digits of numbers."""
     text = data.draw(texts(chosen, odd=False))
     reader = chosen.reader(ReadOptions())
-    columns = reader.columns_at_once(text)
+    columns = reader.columns_at_once(text, text.count(b"\n") + 1)
     assert columns is not None
     same(columns, reader._line_by_line(1, text.split(b"\n")))
 
@@ -125,7 +125,7 @@ def test_odd_lines_are_left_to_msgspec(chosen: Any, data: st.DataObject) -> None
     """Where one value or line may be anything, the columns are none, or right."""
     text = data.draw(texts(chosen, odd=True))
     reader = chosen.reader(ReadOptions())
-    if (columns := reader.columns_at_once(text)) is not None:
+    if (columns := reader.columns_at_once(text, text.count(b"\n") + 1)) is not None:
         same(columns, reader._line_by_line(1, text.split(b"\n")))
 
 
@@ -143,7 +143,7 @@ def test_odd_lines_are_left_to_msgspec(chosen: Any, data: st.DataObject) -> None
 )
 def test_other_shapes_are_left_to_msgspec(text: bytes) -> None:
     """Each line for itself, so that its defect is named."""
-    assert Bailian.reader(ReadOptions()).columns_at_once(text) is None
+    assert Bailian.reader(ReadOptions()).columns_at_once(text, text.count(b"\n") + 1) is None
 
 
 def test_many_names_are_left_to_msgspec() -> None:
@@ -151,5 +151,5 @@ def test_many_names_are_left_to_msgspec() -> None:
     line = b'{"chat_id":1,"timestamp":1,"input_length":9,"output_length":1,"type":"%d"}'
     reader = Bailian.reader(ReadOptions())
     few, many = (b"\n".join(line % k for k in range(count)) for count in (64, 65))
-    assert reader.columns_at_once(few) is not None
-    assert reader.columns_at_once(many) is None
+    assert reader.columns_at_once(few, few.count(b"\n") + 1) is not None
+    assert reader.columns_at_once(many, many.count(b"\n") + 1) is None
