@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvscope.characterize.distributions import HeatMap, Rates, Summary, Turns
 from kvscope.characterize.history import History, load_history
 from kvscope.characterize.sizes import SizeSummaries, load_sizes
-from kvscope.core.arrays import Bools, Int32s, Int64s
+from kvscope.core.arrays import Bools, Int32s, Int64s, UInt32s, unsigned
 from kvscope.core.background import in_background
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import ancestor
@@ -145,16 +145,15 @@ def decile_histogram(
     counts = np.zeros((2, _MASKS), dtype=np.int64)
     written = np.zeros(len(block_parent), dtype=np.uint16)
     first = np.zeros_like(blocks) if first is None else first
-    _count_by_decile(
-        block_parent, leaf, blocks, full_blocks, hittable, multi_turn, first, written, counts
-    )
+    above, end = unsigned(block_parent), unsigned(leaf)
+    _count_by_decile(above, end, blocks, full_blocks, hittable, multi_turn, first, written, counts)
     return counts
 
 
 @kernel
 def _count_by_decile(
-    block_parent: Int32s,
-    leaf: Int32s,
+    block_parent: UInt32s,
+    leaf: UInt32s,
     blocks: Int32s,
     full_blocks: Int32s,
     hittable: Int32s,

@@ -6,13 +6,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.arrays import Int32s, Int64s, UInt32s
 from kvscope.core.jit import callable_in_kernels, kernel
 
 
 @callable_in_kernels
 def write_path(
-    block_parent: Int32s, leaf: int, path: Int32s | Int64s, start: int, end: int
+    block_parent: Int32s | UInt32s,
+    leaf: int,
+    path: Int32s | Int64s | UInt32s,
+    start: int,
+    end: int,
 ) -> None:
     """Write the path that ends at `leaf` into path[start:end], the head first.
 
@@ -25,7 +29,7 @@ def write_path(
 
 
 @callable_in_kernels
-def ancestor(block_parent: Int32s, block: int, steps: int) -> int:
+def ancestor(block_parent: Int32s | UInt32s, block: int, steps: int) -> int:
     """Return the block that many steps towards the root; `block` itself for none."""
     above = block
     for _ in range(steps):

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from kvscope.core.arrays import Int32s
+from kvscope.core.arrays import Int32s, UInt32s, unsigned
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import write_path
 
@@ -123,12 +123,13 @@ def _followed(
 ) -> ReusedRuns:
     """Return the runs of paths, and fill what `TraceReuse` has by block, `last` at least."""
     requests, longest = len(leaf), int(length.max(initial=0))
-    path = np.empty(longest + 1, dtype=np.int32)
+    above, end = unsigned(block_parent), unsigned(leaf)
+    path = np.empty(longest + 1, dtype=np.uint32)
     runs = np.empty((4, 2 * requests + longest), dtype=np.int32)
     done, count = 0, 0
     while True:
         done, count = _follow(
-            block_parent, leaf, length, full_blocks, done, count, last, first, reuses, path, runs
+            above, end, length, full_blocks, done, count, last, first, reuses, path, runs
         )
         if done == requests:
             return ReusedRuns(*runs[:, :count].copy())
@@ -137,8 +138,8 @@ def _followed(
 
 @kernel
 def _follow(
-    block_parent: Int32s,
-    leaf: Int32s,
+    block_parent: UInt32s,
+    leaf: UInt32s,
     length: Int32s,
     full_blocks: Int32s,
     begin: int,
@@ -146,7 +147,7 @@ def _follow(
     last: Int32s,
     first: Int32s,
     reuses: Int32s,
-    path: Int32s,
+    path: UInt32s,
     runs: Int32s,
 ) -> tuple[int, int]:
     """Continue from request `begin` while there is room for runs: (next request, runs)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.arrays import Int32s, Int64s, UInt32s, unsigned
 from kvscope.core.jit import callable_in_kernels, kernel
 
 _FIRST_CAPACITY = 1 << 22  # 84 MB of address space; only what is written to takes memory
@@ -55,9 +55,8 @@ class Trie:
         self._reserve(len(ids))
         leaf = np.zeros(len(starts) - 1, dtype=np.int32)
         self.count, self._elsewhere = _intern(
-            starts, ids, self._parent, self._depth, self._hash_id, self._first_child, self._slots,
-            self.count, self._elsewhere, leaf,
-        )  # fmt: skip
+            starts, ids, *self._blocks(), self._depth, self.count, self._elsewhere, leaf
+        )
         return leaf
 
     def match(self, starts: Int64s, ids: Int64s) -> tuple[Int32s, Int32s]:
@@ -66,10 +65,13 @@ class Trie:
         Both are 0 where it has none of the path.
         """
         last, depth = np.zeros((2, len(starts) - 1), dtype=np.int32)
-        _match(
-            starts, ids, self._parent, self._hash_id, self._first_child, self._slots, last, depth
-        )
+        _match(starts, ids, *self._blocks(), last, depth)
         return last, depth
+
+    def _blocks(self) -> tuple[UInt32s, Int64s, UInt32s, UInt32s]:
+        """Return what finds blocks: their parents, hash ids and first children, and the table."""
+        parent, child, slots = map(unsigned, (self._parent, self._first_child, self._slots))
+        return parent, self._hash_id, child, slots
 
     def _reserve(self, more: int) -> None:
         """Make room for `more` blocks, so that the kernel never has to grow anything."""
@@ -83,12 +85,13 @@ class Trie:
         needed = 2 * (self._elsewhere + more)
         if needed > len(self._slots):
             slots = np.zeros(1 << int(needed - 1).bit_length(), dtype=np.int32)
-            _rehash(self._slots, slots, self._parent, self._hash_id)
+            parent, hash_id, _, old = self._blocks()
+            _rehash(old, unsigned(slots), parent, hash_id)
             self._slots = slots
 
 
 @callable_in_kernels
-def _slot(parent: int, hash_id: int) -> np.uint64:
+def _slot(parent: np.uint32, hash_id: int) -> np.uint64:
     """Return where the search for (parent, hash id) starts, before the table's size cuts it.
 
     Source: the finalizer of splitmix64 (Steele, Lea & Flood, OOPSLA 2014).
@@ -102,7 +105,7 @@ def _slot(parent: int, hash_id: int) -> np.uint64:
 
 @callable_in_kernels
 def _find(
-    above: int, own_id: int, parent: Int32s, hash_id: Int64s, slots: Int32s, mask: np.uint64
+    above: np.uint32, own_id: int, parent: UInt32s, hash_id: Int64s, slots: UInt32s, mask: np.uint64
 ) -> np.uint64:
     """Return the slot of (above, own_id), or the empty one where it would be."""
     at = _slot(above, own_id) & mask
@@ -117,11 +120,11 @@ def _find(
 def _intern(
     starts: Int64s,
     ids: Int64s,
-    parent: Int32s,
-    depth: Int32s,
+    parent: UInt32s,
     hash_id: Int64s,
-    first_child: Int32s,
-    slots: Int32s,
+    first_child: UInt32s,
+    slots: UInt32s,
+    depth: Int32s,
     count: int,
     elsewhere: int,
     leaf: Int32s,
@@ -129,7 +132,7 @@ def _intern(
     """Walk every path down the trie and add what is new; return (blocks, blocks in the table)."""
     mask = np.uint64(len(slots) - 1)
     for k in range(len(starts) - 1):
-        above = 0
+        above = np.uint32(0)
         for i in range(starts[k], starts[k + 1]):
             own_id = ids[i]
             block = first_child[above]
@@ -142,7 +145,7 @@ def _intern(
                     slots[at] = count
                     elsewhere += 1
             if block == 0:
-                block = count
+                block = np.uint32(count)
                 parent[block] = above
                 hash_id[block] = own_id
                 depth[block] = i - starts[k]
@@ -156,17 +159,17 @@ def _intern(
 def _match(
     starts: Int64s,
     ids: Int64s,
-    parent: Int32s,
+    parent: UInt32s,
     hash_id: Int64s,
-    first_child: Int32s,
-    slots: Int32s,
+    first_child: UInt32s,
+    slots: UInt32s,
     last: Int32s,
     depth: Int32s,
 ) -> None:
     """Walk every path down as far as the trie has it."""
     mask = np.uint64(len(slots) - 1)
     for k in range(len(starts) - 1):
-        above = 0
+        above = np.uint32(0)
         for i in range(starts[k], starts[k + 1]):
             own_id = ids[i]
             block = first_child[above]
@@ -180,7 +183,7 @@ def _match(
 
 
 @kernel
-def _rehash(old: Int32s, new: Int32s, parent: Int32s, hash_id: Int64s) -> None:
+def _rehash(old: UInt32s, new: UInt32s, parent: UInt32s, hash_id: Int64s) -> None:
     """Move every block of the table `old` into the larger, empty table `new`."""
     mask = np.uint64(len(new) - 1)
     for block in old:
