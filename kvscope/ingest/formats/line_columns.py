@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 from kvscope.core.arrays import Float64s, Int64s
 from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.ingest.formats.base import RequestColumns
-from kvscope.ingest.hash_ids import NO_ID, UNUSUAL, after_spaces, ids_at, integer_at, is_null
+from kvscope.ingest.hash_ids import (
+    NO_ID,
+    UNUSUAL,
+    after_spaces,
+    byte_at,
+    ids_at,
+    integer_at,
+    is_null,
+)
 
 INTEGER, INTEGER_OR_NULL, NUMBER, NAME, HASH_IDS = range(5)
 """What a column holds; HASH_IDS: arrays of integers, or null."""
@@ -170,24 +178,24 @@ def _read(
 @callable_in_kernels
 def _value_begin(text: NDArray[np.uint8], at: int, before: int, key: NDArray[np.uint8]) -> int:
     """Return where the value of `key` begins; -1 unless `before`, the key and a colon are next."""
-    if text[at] != before:
+    if byte_at(text, at) != before:
         return UNUSUAL
     at = after_spaces(text, at + 1)
     for character in key:
-        if text[at] != character:
+        if byte_at(text, at) != character:
             return UNUSUAL
         at += 1
     at = after_spaces(text, at)
-    return after_spaces(text, at + 1) if text[at] == _COLON else UNUSUAL
+    return after_spaces(text, at + 1) if byte_at(text, at) == _COLON else UNUSUAL
 
 
 @callable_in_kernels
 def _next_line(text: NDArray[np.uint8], at: int) -> int:
     """Return where the next line begins; -1 unless an object and its line end here."""
-    if text[at] != _CLOSE:
+    if byte_at(text, at) != _CLOSE:
         return UNUSUAL
     at = after_spaces(text, at + 1)
-    return at + 1 if text[at] == _LINE_FEED else UNUSUAL
+    return at + 1 if byte_at(text, at) == _LINE_FEED else UNUSUAL
 
 
 @callable_in_kernels
@@ -200,7 +208,7 @@ def _integer(text: NDArray[np.uint8], at: int) -> tuple[np.int64, int]:
 @callable_in_kernels
 def _digits_end(text: NDArray[np.uint8], at: int) -> int:
     """Return the first place from `at` on without a digit."""
-    while _ZERO <= text[at] <= _NINE:
+    while _ZERO <= byte_at(text, at) <= _NINE:
         at += 1
     return at
 
@@ -213,25 +221,25 @@ def _number(text: NDArray[np.uint8], at: int) -> tuple[float, int]:
 
     Source: Clinger, How to read floating point numbers accurately (PLDI 1990), the exact case.
     """
-    negative = text[at] == _MINUS
+    negative = byte_at(text, at) == _MINUS
     first = at + 1 if negative else at
     end = _digits_end(text, first)
     whole, fraction = end - first, 0
-    if whole == 0 or (whole > 1 and text[first] == _ZERO):
+    if whole == 0 or (whole > 1 and byte_at(text, first) == _ZERO):
         return 0.0, UNUSUAL
-    if text[end] == _POINT:
+    if byte_at(text, end) == _POINT:
         point, end = end, _digits_end(text, end + 1)
         fraction = end - point - 1
         if fraction == 0:
             return 0.0, UNUSUAL
-    if text[end] == _SMALL_E or text[end] == _LARGE_E:
+    if byte_at(text, end) == _SMALL_E or byte_at(text, end) == _LARGE_E:
         return 0.0, UNUSUAL
     if whole + fraction > _EXACT_DIGITS:
         return np.nan, end
     digits, power = 0.0, 1.0
     for i in range(first, end):
-        if text[i] != _POINT:
-            digits = 10.0 * digits + np.float64(text[i] - _ZERO)
+        if byte_at(text, i) != _POINT:
+            digits = 10.0 * digits + np.float64(byte_at(text, i) - _ZERO)
     for _ in range(fraction):
         power *= 10.0
     if negative and digits == 0.0:  # minus zero, which an integer is not
@@ -245,13 +253,17 @@ def _name(text: NDArray[np.uint8], at: int, names: Int64s, place: int) -> tuple[
 
     The end is -1 for what is no string of printable ASCII without escapes, and for one too many.
     """
-    if text[at] != _QUOTE:
+    if byte_at(text, at) != _QUOTE:
         return 0, UNUSUAL
     begin = at + 1
     end = begin
-    while _SPACE <= text[end] < _ASCII_END and text[end] != _QUOTE and text[end] != _BACKSLASH:
+    while (
+        _SPACE <= byte_at(text, end) < _ASCII_END
+        and byte_at(text, end) != _QUOTE
+        and byte_at(text, end) != _BACKSLASH
+    ):
         end += 1
-    if text[end] != _QUOTE:
+    if byte_at(text, end) != _QUOTE:
         return 0, UNUSUAL
     for code in range(_MOST_NAMES):
         known, known_end = names[place, code, 0], names[place, code, 1]
@@ -261,7 +273,7 @@ def _name(text: NDArray[np.uint8], at: int, names: Int64s, place: int) -> tuple[
             return code, end + 1
         if known_end - known == end - begin:
             same = 0
-            while same < end - begin and text[known + same] == text[begin + same]:
+            while same < end - begin and byte_at(text, known + same) == byte_at(text, begin + same):
                 same += 1
             if same == end - begin:
                 return code, end + 1
