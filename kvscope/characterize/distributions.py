@@ -90,6 +90,12 @@ def _quantiles(of: Weighted, group: GroupOf, total: Int64s, percents: Int64s) ->
     return values
 
 
+def points_below(value: Float64s, grid: Float64s) -> Int64s:
+    """Return how many points of a grid lie below each value; both are in ascending order."""
+    begins = np.searchsorted(value, grid, side="right")
+    return np.repeat(np.arange(len(grid) + 1), np.diff(begins, prepend=0, append=len(value)))
+
+
 def summary(of: Weighted) -> Summary | None:
     """Return the summary of all values, None if there are none."""
     (whole,) = _described(of, _together, (None,), np.zeros(0))
@@ -127,8 +133,7 @@ def _described(
     counts, weighted = np.zeros(shape, dtype=np.int64), np.zeros(len(names))
     for part in stretches(len(of.value)):
         value, weight, own = of.value[part], of.weight[part], group(part)
-        below = np.searchsorted(value, grid, side="right")
-        point = np.repeat(np.arange(shape[1]), np.diff(below, prepend=0, append=len(value)))
+        point = points_below(value, grid)
         counts += totals(weight, own * shape[1] + point, counts.size).reshape(shape)
         weighted += np.bincount(own, value * weight, minlength=len(names))
     total = counts.sum(axis=1)

@@ -9,7 +9,14 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from kvscope.characterize.distributions import Rates, Summary, describe, log_grid, totals
+from kvscope.characterize.distributions import (
+    Rates,
+    Summary,
+    describe,
+    log_grid,
+    points_below,
+    totals,
+)
 from kvscope.characterize.history import History, load_history
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.disk_columns import stretches
@@ -128,18 +135,18 @@ def _counts(history: History, grid: Float64s, until: Float64s) -> tuple[Int64s, 
     """Return (at risk at grid[i], reused by age until[i]) in blocks, categories × grid."""
     shape = (len(history.categories), len(grid) + 1)
     at_risk, reused = np.zeros((2, shape[0], len(grid)), dtype=np.int64)
+    left_s = np.maximum(history.span_s - history.arrival_s, 0.0)
+    observed_after = np.searchsorted(until, left_s, side="right")
 
     def after(request: Int32s) -> tuple[Int64s, Int64s]:
         """Return the category of each, and how many leading points are observed in full after."""
-        left_s = np.maximum(history.span_s - history.arrival_s[request], 0.0)
-        observed = np.searchsorted(until, left_s, side="right")
-        return history.category[request].astype(np.int64), observed
+        return history.category[request].astype(np.int64), observed_after[request]
 
     for part in stretches(len(history.gap.value)):
         gap, weight = history.gap.value[part], history.gap.weight[part]
         category, observed = after(history.prev[part])
-        waiting = np.minimum(np.searchsorted(grid, gap), observed)  # points below the gap
-        too_soon = np.minimum(np.searchsorted(until, gap), waiting)  # that do not reach the gap
+        waiting = np.minimum(points_below(gap, grid), observed)
+        too_soon = np.minimum(points_below(gap, until), waiting)  # that do not reach the gap
         waited = _reaching(category, waiting, weight, shape)
         at_risk += waited
         reused += waited - _reaching(category, too_soon, weight, shape)

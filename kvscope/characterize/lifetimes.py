@@ -69,6 +69,7 @@ class WorkingSet(Struct, frozen=True):
 
 
 SERIES_POINTS = 100
+_RANGES = 1024
 
 
 def lifetimes(
@@ -165,24 +166,29 @@ def working_set(store: Store, trace: Trace, history: History | None = None) -> W
 def _level_for(percent: int, at_s: Float64s, level: Int64s) -> int:
     """Return the least level, of which there are as many or fewer for that share of the time.
 
-    Time counts in microseconds: integers, so that ranks are exact.
+    Time counts in microseconds: whole numbers below 2^53, so that ranks are exact. Levels are
+    counted in a thousand ranges, then those of the range that has the rank.
     """
 
-    def microseconds(most: int | None) -> int:
-        total = 0
+    def microseconds() -> Float64s:
+        """Return how long the level is in each range, from the one that begins at `low`."""
+        total = np.zeros(_RANGES)
         for part in stretches(len(level) - 1):
-            lasts = np.round(np.diff(at_s[part.start : part.stop + 1]) * 1e6).astype(np.int64)
-            total += int((lasts if most is None else lasts[level[part] <= most]).sum())
+            lasts = np.round(np.diff(at_s[part.start : part.stop + 1]) * 1e6)
+            inside = (level[part] >= low) & (level[part] <= high)
+            total += np.bincount((level[part][inside] - low) // width, lasts[inside], _RANGES)
         return total
 
-    rank = -(-percent * microseconds(None) // 100)
     low, high = int(level.min()), int(level.max())
-    while low < high:
-        middle = (low + high) // 2
-        if microseconds(middle) < rank:
-            low = middle + 1
-        else:
-            high = middle
+    rank = None
+    while low < high or rank is None:
+        width = -(-(high - low + 1) // _RANGES)
+        upto = np.cumsum(microseconds())
+        if rank is None:
+            rank = -(-percent * int(upto[-1]) // 100)
+        k = int(np.searchsorted(upto, rank))
+        rank -= int(upto[k - 1]) if k else 0
+        low, high = low + k * width, min(low + (k + 1) * width - 1, high)
     return low
 
 

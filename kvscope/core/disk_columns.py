@@ -82,8 +82,11 @@ def stretches(length: int, at_once: int = AT_ONCE) -> Iterator[slice]:
 def sorted_columns(parts: Iterable[Columns], key: str) -> dict[str, NDArray[Any]]:
     """Return the columns of all parts by ascending `key`; equal ones stay in their order."""
     every = list(parts)
-    order = stable_order(np.concatenate([part[key] for part in every]))
-    return {name: np.concatenate([part[name] for part in every])[order] for name in every[0]}
+    whole = every[0]
+    if len(every) > 1:
+        whole = {name: np.concatenate([part[name] for part in every]) for name in whole}
+    order = stable_order(whole[key])
+    return {name: values[order] for name, values in whole.items()}
 
 
 def stable_order(values: NDArray[Any]) -> NDArray[np.int64]:

@@ -123,7 +123,9 @@ def bent(steepening: Iterable[NDArray[Any]]) -> Iterator[tuple[Int64s, Int64s]]:
     """
     begin = last = hits = slope = 0
     for each in steepening:
-        bend = np.flatnonzero(each) if begin else np.flatnonzero(np.append(True, each[1:] != 0))
+        bend = np.flatnonzero(each)
+        if not begin and (not len(bend) or bend[0]):
+            bend = np.append(0, bend)
         knots = begin + bend
         slopes = slope + np.cumsum(each[bend]).astype(np.int64)
         rise = np.append(slope, slopes[:-1]) * np.diff(knots, prepend=last)
