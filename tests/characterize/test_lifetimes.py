@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvscope.characterize.distributions import Summary
-from kvscope.characterize.lifetimes import WindowLifetime, lifetimes, working_set
+from kvscope.characterize.lifetimes import WindowLifetime, _level_for, lifetimes, working_set
 from kvscope.characterize.windows import Windows
 from tests.characterize.tiny import (
     BLOCKS,
@@ -89,3 +92,21 @@ def test_working_set_at_p99() -> None:
     assert found is not None
     assert (found.peak_blocks, found.p99_blocks) == (2, 2)
     assert found.mean_blocks == pytest.approx(1 + 0.015)
+
+
+@given(
+    percent=st.sampled_from([1, 50, 90, 99, 100]),
+    steps=st.lists(
+        st.tuples(st.integers(0, 5), st.sampled_from([0, 1, 2, 7, 1023, 1024, 10**6, 10**9])),
+        min_size=1,
+        max_size=20,
+    ),
+)
+def test_a_level_is_the_quantile_of_its_times(percent: int, steps: list[tuple[int, int]]) -> None:
+    """However far levels lie apart; times without length do not count."""
+    lasts, levels = zip(*steps, strict=True)
+    at_s = np.concatenate([[0.0], np.cumsum(lasts)]).astype(np.float64)
+    level = np.array([*levels, levels[-1]])
+    at_each = sorted(each for last, each in steps for _ in range(last))
+    expected = at_each[-(-percent * len(at_each) // 100) - 1] if at_each else min(levels)
+    assert _level_for(percent, at_s, level) == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import resource
 import subprocess
 import sys
@@ -218,3 +219,36 @@ def test_below_ulimit_every_command_ends_in_one_line(tmp_path: Path) -> None:
             last = errors.splitlines()[-1]
             assert last.startswith("error: ")
             assert "memory" in last
+
+
+HEAPS = """
+import ctypes, os, sys, threading
+from kvscope.core import memory
+if sys.argv[2] == "limited":
+    os.cpu_count = lambda: 2
+    memory.limit_heaps()
+libc, together = ctypes.CDLL(None), threading.Barrier(5)
+libc.fopen.restype = ctypes.c_void_p
+def allocate():
+    libc.malloc(1000)
+    together.wait()
+threads = [threading.Thread(target=allocate) for _ in range(4)]
+for thread in threads:
+    thread.start()
+file = ctypes.c_void_p(libc.fopen(sys.argv[1].encode(), b"w"))
+libc.malloc_info(0, file)
+libc.fclose(file)
+together.wait()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has several heaps")
+def test_threads_share_as_many_heaps_as_there_are_cores(tmp_path: Path) -> None:
+    """Left alone, each of these five has one of its own."""
+    heaps = {}
+    for which in ("limited", "alone"):
+        told = tmp_path / which
+        subprocess.run([sys.executable, "-c", HEAPS, str(told), which], check=True)
+        heaps[which] = told.read_text().count("<heap nr=")
+    assert heaps["limited"] == 2
+    assert heaps["alone"] > 2
