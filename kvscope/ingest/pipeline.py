@@ -248,7 +248,7 @@ def _find_runs(parent: Int32s, hash_id: Int64s, reuses: Int32s, begins: Int32s) 
         if (
             block == 1
             or parent[block] != before
-            or hash_id[block] == _SMALLEST_ID  # one more than the largest would be
+            or hash_id[block] == _SMALLEST_ID  # follows the largest by overflow alone
             or hash_id[block] - 1 != hash_id[before]
             or reuses[block] != reuses[before]
         ):

@@ -101,14 +101,14 @@ def trace_reuse(
     touched = _followed(
         block_parent, carried_leaf, carried_blocks, full_blocks, last, first, reuses
     )
-    found = np.minimum(touched.counts(len(full_blocks)), full_blocks)
+    leading = np.minimum(touched.counts(len(full_blocks)), full_blocks)
     return TraceReuse(
         touched=touched,
         runs=touched.within(full_blocks),
         first=first,
         last=last,
         reuses=reuses,
-        ideal_blocks=np.minimum(found, (input_tokens - 1) // block_size),
+        ideal_blocks=np.minimum(leading, (input_tokens - 1) // block_size),
     )
 
 
