@@ -41,7 +41,7 @@ def limit_heaps() -> None:
     """Let glibc give this process a heap per core, not eight: call it before threads start.
 
     Threads that take turns then take memory that another one has freed. Else each first writes to
-    fresh pages: a quarter more of them in an analysis.
+    fresh pages: a sixth more of them in an analysis.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc alone
     if set_option is not None:

@@ -94,8 +94,6 @@ def coarsened(prompts: Prompts, factor: int) -> Prompts:
     """
     if factor < 1:
         raise UsageError(f"{factor} blocks as one", remedy="give a whole number from 1 on")
-    cut = prompts.blocks > prompts.full_blocks
-    full_leaf = np.where(cut, prompts.block_parent[prompts.leaf], prompts.leaf)
     count, last = np.zeros((2, len(prompts.block_parent)), dtype=np.int32)
     _find_last_of_large(prompts.block_parent, factor, count, last)
     ends = np.flatnonzero(last == np.arange(len(last)))
@@ -108,7 +106,7 @@ def coarsened(prompts: Prompts, factor: int) -> Prompts:
         full_blocks=prompts.full_blocks // factor,
         cached_blocks=prompts.cached_blocks // factor,
         carried_blocks=prompts.carried_blocks // factor,
-        leaf=number[last[full_leaf]],
+        leaf=number[last[prompts.full_leaf]],
         carried_leaf=number[last[prompts.carried_leaf]],
         block_parent=number[last[prompts.block_parent[ends]]],
     )
