@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 F = TypeVar("F", bound=Callable[..., object])
+T = TypeVar("T", bound=tuple[Any, ...])
 
 _OWN = "kvscope."
 _lock = RLock()
@@ -83,6 +84,16 @@ def callable_in_kernels(function: F) -> F:
             if isinstance(called, FunctionType) and called.__module__.startswith(_OWN):
                 callable_in_kernels(called)
     return function
+
+
+def by_reference(arrays: T) -> T:
+    """Return a NamedTuple of arrays, which kernels pass on by its address from then on.
+
+    By value it is ten numbers for each array in each call, all of which the compiler follows: with
+    references, kernels of an engine compile four times as fast, and run as fast. One is valid as
+    long as the function that made it runs; fields are read from it by name, not by unpacking.
+    """
+    return arrays
 
 
 def once(factory: F) -> F:

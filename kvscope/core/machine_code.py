@@ -86,22 +86,33 @@ import numba  # noqa: E402
 # Skip the search of every installed distribution for extensions of numba: no kernel uses any.
 numba.core.entrypoints._already_initialized = True
 from numba import types  # noqa: E402
+from numba.core import cgutils  # noqa: E402
 from numba.core.caching import NullCache  # noqa: E402
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen, ll  # noqa: E402
 from numba.core.compiler import CompileResult  # noqa: E402
 from numba.core.environment import Environment  # noqa: E402
 from numba.core.event import Listener, register  # noqa: E402
+from numba.core.imputils import lower_getattr_generic  # noqa: E402
 from numba.core.serialize import NumbaPickler  # noqa: E402
+from numba.core.typing.templates import AttributeTemplate  # noqa: E402
 
 # The count of trailing zeros, one instruction, has no documented name.
 from numba.cpython.unsafe.numbers import trailing_zeros  # noqa: E402
-from numba.extending import overload, register_jitable  # noqa: E402
+from numba.extending import (  # noqa: E402
+    infer_getattr,
+    lower_builtin,
+    models,
+    overload,
+    register_jitable,
+    register_model,
+    type_callable,
+)
 
 # Kernels allocate nothing. Without `_nrt`, an option that only numba's tests use, they count no
 # references to arrays, which in the replays took longer than all else.
 _NO_ALLOCATION = {"_nrt": False}
 _KERNEL_OPTIONS = {"nogil": True, **_NO_ALLOCATION}
-_FORMAT = 2  # of a file
+_FORMAT = 3  # of a file
 # Functions that are inlined are never called from Python.
 _UNCALLED = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _INLINE_OPTIONS = {"forceinline": True, **_UNCALLED, **_NO_ALLOCATION}
@@ -116,7 +127,7 @@ _NAMED_TYPES = (
 )
 # Functions that kernels replace by another one.
 _implementations: dict[Callable[..., object], Callable[..., object]] = {}
-_registered: set[FunctionType] = set()
+_registered: set[Any] = {jit.by_reference}  # it has machine code of its own, below
 _files = KernelFiles()
 
 
@@ -269,6 +280,55 @@ def _use_trailing_zeros() -> None:
 
 
 _use_trailing_zeros()
+
+
+class Reference(types.Type):  # type: ignore[misc]
+    """The type of a NamedTuple that is passed by its address (`jit.by_reference`)."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+        super().__init__(f"Reference({of.instance_class.__name__}, {hexdigest(str(of))})")
+
+
+@register_model(Reference)
+class _ReferenceModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, models_of: Any, reference: Reference) -> None:
+        address = models_of.lookup(reference.of).get_value_type().as_pointer()
+        super().__init__(models_of, reference, address)
+
+
+@infer_getattr
+class _ReferencedFields(AttributeTemplate):  # type: ignore[misc]
+    key = Reference
+
+    def generic_resolve(self, reference: Reference, name: str) -> Any:
+        """Return the type of a field: a reference where it is a NamedTuple itself."""
+        if name not in reference.of.fields:
+            return None
+        field = reference.of[reference.of.fields.index(name)]
+        return Reference(field) if isinstance(field, types.BaseNamedTuple) else field
+
+
+@lower_getattr_generic(Reference)
+def _load_field(context: Any, builder: Any, reference: Reference, address: Any, name: str) -> Any:
+    at = reference.of.fields.index(name)
+    place = cgutils.gep_inbounds(builder, address, 0, at)
+    nested = isinstance(reference.of[at], types.BaseNamedTuple)
+    return place if nested else builder.load(place)
+
+
+@type_callable(jit.by_reference)
+def _type_reference(context: Any) -> Callable[[Any], Reference]:
+    def typer(arrays: Any) -> Reference:
+        return Reference(arrays)
+
+    return typer
+
+
+@lower_builtin(jit.by_reference, types.Any)
+def _refer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    """Put a NamedTuple on the stack of the function that refers to it; return its address."""
+    return cgutils.alloca_once_value(builder, arguments[0])
 
 
 def _name_after_closure(function: Any) -> None:

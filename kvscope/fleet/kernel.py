@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
-from kvscope.core.jit import callable_in_kernels, kernel, once
+from kvscope.core.jit import by_reference, callable_in_kernels, kernel, once
 from kvscope.core.prefix import write_path
 from kvscope.fleet.caches import EXPIRED, NEXT, PERIOD, FleetCaches, caches_of
 from kvscope.policies.base import Floats, Policy
@@ -257,6 +257,11 @@ def fleet_kernel(
         router_p: Floats,
         done: Served,
     ) -> None:
+        trace, served, done = by_reference(trace), by_reference(served), by_reference(done)
+        caches, reported = by_reference(caches), by_reference(reported)
+        view, memory = by_reference(view), by_reference(memory)
+        arrivals, replicas, asked = by_reference(arrivals), by_reference(replicas), by_reference(asked)
+        events = by_reference(events)
         own, truth, users = view.own, view.truth, replicas.users
         requests, count = len(trace.leaf), view.replicas
         due, scraped_s, arrived = arrivals.due, 0.0, 0

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kvscope.core.arrays import Int32s
-from kvscope.core.jit import callable_in_kernels, kernel, once
+from kvscope.core.jit import by_reference, callable_in_kernels, kernel, once
 from kvscope.core.prefix import write_path
 from kvscope.policies.base import LanePolicy
 from kvscope.replay.kernels.loop import advance_table
@@ -749,6 +749,7 @@ def offloaded_stepper(
 
     @kernel
     def run(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
+        machine = by_reference(machine)
         state = machine.state[0]
         for _ in range(steps):
             if state.finished >= finished or state.now_s >= until_s:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvscope.core.jit import callable_in_kernels, kernel, once
+from kvscope.core.jit import by_reference, callable_in_kernels, kernel, once
 from kvscope.policies.base import LanePolicy
 from kvscope.replay.kernels.loop import advance_table
 from kvscope.vllm_sim.admission import BlockRules, one_group, peek_waiting
@@ -230,6 +230,7 @@ def stepper(policy: type[LanePolicy], leaf: bool, hybrid: bool = False) -> Calla
 
     @kernel
     def run(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
+        machine = by_reference(machine)
         state, requests = machine.state[0], machine.requests
         for _ in range(steps):
             if state.finished >= finished or state.now_s >= until_s:

@@ -230,7 +230,7 @@ def drop_stale(state: Keys) -> None:
 def count_uses(state: Keys, request: int) -> None:
     """Count the touch of every block on a path, before it is taken over; 1 where it is inserted."""
     segments, uses = state.segments, state.uses
-    starts, blocks = state.paths
+    starts, blocks = state.paths.starts, state.paths.blocks
     head, end = starts[request], starts[request + 1]
     at = head
     for k in range(segments.starts[request], segments.starts[request + 1]):

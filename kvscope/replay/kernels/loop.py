@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from kvscope.core.arrays import Int32s, Int64s
-from kvscope.core.jit import callable_in_kernels, kernel
+from kvscope.core.jit import by_reference, callable_in_kernels, kernel
 from kvscope.core.prefix import ancestor
 from kvscope.policies.base import Floats, Turn
 from kvscope.replay.last_touch import Segments
@@ -170,6 +170,8 @@ def replay_loop(order: EvictionOrder) -> Callable[..., Any]:
         mandatory: bool,
         hits: Int32s,
     ) -> int:
+        traffic, segments = by_reference(traffic), by_reference(segments)
+        state, tables = by_reference(state), by_reference(tables)
         size, evictions, expired, period = 0, 0, 0, 0
         for request in range(len(traffic.leaf)):
             now_s = traffic.arrival_s[request]

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvscope.core.arrays import Bools, Int32s
 from kvscope.core.block_queues import AFTER, BEFORE, MASK, NOWHERE, SLOTS, WHERE
-from kvscope.core.jit import callable_in_kernels, kernel, once
+from kvscope.core.jit import by_reference, callable_in_kernels, kernel, once
 from kvscope.core.prefix import Paths
 from kvscope.policies.base import Floats, Ints, QueuePolicy
 from kvscope.replay.traffic import Traffic
@@ -135,6 +135,7 @@ def queues_kernel(policy: type[QueuePolicy]) -> Callable[..., Any]:
         mandatory: bool,
         hits: Int32s,
     ) -> int:
+        traffic, paths = by_reference(traffic), by_reference(paths)
         size, evictions, nameless = 0, 0, len(traffic.block_parent)
         for request in range(len(hits)):
             hits[request], size, evicted = serve(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvscope.core.arrays import Int32s, Int64s
-from kvscope.core.jit import callable_in_kernels, kernel, once
+from kvscope.core.jit import by_reference, callable_in_kernels, kernel, once
 from kvscope.policies.base import Floats, LanePolicy
 from kvscope.replay.kernels.loop import turn_of
 from kvscope.replay.last_touch import Segments
@@ -89,6 +89,7 @@ def exclusive_kernel(
     hits: Int32s,
 ) -> None:
     """Replay T empty tiers: fill in `state` and each request's `hits` (R x T)."""
+    traffic, segments, state = by_reference(traffic), by_reference(segments), by_reference(state)
     arrival_s, ends, expired = traffic.arrival_s, state.ends, state.expired
     for request in range(len(traffic.leaf)):
         # The last tier first, so that nothing only passes through.
