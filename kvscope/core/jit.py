@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cache, update_wrapper
+from functools import cache, cached_property, update_wrapper
 from importlib import import_module
 from threading import RLock, Thread
 from types import FunctionType
@@ -94,6 +94,70 @@ def by_reference(arrays: T) -> T:
     long as the function that made it runs; fields are read from it by name, not by unpacking.
     """
     return arrays
+
+
+class Function:
+    """A plain function that kernels call by its address, so that they compile once for all.
+
+    Its types are those of the annotations of `contract`, the function of a base class; `memory` is
+    one NamedTuple that stands for what they leave open. Its own machine code is a file of the
+    cache, as that of a kernel.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], contract: Callable[..., Any], memory: Any = None
+    ) -> None:
+        self.function, self.contract, self._memory = function, contract, memory
+        callable_in_kernels(function)  # and with it what it calls
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the plain function, as kernels do that are not compiled."""
+        return self.function(*arguments)
+
+    @cached_property
+    def address(self) -> int:
+        """Where its machine code begins."""
+        machine_code: Any = import_module("kvscope.core.machine_code")
+        with _lock:
+            address: int = machine_code.address(self.function, self.contract, self._memory)
+        return address
+
+
+class Referenced:
+    """A NamedTuple of arrays, whole numbers and functions that a kernel takes by its address.
+
+    It is described once, and not in each call of a kernel.
+    """
+
+    def __init__(self, arrays: tuple[Any, ...]) -> None:
+        self.arrays = arrays
+        self._description: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a field of the tuple, as functions see it that are not compiled."""
+        return getattr(self.arrays, name)
+
+    def described(self, describe: Callable[[Any], Any]) -> Any:
+        """Return what `describe` returned of the tuple, when it was first asked."""
+        if self._description is None:
+            self._description = describe(self.arrays)
+        return self._description
+
+    @cached_property
+    def _words(self) -> np.ndarray:
+        import numpy as np
+
+        kernel_types: Any = import_module("kvscope.core.kernel_types")
+        return np.array(kernel_types.layout(self.arrays), dtype=np.int64)
+
+    @cached_property
+    def address(self) -> int:
+        """Where the words of memory begin that describe the tuple."""
+        return self._words.ctypes.data
+
+
+class Opaque(Referenced):
+    """One that a kernel passes on to functions, whatever its fields are."""
 
 
 def once(factory: F) -> F:

@@ -86,32 +86,25 @@ import numba  # noqa: E402
 # Skip the search of every installed distribution for extensions of numba: no kernel uses any.
 numba.core.entrypoints._already_initialized = True
 from numba import types  # noqa: E402
-from numba.core import cgutils  # noqa: E402
 from numba.core.caching import NullCache  # noqa: E402
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen, ll  # noqa: E402
 from numba.core.compiler import CompileResult  # noqa: E402
 from numba.core.environment import Environment  # noqa: E402
 from numba.core.event import Listener, register  # noqa: E402
-from numba.core.imputils import lower_getattr_generic  # noqa: E402
 from numba.core.serialize import NumbaPickler  # noqa: E402
-from numba.core.typing.templates import AttributeTemplate  # noqa: E402
+from numba.core.sigutils import normalize_signature  # noqa: E402
+from numba.core.typing import signature as signature_of  # noqa: E402
 
 # The count of trailing zeros, one instruction, has no documented name.
 from numba.cpython.unsafe.numbers import trailing_zeros  # noqa: E402
-from numba.extending import (  # noqa: E402
-    infer_getattr,
-    lower_builtin,
-    models,
-    overload,
-    register_jitable,
-    register_model,
-    type_callable,
-)
+from numba.extending import overload, register_jitable  # noqa: E402
+
+from kvscope.core import kernel_types  # noqa: E402
 
 # Kernels allocate nothing. Without `_nrt`, an option that only numba's tests use, they count no
 # references to arrays, which in the replays took longer than all else.
 _NO_ALLOCATION = {"_nrt": False}
-_KERNEL_OPTIONS = {"nogil": True, **_NO_ALLOCATION}
+_KERNEL_OPTIONS = {"nogil": True, "no_cfunc_wrapper": True, **_NO_ALLOCATION}
 _FORMAT = 3  # of a file
 # Functions that are inlined are never called from Python.
 _UNCALLED = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
@@ -124,10 +117,14 @@ _NAMED_TYPES = (
     types.Number,
     types.Omitted,
     types.Record,
+    kernel_types.Address,
+    kernel_types.Bare,
+    kernel_types.Reference,
+    kernel_types.Function,
 )
 # Functions that kernels replace by another one.
 _implementations: dict[Callable[..., object], Callable[..., object]] = {}
-_registered: set[Any] = {jit.by_reference}  # it has machine code of its own, below
+_registered: set[Any] = {jit.by_reference, kernel_types.unwrapped}  # types have code
 _files = KernelFiles()
 
 
@@ -246,6 +243,34 @@ def dispatcher(function: FunctionType) -> Any:
     return made
 
 
+_kept: dict[Any, Any] = {}  # machine code that is called by its address alone
+
+
+def address(function: FunctionType, contract: FunctionType, memory: Any) -> int:
+    """Return where the machine code of `jit.Function` begins."""
+    known = numba.typeof(memory) if memory is not None else None
+    wanted = kernel_types.function_type(contract, kernel_types.Reference(known) if known else None)
+    key = function, wanted
+    if key not in _kept:
+        made = dispatcher(_entry(function))
+        made.compile(signature_of(wanted.returns, *wanted.passed))
+        _kept[key] = made
+    compiled = _kept[key].overloads[wanted.passed]
+    return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
+
+
+def _entry(function: FunctionType) -> FunctionType:
+    """Return what is called by its address: it calls the function, with arrays again."""
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    passed = ", ".join(f"whole({name})" for name in names)
+    source = f"def make(call, whole):\n  def {function.__name__}({', '.join(names)}):\n"
+    scope: dict[str, Any] = {}
+    exec(f"{source}    return call({passed})\n  return {function.__name__}", scope)  # noqa: S102
+    entry: FunctionType = scope["make"](function, kernel_types.unwrapped)
+    entry.__module__ = function.__module__
+    return entry
+
+
 @contextmanager
 def _no_collections() -> Iterator[None]:
     """Let no garbage be collected meanwhile: numba makes little, and looking took a sixth."""
@@ -280,55 +305,6 @@ def _use_trailing_zeros() -> None:
 
 
 _use_trailing_zeros()
-
-
-class Reference(types.Type):  # type: ignore[misc]
-    """The type of a NamedTuple that is passed by its address (`jit.by_reference`)."""
-
-    def __init__(self, of: Any) -> None:
-        self.of = of
-        super().__init__(f"Reference({of.instance_class.__name__}, {hexdigest(str(of))})")
-
-
-@register_model(Reference)
-class _ReferenceModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, models_of: Any, reference: Reference) -> None:
-        address = models_of.lookup(reference.of).get_value_type().as_pointer()
-        super().__init__(models_of, reference, address)
-
-
-@infer_getattr
-class _ReferencedFields(AttributeTemplate):  # type: ignore[misc]
-    key = Reference
-
-    def generic_resolve(self, reference: Reference, name: str) -> Any:
-        """Return the type of a field: a reference where it is a NamedTuple itself."""
-        if name not in reference.of.fields:
-            return None
-        field = reference.of[reference.of.fields.index(name)]
-        return Reference(field) if isinstance(field, types.BaseNamedTuple) else field
-
-
-@lower_getattr_generic(Reference)
-def _load_field(context: Any, builder: Any, reference: Reference, address: Any, name: str) -> Any:
-    at = reference.of.fields.index(name)
-    place = cgutils.gep_inbounds(builder, address, 0, at)
-    nested = isinstance(reference.of[at], types.BaseNamedTuple)
-    return place if nested else builder.load(place)
-
-
-@type_callable(jit.by_reference)
-def _type_reference(context: Any) -> Callable[[Any], Reference]:
-    def typer(arrays: Any) -> Reference:
-        return Reference(arrays)
-
-    return typer
-
-
-@lower_builtin(jit.by_reference, types.Any)
-def _refer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """Put a NamedTuple on the stack of the function that refers to it; return its address."""
-    return cgutils.alloca_once_value(builder, arguments[0])
 
 
 def _name_after_closure(function: Any) -> None:
@@ -366,10 +342,11 @@ class KernelCache(NullCache):  # type: ignore[misc]
     def name(self, signature: Sequence[Any], target: Any) -> str:
         """Return the name of the file for these argument types on this CPU."""
         source = self.source  # first: it collects the tuple classes of the source
-        arguments = tuple(_described(argument, self._digest) for argument in signature)
+        types_of, returned = normalize_signature(signature)  # the latter only where it is stated
+        arguments = tuple(_described(argument, self._digest) for argument in types_of)
         own = self._function.__name__.strip("<>")
         # Numba compares CPUs by this tuple in its own cache: triple, name, features.
-        return f"{own}-{source}-{hexdigest((arguments, target.codegen().magic_tuple()))}"
+        return f"{own}-{source}-{hexdigest((arguments, str(returned), target.codegen().magic_tuple()))}"
 
     def load_overload(self, signature: Sequence[Any], target_context: Any) -> Any:
         """Return the machine code for these argument types, or None if there is none.

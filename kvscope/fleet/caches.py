@@ -19,7 +19,7 @@ from kvscope.core.jit import callable_in_kernels, once
 from kvscope.core.prefix import Paths
 from kvscope.policies.base import Floats, KeyPolicy, LanePolicy, Policy, QueuePolicy
 from kvscope.replay.kernels.keys import Heap, Keys, empty_keys, keys_order
-from kvscope.replay.kernels.lanes import Lanes, empty_lanes, lanes_order
+from kvscope.replay.kernels.lanes import Lanes, calls_by_address, empty_lanes, lanes_order
 from kvscope.replay.kernels.loop import EvictionOrder, Now, TablePeriods, server
 from kvscope.replay.kernels.queues import Queues, empty_queues, queues_server
 from kvscope.replay.last_touch import Segments
@@ -129,13 +129,12 @@ def _empty_state(
             where="--policy",
             remedy="take a policy without hindsight, or a router that sees the order alone",
         )
-    leaf = policy.evicts == "leaf"
 
     def rows(array: Any) -> Any:
         return np.repeat(array[None], replicas, axis=0)
 
     if isinstance(policy, LanePolicy):
-        cache = empty_lanes(traffic, lanes, leaf)
+        cache = empty_lanes(policy, traffic, lanes)
         return cache._replace(
             runs=cache.runs._replace(branches=rows(cache.runs.branches)),
             queues=rows(cache.queues),
@@ -144,7 +143,7 @@ def _empty_state(
             recent=rows(cache.recent),
         )
     if isinstance(policy, KeyPolicy):
-        keys = empty_keys(type(policy), traffic, touched.segments, touched.paths, leaf)
+        keys = empty_keys(policy, traffic, touched.segments, touched.paths)
         return keys._replace(
             runs=keys.runs._replace(branches=rows(keys.runs.branches)),
             heap=Heap(*(rows(column) for column in keys.heap)),
@@ -157,12 +156,12 @@ def _empty_state(
     raise TypeError(f"{policy.name} is of no known shape")
 
 
-def caches_of(policy: type[Policy], leaf: bool) -> Caches:
-    """Return the functions of a policy's caches; `leaf` as in `Policy.leaves`."""
+def caches_of(policy: type[Policy]) -> Caches:
+    """Return the functions of a policy's caches; those of all lane policies are the same."""
     if issubclass(policy, LanePolicy):
-        return _path_caches(lanes_order(policy, leaf), _lanes_at)
+        return _path_caches(lanes_order(calls_by_address()), _lanes_at)
     if issubclass(policy, KeyPolicy):
-        return _path_caches(keys_order(policy, leaf), _keys_at)
+        return _path_caches(keys_order(policy), _keys_at)
     if issubclass(policy, QueuePolicy):
         return _queue_caches(policy)
     raise TypeError(f"{policy.name} is of no known shape")
@@ -170,7 +169,7 @@ def caches_of(policy: type[Policy], leaf: bool) -> Caches:
 
 @callable_in_kernels
 def _runs_at(runs: CachedRuns, replica: int) -> CachedRuns:
-    return CachedRuns(runs.of, runs.branches[replica], runs.parents)
+    return CachedRuns(runs.of, runs.branches[replica], runs.parents, runs.leaf, runs.climb)
 
 
 @callable_in_kernels
@@ -182,6 +181,10 @@ def _lanes_at(state: Lanes, replica: int) -> Lanes:
         state.scored[replica],
         state.places,
         state.recent[replica],
+        state.selects,
+        state.adaptive,
+        state.timeless,
+        state.stepwise,
     )
 
 

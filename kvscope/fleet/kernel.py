@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
-from kvscope.core.jit import by_reference, callable_in_kernels, kernel, once
+from kvscope.core.jit import Function, Opaque, by_reference, callable_in_kernels, kernel, once
 from kvscope.core.prefix import write_path
 from kvscope.fleet.caches import EXPIRED, NEXT, PERIOD, FleetCaches, caches_of
 from kvscope.policies.base import Floats, Policy
 from kvscope.replay.kernels.keys import Heap, drop_lowest, put
 from kvscope.replay.kernels.loop import Now, take_table
 from kvscope.replay.traffic import Traffic
-from kvscope.routers.base import Prompt, ReplicaLoad, Router, View
+from kvscope.routers.base import Prompt, ReplicaLoad, View
 
 ENDS, FIRST_TOKEN, BEGINS = 0, 1, 2
 OPEN = -1.0  # in place of a think time: the request arrives at its time in the trace
@@ -94,13 +94,18 @@ class Served(NamedTuple):
 
 
 class CacheLimits(NamedTuple):
-    """Settings of a replay: blocks a replica, and as in `replay`; two parameters of the router."""
+    """Settings of a replay: blocks a replica, and as in `replay`; then those of the router.
+
+    With `event_lag_s` above 0, the caches are kept twice, and the second ones serve each request
+    when the events of the first ones arrive. `counts_blocks` is as in `Router`.
+    """
 
     capacity: int
     mandatory: bool
     ttl_s: float
     scrape_s: float
     event_lag_s: float
+    counts_blocks: bool
 
 
 @callable_in_kernels
@@ -161,16 +166,18 @@ def _unuse(asked: Asked, trace: Traffic, request: int, users: Int32s, replica: i
 
 
 @once
-def _steps(policy: type[Policy], leaf: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return what opens and what serves a request: the same functions for all routers, so that
-    numba compiles them once in a process.
+def fleet_kernel(policy: type[Policy]) -> Callable[..., Any]:
+    """Return the kernel that simulates replicas with a policy behind any router.
+
+    One serves all lane policies. `choose` is the router's function, and `memory` what it remembers.
     """
-    kind = caches_of(policy, leaf)
+    kind = caches_of(policy)
+    leading = kind.leading
     begin, serve, expire, retable = kind.begin, kind.serve, kind.expire, kind.retable
 
     @callable_in_kernels
     def open_request(
-        caches: FleetCaches, served: Traffic, done: Served, limits: CacheLimits
+        caches: FleetCaches, served: Traffic, done: Served, limits: CacheLimits, functions: Any
     ) -> None:
         """Let time pass in caches until their next request arrives, and write its path."""
         touched, state, progress = caches.touched, caches.state, caches.progress
@@ -182,12 +189,12 @@ def _steps(policy: type[Policy], leaf: bool) -> tuple[Callable[..., Any], Callab
         if progress[PERIOD] != before:
             take_table(caches.tables, progress[PERIOD])
             for replica in range(len(caches.size)):
-                now = Now(now_s, served.block_size, caches.p[replica], table)
+                now = Now(now_s, served.block_size, caches.p[replica], table, functions)
                 retable(state, served, replica, slot, now)
         expired = progress[EXPIRED]
         while expired < slot and served.arrival_s[expired] < now_s - limits.ttl_s:
             owner = done.replica[expired]
-            now = Now(now_s, served.block_size, caches.p[owner], table)
+            now = Now(now_s, served.block_size, caches.p[owner], table, functions)
             dropped = expire(state, served, owner, expired, now)
             caches.size[owner] -= dropped
             caches.evictions[owner] += dropped
@@ -198,12 +205,13 @@ def _steps(policy: type[Policy], leaf: bool) -> tuple[Callable[..., Any], Callab
 
     @callable_in_kernels
     def serve_request(
-        caches: FleetCaches, served: Traffic, replica: int, limits: CacheLimits
+        caches: FleetCaches, served: Traffic, replica: int, limits: CacheLimits, functions: Any
     ) -> int:
         """Serve the request that was opened on a replica; return the blocks that it hits."""
         progress = caches.progress
         slot, table = progress[NEXT], caches.tables.in_force
-        now = Now(served.arrival_s[slot], served.block_size, caches.p[replica], table)
+        now_s, p = served.arrival_s[slot], caches.p[replica]
+        now = Now(now_s, served.block_size, p, table, functions)
         hit, size, evicted = serve(
             served,
             caches.touched,
@@ -222,23 +230,6 @@ def _steps(policy: type[Policy], leaf: bool) -> tuple[Callable[..., Any], Callab
         progress[NEXT] = slot + 1
         return hit
 
-    return open_request, serve_request
-
-
-@once
-def fleet_kernel(
-    policy: type[Policy], leaf: bool, router: type[Router], lagging: bool
-) -> Callable[..., Any]:
-    """Return the kernel that simulates replicas with a policy behind a router.
-
-    `leaf` is as in `Policy.leaves`. With `lagging`, KV events are late: the caches are kept twice,
-    and the second ones serve each request when the events of the first ones arrive.
-    """
-    leading = caches_of(policy, leaf).leading
-    open_request, serve_request = _steps(policy, leaf)
-    choose = callable_in_kernels(router.choose)
-    counts_blocks = router.counts_blocks
-
     @kernel
     def run(
         trace: Traffic,
@@ -253,15 +244,17 @@ def fleet_kernel(
         view: View,
         events: Heap,
         path: Int32s,
-        memory: Any,
+        choose: Function,
+        memory: Opaque,
         router_p: Floats,
         done: Served,
+        functions: Any,
     ) -> None:
         trace, served, done = by_reference(trace), by_reference(served), by_reference(done)
         caches, reported = by_reference(caches), by_reference(reported)
-        view, memory = by_reference(view), by_reference(memory)
+        view, events = by_reference(view), by_reference(events)
         arrivals, replicas, asked = by_reference(arrivals), by_reference(replicas), by_reference(asked)
-        events = by_reference(events)
+        lagging, counts_blocks = limits.event_lag_s > 0.0, limits.counts_blocks
         own, truth, users = view.own, view.truth, replicas.users
         requests, count = len(trace.leaf), view.replicas
         due, scraped_s, arrived = arrivals.due, 0.0, 0
@@ -304,8 +297,8 @@ def fleet_kernel(
             if lagging:
                 late = reported.progress[NEXT]
                 while late < slot and served.arrival_s[late] + limits.event_lag_s <= now_s:
-                    open_request(reported, served, done, limits)
-                    serve_request(reported, served, done.replica[late], limits)
+                    open_request(reported, served, done, limits, functions)
+                    serve_request(reported, served, done.replica[late], limits, functions)
                     late += 1
                 write_path(
                     trace.block_parent,
@@ -315,7 +308,7 @@ def fleet_kernel(
                     trace.length[request],
                 )
 
-            open_request(caches, served, done, limits)
+            open_request(caches, served, done, limits, functions)
             write_path(trace.block_parent, asked.leaf[request], path, 0, asked.blocks[request])
             tokens, best = int(trace.input_tokens[request]), 0
             for replica in range(count):
@@ -345,7 +338,7 @@ def fleet_kernel(
             view.fetch.blocks[0], view.expected_blocks[0] = 0, -1
             replica = choose(prompt, path, view, memory, router_p)
 
-            hit = serve_request(caches, served, replica, limits)
+            hit = serve_request(caches, served, replica, limits, functions)
             fetch_s, fetched = 0.0, min(int(view.fetch.blocks[0]), best)
             if fetched > hit:
                 fetch_s, hit = view.fetch.seconds[0], fetched

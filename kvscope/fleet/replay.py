@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.errors import UsageError
+from kvscope.core.jit import Function, Opaque
 from kvscope.core.trace import Prompts
 from kvscope.fleet.caches import empty_fleet
 from kvscope.fleet.kernel import (
@@ -22,7 +23,7 @@ from kvscope.fleet.kernel import (
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.base import Policy
 from kvscope.replay.kernels.keys import Heap
-from kvscope.replay.replay import NO_TABLES, Tables
+from kvscope.replay.replay import NO_TABLES, Tables, functions_of
 from kvscope.replay.traffic import Traffic
 from kvscope.routers.base import Fetch, MemorySizes, ReplicaLoad, Router, Truth, View
 
@@ -132,7 +133,6 @@ def replay_fleet(
     tables = tables.chosen(policy, capacity_blocks)
     traffic = tables.classified(policy, traffic)
     requests, blocks = len(traffic.leaf), len(traffic.block_parent)
-    leaf = policy.evicts == "leaf"
     caches = empty_fleet(policy, traffic, replicas, capacity_blocks, tables)
     longest = int(routed.blocks.max(initial=0)) + 1
     memory = router.memory(
@@ -153,7 +153,7 @@ def replay_fleet(
         reported = empty_fleet(policy, traffic, replicas, capacity_blocks, tables)
     view = no_view(replicas, capacity_blocks, traffic.block_size, scrape_s > 0, event_lag_s > 0)
     counts = _empty_served(requests)
-    kernel = fleet_kernel(type(policy), leaf, type(router), event_lag_s > 0)
+    kernel = fleet_kernel(type(policy))
     fleet = Replicas(
         np.zeros(replicas),
         np.zeros((blocks if router.counts_blocks else 1, replicas), dtype=np.int32),
@@ -169,6 +169,7 @@ def replay_fleet(
             policy.values.get("ttl_s", np.inf),
             scrape_s,
             event_lag_s,
+            router.counts_blocks,
         ),
         _rows(traffic),
         caches,
@@ -181,9 +182,11 @@ def replay_fleet(
             np.zeros(1, dtype=np.int64),
         ),
         np.zeros(longest, dtype=np.int32),
-        memory,
+        Function(type(router).choose, Router.choose, memory),
+        Opaque(memory),
         router.settings(),
         counts,
+        functions_of(policy),
     )
     place = np.empty(requests, dtype=np.int64)
     place[counts.request] = np.arange(requests)

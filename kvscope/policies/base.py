@@ -21,6 +21,7 @@ from kvscope.core.errors import UsageError
 
 Leaves = Literal["leaf", "any"]
 Floats: TypeAlias = NDArray[np.float64]
+Table: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 Ints: TypeAlias = NDArray[np.int32]
 
 NEVER = 2**31 - 1  # stands for "no later request" where a request's number is expected
@@ -197,7 +198,7 @@ class PathPolicy(Policy):
     parameters: ClassVar[tuple[Parameter, ...]] = (TTL,)
 
     @staticmethod
-    def admits(turn: Turn, p: Floats, table: Floats) -> bool:
+    def admits(turn: Turn, p: Floats, table: Table) -> bool:
         """Return whether a request's new blocks enter the cache at all."""
         return True
 
@@ -211,6 +212,7 @@ class LanePolicy(PathPolicy):
     lanes: ClassVar[int] = 1
     by_category: ClassVar[bool] = False  # `lanes` for each category, each with a row of its table
     adaptive: ClassVar[bool] = False
+    timeless: ClassVar[bool] = False  # scores depend on the lane and the table alone
     stepwise: ClassVar[bool] = False  # scores change with time at the steps of `next_step_s` alone
 
     @staticmethod
@@ -222,7 +224,7 @@ class LanePolicy(PathPolicy):
         return 0, 0
 
     @staticmethod
-    def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
+    def score(lane: int, idle_s: float, p: Floats, table: Table) -> float:
         """Return the worth of a lane's oldest block, idle for `idle_s`; of equals the older leaves.
 
         `table` is the learner's, a row a category.
@@ -272,7 +274,7 @@ class KeyPolicy(PathPolicy):
 
     @staticmethod
     def key(
-        turn: Turn, block: Block, now_s: float, block_size: int, p: Floats, table: Floats
+        turn: Turn, block: Block, now_s: float, block_size: int, p: Floats, table: Table
     ) -> float:
         """Return the worth of a block that `turn` touched last; along a path it must not grow."""
         raise NotImplementedError

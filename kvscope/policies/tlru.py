@@ -78,6 +78,7 @@ class TLru(LanePolicy):
     leaves = "leaf"
     offers = ("any",)
     lanes = 2
+    timeless = True
     adaptive = True
     learner: ClassVar[str | None] = REVERTING
     parameters: ClassVar[tuple[Parameter, ...]] = (

@@ -10,8 +10,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
+from kvscope.core.jit import Referenced
 from kvscope.core.prefix import Paths, paths
 from kvscope.policies.base import KeyPolicy, LanePolicy, NextUsePolicy, Policy, QueuePolicy
+from kvscope.policies.functions import lane_functions
 from kvscope.replay.kernels.keys import Keys, empty_keys, keys_kernel
 from kvscope.replay.kernels.lanes import Lanes, empty_lanes, lanes_kernel
 from kvscope.replay.kernels.loop import TablePeriods
@@ -160,48 +162,53 @@ def replay(
     tables = tables.chosen(policy, capacity_blocks)
     traffic = tables.classified(policy, traffic)
     history = history or touch_history(traffic)
-    p, leaf = policy.settings(), policy.evicts == "leaf"
+    p = policy.settings()
     mandatory = mandatory or policy.makes_room
     hits = np.zeros(len(traffic.leaf), dtype=np.int32)
-    kernel = kernel_of(type(policy), leaf)
+    kernel = kernel_of(type(policy))
     if isinstance(policy, QueuePolicy):
         queues = empty_queues(type(policy), traffic, capacity_blocks)
         evictions = kernel(traffic, history.paths, queues, capacity_blocks, p, mandatory, hits)
         cached = queues.cached[: len(traffic.block_parent)]
         return Replay(policy, capacity_blocks, hits, evictions, lambda: cached)
-    state = _empty_state(policy, traffic, history, tables, leaf)
+    state = _empty_state(policy, traffic, history, tables)
     ttl_s = policy.values["ttl_s"]
     evictions = kernel(
         traffic, history.segments, state, capacity_blocks, p, tables.periods(), ttl_s,
-        mandatory, hits,
+        mandatory, hits, functions_of(policy),
     )  # fmt: skip
     end = state.runs.of[:, END].copy()  # not a view, which would keep all runs
     left = partial(cached_blocks, traffic.block_parent, history.segments.owner, end)
     return Replay(policy, capacity_blocks, hits, evictions, left)
 
 
+def functions_of(policy: Policy) -> Referenced | None:
+    """Return the functions of a policy that kernels call by their addresses; None for others."""
+    return lane_functions(type(policy)) if isinstance(policy, LanePolicy) else None
+
+
 def _empty_state(
-    policy: Policy, traffic: Traffic, history: TouchHistory, tables: Tables, leaf: bool
+    policy: Policy, traffic: Traffic, history: TouchHistory, tables: Tables
 ) -> Lanes | NextUses | Keys:
     if isinstance(policy, LanePolicy):
         lanes = tables.categories if policy.by_category else policy.lanes
-        return empty_lanes(traffic, lanes, leaf)
+        return empty_lanes(policy, traffic, lanes)
     if isinstance(policy, NextUsePolicy):
         needed = policy.needed(traffic.input_tokens, traffic.look, traffic.block_size)
         return empty_next_uses(traffic, needed, history.next_touches)
     if isinstance(policy, KeyPolicy):
-        return empty_keys(type(policy), traffic, history.segments, history.paths, leaf)
+        return empty_keys(policy, traffic, history.segments, history.paths)
     raise TypeError(f"{policy.name} is of no known shape")
 
 
-def kernel_of(policy: type[Policy], leaf: bool) -> Callable[..., int]:
-    """Return the kernel that replays a policy; `leaf` as in `Policy.leaves`."""
+def kernel_of(policy: type[Policy]) -> Callable[..., int]:
+    """Return the kernel that replays a policy: one for each shape, and each queue policy's own."""
     if issubclass(policy, QueuePolicy):
         return queues_kernel(policy)
     if issubclass(policy, LanePolicy):
-        return lanes_kernel(policy, leaf)
+        return lanes_kernel(policy)
     if issubclass(policy, NextUsePolicy):
-        return next_uses_kernel()
+        return next_uses_kernel
     if issubclass(policy, KeyPolicy):
-        return keys_kernel(policy, leaf)
+        return keys_kernel(policy)
     raise TypeError(f"{policy.name} is of no known shape")

@@ -66,12 +66,13 @@ class Keys(NamedTuple):
 
 
 def empty_keys(
-    policy: type[KeyPolicy], traffic: Traffic, segments: Segments, paths: Paths, leaf: bool
+    policy: KeyPolicy, traffic: Traffic, segments: Segments, paths: Paths
 ) -> Keys:
     """Return an empty cache."""
     requests, blocks = len(traffic.leaf), len(traffic.block_parent)
+    leaf = policy.evicts == "leaf"
     return Keys(
-        empty_runs(traffic, leaf),
+        empty_runs(traffic, leaf, climb=leaf or policy.counts_uses),
         empty_heap(requests),
         segments,
         paths,
@@ -82,21 +83,29 @@ def empty_keys(
 
 
 @once
-def keys_kernel(policy: type[KeyPolicy], leaf: bool) -> Callable[..., Any]:
-    """Return the kernel that replays a key policy; `leaf` as in `Policy.leaves`."""
-    return replay_loop(keys_order(policy, leaf))
+def keys_kernel(policy: type[KeyPolicy]) -> Callable[..., Any]:
+    """Return the kernel that replays a key policy.
+
+    It has the policy's key compiled in: called by its address for each block, it would take half as
+    long again.
+    """
+    return replay_loop(keys_order(policy))
 
 
 @once
-def keys_order(policy: type[KeyPolicy], leaf: bool) -> EvictionOrder:
-    """Return the eviction order of a key policy; `leaf` as in `Policy.leaves`.
+def keys_order(policy: type[KeyPolicy]) -> EvictionOrder:
+    """Return the eviction order of a key policy.
 
     An entry of the heap goes stale when a later request takes the whole run, and lags behind a key
     that grows with time.
     """
     key_of = callable_in_kernels(policy.key)
+    admits_turn = callable_in_kernels(policy.admits)
     rising, counts = policy.rising, policy.counts_uses
-    climb = leaf or counts
+
+    @callable_in_kernels
+    def admits(state: Keys, traffic: Traffic, request: int, now: Now) -> bool:
+        return admits_turn(turn_of(traffic, request), now.p, now.table)
 
     @callable_in_kernels
     def key_at(state: Keys, traffic: Traffic, depth: int, request: int, now: Now) -> float:
@@ -144,8 +153,8 @@ def keys_order(policy: type[KeyPolicy], leaf: bool) -> EvictionOrder:
         count = state.runs.of[request, END] - first
         if count <= 0:
             return 0
-        shrink(state.runs, request, count, first, climb, leaf)
-        freed = release(state.runs, request) if leaf else -1
+        shrink(state.runs, request, count, first)
+        freed = release(state.runs, request)
         if freed >= 0:
             put(state.heap, key_now(state, traffic, freed, now), freed)
         return int(count)
@@ -170,12 +179,12 @@ def keys_order(policy: type[KeyPolicy], leaf: bool) -> EvictionOrder:
                     key = shallow
                     break
                 chunk >>= 1
-            evicted += shrink(runs, request, chunk, first, climb, leaf)
+            evicted += shrink(runs, request, chunk, first)
             state.clock[_NOW] = key
             joining = request
             if runs.of[request, END] == first:
-                joining = release(runs, request) if leaf else -1
-            elif not may_shrink(runs, request, leaf):
+                joining = release(runs, request)
+            elif not may_shrink(runs, request):
                 joining = -1
             if joining < 0:
                 break
@@ -202,15 +211,13 @@ def keys_order(policy: type[KeyPolicy], leaf: bool) -> EvictionOrder:
         return 0
 
     return EvictionOrder(
-        policy.admits,
+        admits,
         enter=enter,
         join=join,
         evict=evict,
         expire=expire,
         touch=touch if counts else do_nothing,
         retable=retable if policy.learner is not None else do_nothing,
-        leaf=leaf,
-        climb=climb,
     )
 
 

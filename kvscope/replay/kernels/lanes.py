@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, lowest_bit, once
-from kvscope.policies.base import ADAPT_EVERY, EARLY, RECENT, Floats, LanePolicy
+from kvscope.policies.base import ADAPT_EVERY, EARLY, RECENT, Floats, LanePolicy, Turn
 from kvscope.replay.kernels.loop import (
     EvictionOrder,
     Now,
-    do_nothing,
     observe_nothing,
     replay_loop,
     turn_of,
@@ -42,7 +41,8 @@ class Lanes(NamedTuple):
     known of lanes whose worth changes in steps: the request that was weighed, its worth, and the
     time until which that holds.
     `places` (R x 2) has where the lane of each run's deepest block begins, and that lane; `recent`
-    the tokens that recent requests computed (recent.py).
+    the tokens that recent requests computed (recent.py). The last four are what the policy does
+    (1) or not (0): it `selects` the turns that it admits; the others are as in `LanePolicy`.
     """
 
     runs: CachedRuns
@@ -51,74 +51,169 @@ class Lanes(NamedTuple):
     scored: Floats
     places: Int32s
     recent: Int64s
+    selects: int
+    adaptive: int
+    timeless: int
+    stepwise: int
 
 
-def empty_lanes(traffic: Traffic, lanes: int, leaf: bool) -> Lanes:
+def empty_lanes(policy: LanePolicy, traffic: Traffic, lanes: int) -> Lanes:
     """Return an empty cache with so many lanes."""
-    requests = len(traffic.leaf)
+    requests, leaf = len(traffic.leaf), policy.evicts == "leaf"
     return Lanes(
-        empty_runs(traffic, leaf),
+        empty_runs(traffic, leaf, climb=leaf),
         empty_sets(lanes, requests),
         np.zeros(words_for(lanes), dtype=np.uint64),
         np.full((lanes, 3), -1.0),
         np.zeros((requests, 2), dtype=np.int32),
         nothing_recent(),
+        int(policy.admits is not LanePolicy.admits),
+        int(policy.adaptive),
+        int(policy.timeless),
+        int(policy.stepwise),
     )
 
 
-def lanes_kernel(policy: type[LanePolicy], leaf: bool) -> Callable[..., Any]:
-    """Return the kernel that replays a lane policy; `leaf` as in `Policy.leaves`.
+class Calls(NamedTuple):
+    """How an order calls the functions of a policy, which are callable in kernels.
 
-    Policies that differ in parameters alone share one.
+    With `steps`, scores hold until the time that `next_step_s` says, or while the lane lasts.
     """
-    return _kernel_of(lanes_order(policy, leaf))
+
+    admits: Callable[..., bool]
+    place: Callable[..., tuple[int, int]]
+    score: Callable[..., float]
+    next_step_s: Callable[..., float]
+    observe: Callable[..., None]
+    steps: bool
+
+
+def calls_of(policy: type[LanePolicy]) -> Calls:
+    """Return how kernels call a policy: by the addresses of its functions, so that they share one.
+
+    Two kinds of policies would take a fifth longer, and are compiled in: those of a single lane,
+    whose functions say nothing, and those whose scores change all the time.
+    """
+    single = policy.lanes == 1 and not policy.by_category and policy.admits is LanePolicy.admits
+    if single or not (policy.timeless or policy.stepwise):
+        return _compiled_in(policy.admits, policy.place, policy.score)
+    return calls_by_address()
+
+
+@once
+def _compiled_in(
+    admits: Callable[..., bool],
+    place: Callable[..., tuple[int, int]],
+    score: Callable[..., float],
+) -> Calls:
+    for function in (admits, place, score):
+        callable_in_kernels(function)
+
+    @callable_in_kernels
+    def admits_turn(state: Lanes, turn: Turn, now: Now) -> bool:
+        return admits(turn, now.p, now.table)
+
+    @callable_in_kernels
+    def place_end(turn: Turn, end: int, now: Now) -> tuple[int, int]:
+        return place(turn, end, now.block_size, now.p)
+
+    @callable_in_kernels
+    def score_lane(lane: int, idle_s: float, now: Now) -> float:
+        return score(lane, idle_s, now.p, now.table)
+
+    return Calls(admits_turn, place_end, score_lane, no_step, observe_nothing, steps=False)
+
+
+@callable_in_kernels
+def no_step(state: Any, idle_s: float, now: Now) -> float:
+    """Return the present: the score has to be asked for again."""
+    return idle_s
+
+
+@once
+def calls_by_address() -> Calls:
+    """Return how kernels call the functions of any policy by their addresses."""
+
+    @callable_in_kernels
+    def admits(state: Lanes, turn: Turn, now: Now) -> bool:
+        return state.selects == 0 or now.functions.admits(turn, now.p, now.table)
+
+    @callable_in_kernels
+    def place(turn: Turn, end: int, now: Now) -> tuple[int, int]:
+        begin, lane = now.functions.place(turn, end, now.block_size, now.p)
+        return begin, lane
+
+    @callable_in_kernels
+    def score(lane: int, idle_s: float, now: Now) -> float:
+        return now.functions.score(lane, idle_s, now.p, now.table)  # type: ignore[no-any-return]
+
+    @callable_in_kernels
+    def next_step_s(state: Lanes, idle_s: float, now: Now) -> float:
+        if state.timeless != 0:
+            return np.inf
+        if state.stepwise == 0:
+            return idle_s
+        return now.functions.next_step_s(idle_s)  # type: ignore[no-any-return]
+
+    @callable_in_kernels
+    def observe(state: Lanes, number: int, uncached_tokens: int, now: Now) -> None:
+        if state.adaptive == 0 or not now.functions.adapts(now.p):
+            return
+        note_recent(state.recent, number, uncached_tokens)
+        if (number + 1) % ADAPT_EVERY == 0:
+            end = sort_recent(state.recent, number + 1)
+            now.functions.adapt(state.recent[RECENT:end], now.p)
+
+    return Calls(admits, place, score, next_step_s, observe, steps=True)
+
+
+def lanes_kernel(policy: type[LanePolicy]) -> Callable[..., Any]:
+    """Return the kernel that replays a lane policy."""
+    return _kernel_of(lanes_order(calls_of(policy)))
 
 
 # The tier kernel (tiers.py) with one tier takes 1.2 to 1.4 times as long as this one.
 _kernel_of = once(replay_loop)
 
 
-def lanes_order(policy: type[LanePolicy], leaf: bool) -> EvictionOrder:
-    """Return the eviction order of a lane policy; `leaf` as in `Policy.leaves`.
+@callable_in_kernels
+def _lane_of(state: Lanes, request: int) -> int:
+    return int(state.places[request, 1])
 
-    Policies that differ in parameters alone share one.
-    """
-    return _order_of(
-        policy.admits,
-        policy.place,
-        policy.score,
-        policy.adapts,
-        policy.adapt,
-        policy.next_step_s,
-        policy.adaptive,
-        policy.stepwise,
-        leaf,
-    )
+
+@callable_in_kernels
+def _queue(state: Lanes, request: int) -> None:
+    """Add a request to the lane that its run ends in."""
+    lane = _lane_of(state, request)
+    add(state.queues, words_for(len(state.places)), lane, request)
+    state.busy[lane >> 6] |= _ONE << (np.uint64(lane) & _WORD)
+
+
+@callable_in_kernels
+def _join(state: Lanes, traffic: Traffic, request: int, now: Now) -> None:
+    _queue(state, request)
+
+
+@callable_in_kernels
+def _forget_scores(state: Lanes, traffic: Traffic, request: int, now: Now) -> None:
+    for lane in range(len(state.scored)):
+        state.scored[lane, 0] = -1.0
+        state.scored[lane, 2] = -1.0
 
 
 @once
-def _order_of(
-    admits: Callable[..., bool],
-    place: Callable[..., tuple[int, int]],
-    score: Callable[..., float],
-    adapts: Callable[..., bool],
-    adapt: Callable[..., None],
-    next_step_s: Callable[..., float],
-    adaptive: bool,
-    stepwise: bool,
-    leaf: bool,
-) -> EvictionOrder:
-    """Return the order of these functions.
+def lanes_order(calls: Calls) -> EvictionOrder:
+    """Return the eviction order of lane policies that are called so.
 
     A lane is a set of the requests whose runs end in it. A run changes lane when it shrinks past
     the depth where its blocks do, and leaves all lanes while a child run continues from its end.
     """
-    for function in (admits, place, score, adapts, adapt, next_step_s):
-        callable_in_kernels(function)
+    admits_turn, place, score = calls.admits, calls.place, calls.score
+    next_step_s, steps = calls.next_step_s, calls.steps
 
     @callable_in_kernels
-    def lane_of(state: Lanes, request: int) -> int:
-        return int(state.places[request, 1])
+    def admits(state: Lanes, traffic: Traffic, request: int, now: Now) -> bool:
+        return admits_turn(state, turn_of(traffic, request), now)
 
     @callable_in_kernels
     def enter(state: Lanes, traffic: Traffic, request: int, now: Now) -> None:
@@ -128,19 +223,8 @@ def _order_of(
         while part > 0 and end <= cuts[request, part - 1]:
             part -= 1
         cut = cuts[request, part - 1] if part > 0 else 0
-        begin, lane = place(turn_of(traffic, request, part), end, now.block_size, now.p)
+        begin, lane = place(turn_of(traffic, request, part), end, now)
         state.places[request, 0], state.places[request, 1] = max(begin, cut), lane
-
-    @callable_in_kernels
-    def queue(state: Lanes, request: int) -> None:
-        """Add a request to the lane that its run ends in."""
-        lane = lane_of(state, request)
-        add(state.queues, words_for(len(state.places)), lane, request)
-        state.busy[lane >> 6] |= _ONE << (np.uint64(lane) & _WORD)
-
-    @callable_in_kernels
-    def join(state: Lanes, traffic: Traffic, request: int, now: Now) -> None:
-        queue(state, request)
 
     @callable_in_kernels
     def worth_of(state: Lanes, traffic: Traffic, lane: int, head: int, now: Now) -> float:
@@ -148,17 +232,14 @@ def _order_of(
         if len(state.queues) == 1:
             return 0.0
         scored = state.scored
-        if not stepwise or scored[lane, 0] != head or now.now_s >= scored[lane, 2]:
+        due = not steps or now.now_s >= scored[lane, 2]
+        if due or (scored[lane, 0] != head and scored[lane, 2] != np.inf):
             idle_s = now.now_s - traffic.arrival_s[head]
-            scored[lane, 0], scored[lane, 1] = head, score(lane, idle_s, now.p, now.table)
-            if stepwise:
-                scored[lane, 2] = traffic.arrival_s[head] + next_step_s(idle_s) * EARLY
+            scored[lane, 0], scored[lane, 1] = head, score(lane, idle_s, now)
+            if steps:
+                step_s = next_step_s(state, idle_s, now)
+                scored[lane, 2] = traffic.arrival_s[head] + step_s * EARLY
         return float(scored[lane, 1])
-
-    @callable_in_kernels
-    def retable(state: Lanes, traffic: Traffic, request: int, now: Now) -> None:
-        for lane in range(len(state.scored)):
-            state.scored[lane, 0] = -1.0
 
     @callable_in_kernels
     def lowest(state: Lanes, traffic: Traffic, now: Now) -> int:
@@ -187,21 +268,21 @@ def _order_of(
     def evict_from(state: Lanes, traffic: Traffic, request: int, now: Now, most: int) -> int:
         """Evict up to `most` of a run's blocks, as far as they are in its deepest block's lane."""
         runs, queues, words = state.runs, state.queues, words_for(len(state.places))
-        lane, begin = lane_of(state, request), state.places[request, 0]
+        lane, begin = _lane_of(state, request), state.places[request, 0]
         first = runs.of[request, FIRST]
-        count = shrink(runs, request, most, max(first, begin), leaf, leaf)
+        count = shrink(runs, request, most, max(first, begin))
         if first < runs.of[request, END] <= begin:
             enter(state, traffic, request, now)
         if runs.of[request, END] == first:
             discard(queues, words, lane, request)
-            freed = release(runs, request) if leaf else -1
+            freed = release(runs, request)
             if freed >= 0:
-                queue(state, freed)
-        elif not may_shrink(runs, request, leaf):
+                _queue(state, freed)
+        elif not may_shrink(runs, request):
             discard(queues, words, lane, request)
-        elif lane_of(state, request) != lane:
+        elif _lane_of(state, request) != lane:
             discard(queues, words, lane, request)
-            queue(state, request)
+            _queue(state, request)
         return count
 
     @callable_in_kernels
@@ -217,21 +298,12 @@ def _order_of(
             left -= evict_from(state, traffic, request, now, left)
         return int(blocks)
 
-    @callable_in_kernels
-    def observe(state: Lanes, number: int, uncached_tokens: int, now: Now) -> None:
-        if adapts(now.p):
-            note_recent(state.recent, number, uncached_tokens)
-            if (number + 1) % ADAPT_EVERY == 0:
-                adapt(state.recent[RECENT : sort_recent(state.recent, number + 1)], now.p)
-
     return EvictionOrder(
         admits,
         enter=enter,
-        join=join,
+        join=_join,
         evict=evict,
         expire=expire,
-        retable=retable if stepwise else do_nothing,
-        observe=observe if adaptive else observe_nothing,
-        leaf=leaf,
-        climb=leaf,
+        retable=_forget_scores,
+        observe=calls.observe,
     )

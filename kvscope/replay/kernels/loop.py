@@ -13,19 +13,23 @@ from msgspec import Struct
 from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import by_reference, callable_in_kernels, kernel
 from kvscope.core.prefix import ancestor
-from kvscope.policies.base import Floats, Turn
+from kvscope.policies.base import Floats, Table, Turn
 from kvscope.replay.last_touch import Segments
 from kvscope.replay.structures.runs import END, TIP, CachedRuns, may_shrink, take_over
 from kvscope.replay.traffic import Traffic
 
 
 class Now(NamedTuple):
-    """What an eviction order may depend on besides its state."""
+    """What an eviction order may depend on besides its state.
+
+    `functions` are those of the policy, where the order calls them by their addresses.
+    """
 
     now_s: float
     block_size: int
     p: Floats
-    table: Floats
+    table: Table
+    functions: Any
 
 
 class TablePeriods(NamedTuple):
@@ -33,8 +37,8 @@ class TablePeriods(NamedTuple):
 
     since: Int64s
     rows: Int32s
-    values: Floats
-    in_force: Floats
+    values: Table
+    in_force: Table
 
 
 @callable_in_kernels
@@ -82,12 +86,12 @@ def observe_nothing(state: Any, number: int, uncached_tokens: int, now: Now) -> 
 class EvictionOrder(Struct, frozen=True, eq=False):
     """The functions that make an eviction order of paths, for the loops below.
 
-    `admits` is that of the policy. The others are called as (state, traffic, request, now): `touch`
-    before a request takes its path over, `enter` after it, `join` to queue its run, which may
-    shrink, and `retable` once another table of the policy holds. `expire` evicts a whole run,
-    `evict` at most as many blocks as its last argument; both return how many, 0 if nothing is
-    left. `observe` gets (state, number, uncached tokens, now) at the end of the cache's so many-th
-    request, from 0 on. `leaf` is as in `Policy.leaves`; `climb` keeps the tips of runs up.
+    They are called as (state, traffic, request, now): `admits` says whether the policy admits the
+    request, `touch` comes before a request takes its path over, `enter` after it, `join` queues its
+    run, which may shrink, and `retable` comes once another table of the policy holds. `expire`
+    evicts a whole run, `evict` at most as many blocks as its last argument; both return how many, 0
+    if nothing is left. `observe` gets (state, number, uncached tokens, now) at the end of the
+    cache's so many-th request, from 0 on.
     """
 
     admits: Callable[..., bool]
@@ -95,8 +99,6 @@ class EvictionOrder(Struct, frozen=True, eq=False):
     join: Callable[..., None]
     evict: Callable[..., int]
     expire: Callable[..., int]
-    leaf: bool
-    climb: bool
     touch: Callable[..., None] = do_nothing
     retable: Callable[..., None] = do_nothing
     observe: Callable[..., None] = observe_nothing
@@ -108,8 +110,7 @@ def server(order: EvictionOrder) -> Callable[..., tuple[int, int, int]]:
     It returns the leading blocks that the request hits, the size of the cache afterwards, and how
     many blocks were evicted; `size` is that before, `number` how many requests the cache served.
     """
-    admits, leaf, climb = callable_in_kernels(order.admits), order.leaf, order.climb
-    touch, enter, join = order.touch, order.enter, order.join
+    admits, touch, enter, join = order.admits, order.touch, order.enter, order.join
     evict, observe = order.evict, order.observe
 
     @callable_in_kernels
@@ -127,11 +128,11 @@ def server(order: EvictionOrder) -> Callable[..., tuple[int, int, int]]:
         runs: CachedRuns = state.runs
         evicted = 0
         touch(state, traffic, request, now)
-        leading, cached = take_over(runs, segments, request, leaf)
+        leading, cached = take_over(runs, segments, request)
         hit = min(leading, traffic.look[request])
         end = traffic.length[request] + traffic.anonymous[request]
-        if not admits(turn_of(traffic, request), now.p, now.table):
-            if climb:
+        if not admits(state, traffic, request, now):
+            if runs.climb:
                 unused = traffic.length[request] - leading
                 runs.of[request, TIP] = ancestor(runs.parents, runs.of[request, TIP], unused)
             end = leading
@@ -139,7 +140,7 @@ def server(order: EvictionOrder) -> Callable[..., tuple[int, int, int]]:
         size += end - cached
         enter(state, traffic, request, now)
         for step in range(0 if mandatory else 1, 2):  # others first, then its own blocks too
-            if step == 1 and end > 0 and may_shrink(runs, request, leaf):
+            if step == 1 and end > 0 and may_shrink(runs, request):
                 join(state, traffic, request, now)
             while size > capacity:
                 count = evict(state, traffic, request, now, size - capacity)
@@ -169,6 +170,7 @@ def replay_loop(order: EvictionOrder) -> Callable[..., Any]:
         ttl_s: float,
         mandatory: bool,
         hits: Int32s,
+        functions: Any,
     ) -> int:
         traffic, segments = by_reference(traffic), by_reference(segments)
         state, tables = by_reference(state), by_reference(tables)
@@ -178,7 +180,7 @@ def replay_loop(order: EvictionOrder) -> Callable[..., Any]:
             before = period
             while period + 1 < len(tables.since) and tables.since[period + 1] <= request:
                 period += 1
-            now = Now(now_s, traffic.block_size, p, tables.in_force)
+            now = Now(now_s, traffic.block_size, p, tables.in_force, functions)
             if period != before:
                 take_table(tables, period)
                 retable(state, traffic, request, now)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Int32s
-from kvscope.core.jit import callable_in_kernels, once
-from kvscope.policies.base import NEVER, NextUsePolicy
+from kvscope.core.jit import callable_in_kernels
+from kvscope.policies.base import NEVER
 from kvscope.replay.kernels.loop import EvictionOrder, Now, do_nothing, replay_loop
 from kvscope.replay.last_touch import NextTouches, next_touch
 from kvscope.replay.structures.bitset import add, discard, empty_sets, least, words_for
@@ -52,7 +51,7 @@ def empty_next_uses(traffic: Traffic, needed: Int32s, future: NextTouches) -> Ne
     """Return an empty cache for requests that need so many leading blocks."""
     requests = len(traffic.leaf)
     return NextUses(
-        empty_runs(traffic, leaf=True),
+        empty_runs(traffic, leaf=True, climb=True),
         future,
         traffic.look,
         needed,
@@ -62,95 +61,96 @@ def empty_next_uses(traffic: Traffic, needed: Int32s, future: NextTouches) -> Ne
     )
 
 
-@once
-def next_uses_kernel() -> Callable[..., Any]:
-    """Return the kernel that replays every next-use policy.
+@callable_in_kernels
+def _admits(state: NextUses, traffic: Traffic, request: int, now: Now) -> bool:
+    """Return True: what no request hits leaves at once."""
+    return True
 
-    The queue holds the runs that may shrink, by their deepest block. No two of them wait for the
-    same request: both would lie on its path, and the shallower could not shrink before the deeper.
-    Source: Belady, IBM Systems Journal 1966; that the blocks of one next use are one segment of its
-    path, and so need no heap, is kvscope's own.
-    """
 
-    @callable_in_kernels
-    def enqueue(state: NextUses, request: int) -> None:
-        """Queue a run that may shrink."""
-        deepest, named = state.runs.of[request, END] - 1, state.runs.of[request, NAMED]
-        requests = len(state.waits)
-        rank, since = request, named
-        if deepest < named:
-            awaited, since = next_touch(state.future, request, deepest)
-            if awaited != NEVER:
-                look, needed = int(state.look[awaited]), int(state.needed[awaited])
-                if deepest < look:
-                    rank = 2 * requests - 1 - awaited
-                    if deepest < needed:
-                        rank += requests
-                    else:
-                        since = max(since, needed)
+@callable_in_kernels
+def _enqueue(state: NextUses, request: int) -> None:
+    """Queue a run that may shrink."""
+    deepest, named = state.runs.of[request, END] - 1, state.runs.of[request, NAMED]
+    requests = len(state.waits)
+    rank, since = request, named
+    if deepest < named:
+        awaited, since = next_touch(state.future, request, deepest)
+        if awaited != NEVER:
+            look, needed = int(state.look[awaited]), int(state.needed[awaited])
+            if deepest < look:
+                rank = 2 * requests - 1 - awaited
+                if deepest < needed:
+                    rank += requests
                 else:
-                    since = max(since, look)
-        state.waits[request, _RANK], state.waits[request, _SINCE] = rank, since
-        state.run_of[rank] = request
-        add(state.queue, words_for(len(state.run_of)), 0, rank)
+                    since = max(since, needed)
+            else:
+                since = max(since, look)
+    state.waits[request, _RANK], state.waits[request, _SINCE] = rank, since
+    state.run_of[rank] = request
+    add(state.queue, words_for(len(state.run_of)), 0, rank)
 
-    @callable_in_kernels
-    def join(state: NextUses, traffic: Traffic, request: int, now: Now) -> None:
-        enqueue(state, request)
 
-    @callable_in_kernels
-    def lowest(state: NextUses) -> int:
-        """Return the request whose run evicts the next block, -1 if there is none."""
-        of, queue = state.runs.of, state.queue
-        words = words_for(len(state.run_of))
+@callable_in_kernels
+def _join(state: NextUses, traffic: Traffic, request: int, now: Now) -> None:
+    _enqueue(state, request)
+
+
+@callable_in_kernels
+def _lowest(state: NextUses) -> int:
+    """Return the request whose run evicts the next block, -1 if there is none."""
+    of, queue = state.runs.of, state.queue
+    words = words_for(len(state.run_of))
+    rank = least(queue, words, 0)
+    while rank >= 0:
+        request = int(state.run_of[rank])
+        if of[request, FIRST] < of[request, END]:
+            return request
+        discard(queue, words, 0, rank)  # its blocks were taken over
         rank = least(queue, words, 0)
-        while rank >= 0:
-            request = int(state.run_of[rank])
-            if of[request, FIRST] < of[request, END]:
-                return request
-            discard(queue, words, 0, rank)  # its blocks were taken over
-            rank = least(queue, words, 0)
-        return -1
+    return -1
 
-    @callable_in_kernels
-    def evict_from(state: NextUses, request: int, most: int) -> int:
-        """Evict up to `most` of a queued run's blocks, as far as its deepest block's rank goes."""
-        runs = state.runs
-        first = runs.of[request, FIRST]
-        words = words_for(len(state.run_of))
-        discard(state.queue, words, 0, state.waits[request, _RANK])
-        stop = max(first, state.waits[request, _SINCE])
-        count = shrink(runs, request, most, stop, climb=True, leaf=True)
-        joining = request
-        if runs.of[request, END] == first:
-            joining = release(runs, request)
-        elif not may_shrink(runs, request, leaf=True):
-            joining = -1
-        if joining >= 0:
-            enqueue(state, joining)
-        return count
 
-    @callable_in_kernels
-    def evict(state: NextUses, traffic: Traffic, request: int, now: Now, most: int) -> int:
-        victim = lowest(state)
-        return evict_from(state, victim, most) if victim >= 0 else 0
+@callable_in_kernels
+def _evict_from(state: NextUses, request: int, most: int) -> int:
+    """Evict up to `most` of a queued run's blocks, as far as its deepest block's rank goes."""
+    runs = state.runs
+    first = runs.of[request, FIRST]
+    words = words_for(len(state.run_of))
+    discard(state.queue, words, 0, state.waits[request, _RANK])
+    stop = max(first, state.waits[request, _SINCE])
+    count = shrink(runs, request, most, stop)
+    joining = request
+    if runs.of[request, END] == first:
+        joining = release(runs, request)
+    elif not may_shrink(runs, request):
+        joining = -1
+    if joining >= 0:
+        _enqueue(state, joining)
+    return count
 
-    @callable_in_kernels
-    def expire(state: NextUses, traffic: Traffic, request: int, now: Now) -> int:
-        blocks = max(state.runs.of[request, END] - state.runs.of[request, FIRST], 0)
-        left = blocks
-        while left > 0:
-            left -= evict_from(state, request, left)
-        return int(blocks)
 
-    return replay_loop(
-        EvictionOrder(
-            NextUsePolicy.admits,
-            enter=do_nothing,
-            join=join,
-            evict=evict,
-            expire=expire,
-            leaf=True,
-            climb=True,
-        )
-    )
+@callable_in_kernels
+def _evict(state: NextUses, traffic: Traffic, request: int, now: Now, most: int) -> int:
+    victim = _lowest(state)
+    return _evict_from(state, victim, most) if victim >= 0 else 0
+
+
+@callable_in_kernels
+def _expire(state: NextUses, traffic: Traffic, request: int, now: Now) -> int:
+    blocks = max(state.runs.of[request, END] - state.runs.of[request, FIRST], 0)
+    left = blocks
+    while left > 0:
+        left -= _evict_from(state, request, left)
+    return int(blocks)
+
+
+next_uses_kernel = replay_loop(
+    EvictionOrder(_admits, enter=do_nothing, join=_join, evict=_evict, expire=_expire)
+)
+"""Replays every next-use policy.
+
+The queue holds the runs that may shrink, by their deepest block. No two of them wait for the same
+request: both would lie on its path, and the shallower could not shrink before the deeper.
+Source: Belady, IBM Systems Journal 1966; that the blocks of one next use are one segment of its
+path, and so need no heap, is kvscope's own.
+"""

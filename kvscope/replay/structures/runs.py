@@ -26,28 +26,32 @@ class CachedRuns(NamedTuple):
     `of` has a row a request: FIRST, END; TIP, which is the run's deepest named block, or once that
     is evicted the block above the run; NAMED, the depth from which on its blocks are anonymous, so
     that no run can continue below them. `branches` has a column a block, kept up only where nothing
-    but leaves may leave: CHILD_RUNS counts the runs of other requests that continue right below the
-    block; WAITING is the request whose run ends in it and cannot shrink before those are gone.
+    but leaves may leave (`leaf`): CHILD_RUNS counts the runs of other requests that continue right
+    below the block; WAITING is the request whose run ends in it and cannot shrink before those are
+    gone. TIP is kept up only where runs `climb`.
     """
 
     of: Int32s
     branches: Int32s
     parents: Int32s
+    leaf: bool
+    climb: bool
 
 
-def empty_runs(traffic: Traffic, leaf: bool) -> CachedRuns:
-    """Return an empty cache for these requests; `leaf` as in `Policy.leaves`."""
+def empty_runs(traffic: Traffic, leaf: bool, climb: bool) -> CachedRuns:
+    """Return an empty cache for these requests."""
     of = np.zeros((len(traffic.leaf), 4), dtype=np.int32)
     of[:, TIP] = traffic.leaf
     of[:, NAMED] = traffic.length
     blocks = len(traffic.block_parent) if leaf else 1
-    return CachedRuns(of, np.zeros((2, blocks), dtype=np.int32), traffic.block_parent)
+    branches = np.zeros((2, blocks), dtype=np.int32)
+    return CachedRuns(of, branches, traffic.block_parent, leaf, climb)
 
 
 @callable_in_kernels
-def take_over(runs: CachedRuns, segments: Segments, request: int, leaf: bool) -> tuple[int, int]:
+def take_over(runs: CachedRuns, segments: Segments, request: int) -> tuple[int, int]:
     """Take the cached blocks of a request's path from their runs: (leading ones, all of them)."""
-    of, branches = runs.of, runs.branches
+    of, branches, leaf = runs.of, runs.branches, runs.leaf
     leading, cached, start, above = 0, 0, 0, 0
     for k in range(segments.starts[request], segments.starts[request + 1]):
         until, previous = segments.end[k], segments.previous[k]
@@ -69,9 +73,9 @@ def take_over(runs: CachedRuns, segments: Segments, request: int, leaf: bool) ->
 
 
 @callable_in_kernels
-def may_shrink(runs: CachedRuns, request: int, leaf: bool) -> bool:
+def may_shrink(runs: CachedRuns, request: int) -> bool:
     """Return whether a run that is not empty may shrink; if not, let it wait at its tip."""
-    if not leaf or runs.of[request, END] > runs.of[request, NAMED]:
+    if not runs.leaf or runs.of[request, END] > runs.of[request, NAMED]:
         return True
     tip = runs.of[request, TIP]
     if runs.branches[CHILD_RUNS, tip] == 0:
@@ -81,15 +85,15 @@ def may_shrink(runs: CachedRuns, request: int, leaf: bool) -> bool:
 
 
 @callable_in_kernels
-def shrink(runs: CachedRuns, request: int, most: int, stop: int, climb: bool, leaf: bool) -> int:
+def shrink(runs: CachedRuns, request: int, most: int, stop: int) -> int:
     """Evict up to `most` blocks of a run, deepest first, down to depth `stop`; return how many.
 
-    `climb` keeps TIP up; with `leaf` it ends early at a block that has a cached child.
+    Where nothing but leaves may leave, it ends early at a block that has a cached child.
     """
-    of = runs.of
+    of, leaf = runs.of, runs.leaf
     end = of[request, END]
     lowest = max(stop, end - most)
-    if not climb:
+    if not runs.climb:
         of[request, END] = lowest
         return int(end - lowest)
     at = max(lowest, min(end, of[request, NAMED]))
@@ -106,7 +110,7 @@ def shrink(runs: CachedRuns, request: int, most: int, stop: int, climb: bool, le
 def release(runs: CachedRuns, request: int) -> int:
     """Detach a run that is empty; return the request whose run may shrink now, or -1."""
     of = runs.of
-    if of[request, FIRST] == 0:
+    if not runs.leaf or of[request, FIRST] == 0:
         return -1
     above = of[request, TIP]
     runs.branches[CHILD_RUNS, above] -= 1

@@ -1,0 +1,300 @@
+"""Two types of arguments that numba lacks: a NamedTuple by its address, a function by its address.
+
+A NamedTuple of arrays by value is ten numbers for each array in each call, all of which the
+compiler follows: by its address it is one. A function by its address is called as if it were
+compiled in, at 2 ns a call, so one kernel serves all functions of one contract. Numba's own
+first-class functions also keep a Python object and two other addresses, and try all three at each
+call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numba import typeof, types
+from numba.core import cgutils
+from numba.core.imputils import lower_getattr_generic
+from numba.core.typing import signature
+from numba.core.typing.templates import AttributeTemplate
+from numba.np.arrayobj import populate_array
+from numba.np.numpy_support import from_dtype
+from numba.extending import (
+    NativeValue,
+    infer_getattr,
+    lower_builtin,
+    models,
+    register_model,
+    type_callable,
+    typeof_impl,
+    unbox,
+)
+
+from kvscope.core import jit
+from kvscope.core.kernel_digest import hexdigest
+
+_NUMBERS = {int: types.int64, float: types.float64, bool: types.boolean, type(None): types.none}
+
+
+class Reference(types.Type):  # type: ignore[misc]
+    """The type of a NamedTuple that is passed by its address."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+        super().__init__(f"Reference({of.instance_class.__name__}, {hexdigest(str(of))})")
+
+
+@register_model(Reference)
+class _ReferenceModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, known: Any, reference: Reference) -> None:
+        address = known.lookup(reference.of).get_value_type().as_pointer()
+        super().__init__(known, reference, address)
+
+
+@infer_getattr
+class _Fields(AttributeTemplate):  # type: ignore[misc]
+    key = Reference
+
+    def generic_resolve(self, reference: Reference, name: str) -> Any:
+        """Return the type of a field: a reference where it is a NamedTuple itself."""
+        if name not in reference.of.fields:
+            return None
+        field = reference.of[reference.of.fields.index(name)]
+        return Reference(field) if isinstance(field, types.BaseNamedTuple) else field
+
+
+@lower_getattr_generic(Reference)
+def _load_field(context: Any, builder: Any, reference: Reference, address: Any, name: str) -> Any:
+    at = reference.of.fields.index(name)
+    place = cgutils.gep_inbounds(builder, address, 0, at)
+    nested = isinstance(reference.of[at], types.BaseNamedTuple)
+    return place if nested else builder.load(place)
+
+
+@type_callable(jit.by_reference)
+def _type_reference(context: Any) -> Callable[[Any], Reference]:
+    def typer(arrays: Any) -> Reference:
+        return Reference(arrays)
+
+    return typer
+
+
+@lower_builtin(jit.by_reference, types.Any)
+def _refer(context: Any, builder: Any, called: Any, arguments: Any) -> Any:
+    """Put a NamedTuple on the stack of the function that refers to it; return its address."""
+    return cgutils.alloca_once_value(builder, arguments[0])
+
+
+class Bare(types.Type):  # type: ignore[misc]
+    """The type of a contiguous array as its address and its sizes: half of the words, or less."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+        super().__init__(f"Bare({of})")
+
+
+@register_model(Bare)
+class _BareModel(models.StructModel):  # type: ignore[misc]
+    def __init__(self, known: Any, bare: Bare) -> None:
+        shape = types.UniTuple(types.intp, bare.of.ndim)
+        super().__init__(known, bare, [("data", types.CPointer(bare.of.dtype)), ("shape", shape)])
+
+
+def unwrapped(argument: Any) -> Any:
+    """Return an argument, of a bare array the array: in machine code alone."""
+    return argument
+
+
+@type_callable(unwrapped)
+def _type_unwrapped(context: Any) -> Callable[[Any], Any]:
+    def typer(argument: Any) -> Any:
+        return argument.of if isinstance(argument, Bare) else argument
+
+    return typer
+
+
+@lower_builtin(unwrapped, types.Any)
+def _unwrap(context: Any, builder: Any, called: Any, arguments: Any) -> Any:
+    bare, value = called.args[0], arguments[0]
+    if not isinstance(bare, Bare):
+        return value
+    known = cgutils.create_struct_proxy(bare)(context, builder, value=value)
+    size = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(bare.of.dtype)))
+    shape = cgutils.unpack_tuple(builder, known.shape)
+    strides, step = [], size
+    for length in reversed(shape):
+        strides.insert(0, step)
+        step = builder.mul(step, length)
+    array = context.make_array(bare.of)(context, builder)
+    populate_array(array, known.data, shape, strides, size, None)
+    return array._getvalue()
+
+
+class Function(types.Callable):  # type: ignore[misc]
+    """The type of a function that is called by its address, of these types."""
+
+    def __init__(self, returns: Any, arguments: tuple[Any, ...]) -> None:
+        self.returns, self.arguments = returns, arguments
+        self.passed = tuple(
+            Bare(each) if isinstance(each, types.Array) else each for each in arguments
+        )
+        super().__init__(f"Function({returns}, {self.passed})")
+
+    def get_call_type(self, context: Any, arguments: Any, keywords: Any) -> Any:
+        """Return the types of a call: arguments are converted to those of the function."""
+        types_of = [
+            given if isinstance(wanted, types.BaseNamedTuple) else wanted
+            for given, wanted in zip(arguments, self.arguments, strict=True)
+        ]
+        return signature(self.returns, *types_of, recvr=self)
+
+    def get_call_signatures(self) -> tuple[list[Any], bool]:
+        """Return the one way to call it."""
+        return [signature(self.returns, *self.arguments)], False
+
+    def get_impl_key(self, called: Any) -> type:
+        """Return what `_call` is registered for."""
+        return type(self)
+
+
+@register_model(Function)
+class _FunctionModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, known: Any, function: Function) -> None:
+        super().__init__(known, function, known.lookup(types.voidptr).get_value_type())
+
+
+@lower_builtin(Function, Function, types.VarArg(types.Any))
+def _call(context: Any, builder: Any, called: Any, arguments: Any) -> Any:
+    """Call a function as numba's own code does, so that what it raises is raised."""
+    returns, wanted = called.return_type, called.args[0].passed
+    convention = context.call_conv
+    address = convention.get_function_type(returns, wanted).as_pointer()
+    function = builder.bitcast(arguments[0], address)
+    values = [
+        _converted(context, builder, *argument)
+        for argument in zip(arguments[1:], called.args[1:], wanted, strict=True)
+    ]
+    status, value = convention.call_function(builder, function, returns, wanted, values)
+    with cgutils.if_unlikely(builder, status.is_error):
+        convention.return_status_propagate(builder, status)
+    return value
+
+
+class Address(types.Type):  # type: ignore[misc]
+    """The type of what a kernel passes on to a function by its address, and does not know."""
+
+    def __init__(self) -> None:
+        super().__init__("Address")
+
+
+@register_model(Address)
+class _AddressModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, known: Any, address: Address) -> None:
+        super().__init__(known, address, known.lookup(types.voidptr).get_value_type())
+
+
+def _converted(context: Any, builder: Any, value: Any, given: Any, wanted: Any) -> Any:
+    """Strip an array, and convert the fields of a NamedTuple, which numba itself does not."""
+    if isinstance(wanted, Bare):
+        array = context.make_array(given)(context, builder, value=value)
+        bare = cgutils.create_struct_proxy(wanted)(context, builder)
+        bare.data, bare.shape = array.data, array.shape
+        return bare._getvalue()
+    if given == wanted:
+        return value
+    fields = [
+        context.cast(builder, builder.extract_value(value, at), given[at], wanted[at])
+        for at in range(len(wanted))
+    ]
+    return context.make_tuple(builder, wanted, fields)
+
+
+@typeof_impl.register(jit.Function)
+def _type_of_function(function: jit.Function, context: Any) -> Function:
+    return function_type(function.contract)
+
+
+@typeof_impl.register(jit.Opaque)
+def _type_of_opaque(opaque: jit.Opaque, context: Any) -> Address:
+    return Address()
+
+
+@typeof_impl.register(jit.Referenced)
+def _type_of_referenced(referenced: jit.Referenced, context: Any) -> Reference:
+    return referenced.described(_describe)
+
+
+def _describe(arrays: Any) -> Reference:
+    return Reference(typeof(arrays))
+
+
+@unbox(Address)
+@unbox(Function)
+@unbox(Reference)
+def _take_address(passed: Any, value: Any, context: Any) -> Any:
+    """Take the address that a Python object has as `address`."""
+    number = context.pyapi.object_getattr_string(value, "address")
+    with cgutils.if_unlikely(context.builder, cgutils.is_null(context.builder, number)):
+        context.builder.ret(context.pyapi.get_null_object())  # what was raised is raised
+    address = context.pyapi.long_as_voidptr(number)
+    context.pyapi.decref(number)
+    wanted = context.context.get_value_type(passed)
+    return NativeValue(context.builder.bitcast(address, wanted))
+
+
+@cache
+def function_type(contract: Callable[..., Any], memory: Any = None) -> Function:
+    """Return the type of the functions that have the annotations of `contract`.
+
+    `memory` is the type of what those leave open (`Any`); for a kernel that calls them an address.
+    """
+    memory = Address() if memory is None else memory
+    hints = get_type_hints(contract)
+    returns = _type_of(hints.pop("return"), memory)
+    return Function(returns, tuple(_type_of(hint, memory) for hint in hints.values()))
+
+
+def _type_of(hint: Any, memory: Any) -> Any:
+    """Return the type that stands for an annotation; arrays are contiguous."""
+    if hint is Any:
+        return memory
+    if hint in _NUMBERS:
+        return _NUMBERS[hint]
+    if get_origin(hint) is np.ndarray:
+        shape, dtype = get_args(hint)
+        sizes = get_args(shape)
+        dimensions = 1 if Ellipsis in sizes else len(sizes)
+        return types.Array(from_dtype(np.dtype(get_args(dtype)[0])), dimensions, "C")
+    if get_origin(hint) is tuple:
+        return types.BaseTuple.from_types([_type_of(each, memory) for each in get_args(hint)])
+    named = _tuple_type(hint)
+    by_value = all(isinstance(field, types.Number | types.Boolean) for field in named)
+    return named if by_value else Reference(named)
+
+
+def _tuple_type(named: type) -> Any:
+    """Return the type of a NamedTuple by value, with NamedTuples in it by value too."""
+    fields = []
+    for hint in get_type_hints(named).values():
+        field = _type_of(hint, Address())
+        fields.append(field.of if isinstance(field, Reference) else field)
+    return types.BaseTuple.from_types(fields, named)
+
+
+def layout(value: Any) -> list[int]:
+    """Return the words of memory of arrays, numbers and functions, as numba lays them out.
+
+    Of an array these are two addresses that numba's memory manager would use, entries, bytes of
+    one, where they begin, and its sizes and steps.
+    """
+    if isinstance(value, jit.Function):
+        return [value.address]
+    if isinstance(value, tuple):
+        return [word for field in value for word in layout(field)]
+    if isinstance(value, np.ndarray):
+        own = [0, 0, value.size, value.itemsize, value.ctypes.data]
+        return own + list(value.shape) + list(value.strides)
+    number = np.float64(value) if isinstance(value, float) else np.int64(value)
+    return [int(number.view(np.int64))]
