@@ -6,6 +6,7 @@ first call, and meanwhile in the background where a command knows that one will 
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable
 from functools import cache, cached_property, update_wrapper
@@ -26,6 +27,7 @@ _OWN = "kvscope."
 _lock = RLock()
 # Plain functions that kernels may call, in the order in which they were named.
 _callable: dict[FunctionType, None] = {}
+_apart: set[FunctionType] = set()
 
 
 class Kernel:
@@ -144,20 +146,29 @@ class Referenced:
         return self._description
 
     @cached_property
-    def _words(self) -> np.ndarray:
-        import numpy as np
-
-        kernel_types: Any = import_module("kvscope.core.kernel_types")
-        return np.array(kernel_types.layout(self.arrays), dtype=np.int64)
-
-    @cached_property
     def address(self) -> int:
-        """Where the words of memory begin that describe the tuple."""
-        return self._words.ctypes.data
+        """Where the memory begins that describes the tuple."""
+        kernel_types: Any = import_module("kvscope.core.kernel_types")
+        self._memory = ctypes.create_string_buffer(kernel_types.layout(self.arrays))
+        return ctypes.addressof(self._memory)
 
 
 class Opaque(Referenced):
     """One that a kernel passes on to functions, whatever its fields are."""
+
+
+def called_by_kernels(function: F) -> F:
+    """Let kernels call `function` as `callable_in_kernels` does, but compile it once for all calls.
+
+    For large functions that are called at several places: give them references.
+    """
+    _apart.add(function)  # type: ignore[arg-type]  # a plain function
+    return callable_in_kernels(function)
+
+
+def is_apart(function: FunctionType) -> bool:
+    """Return whether a function is not compiled in where it is called."""
+    return function in _apart
 
 
 def once(factory: F) -> F:

@@ -9,12 +9,14 @@ call.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numba import typeof, types
+from numba._dispatcher import compute_fingerprint
 from numba.core import cgutils
 from numba.core.imputils import lower_getattr_generic
 from numba.core.typing import signature
@@ -76,7 +78,7 @@ def _load_field(context: Any, builder: Any, reference: Reference, address: Any, 
 @type_callable(jit.by_reference)
 def _type_reference(context: Any) -> Callable[[Any], Reference]:
     def typer(arrays: Any) -> Reference:
-        return Reference(arrays)
+        return arrays if isinstance(arrays, Reference) else Reference(arrays)
 
     return typer
 
@@ -84,7 +86,10 @@ def _type_reference(context: Any) -> Callable[[Any], Reference]:
 @lower_builtin(jit.by_reference, types.Any)
 def _refer(context: Any, builder: Any, called: Any, arguments: Any) -> Any:
     """Put a NamedTuple on the stack of the function that refers to it; return its address."""
-    return cgutils.alloca_once_value(builder, arguments[0])
+    value = arguments[0]
+    if isinstance(called.args[0], Reference):
+        value = builder.load(value)
+    return cgutils.alloca_once_value(builder, value)
 
 
 class Bare(types.Type):  # type: ignore[misc]
@@ -121,7 +126,9 @@ def _unwrap(context: Any, builder: Any, called: Any, arguments: Any) -> Any:
     if not isinstance(bare, Bare):
         return value
     known = cgutils.create_struct_proxy(bare)(context, builder, value=value)
-    size = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(bare.of.dtype)))
+    size = context.get_constant(
+        types.intp, context.get_abi_sizeof(context.get_data_type(bare.of.dtype))
+    )
     shape = cgutils.unpack_tuple(builder, known.shape)
     strides, step = [], size
     for length in reversed(shape):
@@ -226,8 +233,18 @@ def _type_of_referenced(referenced: jit.Referenced, context: Any) -> Reference:
     return referenced.described(_describe)
 
 
+_described: dict[bytes, Reference] = {}
+
+
 def _describe(arrays: Any) -> Reference:
-    return Reference(typeof(arrays))
+    """Return the type of a reference to a tuple; numba looks for it in each array, this does not."""
+    try:
+        mark = compute_fingerprint(arrays)
+    except NotImplementedError:  # it has functions
+        return Reference(typeof(arrays))
+    if mark not in _described:
+        _described[mark] = Reference(typeof(arrays))
+    return _described[mark]
 
 
 @unbox(Address)
@@ -283,18 +300,28 @@ def _tuple_type(named: type) -> Any:
     return types.BaseTuple.from_types(fields, named)
 
 
-def layout(value: Any) -> list[int]:
-    """Return the words of memory of arrays, numbers and functions, as numba lays them out.
+def layout(value: Any) -> bytes:
+    """Return the memory of a NamedTuple of arrays, numbers and functions, as numba lays it out.
 
-    Of an array these are two addresses that numba's memory manager would use, entries, bytes of
-    one, where they begin, and its sizes and steps.
+    All but truth values, which have one byte, begin at a multiple of 8 bytes. Of an array these are
+    two addresses that numba's memory manager would use, entries, bytes of one, where they begin,
+    and its sizes and steps.
     """
-    if isinstance(value, jit.Function):
-        return [value.address]
     if isinstance(value, tuple):
-        return [word for field in value for word in layout(field)]
+        memory = b""
+        for field in value:
+            memory += layout(field) if isinstance(field, bool) else _aligned(memory) + layout(field)
+        return memory + _aligned(memory)
+    if isinstance(value, bool | np.bool_):
+        return bytes([value])
     if isinstance(value, np.ndarray):
-        own = [0, 0, value.size, value.itemsize, value.ctypes.data]
-        return own + list(value.shape) + list(value.strides)
-    number = np.float64(value) if isinstance(value, float) else np.int64(value)
-    return [int(number.view(np.int64))]
+        begin = value.__array_interface__["data"][0]
+        words = (0, 0, value.size, value.itemsize, begin, *value.shape, *value.strides)
+        return struct.pack(f"{len(words)}q", *words)
+    if isinstance(value, jit.Function):
+        return struct.pack("q", value.address)
+    return struct.pack("d" if isinstance(value, float) else "q", value)
+
+
+def _aligned(memory: bytes) -> bytes:
+    return bytes(-len(memory) % 8)

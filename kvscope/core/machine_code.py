@@ -165,6 +165,9 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
 
     def _optimize_final_module(self) -> None:
         if _depth.now <= 1:
+            for function in self._final_module.functions:
+                if str(function.linkage) == "Linkage.linkonce_odr" and not function.is_declaration:
+                    function.linkage = "internal"
             super()._optimize_final_module()
         else:  # leaves what it calls out of the module, which is else copied again and again
             passes, builder = self._codegen._module_pass_manager(
@@ -294,7 +297,8 @@ def _register_callables() -> None:
         if function not in _registered:
             _registered.add(function)
             _name_after_closure(function)
-            register_jitable(**_INLINE_OPTIONS)(function)
+            inline = {"forceinline": not jit.is_apart(function)}
+            register_jitable(**{**_INLINE_OPTIONS, **inline})(function)
 
 
 def _use_trailing_zeros() -> None:

@@ -15,7 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
-from kvscope.core.jit import Function, Opaque, by_reference, callable_in_kernels, kernel, once
+from kvscope.core.jit import (
+    Function,
+    Opaque,
+    by_reference,
+    callable_in_kernels,
+    called_by_kernels,
+    kernel,
+    once,
+)
 from kvscope.core.prefix import write_path
 from kvscope.fleet.caches import EXPIRED, NEXT, PERIOD, FleetCaches, caches_of
 from kvscope.policies.base import Floats, Policy
@@ -170,6 +178,7 @@ def fleet_kernel(policy: type[Policy]) -> Callable[..., Any]:
     """Return the kernel that simulates replicas with a policy behind any router.
 
     One serves all lane policies. `choose` is the router's function, and `memory` what it remembers.
+    The kernel takes all tuples of arrays as `Referenced`.
     """
     kind = caches_of(policy)
     leading = kind.leading
@@ -253,7 +262,11 @@ def fleet_kernel(policy: type[Policy]) -> Callable[..., Any]:
         trace, served, done = by_reference(trace), by_reference(served), by_reference(done)
         caches, reported = by_reference(caches), by_reference(reported)
         view, events = by_reference(view), by_reference(events)
-        arrivals, replicas, asked = by_reference(arrivals), by_reference(replicas), by_reference(asked)
+        arrivals, replicas, asked = (
+            by_reference(arrivals),
+            by_reference(replicas),
+            by_reference(asked),
+        )
         lagging, counts_blocks = limits.event_lag_s > 0.0, limits.counts_blocks
         own, truth, users = view.own, view.truth, replicas.users
         requests, count = len(trace.leaf), view.replicas
@@ -298,7 +311,7 @@ def fleet_kernel(policy: type[Policy]) -> Callable[..., Any]:
                 late = reported.progress[NEXT]
                 while late < slot and served.arrival_s[late] + limits.event_lag_s <= now_s:
                     open_request(reported, served, done, limits, functions)
-                    serve_request(reported, served, done.replica[late], limits, functions)
+                    serve_request(reported, served, np.int64(done.replica[late]), limits, functions)
                     late += 1
                 write_path(
                     trace.block_parent,

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.errors import UsageError
-from kvscope.core.jit import Function, Opaque
+from kvscope.core.jit import Function, Opaque, Referenced
 from kvscope.core.trace import Prompts
 from kvscope.fleet.caches import empty_fleet
 from kvscope.fleet.kernel import (
@@ -158,34 +158,34 @@ def replay_fleet(
         np.zeros(replicas),
         np.zeros((blocks if router.counts_blocks else 1, replicas), dtype=np.int32),
     )
+    limits = CacheLimits(
+        capacity_blocks,
+        mandatory or policy.makes_room,
+        policy.values.get("ttl_s", np.inf),
+        scrape_s,
+        event_lag_s,
+        router.counts_blocks,
+    )
+    events = Heap(
+        np.empty(3 * requests), np.empty(3 * requests, dtype=np.int32), np.zeros(1, dtype=np.int64)
+    )
     kernel(
-        traffic,
-        routed,
-        arrivals(traffic, think_s, after),
+        Referenced(traffic),
+        Referenced(routed),
+        Referenced(arrivals(traffic, think_s, after)),
         costs(profile),
-        CacheLimits(
-            capacity_blocks,
-            mandatory or policy.makes_room,
-            policy.values.get("ttl_s", np.inf),
-            scrape_s,
-            event_lag_s,
-            router.counts_blocks,
-        ),
-        _rows(traffic),
-        caches,
-        reported,
-        fleet,
-        view,
-        Heap(
-            np.empty(3 * requests),
-            np.empty(3 * requests, dtype=np.int32),
-            np.zeros(1, dtype=np.int64),
-        ),
+        limits,
+        Referenced(_rows(traffic)),
+        Referenced(caches),
+        Referenced(reported),
+        Referenced(fleet),
+        Referenced(view),
+        Referenced(events),
         np.zeros(longest, dtype=np.int32),
         Function(type(router).choose, Router.choose, memory),
         Opaque(memory),
         router.settings(),
-        counts,
+        Referenced(counts),
         functions_of(policy),
     )
     place = np.empty(requests, dtype=np.int64)

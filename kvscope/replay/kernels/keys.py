@@ -65,9 +65,7 @@ class Keys(NamedTuple):
     clock: Floats
 
 
-def empty_keys(
-    policy: KeyPolicy, traffic: Traffic, segments: Segments, paths: Paths
-) -> Keys:
+def empty_keys(policy: KeyPolicy, traffic: Traffic, segments: Segments, paths: Paths) -> Keys:
     """Return an empty cache."""
     requests, blocks = len(traffic.leaf), len(traffic.block_parent)
     leaf = policy.evicts == "leaf"
