@@ -15,7 +15,7 @@ import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.errors import UsageError
-from kvscope.core.jit import Function, Opaque
+from kvscope.core.jit import Function, Opaque, Referenced
 from kvscope.core.trace import Prompts
 from kvscope.fleet.engine_loads import no_counts
 from kvscope.fleet.engines_kernel import Loads, Paths, Sent, Sights, engines_kernel
@@ -77,15 +77,15 @@ def replay_engines(
     sent = _nothing_sent(replicas, count, closed=len(due.turns) > 0)
     route = partial(
         engines_kernel(engine_runner(policy, known), has_tier(known)),
-        machines,
-        routed,
-        Paths(parents, *np.zeros((2, longest), dtype=np.int32)),
-        due,
+        Referenced(machines),
+        Referenced(routed),
+        Referenced(Paths(parents, *np.zeros((2, longest), dtype=np.int32))),
+        Referenced(due),
         _costs(cost),
         Sights(router.sees in {"load", "truth"}, router.counts_blocks, scrape_s, lag_s),
-        view,
-        _no_loads(replicas, count, scraped=scrape_s > 0),
-        sent,
+        Referenced(view),
+        Referenced(_no_loads(replicas, count, scraped=scrape_s > 0)),
+        Referenced(sent),
         Function(type(router).choose, Router.choose, memory),
         Opaque(memory),
         router.settings(),

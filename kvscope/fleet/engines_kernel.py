@@ -228,7 +228,8 @@ def engines_kernel(run_engine: Callable[..., Any], tier: bool) -> Callable[..., 
 
     `run_engine` and `tier` are as in `simulator`. The kernel routes the arrivals `begin` to `end`,
     and returns which one is next. Once nothing arrives any more, the engines do all that is left.
-    `choose` is the router's function, `memory` what it remembers, and `p` its parameters.
+    `choose` is the router's function, `memory` what it remembers, and `p` its parameters. It takes
+    all tuples of arrays as `Referenced`.
     """
     simulate = simulator(run_engine, tier)
 
@@ -249,9 +250,7 @@ def engines_kernel(run_engine: Callable[..., Any], tier: bool) -> Callable[..., 
         begin: int,
         end: int,
     ) -> int:
-        machines, asked, paths = by_reference(machines), by_reference(asked), by_reference(paths)
-        arrivals, loads, sent = by_reference(arrivals), by_reference(loads), by_reference(sent)
-        view, due = by_reference(view), arrivals.due
+        due = arrivals.due
         for slot in range(begin, end):
             simulate(machines, sent, arrivals, sights.event_lag_s)
             if due.size[0] == 0:
