@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kvscope.core.arrays import Int32s
-from kvscope.core.jit import by_reference, callable_in_kernels, kernel, once
+from kvscope.core.jit import callable_in_kernels, once
 from kvscope.core.prefix import write_path
 from kvscope.policies.base import LanePolicy
 from kvscope.replay.kernels.loop import advance_table
@@ -700,7 +700,7 @@ def arriver(rules: ChunkRules, storage: Storage) -> Callable[[Machine], None]:
 
 
 @once
-def offloaded_stepper(
+def offloaded_runner(
     policy: type[LanePolicy],
     leaf: bool,
     chunk_policy: type[LanePolicy] | None = None,
@@ -708,7 +708,7 @@ def offloaded_stepper(
     storage: Storage = "none",
     hybrid: bool = False,
 ) -> Callable[..., Any]:
-    """Return the kernel that runs an engine with a CPU tier, called as that of `stepper`.
+    """Return the function that runs an engine with a CPU tier, called as that of `runner`.
 
     `hybrid` as there, then with vLLM's own order of chunks and no storage. `chunk_policy` orders
     the chunks, as `chunk_rules` has it. Of `storage` below them, waiting requests "read" what they
@@ -747,9 +747,8 @@ def offloaded_stepper(
         cost_plan(machine)
         store_step(machine)
 
-    @kernel
+    @callable_in_kernels
     def run(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
-        machine = by_reference(machine)
         state = machine.state[0]
         for _ in range(steps):
             if state.finished >= finished or state.now_s >= until_s:

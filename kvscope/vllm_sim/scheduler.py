@@ -213,24 +213,39 @@ def start(machine: Machine) -> None:
     state.end_s = state.now_s + state.cost_s
 
 
-@once
 def stepper(policy: type[LanePolicy], leaf: bool, hybrid: bool = False) -> Callable[..., Any]:
-    """Return the kernel that runs an engine whose blocks are evicted by the rules of `policy`.
+    """Return the kernel that runs an engine, as `runner`."""
+    return run_kernel(runner(policy, leaf, hybrid))
+
+
+@once
+def run_kernel(run_steps: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the kernel of a function that runs an engine."""
+
+    @kernel
+    def run(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
+        return run_steps(by_reference(machine), steps, finished, until_s)  # type: ignore[no-any-return]
+
+    return run
+
+
+@once
+def runner(policy: type[LanePolicy], leaf: bool, hybrid: bool = False) -> Callable[..., Any]:
+    """Return the function that runs an engine whose blocks are evicted by the rules of `policy`.
 
     `hybrid`: its machine has groups, and LRU is the only policy.
 
     Called as run(machine, steps, finished, until_s): plans up to so many steps, and stops early
     once that many requests are done with, or before it plans a step at `until_s` or later. False
-    when there is nothing left to do; requests that arrive at infinity are not known yet. `leaf` as
-    in `Policy.leaves`.
+    when there is nothing left to do; requests that arrive at infinity are not known yet. Kernels
+    that call it pass the machine by reference. `leaf` as in `Policy.leaves`.
     """
     rules = several_groups() if hybrid else one_group(policy, leaf)
     schedule = planner(rules)
     complete = completer(rules)
 
-    @kernel
+    @callable_in_kernels
     def run(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
-        machine = by_reference(machine)
         state, requests = machine.state[0], machine.requests
         for _ in range(steps):
             if state.finished >= finished or state.now_s >= until_s:

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kvscope.core.arrays import Int32s, Int64s
@@ -25,9 +27,11 @@ from kvscope.routers.base import EVENT_LAG, MemorySizes, Prompt, Router, View
 from kvscope.routers.least_requests import LeastRequests
 from kvscope.routers.min_ttft import MinTtft
 from kvscope.routers.mooncake import MooncakeConductor
+from kvscope.routers.registry import ROUTERS
 from kvscope.routers.round_robin import RoundRobin
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
-from tests.small_traces import built, prompts
+from tests.oracles.engines import simulate
+from tests.small_traces import built, prompts, requests
 from tests.tuning.examples import PROFILE, chats
 
 SETTINGS = EngineSettings(300, max_num_seqs=6, max_num_batched_tokens=256)
@@ -208,6 +212,48 @@ def test_late_events_report_what_engines_held() -> None:
         arrival_s[-1] = sent_s
         replay_engines(replace(early, arrival_s=arrival_s), Lru(), Spy(), 2, SETTINGS, COST)
         assert late.reported[request].tolist() == notes[-1].cached[-1].tolist()
+
+
+@st.composite
+def small_traces(draw: st.DrawFn) -> Prompts:
+    """Return up to 12 requests, each of which may follow an earlier one."""
+    size = draw(st.sampled_from([1, 3]))
+    made = prompts(built(draw(requests(size, most=12, chats=draw(st.booleans()))), size))
+    count = len(made.leaf)
+    parent = [draw(st.integers(-1, request - 1)) for request in range(count)]
+    return replace(made, parent=np.array(parent, dtype=np.int32))
+
+
+@pytest.mark.parametrize("policy", [Lru(), TLru({"xi_tokens": 5})], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "kind", [kind for kind in (*ROUTERS, Spy) if not kind.copies], ids=lambda kind: kind.name
+)
+@given(st.data())
+@settings(deadline=None, max_examples=25)  # compiles
+def test_equals_the_oracle(kind: type[Router], policy: Policy, data: st.DataObject) -> None:
+    """To the last bit: open and closed loop, late events and scrapes, rejected requests."""
+    trace = data.draw(small_traces())
+    think_s = None
+    if data.draw(st.booleans()):
+        thoughts = st.sampled_from([-1.0, 0.0, 0.5, 3.0])
+        drawn_s = [data.draw(thoughts) for _ in trace.leaf]
+        think_s = np.where(trace.parent >= 0, drawn_s, -1.0)
+    limits = EngineSettings(
+        data.draw(st.integers(2, 30)),
+        max_num_seqs=data.draw(st.integers(1, 4)),
+        max_num_batched_tokens=data.draw(st.integers(1, 20)),
+        async_scheduling=data.draw(st.booleans()),
+    )
+    delays_s = {"scrape_s": [0.5, 2.0], "event_lag_s": [0.0, 0.5, 3.0]}
+    known = {parameter.name for parameter in kind.parameters} & delays_s.keys()
+    router = kind({name: data.draw(st.sampled_from(delays_s[name])) for name in sorted(known)})
+    replicas, seed = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 9))
+    cost = StepCost(base_s=0.3, prefill_token_s=0.01, prefill_pair_s=0.002, floor_s=0.1)
+    fleet = trace, policy, router, replicas, limits, cost
+    done = replay_engines(*fleet, think_s=think_s, seed=seed)
+    expected = simulate(*fleet, think_s=think_s, seed=seed)
+    for name in FleetReplay.__struct_fields__:
+        np.testing.assert_array_equal(getattr(done, name), getattr(expected, name), err_msg=name)
 
 
 def test_a_request_that_no_replica_can_hold_is_rejected() -> None:

@@ -1,0 +1,123 @@
+"""What engines have to do at a time: counts of requests that wait, run and have no token yet."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvscope.core.arrays import Int32s
+from kvscope.core.jit import callable_in_kernels
+from kvscope.fleet.machines import Machines
+from kvscope.routers.base import ReplicaLoad
+from kvscope.vllm_sim.state import Records
+
+COUNT = np.dtype(
+    [(name, np.int64) for name in ("seen", "taken", "listed", "queued", "tokens", "uncached")]
+)
+"""What is counted of a replica.
+
+Of the requests sent to it, the first `seen` count. It has taken `taken` of them out of its queue,
+of which `listed` had not ended when last counted. The others are `queued`, with the prompt `tokens`
+that they have, and the `uncached` ones that the router takes to be computed.
+"""
+
+
+class Counts(NamedTuple):
+    """The counts of N replicas (N) and the places of the requests that each has taken (N x R).
+
+    Replicas reject oversized requests at once, so those never count.
+    """
+
+    each: Records
+    listed: Int32s
+
+
+def no_counts(replicas: int, requests: int) -> Counts:
+    """Return the counts of replicas to which nothing was sent."""
+    each: Any = np.zeros(replicas, dtype=COUNT)
+    return Counts(each.view(np.recarray), np.empty((replicas, requests), dtype=np.int32))
+
+
+@callable_in_kernels
+def see_sent(
+    machines: Machines, uncached: Int32s, counts: Counts, number: int, to_s: float
+) -> None:
+    """Count the requests of a replica that came before `to_s`; `uncached` is (N x R) by place."""
+    requests, count = machines.each.requests, counts.each[number]
+    while count.seen < machines.sent[number]:
+        record = requests[number, count.seen]
+        if record.arrival_s >= to_s:
+            break
+        if not record.oversized:
+            count.queued += 1
+            count.tokens += record.prompt
+            count.uncached += uncached[number, count.seen]
+        count.seen += 1
+
+
+@callable_in_kernels
+def list_taken(machines: Machines, uncached: Int32s, counts: Counts, number: int) -> None:
+    """List the requests that a replica has taken out of its queue.
+
+    With a CPU tier it may pass some over, so there all that arrived are listed.
+    """
+    requests, count = machines.each.requests, counts.each[number]
+    state = machines.each.state[number, 0]
+    end = state.next if machines.each.offload.members.size == 0 else state.arrived
+    while count.taken < min(end, count.seen):
+        record = requests[number, count.taken]
+        if not record.oversized:
+            counts.listed[number, count.listed] = count.taken
+            count.listed += 1
+            count.queued -= 1
+            count.tokens -= record.prompt
+            count.uncached -= uncached[number, count.taken]
+        count.taken += 1
+
+
+@callable_in_kernels
+def count_loads(
+    machines: Machines,
+    uncached: Int32s,
+    counts: Counts,
+    at_s: float,
+    before_s: float,
+    load: ReplicaLoad,
+) -> None:
+    """Count what replicas had to do at `at_s`, of what arrived before `before_s`.
+
+    A machine computes whole steps, and so may be ahead: what it did later does not count. Both
+    times only grow from call to call.
+    """
+    for number in range(len(load.in_flight)):
+        see_sent(machines, uncached, counts, number, before_s)
+        list_taken(machines, uncached, counts, number)
+        requests, count = machines.each.requests, counts.each[number]
+        running, kept = 0, 0
+        tokens, uncached_tokens = count.tokens, count.uncached
+        for at in range(count.listed):
+            place = counts.listed[number, at]
+            record = requests[number, place]
+            if record.finished_s <= at_s:
+                continue
+            counts.listed[number, kept] = place
+            kept += 1
+            running += record.admitted_s <= at_s
+            if not record.first_token_s <= at_s:
+                tokens += record.prompt
+                uncached_tokens += uncached[number, place]
+        count.listed = kept
+        load.in_flight[number] = kept + count.queued
+        load.running[number] = running
+        load.waiting[number] = kept + count.queued - running
+        load.prompt_tokens[number] = tokens
+        load.uncached_tokens[number] = uncached_tokens
+
+
+@callable_in_kernels
+def count_used_blocks(machines: Machines, load: ReplicaLoad) -> None:
+    """Count the blocks that replicas use now."""
+    for number in range(len(load.used_blocks)):
+        state = machines.each.state[number, 0]
+        load.used_blocks[number] = state.blocks - state.free

@@ -1,0 +1,278 @@
+"""The kernel of a fleet of simulated vLLMs: requests arrive, a router sends them, engines step.
+
+Before a request is routed, all engines are simulated until it arrives. In open loop each goes as
+far at once; in closed loop the one that is furthest behind steps first, so that none has planned a
+step after an end that a next turn follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.core.jit import Function, Opaque, by_reference, callable_in_kernels, kernel, once
+from kvscope.core.prefix import write_path
+from kvscope.fleet.engine_loads import Counts, count_loads, count_used_blocks
+from kvscope.fleet.kernel import Arrivals, Asked, Costs, prefill_s
+from kvscope.fleet.machines import (
+    NEVER,
+    Machines,
+    held_blocks,
+    machine_finder,
+    queue_request,
+    take_tables,
+    unused_blocks,
+)
+from kvscope.policies.base import Floats
+from kvscope.replay.kernels.keys import drop_lowest, put
+from kvscope.routers.base import Prompt, View
+from kvscope.vllm_sim.state import NONE
+
+
+class Sent(NamedTuple):
+    """What became of R requests; arrays by request have their numbers in the trace.
+
+    `request` lists them as they arrived, `replica` served each of them, as its `place`-th request,
+    and `best` are the most blocks that any replica held. Of the requests of replica n, by place,
+    `request_at[n]` are their numbers and `uncached[n]` the tokens that the router took to be
+    computed. `open` lists, in closed loop, the places of those that have not ended, `opened` (N)
+    how many.
+    """
+
+    request: Int32s
+    replica: Int32s
+    place: Int32s
+    best: Int32s
+    request_at: Int32s
+    uncached: Int32s
+    open: Int32s
+    opened: Int64s
+
+
+class Loads(NamedTuple):
+    """The counts behind what routers see of N replicas: their own, and those of the last scrape.
+
+    `scraped_s` (1) is when that was.
+    """
+
+    own: Counts
+    scraped: Counts
+    scraped_s: Float64s
+
+
+class Sights(NamedTuple):
+    """Whether a router sees loads, and which blocks are in use; and how late (s), 0 for at once."""
+
+    loads: bool
+    blocks: bool
+    scrape_s: float
+    event_lag_s: float
+
+
+class Paths(NamedTuple):
+    """The `parents` of the trie's nodes, and scratch: the path of a request, and of its prompt."""
+
+    parents: Int32s
+    whole: Int32s
+    prompt: Int32s
+
+
+@callable_in_kernels
+def _next_machine(now_s: Float64s, replicas: int, until_s: float, lag_s: float, begin: int) -> int:
+    """Return the first machine from `begin` on that has not got as far as it has to, else NONE.
+
+    Those behind the replicas report what these held `lag_s` ago.
+    """
+    for number in range(begin, len(now_s)):
+        if now_s[number] < (until_s if number < replicas else until_s - lag_s):
+            return number
+    return NONE
+
+
+@callable_in_kernels
+def _furthest_behind(now_s: Float64s, replicas: int, until_s: float) -> int:
+    """Return the replica that is furthest behind, NONE if all have got to `until_s`."""
+    behind = NONE
+    for number in range(replicas):
+        if now_s[number] < until_s and (behind == NONE or now_s[number] < now_s[behind]):
+            behind = number
+    return behind
+
+
+@callable_in_kernels
+def _note_ends(machines: Machines, sent: Sent, arrivals: Arrivals, replica: int) -> None:
+    """Let the turns be due that follow what has ended on a replica."""
+    requests, kept = machines.each.requests, 0
+    for at in range(sent.opened[replica]):
+        place = sent.open[replica, at]
+        record = requests[replica, place]
+        if np.isnan(record.finished_s):
+            sent.open[replica, kept] = place
+            kept += 1
+        else:
+            _end(sent.request_at[replica, place], record.finished_s, arrivals)
+    sent.opened[replica] = kept
+
+
+@callable_in_kernels
+def _end(request: int, end_s: float, arrivals: Arrivals) -> None:
+    """Let the turns be due that follow a request, which ended."""
+    for at in range(arrivals.starts[request], arrivals.starts[request + 1]):
+        turn = arrivals.turns[at]
+        put(arrivals.due, end_s + arrivals.think_s[turn], turn)
+
+
+@callable_in_kernels
+def _see_loads(
+    machines: Machines, sent: Sent, loads: Loads, view: View, scrape_s: float, now_s: float
+) -> None:
+    """Count the loads of this moment, and those of the last scrape."""
+    uncached, last_s = sent.uncached, loads.scraped_s
+    if scrape_s > 0.0:
+        scraped_s = np.floor(now_s / scrape_s) * scrape_s
+        if scraped_s > last_s[0]:
+            count_loads(machines, uncached, loads.scraped, scraped_s, scraped_s, view.scraped)
+            last_s[0] = scraped_s
+        count_used_blocks(machines, view.scraped)
+    count_loads(machines, uncached, loads.own, now_s, np.inf, view.own)
+    count_used_blocks(machines, view.own)
+
+
+@callable_in_kernels
+def _see_caches(
+    machines: Machines,
+    asked: Asked,
+    request: int,
+    costs: Costs,
+    view: View,
+    paths: Paths,
+    blocks: bool,
+) -> int:
+    """Look up what replicas hold of a request, and report; return the most blocks of any."""
+    each, record, truth = machines.each, machines.requests[request], view.truth
+    length, tokens, best = int(asked.blocks[request]), int(record.prompt), 0
+    write_path(paths.parents, record.leaf, paths.whole, 0, record.length)
+    write_path(paths.parents, asked.leaf[request], paths.prompt, 0, length)
+    for replica in range(view.replicas):
+        held = held_blocks(each, replica, paths.whole, record.look)
+        best = max(best, held)
+        truth.cached_blocks[replica] = held
+        hit = min(held * view.block_size, tokens)
+        truth.prefill_s[replica] = prefill_s(costs, tokens - hit, hit)
+        truth.wait_s[replica] = costs.prefill_token_s * view.own.uncached_tokens[replica]
+        if blocks:
+            truth.new_blocks[replica] = unused_blocks(each, replica, paths.prompt, length)
+    for late in range(view.replicas, len(machines.sent)):
+        reported = held_blocks(each, late, paths.whole, record.look)
+        view.reported_blocks[late - view.replicas] = reported
+    return best
+
+
+@callable_in_kernels
+def _send(
+    machines: Machines, sent: Sent, arrivals: Arrivals, request: int, replica: int, now_s: float
+) -> int:
+    """Queue a request on a replica, and on the one that lags; return its place."""
+    replicas = len(sent.opened)
+    place = queue_request(machines, replica, request, now_s)
+    if len(machines.sent) > replicas:
+        queue_request(machines, replicas + replica, request, now_s)
+    sent.replica[request], sent.place[request] = replica, place
+    sent.request_at[replica, place] = request
+    if machines.requests[request].oversized:  # it is rejected, which ends it
+        _end(request, now_s, arrivals)
+    elif sent.open.shape[1] > 0:
+        sent.open[replica, sent.opened[replica]] = place
+        sent.opened[replica] += 1
+    return place
+
+
+def simulator(run_engine: Callable[..., Any], tier: bool) -> Callable[..., None]:
+    """Return the function that simulates engines until the next request arrives, or to their end.
+
+    `run_engine` is as in `runner`; `tier` is whether they have a CPU tier.
+    """
+    machine_at = machine_finder(tier)
+
+    @callable_in_kernels
+    def simulate(machines: Machines, sent: Sent, arrivals: Arrivals, lag_s: float) -> None:
+        each, now_s, due = machines.each, machines.now_s, arrivals.due
+        replicas, closed, begin = len(sent.opened), sent.open.shape[1] > 0, 0
+        while True:
+            until_s, steps, number = due.keys[0] if due.size[0] > 0 else np.inf, 1, NONE
+            if closed:
+                number, begin = _furthest_behind(now_s, replicas, until_s), max(begin, replicas)
+            if number == NONE:
+                begin = _next_machine(now_s, replicas, until_s, lag_s, begin)
+                number, steps = begin, NEVER
+            if number == NONE:
+                break
+            if number >= replicas:
+                until_s -= lag_s
+            machine = by_reference(machine_at(each, number))
+            finished = machine.state[0].finished
+            busy = run_engine(machine, steps, NEVER, until_s)
+            now_s[number] = machine.state[0].now_s if busy else np.inf
+            if closed and number < replicas and machine.state[0].finished > finished:
+                _note_ends(machines, sent, arrivals, number)
+
+    return simulate
+
+
+@once
+def engines_kernel(run_engine: Callable[..., Any], tier: bool) -> Callable[..., Any]:
+    """Return the kernel that simulates engines behind any router.
+
+    `run_engine` and `tier` are as in `simulator`. The kernel routes the arrivals `begin` to `end`,
+    and returns which one is next. Once nothing arrives any more, the engines do all that is left.
+    `choose` is the router's function, `memory` what it remembers, and `p` its parameters. It takes
+    all tuples of arrays as `Referenced`.
+    """
+    simulate = simulator(run_engine, tier)
+
+    @kernel
+    def run(
+        machines: Machines,
+        asked: Asked,
+        paths: Paths,
+        arrivals: Arrivals,
+        costs: Costs,
+        sights: Sights,
+        view: View,
+        loads: Loads,
+        sent: Sent,
+        choose: Function,
+        memory: Opaque,
+        p: Floats,
+        begin: int,
+        end: int,
+    ) -> int:
+        due = arrivals.due
+        for slot in range(begin, end):
+            simulate(machines, sent, arrivals, sights.event_lag_s)
+            if due.size[0] == 0:
+                return slot
+            now_s, request = due.keys[0], int(due.requests[0])
+            drop_lowest(due)
+            take_tables(machines, slot)
+            if sights.loads:
+                _see_loads(machines, sent, loads, view, sights.scrape_s, now_s)
+            best = _see_caches(machines, asked, request, costs, view, paths, sights.blocks)
+            tokens = int(machines.requests[request].prompt)
+            blocks, full_blocks = asked.blocks[request], asked.full_blocks[request]
+            prompt = Prompt(slot, now_s, tokens, asked.key[request], blocks, full_blocks)
+            view.expected_blocks[0] = -1
+            replica = choose(prompt, paths.prompt, view, memory, p)
+            expected = int(view.expected_blocks[0])
+            if expected < 0:
+                expected = int(view.truth.cached_blocks[replica])
+            place = _send(machines, sent, arrivals, request, replica, now_s)
+            sent.uncached[replica, place] = tokens - min(expected * view.block_size, tokens)
+            view.own.processed[replica] += 1
+            sent.request[slot], sent.best[request] = request, best
+        return end
+
+    return run

@@ -1,0 +1,225 @@
+"""Several simulated vLLMs in one kernel: their machines, and the requests that each of them gets.
+
+The arrays of all machines lie in those of one `Machine`, with an axis of machines in front; a
+kernel that runs one of them takes views of its rows. Only what the requests of a machine need is
+ever written, and so in memory, of the arrays by request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.core.jit import callable_in_kernels
+from kvscope.replay.kernels.loop import TablePeriods
+from kvscope.vllm_sim.offload_state import Offload
+from kvscope.vllm_sim.state import NONE, Machine, Records
+
+NEVER = 2**62
+_BY_REQUEST = {"requests", "cuts"}
+
+
+class Machines(NamedTuple):
+    """M machines, each with the requests that were sent to it by their place among them.
+
+    `each` has their arrays, M rows of everything but what none of them writes. `requests` (R) and
+    `cuts` (R x P) are those of the trace, by their number. `sent` (M) counts the requests of each,
+    and `now_s` (M) is the time until which it has been simulated, infinity while it has nothing to
+    do. The policy's table of `period` (1) holds, each from arrival `since` on.
+    """
+
+    each: Machine
+    requests: Records
+    cuts: Int32s
+    sent: Int64s
+    now_s: Float64s
+    since: Int64s
+    period: Int64s
+
+
+def idle_machines(known: Machine, count: int) -> Machines:
+    """Return machines to which nothing was sent; `known` has all requests of the trace."""
+    shared = {"tables", "offload"}
+    own = {
+        name: _room(column, count) if name in _BY_REQUEST else _rows(column, count)
+        for name, column in known._asdict().items()
+        if name not in shared
+    }
+    offload = known.offload
+    if has_tier(known):
+        tier = offload._asdict()
+        del tier["tables"]
+        offload = Offload(
+            **{name: _rows(column, count) for name, column in tier.items()},
+            tables=_table_rows(offload.tables, count),
+        )
+    each = Machine(**own, tables=_table_rows(known.tables, count), offload=offload)
+    each.requests.arrival_s[:, :1] = np.inf
+    each.tables.since[:, 1:] = NEVER
+    idle_s = np.full(count, np.inf)
+    sent, period = np.zeros(count, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    return Machines(each, known.requests, known.cuts, sent, idle_s, known.tables.since, period)
+
+
+def has_tier(machine: Machine) -> bool:
+    """Return whether there is a CPU tier below a machine."""
+    return len(machine.offload.members) > 0
+
+
+def _rows(column: Any, count: int) -> Any:
+    return np.repeat(column[None], count, axis=0).view(type(column))
+
+
+def _room(column: Any, count: int) -> Any:
+    return np.empty((count, *column.shape), dtype=column.dtype).view(type(column))
+
+
+def _table_rows(tables: TablePeriods, count: int) -> TablePeriods:
+    return tables._replace(since=_rows(tables.since, count), in_force=_rows(tables.in_force, count))
+
+
+@callable_in_kernels
+def _tables_at(tables: TablePeriods, number: int) -> TablePeriods:
+    return TablePeriods(
+        since=tables.since[number],
+        rows=tables.rows,
+        values=tables.values,
+        in_force=tables.in_force[number],
+    )
+
+
+@callable_in_kernels
+def _no_tier(offload: Offload, number: int) -> Offload:
+    return offload
+
+
+@callable_in_kernels
+def _tier_at(offload: Offload, number: int) -> Offload:
+    return Offload(
+        chunks=offload.chunks[number],
+        members=offload.members[number],
+        layers=offload.layers[number],
+        state=offload.state[number],
+        marks=offload.marks[number],
+        next_chunk=offload.next_chunk[number],
+        loads=offload.loads[number],
+        stores=offload.stores[number],
+        load_nodes=offload.load_nodes[number],
+        store_nodes=offload.store_nodes[number],
+        reads=offload.reads[number],
+        writes=offload.writes[number],
+        read_nodes=offload.read_nodes[number],
+        write_nodes=offload.write_nodes[number],
+        asked=offload.asked[number],
+        fetches=offload.fetches[number],
+        fences=offload.fences[number],
+        fence=offload.fence[number],
+        taken=offload.taken[number],
+        since=offload.since[number],
+        order=offload.order[number],
+        loading=offload.loading[number],
+        ended=offload.ended[number],
+        ended_table=offload.ended_table[number],
+        offered=offload.offered[number],
+        fresh=offload.fresh[number],
+        ends=offload.ends[number],
+        victims=offload.victims[number],
+        cursors=offload.cursors[number],
+        states=offload.states[number],
+        category=offload.category[number],
+        cuts=offload.cuts[number],
+        p=offload.p[number],
+        tables=_tables_at(offload.tables, number),
+    )
+
+
+def machine_finder(tier: bool) -> Callable[[Machine, int], Machine]:
+    """Return the function that returns one of several machines, with a CPU tier or without one."""
+    offload_at = _tier_at if tier else _no_tier
+
+    @callable_in_kernels
+    def machine_at(each: Machine, number: int) -> Machine:
+        return Machine(
+            blocks=each.blocks[number],
+            nodes=each.nodes[number],
+            requests=each.requests[number],
+            cuts=each.cuts[number],
+            state=each.state[number],
+            table=each.table[number],
+            path=each.path[number],
+            running=each.running[number],
+            preempted=each.preempted[number],
+            slots=each.slots[number],
+            batch=each.batch[number],
+            yields=each.yields[number],
+            recent=each.recent[number],
+            p=each.p[number],
+            tables=_tables_at(each.tables, number),
+            groups=each.groups[number],
+            specs=each.specs[number],
+            copies=each.copies[number],
+            offload=offload_at(each.offload, number),
+        )
+
+    return machine_at
+
+
+@callable_in_kernels
+def queue_request(machines: Machines, number: int, request: int, now_s: float) -> int:
+    """Send a request to a machine, which gets it now; return its place there."""
+    each, place = machines.each, int(machines.sent[number])
+    each.requests[number, place] = machines.requests[request]
+    each.requests[number, place].arrival_s = now_s
+    for cut in range(machines.cuts.shape[1]):
+        each.cuts[number, place, cut] = machines.cuts[request, cut]
+    machines.sent[number] = place + 1
+    if place + 1 < len(machines.requests):
+        each.requests[number, place + 1].arrival_s = np.inf  # not known yet
+    if machines.now_s[number] == np.inf:
+        machines.now_s[number] = each.state[number, 0].now_s
+    return place
+
+
+@callable_in_kernels
+def take_tables(machines: Machines, slot: int) -> None:
+    """Let machines read the table of the policy that holds from arrival `slot` on, if one does."""
+    period, since = machines.period, machines.since
+    while period[0] + 1 < len(since) and since[period[0] + 1] <= slot:
+        period[0] += 1
+        for number in range(len(machines.sent)):
+            machines.each.tables.since[number, period[0]] = machines.sent[number]
+
+
+@callable_in_kernels
+def held_blocks(each: Machine, number: int, path: Int32s, look: int) -> int:
+    """Return how many leading blocks of a path a machine holds, of the first `look`.
+
+    Of a hybrid model, those of full attention count, or of its first group: the prefix that KV
+    events report. Windows and states may let fewer hit.
+    """
+    nodes, size, first, held = each.nodes, 1, 0, 0
+    if each.groups.shape[1] > 0:
+        layout = each.groups[number, each.specs[number, 0].begin]
+        size, first = layout.nodes_per_block, layout.first_content
+    while (held + 1) * size <= look and (
+        nodes[number, path[(held + 1) * size - 1] + first].first != NONE
+    ):
+        held += 1
+    return held * size
+
+
+@callable_in_kernels
+def unused_blocks(each: Machine, number: int, path: Int32s, length: int) -> int:
+    """Return how many blocks of a path no request uses that a machine serves."""
+    nodes, size, first, unused = each.nodes, 1, 0, 0
+    if each.groups.shape[1] > 0:
+        layout = each.groups[number, each.specs[number, 0].begin]
+        size, first = layout.nodes_per_block, layout.first_content
+    for depth in range(size - 1, length, size):
+        block = nodes[number, path[depth] + first].first
+        if block == NONE or each.blocks[number, block].users == 0:
+            unused += size
+    return unused + length % size
