@@ -14,6 +14,7 @@ import numpy as np
 from kvscope.core.jit import callable_in_kernels
 from kvscope.core.prefix import write_path
 from kvscope.policies.base import ADAPT_EVERY, RECENT, LanePolicy, Turn
+from kvscope.replay.kernels.loop import advance_table
 from kvscope.replay.structures.recent import note_recent, sort_recent
 from kvscope.vllm_sim.pool import give_back, give_content, lose_content, taker, use
 from kvscope.vllm_sim.state import NONE, ROOT, Machine
@@ -27,7 +28,10 @@ class BlockRules(NamedTuple):
     tokens)` hashes the blocks that its first `tokens` tokens fill. `release(machine, request,
     finished)` frees all its blocks. `admit` is as `admitter` describes. `cut(machine, request,
     computed, tokens)` returns how many of its next tokens one step may compute.
-    `end_plan(machine)` frees what was held until a step was planned.
+    `end_plan(machine)` frees what was held until a step was planned. `quiet_until(machine, request,
+    coming)` returns how many tokens a request that decodes has computed when `extend` changes a
+    block next, or earlier; it has `coming` tokens on their way before a step. NONE where a step may
+    change more.
     """
 
     extend: Callable[..., bool]
@@ -36,6 +40,16 @@ class BlockRules(NamedTuple):
     admit: Callable[..., Any]
     cut: Callable[..., int]
     end_plan: Callable[..., None]
+    quiet_until: Callable[..., int]
+
+
+@callable_in_kernels
+def arrive(machine: Machine) -> None:
+    """Queue the requests that have arrived by now, and take the policy's table of that time."""
+    requests, state = machine.requests, machine.state[0]
+    while state.arrived < len(requests) and requests[state.arrived].arrival_s <= state.now_s:
+        state.arrived += 1
+    state.period = advance_table(machine.tables, state.period, state.arrived)
 
 
 @callable_in_kernels
@@ -303,6 +317,13 @@ def nothing_held(machine: Machine) -> None:
     """Free nothing: attention holds no block until a step is planned."""
 
 
+@callable_in_kernels
+def quiet_until(machine: Machine, request: int, coming: int) -> int:
+    """Return `BlockRules.quiet_until`: a request allocates a block, or hashes one."""
+    record, size = machine.requests[request], machine.state[0].block_size
+    return min(record.allocated * size, (record.hashed + 1) * size - 1 + coming)  # type: ignore[no-any-return]
+
+
 def one_group(
     policy: type[LanePolicy], leaf: bool, take: Callable[[Machine], int] | None = None
 ) -> BlockRules:
@@ -331,4 +352,5 @@ def one_group(
             hash_blocks(machine, request, tokens, leaf)
 
     admit = admitter(policy, allocate, leaf)
-    return BlockRules(extend, hash_filled, releaser(policy, leaf), admit, whole, nothing_held)
+    release = releaser(policy, leaf)
+    return BlockRules(extend, hash_filled, release, admit, whole, nothing_held, quiet_until)

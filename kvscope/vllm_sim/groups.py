@@ -466,6 +466,26 @@ def free_copied(machine: Machine) -> None:
         groups[group].copied = 0
 
 
+@callable_in_kernels
+def quiet_groups_until(machine: Machine, request: int, coming: int) -> int:
+    """Return `BlockRules.quiet_until`: a request allocates blocks, hashes some or frees some.
+
+    Where hits end within blocks, and where states are rehashed, the end of a step hashes too.
+    """
+    record, state = machine.requests[request], machine.state[0]
+    alignment = max(state.alignment_tokens, state.state_tokens)
+    if state.alignment_tokens < state.state_tokens:
+        return NONE
+    if state.rehashes_states:
+        filled = (record.computed + 1 - coming) // alignment * alignment
+        if filled // state.state_tokens <= (record.prompt - 1) // state.state_tokens:
+            return NONE
+    if record.copy_at != NONE:
+        return 0
+    hashes_at = (record.hashed // alignment + 1) * alignment - 1 + coming
+    return min(record.room, hashes_at, record.skips_at + coming)  # type: ignore[no-any-return]
+
+
 def group_allocator(take: Callable[[Machine], int]) -> Callable[..., None]:
     """Return the function that allocates blocks in all groups until so many tokens have room.
 
@@ -588,4 +608,6 @@ def several_groups() -> BlockRules:
 def group_rules(allocate: Callable[..., None]) -> BlockRules:
     """Return the rules of a hybrid model's requests, for which `allocate` allocates."""
     extend, admit = group_extender(allocate), group_admitter(allocate)
-    return BlockRules(extend, hash_groups, release_groups, admit, cut, free_copied)
+    return BlockRules(
+        extend, hash_groups, release_groups, admit, cut, free_copied, quiet_groups_until
+    )

@@ -27,7 +27,7 @@ from kvscope.core.jit import callable_in_kernels, once
 from kvscope.core.prefix import write_path
 from kvscope.policies.base import LanePolicy
 from kvscope.replay.kernels.loop import advance_table
-from kvscope.vllm_sim.admission import adapter, write_front
+from kvscope.vllm_sim.admission import adapter, arrive, write_front
 from kvscope.vllm_sim.chunk_lanes import ChunkRules, chunk_rules
 from kvscope.vllm_sim.chunks import (
     chunk_at,
@@ -60,7 +60,6 @@ from kvscope.vllm_sim.offload_state import (
 from kvscope.vllm_sim.pool import expire, taker
 from kvscope.vllm_sim.prefetch import may_start, next_fetch_s, prefetcher
 from kvscope.vllm_sim.scheduler import (
-    arrive,
     begin_plan,
     completer,
     cost_plan,

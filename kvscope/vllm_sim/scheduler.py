@@ -15,22 +15,13 @@ import numpy as np
 
 from kvscope.core.jit import by_reference, callable_in_kernels, kernel, once
 from kvscope.policies.base import LanePolicy
-from kvscope.replay.kernels.loop import advance_table
-from kvscope.vllm_sim.admission import BlockRules, one_group, peek_waiting
+from kvscope.vllm_sim.admission import BlockRules, arrive, one_group, peek_waiting
+from kvscope.vllm_sim.fast_forward import WORTHWHILE, fast_forwarder
 from kvscope.vllm_sim.groups import several_groups
 from kvscope.vllm_sim.pool import expire
 from kvscope.vllm_sim.state import NONE, Machine
 
 Step = Callable[[Machine], Any]
-
-
-@callable_in_kernels
-def arrive(machine: Machine) -> None:
-    """Queue the requests that have arrived by now, and take the policy's table of that time."""
-    requests, state = machine.requests, machine.state[0]
-    while state.arrived < len(requests) and requests[state.arrived].arrival_s <= state.now_s:
-        state.arrived += 1
-    state.period = advance_table(machine.tables, state.period, state.arrived)
 
 
 @callable_in_kernels
@@ -122,13 +113,16 @@ def running_planner(rules: BlockRules) -> Callable[[Machine], bool]:
     return plan_running
 
 
-def planner(rules: BlockRules) -> Step:
-    """Return the function that plans a step: running requests, then, if none was preempted, new."""
+def planner(rules: BlockRules) -> Callable[[Machine], bool]:
+    """Return the function that plans a step: running requests, then, if none was preempted, new.
+
+    It returns True without preemption.
+    """
     plan_running = running_planner(rules)
     admit, end_plan = rules.admit, rules.end_plan
 
     @callable_in_kernels
-    def schedule(machine: Machine) -> None:
+    def schedule(machine: Machine) -> bool:
         state = machine.state[0]
         begin_plan(machine)
         undisturbed = plan_running(machine)
@@ -142,6 +136,7 @@ def planner(rules: BlockRules) -> Step:
             plan(machine, request, tokens)
         end_plan(machine)
         cost_plan(machine)
+        return undisturbed
 
     return schedule
 
@@ -213,6 +208,17 @@ def start(machine: Machine) -> None:
     state.end_s = state.now_s + state.cost_s
 
 
+@callable_in_kernels
+def decoded_alone(machine: Machine) -> bool:
+    """Return whether all requests that run got one token of decode in the planned step.
+
+    False where blocks expire, which each step looks for.
+    """
+    state = machine.state[0]
+    all_planned = state.planned == state.running and state.running > 0
+    return all_planned and state.prefill_tokens == 0 and state.ttl_s == np.inf  # type: ignore[no-any-return]
+
+
 def stepper(policy: type[LanePolicy], leaf: bool, hybrid: bool = False) -> Callable[..., Any]:
     """Return the kernel that runs an engine, as `runner`."""
     return run_kernel(runner(policy, leaf, hybrid))
@@ -243,17 +249,20 @@ def runner(policy: type[LanePolicy], leaf: bool, hybrid: bool = False) -> Callab
     rules = several_groups() if hybrid else one_group(policy, leaf)
     schedule = planner(rules)
     complete = completer(rules)
+    fast_forward = fast_forwarder(rules)
 
     @callable_in_kernels
     def run(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
         state, requests = machine.state[0], machine.requests
-        for _ in range(steps):
+        pause = waited = 0  # steps until the next try to go fast, and between the last two
+        while steps > 0:
             if state.finished >= finished or state.now_s >= until_s:
                 break
             arrive(machine)
             if state.ttl_s < np.inf:
                 expire(machine, leaf)
-            schedule(machine)
+            undisturbed = schedule(machine)
+            ended = state.finished
             if state.in_progress > 0:  # only where a step is planned before the last one ends
                 complete(machine)
                 start(machine)
@@ -265,6 +274,15 @@ def runner(policy: type[LanePolicy], leaf: bool, hybrid: bool = False) -> Callab
                 state.now_s = requests[state.arrived].arrival_s
             else:
                 return False
+            steps -= 1
+            pause -= 1
+            if pause < 0 and decoded_alone(machine) and steps > 0 and state.finished < finished:
+                settled = undisturbed and state.finished == ended
+                taken = fast_forward(machine, steps, until_s, settled)
+                steps -= taken
+                # Where requests end or change blocks in most steps, vain tries would cost a tenth.
+                waited = 0 if taken >= WORTHWHILE else min(2 * waited + 1, 15)
+                pause = waited
         return True
 
     return run

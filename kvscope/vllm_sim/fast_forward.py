@@ -1,0 +1,190 @@
+"""Steps in which every running request decodes one token, and nothing else happens, in one go.
+
+Most steps of an engine are such steps: only counters, times and now and then a block change. They
+add up the same numbers in the same order as `scheduler` does, so all results are equal to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvscope.core.jit import callable_in_kernels
+from kvscope.vllm_sim.admission import BlockRules, arrive
+from kvscope.vllm_sim.state import ALWAYS, NONE, Machine
+
+WORTHWHILE = 3  # steps in one go: fewer take as long one by one
+
+
+@callable_in_kernels
+def next_arrival_s(machine: Machine) -> float:
+    """Return when the next request arrives, infinity if none does."""
+    arrived = machine.state[0].arrived
+    return machine.requests[arrived].arrival_s if arrived < len(machine.requests) else float("inf")
+
+
+@callable_in_kernels
+def admits_any(machine: Machine) -> bool:
+    """Return whether the next step may admit a request besides the running ones."""
+    state = machine.state[0]
+    return state.running < min(state.max_num_seqs, state.max_num_batched_tokens)  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def is_queue_empty(machine: Machine) -> bool:
+    """Return whether no request waits."""
+    state = machine.state[0]
+    return state.preempted == 0 and state.next == state.arrived  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def decode_steps(machine: Machine, coming: int) -> int:
+    """Return how many steps all running requests decode in, none of them its last token.
+
+    0 if one of them does not decode next; each has `coming` tokens on their way before a step.
+    """
+    steps = ALWAYS
+    for at in range(machine.state[0].running):
+        record = machine.requests[machine.running[at]]
+        known = record.prompt + record.generated
+        decodes = record.generated > 0 and record.computed == known + coming - 1
+        if record.coming != coming or not decodes:
+            return 0
+        steps = min(steps, record.outputs - 1 - record.generated)
+        if steps < WORTHWHILE:
+            return 0
+    return steps
+
+
+@callable_in_kernels
+def set_progress(machine: Machine, request: int, computed: int, coming: int) -> None:
+    """Set how far a decoding request is before the next step."""
+    record, steps = machine.requests[request], machine.state[0].steps
+    record.computed = computed
+    record.generated = computed + 1 - coming - record.prompt
+    if len(machine.groups) > 0:
+        record.planned_step, record.computed_before = steps, computed - 1
+
+
+@callable_in_kernels
+def decode_cost_s(machine: Machine, step: int) -> float:
+    """Return how long a step takes after `step` ones, added up as `plan` does it."""
+    state, computed = machine.state[0], machine.batch[1]
+    cost_s = state.base_s
+    for at in range(state.running):
+        before = computed[at] + step
+        cost_s += state.decode_token_s + state.decode_context_token_s * before
+    return cost_s + (state.decode_base_s - state.base_s)  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def end_decodes(machine: Machine, coming: int, steps: int) -> None:
+    """Set how far requests are after so many steps, of which row 1 of `batch` has their begin."""
+    for at in range(machine.state[0].running):
+        request = machine.running[at]
+        if steps > 0:
+            set_progress(machine, request, machine.batch[1, at] + steps, coming)
+            machine.yields[0, at] = True
+            machine.yields[1, at] = True
+        machine.batch[0, at] = request
+        machine.batch[1, at] = request
+
+
+def change_finder(rules: BlockRules) -> Callable[[Machine, int], int]:
+    """Return the function that finds out when the blocks of running requests change next.
+
+    It fills row 0 of `batch` with the number of steps until then, and row 1 with their computed
+    tokens. It returns the least number, NONE if a step may change more than blocks.
+    """
+    quiet_until = rules.quiet_until
+
+    @callable_in_kernels
+    def first_change(machine: Machine, coming: int) -> int:
+        running, changes, computed = machine.running, machine.batch[0], machine.batch[1]
+        first = ALWAYS
+        for at in range(machine.state[0].running):
+            computed[at] = machine.requests[running[at]].computed
+            quiet = quiet_until(machine, running[at], coming)
+            if quiet == NONE:
+                return NONE
+            changes[at] = quiet - computed[at]
+            first = min(first, changes[at])
+        return first
+
+    return first_change
+
+
+def block_changer(rules: BlockRules) -> Callable[[Machine, int, int], int]:
+    """Return the function that changes the blocks of the requests that are due at a step.
+
+    It returns when the next ones are; NONE, and nothing has changed, if too few blocks are free.
+    """
+    extend, end_plan, quiet_until = rules.extend, rules.end_plan, rules.quiet_until
+
+    @callable_in_kernels
+    def change_blocks(machine: Machine, coming: int, step: int) -> int:
+        state, running = machine.state[0], machine.running
+        changes, computed = machine.batch[0], machine.batch[1]
+        due = 0
+        for at in range(state.running):
+            due += changes[at] <= step
+        if due * max(1, 2 * len(machine.groups)) > state.free:  # with copies, two in each group
+            return NONE
+        first = ALWAYS
+        for at in range(state.running):
+            if changes[at] <= step:
+                set_progress(machine, running[at], computed[at] + step, coming)
+                extend(machine, running[at], 1)
+                changes[at] = quiet_until(machine, running[at], coming) - computed[at]
+            first = min(first, changes[at])
+        end_plan(machine)
+        return first
+
+    return change_blocks
+
+
+def fast_forwarder(rules: BlockRules) -> Callable[[Machine, int, float, bool], int]:
+    """Return the function that takes all steps up to the next one that is more than decodes.
+
+    Called as fast_forward(machine, steps, until_s, settled) behind a step in which all requests
+    that run got one token: takes at most so many steps, and none at `until_s` or later; returns how
+    many. `settled`: that step tried to admit those that wait, and no request has ended since.
+    """
+    first_change, change_blocks = change_finder(rules), block_changer(rules)
+
+    @callable_in_kernels
+    def fast_forward(machine: Machine, steps: int, until_s: float, settled: bool) -> int:
+        state, coming = machine.state[0], int(machine.state[0].in_progress > 0)
+        admits, empty = admits_any(machine), is_queue_empty(machine)
+        # Waiting requests go on waiting until a block is freed, or hashed, which they may hit.
+        # States are hit one step later than they are hashed.
+        if admits and not empty and (not settled or state.state_tokens > 0):
+            return 0
+        steps = min(steps, decode_steps(machine, coming))
+        if steps < WORTHWHILE:
+            return 0
+        change = first_change(machine, coming)
+        if change == NONE or (admits and not empty):
+            steps = min(steps, max(change, 0))
+        arrival_s, before, step = next_arrival_s(machine), state.steps, 0
+        while step < steps and state.now_s < until_s:
+            if arrival_s <= state.now_s:
+                if admits and empty:
+                    break
+                arrive(machine)
+                arrival_s = next_arrival_s(machine)
+            if step >= change:
+                change = change_blocks(machine, coming, step)
+                if change == NONE:
+                    break
+            state.cost_s = decode_cost_s(machine, step)
+            if coming:
+                state.now_s = state.end_s
+            state.end_s = state.now_s + state.cost_s
+            if not coming:
+                state.now_s = state.end_s
+            step += 1
+            state.steps = before + step
+        end_decodes(machine, coming, step)
+        return step
+
+    return fast_forward
