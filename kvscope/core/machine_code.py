@@ -164,16 +164,27 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
             module.data_layout = self._codegen._data_layout
 
     def _optimize_final_module(self) -> None:
+        """Optimize a kernel in full, in one run: numba's first one is for counts of references.
+
+        What kernels call is inlined in each other, or else copied into each other again and again.
+        """
         if _depth.now <= 1:
-            for function in self._final_module.functions:
-                if str(function.linkage) == "Linkage.linkonce_odr" and not function.is_declaration:
-                    function.linkage = "internal"
-            super()._optimize_final_module()
-        else:  # leaves what it calls out of the module, which is else copied again and again
+            self._keep_names_apart()
+            passes, builder = self._codegen._module_pass_manager()
+        else:
             passes, builder = self._codegen._module_pass_manager(
-                loop_vectorize=False, slp_vectorize=False, opt=1, cost="cheap"
+                loop_vectorize=False, slp_vectorize=False, opt=1
             )
-            passes.run(self._final_module, builder)
+        passes.run(self._final_module, builder)
+
+    def _keep_names_apart(self) -> None:
+        """Hide the names of functions that are not inlined: two processes may give one name twice.
+
+        It also lets the compiler drop what no call passes, and inline what is called once.
+        """
+        for function in self._final_module.functions:
+            if function.linkage == ll.Linkage.linkonce_odr and not function.is_declaration:
+                function.linkage = ll.Linkage.internal
 
     def _finalize_final_module(self) -> None:
         if _depth.now > 1:

@@ -26,7 +26,7 @@ from kvscope.replay.traffic import Traffic, uncut
 
 def uncompiled(policies: Iterable[type[Policy]]) -> list[type[Policy]]:
     """Return policies whose kernel is not in the cache folder, one of those that share a kernel."""
-    kernels = {kernel_of(policy, policy.leaves == "leaf"): policy for policy in policies}
+    kernels = {kernel_of(policy): policy for policy in policies}
     return [policy for kernel, policy in kernels.items() if not is_compiled(kernel)]
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvscope.core.jit import callable_in_kernels
+from kvscope.core.jit import callable_in_kernels, called_by_kernels
 from kvscope.core.prefix import write_path
 from kvscope.policies.base import ADAPT_EVERY, RECENT, Turn
 from kvscope.replay.kernels.loop import advance_table
@@ -206,7 +206,7 @@ def turn_of(machine: Machine, request: int, part: int) -> Turn:
     )
 
 
-@callable_in_kernels
+@called_by_kernels
 def release_blocks(machine: Machine, request: int, finished: bool) -> None:
     """Free all blocks of a request that runs, the tail first.
 

@@ -13,14 +13,19 @@ from __future__ import annotations
 import numpy as np
 
 from kvscope.core.arrays import Int32s
-from kvscope.core.jit import callable_in_kernels
+from kvscope.core.jit import callable_in_kernels, called_by_kernels
 from kvscope.policies.base import Turn
 from kvscope.vllm_sim.chunks import (
+    choose_fresh,
     choose_victims,
     chunk_at,
     commit_accesses,
+    count_offers,
+    evict_chunks,
+    insert_chunk,
     is_held,
     move_to_end,
+    note_offer,
     sentinel,
 )
 from kvscope.vllm_sim.offload_state import RUNNING, SEEN, Offload
@@ -148,3 +153,27 @@ def commit_chunks(machine: Machine, request: int, path: Int32s, chunks: int) -> 
         commit_to_lanes(machine, request, path, chunks)
     else:
         commit_accesses(machine.offload, request, path, chunks)
+
+
+@called_by_kernels
+def offer_chunks(off: Offload, request: int, path: Int32s, count: int) -> int:
+    """Offer the first `count` chunks of `offered`, places of a request; return how many are stored.
+
+    Those are in `fresh`. -1: the tier refused them all, since too few may be evicted.
+    """
+    state = off.state[0]
+    state.offers += 1
+    if state.threshold >= 2:
+        count_offers(off, path, count)
+    fresh = choose_fresh(off, path, count)
+    note_offer(off, request, path, count, fresh)
+    missing = fresh - (state.capacity - state.held)
+    if missing > 0:
+        if missing > state.evictable or not choose_chunks(off, missing):
+            state.refused += 1
+            return -1
+        evict_chunks(off, missing)
+    for at in range(fresh):
+        insert_chunk(off, request, path, off.fresh[at])
+    state.stored += fresh
+    return fresh

@@ -10,9 +10,6 @@ vllm/v1/kv_offload/cpu/policies/ (LRUCachePolicy, ARCCachePolicy).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from kvscope.core.arrays import Int32s
 from kvscope.core.jit import callable_in_kernels
 from kvscope.vllm_sim.offload_state import (
@@ -347,35 +344,6 @@ def note_offer(off: Offload, request: int, path: Int32s, count: int, fresh: int)
         elif is_held(off, node) and off.chunks[node].users != PENDING:
             see(off, request, path, at)
             reuse(off, request, at)
-
-
-def offerer(choose: Callable[[Offload, int], bool]) -> Callable[..., Any]:
-    """Return the function that offers the first `count` chunks of `offered`, places of a request.
-
-    It returns how many are stored, those in `fresh`. -1: the tier refused them all, since `choose`
-    (as `choose_victims`) found too few to evict.
-    """
-
-    @callable_in_kernels
-    def offer_chunks(off: Offload, request: int, path: Int32s, count: int) -> int:
-        state = off.state[0]
-        state.offers += 1
-        if state.threshold >= 2:
-            count_offers(off, path, count)
-        fresh = choose_fresh(off, path, count)
-        note_offer(off, request, path, count, fresh)
-        missing = fresh - (state.capacity - state.held)
-        if missing > 0:
-            if missing > state.evictable or not choose(off, missing):
-                state.refused += 1
-                return -1
-            evict_chunks(off, missing)
-        for at in range(fresh):
-            insert_chunk(off, request, path, off.fresh[at])
-        state.stored += fresh
-        return fresh
-
-    return offer_chunks
 
 
 @callable_in_kernels

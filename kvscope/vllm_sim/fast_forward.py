@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvscope.core.jit import callable_in_kernels
+from kvscope.core.jit import callable_in_kernels, called_by_kernels
 from kvscope.vllm_sim.admission import BlockRules, arrive
 from kvscope.vllm_sim.state import ALWAYS, NONE, Machine
 
@@ -151,7 +151,7 @@ def fast_forwarder(rules: BlockRules) -> Callable[[Machine, int, float, bool], i
     """
     first_change, change_blocks = change_finder(rules), block_changer(rules)
 
-    @callable_in_kernels
+    @called_by_kernels
     def fast_forward(machine: Machine, steps: int, until_s: float, settled: bool) -> int:
         state, coming = machine.state[0], int(machine.state[0].in_progress > 0)
         admits, empty = admits_any(machine), is_queue_empty(machine)

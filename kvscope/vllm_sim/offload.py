@@ -23,17 +23,16 @@ from typing import Any
 import numpy as np
 
 from kvscope.core.arrays import Int32s
-from kvscope.core.jit import callable_in_kernels, once
+from kvscope.core.jit import callable_in_kernels, called_by_kernels, once
 from kvscope.core.prefix import write_path
 from kvscope.replay.kernels.loop import advance_table
 from kvscope.vllm_sim.admission import arrive, learn, write_front
-from kvscope.vllm_sim.chunk_lanes import choose_chunks, commit_chunks
+from kvscope.vllm_sim.chunk_lanes import commit_chunks, offer_chunks
 from kvscope.vllm_sim.chunks import (
     chunk_at,
     evict_first,
     forget_offers,
     is_held,
-    offerer,
     pin_chunk,
     reuse,
     see,
@@ -57,7 +56,7 @@ from kvscope.vllm_sim.offload_state import (
     Offload,
 )
 from kvscope.vllm_sim.pool import expire, take
-from kvscope.vllm_sim.prefetch import may_start, next_fetch_s, prefetcher
+from kvscope.vllm_sim.prefetch import may_start, next_fetch_s, prefetch_arrivals
 from kvscope.vllm_sim.scheduler import (
     begin_plan,
     completer,
@@ -73,7 +72,7 @@ from kvscope.vllm_sim.storage import (
     forget_answers,
     next_copy_s,
     poll,
-    reader,
+    read_chunk,
     write_on,
 )
 
@@ -92,65 +91,52 @@ def reads_storage(off: Offload) -> bool:
     return bool(off.state[0].storage) and not prefetches(off)
 
 
-def run_finder(read: Callable[..., int]) -> Callable[..., int]:
-    """Return the function that finds the end of the run of chunks that a tier has, from `begin` on.
+@callable_in_kernels
+def find_run(off: Offload, request: int, path: Int32s, begin: int, end: int) -> int:
+    """Return the end of the run of chunks that a tier has, from `begin` on.
 
-    It returns SKIP where one of them is under way, but for a prefetch: that is another request's.
-    `read` is as in `reader`.
+    SKIP where one of them is under way, but for a prefetch: that is another request's.
     """
-
-    @callable_in_kernels
-    def find_run(off: Offload, request: int, path: Int32s, begin: int, end: int) -> int:
-        at, pending, reads = begin, False, 0
-        while at < end:
-            chunk = off.chunks[chunk_at(off, path, at)]
-            if prefetches(off) and chunk.answer == ASKING:
+    at, pending, reads = begin, False, 0
+    while at < end:
+        chunk = off.chunks[chunk_at(off, path, at)]
+        if prefetches(off) and chunk.answer == ASKING:
+            break
+        if is_held(off, chunk_at(off, path, at)):
+            pending = pending or chunk.users == PENDING
+        elif reads_storage(off):
+            answer = read_chunk(off, request, path, at, reads == 0)
+            if answer == MISSING:
                 break
-            if is_held(off, chunk_at(off, path, at)):
-                pending = pending or chunk.users == PENDING
-            elif reads_storage(off):
-                answer = read(off, request, path, at, reads == 0)
-                if answer == MISSING:
-                    break
-                pending = True
-                reads += answer == PRESENT
-            else:
-                break
-            at += 1
-        return SKIP if pending else at
-
-    return find_run
+            pending = True
+            reads += answer == PRESENT
+        else:
+            break
+        at += 1
+    return SKIP if pending else at
 
 
-def chunk_finder() -> Callable[..., int]:
-    """Return the function that looks up the chunks behind the hit tokens of the front request.
-
-    It returns the tokens to load, SKIP to wait for them.
-    """
-    find_run = run_finder(reader(offerer(choose_chunks)))
-
-    @callable_in_kernels
-    def look_up_chunks(machine: Machine, request: int, hit: int, total: int) -> int:
-        off, path = machine.offload, machine.path[len(machine.path) - 1]
-        size, bpc = machine.state[0].block_size, off.state[0].blocks_per_chunk
-        hits = hit // size
-        begin, end = hits // bpc, total // (size * bpc)
-        least = off.state[0].least_load
-        if (end * bpc - hits) < least:
-            return 0
-        if reads_storage(off):
-            poll(off, False)
-        at = find_run(off, request, path, begin, end)
-        if at == SKIP:
+@called_by_kernels
+def look_up_chunks(machine: Machine, request: int, hit: int, total: int) -> int:
+    """Return the tokens to load behind the hit ones of the front request, SKIP to wait for them."""
+    off, path = machine.offload, machine.path[len(machine.path) - 1]
+    size, bpc = machine.state[0].block_size, off.state[0].blocks_per_chunk
+    hits = hit // size
+    begin, end = hits // bpc, total // (size * bpc)
+    least = off.state[0].least_load
+    if (end * bpc - hits) < least:
+        return 0
+    if reads_storage(off):
+        poll(off, False)
+    at = find_run(off, request, path, begin, end)
+    if at == SKIP:
+        return SKIP
+    if at == begin or at * bpc - hits < least:
+        return 0
+    for chunk in range(begin, at):
+        if off.chunks[chunk_at(off, path, chunk)].loading:
             return SKIP
-        if at == begin or at * bpc - hits < least:
-            return 0
-        for chunk in range(begin, at):
-            if off.chunks[chunk_at(off, path, chunk)].loading:
-                return SKIP
-        return (at * bpc - hits) * size  # type: ignore[no-any-return]
-
-    return look_up_chunks
+    return (at * bpc - hits) * size  # type: ignore[no-any-return]
 
 
 def reserver(still_needed: Callable[[Machine, int], int]) -> Callable[[Machine], int]:
@@ -234,7 +220,7 @@ def offering(blocks: TierBlocks, storage: bool) -> Callable[..., bool]:
 
     It returns False where the tier refuses them. `row` is as in TierBlocks.
     """
-    offer, fence = offerer(choose_chunks), blocks.fence
+    fence = blocks.fence
 
     @callable_in_kernels
     def offer_listed(machine: Machine, request: int, path: Int32s, row: int, count: int) -> bool:
@@ -247,7 +233,7 @@ def offering(blocks: TierBlocks, storage: bool) -> Callable[..., bool]:
         if state.forgets_offers:
             begin = max(off.offered[0], record.hits // state.blocks_per_chunk)
             forget_offers(off, path, begin, off.offered[0] + count)
-        fresh = offer(off, request, path, count)
+        fresh = offer_chunks(off, request, path, count)
         if fresh <= 0:
             return fresh == 0  # type: ignore[no-any-return]
         job = add_transfer(off.stores, state.stores, request, fresh)
@@ -315,7 +301,7 @@ def step_storer(blocks: TierBlocks, storage: bool) -> Callable[[Machine], None]:
     """Return the function that ends a plan: offers to the tier, and requests that leave it."""
     offer_step = step_offering(blocks, storage)
 
-    @callable_in_kernels
+    @called_by_kernels
     def store_step(machine: Machine) -> None:
         off, requests, state = machine.offload, machine.requests, machine.offload.state[0]
         size, front = machine.state[0].block_size, machine.path[len(machine.path) - 1]
@@ -354,7 +340,7 @@ def submit(off: Any, job: Any, now_s: float) -> None:
     job.submitted = 1
 
 
-@callable_in_kernels
+@called_by_kernels
 def begin_transfers(machine: Machine) -> float:
     """Begin the stores of the plan before this one and the loads of this one.
 
@@ -391,7 +377,7 @@ def begin_transfers(machine: Machine) -> float:
 def transfer_ender(storage: bool) -> Callable[[Machine], None]:
     """Return the function that ends the transfers that are done by now."""
 
-    @callable_in_kernels
+    @called_by_kernels
     def end_transfers(machine: Machine) -> None:
         off, state, now_s = machine.offload, machine.offload.state[0], machine.state[0].now_s
         for number in range(state.stores_done, state.stores):
@@ -454,7 +440,7 @@ def waiter(
     others may fit as soon as their copies have ended.
     """
 
-    @callable_in_kernels
+    @called_by_kernels
     def wait(machine: Machine, preempted: bool) -> bool:
         requests, state = machine.requests, machine.state[0]
         begin_s = begin_transfers(machine)
@@ -564,9 +550,8 @@ def offloaded_admitter(
         off, record, state = machine.offload, machine.requests[request], machine.state[0]
         total, member = record.prompt + record.generated, off.members[request]
         first = record.hits == NONE
-        if member.transfers > 0:
-            return SKIP
-        if storage and prefetches(off) and not may_start(machine, request):
+        fetches = storage and prefetches(off)
+        if member.transfers > 0 or (fetches and not may_start(machine, request)):
             return SKIP
         hit = look_up(machine, request)
         loaded = look_up_chunks(machine, request, hit, total)
@@ -647,7 +632,7 @@ def waiting_planner(
 ) -> Callable[[Machine], None]:
     """Return the function that plans for those that wait: loaded, then preempted, then arrived."""
 
-    @callable_in_kernels
+    @called_by_kernels
     def plan_waiting(machine: Machine) -> None:
         off, state = machine.offload, machine.state[0]
         loaded, were = next_loaded(machine, 0), off.state[0].loading
@@ -689,19 +674,14 @@ def take_chunk_table(machine: Machine) -> None:
     off.state[0].period = advance_table(off.tables, off.state[0].period, arrived)
 
 
-def arriver(storage: bool) -> Callable[[Machine], None]:
-    """Return the function that queues requests that have arrived, and has them prefetched."""
-    prefetch = prefetcher(offerer(choose_chunks))
-
-    @callable_in_kernels
-    def enter(machine: Machine) -> None:
-        arrived = machine.state[0].arrived
-        arrive(machine)
-        take_chunk_table(machine)
-        if storage and prefetches(machine.offload):
-            prefetch(machine, arrived)
-
-    return enter
+@callable_in_kernels
+def enter(machine: Machine) -> None:
+    """Queue the requests that have arrived, and have them prefetched."""
+    arrived = machine.state[0].arrived
+    arrive(machine)
+    take_chunk_table(machine)
+    if prefetches(machine.offload):
+        prefetch_arrivals(machine, arrived)
 
 
 @callable_in_kernels
@@ -723,12 +703,12 @@ def offloaded_runner(hybrid: bool = False) -> Callable[..., Any]:
     storage = not hybrid
     blocks = several_group_blocks(take_above_tier) if hybrid else one_group_blocks(take_above_tier)
     rules = blocks.rules._replace(release=releaser(blocks.rules.release, blocks.keep_table))
-    find_chunks = look_up_group_chunks if hybrid else chunk_finder()
+    find_chunks = look_up_group_chunks if hybrid else look_up_chunks
     admit = offloaded_admitter(blocks, find_chunks, storage)
     plan_waiting = waiting_planner(admit, resumer(blocks), joiner(blocks))
     plan_running, complete = running_planner(rules), completer(rules)
     store_step, end_transfers = step_storer(blocks, storage), transfer_ender(storage)
-    wait, enter = waiter(end_transfers, storage), arriver(storage)
+    wait = waiter(end_transfers, storage)
     end_plan = rules.end_plan
 
     @callable_in_kernels

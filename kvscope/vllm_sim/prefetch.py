@@ -14,12 +14,12 @@ Source: SGLang 0.5.23, srt/managers/scheduler.py (_prefetch_kvcache), cache_cont
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from kvscope.core.arrays import Int32s
-from kvscope.core.jit import callable_in_kernels
+from kvscope.core.jit import callable_in_kernels, called_by_kernels
 from kvscope.vllm_sim.admission import look_up, write_front
+from kvscope.vllm_sim.chunk_lanes import offer_chunks
 from kvscope.vllm_sim.chunks import (
     chunk_at,
     is_held,
@@ -65,27 +65,23 @@ def protect(off: Offload, request: int, path: Int32s, end: int) -> int:
     return count
 
 
-def room_maker(offer: Callable[..., int]) -> Callable[..., Any]:
-    """Return the function that makes room in memory for chunks begin..end of a request.
+@callable_in_kernels
+def make_room(off: Offload, request: int, path: Int32s, begin: int, end: int) -> Any:
+    """Make room in memory for chunks begin..end of a request.
 
-    It returns the end of those that have it, the missing ones of which are in `fresh`, and their
-    number; NONE for that where too few have it. `offer` is as `offerer` has it.
+    Returns the end of those that have it, the missing ones of which are in `fresh`, and their
+    number; NONE for that where too few have it.
     """
-
-    @callable_in_kernels
-    def make_room(off: Offload, request: int, path: Int32s, begin: int, end: int) -> Any:
-        state, fresh = off.state[0], NONE
-        threshold, state.threshold = state.threshold, 0  # for what is stored from the GPU
-        least = max(1, state.fetch_least)
-        while fresh < 0 and (end - begin) * state.blocks_per_chunk >= least:
-            room = state.capacity - state.held + state.evictable
-            room -= protect(off, request, path, begin)
-            fresh = offer(off, request, path, list_range(off, begin, end))
-            end = end if fresh >= 0 else begin + min(end - begin - 1, room)
-        state.threshold = threshold
-        return end, fresh
-
-    return make_room
+    state, fresh = off.state[0], NONE
+    threshold, state.threshold = state.threshold, 0  # for what is stored from the GPU
+    least = max(1, state.fetch_least)
+    while fresh < 0 and (end - begin) * state.blocks_per_chunk >= least:
+        room = state.capacity - state.held + state.evictable
+        room -= protect(off, request, path, begin)
+        fresh = offer_chunks(off, request, path, list_range(off, begin, end))
+        end = end if fresh >= 0 else begin + min(end - begin - 1, room)
+    state.threshold = threshold
+    return end, fresh
 
 
 @callable_in_kernels
@@ -114,48 +110,41 @@ def make_recent(off: Offload, path: Int32s, begin: int, end: int) -> None:
             move_to_end(off, chunk_at(off, path, at), T1)
 
 
-def prefetcher(offer: Callable[..., int]) -> Callable[[Machine, int], None]:
-    """Return the function that has requests prefetch what storage has, those from `arrived` on.
+@callable_in_kernels
+def prefetch(machine: Machine, request: int) -> None:
+    """Have a request prefetch what storage has: less, where not all of it fits into memory."""
+    off, record, state = machine.offload, machine.requests[request], machine.offload.state[0]
+    write_front(machine, request)
+    path, bpc = machine.path[len(machine.path) - 1], state.blocks_per_chunk
+    above, last = look_up(machine, record.look) // bpc, record.look // bpc
+    begin = end_of_held(off, path, above, last)
+    wanted = last - begin
+    # Half of the memory is left for stores.
+    if wanted * bpc < state.fetch_least or 2 * state.fetching >= state.capacity:
+        return
+    end = end_of_written(off, path, begin, last)
+    end, fresh = make_room(off, request, path, begin, end)
+    if fresh < 0:
+        return
+    if not state.provisional:
+        make_recent(off, path, above, end)
+    for place in range(fresh):
+        off.marks[off.members[request].access + off.fresh[place]] |= READ
+        off.chunks[chunk_at(off, path, off.fresh[place])].answer = ASKING
+    job = off.fetches[request]
+    job.begin, job.end, job.fresh, job.wanted = begin, end, fresh, wanted
+    job.stage, job.asked_s = QUEUED, machine.state[0].now_s
+    state.fetching += wanted
+    state.read_chunks += fresh
 
-    Reads that are due by now begin and end. `offer` (as `offerer`) makes room in memory: for less,
-    where not all of it fits.
-    """
-    make_room = room_maker(offer)
 
-    @callable_in_kernels
-    def prefetch(machine: Machine, request: int) -> None:
-        off, record, state = machine.offload, machine.requests[request], machine.offload.state[0]
-        write_front(machine, request)
-        path, bpc = machine.path[len(machine.path) - 1], state.blocks_per_chunk
-        above, last = look_up(machine, record.look) // bpc, record.look // bpc
-        begin = end_of_held(off, path, above, last)
-        wanted = last - begin
-        # Half of the memory is left for stores.
-        if wanted * bpc < state.fetch_least or 2 * state.fetching >= state.capacity:
-            return
-        end = end_of_written(off, path, begin, last)
-        end, fresh = make_room(off, request, path, begin, end)
-        if fresh < 0:
-            return
-        if not state.provisional:
-            make_recent(off, path, above, end)
-        for place in range(fresh):
-            off.marks[off.members[request].access + off.fresh[place]] |= READ
-            off.chunks[chunk_at(off, path, off.fresh[place])].answer = ASKING
-        job = off.fetches[request]
-        job.begin, job.end, job.fresh, job.wanted = begin, end, fresh, wanted
-        job.stage, job.asked_s = QUEUED, machine.state[0].now_s
-        state.fetching += wanted
-        state.read_chunks += fresh
-
-    @callable_in_kernels
-    def prefetch_arrivals(machine: Machine, arrived: int) -> None:
-        for request in range(arrived, machine.state[0].arrived + 1):
-            advance_fetches(machine, request)
-            if request < machine.state[0].arrived and not machine.requests[request].oversized:
-                prefetch(machine, request)
-
-    return prefetch_arrivals
+@called_by_kernels
+def prefetch_arrivals(machine: Machine, arrived: int) -> None:
+    """Have the requests from `arrived` on prefetch; reads that are due by now begin and end."""
+    for request in range(arrived, machine.state[0].arrived + 1):
+        advance_fetches(machine, request)
+        if request < machine.state[0].arrived and not machine.requests[request].oversized:
+            prefetch(machine, request)
 
 
 @callable_in_kernels

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvscope.core.jit import by_reference, callable_in_kernels, kernel, once
+from kvscope.core.jit import by_reference, callable_in_kernels, called_by_kernels, kernel, once
 from kvscope.vllm_sim.admission import BlockRules, arrive, one_group, peek_waiting
 from kvscope.vllm_sim.fast_forward import WORTHWHILE, fast_forwarder
 from kvscope.vllm_sim.groups import several_groups
@@ -87,7 +87,7 @@ def running_planner(rules: BlockRules) -> Callable[[Machine], bool]:
         machine.preempted[state.preempted] = request
         state.preempted += 1
 
-    @callable_in_kernels
+    @called_by_kernels
     def plan_running(machine: Machine) -> bool:
         state, undisturbed, at = machine.state[0], True, 0
         while at < state.running and state.budget > 0:
@@ -144,7 +144,7 @@ def completer(rules: BlockRules) -> Step:
     """Return the function that ends a step: its tokens are known, complete requests finish."""
     hash_filled, release = rules.hash_filled, rules.release
 
-    @callable_in_kernels
+    @called_by_kernels
     def complete(machine: Machine) -> None:
         state, before = machine.state[0], machine.state[0].running
         state.now_s = state.end_s

@@ -12,12 +12,12 @@ async_lookup.py (AsyncLookupManager) and fs/manager.py (FileSystemTierManager).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from kvscope.core.arrays import Int32s
-from kvscope.core.jit import callable_in_kernels
+from kvscope.core.jit import callable_in_kernels, called_by_kernels
 from kvscope.core.prefix import write_path
+from kvscope.vllm_sim.chunk_lanes import offer_chunks
 from kvscope.vllm_sim.chunks import chunk_at, list_range, pin_chunk, unpin_chunk
 from kvscope.vllm_sim.offload_state import (
     ASKED,
@@ -58,7 +58,7 @@ def note_written(off: Offload) -> None:
         state.writes_seen += 1
 
 
-@callable_in_kernels
+@called_by_kernels
 def poll(off: Offload, again: bool) -> None:
     """Release the chunks of copies that have ended; `again` even where that was done before."""
     state = off.state[0]
@@ -110,29 +110,25 @@ def add_read(off: Offload, request: int, node: int, at: int, first: bool) -> Non
     state.reread += 1
 
 
-def reader(offer: Callable[..., int]) -> Callable[..., int]:
-    """Return the function that has the chunk `at` of a request read, if storage has it.
-
-    It returns MISSING without it, or where `offer` (as `offerer`) makes no room for it in memory;
-    ASKING if that is not known yet; and PRESENT where the read follows the plan. `first`: no other
-    chunk of the request is read in this plan.
-    """
-
-    @callable_in_kernels
-    def read_chunk(off: Offload, request: int, path: Int32s, at: int, first: bool) -> int:
-        node = chunk_at(off, path, at)
-        answer = ask_storage(off, request, node, at)
-        if answer != PRESENT:
-            return answer
-        if offer(off, request, path, list_range(off, at, at + 1)) < 0:
-            return MISSING
-        add_read(off, request, node, at, first)
-        return PRESENT
-
-    return read_chunk
-
-
 @callable_in_kernels
+def read_chunk(off: Offload, request: int, path: Int32s, at: int, first: bool) -> int:
+    """Have the chunk `at` of a request read, if storage has it.
+
+    Returns MISSING without it, or where there is no room for it in memory; ASKING if that is not
+    known yet; and PRESENT where the read follows the plan. `first`: no other chunk of the request
+    is read in this plan.
+    """
+    node = chunk_at(off, path, at)
+    answer = ask_storage(off, request, node, at)
+    if answer != PRESENT:
+        return answer
+    if offer_chunks(off, request, path, list_range(off, at, at + 1)) < 0:
+        return MISSING
+    add_read(off, request, node, at, first)
+    return PRESENT
+
+
+@called_by_kernels
 def write_on(off: Offload, nodes: Any, first: int, count: int, now_s: float) -> None:
     """Write `count` chunks on to storage, those from `first` on in a ring of nodes."""
     state, fresh = off.state[0], 0
@@ -158,7 +154,7 @@ def write_on(off: Offload, nodes: Any, first: int, count: int, now_s: float) -> 
     state.written_chunks += fresh
 
 
-@callable_in_kernels
+@called_by_kernels
 def flush(off: Offload) -> None:
     """End a plan: begin its reads, and answer what requests asked in it."""
     state = off.state[0]

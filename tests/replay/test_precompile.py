@@ -32,7 +32,7 @@ subprocess.Popen = None  # nothing is started
 with precompile.compiling_in_background([Lru, Wa]):
     precompile.compile_for([Lru, Wa])
 for policy in (Lru, Wa):
-    stats = precompile.kernel_of(policy, policy.leaves == "leaf").stats
+    stats = precompile.kernel_of(policy).stats
     print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """
 
