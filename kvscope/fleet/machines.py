@@ -1,8 +1,7 @@
 """Several simulated vLLMs in one kernel: their machines, and the requests that each of them gets.
 
 The arrays of all machines lie in those of one `Machine`, with an axis of machines in front; a
-kernel that runs one of them takes views of its rows. Only what the requests of a machine need is
-ever written, and so in memory, of the arrays by request.
+kernel that runs one of them takes views of its rows.
 """
 
 from __future__ import annotations
@@ -19,7 +18,9 @@ from kvscope.vllm_sim.offload_state import Offload
 from kvscope.vllm_sim.state import NONE, Machine, Records
 
 NEVER = 2**62
-_BY_REQUEST = {"requests", "cuts"}
+_WRITTEN_FIRST = frozenset(  # before they are read, so that no more of them is ever in memory
+    {"requests", "cuts", "table", "path", "running", "preempted", "batch", "yields", "copies"}
+)
 
 
 class Machines(NamedTuple):
@@ -44,7 +45,7 @@ def idle_machines(known: Machine, count: int) -> Machines:
     """Return machines to which nothing was sent; `known` has all requests of the trace."""
     shared = {"tables", "offload"}
     own = {
-        name: _room(column, count) if name in _BY_REQUEST else _rows(column, count)
+        name: _room(column, count) if name in _WRITTEN_FIRST else _rows(column, count)
         for name, column in known._asdict().items()
         if name not in shared
     }
