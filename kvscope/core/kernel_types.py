@@ -21,8 +21,6 @@ from numba.core import cgutils
 from numba.core.imputils import lower_getattr_generic
 from numba.core.typing import signature
 from numba.core.typing.templates import AttributeTemplate
-from numba.np.arrayobj import populate_array
-from numba.np.numpy_support import from_dtype
 from numba.extending import (
     NativeValue,
     infer_getattr,
@@ -33,6 +31,8 @@ from numba.extending import (
     typeof_impl,
     unbox,
 )
+from numba.np.arrayobj import populate_array
+from numba.np.numpy_support import from_dtype
 
 from kvscope.core import jit
 from kvscope.core.kernel_digest import hexdigest

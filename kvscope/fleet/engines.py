@@ -76,7 +76,7 @@ def replay_engines(
     due = arrivals(engine_traffic(prompts, rate_scale), think_s, after)
     sent = _nothing_sent(replicas, count, closed=len(due.turns) > 0)
     route = partial(
-        engines_kernel(engine_runner(policy, known), has_tier(known)),
+        engines_kernel(engine_runner(known), has_tier(known)),
         Referenced(machines),
         Referenced(routed),
         Referenced(Paths(parents, *np.zeros((2, longest), dtype=np.int32))),

@@ -20,7 +20,6 @@ from kvscope.core.jit import (
     Opaque,
     by_reference,
     callable_in_kernels,
-    called_by_kernels,
     kernel,
     once,
 )

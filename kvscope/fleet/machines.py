@@ -43,7 +43,7 @@ class Machines(NamedTuple):
 
 def idle_machines(known: Machine, count: int) -> Machines:
     """Return machines to which nothing was sent; `known` has all requests of the trace."""
-    shared = {"tables", "offload"}
+    shared = {"tables", "functions", "offload"}
     own = {
         name: _room(column, count) if name in _WRITTEN_FIRST else _rows(column, count)
         for name, column in known._asdict().items()
@@ -51,13 +51,14 @@ def idle_machines(known: Machine, count: int) -> Machines:
     }
     offload = known.offload
     if has_tier(known):
-        tier = offload._asdict()
-        del tier["tables"]
+        tier = {name: column for name, column in offload._asdict().items() if name not in shared}
         offload = Offload(
             **{name: _rows(column, count) for name, column in tier.items()},
+            functions=offload.functions,
             tables=_table_rows(offload.tables, count),
         )
-    each = Machine(**own, tables=_table_rows(known.tables, count), offload=offload)
+    tables = _table_rows(known.tables, count)
+    each = Machine(**own, tables=tables, functions=known.functions, offload=offload)
     each.requests.arrival_s[:, :1] = np.inf
     each.tables.since[:, 1:] = NEVER
     idle_s = np.full(count, np.inf)
@@ -133,6 +134,7 @@ def _tier_at(offload: Offload, number: int) -> Offload:
         category=offload.category[number],
         cuts=offload.cuts[number],
         p=offload.p[number],
+        functions=offload.functions,
         tables=_tables_at(offload.tables, number),
     )
 
@@ -162,6 +164,7 @@ def machine_finder(tier: bool) -> Callable[[Machine, int], Machine]:
             groups=each.groups[number],
             specs=each.specs[number],
             copies=each.copies[number],
+            functions=each.functions,
             offload=offload_at(each.offload, number),
         )
 

@@ -21,9 +21,9 @@ class LaneFunctions(NamedTuple):
 
 
 @cache
-def lane_functions(policy: type[LanePolicy]) -> Referenced:
-    """Return the `LaneFunctions` of a lane policy."""
-    known = LaneFunctions(
+def lane_functions(policy: type[LanePolicy]) -> LaneFunctions:
+    """Return the functions of a lane policy."""
+    return LaneFunctions(
         admits=Function(policy.admits, PathPolicy.admits),
         place=Function(policy.place, LanePolicy.place),
         score=Function(policy.score, LanePolicy.score),
@@ -31,4 +31,9 @@ def lane_functions(policy: type[LanePolicy]) -> Referenced:
         adapts=Function(policy.adapts, LanePolicy.adapts),
         adapt=Function(policy.adapt, LanePolicy.adapt),
     )
-    return Referenced(known)
+
+
+@cache
+def referenced_functions(policy: type[LanePolicy]) -> Referenced:
+    """Return the functions of a lane policy, as an argument of kernels."""
+    return Referenced(lane_functions(policy))

@@ -13,7 +13,7 @@ from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
 from kvscope.core.jit import Referenced
 from kvscope.core.prefix import Paths, paths
 from kvscope.policies.base import KeyPolicy, LanePolicy, NextUsePolicy, Policy, QueuePolicy
-from kvscope.policies.functions import lane_functions
+from kvscope.policies.functions import referenced_functions
 from kvscope.replay.kernels.keys import Keys, empty_keys, keys_kernel
 from kvscope.replay.kernels.lanes import Lanes, empty_lanes, lanes_kernel
 from kvscope.replay.kernels.loop import TablePeriods
@@ -184,7 +184,7 @@ def replay(
 
 def functions_of(policy: Policy) -> Referenced | None:
     """Return the functions of a policy that kernels call by their addresses; None for others."""
-    return lane_functions(type(policy)) if isinstance(policy, LanePolicy) else None
+    return referenced_functions(type(policy)) if isinstance(policy, LanePolicy) else None
 
 
 def _empty_state(

@@ -13,10 +13,10 @@ import numpy as np
 
 from kvscope.core.jit import callable_in_kernels
 from kvscope.core.prefix import write_path
-from kvscope.policies.base import ADAPT_EVERY, RECENT, LanePolicy, Turn
+from kvscope.policies.base import ADAPT_EVERY, RECENT, Turn
 from kvscope.replay.kernels.loop import advance_table
 from kvscope.replay.structures.recent import note_recent, sort_recent
-from kvscope.vllm_sim.pool import give_back, give_content, lose_content, taker, use
+from kvscope.vllm_sim.pool import give_back, give_content, lose_content, take, use
 from kvscope.vllm_sim.state import NONE, ROOT, Machine
 
 
@@ -160,122 +160,109 @@ def use_hits(machine: Machine, request: int, hits: int) -> None:
 
 
 @callable_in_kernels
-def hash_blocks(machine: Machine, request: int, tokens: int, leaf: bool) -> None:
+def hash_blocks(machine: Machine, request: int, tokens: int) -> None:
     """Hash the blocks that `tokens` tokens fill, so that look-ups find them."""
     record = machine.requests[request]
     full = tokens // machine.state[0].block_size
     for at in range(record.hashed, full):
         block = machine.table[record.slot, at]
-        give_content(machine, block, machine.path[record.slot, at], leaf)
+        give_content(machine, block, machine.path[record.slot, at])
     record.hashed = max(record.hashed, full)
 
 
-def allocator(take: Callable[[Machine], int]) -> Callable[..., None]:
+def allocator(take_block: Callable[[Machine], int]) -> Callable[..., None]:
     """Return the function that allocates free blocks until a request has so many."""
 
     @callable_in_kernels
     def allocate(machine: Machine, request: int, blocks: int) -> None:
         record = machine.requests[request]
         for at in range(record.allocated, blocks):
-            machine.table[record.slot, at] = take(machine)
+            machine.table[record.slot, at] = take_block(machine)
         record.allocated = max(record.allocated, blocks)
 
     return allocate
 
 
 @callable_in_kernels
-def lose_new_contents(machine: Machine, request: int, leaf: bool) -> None:
+def lose_new_contents(machine: Machine, request: int) -> None:
     """Have the blocks that a request wrote, and no other one uses, lose their content."""
     record = machine.requests[request]
     for at in range(record.hits, record.hashed):
         block = machine.table[record.slot, at]
         if machine.blocks[block].users == 1:
-            lose_content(machine, block, leaf)
+            lose_content(machine, block)
 
 
-def releaser(policy: type[LanePolicy], leaf: bool) -> Callable[..., None]:
-    """Return the function that frees all blocks of a request that runs, the tail first.
+@callable_in_kernels
+def turn_of(machine: Machine, request: int, part: int) -> Turn:
+    """Return a request as policies see it, with the category of a part of its path."""
+    record = machine.requests[request]
+    return Turn(
+        request,
+        record.arrival_s,
+        record.history_tokens,
+        record.category * (machine.cuts.shape[1] + 1) + part,
+        record.next_prompt_tokens,
+    )
+
+
+@callable_in_kernels
+def release_blocks(machine: Machine, request: int, finished: bool) -> None:
+    """Free all blocks of a request that runs, the tail first.
 
     One that has not finished will be back at once, so none of its blocks are evicted early. The
     new blocks of a turn that the policy does not admit lose their content.
     """
-    admits = callable_in_kernels(policy.admits)
-    place = callable_in_kernels(policy.place)
-
-    @callable_in_kernels
-    def turn_of(machine: Machine, request: int, part: int) -> Turn:
-        record = machine.requests[request]
-        return Turn(
-            request,
-            record.arrival_s,
-            record.history_tokens,
-            record.category * (machine.cuts.shape[1] + 1) + part,
-            record.next_prompt_tokens,
-        )
-
-    @callable_in_kernels
-    def release(machine: Machine, request: int, finished: bool) -> None:
-        blocks, record, state = machine.blocks, machine.requests[request], machine.state[0]
-        slot, allocated, cuts = record.slot, record.allocated, machine.cuts[request]
-        part = int(np.searchsorted(cuts, allocated - 1 if finished else 0, side="right"))
-        turn = turn_of(machine, request, part)
-        _, shallow = place(turn, 0, state.block_size, machine.p)
-        begin, lane = allocated if finished else 0, shallow
-        if finished and not admits(turn, machine.p, machine.tables.in_force):
-            lose_new_contents(machine, request, leaf)
-        for at in range(allocated):  # to the front of their queue: the last one freed goes first
-            block = machine.table[slot, at]
-            if blocks[block].content == ROOT:
-                give_back(machine, block, shallow)
-        for at in range(allocated - 1, -1, -1):
-            if at < begin:
-                while part > 0 and at < cuts[part - 1]:
-                    part -= 1
-                turn = turn_of(machine, request, part)
-                begin, lane = place(turn, at + 1, state.block_size, machine.p)
-                begin = max(begin, cuts[part - 1] if part > 0 else 0)
-            block = machine.table[slot, at]
-            if blocks[block].content != ROOT:
-                give_back(machine, block, lane)
-        record.allocated = 0
-        record.hashed = 0
-        record.slot = NONE
-        free = len(machine.slots) - state.running - machine.offload.state[0].loading
-        machine.slots[free] = slot
-        state.running -= 1
-
-    return release
+    blocks, record, state = machine.blocks, machine.requests[request], machine.state[0]
+    slot, allocated, cuts = record.slot, record.allocated, machine.cuts[request]
+    known, size, p = machine.functions, state.block_size, machine.p
+    part = int(np.searchsorted(cuts, allocated - 1 if finished else 0, side="right"))
+    turn = turn_of(machine, request, part)
+    _, shallow = known.place(turn, 0, size, p)
+    begin, lane = int(allocated) if finished else 0, shallow
+    if finished and state.selects and not known.admits(turn, p, machine.tables.in_force):
+        lose_new_contents(machine, request)
+    for at in range(allocated):  # to the front of their queue: the last one freed goes first
+        block = machine.table[slot, at]
+        if blocks[block].content == ROOT:
+            give_back(machine, block, shallow)
+    for at in range(allocated - 1, -1, -1):
+        if at < begin:
+            while part > 0 and at < cuts[part - 1]:
+                part -= 1
+            turn = turn_of(machine, request, part)
+            begin, lane = known.place(turn, at + 1, size, p)
+            begin = max(begin, int(cuts[part - 1]) if part > 0 else 0)
+        block = machine.table[slot, at]
+        if blocks[block].content != ROOT:
+            give_back(machine, block, lane)
+    record.allocated = 0
+    record.hashed = 0
+    record.slot = NONE
+    free = len(machine.slots) - state.running - machine.offload.state[0].loading
+    machine.slots[free] = slot
+    state.running -= 1
 
 
-def adapter(policy: type[LanePolicy]) -> Callable[[Machine, int, int], None]:
-    """Return the function that lets a policy adapt to the uncached tokens of its next request.
+@callable_in_kernels
+def learn(machine: Machine, number: int, uncached_tokens: int) -> None:
+    """Let the policy adapt to the uncached tokens of its next request.
 
     Requests are numbered as they run first.
     """
-    adapt = callable_in_kernels(policy.adapt)
-    adapts = callable_in_kernels(policy.adapts)
-    adaptive = policy.adaptive
-
-    @callable_in_kernels
-    def learn(machine: Machine, number: int, uncached_tokens: int) -> None:
-        if adaptive and adapts(machine.p):
-            note_recent(machine.recent, number, uncached_tokens)
-            if (number + 1) % ADAPT_EVERY == 0:
-                end = sort_recent(machine.recent, number + 1)
-                adapt(machine.recent[RECENT:end], machine.p)
-
-    return learn
+    if machine.state[0].adaptive and machine.functions.adapts(machine.p):
+        note_recent(machine.recent, number, uncached_tokens)
+        if (number + 1) % ADAPT_EVERY == 0:
+            end = sort_recent(machine.recent, number + 1)
+            machine.functions.adapt(machine.recent[RECENT:end], machine.p)
 
 
-def admitter(
-    policy: type[LanePolicy], allocate: Callable[..., None], leaf: bool
-) -> Callable[..., Any]:
+def admitter(allocate: Callable[..., None]) -> Callable[..., Any]:
     """Return the function that tries to admit the first waiting request, given a budget of tokens.
 
     It returns the tokens to compute in the step being planned; 0 if the request has to wait. Hits
     count when a request is first admitted.
     """
-    learn = adapter(policy)
 
     @callable_in_kernels
     def admit(machine: Machine, request: int, budget: int) -> int:
@@ -296,7 +283,7 @@ def admitter(
             record.kept = record.written
         use_hits(machine, request, hits)
         allocate(machine, request, blocks)
-        hash_blocks(machine, request, hits * size + tokens, leaf)
+        hash_blocks(machine, request, hits * size + tokens)
         record.computed = hits * size
         if record.hits == NONE:
             learn(machine, state.admitted, record.prompt - hits * size)
@@ -324,14 +311,12 @@ def quiet_until(machine: Machine, request: int, coming: int) -> int:
     return min(record.allocated * size, (record.hashed + 1) * size - 1 + coming)  # type: ignore[no-any-return]
 
 
-def one_group(
-    policy: type[LanePolicy], leaf: bool, take: Callable[[Machine], int] | None = None
-) -> BlockRules:
+def one_group(take_block: Callable[[Machine], int] = take) -> BlockRules:
     """Return the rules of requests whose layers all cache every token.
 
-    `take` allocates one free block; by default as `taker` does.
+    `take_block` allocates one free block.
     """
-    allocate = allocator(take or taker(policy, leaf))
+    allocate = allocator(take_block)
 
     @callable_in_kernels
     def extend(machine: Machine, request: int, tokens: int) -> bool:
@@ -349,8 +334,7 @@ def one_group(
     @callable_in_kernels
     def hash_filled(machine: Machine, request: int, tokens: int) -> None:
         if tokens // machine.state[0].block_size > machine.requests[request].hashed:
-            hash_blocks(machine, request, tokens, leaf)
+            hash_blocks(machine, request, tokens)
 
-    admit = admitter(policy, allocate, leaf)
-    release = releaser(policy, leaf)
-    return BlockRules(extend, hash_filled, release, admit, whole, nothing_held, quiet_until)
+    admit = admitter(allocate)
+    return BlockRules(extend, hash_filled, release_blocks, admit, whole, nothing_held, quiet_until)

@@ -10,14 +10,11 @@ Source: kvscope/vllm_plugin/chunk_lanes.py, to which tests hold it equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import numpy as np
 
 from kvscope.core.arrays import Int32s
 from kvscope.core.jit import callable_in_kernels
-from kvscope.policies.base import LanePolicy, Turn
+from kvscope.policies.base import Turn
 from kvscope.vllm_sim.chunks import (
     choose_victims,
     chunk_at,
@@ -28,30 +25,6 @@ from kvscope.vllm_sim.chunks import (
 )
 from kvscope.vllm_sim.offload_state import RUNNING, SEEN, Offload
 from kvscope.vllm_sim.state import NONE, Machine
-
-
-class ChunkRules(NamedTuple):
-    """What an order of chunks decides.
-
-    `choose` (tier, count) writes the next chunks to evict into `victims`, and returns False where
-    too few may leave. `commit` (machine, request, path, chunks) counts what a request that ended
-    did with its first so many chunks.
-    """
-
-    choose: Callable[[Offload, int], bool]
-    commit: Callable[[Machine, int, Int32s, int], None]
-
-
-def chunk_rules(policy: type[LanePolicy] | None, leaf: bool) -> ChunkRules:
-    """Return the rules of a policy, `leaf` as in `Policy.leaves`; without one vLLM's."""
-    if policy is None:
-        return ChunkRules(choose_victims, _commit_as_vllm)
-    return ChunkRules(_chooser(policy, leaf), _committer(policy))
-
-
-@callable_in_kernels
-def _commit_as_vllm(machine: Machine, request: int, path: Int32s, chunks: int) -> None:
-    commit_accesses(machine.offload, request, path, chunks)
 
 
 @callable_in_kernels
@@ -95,72 +68,83 @@ def take_candidate(off: Offload, node: int, leaves: bool) -> None:
             off.cursors[place] = above
 
 
-def _chooser(policy: type[LanePolicy], leaf: bool) -> Callable[[Offload, int], bool]:
-    score = callable_in_kernels(policy.score)
+@callable_in_kernels
+def first_to_leave(off: Offload, highest: float) -> int:
+    """Return the candidate that scores lowest, NONE without one; running ones score `highest`."""
+    chosen, lowest = NONE, 0.0
+    for place in range(off.state[0].lists):
+        node = off.cursors[place]
+        if node == NONE:
+            continue
+        worth = highest
+        if place != RUNNING:
+            idle_s = off.state[0].now_s - off.chunks[node].touched_s
+            worth = off.functions.score(place - 1, idle_s, off.p, off.tables.in_force)
+        older = chosen != NONE and off.chunks[node].rank < off.chunks[chosen].rank
+        if chosen == NONE or worth < lowest or (worth == lowest and older):
+            chosen, lowest = node, worth
+    return chosen
 
-    @callable_in_kernels
-    def first_to_leave(off: Offload, highest: float) -> int:
-        chosen, lowest = NONE, 0.0
-        for place in range(off.state[0].lists):
-            node = off.cursors[place]
-            if node == NONE:
-                continue
-            worth = highest
-            if place != RUNNING:
-                idle_s = off.state[0].now_s - off.chunks[node].touched_s
-                worth = score(place - 1, idle_s, off.p, off.tables.in_force)
-            older = chosen != NONE and off.chunks[node].rank < off.chunks[chosen].rank
-            if chosen == NONE or worth < lowest or (worth == lowest and older):
-                chosen, lowest = node, worth
-        return chosen
 
-    @callable_in_kernels
-    def choose(off: Offload, wanted: int) -> bool:
-        highest = lowest = score(0, 0.0, off.p, off.tables.in_force)
-        for lane in range(1, off.state[0].lists - 1):
-            worth = score(lane, 0.0, off.p, off.tables.in_force)
-            highest, lowest = max(highest, worth), min(lowest, worth)
-        leaves, count = leaf and highest > lowest, 0
-        find_candidates(off, leaves)
-        while count < wanted:
+@callable_in_kernels
+def choose_by_policy(off: Offload, wanted: int) -> bool:
+    """Choose as `choose_chunks` does, by the scores of a policy of kvscope."""
+    highest = lowest = off.functions.score(0, 0.0, off.p, off.tables.in_force)
+    for lane in range(1, off.state[0].lists - 1):
+        worth = off.functions.score(lane, 0.0, off.p, off.tables.in_force)
+        highest, lowest = max(highest, worth), min(lowest, worth)
+    leaves, count = bool(off.state[0].leaf) and highest > lowest, 0
+    find_candidates(off, leaves)
+    while count < wanted:
+        node = first_to_leave(off, highest)
+        if node == NONE and leaves:  # all that may leave have held chunks behind them
+            find_candidates(off, False)
             node = first_to_leave(off, highest)
-            if node == NONE and leaves:  # all that may leave have held chunks behind them
-                find_candidates(off, False)
-                node = first_to_leave(off, highest)
-                find_candidates(off, True)
-            if node == NONE:
-                break
-            take_candidate(off, node, leaves)
-            off.victims[count] = node
-            count += 1
-        for at in range(count):
-            off.chunks[off.chunks[off.victims[at]].above].children += 1  # it has not left yet
-        return count == wanted
-
-    return choose
+            find_candidates(off, True)
+        if node == NONE:
+            break
+        take_candidate(off, node, leaves)
+        off.victims[count] = node
+        count += 1
+    for at in range(count):
+        off.chunks[off.chunks[off.victims[at]].above].children += 1  # it has not left yet
+    return count == wanted
 
 
-def _committer(policy: type[LanePolicy]) -> Callable[[Machine, int, Int32s, int], None]:
-    place = callable_in_kernels(policy.place)
+@callable_in_kernels
+def commit_to_lanes(machine: Machine, request: int, path: Int32s, chunks: int) -> None:
+    """Move the chunks of a request that ended to the lanes of a policy of kvscope."""
+    off, record = machine.offload, machine.requests[request]
+    cuts, size = off.cuts[request], off.state[0].blocks_per_chunk
+    tokens = machine.state[0].block_size * size
+    for at in range(chunks - 1, -1, -1):
+        node = chunk_at(off, path, at)
+        if not off.marks[off.members[request].access + at] & SEEN or not is_held(off, node):
+            continue
+        part = int(np.searchsorted(cuts, (at + 1) * size - 1, side="right"))
+        turn = Turn(
+            request,
+            record.arrival_s,
+            record.history_tokens,
+            off.category[request] * (len(cuts) + 1) + part,
+            record.next_prompt_tokens,
+        )
+        _, lane = off.functions.place(turn, at + 1, tokens, off.p)
+        move_to_end(off, node, lane + 1)
 
-    @callable_in_kernels
-    def commit(machine: Machine, request: int, path: Int32s, chunks: int) -> None:
-        off, record = machine.offload, machine.requests[request]
-        cuts, size = off.cuts[request], off.state[0].blocks_per_chunk
-        tokens = machine.state[0].block_size * size
-        for at in range(chunks - 1, -1, -1):
-            node = chunk_at(off, path, at)
-            if not off.marks[off.members[request].access + at] & SEEN or not is_held(off, node):
-                continue
-            part = int(np.searchsorted(cuts, (at + 1) * size - 1, side="right"))
-            turn = Turn(
-                request,
-                record.arrival_s,
-                record.history_tokens,
-                off.category[request] * (len(cuts) + 1) + part,
-                record.next_prompt_tokens,
-            )
-            _, lane = place(turn, at + 1, tokens, off.p)
-            move_to_end(off, node, lane + 1)
 
-    return commit
+@callable_in_kernels
+def choose_chunks(off: Offload, wanted: int) -> bool:
+    """Write the next chunks to evict into `victims`; return False where too few may leave."""
+    if off.state[0].ordered:
+        return choose_by_policy(off, wanted)
+    return choose_victims(off, wanted)
+
+
+@callable_in_kernels
+def commit_chunks(machine: Machine, request: int, path: Int32s, chunks: int) -> None:
+    """Count what a request that ended did with its first so many chunks."""
+    if machine.offload.state[0].ordered:
+        commit_to_lanes(machine, request, path, chunks)
+    else:
+        commit_accesses(machine.offload, request, path, chunks)

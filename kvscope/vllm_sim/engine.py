@@ -5,38 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvscope.policies.base import Policy
-from kvscope.policies.lru import Lru
-from kvscope.vllm_sim.offload import Storage, offloaded_runner
+from kvscope.vllm_sim.offload import offloaded_runner
 from kvscope.vllm_sim.scheduler import run_kernel, runner
-from kvscope.vllm_sim.state import Machine, lane_class
+from kvscope.vllm_sim.state import Machine
 
 
-def engine_kernel(
-    policy: Policy, machine: Machine, chunk_policy: Policy | None = None
-) -> Callable[..., Any]:
-    """Return the kernel that runs `machine` with `policy`; UsageError as in `lane_class`.
-
-    `chunk_policy` orders the chunks of a CPU tier, as `OffloadSettings.policy`.
-    """
-    return run_kernel(engine_runner(policy, machine, chunk_policy))
+def engine_kernel(machine: Machine) -> Callable[..., Any]:
+    """Return the kernel that runs `machine`, which it takes as `Referenced`."""
+    return run_kernel(engine_runner(machine))
 
 
-def engine_runner(
-    policy: Policy, machine: Machine, chunk_policy: Policy | None = None
-) -> Callable[..., Any]:
+def engine_runner(machine: Machine) -> Callable[..., Any]:
     """Return the function in that kernel, which others may call: see `runner`."""
-    above_tier = len(machine.offload.members) > 0
-    if len(machine.groups) > 0:
-        if above_tier:
-            return offloaded_runner(Lru, leaf=False, hybrid=True)
-        return runner(Lru, leaf=False, hybrid=True)
-    if above_tier:
-        leaf = policy.evicts == "leaf"
-        own = lane_class(chunk_policy) if chunk_policy else None
-        leaf_chunks = chunk_policy is not None and chunk_policy.evicts == "leaf"
-        storage: Storage = "read" if machine.offload.state[0].storage else "none"
-        if len(machine.offload.fetches) > 0:
-            storage = "prefetched"
-        return offloaded_runner(lane_class(policy), leaf, own, leaf_chunks, storage)
-    return runner(lane_class(policy), policy.evicts == "leaf")
+    hybrid = len(machine.groups) > 0
+    return offloaded_runner(hybrid) if len(machine.offload.members) > 0 else runner(hybrid)

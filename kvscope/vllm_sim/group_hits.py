@@ -42,10 +42,10 @@ def block_of(machine: Machine, content: int) -> int:
 def forget(machine: Machine, block: int) -> None:
     """Remove all hashes of a block."""
     if machine.blocks[block].content != ROOT:
-        lose_content(machine, block, False)
+        lose_content(machine, block)
     second = second_of(machine, block)
     if second < len(machine.blocks) and machine.blocks[second].content != ROOT:
-        lose_content(machine, second, False)
+        lose_content(machine, second)
 
 
 @callable_in_kernels

@@ -23,7 +23,6 @@ from collections.abc import Callable
 from typing import Any
 
 from kvscope.core.jit import callable_in_kernels
-from kvscope.policies.lru import Lru
 from kvscope.vllm_sim.admission import (
     BlockRules,
     blocks_for,
@@ -38,7 +37,7 @@ from kvscope.vllm_sim.group_hits import (
     look_up_groups,
     second_of,
 )
-from kvscope.vllm_sim.pool import give_back, give_content, lose_content, taker, use
+from kvscope.vllm_sim.pool import give_back, give_content, lose_content, take, use
 from kvscope.vllm_sim.state import (
     ALWAYS,
     CHUNKED,
@@ -185,7 +184,7 @@ def hash_kept(machine: Machine, request: int, tokens: int, written: int) -> None
                 if block != NONE and is_retained(machine, request, group, at):
                     content = content_at(machine, record.slot, group, at)
                     forget(machine, block)
-                    give_content(machine, block, content, False)
+                    give_content(machine, block, content)
                     if machine.groups[group].kind == LINEAR:
                         machine.nodes[content].written = written
         record.hashed = filled
@@ -215,15 +214,15 @@ def hash_prompt_end(
             content = content_after(machine, record.slot, group, boundary)
             second = second_of(machine, block)
             if machine.blocks[block].content == ROOT:
-                give_content(machine, block, content, False)
+                give_content(machine, block, content)
             elif (
                 machine.blocks[block].content != content and machine.blocks[second].content == ROOT
             ):
-                give_content(machine, second, content, False)
+                give_content(machine, second, content)
         elif boundary == tokens and machine.table[row, at] != NONE:
             content = content_after(machine, record.slot, group, boundary)
             forget(machine, machine.table[row, at])
-            give_content(machine, machine.table[row, at], content, False)
+            give_content(machine, machine.table[row, at], content)
             machine.nodes[content].written = written
             record.copy_at = at
 
@@ -239,7 +238,7 @@ def hash_export(
     kept = exported == (record.prompt - 1) // unit * unit or exported == record.junction
     if kept or (exported % size == 0 and ends_segment(machine, group, exported // size - 1)):
         content = content_after(machine, record.slot, group, exported)
-        give_content(machine, block, content, False)
+        give_content(machine, block, content)
         machine.nodes[content].written = written
 
 
@@ -446,8 +445,8 @@ def move_contents(machine: Machine, source: int, copy: int) -> None:
     """Have a copy of a state take its hash over; it can be read in the next step only."""
     content = machine.blocks[source].content
     if content != ROOT:
-        lose_content(machine, source, False)
-        give_content(machine, copy, content, False)
+        lose_content(machine, source)
+        give_content(machine, copy, content)
         machine.nodes[content].written = planned_step(machine)
 
 
@@ -486,7 +485,7 @@ def quiet_groups_until(machine: Machine, request: int, coming: int) -> int:
     return min(record.room, hashes_at, record.skips_at + coming)  # type: ignore[no-any-return]
 
 
-def group_allocator(take: Callable[[Machine], int]) -> Callable[..., None]:
+def group_allocator(take_block: Callable[[Machine], int]) -> Callable[..., None]:
     """Return the function that allocates blocks in all groups until so many tokens have room.
 
     First the copy of a block in which a hit ends, which a new request writes to (`admitted`); one
@@ -495,7 +494,7 @@ def group_allocator(take: Callable[[Machine], int]) -> Callable[..., None]:
 
     @callable_in_kernels
     def take_cleared(machine: Machine) -> int:
-        block = take(machine)
+        block = take_block(machine)
         forget(machine, block)
         return block
 
@@ -602,7 +601,7 @@ def group_admitter(allocate: Callable[..., None]) -> Callable[..., Any]:
 
 def several_groups() -> BlockRules:
     """Return the rules of a hybrid model's requests; blocks leave in vLLM's own order, LRU."""
-    return group_rules(group_allocator(taker(Lru, False)))
+    return group_rules(group_allocator(take))
 
 
 def group_rules(allocate: Callable[..., None]) -> BlockRules:

@@ -18,17 +18,16 @@ Source: vLLM 0.32.0 and 0.33.0, vllm/distributed/kv_transfer/kv_connector/v1/off
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from kvscope.core.arrays import Int32s
 from kvscope.core.jit import callable_in_kernels, once
 from kvscope.core.prefix import write_path
-from kvscope.policies.base import LanePolicy
 from kvscope.replay.kernels.loop import advance_table
-from kvscope.vllm_sim.admission import adapter, arrive, write_front
-from kvscope.vllm_sim.chunk_lanes import ChunkRules, chunk_rules
+from kvscope.vllm_sim.admission import arrive, learn, write_front
+from kvscope.vllm_sim.chunk_lanes import choose_chunks, commit_chunks
 from kvscope.vllm_sim.chunks import (
     chunk_at,
     evict_first,
@@ -57,7 +56,7 @@ from kvscope.vllm_sim.offload_state import (
     WAITING,
     Offload,
 )
-from kvscope.vllm_sim.pool import expire, taker
+from kvscope.vllm_sim.pool import expire, take
 from kvscope.vllm_sim.prefetch import may_start, next_fetch_s, prefetcher
 from kvscope.vllm_sim.scheduler import (
     begin_plan,
@@ -79,27 +78,37 @@ from kvscope.vllm_sim.storage import (
 )
 
 LOAD = -2  # of an admission: the request has begun to load
-Storage = Literal["none", "read", "prefetched"]
 
 
-def run_finder(read: Callable[..., int], storage: Storage) -> Callable[..., int]:
+@callable_in_kernels
+def prefetches(off: Offload) -> bool:
+    """Return whether requests that arrive are prefetched from storage."""
+    return len(off.fetches) > 0
+
+
+@callable_in_kernels
+def reads_storage(off: Offload) -> bool:
+    """Return whether waiting requests read what they lack from storage, as in vLLM."""
+    return bool(off.state[0].storage) and not prefetches(off)
+
+
+def run_finder(read: Callable[..., int]) -> Callable[..., int]:
     """Return the function that finds the end of the run of chunks that a tier has, from `begin` on.
 
     It returns SKIP where one of them is under way, but for a prefetch: that is another request's.
-    `read` is as in `reader`, if requests read `storage`.
+    `read` is as in `reader`.
     """
-    reads_storage, prefetches = storage == "read", storage == "prefetched"
 
     @callable_in_kernels
     def find_run(off: Offload, request: int, path: Int32s, begin: int, end: int) -> int:
         at, pending, reads = begin, False, 0
         while at < end:
             chunk = off.chunks[chunk_at(off, path, at)]
-            if prefetches and chunk.answer == ASKING:
+            if prefetches(off) and chunk.answer == ASKING:
                 break
             if is_held(off, chunk_at(off, path, at)):
                 pending = pending or chunk.users == PENDING
-            elif reads_storage:
+            elif reads_storage(off):
                 answer = read(off, request, path, at, reads == 0)
                 if answer == MISSING:
                     break
@@ -113,13 +122,12 @@ def run_finder(read: Callable[..., int], storage: Storage) -> Callable[..., int]
     return find_run
 
 
-def chunk_finder(rules: ChunkRules, storage: Storage) -> Callable[..., int]:
+def chunk_finder() -> Callable[..., int]:
     """Return the function that looks up the chunks behind the hit tokens of the front request.
 
-    It returns the tokens to load, SKIP to wait for them. `rules` order the chunks.
+    It returns the tokens to load, SKIP to wait for them.
     """
-    find_run = run_finder(reader(offerer(rules.choose)), storage)
-    reads_storage = storage == "read"
+    find_run = run_finder(reader(offerer(choose_chunks)))
 
     @callable_in_kernels
     def look_up_chunks(machine: Machine, request: int, hit: int, total: int) -> int:
@@ -130,7 +138,7 @@ def chunk_finder(rules: ChunkRules, storage: Storage) -> Callable[..., int]:
         least = off.state[0].least_load
         if (end * bpc - hits) < least:
             return 0
-        if reads_storage:
+        if reads_storage(off):
             poll(off, False)
         at = find_run(off, request, path, begin, end)
         if at == SKIP:
@@ -221,13 +229,12 @@ def loader(list_loads: Callable[..., int]) -> Callable[..., int]:
     return begin_load
 
 
-def offering(rules: ChunkRules, blocks: TierBlocks, storage: Storage) -> Callable[..., bool]:
+def offering(blocks: TierBlocks, storage: bool) -> Callable[..., bool]:
     """Return the function that offers the tier the first `count` chunks of `offered`.
 
-    It returns False where the tier refuses them. `rules` order the chunks, `row` is as in
-    TierBlocks.
+    It returns False where the tier refuses them. `row` is as in TierBlocks.
     """
-    offer, reads_storage, fence = offerer(rules.choose), storage == "read", blocks.fence
+    offer, fence = offerer(choose_chunks), blocks.fence
 
     @callable_in_kernels
     def offer_listed(machine: Machine, request: int, path: Int32s, row: int, count: int) -> bool:
@@ -235,7 +242,7 @@ def offering(rules: ChunkRules, blocks: TierBlocks, storage: Storage) -> Callabl
         state, member = off.state[0], off.members[request]
         if count == 0:
             return True
-        if reads_storage:
+        if storage and reads_storage(off):
             poll(off, state.polls_late)
         if state.forgets_offers:
             begin = max(off.offered[0], record.hits // state.blocks_per_chunk)
@@ -267,14 +274,12 @@ def tokens_stored(machine: Machine, request: int) -> int:
     return min(tokens, known)  # type: ignore[no-any-return]
 
 
-def step_offering(
-    rules: ChunkRules, blocks: TierBlocks, storage: Storage
-) -> Callable[[Machine], None]:
+def step_offering(blocks: TierBlocks, storage: bool) -> Callable[[Machine], None]:
     """Return the function that offers what the planned step fills, then what ended requests left.
 
     States of linear attention first, each on its own.
     """
-    offer_listed, list_states = offering(rules, blocks, storage), blocks.list_states
+    offer_listed, list_states = offering(blocks, storage), blocks.list_states
     list_stores, advance = blocks.list_stores, blocks.advance
 
     @callable_in_kernels
@@ -306,18 +311,16 @@ def step_offering(
     return offer_step
 
 
-def step_storer(
-    rules: ChunkRules, blocks: TierBlocks, storage: Storage
-) -> Callable[[Machine], None]:
+def step_storer(blocks: TierBlocks, storage: bool) -> Callable[[Machine], None]:
     """Return the function that ends a plan: offers to the tier, and requests that leave it."""
-    offer_step, commit = step_offering(rules, blocks, storage), rules.commit
-    reads_storage = storage == "read"
+    offer_step = step_offering(blocks, storage)
 
     @callable_in_kernels
     def store_step(machine: Machine) -> None:
         off, requests, state = machine.offload, machine.requests, machine.offload.state[0]
         size, front = machine.state[0].block_size, machine.path[len(machine.path) - 1]
-        if reads_storage and not state.polls_late:
+        reads = storage and reads_storage(off)
+        if reads and not state.polls_late:
             flush(off)
         if not state.write_back:
             offer_step(machine)
@@ -326,14 +329,16 @@ def step_storer(
             record = requests[request]
             write_path(machine.nodes.parent, record.leaf, front, 0, record.length)
             tokens = max(record.prompt, record.prompt + record.generated - 1)
-            commit(machine, request, front, tokens // size // state.unit_nodes * state.groups)
+            commit_chunks(
+                machine, request, front, tokens // size // state.unit_nodes * state.groups
+            )
             off.members[request].stage = ENDED
-            if reads_storage and off.members[request].transfers == 0:
+            if reads and off.members[request].transfers == 0:
                 forget_answers(machine, request)
         if state.ended > 0:
             machine.state[0].front = NONE
         state.ended = 0
-        if reads_storage and state.polls_late:
+        if reads and state.polls_late:
             flush(off)
 
     return store_step
@@ -383,9 +388,8 @@ def begin_transfers(machine: Machine) -> float:
     return begin_s  # type: ignore[no-any-return]
 
 
-def transfer_ender(storage: Storage) -> Callable[[Machine], None]:
+def transfer_ender(storage: bool) -> Callable[[Machine], None]:
     """Return the function that ends the transfers that are done by now."""
-    writes_on, reads_storage = storage != "none", storage == "read"
 
     @callable_in_kernels
     def end_transfers(machine: Machine) -> None:
@@ -395,11 +399,12 @@ def transfer_ender(storage: Storage) -> Callable[[Machine], None]:
             if job.submitted and not job.done and job.done_s <= now_s:
                 for at in range(job.first, job.first + job.nodes):
                     unpin_chunk(off, off.store_nodes[at % len(off.store_nodes)])
-                if writes_on:
+                if storage and state.storage:
                     write_on(off, off.store_nodes, job.first, job.nodes, now_s)
                 member = off.members[job.request]
                 member.transfers -= 1
-                if reads_storage and member.stage == ENDED and member.transfers == 0:
+                ended = member.stage == ENDED and member.transfers == 0
+                if storage and ended and reads_storage(off):
                     forget_answers(machine, job.request)
                 job.done = 1
         while (
@@ -441,23 +446,22 @@ def next_end_s(machine: Machine) -> float:
 
 
 def waiter(
-    end_transfers: Callable[[Machine], None], storage: Storage
+    end_transfers: Callable[[Machine], None], storage: bool
 ) -> Callable[[Machine, bool], bool]:
     """Return the function that lets time pass to the next arrival or end of a transfer.
 
     It returns False where neither comes. Where requests were just `preempted` (loads have blocks),
     others may fit as soon as their copies have ended.
     """
-    copies, prefetches = storage != "none", storage == "prefetched"
 
     @callable_in_kernels
     def wait(machine: Machine, preempted: bool) -> bool:
         requests, state = machine.requests, machine.state[0]
         begin_s = begin_transfers(machine)
         next_s = begin_s if preempted else next_end_s(machine)
-        if copies and not preempted:
+        if storage and machine.offload.state[0].storage and not preempted:
             next_s = next_copy_s(machine.offload, state.now_s, next_s)
-        if prefetches and not preempted:
+        if storage and prefetches(machine.offload) and not preempted:
             next_s = next_fetch_s(machine, next_s)
         if state.arrived < len(requests):
             next_s = min(next_s, requests[state.arrived].arrival_s)
@@ -544,7 +548,7 @@ def resumer(blocks: TierBlocks) -> Callable[..., Any]:
 
 
 def offloaded_admitter(
-    blocks: TierBlocks, look_up_chunks: Callable[..., int], storage: Storage
+    blocks: TierBlocks, look_up_chunks: Callable[..., int], storage: bool
 ) -> Callable[..., Any]:
     """Return the function that tries to admit a waiting request, whose path is written out.
 
@@ -553,14 +557,16 @@ def offloaded_admitter(
     """
     look_up, cut, fits, enter = blocks.look_up, blocks.rules.cut, blocks.fits, blocks.enter
     note_first, reserved_blocks = blocks.note_first, reserver(blocks.still_needed)
-    begin_load, prefetches = loader(blocks.list_loads), storage == "prefetched"
+    begin_load = loader(blocks.list_loads)
 
     @callable_in_kernels
     def admit(machine: Machine, request: int, budget: int) -> int:
         off, record, state = machine.offload, machine.requests[request], machine.state[0]
         total, member = record.prompt + record.generated, off.members[request]
         first = record.hits == NONE
-        if member.transfers > 0 or (prefetches and not may_start(machine, request)):
+        if member.transfers > 0:
+            return SKIP
+        if storage and prefetches(off) and not may_start(machine, request):
             return SKIP
         hit = look_up(machine, request)
         loaded = look_up_chunks(machine, request, hit, total)
@@ -593,7 +599,7 @@ def offloaded_admitter(
     return admit
 
 
-def joiner(blocks: TierBlocks, learn: Callable[..., None]) -> Callable[..., None]:
+def joiner(blocks: TierBlocks) -> Callable[..., None]:
     """Return the function that gives a request its blocks, and plans for its next `tokens`.
 
     A request that begins to LOAD gets them too, and no step.
@@ -683,56 +689,46 @@ def take_chunk_table(machine: Machine) -> None:
     off.state[0].period = advance_table(off.tables, off.state[0].period, arrived)
 
 
-def arriver(rules: ChunkRules, storage: Storage) -> Callable[[Machine], None]:
+def arriver(storage: bool) -> Callable[[Machine], None]:
     """Return the function that queues requests that have arrived, and has them prefetched."""
-    prefetch, prefetches = prefetcher(offerer(rules.choose)), storage == "prefetched"
+    prefetch = prefetcher(offerer(choose_chunks))
 
     @callable_in_kernels
     def enter(machine: Machine) -> None:
         arrived = machine.state[0].arrived
         arrive(machine)
         take_chunk_table(machine)
-        if prefetches:
+        if storage and prefetches(machine.offload):
             prefetch(machine, arrived)
 
     return enter
 
 
+@callable_in_kernels
+def take_above_tier(machine: Machine) -> int:
+    """Allocate a free block; what it held is copied to a tier that stores what is evicted."""
+    block = take(machine)
+    if machine.offload.state[0].write_back and machine.state[0].evicted_node != ROOT:
+        write_back(machine.offload, machine.state[0].evicted_node)
+    note_block(machine, block)
+    return block
+
+
 @once
-def offloaded_runner(
-    policy: type[LanePolicy],
-    leaf: bool,
-    chunk_policy: type[LanePolicy] | None = None,
-    leaf_chunks: bool = False,
-    storage: Storage = "none",
-    hybrid: bool = False,
-) -> Callable[..., Any]:
+def offloaded_runner(hybrid: bool = False) -> Callable[..., Any]:
     """Return the function that runs an engine with a CPU tier, called as that of `runner`.
 
-    `hybrid` as there, then with vLLM's own order of chunks and no storage. `chunk_policy` orders
-    the chunks, as `chunk_rules` has it. Of `storage` below them, waiting requests "read" what they
-    lack, as in vLLM, or it is "prefetched" when they arrive.
+    `hybrid` as there, then without storage below the tier.
     """
-    take_free = taker(policy, leaf)
-
-    @callable_in_kernels
-    def take(machine: Machine) -> int:
-        block = take_free(machine)
-        if machine.offload.state[0].write_back and machine.state[0].evicted_node != ROOT:
-            write_back(machine.offload, machine.state[0].evicted_node)
-        note_block(machine, block)
-        return block
-
-    blocks = several_group_blocks(take) if hybrid else one_group_blocks(policy, leaf, take)
+    storage = not hybrid
+    blocks = several_group_blocks(take_above_tier) if hybrid else one_group_blocks(take_above_tier)
     rules = blocks.rules._replace(release=releaser(blocks.rules.release, blocks.keep_table))
-    chunk_order, learn = chunk_rules(chunk_policy, leaf_chunks), adapter(policy)
-    find_chunks = look_up_group_chunks if hybrid else chunk_finder(chunk_order, storage)
+    find_chunks = look_up_group_chunks if hybrid else chunk_finder()
     admit = offloaded_admitter(blocks, find_chunks, storage)
-    plan_waiting = waiting_planner(admit, resumer(blocks), joiner(blocks, learn))
+    plan_waiting = waiting_planner(admit, resumer(blocks), joiner(blocks))
     plan_running, complete = running_planner(rules), completer(rules)
-    store_step, end_transfers = step_storer(chunk_order, blocks, storage), transfer_ender(storage)
-    wait = waiter(end_transfers, storage)
-    enter, reads_storage = arriver(chunk_order, storage), storage == "read"
+    store_step, end_transfers = step_storer(blocks, storage), transfer_ender(storage)
+    wait, enter = waiter(end_transfers, storage), arriver(storage)
     end_plan = rules.end_plan
 
     @callable_in_kernels
@@ -754,11 +750,12 @@ def offloaded_runner(
                 break
             enter(machine)
             if state.ttl_s < np.inf:
-                expire(machine, leaf)
+                expire(machine)
             preempted = state.preempted
             schedule(machine)
             off = machine.offload.state[0]
-            if reads_storage and off.reread > 2 * (off.stored_chunks + off.capacity):
+            full = off.reread > 2 * (off.stored_chunks + off.capacity)
+            if storage and full and reads_storage(machine.offload):
                 off.stuck = True
                 return False
             if state.planned > 0:

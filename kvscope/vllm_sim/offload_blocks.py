@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kvscope.core.jit import callable_in_kernels
-from kvscope.policies.base import LanePolicy
 from kvscope.vllm_sim.admission import (
     BlockRules,
     allocator,
@@ -242,9 +241,7 @@ def fence_chunk(machine: Machine, request: int, row: int, place: int) -> None:
         fence_until_ended(machine, request, block)
 
 
-def one_group_blocks(
-    policy: type[LanePolicy], leaf: bool, take: Callable[[Machine], int]
-) -> TierBlocks:
+def one_group_blocks(take: Callable[[Machine], int]) -> TierBlocks:
     """Return the blocks of requests whose layers all cache every token, allocated by `take`."""
     allocate_blocks = allocator(take)
 
@@ -254,10 +251,10 @@ def one_group_blocks(
 
     @callable_in_kernels
     def hash_tokens(machine: Machine, request: int, tokens: int) -> None:
-        hash_blocks(machine, request, tokens, leaf)
+        hash_blocks(machine, request, tokens)
 
     return TierBlocks(
-        one_group(policy, leaf, take),
+        one_group(take),
         look_up_front,
         fits_blocks,
         fits_loaded_blocks,

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.deployment.kv_groups import KvGroups
+from kvscope.policies.functions import LaneFunctions, lane_functions
+from kvscope.policies.lru import Lru
 from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.replay import NO_TABLES
 from kvscope.vllm_sim.settings import OffloadSettings, PrefetchPolicy
@@ -101,7 +103,7 @@ OFFLOAD = _whole(
     "lists ghosts period learned "
     "storage storage_capacity stored_chunks polled polls_late asked retry "
     "reads reads_begun reads_done writes writes_seen writes_done read_chunks written_chunks full "
-    "reread stuck fetch_policy fetch_least fetch_head fetching",
+    "reread stuck fetch_policy fetch_least fetch_head fetching ordered leaf",
     "now_s target read_latency_s read_chunk_s read_free_s "
     "write_latency_s write_chunk_s write_free_s fetch_base_s fetch_chunk_s "
     "load_latency_s load_chunk_s store_latency_s store_chunk_s load_free_s store_free_s",
@@ -115,7 +117,8 @@ offers all its chunks again. `written_back` blocks are to be copied in front of 
 over. Stores before `planned_stores` were created in earlier plans. `ended` requests ended since the
 last plan, `loading` ones have blocks and do not run, `learned` ones did once. `t1` to `b2` and
 `target` are ARC's. Of the `lists`, those from `ghosts` on name chunks that the tier no longer has.
-`period` is the table in force, of `now_s`.
+`period` is the table in force, of `now_s`. `ordered`: a policy of kvscope orders the chunks, and
+with `leaf` those without a held one behind them leave first.
 
 Of a hybrid model there are `groups`, of which `full_groups` cache all tokens. Windows are stored
 where they end at multiples of `alignment_tokens`, 0: all of them. `whole_chunks`: a chunk is stored
@@ -145,9 +148,10 @@ class Offload(NamedTuple):
     `fences`, `taken` the last plan that gave it to a request; where those of running requests may
     be given away, `since` is the plan in which each block of a block table got there. `order` lists
     groups as they are looked up, `loading` requests; `ended` those that ended, with their blocks in
-    `ended_table`, as in `table`. `category`, `cuts`, `p` and `tables` are those of a policy of
-    kvscope that orders the chunks. `reads` and `writes` are the copies from and to storage, and
-    `asked` the chunks that it is asked about; `fetches` has the prefetch of each request.
+    `ended_table`, as in `table`. `category`, `cuts`, `p`, `functions` and `tables`
+    are those of a policy of kvscope that orders the chunks. `reads` and `writes` are the copies
+    from and to storage, and `asked` the chunks that it is asked about; `fetches` has the prefetch
+    of each request.
     `offered`, `fresh`, `ends`, `victims`, `cursors` and `states`, rows of a request and the place
     of a state to offer, are scratch.
     """
@@ -185,6 +189,7 @@ class Offload(NamedTuple):
     category: Int32s
     cuts: Int32s
     p: Float64s
+    functions: LaneFunctions
     tables: TablePeriods
 
     def copied(self) -> Offload:
@@ -197,8 +202,13 @@ class Offload(NamedTuple):
 
 
 class ChunkOrder(NamedTuple):
-    """A policy of kvscope that orders chunks in `lanes`, and each request as it sees it."""
+    """A policy of kvscope that orders chunks in `lanes`, and each request as it sees it.
 
+    `leaf`: chunks without a held one behind them leave first.
+    """
+
+    functions: LaneFunctions
+    leaf: bool
     lanes: int
     category: Int32s
     cuts: Int32s
@@ -252,8 +262,13 @@ def empty_offload(
     if order is None:
         state.ghosts = B1
     else:
+        state.ordered, state.leaf = True, order.leaf
         tables = tables._replace(
-            category=order.category, cuts=order.cuts, p=order.p, tables=order.tables
+            category=order.category,
+            cuts=order.cuts,
+            p=order.p,
+            functions=order.functions,
+            tables=order.tables,
         )
     state.capacity, state.blocks_per_chunk = capacity, size
     state.arc = settings.eviction_policy == "arc"
@@ -373,5 +388,6 @@ def _tables(
         category=np.zeros(0, dtype=np.int32),
         cuts=np.zeros((0, 0), dtype=np.int32),
         p=np.zeros(0),
+        functions=lane_functions(Lru),
         tables=NO_TABLES.periods(),
     )

@@ -11,10 +11,7 @@ vllm/v1/core/kv_cache_utils.py (FreeKVCacheBlockQueue).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from kvscope.core.jit import callable_in_kernels
-from kvscope.policies.base import LanePolicy
 from kvscope.vllm_sim.state import NONE, PARKED, PINNED, ROOT, UNHASHED, Machine
 
 
@@ -69,7 +66,7 @@ def unpark(machine: Machine, block: int) -> None:
 
 
 @callable_in_kernels
-def give_content(machine: Machine, block: int, content: int, leaf: bool) -> None:
+def give_content(machine: Machine, block: int, content: int) -> None:
     """Hash a block: look-ups for its content now find it, or an older block of the same content."""
     blocks, nodes, new = machine.blocks, machine.nodes, machine.blocks[block]
     new.content = content
@@ -79,7 +76,7 @@ def give_content(machine: Machine, block: int, content: int, leaf: bool) -> None
         nodes[content].written = 1
         new.twin_after = block
         new.twin_before = block
-        if leaf:
+        if machine.state[0].leaf:
             nodes[nodes[content].parent].children += 1
         return
     youngest = blocks[oldest].twin_before
@@ -87,12 +84,14 @@ def give_content(machine: Machine, block: int, content: int, leaf: bool) -> None
     new.twin_before = youngest
     new.twin_after = oldest
     blocks[oldest].twin_before = block
-    if leaf and blocks[oldest].queue == PARKED:  # the new block keeps the children reachable
+    if (
+        machine.state[0].leaf and blocks[oldest].queue == PARKED
+    ):  # the new block keeps the children reachable
         unpark(machine, oldest)
 
 
 @callable_in_kernels
-def lose_content(machine: Machine, block: int, leaf: bool) -> None:
+def lose_content(machine: Machine, block: int) -> None:
     """Remove a block's hash."""
     blocks, nodes, old = machine.blocks, machine.nodes, machine.blocks[block]
     node = nodes[old.content]
@@ -104,7 +103,7 @@ def lose_content(machine: Machine, block: int, leaf: bool) -> None:
             node.first = old.twin_after
         return
     node.first = NONE
-    if leaf:
+    if machine.state[0].leaf:
         above = nodes[node.parent]
         above.children -= 1
         if above.children == 0 and above.first != NONE and blocks[above.first].queue == PARKED:
@@ -146,61 +145,58 @@ def give_back(machine: Machine, block: int, lane: int) -> None:
 
 
 @callable_in_kernels
-def expire(machine: Machine, leaf: bool) -> None:
+def expire(machine: Machine) -> None:
     """Remove the hash of free blocks that were idle for the time to live; they go first then."""
     state = machine.state[0]
     for queue in range(1, state.lanes + 1):
         block = head_of(machine, queue)
         while block != NONE and machine.blocks[block].freed_s < state.now_s - state.ttl_s:
             unlink(machine, block)
-            lose_content(machine, block, leaf)
+            lose_content(machine, block)
             state.evictions += 1
             link(machine, block, UNHASHED, state.blocks + UNHASHED)
             block = head_of(machine, queue)
 
 
-def taker(policy: type[LanePolicy], leaf: bool) -> Callable[[Machine], int]:
-    """Return the function that allocates one free block; it may be called while one is free.
+@callable_in_kernels
+def choose_victim(machine: Machine) -> int:
+    """Return the free block to evict: the head of the lane that scores lowest.
 
-    Blocks without a hash first, then the head of the lane that scores lowest, of equals the one
-    freed first. `leaf`: a block without which cached ones could not be found is passed over.
+    Of equals, the one freed first. Where only leaves leave, a block without which cached ones could
+    not be found is passed over.
     """
-    score = callable_in_kernels(policy.score)
-
-    @callable_in_kernels
-    def choose(machine: Machine) -> int:
-        blocks, state = machine.blocks, machine.state[0]
-        chosen, lowest = NONE, 0.0
-        for lane in range(state.lanes):
+    blocks, state = machine.blocks, machine.state[0]
+    chosen, lowest = NONE, 0.0
+    for lane in range(state.lanes):
+        head = head_of(machine, lane + 1)
+        while state.leaf and head != NONE and has_orphans(machine, head):
+            park(machine, head)
             head = head_of(machine, lane + 1)
-            while leaf and head != NONE and has_orphans(machine, head):
-                park(machine, head)
-                head = head_of(machine, lane + 1)
-            if head == NONE:
-                continue
-            worth = 0.0
-            if state.lanes > 1:
-                idle_s = state.now_s - blocks[head].freed_s
-                worth = score(lane, idle_s, machine.p, machine.tables.in_force)
-            older = chosen != NONE and blocks[head].freed < blocks[chosen].freed
-            if chosen == NONE or worth < lowest or (worth == lowest and older):
-                chosen, lowest = head, worth
-        return chosen
+        if head == NONE:
+            continue
+        worth = 0.0
+        if state.lanes > 1:
+            idle_s = state.now_s - blocks[head].freed_s
+            worth = machine.functions.score(lane, idle_s, machine.p, machine.tables.in_force)
+        older = chosen != NONE and blocks[head].freed < blocks[chosen].freed
+        if chosen == NONE or worth < lowest or (worth == lowest and older):
+            chosen, lowest = head, worth
+    return chosen
 
-    @callable_in_kernels
-    def take(machine: Machine) -> int:
-        state = machine.state[0]
-        block = head_of(machine, UNHASHED)
-        state.evicted_node = ROOT
-        if block == NONE:
-            block = choose(machine)
-            if machine.blocks[block].twin_after == block:
-                state.evicted_node = machine.blocks[block].content
-            lose_content(machine, block, leaf)
-            state.evictions += 1
-        unlink(machine, block)
-        machine.blocks[block].users = 1
-        state.free -= 1
-        return block
 
-    return take
+@callable_in_kernels
+def take(machine: Machine) -> int:
+    """Allocate a free block, while one is free: one without a hash, else the one to evict."""
+    state = machine.state[0]
+    block = head_of(machine, UNHASHED)
+    state.evicted_node = ROOT
+    if block == NONE:
+        block = choose_victim(machine)
+        if machine.blocks[block].twin_after == block:
+            state.evicted_node = machine.blocks[block].content
+        lose_content(machine, block)
+        state.evictions += 1
+    unlink(machine, block)
+    machine.blocks[block].users = 1
+    state.free -= 1
+    return block

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from kvscope.core import memory
 from kvscope.core.arrays import Bools, Float64s, Int32s
 from kvscope.core.errors import UsageError
+from kvscope.core.jit import Referenced
 from kvscope.core.trace import Prompts
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import Policy
@@ -95,8 +96,8 @@ def replay_engine(
         tables=tables,
         chunk_tables=chunk_tables,
     )
-    run = engine_kernel(policy, machine, settings.offload.policy if settings.offload else None)
-    while run(machine, SLICE_STEPS, len(machine.requests) + 1, math.inf):
+    run, passed = engine_kernel(machine), Referenced(machine)
+    while run(passed, SLICE_STEPS, len(machine.requests) + 1, math.inf):
         pass
     return replayed(machine)
 
@@ -118,7 +119,7 @@ def replay_in_flight(
     `tables` are for.
     """
     machine = idle_machine(prompts, policy, settings, cost, tables=tables)
-    run = engine_kernel(policy, machine)
+    run, passed = engine_kernel(machine), Referenced(machine)
     requests, state = machine.requests, machine.state[0]
     requests.arrival_s = np.inf
     rejected = np.append(0, np.cumsum(requests.oversized))  # those need no room
@@ -133,7 +134,7 @@ def replay_in_flight(
                 break
             requests[sent].arrival_s = state.now_s + between_s if sent else 0.0
             sent += 1
-        run(machine, SLICE_STEPS, state.finished + 1, math.inf)
+        run(passed, SLICE_STEPS, state.finished + 1, math.inf)
     return replayed(machine)
 
 

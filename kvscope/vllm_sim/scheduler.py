@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from kvscope.core.jit import by_reference, callable_in_kernels, kernel, once
-from kvscope.policies.base import LanePolicy
 from kvscope.vllm_sim.admission import BlockRules, arrive, one_group, peek_waiting
 from kvscope.vllm_sim.fast_forward import WORTHWHILE, fast_forwarder
 from kvscope.vllm_sim.groups import several_groups
@@ -219,9 +218,9 @@ def decoded_alone(machine: Machine) -> bool:
     return all_planned and state.prefill_tokens == 0 and state.ttl_s == np.inf  # type: ignore[no-any-return]
 
 
-def stepper(policy: type[LanePolicy], leaf: bool, hybrid: bool = False) -> Callable[..., Any]:
+def stepper(hybrid: bool = False) -> Callable[..., Any]:
     """Return the kernel that runs an engine, as `runner`."""
-    return run_kernel(runner(policy, leaf, hybrid))
+    return run_kernel(runner(hybrid))
 
 
 @once
@@ -236,17 +235,15 @@ def run_kernel(run_steps: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @once
-def runner(policy: type[LanePolicy], leaf: bool, hybrid: bool = False) -> Callable[..., Any]:
-    """Return the function that runs an engine whose blocks are evicted by the rules of `policy`.
-
-    `hybrid`: its machine has groups, and LRU is the only policy.
+def runner(hybrid: bool = False) -> Callable[..., Any]:
+    """Return the function that runs an engine with any policy; `hybrid`: its machine has groups.
 
     Called as run(machine, steps, finished, until_s): plans up to so many steps, and stops early
     once that many requests are done with, or before it plans a step at `until_s` or later. False
     when there is nothing left to do; requests that arrive at infinity are not known yet. Kernels
-    that call it pass the machine by reference. `leaf` as in `Policy.leaves`.
+    that call it pass the machine by reference.
     """
-    rules = several_groups() if hybrid else one_group(policy, leaf)
+    rules = several_groups() if hybrid else one_group()
     schedule = planner(rules)
     complete = completer(rules)
     fast_forward = fast_forwarder(rules)
@@ -260,7 +257,7 @@ def runner(policy: type[LanePolicy], leaf: bool, hybrid: bool = False) -> Callab
                 break
             arrive(machine)
             if state.ttl_s < np.inf:
-                expire(machine, leaf)
+                expire(machine)
             undisturbed = schedule(machine)
             ended = state.finished
             if state.in_progress > 0:  # only where a step is planned before the last one ends

@@ -19,6 +19,7 @@ from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
 from kvscope.deployment.kv_groups import GroupKind, KvGroups
 from kvscope.policies.base import Floats, LanePolicy, Policy
+from kvscope.policies.functions import LaneFunctions, lane_functions
 from kvscope.policies.lru import Lru
 from kvscope.policies.lru_retention import LruRetention
 from kvscope.replay.kernels.loop import TablePeriods
@@ -108,7 +109,7 @@ STATE = _record(
     "watermark_blocks free evictions freed running preempted next arrived front in_progress "
     "planned budget prefill_tokens steps finished admitted period "
     "alignment_tokens segment_tokens keeps_boundaries state_tokens rehashes_states evicted_node "
-    "export_tokens",
+    "export_tokens leaf selects adaptive",
     "now_s end_s cost_s ttl_s "
     "base_s prefill_token_s prefill_pair_s floor_s "
     "decode_base_s decode_token_s decode_context_token_s",
@@ -126,7 +127,8 @@ are kept at every multiple of `segment_tokens` (0: at none) and, with `keeps_bou
 of requests. Steps end at multiples of `state_tokens` where it has linear attention, else it is 0;
 where that is more than `alignment_tokens`, hits end within blocks. With `export_tokens` a step that
 ends a prompt writes the last state that a hit can end at, too, at a multiple of so many tokens.
-`rehashes_states` as in `EngineSettings`.
+`rehashes_states` as in `EngineSettings`. Of the policy, `leaf`: only leaves leave; `selects`: it
+does not admit all turns; `adaptive` as in `LanePolicy`.
 """
 
 
@@ -140,7 +142,7 @@ class Machine(NamedTuple):
     free `slots`. Row 0 of `batch` lists the requests that the step in progress computes for, row 1
     those of the planned one, and
     `yields` which of them get a token. `recent` are the uncached tokens of recent requests,
-    `p` the policy's parameters, `tables` what it has learned.
+    `p` the policy's parameters, `functions` its functions, `tables` what it has learned.
 
     `groups` (G) and `specs` are those of a hybrid model, else empty. It has G rows of `table` for
     each slot, G * (N + 1) nodes, and `path` counts trie nodes; row g of `copies` lists the blocks
@@ -166,6 +168,7 @@ class Machine(NamedTuple):
     groups: Records
     specs: Records
     copies: Int64s
+    functions: LaneFunctions
     offload: Offload
 
 
@@ -203,6 +206,8 @@ def idle_machine(
     nodes.parent[: len(known.block_parent)], nodes.first = known.block_parent, NONE
     state = _state(settings, cost)
     state.lanes, state.block_size, state.max_num_seqs = lanes, known.block_size, slots
+    state.leaf, state.adaptive = policy.evicts == "leaf", kind.adaptive
+    state.selects = kind.admits is not LanePolicy.admits
     state.ttl_s = policy.values.get("ttl_s", math.inf)
     width, offload = -(-tokens // smallest), no_offload()
     if settings.offload is not None:
@@ -237,6 +242,7 @@ def idle_machine(
         groups=layouts,
         specs=_specs(settings),
         copies=np.empty((len(layouts), 2 * slots), dtype=np.int64),
+        functions=lane_functions(kind),
         offload=offload,
     )
 
@@ -248,6 +254,8 @@ def _chunk_order(settings: OffloadSettings, known: Traffic, tables: Tables) -> C
     tables = tables.chosen(policy, settings.capacity_chunks * settings.blocks_per_chunk)
     known = tables.classified(policy, known)
     return ChunkOrder(
+        lane_functions(lane_class(policy)),
+        policy.evicts == "leaf",
         tables.categories if policy.by_category else policy.lanes,
         known.category.astype(np.int32),
         known.cuts,

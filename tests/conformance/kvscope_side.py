@@ -42,7 +42,7 @@ class Model:
         )
         self.settings = settings
         chunk_policy = settings.offload.policy if settings.offload else None
-        self.run = engine_kernel(policy, self.machine, chunk_policy)
+        self.run = engine_kernel(self.machine)
 
     def step(self) -> bool:
         """Take one step, as `VllmScheduler.step`."""

@@ -205,7 +205,7 @@ def simulate(
         known.nodes.parent,
         asked(prompts),
     )
-    run = engine_kernel(policy, known)
+    run = engine_kernel(known)
     engines, late = ([Engine(known, run) for _ in range(replicas)] for _ in range(2))
     think = [-1.0] * count if think_s is None else think_s
     due = {r: float(known.requests[r].arrival_s) for r in range(count) if think[r] < 0}

@@ -45,7 +45,7 @@ def engine(
 def run(machine: Machine, policy: LanePolicy | None = None, steps: int = FOREVER) -> Machine:
     """So many steps, uncompiled."""
     asked = policy or Lru()
-    stepper(lane_class(asked), asked.evicts == "leaf").py_func(machine, steps, FOREVER, math.inf)
+    stepper().py_func(machine, steps, FOREVER, math.inf)
     return machine
 
 

@@ -35,7 +35,7 @@ def offloaded(*requests: Request, groups: KvGroups = WINDOW, **options: Any) -> 
     tier = OffloadSettings(**{"capacity_chunks": 100, **options})
     settings = EngineSettings(19, groups=groups, offload=tier)
     machine = idle_machine(told(*requests), Lru(), settings, SECONDS)
-    engine_kernel(Lru(), machine).py_func(machine, FOREVER, FOREVER, math.inf)
+    engine_kernel(machine).py_func(machine, FOREVER, FOREVER, math.inf)
     assert machine.state[0].finished == len(requests)
     return machine
 

@@ -59,7 +59,7 @@ def test_compiled_and_uncompiled_do_the_same(
     known = prompts(built(*trace))
     plain, compiled = (engine(known, blocks, policy, **options) for _ in range(2))
     run(plain, policy)
-    stepper(lane_class(policy), policy.evicts == "leaf")(compiled, FOREVER, FOREVER, np.inf)
+    stepper()(compiled, FOREVER, FOREVER, np.inf)
     for name in TABLES:
         left, right = getattr(plain, name), getattr(compiled, name)
         if left.dtype.names is None:  # stacks: what lies above their top is rest
@@ -80,7 +80,7 @@ def test_the_books_are_right_after_every_step(
     """In use and free make the pool, nothing counts twice, and a leaf policy leaves no orphan."""
     leaf = policy.evicts == "leaf"
     machine = engine(prompts(built(*trace)), blocks, policy, **options)
-    step = stepper(lane_class(policy), leaf).py_func
+    step = stepper().py_func
     more, steps = True, 0
     while more:
         more = step(machine, 1, FOREVER, np.inf)
