@@ -80,7 +80,8 @@ class FleetStudy(Struct, frozen=True, dict=True):
     `on_engines`: an answer that meets the SLO, replayed on a deployment's simulated vLLMs.
     `curves` are LRU's over every capacity of a replica, with the chosen number of them, by router:
     of those that see the order alone, in open loop. `pooled_curve` is over that of one cache.
-    `size` is the interval of the fewest replicas; None without the fewest. `groups` are those of a hybrid model's layers on the simulated vLLMs.
+    `size` is the interval of the fewest replicas; None without the fewest. `groups` are
+    those of a hybrid model's layers on the simulated vLLMs.
     """
 
     trace: Trace
