@@ -423,7 +423,7 @@ def simulate_fleet(
     capacity: Amount = None,
     capacity_blocks: Amount = None,
     param: Sequence[str] | None = None,
-    time_model: Literal["queue", "engine"] = "queue",
+    time_model: Literal["queue", "engine"] | None = None,
     closed_loop: bool = False,
     seeds: int = 3,
     warmup: Share = 0.0,

@@ -126,7 +126,7 @@ def _replicas(*, pool: bool) -> tuple[tuple[int, ...] | None, int | None, TimeMo
             MODELS,
             key="time_model",
             help="queue: one prefill after the other, decodes apart. engine: a simulated vLLM,"
-            " whose pool also holds running requests; slower.",
+            " whose pool also holds running requests.",
         )
     with fourth, query_params.synced("loop", LOOPS[0], allowed=LOOPS):
         loop = st.selectbox(

@@ -80,8 +80,8 @@ class FleetStudy(Struct, frozen=True, dict=True):
     `on_engines`: an answer that meets the SLO, replayed on a deployment's simulated vLLMs.
     `curves` are LRU's over every capacity of a replica, with the chosen number of them, by router:
     of those that see the order alone, in open loop. `pooled_curve` is over that of one cache.
-    `size` is the interval of the fewest replicas; None on engines and without the fewest. `groups`
-    are those of a hybrid model's layers on the simulated vLLMs.
+    `size` is the interval of the fewest replicas; None without the fewest. `groups` are
+    those of a hybrid model's layers on the simulated vLLMs.
     """
 
     trace: Trace
@@ -222,7 +222,7 @@ def fleet(
         if think is None and sweep.engine is None:
             pooled = sweep.pooled(best.policy, study.chosen)
         study = replace(study, pooled=pooled, pooled_hits=sweep.pooled_hits(study.chosen))
-    if queues_meet:
+    if study.fewest is not None:
         with monitor.steps("resampling requests"):
             study = replace(study, size=_size(sweep, best, request))
     if think is not None or not any(isinstance(policy, Lru) for policy in policies):
@@ -254,7 +254,8 @@ def _size(sweep: FleetSweep, line: FleetLine, request: FleetRequest) -> FleetSiz
         target_s = [outcome.target_ttft_s for outcome in run.outcomes]
         worst = int(np.argmax(target_s))
         outcome = run.outcomes[worst]
-        ttft_s[run.fleet.replicas] = sweep.replay(run.fleet, worst).ttft_s[counted]
+        replayed_s = sweep.replay(run.fleet, worst).ttft_s[counted]
+        ttft_s[run.fleet.replicas] = np.nan_to_num(replayed_s, nan=np.inf)  # rejected
         slow = not outcome.meets and outcome.target_ttft_s <= request.slo.ttft_s  # by its TPOT
         fails[run.fleet.replicas] = outcome.latencies.overloaded or slow
     target = Target(request.slo.ttft_s, request.slo.percentile)

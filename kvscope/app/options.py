@@ -722,12 +722,13 @@ class FleetOptions(ReplicaOptions, frozen=True, kw_only=True):
         ),
     ] = None
     time_model: Annotated[
-        TimeModel,
+        TimeModel | None,
         Option(
             "How a replica takes time. queue: one prefill after the other, decodes apart. engine:"
-            " a simulated vLLM, whose pool also holds running requests; slower."
+            " a simulated vLLM, whose pool also holds running requests.",
+            default="engine with a deployment on vLLM, else queue",
         ),
-    ] = "queue"
+    ] = None
     closed_loop: Annotated[
         bool,
         Option("Let a turn arrive its think time after the simulated end of the previous one."),

@@ -1,8 +1,7 @@
 """Several simulated vLLMs in one kernel: their machines, and the requests that each of them gets.
 
 The arrays of all machines lie in those of one `Machine`, with an axis of machines in front; a
-kernel that runs one of them takes views of its rows. Only what the requests of a machine need is
-ever written, and so in memory, of the arrays by request.
+kernel that runs one of them takes views of its rows.
 """
 
 from __future__ import annotations
@@ -15,11 +14,15 @@ import numpy as np
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels
 from kvscope.replay.kernels.loop import TablePeriods
+from kvscope.replay.traffic import Traffic
+from kvscope.vllm_sim import EngineSettings
 from kvscope.vllm_sim.offload_state import Offload
-from kvscope.vllm_sim.state import NONE, Machine, Records
+from kvscope.vllm_sim.state import BLOCK, NODE, NONE, REQUEST, Machine, Records
 
 NEVER = 2**62
-_BY_REQUEST = {"requests", "cuts"}
+_WRITTEN_FIRST = frozenset(  # before they are read, so that no more of them is ever in memory
+    {"requests", "cuts", "table", "path", "running", "preempted", "batch", "yields", "copies"}
+)
 
 
 class Machines(NamedTuple):
@@ -44,7 +47,7 @@ def idle_machines(known: Machine, count: int) -> Machines:
     """Return machines to which nothing was sent; `known` has all requests of the trace."""
     shared = {"tables", "functions", "offload"}
     own = {
-        name: _room(column, count) if name in _BY_REQUEST else _rows(column, count)
+        name: _room(column, count) if name in _WRITTEN_FIRST else _rows(column, count)
         for name, column in known._asdict().items()
         if name not in shared
     }
@@ -63,6 +66,18 @@ def idle_machines(known: Machine, count: int) -> Machines:
     idle_s = np.full(count, np.inf)
     sent, period = np.zeros(count, dtype=np.int64), np.zeros(1, dtype=np.int64)
     return Machines(each, known.requests, known.cuts, sent, idle_s, known.tables.since, period)
+
+
+def machines_bytes(traffic: Traffic, settings: EngineSettings, count: int) -> int:
+    """Return what so many machines take: each has all blocks of its pool and of the trace.
+
+    Counted from their arrays; those of slots are in memory as far as requests run at once.
+    """
+    tries = 1 if settings.groups is None else len(settings.groups.groups)
+    own = (
+        NODE.itemsize * tries * len(traffic.block_parent) + BLOCK.itemsize * settings.usable_blocks
+    )
+    return count * own + 2 * REQUEST.itemsize * len(traffic.leaf)  # those of the trace, and sent
 
 
 def has_tier(machine: Machine) -> bool:

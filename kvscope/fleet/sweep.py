@@ -17,6 +17,7 @@ from kvscope.core.executor import Executor, threads_for
 from kvscope.core.trace import Prompts
 from kvscope.fleet.engines import replay_engines
 from kvscope.fleet.kernel import Asked
+from kvscope.fleet.machines import machines_bytes
 from kvscope.fleet.outcome import FleetOutcome, Slo, fleet_outcome, infinite_hit_blocks
 from kvscope.fleet.pooled import pooled_fleet
 from kvscope.fleet.replay import FleetReplay, asked, replay_fleet
@@ -25,6 +26,7 @@ from kvscope.policies.base import Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
 from kvscope.replay.curve import HitCurve
+from kvscope.replay.derived_traces import select
 from kvscope.replay.footprint import fleet_bytes
 from kvscope.replay.sweep import serve_replay
 from kvscope.replay.workload import ReplayRequest, Workload
@@ -112,12 +114,13 @@ class FleetSweep:
         self, fleet: Fleet, seed: int = 0, engine: EngineSettings | None = None
     ) -> FleetReplay:
         """Return what the fleet does with each request, on this engine or the sweep's."""
+        engine = engine or self.engine
         memory.require(
-            self._bytes(fleet),
+            self._bytes(fleet, engine),
             f"{fleet.replicas:,} replicas",
             "take fewer replicas, or more memory",
         )
-        if (engine := engine or self.engine) is not None:
+        if engine is not None:
             return self._on_engines(fleet, engine, seed)
         return replay_fleet(
             self.workload.traffic,
@@ -173,8 +176,7 @@ class FleetSweep:
             kernel = type(fleet.router), type(fleet.policy), fleet.policy.evicts
             if kernel not in seen:
                 seen.add(kernel)
-                if self.engine is None:
-                    self._compile(fleet)
+                self._compile(fleet)
                 yield fleet
 
     def sweep(
@@ -188,7 +190,7 @@ class FleetSweep:
         The default executor are threads: one a core, or as many as fit into memory.
         """
         tasks = [(fleet, seed) for fleet in fleets for seed in range(self.replays(fleet))]
-        each_bytes = max(map(self._bytes, fleets), default=1)
+        each_bytes = max((self._bytes(fleet, self.engine) for fleet in fleets), default=1)
         executor = executor or threads_for(each_bytes)
         outcomes: dict[int, FleetOutcome] = {}
         shared = executor.shared(self, self.workload.learned)
@@ -207,7 +209,10 @@ class FleetSweep:
         """Return what a fleet gives with a seed."""
         return self.outcome(self.replay(*fleet_seed))
 
-    def _bytes(self, fleet: Fleet) -> int:
+    def _bytes(self, fleet: Fleet, engine: EngineSettings | None) -> int:
+        if engine is not None:
+            late = fleet.router.values.get("event_lag_s", 0.0) > 0
+            return machines_bytes(self.workload.traffic, engine, fleet.replicas * (1 + late))
         return fleet_bytes(
             self.workload.traffic,
             fleet.replicas,
@@ -241,7 +246,21 @@ class FleetSweep:
         return infinite_hit_blocks(traffic, np.arange(len(traffic.leaf), dtype=np.int32))
 
     def _compile(self, fleet: Fleet) -> None:
-        """Replay no request: any traffic needs what is compiled for it."""
+        """Replay no request, or one on engines: any traffic needs what is compiled for it."""
+        if self.engine is not None:
+            first = np.zeros(1, dtype=np.int64)
+            tables = self.workload.tables(fleet.policy, fits(self.workload.traffic, self.engine))
+            cost = StepCost.of(self.workload.profile)
+            replay_engines(
+                select(self.prompts, first),
+                fleet.policy,
+                fleet.router,
+                1,
+                self.engine,
+                cost,
+                tables=tables.chosen(fleet.policy, self.engine.usable_blocks).of_requests(first),
+            )
+            return
         nothing = self.workload.traffic._replace(
             **{
                 name: column[:0]

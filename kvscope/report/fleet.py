@@ -114,7 +114,7 @@ def in_words(study: FleetStudy) -> list[str]:
             f" {_failure(study, study.on_engines)}. By prefill queues alone the SLO is met, with"
             f" {_reached(study, run)}, but running requests take blocks and steps."
         )
-        return [misses, "For a number that holds there, add --time-model engine or tune --fleet."]
+        return [misses, "For a number that holds there, take --time-model engine or tune --fleet."]
     price = "" if study.price_hour is None else f" for {study.price_hour:.4g} an hour"
     if study.chosen == 1:
         alone = (

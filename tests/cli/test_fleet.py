@@ -107,24 +107,41 @@ def test_closed_loop_and_engines_say_so(capsys: Streams, short: str) -> None:
 
 
 def test_a_deployment(capsys: Streams) -> None:
-    """Pool, latency and price are the deployment's; the answer is checked on simulated vLLMs."""
+    """Pool, latency and price are the deployment's; replicas are simulated vLLMs, unless queues
+    are named, whose answer is checked on them.
+    """
     start = ("fleet", SAMPLE, "--db", ":memory:", "--gpu", "l4", "--model", "llama3-8b")
     start = (*start, "--router", "session", "--replicas", "3,4", "--gpu-hour", "0.5")
+    engines = document(capsys, *start, "--slo", "10min")
+    assert (engines["time_model"], engines["on_engines"]) == ("engine", None)
+    low, high = engines["fewest_interval"]
+    assert low <= engines["fewest"] <= (high or 99)
+    start = (*start, "--time-model", "queue")
     made = document(capsys, *start, "--slo", "10s")
     assert made["capacity_tokens"] == made["capacity_blocks"] * 16 == 1801 * 16  # of one l4
     assert made["capacity_bytes"] == made["capacity_tokens"] * made["model"]["bytes_per_token"]
     assert made["price_hour"] == 0.5 * made["chosen"]
     assert made["on_engines"]["replicas"] == made["chosen"]
-    queued, engines = made["fleets"][0], made["on_engines"]
-    assert engines["ttft_at_percentile_ms"] != queued["ttft_at_percentile_ms"]
+    queued, checked = made["fleets"][0], made["on_engines"]
+    assert checked["ttft_at_percentile_ms"] != queued["ttft_at_percentile_ms"]
     assert run([*start, "--slo", "10s"]) == ExitCode.DONE
     assert "imulated vLLMs" in capsys.readouterr().out
+
+
+def test_policies_that_engines_do_not_follow_are_replayed_on_queues(
+    capsys: Streams, short: str
+) -> None:
+    where = ("--db", ":memory:", "--gpu", "l4", "--model", "llama3-8b", "--slo", "20s")
+    few = ("--router", "session", "--replicas", "2")
+    made = document(capsys, "fleet", short, *where, *few, "--policy", "lru,s3fifo")
+    assert made["time_model"] == "queue"
 
 
 def test_an_answer_that_engines_do_not_hold(capsys: Streams, short: str) -> None:
     """The first line says so, the verdict too, and nothing is said to be set."""
     where = ("--db", ":memory:", "--gpu", "l4", "--model", "llama3-8b", "--slo", "20s")
     asked = ("fleet", short, *where, "--router", "sglang", "--replicas", "1..4")
+    asked = (*asked, "--time-model", "queue")
     made = document(capsys, *asked)
     assert not made["on_engines"]["meets"]
     assert (made["verdict"], made["fewest"]) == ("misses-on-engines", made["chosen"])

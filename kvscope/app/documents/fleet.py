@@ -107,9 +107,9 @@ class FleetDocument(GatedDocument):
 
     `verdict` is meets-slo, misses-on-engines, misses-slo or overloaded. `fewest` is null where no
     number of replicas meets the SLO; `chosen` is then the largest one. `fewest_interval` is its 95
-    % interval, null in it for more than were tried, null itself on engines and without a fewest.
-    What a policy learns it learns of the whole fleet's traffic. `on_engines`: an answer
-    that meets the SLO, replayed on a deployment's simulated vLLMs.
+    % interval, null in it for more than were tried, null itself without a fewest. What a policy
+    learns it learns of the whole fleet's traffic. `on_engines`: an answer of queues that meets the
+    SLO, replayed on a deployment's simulated vLLMs.
     """
 
     command: Literal["fleet"] = "fleet"

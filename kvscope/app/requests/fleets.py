@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -39,6 +40,7 @@ from kvscope.replay.settings import (
 if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.fleet.outcome import Slo
+    from kvscope.policies.base import Policy
     from kvscope.routers.base import Router
     from kvscope.vllm_sim import EngineSettings
 
@@ -125,8 +127,9 @@ def fleet_of(options: FleetOptions, named: Capacities) -> FleetRequest:
                 where="--policy",
                 remedy="leave it out: vLLM's order is lru",
             )
-    engine = _engine_limits(options, where)
-    if copying := [kind.name for kind in kinds if kind.copies and options.time_model == "engine"]:
+    time_model = options.time_model or _usual_time_model(where, kinds, policies)
+    engine = _engine_limits(options, time_model, where)
+    if copying := [kind.name for kind in kinds if kind.copies and time_model == "engine"]:
         raise UsageError(
             f"{copying[0]} copies prefixes between replicas, which simulated vLLMs do not",
             where="--time-model engine",
@@ -145,7 +148,7 @@ def fleet_of(options: FleetOptions, named: Capacities) -> FleetRequest:
         capacities=named,
         model=kv,
         deployment=where,
-        time_model=options.time_model,
+        time_model=time_model,
         engine=engine,
         closed_loop=options.closed_loop,
         seeds=options.seeds,
@@ -154,8 +157,23 @@ def fleet_of(options: FleetOptions, named: Capacities) -> FleetRequest:
     )
 
 
+def _usual_time_model(
+    where: ResolvedDeployment | None,
+    routers: Sequence[type[Router]],
+    policies: Sequence[type[Policy]],
+) -> TimeModel:
+    """Return "engine" for a deployment on vLLM, with routers and policies that it can simulate."""
+    from kvscope.policies.base import LanePolicy  # late: loads NumPy
+
+    simulated = where is not None and where.engine.name == VLLM
+    followed = all(issubclass(policy, LanePolicy) for policy in policies)
+    if simulated and followed and not any(router.copies for router in routers):
+        return "engine"
+    return "queue"
+
+
 def _engine_limits(
-    options: FleetOptions, where: ResolvedDeployment | None
+    options: FleetOptions, time_model: TimeModel, where: ResolvedDeployment | None
 ) -> EngineSettings | None:
     """Return the limits of a simulated vLLM, its blocks aside; None where none is simulated.
 
@@ -163,7 +181,7 @@ def _engine_limits(
     """
     from kvscope.vllm_sim import EngineSettings
 
-    if options.time_model == "queue" and (where is None or where.engine.name != VLLM):
+    if time_model == "queue" and (where is None or where.engine.name != VLLM):
         return None
     if where is not None and where.engine.name != VLLM:
         raise UsageError(
