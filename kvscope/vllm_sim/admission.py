@@ -170,14 +170,14 @@ def hash_blocks(machine: Machine, request: int, tokens: int, leaf: bool) -> None
     record.hashed = max(record.hashed, full)
 
 
-def allocator(take: Callable[[Machine], int]) -> Callable[..., None]:
+def allocator(take: Callable[[Machine, bool], int]) -> Callable[..., None]:
     """Return the function that allocates free blocks until a request has so many."""
 
     @callable_in_kernels
     def allocate(machine: Machine, request: int, blocks: int) -> None:
         record = machine.requests[request]
         for at in range(record.allocated, blocks):
-            machine.table[record.slot, at] = take(machine)
+            machine.table[record.slot, at] = take(machine, at > record.allocated)
         record.allocated = max(record.allocated, blocks)
 
     return allocate
@@ -325,7 +325,7 @@ def quiet_until(machine: Machine, request: int, coming: int) -> int:
 
 
 def one_group(
-    policy: type[LanePolicy], leaf: bool, take: Callable[[Machine], int] | None = None
+    policy: type[LanePolicy], leaf: bool, take: Callable[[Machine, bool], int] | None = None
 ) -> BlockRules:
     """Return the rules of requests whose layers all cache every token.
 

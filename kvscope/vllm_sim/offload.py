@@ -716,8 +716,8 @@ def offloaded_stepper(
     take_free = taker(policy, leaf)
 
     @callable_in_kernels
-    def take(machine: Machine) -> int:
-        block = take_free(machine)
+    def take(machine: Machine, again: bool) -> int:
+        block = take_free(machine, again)
         if machine.offload.state[0].write_back and machine.state[0].evicted_node != ROOT:
             write_back(machine.offload, machine.state[0].evicted_node)
         note_block(machine, block)

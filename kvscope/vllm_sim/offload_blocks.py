@@ -243,7 +243,7 @@ def fence_chunk(machine: Machine, request: int, row: int, place: int) -> None:
 
 
 def one_group_blocks(
-    policy: type[LanePolicy], leaf: bool, take: Callable[[Machine], int]
+    policy: type[LanePolicy], leaf: bool, take: Callable[[Machine, bool], int]
 ) -> TierBlocks:
     """Return the blocks of requests whose layers all cache every token, allocated by `take`."""
     allocate_blocks = allocator(take)

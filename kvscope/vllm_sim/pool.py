@@ -13,9 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvscope.core.jit import callable_in_kernels
+import numpy as np
+
+from kvscope.core.jit import callable_in_kernels, lowest_bit
 from kvscope.policies.base import LanePolicy
-from kvscope.vllm_sim.state import NONE, PARKED, PINNED, ROOT, UNHASHED, Machine
+from kvscope.vllm_sim.state import ALWAYS, NONE, PARKED, PINNED, ROOT, UNHASHED, Machine
+
+_ONE, _WORD = np.uint64(1), np.uint64(63)
 
 
 @callable_in_kernels
@@ -36,6 +40,9 @@ def link(machine: Machine, block: int, queue: int, behind: int) -> None:
     blocks[block].after = following
     blocks[following].before = block
     blocks[block].queue = queue
+    if queue != UNHASHED:
+        lane = queue - 1
+        machine.busy[lane >> 6] |= _ONE << (np.uint64(lane) & _WORD)
 
 
 @callable_in_kernels
@@ -66,6 +73,7 @@ def unpark(machine: Machine, block: int) -> None:
         behind = following
         following = blocks[following].after
     link(machine, block, queue, behind)
+    machine.state[0].taken_lane = NONE
 
 
 @callable_in_kernels
@@ -159,43 +167,103 @@ def expire(machine: Machine, leaf: bool) -> None:
             block = head_of(machine, queue)
 
 
-def taker(policy: type[LanePolicy], leaf: bool) -> Callable[[Machine], int]:
+@callable_in_kernels
+def candidate(machine: Machine, lane: int, leaf: bool) -> int:
+    """Return the block that a lane evicts first, NONE if it is empty; `leaf` as in `taker`."""
+    head = head_of(machine, lane + 1)
+    while leaf and head != NONE and has_orphans(machine, head):
+        park(machine, head)
+        head = head_of(machine, lane + 1)
+    return head
+
+
+@callable_in_kernels
+def leaves_first(worth: float, freed: int, other_worth: float, other_freed: int) -> bool:
+    """Return whether a block is worth less than another one, or as much and was freed first."""
+    return worth < other_worth or (worth == other_worth and freed < other_freed)
+
+
+def weigher(policy: type[LanePolicy]) -> Callable[[Machine, int, int], float]:
+    """Return the function that returns the worth of a lane's first block."""
+    score = callable_in_kernels(policy.score)
+
+    @callable_in_kernels
+    def worth_of(machine: Machine, lane: int, head: int) -> float:
+        state = machine.state[0]
+        if state.lanes == 1:
+            return 0.0
+        idle_s = state.now_s - machine.blocks[head].freed_s
+        return score(lane, idle_s, machine.p, machine.tables.in_force)
+
+    return worth_of
+
+
+def chooser(worth_of: Callable[[Machine, int, int], float], leaf: bool) -> Callable[[Machine], int]:
+    """Return the function that chooses the block to evict, and notes the best of other lanes."""
+
+    @callable_in_kernels
+    def choose(machine: Machine) -> int:
+        state = machine.state[0]
+        chosen, least_worth, first_freed = NONE, np.inf, ALWAYS
+        state.second_worth, state.second_freed = np.inf, ALWAYS
+        for word in range(len(machine.busy)):
+            busy = machine.busy[word]
+            while busy != 0:
+                bit = lowest_bit(busy)
+                busy ^= _ONE << np.uint64(bit)
+                lane = (word << 6) + bit
+                head = candidate(machine, lane, leaf)
+                if head == NONE:
+                    machine.busy[word] ^= _ONE << np.uint64(bit)
+                    continue
+                worth, freed = worth_of(machine, lane, head), machine.blocks[head].freed
+                if leaves_first(worth, freed, least_worth, first_freed):
+                    state.second_worth, state.second_freed = least_worth, first_freed
+                    chosen, least_worth, first_freed = head, worth, freed
+                    state.taken_lane = lane
+                elif leaves_first(worth, freed, state.second_worth, state.second_freed):
+                    state.second_worth, state.second_freed = worth, freed
+        return chosen
+
+    return choose
+
+
+def taker(policy: type[LanePolicy], leaf: bool) -> Callable[[Machine, bool], int]:
     """Return the function that allocates one free block; it may be called while one is free.
 
     Blocks without a hash first, then the head of the lane that scores lowest, of equals the one
     freed first. `leaf`: a block without which cached ones could not be found is passed over.
+    Called as take(machine, again); `again`: since the last block was allocated, and in no time,
+    nothing but that changed the pool.
     """
-    score = callable_in_kernels(policy.score)
+    worth_of = weigher(policy)
+    choose = chooser(worth_of, leaf)
 
     @callable_in_kernels
-    def choose(machine: Machine) -> int:
-        blocks, state = machine.blocks, machine.state[0]
-        chosen, lowest = NONE, 0.0
-        for lane in range(state.lanes):
-            head = head_of(machine, lane + 1)
-            while leaf and head != NONE and has_orphans(machine, head):
-                park(machine, head)
-                head = head_of(machine, lane + 1)
-            if head == NONE:
-                continue
-            worth = 0.0
-            if state.lanes > 1:
-                idle_s = state.now_s - blocks[head].freed_s
-                worth = score(lane, idle_s, machine.p, machine.tables.in_force)
-            older = chosen != NONE and blocks[head].freed < blocks[chosen].freed
-            if chosen == NONE or worth < lowest or (worth == lowest and older):
-                chosen, lowest = head, worth
-        return chosen
+    def choose_again(machine: Machine) -> int:
+        """Choose where only the lane that the last block was taken from may have changed."""
+        state = machine.state[0]
+        if state.taken_lane != NONE:
+            head = candidate(machine, state.taken_lane, leaf)
+            if head != NONE:
+                worth, freed = worth_of(machine, state.taken_lane, head), machine.blocks[head].freed
+                if leaves_first(worth, freed, state.second_worth, state.second_freed):
+                    return head
+        return choose(machine)
 
     @callable_in_kernels
-    def take(machine: Machine) -> int:
+    def take(machine: Machine, again: bool) -> int:
         state = machine.state[0]
         block = head_of(machine, UNHASHED)
         state.evicted_node = ROOT
+        if not again:
+            state.taken_lane = NONE
         if block == NONE:
-            block = choose(machine)
+            block = choose_again(machine)
             if machine.blocks[block].twin_after == block:
                 state.evicted_node = machine.blocks[block].content
+            else:
+                state.taken_lane = NONE  # its twin, at the front of a lane, may have to stay now
             lose_content(machine, block, leaf)
             state.evictions += 1
         unlink(machine, block)

@@ -70,6 +70,11 @@ def check_books(machine: Machine, leaf: bool) -> None:
     blocks = machine.blocks[: state.blocks]
     queued = [block for number in range(state.lanes + 1) for block in queue(machine, number)]
     parked = np.flatnonzero(blocks.queue == PARKED).tolist()
+    for number in range(1, state.lanes + 1):
+        lane = number - 1
+        assert machine.busy[lane >> 6] >> np.uint64(lane & 63) & np.uint64(1) or not queue(
+            machine, number
+        )
     assert sorted(queued + parked) == np.flatnonzero(blocks.users == 0).tolist()
     assert state.free == len(queued) + len(parked)
     assert state.free + np.count_nonzero(blocks.users) == state.blocks
