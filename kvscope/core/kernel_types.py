@@ -136,7 +136,7 @@ def _unwrap(context: Any, builder: Any, called: Any, arguments: Any) -> Any:
         step = builder.mul(step, length)
     array = context.make_array(bare.of)(context, builder)
     populate_array(array, known.data, shape, strides, size, None)
-    return array._getvalue()
+    return array._getvalue()  # noqa: SLF001  # numba's own way
 
 
 class Function(types.Callable):  # type: ignore[misc]
@@ -208,7 +208,7 @@ def _converted(context: Any, builder: Any, value: Any, given: Any, wanted: Any) 
         array = context.make_array(given)(context, builder, value=value)
         bare = cgutils.create_struct_proxy(wanted)(context, builder)
         bare.data, bare.shape = array.data, array.shape
-        return bare._getvalue()
+        return bare._getvalue()  # noqa: SLF001
     if given == wanted:
         return value
     fields = [
@@ -237,7 +237,7 @@ _described: dict[bytes, Reference] = {}
 
 
 def _describe(arrays: Any) -> Reference:
-    """Return the type of a reference to a tuple; numba looks for it in each array, this does not."""
+    """Return the type of a reference to a tuple, found again by the kinds of its arrays."""
     try:
         mark = compute_fingerprint(arrays)
     except NotImplementedError:  # it has functions

@@ -105,7 +105,7 @@ from kvscope.core import kernel_types  # noqa: E402
 # references to arrays, which in the replays took longer than all else.
 _NO_ALLOCATION = {"_nrt": False}
 _KERNEL_OPTIONS = {"nogil": True, "no_cfunc_wrapper": True, **_NO_ALLOCATION}
-_FORMAT = 3  # of a file
+_FORMAT = 4  # of a file, and of how functions are called
 # Functions that are inlined are never called from Python.
 _UNCALLED = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _INLINE_OPTIONS = {"forceinline": True, **_UNCALLED, **_NO_ALLOCATION}
@@ -361,7 +361,8 @@ class KernelCache(NullCache):  # type: ignore[misc]
         arguments = tuple(_described(argument, self._digest) for argument in types_of)
         own = self._function.__name__.strip("<>")
         # Numba compares CPUs by this tuple in its own cache: triple, name, features.
-        return f"{own}-{source}-{hexdigest((arguments, str(returned), target.codegen().magic_tuple()))}"
+        known = (arguments, str(returned), target.codegen().magic_tuple())
+        return f"{own}-{source}-{hexdigest(known)}"
 
     def load_overload(self, signature: Sequence[Any], target_context: Any) -> Any:
         """Return the machine code for these argument types, or None if there is none.

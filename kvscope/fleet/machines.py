@@ -168,6 +168,7 @@ def machine_finder(tier: bool) -> Callable[[Machine, int], Machine]:
             table=each.table[number],
             path=each.path[number],
             running=each.running[number],
+            busy=each.busy[number],
             preempted=each.preempted[number],
             slots=each.slots[number],
             batch=each.batch[number],

@@ -1,4 +1,4 @@
-"""The functions of a policy as kernels call them: by their address, so that all policies share one."""
+"""The functions of a policy as kernels call them: by their addresses, so that all share one."""
 
 from __future__ import annotations
 

@@ -170,14 +170,14 @@ def hash_blocks(machine: Machine, request: int, tokens: int) -> None:
     record.hashed = max(record.hashed, full)
 
 
-def allocator(take_block: Callable[[Machine], int]) -> Callable[..., None]:
+def allocator(take_block: Callable[[Machine, bool], int]) -> Callable[..., None]:
     """Return the function that allocates free blocks until a request has so many."""
 
     @callable_in_kernels
     def allocate(machine: Machine, request: int, blocks: int) -> None:
         record = machine.requests[request]
         for at in range(record.allocated, blocks):
-            machine.table[record.slot, at] = take_block(machine)
+            machine.table[record.slot, at] = take_block(machine, at > record.allocated)
         record.allocated = max(record.allocated, blocks)
 
     return allocate
@@ -311,7 +311,7 @@ def quiet_until(machine: Machine, request: int, coming: int) -> int:
     return min(record.allocated * size, (record.hashed + 1) * size - 1 + coming)  # type: ignore[no-any-return]
 
 
-def one_group(take_block: Callable[[Machine], int] = take) -> BlockRules:
+def one_group(take_block: Callable[[Machine, bool], int] = take) -> BlockRules:
     """Return the rules of requests whose layers all cache every token.
 
     `take_block` allocates one free block.

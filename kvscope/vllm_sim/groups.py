@@ -485,7 +485,7 @@ def quiet_groups_until(machine: Machine, request: int, coming: int) -> int:
     return min(record.room, hashes_at, record.skips_at + coming)  # type: ignore[no-any-return]
 
 
-def group_allocator(take_block: Callable[[Machine], int]) -> Callable[..., None]:
+def group_allocator(take_block: Callable[[Machine, bool], int]) -> Callable[..., None]:
     """Return the function that allocates blocks in all groups until so many tokens have room.
 
     First the copy of a block in which a hit ends, which a new request writes to (`admitted`); one
@@ -494,7 +494,7 @@ def group_allocator(take_block: Callable[[Machine], int]) -> Callable[..., None]
 
     @callable_in_kernels
     def take_cleared(machine: Machine) -> int:
-        block = take_block(machine)
+        block = take_block(machine, False)
         forget(machine, block)
         return block
 

@@ -685,9 +685,9 @@ def enter(machine: Machine) -> None:
 
 
 @callable_in_kernels
-def take_above_tier(machine: Machine) -> int:
+def take_above_tier(machine: Machine, again: bool) -> int:
     """Allocate a free block; what it held is copied to a tier that stores what is evicted."""
-    block = take(machine)
+    block = take(machine, again)
     if machine.offload.state[0].write_back and machine.state[0].evicted_node != ROOT:
         write_back(machine.offload, machine.state[0].evicted_node)
     note_block(machine, block)

@@ -241,7 +241,7 @@ def fence_chunk(machine: Machine, request: int, row: int, place: int) -> None:
         fence_until_ended(machine, request, block)
 
 
-def one_group_blocks(take: Callable[[Machine], int]) -> TierBlocks:
+def one_group_blocks(take: Callable[[Machine, bool], int]) -> TierBlocks:
     """Return the blocks of requests whose layers all cache every token, allocated by `take`."""
     allocate_blocks = allocator(take)
 

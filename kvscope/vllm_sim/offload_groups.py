@@ -558,7 +558,7 @@ def keep_group_blocks(machine: Machine, request: int, number: int) -> None:
         free_skipped(machine, request, record.computed)
 
 
-def several_group_blocks(take: Callable[[Machine], int]) -> TierBlocks:
+def several_group_blocks(take: Callable[[Machine, bool], int]) -> TierBlocks:
     """Return the blocks of a hybrid model's requests, allocated by `take`."""
     allocate_blocks = group_allocator(take)
     rules = group_rules(allocate_blocks)

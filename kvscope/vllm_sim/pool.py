@@ -11,8 +11,12 @@ vllm/v1/core/kv_cache_utils.py (FreeKVCacheBlockQueue).
 
 from __future__ import annotations
 
-from kvscope.core.jit import callable_in_kernels
-from kvscope.vllm_sim.state import NONE, PARKED, PINNED, ROOT, UNHASHED, Machine
+import numpy as np
+
+from kvscope.core.jit import callable_in_kernels, called_by_kernels, lowest_bit
+from kvscope.vllm_sim.state import ALWAYS, NONE, PARKED, PINNED, ROOT, UNHASHED, Machine
+
+_ONE, _WORD = np.uint64(1), np.uint64(63)
 
 
 @callable_in_kernels
@@ -33,6 +37,9 @@ def link(machine: Machine, block: int, queue: int, behind: int) -> None:
     blocks[block].after = following
     blocks[following].before = block
     blocks[block].queue = queue
+    if queue != UNHASHED:
+        lane = queue - 1
+        machine.busy[lane >> 6] |= _ONE << (np.uint64(lane) & _WORD)
 
 
 @callable_in_kernels
@@ -63,6 +70,7 @@ def unpark(machine: Machine, block: int) -> None:
         behind = following
         following = blocks[following].after
     link(machine, block, queue, behind)
+    machine.state[0].taken_lane = NONE
 
 
 @callable_in_kernels
@@ -159,44 +167,96 @@ def expire(machine: Machine) -> None:
 
 
 @callable_in_kernels
-def choose_victim(machine: Machine) -> int:
-    """Return the free block to evict: the head of the lane that scores lowest.
+def candidate(machine: Machine, lane: int) -> int:
+    """Return the block that a lane evicts first, NONE if it is empty.
 
-    Of equals, the one freed first. Where only leaves leave, a block without which cached ones could
-    not be found is passed over.
+    Where only leaves leave, blocks without which cached ones could not be found are passed over.
     """
-    blocks, state = machine.blocks, machine.state[0]
-    chosen, lowest = NONE, 0.0
-    for lane in range(state.lanes):
+    head = head_of(machine, lane + 1)
+    while machine.state[0].leaf and head != NONE and has_orphans(machine, head):
+        park(machine, head)
         head = head_of(machine, lane + 1)
-        while state.leaf and head != NONE and has_orphans(machine, head):
-            park(machine, head)
-            head = head_of(machine, lane + 1)
-        if head == NONE:
-            continue
-        worth = 0.0
-        if state.lanes > 1:
-            idle_s = state.now_s - blocks[head].freed_s
-            worth = machine.functions.score(lane, idle_s, machine.p, machine.tables.in_force)
-        older = chosen != NONE and blocks[head].freed < blocks[chosen].freed
-        if chosen == NONE or worth < lowest or (worth == lowest and older):
-            chosen, lowest = head, worth
+    return head
+
+
+@callable_in_kernels
+def leaves_first(worth: float, freed: int, other_worth: float, other_freed: int) -> bool:
+    """Return whether a block is worth less than another one, or as much and was freed first."""
+    return worth < other_worth or (worth == other_worth and freed < other_freed)
+
+
+@callable_in_kernels
+def worth_of(machine: Machine, lane: int, head: int) -> float:
+    """Return the worth of a lane's first block."""
+    state = machine.state[0]
+    if state.lanes == 1:
+        return 0.0
+    idle_s = state.now_s - machine.blocks[head].freed_s
+    return machine.functions.score(lane, idle_s, machine.p, machine.tables.in_force)  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def choose_victim(machine: Machine) -> int:
+    """Return the block to evict: the candidate that scores lowest, of equals the one freed first.
+
+    Note the best of the other lanes.
+    """
+    state = machine.state[0]
+    chosen, least_worth, first_freed = NONE, np.inf, ALWAYS
+    state.second_worth, state.second_freed = np.inf, ALWAYS
+    for word in range(len(machine.busy)):
+        busy = machine.busy[word]
+        while busy != 0:
+            bit = lowest_bit(busy)
+            busy ^= _ONE << np.uint64(bit)
+            lane = (word << 6) + bit
+            head = candidate(machine, lane)
+            if head == NONE:
+                machine.busy[word] ^= _ONE << np.uint64(bit)
+                continue
+            worth, freed = worth_of(machine, lane, head), machine.blocks[head].freed
+            if leaves_first(worth, freed, least_worth, first_freed):
+                state.second_worth, state.second_freed = least_worth, first_freed
+                chosen, least_worth, first_freed = head, worth, freed
+                state.taken_lane = lane
+            elif leaves_first(worth, freed, state.second_worth, state.second_freed):
+                state.second_worth, state.second_freed = worth, freed
     return chosen
 
 
 @callable_in_kernels
-def take(machine: Machine) -> int:
-    """Allocate a free block, while one is free: one without a hash, else the one to evict."""
+def choose_again(machine: Machine) -> int:
+    """Choose where only the lane that the last block was taken from may have changed."""
+    state = machine.state[0]
+    if state.taken_lane != NONE:
+        head = candidate(machine, state.taken_lane)
+        if head != NONE:
+            worth, freed = worth_of(machine, state.taken_lane, head), machine.blocks[head].freed
+            if leaves_first(worth, freed, state.second_worth, state.second_freed):
+                return head
+    return choose_victim(machine)
+
+
+@called_by_kernels
+def take(machine: Machine, again: bool) -> int:
+    """Allocate a free block, while one is free: one without a hash, else the one to evict.
+
+    `again`: since the last block was allocated, and in no time, nothing but that changed the pool.
+    """
     state = machine.state[0]
     block = head_of(machine, UNHASHED)
     state.evicted_node = ROOT
+    if not again:
+        state.taken_lane = NONE
     if block == NONE:
-        block = choose_victim(machine)
+        block = choose_again(machine)
         if machine.blocks[block].twin_after == block:
             state.evicted_node = machine.blocks[block].content
+        else:
+            state.taken_lane = NONE  # its twin, at the front of a lane, may have to stay now
         lose_content(machine, block)
         state.evictions += 1
     unlink(machine, block)
     machine.blocks[block].users = 1
     state.free -= 1
-    return block
+    return block  # type: ignore[no-any-return]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.errors import UsageError
@@ -24,6 +25,7 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.lru_retention import LruRetention
 from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.replay import NO_TABLES, Tables
+from kvscope.replay.structures.bitset import words_for
 from kvscope.replay.structures.recent import nothing_recent
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.vllm_sim.offload_state import ChunkOrder, Offload, empty_offload, no_offload
@@ -109,10 +111,10 @@ STATE = _record(
     "watermark_blocks free evictions freed running preempted next arrived front in_progress "
     "planned budget prefill_tokens steps finished admitted period "
     "alignment_tokens segment_tokens keeps_boundaries state_tokens rehashes_states evicted_node "
-    "export_tokens leaf selects adaptive",
+    "export_tokens leaf selects adaptive taken_lane second_freed",
     "now_s end_s cost_s ttl_s "
     "base_s prefill_token_s prefill_pair_s floor_s "
-    "decode_base_s decode_token_s decode_context_token_s",
+    "decode_base_s decode_token_s decode_context_token_s second_worth",
 )
 """One record: the settings of the engine, and counts.
 
@@ -128,7 +130,9 @@ of requests. Steps end at multiples of `state_tokens` where it has linear attent
 where that is more than `alignment_tokens`, hits end within blocks. With `export_tokens` a step that
 ends a prompt writes the last state that a hit can end at, too, at a multiple of so many tokens.
 `rehashes_states` as in `EngineSettings`. Of the policy, `leaf`: only leaves leave; `selects`: it
-does not admit all turns; `adaptive` as in `LanePolicy`.
+does not admit all turns; `adaptive` as in `LanePolicy`. The last block was taken from `taken_lane`;
+NONE if other lanes may have changed since. Of those the first block to leave is worth
+`second_worth`, with its free-sequence number `second_freed`.
 """
 
 
@@ -136,7 +140,8 @@ class Machine(NamedTuple):
     """An engine with n blocks and S slots that serves R requests over a trie of N nodes.
 
     `blocks` (n and a sentinel for each queue), `nodes` (N + 1), `requests` (R) and `state` (1) are
-    records as above; `cuts` (R x P) is as in `Traffic`. Row s of `table` lists the blocks of the
+    records as above; `busy` has a bit a lane, set where it may have blocks; `cuts` (R x P) is as in
+    `Traffic`. Row s of `table` lists the blocks of the
     request in slot s, row s of `path` the nodes it fills; row S of `path` belongs to the request
     that waits in front. `running` is in order of admission; `preempted` is a stack, and so are the
     free `slots`. Row 0 of `batch` lists the requests that the step in progress computes for, row 1
@@ -151,6 +156,7 @@ class Machine(NamedTuple):
     """
 
     blocks: Records
+    busy: NDArray[np.uint64]
     nodes: Records
     requests: Records
     cuts: Int32s
@@ -225,6 +231,7 @@ def idle_machine(
         )
     return Machine(
         blocks=_blocks(settings.usable_blocks, lanes, twice=hits_within_blocks(settings)),
+        busy=np.zeros(words_for(lanes), dtype=np.uint64),
         nodes=nodes,
         requests=requests,
         cuts=known.cuts,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
+from kvscope.core.jit import Referenced
 from kvscope.policies.base import LanePolicy
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.vllm_sim.engine import engine_kernel
@@ -41,16 +42,15 @@ class Model:
             prompts, policy, settings, ONE_EACH, tables=tables, chunk_tables=chunk_tables
         )
         self.settings = settings
-        chunk_policy = settings.offload.policy if settings.offload else None
-        self.run = engine_kernel(self.machine)
+        self.run, self._passed = engine_kernel(self.machine), Referenced(self.machine)
 
     def step(self) -> bool:
         """Take one step, as `VllmScheduler.step`."""
-        return bool(self.run(self.machine, 1, ALWAYS, math.inf))
+        return bool(self.run(self._passed, 1, ALWAYS, math.inf))
 
     def finish(self, requests: int) -> None:
         """Step on until that many requests have been served."""
-        self.run(self.machine, ALWAYS, requests, math.inf)
+        self.run(self._passed, ALWAYS, requests, math.inf)
 
     def running(self) -> list[int]:
         """Return the running requests, in order of admission."""

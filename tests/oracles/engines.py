@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from kvscope.core.arrays import Int32s
+from kvscope.core.jit import Referenced
 from kvscope.core.trace import Prompts
 from kvscope.fleet.replay import FleetReplay, asked
 from kvscope.policies.base import Policy
@@ -39,6 +40,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.machine = deepcopy(self.known)
+        self._passed = Referenced(self.machine)
         self.machine.requests.arrival_s = np.inf
         self.machine.tables.since[1:] = _NEVER
 
@@ -65,7 +67,7 @@ class Engine:
 
     def step(self, until_s: float) -> None:
         """Compute one step."""
-        self.idle = not self.run(self.machine, 1, _NEVER, until_s)
+        self.idle = not self.run(self._passed, 1, _NEVER, until_s)
 
     def catch_up(self, until_s: float) -> None:
         """Compute steps up to a time."""

@@ -13,7 +13,7 @@ from kvscope.policies.base import LanePolicy
 from kvscope.policies.lru import Lru
 from kvscope.vllm_sim.scheduler import stepper
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
-from kvscope.vllm_sim.state import NONE, PARKED, Machine, idle_machine, lane_class
+from kvscope.vllm_sim.state import NONE, PARKED, Machine, idle_machine
 from tests.small_traces import built, prompts
 
 SIZE = 4
@@ -42,9 +42,8 @@ def engine(
     return idle_machine(known, policy or Lru(), EngineSettings(blocks, **settings), cost)
 
 
-def run(machine: Machine, policy: LanePolicy | None = None, steps: int = FOREVER) -> Machine:
+def run(machine: Machine, steps: int = FOREVER) -> Machine:
     """So many steps, uncompiled."""
-    asked = policy or Lru()
     stepper().py_func(machine, steps, FOREVER, math.inf)
     return machine
 
@@ -70,6 +69,11 @@ def check_books(machine: Machine, leaf: bool) -> None:
     blocks = machine.blocks[: state.blocks]
     queued = [block for number in range(state.lanes + 1) for block in queue(machine, number)]
     parked = np.flatnonzero(blocks.queue == PARKED).tolist()
+    for number in range(1, state.lanes + 1):
+        lane = number - 1
+        assert machine.busy[lane >> 6] >> np.uint64(lane & 63) & np.uint64(1) or not queue(
+            machine, number
+        )
     assert sorted(queued + parked) == np.flatnonzero(blocks.users == 0).tolist()
     assert state.free == len(queued) + len(parked)
     assert state.free + np.count_nonzero(blocks.users) == state.blocks

@@ -46,6 +46,7 @@ HYBRIDS = (
     KvGroups((FULL, KvGroup("sliding", 2 * SIZE, 6)), retention_tokens=None),
     KvGroups((KvGroup("chunked", SIZE, 2 * SIZE), FULL)),
     KvGroups((KvGroup("linear", SIZE), FULL)),
+    KvGroups((KvGroup("linear", SIZE), FULL), retention_tokens=None),
     KvGroups((KvGroup("linear", 2 * SIZE), KvGroup("full", 2 * SIZE)), match_tokens=SIZE),
 )
 

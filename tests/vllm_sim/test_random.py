@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,16 +11,23 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kvscope.core.hits import standard
+from kvscope.core.jit import Referenced
 from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import Request
-from kvscope.policies.base import LanePolicy
+from kvscope.policies.base import Floats, LanePolicy, Leaves, Turn
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
 from kvscope.replay.replay import replay
 from kvscope.replay.traffic import traffic
-from kvscope.vllm_sim import EngineReplay, EngineSettings, replay_engine, replay_in_flight
+from kvscope.vllm_sim import (
+    EngineReplay,
+    EngineSettings,
+    replay_engine,
+    replay_in_flight,
+)
+from kvscope.vllm_sim.pool import take
 from kvscope.vllm_sim.scheduler import stepper
-from kvscope.vllm_sim.state import lane_class
+from kvscope.vllm_sim.state import NONE
 from tests.small_traces import SIZES, built, prompts, requests
 from tests.vllm_sim.examples import FOREVER, SECONDS, check_books, engine, run
 
@@ -58,14 +67,57 @@ def test_compiled_and_uncompiled_do_the_same(
     """To the last link of every queue."""
     known = prompts(built(*trace))
     plain, compiled = (engine(known, blocks, policy, **options) for _ in range(2))
-    run(plain, policy)
-    stepper()(compiled, FOREVER, FOREVER, np.inf)
+    run(plain)
+    stepper()(Referenced(compiled), FOREVER, FOREVER, np.inf)
     for name in TABLES:
         left, right = getattr(plain, name), getattr(compiled, name)
         if left.dtype.names is None:  # stacks: what lies above their top is rest
             continue
         for field in left.dtype.names:
             np.testing.assert_array_equal(left[field], right[field], err_msg=f"{name}.{field}")
+
+
+class _ManyLanes(LanePolicy):
+    """Its blocks are in many lanes; which of these are worth least changes with time."""
+
+    name = "many-lanes"
+    leaves = "any"
+    offers = ("leaf", "any")
+    lanes = 70
+
+    @staticmethod
+    def place(turn: Turn, end: int, block_size: int, p: Floats) -> tuple[int, int]:
+        """Return one of five lanes for every two blocks."""
+        begin = max(0, end - 2)
+        return begin, 16 * ((turn.request + begin) % 5)
+
+    @staticmethod
+    def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
+        """Return one of three numbers."""
+        return float((lane // 16 + int(idle_s)) % 3)
+
+
+@pytest.mark.parametrize("leaves", ["leaf", "any"])
+@given(traces(), st.integers(4, 40), SETTINGS, st.integers(1, 30))
+@settings(deadline=None, max_examples=100)
+def test_blocks_taken_one_after_another_are_those_taken_one_by_one(
+    leaves: Leaves,
+    trace: tuple[list[Request], int],
+    blocks: int,
+    options: dict[str, float],
+    steps: int,
+) -> None:
+    """Comparing the lane of the last one with the best of the others, or all lanes anew."""
+    policy, leaf = _ManyLanes(leaves=leaves), leaves == "leaf"
+    machine = engine(prompts(built(*trace)), blocks, policy, **options)
+    stepper().py_func(machine, steps, FOREVER, np.inf)
+    check_books(machine, leaf)
+    other = copy.deepcopy(machine)
+    for number in range(machine.state[0].free):
+        other.state.taken_lane = NONE
+        assert take(machine, number > 0) == take(other, number > 0)
+    for name in ("blocks", "nodes", "busy"):
+        assert getattr(machine, name).tobytes() == getattr(other, name).tobytes(), name
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda one: f"{one.name}-{one.evicts}")

@@ -180,7 +180,7 @@ def test_safe_blocks_leave_first() -> None:
         asks("xyzw", 13, at=29),
     )
     assert run(engine(known, 8)).requests.hits.tolist() == [0, 0, 0, 2]
-    assert run(engine(known, 8, policy), policy).requests.hits.tolist() == [0, 0, 0, 3]
+    assert run(engine(known, 8, policy)).requests.hits.tolist() == [0, 0, 0, 3]
 
 
 def test_a_shared_head_stays_while_a_tail_needs_it() -> None:
@@ -197,7 +197,7 @@ def test_a_shared_head_stays_while_a_tail_needs_it() -> None:
     found = {}
     for leaves in ("any", "leaf"):
         policy = TLru({"xi_tokens": 9, "next_prompt_tokens": 0}, leaves=leaves)  # type: ignore[arg-type]
-        machine = run(engine(told(*trace), 7, policy), policy)
+        machine = run(engine(told(*trace), 7, policy))
         found[leaves] = machine.requests.hits.tolist()
         check_books(machine, leaf=leaves == "leaf")
     assert found == {"any": [0, 1, 0, 0], "leaf": [0, 1, 0, 2]}
@@ -207,7 +207,7 @@ def test_a_time_to_live_drops_what_nobody_uses() -> None:
     """Found after eight seconds, gone after twelve."""
     policy = Ttl({"ttl_s": 10})
     known = told(asks("ab", 8), asks("ab", 8, at=9), asks("ab", 8, at=22))
-    seen = run(engine(known, 9, policy), policy)
+    seen = run(engine(known, 9, policy))
     assert seen.requests.hits.tolist() == [0, 1, 0]
     check_books(seen, leaf=False)
 
@@ -218,7 +218,7 @@ def test_what_a_policy_does_not_admit_loses_its_content() -> None:
     known = told(
         asks("ab", 8), asks("ab", 8, at=9), asks("abcd", 16, at=19), asks("abcd", 16, at=29)
     )
-    seen = run(engine(known, 9, policy), policy)
+    seen = run(engine(known, 9, policy))
     assert seen.requests.hits.tolist() == [0, 0, 0, 3]
     check_books(seen, leaf=False)
 
