@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., object])
 T = TypeVar("T", bound=tuple[Any, ...])
 
+APART = "compiled_apart"
+"""Attribute of functions that are not compiled in where kernels call them."""
+
 _OWN = "kvscope."
 _lock = RLock()
 # Plain functions that kernels may call, in the order in which they were named.
 _callable: dict[FunctionType, None] = {}
-_apart: set[FunctionType] = set()
 
 
 class Kernel:
@@ -162,13 +164,8 @@ def called_by_kernels(function: F) -> F:
 
     For large functions that are called at several places: give them references.
     """
-    _apart.add(function)  # type: ignore[arg-type]  # a plain function
+    function.__dict__[APART] = True  # where digests see it
     return callable_in_kernels(function)
-
-
-def is_apart(function: FunctionType) -> bool:
-    """Return whether a function is not compiled in where it is called."""
-    return function in _apart
 
 
 def once(factory: F) -> F:

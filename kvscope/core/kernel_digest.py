@@ -63,6 +63,7 @@ class SourceDigest:
             self.value(function.__defaults__),
             self.value(tuple(sorted((function.__kwdefaults__ or {}).items()))),
             self.value(self._implementations.get(function)),
+            tuple(sorted(function.__dict__)),  # such as that it is not compiled in
         )
         self._open.discard(function)
         self._digests[function] = hexdigest(tree)

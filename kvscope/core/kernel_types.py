@@ -41,11 +41,16 @@ _NUMBERS = {int: types.int64, float: types.float64, bool: types.boolean, type(No
 
 
 class Reference(types.Type):  # type: ignore[misc]
-    """The type of a NamedTuple that is passed by its address."""
+    """The type of a NamedTuple that is passed by its address.
 
-    def __init__(self, of: Any) -> None:
-        self.of = of
-        super().__init__(f"Reference({of.instance_class.__name__}, {hexdigest(str(of))})")
+    `constant`: as long as the kernel runs, nothing else is at that address, so that its fields need
+    not be read again behind each write to an array.
+    """
+
+    def __init__(self, of: Any, constant: bool = False) -> None:
+        self.of, self.constant = of, constant
+        kind = "Constant" if constant else "Reference"
+        super().__init__(f"{kind}({of.instance_class.__name__}, {hexdigest(str(of))})")
 
 
 @register_model(Reference)
@@ -64,21 +69,27 @@ class _Fields(AttributeTemplate):  # type: ignore[misc]
         if name not in reference.of.fields:
             return None
         field = reference.of[reference.of.fields.index(name)]
-        return Reference(field) if isinstance(field, types.BaseNamedTuple) else field
+        if isinstance(field, types.BaseNamedTuple):
+            return Reference(field, reference.constant)
+        return field
 
 
 @lower_getattr_generic(Reference)
 def _load_field(context: Any, builder: Any, reference: Reference, address: Any, name: str) -> Any:
     at = reference.of.fields.index(name)
     place = cgutils.gep_inbounds(builder, address, 0, at)
-    nested = isinstance(reference.of[at], types.BaseNamedTuple)
-    return place if nested else builder.load(place)
+    if isinstance(reference.of[at], types.BaseNamedTuple):
+        return place
+    field = builder.load(place)
+    if reference.constant:
+        field.set_metadata("invariant.load", builder.module.add_metadata([]))
+    return field
 
 
 @type_callable(jit.by_reference)
 def _type_reference(context: Any) -> Callable[[Any], Reference]:
     def typer(arrays: Any) -> Reference:
-        return arrays if isinstance(arrays, Reference) else Reference(arrays)
+        return Reference(arrays.of if isinstance(arrays, Reference) else arrays)
 
     return typer
 
@@ -241,9 +252,9 @@ def _describe(arrays: Any) -> Reference:
     try:
         mark = compute_fingerprint(arrays)
     except NotImplementedError:  # it has functions
-        return Reference(typeof(arrays))
+        return Reference(typeof(arrays), constant=True)
     if mark not in _described:
-        _described[mark] = Reference(typeof(arrays))
+        _described[mark] = Reference(typeof(arrays), constant=True)
     return _described[mark]
 
 

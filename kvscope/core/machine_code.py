@@ -308,7 +308,7 @@ def _register_callables() -> None:
         if function not in _registered:
             _registered.add(function)
             _name_after_closure(function)
-            inline = {"forceinline": not jit.is_apart(function)}
+            inline = {"forceinline": jit.APART not in function.__dict__}
             register_jitable(**{**_INLINE_OPTIONS, **inline})(function)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvscope.core.jit import callable_in_kernels, called_by_kernels, lowest_bit
+from kvscope.core.jit import callable_in_kernels, lowest_bit
 from kvscope.vllm_sim.state import ALWAYS, NONE, PARKED, PINNED, ROOT, UNHASHED, Machine
 
 _ONE, _WORD = np.uint64(1), np.uint64(63)
@@ -237,7 +237,7 @@ def choose_again(machine: Machine) -> int:
     return choose_victim(machine)
 
 
-@called_by_kernels
+@callable_in_kernels
 def take(machine: Machine, again: bool) -> int:
     """Allocate a free block, while one is free: one without a hash, else the one to evict.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvscope.core.jit import by_reference, callable_in_kernels, called_by_kernels, kernel, once
+from kvscope.core.jit import callable_in_kernels, called_by_kernels, kernel, once
 from kvscope.vllm_sim.admission import BlockRules, arrive, one_group, peek_waiting
 from kvscope.vllm_sim.fast_forward import WORTHWHILE, fast_forwarder
 from kvscope.vllm_sim.groups import several_groups
@@ -229,7 +229,7 @@ def run_kernel(run_steps: Callable[..., Any]) -> Callable[..., Any]:
 
     @kernel
     def run(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
-        return run_steps(by_reference(machine), steps, finished, until_s)  # type: ignore[no-any-return]
+        return run_steps(machine, steps, finished, until_s)  # type: ignore[no-any-return]
 
     return run
 

@@ -19,7 +19,7 @@ from kvscope.policies.base import LanePolicy
 from kvscope.policies.lru import Lru
 from kvscope.vllm_sim import fast_forward, scheduler
 from kvscope.vllm_sim.settings import StepCost
-from kvscope.vllm_sim.state import Machine, lane_class
+from kvscope.vllm_sim.state import Machine
 from tests.small_traces import SIZES, built, prompts, requests
 from tests.vllm_sim.examples import FOREVER, SIZE, asks, engine, told
 from tests.vllm_sim.test_random import POLICIES, SETTINGS
@@ -60,14 +60,13 @@ def _at_every_chance() -> Iterator[None]:
         yield
 
 
-def kernels(policy: LanePolicy, *, hybrid: bool = False) -> tuple[Run, Run]:
+def kernels(*, hybrid: bool = False) -> tuple[Run, Run]:
     """Return the steps of an engine, uncompiled: as they are, and all one by one."""
-    arguments = lane_class(policy), policy.evicts == "leaf", hybrid
-    make: Any = scheduler.stepper.__wrapped__  # type: ignore[attr-defined]  # not the remembered one
+    make: Any = scheduler.stepper  # type: ignore[attr-defined]  # not the remembered one
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "fast_forwarder", lambda _: lambda *_: 0)
-        one_by_one = make(*arguments).py_func
-    return make(*arguments).py_func, one_by_one
+        one_by_one = make(hybrid).py_func
+    return make(hybrid).py_func, one_by_one
 
 
 @st.composite
@@ -118,7 +117,7 @@ def test_steps_in_one_go_are_steps_one_by_one(
 ) -> None:
     """However few blocks there are, and wherever a caller stops."""
     known = prompts(built(data.draw(decoding(size)), size))
-    check_slices(engine(known, blocks, policy, COST, **options), kernels(policy), slices)
+    check_slices(engine(known, blocks, policy, COST, **options), kernels(), slices)
 
 
 @pytest.mark.parametrize("groups", HYBRIDS, ids=str)
@@ -135,7 +134,7 @@ def test_steps_of_a_hybrid_model_in_one_go_are_steps_one_by_one(
     """With windows that move on, and states that are kept, hashed again or copied."""
     options = {**options, "groups": groups, "rehashes_states": rehashes}
     machine = engine(prompts(built(trace, SIZE)), blocks, Lru(), COST, **options)
-    check_slices(machine, kernels(Lru(), hybrid=True), slices)
+    check_slices(machine, kernels(hybrid=True), slices)
 
 
 @pytest.mark.parametrize("waiting", [0, 4])
@@ -158,7 +157,7 @@ def test_few_steps_of_long_outputs_are_planned(
         return count
 
     monkeypatch.setattr(scheduler, "planner", counting)
-    run, _ = kernels(Lru())
+    run, _ = kernels()
     trace = told(*[asks("ab", 8, 100, at=float(at)) for at in range(2 + waiting)])
     machine = engine(trace, 100, Lru(), COST, max_num_seqs=2, async_scheduling=overlapped)
     run(machine, FOREVER, FOREVER, math.inf)
