@@ -29,7 +29,6 @@ from kvscope.tuning.file import EngineTable, why_kept, write_tier_recommendation
 from kvscope.tuning.flags import retention_arguments
 from kvscope.tuning.tier_trial import Options, TierCandidate, TierPlan
 from kvscope.tuning.tiers import TierTuning, tune_tiers
-from kvscope.tuning.tuner import HELD_OUT, VALIDATION, WARMUP
 from kvscope.vllm_sim.offload_engines import (
     HICACHE,
     LMCACHE,
@@ -174,11 +173,7 @@ def _planned(
         lineage=trace.lineage,
         setting=setting,
         windows=round_windows(trace),
-        shares=(
-            WARMUP if tune.warmup is None else tune.warmup,
-            VALIDATION if tune.validation is None else tune.validation,
-            HELD_OUT if tune.judge is None else tune.judge,
-        ),
+        shares=tune.shares,
         target=tune.target,
         limits=tune.limits,
         pool_blocks=pool.blocks,

@@ -44,7 +44,7 @@ from kvscope.replay.settings import (
     engine_setting,
     run_setting,
 )
-from kvscope.tuning.target import Limits, Target
+from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits, Target, check_shares
 
 if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
@@ -56,7 +56,7 @@ WINDOWS = "--warmup, --validation, --judge"
 class TuneRequest(Struct, frozen=True):
     """What to tune, for which target; without a deployment it is a study of a cache alone.
 
-    `warmup`, `validation` and `judge` are shares of the requests, None for the defaults;
+    `shares` of the requests warm the cache, validate, and are held out;
     `range_bytes` bounds the search for the least capacity. `given` names the options that the user
     chose: the others are listed as assumptions.
     """
@@ -69,9 +69,7 @@ class TuneRequest(Struct, frozen=True):
     range_bytes: tuple[int, int] | None = None
     model: Model | None = None
     hbm_bytes: int | None = None
-    warmup: float | None = None
-    validation: float | None = None
-    judge: float | None = None
+    shares: tuple[float, float, float] = (WARMUP, VALIDATION, HELD_OUT)
     limits: Limits = Limits()
     deployment: ResolvedDeployment | None = None
     given: frozenset[str] = field(default_factory=frozenset)
@@ -136,13 +134,13 @@ def tune_request(options: TuneOptions) -> TuneRequest:
     )
     if options.capacity_range is not None and kv is None:
         raise UsageError("bytes need a model", where="--capacity-range", remedy="name --model")
-    shares = (options.warmup, options.validation, options.judge)
+    named_shares = (options.warmup, options.validation, options.judge)
     stated: Mapping[str, object] = {
         "--latency": options.latency,
         "--model": options.model,
         "--capacity": options.capacity or options.capacity_blocks,
         "--percentile": options.percentile or options.max_violations,
-        WINDOWS: next((share for share in shares if share is not None), None),
+        WINDOWS: next((share for share in named_shares if share is not None), None),
         "--policies": options.policies,
     }
     target = Target(
@@ -165,9 +163,7 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         range_bytes=options.capacity_range,
         model=kv,
         hbm_bytes=options.hbm,
-        warmup=options.warmup,
-        validation=options.validation,
-        judge=options.judge,
+        shares=_shares(options),
         limits=Limits(
             max_p50_regression=options.max_p50_regression, min_throughput=options.min_throughput
         ),
@@ -175,6 +171,17 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         given=frozenset(name for name, value in stated.items() if value is not None),
         on=options.on,
     )
+
+
+def _shares(options: TuneOptions) -> tuple[float, float, float]:
+    """Return the shares of warm-up, validation and held-out window. Raises UsageError."""
+    shares = (
+        WARMUP if options.warmup is None else options.warmup,
+        VALIDATION if options.validation is None else options.validation,
+        HELD_OUT if options.judge is None else options.judge,
+    )
+    check_shares(*shares)
+    return shares
 
 
 def fleet_tuning_request(options: TuneOptions) -> FleetTuningRequest:
