@@ -73,6 +73,10 @@ class TargetOptions(Struct, frozen=True, kw_only=True):
                 where="--url, --model",
                 remedy=f"a running server, or the model to start {started} with",
             )
+        if self.url is not None:
+            from kvscope.serving.client import Endpoint
+
+            Endpoint(self.url)  # so that what is no address is refused first
 
 
 class LaunchOptions(Struct, frozen=True, kw_only=True):

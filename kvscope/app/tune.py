@@ -15,6 +15,7 @@ from kvscope.app.ends import ends_of
 from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import WINDOWS, TuneRequest
+from kvscope.app.traces import require_arrivals
 from kvscope.characterize.windows import round_windows
 from kvscope.core import units
 from kvscope.core.percentiles import Percentiles
@@ -177,6 +178,10 @@ def tune(
     cannot split it and for a capacity that holds no block.
     """
     monitor = monitor or Monitor()
+    if request.deployment is not None:
+        require_arrivals(trace)
+    elif request.target.view == "queued":
+        require_arrivals(trace, "take --view unloaded")
     latency = latency_for(trace, request.profile, request.deployment, lambda: prompts)
     where, profile = latency.deployment, latency.profile
     setting = timed_by(request.setting, profile)

@@ -101,8 +101,9 @@ def parse_tiers(
     """Return the tiers in `hbm=40GiB,dram=128GiB:ttl=10m`, the first on top.
 
     A capacity is a size, which takes `block_bytes`, or a number of blocks (`5000blocks`). With
-    `block_bytes` 0, which stands for those of a trace to come, sizes stay bytes. Options are ttl, policy (else `default`), read and write (bytes a second, `25GB/s`) and latency. `bind`
-    gives a policy its parameters; a tier's ttl overrides the one among them.
+    `block_bytes` 0, which stands for those of a trace to come, sizes stay bytes. Options are ttl,
+    policy (else `default`), read and write (bytes a second, `25GB/s`) and latency. `bind` gives a
+    policy its parameters; a tier's ttl overrides the one among them.
     Raises UsageError for what cannot be read, and for a lower tier with a name of its own that does
     not say how long a read takes.
     """

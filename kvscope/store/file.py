@@ -17,7 +17,7 @@ from kvscope.core.errors import (
     ReadOnlyStoreError,
     StoreBusyError,
 )
-from kvscope.store.db import MEMORY, Store, open_store
+from kvscope.store.db import MEMORY, Store, check_new, open_store
 from kvscope.store.failures import Waiting
 
 CANNOT_STORE = (StoreBusyError, ReadOnlyStoreError, DiskFullError)
@@ -83,12 +83,13 @@ class StoreFile:
     def reading(self) -> Iterator[Store]:
         """Open the store to read it; one that does not exist yet is empty.
 
-        Raises what `open_store` raises.
+        Raises what `open_store` raises, also for one that could not be made.
         """
         if self._in_memory is not None:
             yield self._in_memory
             return
         if self._create and not self.exists():
+            check_new(Path(self.path))
             yield self._empty
             return
         with ExitStack() as stack:

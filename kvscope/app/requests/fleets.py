@@ -17,6 +17,7 @@ from kvscope.app.requests.common import (
     BASELINE,
     DEFAULT_PERCENTILE,
     Capacities,
+    check_engine_runs,
     hit_definition,
     kv_model,
     latency_profile,
@@ -132,6 +133,9 @@ def fleet_of(options: FleetOptions, named: Capacities) -> FleetRequest:
             where="--time-model engine",
             remedy="leave it out of --router, or take --time-model queue",
         )
+    variants = parse_variants(policies, of_policies)
+    if options.time_model == "engine":
+        check_engine_runs(variants, "--policy")
     return FleetRequest(
         setting=run_setting(
             hit_definition(None, "carried", options.warmup), profile, slo_s=options.slo
@@ -140,7 +144,7 @@ def fleet_of(options: FleetOptions, named: Capacities) -> FleetRequest:
         routers=tuple(
             router for kind in kinds for router in router_variants(kind, assigned.get(kind, []))
         ),
-        variants=tuple(parse_variants(policies, of_policies)),
+        variants=tuple(variants),
         replicas=options.replicas,
         capacities=named,
         model=kv,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -50,6 +51,7 @@ from kvscope.replay.settings import (
 if TYPE_CHECKING:
     from kvscope.core.runs import TierMode
     from kvscope.deployment.deployment import ResolvedDeployment
+    from kvscope.policies.base import Policy
     from kvscope.tuning.file import EngineTable, RecommendationFile, TierTable
 
 
@@ -110,6 +112,10 @@ class RetentionRequest(Struct, frozen=True):
 
 def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
     """Return what the options of `analyze` ask for."""
+    if options.until is not None:
+        from kvscope.ingest.time_range import check_range  # late: loads NumPy
+
+        check_range(options.from_, options.until)
     return replace(
         _analysis(options),
         from_s=options.from_,
@@ -131,6 +137,7 @@ def _analysis(options: AnalyzeOptions) -> AnalyzeRequest:
                 remedy="leave --hbm out",
             )
         return AnalyzeRequest(definition, where.model, where.pool_bytes, capacities, where.as_cache)
+    latency_profile(options.latency)  # only a deployment uses it; a wrong name is refused anyway
     kv = kv_model(options.model, options.kv_dtype)
     if kv is None and (options.hbm or options.capacity):
         option = "--hbm" if options.hbm else "--capacity"
@@ -222,7 +229,7 @@ def _check_tiers(setting: RunSetting, variants: Sequence[Variant], model: Model 
         tiers = parse_tiers(
             setting.tiers,
             block_bytes=block_bytes,
-            bind=lambda kind, own=policy: own if kind is type(own) else kind(),
+            bind=partial(_own_or_default, policy),
             default=type(policy),
         )
         for tier in tiers[1:]:
@@ -231,6 +238,11 @@ def _check_tiers(setting: RunSetting, variants: Sequence[Variant], model: Model 
             require_offload(spec, files=len(tiers) > 2)
         else:
             require_exact(tiers, cast("TierMode", setting.tier_mode))
+
+
+def _own_or_default(own: Policy, kind: type[Policy]) -> Policy:
+    """Return the policy of a tier: the one with parameters, where that is its kind."""
+    return own if kind is type(own) else kind()
 
 
 def _estimated(
