@@ -122,13 +122,13 @@ def validate_request(
     profile = where.latency if where else _profile(options.latency, advice, monitor)
     python = None
     if target.url is None:
-        python = with_vllm(launch.python)
         if options.blocks is None and replica.tokens is None:
             raise UsageError(
                 "the size of the cache is unknown",
                 where="--blocks",
                 remedy="state it, or --deployment, or --recommendation",
             )
+        python = with_vllm(launch.python)
     return ValidateRequest(target, options, launch, advice, where, replica, profile, python)
 
 

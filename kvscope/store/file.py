@@ -76,8 +76,14 @@ class StoreFile:
             self._in_memory.close()
 
     def exists(self) -> bool:
-        """Return whether there is a store; one that is not there yet reads as an empty one."""
-        return self._in_memory is not None or Path(self.path).exists()
+        """Return whether there is a store; one that is not there yet reads as an empty one.
+
+        Raises InputError for one that is not there and cannot be made either.
+        """
+        exists = self._in_memory is not None or Path(self.path).exists()
+        if self._create and not exists:
+            check_new(Path(self.path))
+        return exists
 
     @contextmanager
     def reading(self) -> Iterator[Store]:
@@ -89,7 +95,6 @@ class StoreFile:
             yield self._in_memory
             return
         if self._create and not self.exists():
-            check_new(Path(self.path))
             yield self._empty
             return
         with ExitStack() as stack:

@@ -88,6 +88,7 @@ def fleet_of(options: FleetOptions, named: Capacities) -> FleetRequest:
     """Return what `fleet` asks for with these capacities of a replica, by default its pool."""
     from kvscope.fleet.options import parse_routers, router_variants, split_assignments
     from kvscope.fleet.outcome import Slo
+    from kvscope.policies.registry import check_required
 
     where = resolved_deployment(
         ReplicaOptions(
@@ -134,6 +135,8 @@ def fleet_of(options: FleetOptions, named: Capacities) -> FleetRequest:
             remedy="leave it out of --router, or take --time-model queue",
         )
     variants = parse_variants(policies, of_policies)
+    for variant in variants:
+        check_required(variant.policy, variant.given, "--policy")
     if options.time_model == "engine":
         check_engine_runs(variants, "--policy")
     return FleetRequest(
