@@ -28,6 +28,7 @@ from kvscope.core.files import space_in
 from kvscope.core.hits import HitDefinition, side_by_side, standard
 from kvscope.core.trace import PromptPaths, Trace
 from kvscope.core.units import GIB
+from kvscope.datasets.place import is_in_dataset
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.ingest.build import NO_COMMON_CLOCK
@@ -36,6 +37,7 @@ from kvscope.replay.curve import HitCurve, first_counted
 from kvscope.replay.footprint import analysis_bytes
 from kvscope.replay.misses import MissReasons, at_capacity
 from kvscope.replay.path_facts import PathFacts, TracePaths
+from kvscope.store.db import Store
 from kvscope.store.file import Stores
 from kvscope.store.traces import load_prompts
 
@@ -177,18 +179,14 @@ def analyze(
     each step, as in `characterize`; `monitor` sees how many shards are done. Raises UsageError for
     a capacity that holds no block, and for less memory than a dataset takes.
     """
-    work = None
+    work, request = None, started.request if started else request or AnalyzeRequest()
+    request.capacities.in_blocks(request.model, trace.block_size)  # what is refused comes first
+    deployment = _timed(stores, trace, request.deployment)
     with stores.reading() as store:
         if started is None and trace.has_hashes:
-            asked = request or AnalyzeRequest()
             dataset = dataset_of(store, trace)
             if dataset is None:
-                if asked.memory_bytes is not None:
-                    raise UsageError(
-                        f"{trace.name!r} is no dataset, and is analyzed in memory",
-                        where="--memory",
-                        remedy="leave it out, or ingest its files with --into DIR",
-                    )
+                _check_memory(store, trace.name, request)
                 memory.require(
                     analysis_bytes(trace),
                     f"an analysis of {trace.name!r}",
@@ -197,7 +195,7 @@ def analyze(
                 paths: PathFacts = TracePaths(load_prompts(store, trace))
             else:
                 work, free = dataset.work, memory.available_bytes()
-                given = asked.memory_bytes or (free[0] // 2 if free else 4 * GIB)
+                given = request.memory_bytes or (free[0] // 2 if free else 4 * GIB)
                 budget = dataset.analysis_budget(given)
                 store.limit_memory(budget.store_bytes, work)
                 paths = replace(dataset.paths(), runs_at_once=budget.runs_at_once, progress=monitor)
@@ -207,7 +205,6 @@ def analyze(
             characterization = start_characterization(
                 store, trace, count_deciles, step=step, work=work
             )
-    request = started.request if started else request or AnalyzeRequest()
     with space_for_analysis(work):
         characterized = characterization()
         cached = started.caching.result() if started else None
@@ -221,7 +218,7 @@ def analyze(
         if started
         else (),
         retention=tuple(_retention(stores, trace, request)),
-        deployment=_timed(stores, trace, request.deployment),
+        deployment=deployment,
     )
 
 
@@ -277,6 +274,16 @@ def _layouts(
         yield LayoutCapacity(**asdict(starts), capacity_blocks=needed)
 
 
+def _check_memory(store: Store, name: str, request: AnalyzeRequest) -> None:
+    """Raise UsageError for a limit of memory where a store's traces are no dataset."""
+    if request.memory_bytes is not None and not is_in_dataset(store.path):
+        raise UsageError(
+            f"{name!r} is no dataset, and is analyzed in memory",
+            where="--memory",
+            remedy="leave it out, or ingest its files with --into DIR",
+        )
+
+
 def in_range(stores: Stores, trace: Trace, request: AnalyzeRequest, monitor: Monitor) -> Trace:
     """Return the trace of the requests that `request` is about: this one, or a range of it."""
     if request.from_s is None and request.until_s is None:
@@ -302,6 +309,8 @@ def analyze_source(
 
     LRU's curve of a new trace is computed while the trace is being stored.
     """
+    with stores.reading() as store:
+        _check_memory(store, source or "the trace", request)
     if request.from_s is not None or request.until_s is not None:
         trace = load_trace(stores, source, monitor, reading)
         return analyze(stores, in_range(stores, trace, request, monitor), request)

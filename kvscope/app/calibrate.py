@@ -33,6 +33,10 @@ def check_target(target: TargetOptions, options: CalibrateOptions) -> None:
     target.check("an engine")
     if target.url is not None and options.backend == "torch":
         raise UsageError("starts no server", where="--backend torch", remedy="leave out --url")
+    if options.max_tokens is not None:
+        from kvscope.latency.calibration import grid  # late: loads NumPy
+
+        grid(options.max_tokens)
 
 
 def calibrate(

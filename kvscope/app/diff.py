@@ -14,7 +14,7 @@ from kvscope.app.analyze import Analysis, analyze
 from kvscope.app.baseline import RUN, stored_run
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import AnalyzeRequest
-from kvscope.app.traces import load_trace, open_dataset
+from kvscope.app.traces import check_source, load_trace, open_dataset
 from kvscope.core.errors import UsageError
 from kvscope.core.runs import Outcome, Run, hit_rate
 from kvscope.core.trace import Trace
@@ -126,6 +126,10 @@ def diff(
         with stores.reading() as store:
             (trace, run), (other_trace, other_run) = (stored_run(store, name) for name in names)
         return compare_runs(names, (run, other_run), (trace, other_trace))
+
+    for name in names:
+        if not is_dataset(name):
+            check_source(stores, name)
 
     def analyzed(name: str) -> Analysis:
         own = open_dataset(name).stores if is_dataset(name) else stores

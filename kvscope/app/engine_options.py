@@ -23,6 +23,7 @@ from kvscope.app.options import (
     Share,
     Slo,
     Source,
+    Target,
     Time,
     Tokens,
     Tp,
@@ -72,6 +73,10 @@ class TargetOptions(Struct, frozen=True, kw_only=True):
                 where="--url, --model",
                 remedy=f"a running server, or the model to start {started} with",
             )
+        if self.url is not None:
+            from kvscope.serving.client import Endpoint
+
+            Endpoint(self.url)  # so that what is no address is refused first
 
 
 class LaunchOptions(Struct, frozen=True, kw_only=True):
@@ -119,7 +124,7 @@ class LaunchOptions(Struct, frozen=True, kw_only=True):
     timeout: Annotated[float, Time("Longest time to wait for one answer.", default="10m")] = (
         TEN_MINUTES_S
     )
-    server_log: Annotated[str | None, Source("Keep vLLM's log in this file.")] = None
+    server_log: Annotated[str | None, Target("Keep vLLM's log in this file.")] = None
 
     def server(self, python: Interpreter, stop: Event) -> Callable[[Launch], VllmServer]:
         """Return what makes a server of a command line, with the times and the log of these."""

@@ -117,4 +117,6 @@ def _exported(options: FitOptions) -> Variant:
             where="--capacity-blocks, --deployment",
             remedy="leave out one",
         )
+    if reads_fit(kinds[0]):
+        resolved_deployment(options)  # so that a wrong file is refused here
     return variants[0]

@@ -15,8 +15,9 @@ from kvscope.app.latency import timed
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import TimeModel
 from kvscope.app.requests import FleetRequest
+from kvscope.app.traces import require_arrivals
 from kvscope.characterize.windows import Windows
-from kvscope.core.errors import InputError, Stopped, UsageError
+from kvscope.core.errors import Stopped, UsageError
 from kvscope.core.executor import Executor
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Prompts, Trace
@@ -271,12 +272,7 @@ def routers_for(
 
     Raises as `fleet` does.
     """
-    if trace.span_s <= 0:
-        raise InputError(
-            "the trace has no arrival times, so queues cannot be simulated",
-            where=trace.source,
-            remedy="take one with timestamps, or --session-arrivals",
-        )
+    require_arrivals(trace)
     if request.replicas[-1] > trace.requests:
         raise UsageError(
             f"{request.replicas[-1]} replicas for {trace.requests:,} requests",

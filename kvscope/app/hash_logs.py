@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from kvscope.app import values
 from kvscope.app.monitor import Monitor
-from kvscope.app.options import Option, Share, Source, Target
+from kvscope.app.options import Option, Share, Source
 from kvscope.core.errors import InputError, Stopped, UsageError
 from kvscope.core.files import one_path, sink, size_of
 
@@ -48,9 +48,11 @@ class HashOptions(Struct, frozen=True, kw_only=True):
     ] = None
     salt_file: Annotated[
         str | None,
-        Target(
+        Option(
             "File that keeps the salt, so that later logs get the same hashes; made if missing.",
-            default="a random salt, kept nowhere",
+            "PATH",
+            values.existing_or_target,
+            "a random salt, kept nowhere",
         ),
     ] = None
     strict: Annotated[bool, Option("Stop at the first bad line, with exit code 3.")] = False

@@ -10,6 +10,7 @@ import math
 import numpy as np
 from msgspec import Struct
 
+from kvscope.app.latency import latency_for
 from kvscope.app.requests import RetentionRequest
 from kvscope.core.arrays import Float64s
 from kvscope.core.errors import InputError
@@ -88,8 +89,8 @@ class Retention(Struct, frozen=True):
 def retention(trace: Trace, prompts: Prompts, request: RetentionRequest) -> Retention:
     """Return what every TTL gives, which are best, and what providers would charge.
 
-    Raises InputError for a trace whose sessions have no common clock, and UsageError for a capacity
-    that holds no block.
+    Raises InputError for a trace whose sessions have no common clock, or whose TTFTs do not
+    determine the latency that they were to, and UsageError for a capacity that holds no block.
     """
     if np.any(prompts.clock >= 1):
         raise InputError(
@@ -97,12 +98,13 @@ def retention(trace: Trace, prompts: Prompts, request: RetentionRequest) -> Rete
             where=trace.name,
             remedy="ingest it with --session-arrivals poisson:RATE",
         )
+    profile = latency_for(trace, request.profile, None, lambda: prompts).profile
+    named = request.capacities.in_blocks(request.model, trace.block_size)
+    capacity = named[0] if named else None
     requests = traffic(prompts, request.definition)
     history = touch_history(requests)
     names = prompts.categories
     curves = ttl_curves(requests, len(names), history.segments)
-    named = request.capacities.in_blocks(request.model, trace.block_size)
-    capacity = named[0] if named else None
     ttl_s = None if capacity is None else best_ttls(requests, len(names), capacity)
     points = _Points(requests, curves, request.model)
     longest_s = max(curves.end_s, 1.0)
@@ -124,7 +126,7 @@ def retention(trace: Trace, prompts: Prompts, request: RetentionRequest) -> Rete
             history,
             request.definition,
             capacity,
-            request.profile,
+            profile,
             None if request.model is None else request.model.bytes_for(capacity * trace.block_size),
         ),
         charges=charges(prompts),

@@ -32,8 +32,8 @@ from kvscope.replay.parameter_estimates import ParameterEstimate, bind, estimate
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.sampling import DrawnTrace
 from kvscope.replay.settings import with_groups, with_offload
-from kvscope.replay.sweep import WINDOWS, serve_replay, sweep, tier_request
-from kvscope.replay.tier_spec import with_chunk_policy
+from kvscope.replay.sweep import WINDOWS, engine_of, serve_replay, sweep, tier_request
+from kvscope.replay.tier_spec import parse_tiers, with_chunk_policy
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.store import results
 from kvscope.store.file import CANNOT_STORE, Stores
@@ -104,6 +104,8 @@ def simulate(
     named = request.capacities.in_blocks(request.model, trace.block_size)
     if request.tier is not None:
         above, setting = setting, _with_tier(setting, request.tier, named[0], trace.block_size)
+    if setting.tiers:
+        _check_tiers(setting, trace.block_size)
     workload = Workload(prompts, setting, round_windows(trace, WINDOWS))
     estimates = estimate_parameters(workload.request_traffic, workload.profile, setting.slo_s)
     for name, estimate in used(request.variants, estimates).items():
@@ -134,6 +136,13 @@ def simulate(
     return replace(
         simulation, model=request.model, deployment=where, estimates=estimates, alone=alone
     )
+
+
+def _check_tiers(setting: RunSetting, block_size: int) -> None:
+    """Raise UsageError for tiers that do not fit blocks of `block_size` tokens."""
+    tiers = parse_tiers(setting.tiers, block_bytes=setting.block_bytes)
+    if setting.capacity_model == "engine":
+        engine_of(setting, tiers[0].capacity_blocks, block_size, tiers)
 
 
 def _with_tier(

@@ -156,6 +156,18 @@ def stored_trace(stores: Stores, name: str | None) -> Trace:
     )
 
 
+def require_arrivals(
+    trace: Trace, remedy: str = "take one with timestamps, or --session-arrivals"
+) -> None:
+    """Raise InputError for a trace whose requests all arrive at once, so that none waits."""
+    if trace.span_s <= 0:
+        raise InputError(
+            "the trace has no arrival times, so queues cannot be simulated",
+            where=trace.source,
+            remedy=remedy,
+        )
+
+
 def ingest_file(
     stores: Stores,
     path: str,

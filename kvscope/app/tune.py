@@ -15,6 +15,7 @@ from kvscope.app.ends import ends_of
 from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import WINDOWS, TuneRequest
+from kvscope.app.traces import require_arrivals
 from kvscope.characterize.windows import round_windows
 from kvscope.core import units
 from kvscope.core.percentiles import Percentiles
@@ -36,14 +37,7 @@ from kvscope.tuning.flags import EngineLaunch, Flags, flags
 from kvscope.tuning.load import running_blocks
 from kvscope.tuning.search import XI
 from kvscope.tuning.trial import category_times_ms
-from kvscope.tuning.tuner import (
-    HELD_OUT,
-    ORACLES,
-    VALIDATION,
-    WARMUP,
-    TuningOptions,
-    TuningResult,
-)
+from kvscope.tuning.tuner import ORACLES, TuningOptions, TuningResult
 from kvscope.tuning.tuner import tune as tune_policies
 
 if TYPE_CHECKING:
@@ -184,6 +178,10 @@ def tune(
     cannot split it and for a capacity that holds no block.
     """
     monitor = monitor or Monitor()
+    if request.deployment is not None:
+        require_arrivals(trace)
+    elif request.target.view == "queued":
+        require_arrivals(trace, "take --view unloaded")
     latency = latency_for(trace, request.profile, request.deployment, lambda: prompts)
     where, profile = latency.deployment, latency.profile
     setting = timed_by(request.setting, profile)
@@ -191,17 +189,19 @@ def tune(
     request = replace(request, model=model)
     capacities = request.capacities.in_blocks(request.model, trace.block_size)
     lowest, highest = _blocks_in_range(request, trace)
+    warmup, validation, held_out = request.shares
     tuning_options = TuningOptions(
         target=request.target,
         variants=request.variants,
         capacity_blocks=capacities[0] if capacities else None,
         lowest_blocks=lowest,
         highest_blocks=highest,
-        warmup=WARMUP if request.warmup is None else request.warmup,
-        validation=VALIDATION if request.validation is None else request.validation,
-        held_out=HELD_OUT if request.judge is None else request.judge,
+        warmup=warmup,
+        validation=validation,
+        held_out=held_out,
         limits=request.limits,
     )
+    tuning_options.split(prompts)  # a trace that is too short is refused before any replay
     pool, running = None, 0
     if where is not None:
         replicas = where.engines

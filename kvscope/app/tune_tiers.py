@@ -14,11 +14,13 @@ from kvscope.app.ends import ends_of
 from kvscope.app.latency import latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import TierTuningRequest
+from kvscope.app.requests.tuning import offers
 from kvscope.app.tiers_on_groups import OnGroups
+from kvscope.app.traces import require_arrivals
 from kvscope.app.values import TierSize
 from kvscope.characterize.windows import round_windows
 from kvscope.core import units
-from kvscope.core.errors import UsageError, placed
+from kvscope.core.errors import UsageError
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.kv_groups import KvGroups
@@ -29,10 +31,7 @@ from kvscope.tuning.file import EngineTable, why_kept, write_tier_recommendation
 from kvscope.tuning.flags import retention_arguments
 from kvscope.tuning.tier_trial import Options, TierCandidate, TierPlan
 from kvscope.tuning.tiers import TierTuning, tune_tiers
-from kvscope.tuning.tuner import HELD_OUT, VALIDATION, WARMUP
 from kvscope.vllm_sim.offload_engines import (
-    HICACHE,
-    LMCACHE,
     HiCacheSpec,
     LmCacheSpec,
     Offloading,
@@ -40,18 +39,8 @@ from kvscope.vllm_sim.offload_engines import (
 )
 from kvscope.vllm_sim.offload_launch import OffloadLaunch
 from kvscope.vllm_sim.offload_spec import OffloadSpec
-from kvscope.vllm_sim.settings import RELEASES, StorageSettings
 
-_FILES = (
-    "an SSD below CPU memory is simulated with files of vLLM and HiCache",
-    f"add --offload vllm@{RELEASES[-1]} or {HICACHE}, or leave out the SSD",
-)
-_SSD_OF_LMCACHE = (
-    "vLLM and HiCache store on no SSD without CPU memory",
-    f"add --offload {LMCACHE}, or write for example dram:64GiB+ssd:1TiB",
-)
 _TIMES_POOL = (0.5, 1, 2, 4, 8, 16)
-_SECOND = (0, 33)  # the version of the second of RELEASES
 _OPTIONS: Mapping[type, Options] = {
     OffloadSpec: (
         ("offload_prompt_only", (False,)),
@@ -150,6 +139,7 @@ def tier_plan(trace: Trace, prompts: Prompts, request: TierTuningRequest) -> Tie
 def _planned(
     trace: Trace, prompts: Prompts, request: TierTuningRequest
 ) -> tuple[TierPlan, Model, ResolvedDeployment]:
+    require_arrivals(trace)
     tune = request.tune
     latency = latency_for(trace, tune.profile, tune.deployment, lambda: prompts)
     where = latency.deployment
@@ -164,7 +154,7 @@ def _planned(
     sizes = request.sizes or _sizes(pool.blocks * block_bytes, whole_bytes)
     ways = {
         text.strip(): _on_blocks(parse_offload(text), text, trace.block_size)
-        for text in request.offload or (_way(where),)
+        for text in request.offload
     }
     allowed = OnGroups(groups)
     for spec in ways.values():
@@ -174,11 +164,7 @@ def _planned(
         lineage=trace.lineage,
         setting=setting,
         windows=round_windows(trace),
-        shares=(
-            WARMUP if tune.warmup is None else tune.warmup,
-            VALIDATION if tune.validation is None else tune.validation,
-            HELD_OUT if tune.judge is None else tune.judge,
-        ),
+        shares=tune.shares,
         target=tune.target,
         limits=tune.limits,
         pool_blocks=pool.blocks,
@@ -213,18 +199,9 @@ def _candidates(
     alone = (each._replace(files_bytes=0) for each in sizes if each.files_bytes)
     sizes, candidates = tuple(dict.fromkeys([*sizes, *alone])), []
     for spec in ways.values():
-        prefetches = isinstance(spec, HiCacheSpec) and spec != spec.in_memory
-        if prefetches and not any(each.files_bytes for each in sizes):
-            raise UsageError(
-                "HiCache prefetches from files alone",
-                where=f"--offload {spec.text}",
-                remedy="add --tier-sizes, for example dram:64GiB+ssd:1TiB",
-            )
         chunk_bytes = spec.chunk_blocks(block_size) * page_bytes
         for size in sizes:
-            if size.kind == "ssd" and not isinstance(spec, LmCacheSpec):
-                continue
-            if size.files_bytes and isinstance(spec, LmCacheSpec):
+            if not offers(spec, size):
                 continue
             least = min(size.size_bytes, size.files_bytes or size.size_bytes)
             if least < chunk_bytes:
@@ -233,16 +210,8 @@ def _candidates(
                     where="--tier-sizes",
                     remedy=f"a chunk takes {units.format_size(chunk_bytes)}",
                 )
-            if size.files_bytes and isinstance(spec, OffloadSpec):
-                with placed(f"--offload {spec.text}"):  # what vLLM refuses with files
-                    spec.settings(1, storage=StorageSettings())
             own = spec if size.files_bytes or not isinstance(spec, HiCacheSpec) else spec.in_memory
             candidates.append(TierCandidate(own.text, *size))
-    used = {(each.kind, *each.sizes) for each in candidates}
-    for size in sizes:
-        if size not in used:
-            what, remedy = _FILES if size.files_bytes else _SSD_OF_LMCACHE
-            raise UsageError(what, where="--tier-sizes", remedy=remedy)
     return tuple(dict.fromkeys(candidates))
 
 
@@ -251,13 +220,6 @@ def _on_blocks(spec: Offloading, text: str, block_size: int) -> Offloading:
     if isinstance(spec, LmCacheSpec) and text.strip() == spec.text:
         return spec.on_blocks(block_size)
     return spec
-
-
-def _way(where: ResolvedDeployment) -> str:
-    """Return how the deployment's own engine offloads."""
-    if where.engine.name == SGLANG:
-        return HICACHE
-    return f"vllm@{RELEASES[where.engine.version >= _SECOND]}"
 
 
 def _sizes(pool_bytes: int, whole_bytes: int) -> tuple[TierSize, ...]:

@@ -34,6 +34,7 @@ from kvscope.tuning.target import Target
 
 if TYPE_CHECKING:
     from kvscope.latency.profile import LatencyProfile
+    from kvscope.serving.interpreter import Interpreter
     from kvscope.store.file import Stores
     from kvscope.tuning.file import PolicyFile
     from kvscope.validate.replay import Pace
@@ -67,6 +68,23 @@ class ValidatedReplica(Struct, frozen=True):
     flags: tuple[str, ...]
 
 
+class ValidateRequest(Struct, frozen=True):
+    """What the options of `validate` ask for, with all that they and the files here settle.
+
+    `profile` is None where nothing says what requests take. `python` is the interpreter with the
+    vLLM to start, None for a server that runs.
+    """
+
+    target: TargetOptions
+    options: ValidateOptions
+    launch: LaunchOptions
+    advice: PolicyFile | None
+    where: ResolvedDeployment | None
+    replica: ValidatedReplica
+    profile: LatencyProfile | None
+    python: Interpreter | None
+
+
 class EngineAtHand(Struct, frozen=True):
     """The engine to replay on: its facts, how to open it, and the requests that it can serve.
 
@@ -87,7 +105,34 @@ class EngineAtHand(Struct, frozen=True):
         return min(self.facts.block_size, hits)
 
 
-def check_options(target: TargetOptions, options: ValidateOptions) -> None:
+def validate_request(
+    target: TargetOptions, options: ValidateOptions, launch: LaunchOptions, monitor: Monitor
+) -> ValidateRequest:
+    """Return what the options ask for; notes say which files of this folder are used.
+
+    Raises UsageError for options that contradict each other, and for a vLLM without a size of its
+    cache; EngineError where there is no vLLM to start.
+    """
+    from kvscope.serving.interpreter import with_vllm
+
+    _check_options(target, options)
+    advice = _advice(options, monitor)
+    where = _deployment(options)
+    replica = _replica(options, launch, where, advice)
+    profile = where.latency if where else _profile(options.latency, advice, monitor)
+    python = None
+    if target.url is None:
+        if options.blocks is None and replica.tokens is None:
+            raise UsageError(
+                "the size of the cache is unknown",
+                where="--blocks",
+                remedy="state it, or --deployment, or --recommendation",
+            )
+        python = with_vllm(launch.python)
+    return ValidateRequest(target, options, launch, advice, where, replica, profile, python)
+
+
+def _check_options(target: TargetOptions, options: ValidateOptions) -> None:
     """Raise UsageError for options that contradict each other."""
     target.check("vLLM")
     rate_scale = above_zero(options.rate_scale)
@@ -107,9 +152,7 @@ def check_options(target: TargetOptions, options: ValidateOptions) -> None:
 def validate(
     stores: Stores,
     trace: Trace,
-    target: TargetOptions,
-    options: ValidateOptions,
-    launch: LaunchOptions,
+    request: ValidateRequest,
     monitor: Monitor,
     *,
     seed: int = 0,
@@ -128,21 +171,19 @@ def validate(
     from kvscope.validate.validate import validate as replay_all
     from kvscope.vllm_sim import EngineSettings
 
+    target, options, launch = request.target, request.options, request.launch
+    advice, replica = request.advice, request.replica
     prompts, pace = replayable(stores, trace), Pace("recorded", rate_scale=options.rate_scale)
     if options.sequential:
         pace = Pace("sequential")
     elif options.in_flight:
         pace = Pace("in-flight", options.in_flight)
-    advice = _advice(options, monitor)
     slo = advice.target if advice else None
     if slo is None and options.slo is not None:
         slo = Target(options.slo)
     slo_s = options.slo if options.slo is not None or slo is None else slo.slo_s
-    where = _deployment(options)
-    replica = _replica(options, launch, where, advice)
-    profile = where.latency if where else _profile(options.latency, advice, monitor)
-    assumed = profile or latency_profile(None)  # steps take some time, whatever the engine
-    latency = latency_for(trace, assumed, where, lambda: prompts)
+    assumed = request.profile or latency_profile(None)  # steps take some time on any engine
+    latency = latency_for(trace, assumed, request.where, lambda: prompts)
     if latency.note:
         monitor.note(latency.note)
     forced = (options.outputs or ("bounded" if target.url else "forced")) == "forced"
@@ -157,11 +198,10 @@ def validate(
             seed=seed,
         )
 
-    if target.url is not None:
+    if request.python is None:
         engine = _running_server(target, options, launch, choose, advice)
     else:
-        model = str(target.model)
-        engine = _own_vllm(model, options, launch, replica, choose, monitor, forced=forced)
+        engine = _own_vllm(request, request.python, choose, monitor, forced=forced)
     plan = ValidationPlan(
         sample=engine.sample,
         pace=pace,
@@ -182,7 +222,7 @@ def validate(
         tolerance=options.tolerance,
         repeats=options.repeats,
         seed=seed,
-        profiled=profile is not None,
+        profiled=request.profile is not None,
     )
     runs = _runs(target, options, advice, monitor, pace, engine)
     if engine.sample.too_long:
@@ -260,22 +300,20 @@ def _start_flags(stated: Deployment) -> tuple[str, ...]:
 
 
 def _own_vllm(
-    model: str,
-    options: ValidateOptions,
-    launch: LaunchOptions,
-    replica: ValidatedReplica,
+    request: ValidateRequest,
+    python: Interpreter,
     choose: Choose,
     monitor: Monitor,
     *,
     forced: bool,
 ) -> EngineAtHand:
     """Return a vLLM that is started for each policy. Raises EngineError where there is none."""
-    from kvscope.serving.interpreter import with_vllm
     from kvscope.serving.server import Launch, config_of
     from kvscope.validate.result import EngineFacts
     from kvscope.validate.validate import own_vllm
 
-    python, config, shape = with_vllm(launch.python), config_of(model) or {}, _shape(model)
+    launch, replica, model = request.launch, request.replica, str(request.target.model)
+    config, shape = config_of(model) or {}, _shape(model)
     is_gpu = python.device == "cuda"
     if shape is not None:
         named = replica.stated.gpu if replica.stated and is_gpu else None
@@ -284,7 +322,7 @@ def _own_vllm(
     stated = replica.block_size or (GPU_BLOCK if is_gpu else CPU_BLOCK)
     tp = replica.stated.tp if replica.stated else 1
     size = shape.block_tokens(stated, tp) if shape else stated
-    blocks = _blocks(options, replica, size, monitor)
+    blocks = request.options.blocks or _blocks(replica, size, monitor)
     sample = choose(_longest(config.get("max_position_embeddings"), blocks * size))
     tokens = sample.prompts.input_tokens + sample.prompts.output_tokens
     started = Launch(
@@ -354,18 +392,10 @@ def _running_server(
     return EngineAtHand(facts, running_server(endpoint, served), sample, groups=groups)
 
 
-def _blocks(
-    options: ValidateOptions, replica: ValidatedReplica, size: int, monitor: Monitor
-) -> int:
-    """Return the blocks that vLLM gets: as stated, or the replica's pool."""
-    if options.blocks is not None:
-        return options.blocks
+def _blocks(replica: ValidatedReplica, size: int, monitor: Monitor) -> int:
+    """Return the blocks of the replica's pool."""
     if replica.tokens is None:
-        raise UsageError(
-            "the size of the cache is unknown",
-            where="--blocks",
-            remedy="state it, or --deployment, or --recommendation",
-        )
+        raise ValueError("the size of the cache is unknown")
     blocks = max(1, round(replica.tokens * replica.scale / size))
     if replica.scale < 1:
         monitor.note(

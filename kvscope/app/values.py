@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError
+from kvscope.core.files import check_writable
 from kvscope.datasets.place import store_path
 
 T = TypeVar("T")
@@ -215,4 +216,14 @@ def target(text: str) -> str:
         raise UsageError(f"{text!r} is a folder", remedy="name a file in it")
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {str(path.parent)!r}", remedy="make it first")
+    try:
+        check_writable(path)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise UsageError(f"{text!r} cannot be written ({reason})", remedy="name another") from error
     return text
+
+
+def existing_or_target(text: str) -> str:
+    """Return a file that is made where it is missing, and else only read; refused as a target."""
+    return text if Path(text).is_file() else target(text)

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlencode
 
-from kvscope.app.options import Count, Option
+from kvscope.app import values
+from kvscope.app.options import Option
 from kvscope.cli.diagnostics import note
 from kvscope.cli.options import DEFAULT_DB, Db, Host
 from kvscope.cli.terminal import Terminal
@@ -29,7 +30,7 @@ _SAMPLE = "to-c.jsonl.gz"
 _PATIENCE_S = 5.0
 TOKEN_BYTES, _SHORTEST_TOKEN = 16, 8
 
-Port = Annotated[int, Count("Port to listen on.")]
+Port = Annotated[int, Option("Port to listen on.", "N", values.whole(1, 65535))]
 Token = Annotated[
     str | None,
     Option(
@@ -119,7 +120,7 @@ def free_address(host: str, port: int) -> str:
         with closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise UsageError(
             f"cannot listen there ({error})", where=f"{host}:{port}", remedy="choose another --port"
         ) from error

@@ -91,29 +91,27 @@ def validate(
 
     Exit code 4: outside the tolerance, or --fail-on. 5: the engine cannot be reached, or died.
     """
-    from kvscope.app.validate import check_options
-    from kvscope.app.validate import validate as replay_on_engine
-
-    check_options(target, options)
     from kvscope.app.baseline import baseline_figures
     from kvscope.app.gates import validate_figures, validate_gates
+    from kvscope.app.validate import validate as replay_on_engine
+    from kvscope.app.validate import validate_request
 
     gates = validate_gates(gate.fail_on)
-    from kvscope.app.traces import load_trace, store_for
+    from kvscope.app.traces import check_source, load_trace, store_for
     from kvscope.store import results
     from kvscope.store.file import CANNOT_STORE
 
     with store_for(db, trace, note) as store:
+        check_source(store, trace)
         baseline = baseline_figures(gate.baseline, gates, "validate", store)
+        request = validate_request(target, options, launch, Terminal())
         stored = load_trace(store, trace, Terminal(), reading)
 
         with stoppable() as terminal:
             validation = replay_on_engine(
                 store,
                 stored,
-                target,
-                options,
-                launch,
+                request,
                 terminal,
                 seed=reading.seed,
                 show_log=show_log,

@@ -34,7 +34,7 @@ from kvscope.cli import output
 from kvscope.cli.diagnostics import end_on, note
 from kvscope.cli.options import DEFAULT_DB, Db, GateOptions, ScreenOptions, TraceArgument, parsed_by
 from kvscope.cli.terminal import Terminal, stoppable
-from kvscope.core.errors import ExitCode, Stopped, UsageError
+from kvscope.core.errors import ExitCode, Stopped, UsageError, placed
 from kvscope.core.jit import load_in_background
 
 if TYPE_CHECKING:
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from kvscope.store.file import StoreFile
 
 DEFAULT_OUTPUT = "recommendation.toml"
-_NO_FILE = (DEFAULT_OUTPUT, values.STANDARD_STREAM)
-
 Force = Annotated[
     bool, Option("Replace a file that recommends a switch or a tier by a weaker verdict.")
 ]
@@ -72,7 +70,12 @@ Compared = Annotated[
         show_default=False,
     ),
 ]
-Output = Annotated[str, Target("File for the recommendation; - writes none.", flags=("--output",))]
+Output = Annotated[
+    str | None,
+    Target(
+        "File for the recommendation; - writes none.", flags=("--output",), default=DEFAULT_OUTPUT
+    ),
+]
 
 
 def analyze(
@@ -284,7 +287,7 @@ def tune(
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
     explain: Explain = False,
-    path: Output = DEFAULT_OUTPUT,
+    path: Output = None,
     force: Force = False,
     fleet: TunesFleet = False,
     tiers: TunesTiers = False,
@@ -296,10 +299,14 @@ def tune(
     Searched, chosen and accepted on three windows of the trace. Writes recommendation.toml.
     """
     screen = replace(printing, full=printing.full or explain)
-    _check_modes(tier_options, fleet=fleet, tiers=tiers, writes=force or path not in _NO_FILE)
+    named = path not in {None, values.STANDARD_STREAM}
+    _check_modes(tier_options, fleet=fleet, tiers=tiers, writes=force or named)
     if fleet:
         _tune_fleet(options, gate, trace, db, screen, reading)
         return
+    if path is None:  # only now: a fleet writes no file
+        with placed("--output"):
+            path = values.target(DEFAULT_OUTPUT)
     if tiers:
         _tune_tiers(options, tier_options, gate, trace, db, screen, reading, path, force=force)
         return

@@ -112,6 +112,7 @@ def export(to: To, path: Output, trace: TraceArgument = None, db: Db = DEFAULT_D
     from kvscope.ingest.formats import registry
 
     terminal = Terminal()
+    registry.exporter(to, path)  # so that a wrong one is refused before the trace is read
     with store_for(db, trace, note) as store:
         stored = load_trace(store, trace, terminal)
         with (

@@ -161,6 +161,15 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
 
 
+def check_writable(path: Path) -> None:
+    """Raise OSError where `whole_file` cannot begin to write `path`; leaves no trace of the try."""
+    if path.exists() and not path.is_file():  # not opened: a pipe would wait for its reader
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return
+    tempfile.TemporaryFile(dir=Path(os.path.realpath(path)).parent).close()
+
+
 @contextmanager
 def _place_named(path: Path) -> Iterator[None]:
     """Raise OSErrors of the block about no file, or about a temporary one, as about `path`."""

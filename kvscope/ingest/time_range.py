@@ -17,6 +17,12 @@ from kvscope.store import traces
 from kvscope.store.file import Stores
 
 
+def check_range(from_s: float | None, until_s: float | None) -> None:
+    """Raise UsageError for a range that ends before it begins."""
+    if until_s is not None and until_s <= (from_s or 0.0):
+        raise UsageError("ends before it begins", where="--from, --until", remedy="exchange them")
+
+
 def ingest_range(
     stores: Stores,
     trace: Trace,
@@ -31,9 +37,8 @@ def ingest_range(
     one is outside begins a conversation. Inferred conversations are inferred again. `advance` gets
     the number of requests read. Raises UsageError for a range that is empty or holds no request.
     """
+    check_range(from_s, until_s)
     first_s, end_s = from_s or 0.0, until_s
-    if end_s is not None and end_s <= first_s:
-        raise UsageError("ends before it begins", where="--from, --until", remedy="exchange them")
     if first_s <= 0 and (end_s is None or end_s > trace.span_s):
         return trace
     words = f"{first_s:.12g}-{'' if end_s is None else f'{end_s:.12g}'}s"

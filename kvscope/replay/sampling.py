@@ -264,6 +264,22 @@ def with_drift(estimate: Estimate, rate: float, parts: Sequence[Estimate]) -> Es
     return Estimate(estimate.rate, min(estimate.error + drift * steps, 1.0))
 
 
+def require_estimable(definition: HitDefinition, coarsen: int) -> None:
+    """Raise UsageError for a definition that a sample, or blocks of several, cannot estimate."""
+    if definition.flat:
+        raise UsageError(
+            "a sample keeps prefixes together, a flat cache knows none",
+            where=definition.name,
+            remedy="replay the whole trace",
+        )
+    if definition.partial and coarsen > 1:
+        raise UsageError(
+            "coarser blocks lose the partial ones",
+            where=definition.name,
+            remedy="sample by rate alone, or drop partial blocks",
+        )
+
+
 def anchored(
     trace: Prompts | DrawnTrace,
     sample: Sample,
@@ -276,18 +292,7 @@ def anchored(
     whose blocks are not in subtrees, and for one that keeps partial blocks where blocks were
     coarsened.
     """
-    if definition.flat:
-        raise UsageError(
-            "a sample keeps prefixes together, a flat cache knows none",
-            where=definition.name,
-            remedy="replay the whole trace",
-        )
-    if definition.partial and sample.coarsen > 1:
-        raise UsageError(
-            "coarser blocks lose the partial ones",
-            where=definition.name,
-            remedy="sample by rate alone, or drop partial blocks",
-        )
+    require_estimable(definition, sample.coarsen)
     if whole is None:
         whole = trace.curve if isinstance(trace, DrawnTrace) else lru_curve(trace, definition)
     return Anchor(

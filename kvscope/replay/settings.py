@@ -95,6 +95,7 @@ def with_capacity_model(
         ),
         (engine, "an engine is replayed without tiers", "--capacity-model, or add --offload"),
         (not setting.exact, "tiers are not replayed on a sample", "--sample and --coarsen"),
+        (setting.definition.flat, "a flat cache has no tiers", "--compat"),
     ):
         if tiered and wrong:
             raise UsageError(what, where="--tiers", remedy=f"leave out {options}")

@@ -20,7 +20,6 @@ from msgspec.structs import replace
 
 from kvscope.core import memory
 from kvscope.core.arrays import Bools, Float64s, Int32s
-from kvscope.core.errors import UsageError
 from kvscope.core.executor import Executor, threads_for
 from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, HitDefinition
 from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierMode, TierOutcome
@@ -216,12 +215,6 @@ def _mandatory(definition: HitDefinition, policy: Policy) -> bool:
 
 def _serve_tiers(workload: Workload, request: ReplayRequest) -> ServedReplay:
     setting = workload.setting
-    for wrong, what, remedy in (
-        (workload.anchor is not None, "tiers are not replayed on a sample", "leave out --sample"),
-        (setting.definition.flat, "a flat cache has no tiers", "take another definition"),
-    ):
-        if wrong:
-            raise UsageError(what, where="--tiers", remedy=remedy)
     mode = cast("TierMode", setting.tier_mode or "exclusive")
     done = replay_tiers(workload.traffic, request.tiers, mode, history=workload.history)
     served = _served(workload, done.hit_blocks, transfer_s(done, setting.block_bytes))

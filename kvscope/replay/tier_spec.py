@@ -42,7 +42,8 @@ from kvscope.vllm_sim.offload_engines import (
     parse_offload,
 )
 from kvscope.vllm_sim.offload_launch import OffloadLaunch
-from kvscope.vllm_sim.offload_spec import OffloadSpec, OffloadToFilesSpec
+from kvscope.vllm_sim.offload_spec import WHERE, OffloadSpec, OffloadToFilesSpec
+from kvscope.vllm_sim.settings import StorageSettings
 
 Bind = Callable[[type[Policy]], Policy]
 
@@ -99,9 +100,10 @@ def parse_tiers(
 ) -> tuple[Tier, ...]:
     """Return the tiers in `hbm=40GiB,dram=128GiB:ttl=10m`, the first on top.
 
-    A capacity is a size, which takes `block_bytes`, or a number of blocks (`5000blocks`). Options
-    are ttl, policy (else `default`), read and write (bytes a second, `25GB/s`) and latency. `bind`
-    gives a policy its parameters; a tier's ttl overrides the one among them.
+    A capacity is a size, which takes `block_bytes`, or a number of blocks (`5000blocks`). With
+    `block_bytes` 0, which stands for those of a trace to come, sizes stay bytes. Options are ttl,
+    policy (else `default`), read and write (bytes a second, `25GB/s`) and latency. `bind` gives a
+    policy its parameters; a tier's ttl overrides the one among them.
     Raises UsageError for what cannot be read, and for a lower tier with a name of its own that does
     not say how long a read takes.
     """
@@ -144,6 +146,13 @@ def offload_spec(text: str, *, files: bool) -> Offloading:
     if files and isinstance(spec, HiCacheSpec):
         return HiCacheOnFilesSpec(*astuple(spec))
     return spec
+
+
+def require_offload(spec: Offloading, *, files: bool) -> None:
+    """Raise UsageError for options that an engine refuses, with `files` below it or without."""
+    below: dict[str, Any] = {"storage": StorageSettings()} if files else {}
+    with placed(f"{WHERE} {spec.text}"):
+        spec.settings(1, block_size=1, **below)
 
 
 def offload_left_out(setting: RunSetting) -> str | None:
@@ -232,7 +241,7 @@ def _capacity(text: str, block_bytes: int | None, place: str) -> int:
         if block_bytes is None:
             remedy = "name one, or write for example 5000blocks"
             raise UsageError("bytes need a model", where=place, remedy=remedy)
-        blocks = size_bytes // block_bytes
+        blocks = size_bytes // block_bytes if block_bytes else size_bytes
     if blocks == 0:
         remedy = f"a block takes {units.format_size(block_bytes)}" if block_bytes else "take more"
         raise UsageError(f"{text} holds not one block", where=place, remedy=remedy)

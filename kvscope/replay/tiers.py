@@ -73,25 +73,16 @@ def replay_tiers(
     leading blocks in some of the first t tiers are as many as in the best of them.
     Raises UsageError, naming the tier, for policies for which it is not exact.
     """
+    require_exact(tiers, mode)
     history = history or touch_history(traffic)
     tiers = tuple(tiers)
-    for tier in tiers:
-        if not fits(tier.policy, mode):
-            raise _refused(tier, mode)
     run = _exclusive if mode == "exclusive" else _write_through
     return run(traffic, tiers, history)
 
 
 def _exclusive(traffic: Traffic, tiers: tuple[Tier, ...], history: TouchHistory) -> TieredReplay:
     policies = [cast(LanePolicy, tier.policy) for tier in tiers]
-    leaf = any(policy.evicts == "leaf" for policy in policies)
-    for tier, policy in zip(tiers, policies, strict=True):
-        if leaf and not closed(policy):
-            raise UsageError(
-                f"{policy.name} evicts any block where another tier evicts leaves only",
-                where=f"tier {tier.name}",
-                remedy="evict leaves, or any, in all tiers (POLICY.leaves)",
-            )
+    leaf = _evict_leaves(tiers)
     worth = [_worth(policy) for policy in policies]
     first_lane = np.zeros(len(tiers) + 1, dtype=np.int64)
     np.cumsum([len(lanes) for lanes in worth], out=first_lane[1:])
@@ -138,6 +129,26 @@ def _write_through(
         demotions=(0,) * len(tiers),
         cached=np.array([done.cached for done in alone]),
     )
+
+
+def require_exact(tiers: Sequence[Tier], mode: TierMode) -> None:
+    """Raise UsageError, naming the tier, for policies with which a replay would not be exact."""
+    for tier in tiers:
+        if not fits(tier.policy, mode):
+            raise _refused(tier, mode)
+    leaf = mode == "exclusive" and _evict_leaves(tiers)
+    for tier in tiers:
+        if leaf and not closed(tier.policy):
+            raise UsageError(
+                f"{tier.policy.name} evicts any block where another tier evicts leaves only",
+                where=f"tier {tier.name}",
+                remedy="evict leaves, or any, in all tiers (POLICY.leaves)",
+            )
+
+
+def _evict_leaves(tiers: Sequence[Tier]) -> bool:
+    """Return whether a tier evicts leaves only, to which the others then have to keep."""
+    return any(tier.policy.evicts == "leaf" for tier in tiers)
 
 
 def fits(policy: Policy, mode: TierMode) -> bool:

@@ -32,7 +32,7 @@ from kvscope.core.errors import (
     ReadOnlyStoreError,
     StoreVersionError,
 )
-from kvscope.core.files import data_folder
+from kvscope.core.files import check_writable, data_folder
 from kvscope.store.failures import Waiting, explaining, foreign, waiting_for
 
 if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
@@ -313,6 +313,15 @@ def open_store(
                 _connected(path, read_only=True, waiting=waiting).close()
         _check_writable(place)
     return Store(_connected(path, read_only=read_only, waiting=waiting), path)
+
+
+def check_new(path: Path) -> None:
+    """Raise InputError for a store that is not there and cannot be made either."""
+    _check_place(path)
+    try:
+        check_writable(path)
+    except OSError as error:
+        raise _read_only("its folder cannot be written", path) from error
 
 
 def _check_writable(path: Path) -> None:

@@ -17,7 +17,7 @@ from kvscope.core.errors import (
     ReadOnlyStoreError,
     StoreBusyError,
 )
-from kvscope.store.db import MEMORY, Store, open_store
+from kvscope.store.db import MEMORY, Store, check_new, open_store
 from kvscope.store.failures import Waiting
 
 CANNOT_STORE = (StoreBusyError, ReadOnlyStoreError, DiskFullError)
@@ -76,14 +76,20 @@ class StoreFile:
             self._in_memory.close()
 
     def exists(self) -> bool:
-        """Return whether there is a store; one that is not there yet reads as an empty one."""
-        return self._in_memory is not None or Path(self.path).exists()
+        """Return whether there is a store; one that is not there yet reads as an empty one.
+
+        Raises InputError for one that is not there and cannot be made either.
+        """
+        exists = self._in_memory is not None or Path(self.path).exists()
+        if self._create and not exists:
+            check_new(Path(self.path))
+        return exists
 
     @contextmanager
     def reading(self) -> Iterator[Store]:
         """Open the store to read it; one that does not exist yet is empty.
 
-        Raises what `open_store` raises.
+        Raises what `open_store` raises, also for one that could not be made.
         """
         if self._in_memory is not None:
             yield self._in_memory

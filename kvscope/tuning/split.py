@@ -10,13 +10,14 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvscope.characterize.windows import Windows
-from kvscope.core.errors import InputError, UsageError
+from kvscope.core.errors import InputError
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts
 from kvscope.core.units import format_percentile
 from kvscope.ingest.lineage import carried_outputs, conversations, parents_by_prefix
 from kvscope.replay.derived_traces import select
 from kvscope.replay.workload import Workload
+from kvscope.tuning.target import check_shares
 
 FEWEST = 100
 BEYOND = 5
@@ -49,13 +50,7 @@ def split_windows(
     Raises UsageError for shares that leave a window empty, InputError where one of them has too few
     requests.
     """
-    if not (held_out > 0 and validation > 0 and 0 <= warmup < 1 - held_out - validation):
-        raise UsageError(
-            f"{warmup:.3g}, {validation:.3g} and {held_out:.3g} of the requests leave a window"
-            " empty",
-            where="--warmup, --validation, --judge",
-            remedy="take for example 20%, 25% and 25%",
-        )
+    check_shares(warmup, validation, held_out)
     requests = len(prompts.leaf)
     first = int(requests * warmup)
     # 1 - 0.3 - 0.25 is a digit below 0.45

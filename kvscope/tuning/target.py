@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from kvscope.core.errors import UsageError
 from kvscope.core.units import format_percentile
 
 Measure = Literal["percentile", "violations"]
@@ -14,6 +15,19 @@ ATTAINMENT_LOSS = 0.005
 TAIL_RATIO = 1.02
 MAX_P50_REGRESSION = 0.25
 MIN_THROUGHPUT = 0.95
+WARMUP, VALIDATION, HELD_OUT = 0.2, 0.25, 0.25
+"""Shares of the requests, by default; the training window has the rest."""
+
+
+def check_shares(warmup: float, validation: float, held_out: float) -> None:
+    """Raise UsageError for shares of the requests that leave a window empty."""
+    if not (held_out > 0 and validation > 0 and 0 <= warmup < 1 - held_out - validation):
+        raise UsageError(
+            f"{warmup:.3g}, {validation:.3g} and {held_out:.3g} of the requests leave a window"
+            " empty",
+            where="--warmup, --validation, --judge",
+            remedy="take for example 20%, 25% and 25%",
+        )
 
 
 class Target(Struct, frozen=True):

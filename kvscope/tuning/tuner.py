@@ -33,7 +33,7 @@ from kvscope.tuning.comparison import Window, WindowTrial, changes, harms
 from kvscope.tuning.load import MOST_REPLICAS, Load, least_replicas, load_of
 from kvscope.tuning.search import Contender, Rank, search, xi_hints
 from kvscope.tuning.split import Split, split_windows, window_workloads
-from kvscope.tuning.target import Limits, Target
+from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits, Target
 from kvscope.tuning.trial import Advance, Evaluator, Trial
 from kvscope.tuning.verdict import Judged, Verdict, decide
 from kvscope.vllm_sim.settings import NO_LIMIT
@@ -42,7 +42,6 @@ from kvscope.vllm_sim.state import blocks_needed, engine_traffic
 Progress = Callable[[str], AbstractContextManager[Advance]]
 
 ORACLES = (Belady, TailBelady)
-WARMUP, VALIDATION, HELD_OUT = 0.2, 0.25, 0.25
 _HALF = 0.5
 _COMPARED = 5  # settings of each policy that the validation window chooses from
 _KEPT_POLICIES, _KEPT_SETTINGS = 3, 3  # that the search for capacities goes on with

@@ -161,14 +161,6 @@ def test_sections_are_chosen_by_name(
     assert "--full" in arguments or titles == shown
 
 
-def test_an_unknown_section_is_refused_first(tmp_path: Path, capsys: Streams) -> None:
-    """Before the trace is read, with the names that there are."""
-    trace = str(write_trace(tmp_path))
-    assert run(["analyze", trace, "--db", ":memory:", "--section", "reuse"]) == ExitCode.USAGE
-    error = capsys.readouterr().err
-    assert error.startswith("error: --section: there is no section 'reuse'; name one of summary,")
-
-
 def test_interrupted_while_it_loads() -> None:
     """Ctrl-C before the command line is there ends as any other."""
     done = python(

@@ -15,7 +15,6 @@ from jsonschema import Draft202012Validator
 import kvscope
 from kvscope.app.schemas import schema
 from kvscope.cli.app import run
-from kvscope.core.errors import ExitCode
 from kvscope.core.files import data_folder
 from tests.cli.replayed import simulated, write_profile, write_trace
 
@@ -94,22 +93,6 @@ def test_two_recommendations(capsys: Streams) -> None:
     out = capsys.readouterr().out
     assert "sglang flags, recommendation-tlru.toml: --radix-eviction-policy tlru" in out
     assert max(map(len, out.splitlines())) <= 100
-
-
-@pytest.mark.parametrize(
-    ("names", "code", "message"),
-    [
-        (("run:1", TLRU), ExitCode.USAGE, "run:1 is one of runs, "),
-        (("run:1", "run:2"), ExitCode.INPUT, "run:1: the store has no such run"),
-        (("a.toml", "b.toml"), ExitCode.INPUT, "a.toml: "),
-        (("nothing", "here"), ExitCode.INPUT, "nothing: neither a file nor a stored trace"),
-    ],
-)
-def test_refused(names: tuple[str, str], code: ExitCode, message: str, capsys: Streams) -> None:
-    """In one line."""
-    assert run(["diff", *names, "--db", ":memory:"]) == code
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
 
 
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:

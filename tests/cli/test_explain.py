@@ -246,19 +246,3 @@ def test_conditions_on_causes_end_with_4(db: str, capsys: pytest.CaptureFixture[
     assert run([*command, "evicted>0.1%"]) == 4
     assert "evicted is" in capsys.readouterr().err
     assert run([*command, "rejected>0%"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        (("--policy", "lru,tlru"), "policies or settings"),
-        (("--policy", "fifo"), "needs a capacity"),
-        (("--capacity", "1GiB", "--capacity-blocks", "5"), "one cache has one capacity"),
-    ],
-)
-def test_mistakes_are_refused(
-    options: tuple[str, ...], what: str, db: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Before anything is computed."""
-    assert run(["explain", TRACE, "--db", db, *options]) == ExitCode.USAGE
-    assert what in capsys.readouterr().err

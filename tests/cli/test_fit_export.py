@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -57,13 +56,6 @@ def test_standard_output_has_the_policy_alone(
     assert printed.out == path.read_text()
     assert "policy written" not in printed.err
     assert sorted(each.name for each in tmp_path.iterdir()) == ["fit.html", "policy.toml"]
-    for more in (
-        ["--export", "-", "--json"],
-        ["--export", "-", "--html", "-"],
-        ["--html", "-", "--json"],
-    ):
-        assert run(["fit", CHATS, *more]) == 2
-        assert "two results for standard output; name a file for one" in capsys.readouterr().err
 
 
 def test_the_pool_of_a_deployment_is_the_capacity(
@@ -80,8 +72,6 @@ def test_the_pool_of_a_deployment_is_the_capacity(
     assert exported(more, "--capacity-blocks", "40") == 0
     assert "the pool of" not in capsys.readouterr().err
     assert pool.read_text() == same.read_text() != more.read_text()
-    for refused in (["--capacity-blocks", "9"], ["--policy", "tlru"]):
-        assert exported(more, "--deployment", "kvscope.toml", *refused) == 2
     assert exported(tmp_path / "tlru.toml", "--policy", "tlru") == 0
 
 
@@ -105,51 +95,3 @@ def test_other_policies_of_the_plugin_need_no_fit(tmp_path: Path) -> None:
     assert found.policy is not None
     assert (found.policy.name, found.policy.values["xi_tokens"]) == ("tlru", 512)
     assert found.fitted is None
-
-
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (["--policy", "etlru"], "etlru orders blocks by more .* cannot run it"),
-        (["--policy", "gittins,tlru"], "'gittins,tlru' is more than one policy"),
-        (["--param", "gittins.xi_tokens=1k,2k"], "takes one value here"),
-        (["--param", "tlru.xi_tokens=1k"], "tlru is not replayed"),
-        (["--policy", "tlru", "--capacity-blocks", "8k"], "tlru has no classes to choose"),
-    ],
-)
-def test_mistakes_are_told_before_the_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], says: str
-) -> None:
-    """In one line; no file is written."""
-    assert exported(tmp_path / "policy.toml", *more) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert re.search(says, told.err)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "alone",
-    [["--policy", "gittins"], ["--param", "gittins.xi_tokens=1"], ["--capacity-blocks", "1"]],
-)
-def test_nothing_is_asked_for_without_a_file(
-    capsys: pytest.CaptureFixture[str], alone: list[str]
-) -> None:
-    """The companions of `--export` are of no use without it."""
-    assert run(["fit", CHATS, "--db", ":memory:", *alone]) == 2
-    assert "is for --export" in capsys.readouterr().err
-
-
-def test_a_trace_of_lengths_has_nothing_to_export(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No blocks, no returns."""
-    path = tmp_path / "lengths.csv"
-    path.write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-        "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
-    )
-    to = tmp_path / "policy.toml"
-    assert run(["fit", str(path), "--db", ":memory:", "--export", str(to)]) == 3
-    assert "take a trace with block hashes" in capsys.readouterr().err
-    assert not to.exists()

@@ -1,4 +1,4 @@
-"""`kvscope fleet`: one screen, a document, and one line for each mistake."""
+"""`kvscope fleet`: one screen, a document, and conditions."""
 
 from __future__ import annotations
 
@@ -200,33 +200,6 @@ def test_conditions_that_hold(capsys: Streams, condition: str, reason: str) -> N
 def test_conditions_that_do_not(capsys: Streams) -> None:
     conditions = "replicas>9,p95>500ms,verdict=overloaded,session.hit-rate<0.3"
     assert run([*FLEET, "--slo", "500ms", "--fail-on", conditions]) == ExitCode.DONE
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (("--router", "roundrobin"), "unknown router 'roundrobin'; did you mean round-robin?"),
-        (("--router", "dynamo@9"), "unknown router 'dynamo@9'; take dynamo@1.6"),
-        (("--replicas", "4..2"), "'4..2' is no range; write for example 1..16"),
-        (("--replicas", "3000"), "3000 replicas for 2,000 requests; take fewer replicas"),
-        (("--param", "random.x=1"), "random is not replayed; add random to --router"),
-        (("--param", "dynamo@1.6.heat=1"), "dynamo@1.6 has no parameter 'heat'; it has"),
-        (("--router", "mooncake", "--time-model", "engine"), "copies prefixes between replicas"),
-        (("--policy", "belady"), "belady is an oracle, which no engine can run"),
-        (("--capacity", "1GiB"), "both state the capacity"),
-    ],
-)
-def test_mistakes(capsys: Streams, options: tuple[str, ...], line: str) -> None:
-    """Each is one line with the remedy."""
-    named = ("--router", "dynamo@1.6") if "--router" not in options else ()
-    start = ("fleet", SAMPLE, "--db", ":memory:", "--capacity-blocks", "3000", "--slo", "1s")
-    assert line in refusal(capsys, ExitCode.USAGE, *start, *named, *options)
-
-
-def test_capacity_has_to_be_stated(capsys: Streams) -> None:
-    start = ("fleet", SAMPLE, "--db", ":memory:", "--slo", "1s")
-    line = refusal(capsys, ExitCode.USAGE, *start)
-    assert "how much a replica caches is not stated; name it, or --capacity with --model" in line
 
 
 def test_sessions_need_conversations(capsys: Streams, tmp_path: Path) -> None:

@@ -198,8 +198,6 @@ def test_export_and_back(tmp_path: Path, db: str, capsys: Streams) -> None:
     )
     assert piped.stdout == gzip.decompress(target.read_bytes())
     assert json.loads(piped.stdout.splitlines()[3]) == json.loads(line(3)) | {"hash_ids": [1, 5]}
-    assert run(["export", "a", "--db", db, "--to", "parquet", "-o", "-"]) == ExitCode.USAGE
-    assert "parquet is binary" in capsys.readouterr().err
 
 
 def test_load_trace_takes_a_path_a_name_or_nothing(tmp_path: Path, capsys: Streams) -> None:

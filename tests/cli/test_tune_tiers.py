@@ -1,4 +1,4 @@
-"""`kvscope tune --tiers`: the answer on one screen, a document, conditions, and mistakes."""
+"""`kvscope tune --tiers`: the answer on one screen, a document, and conditions."""
 
 from __future__ import annotations
 
@@ -189,46 +189,3 @@ def test_the_file_is_replayed_with_its_pool_alone(
     assert run([*dear, "--force"]) == ExitCode.DONE
     for name in ("x.toml", "recommendation.toml"):
         assert read_recommendation(Path(name)).verdict == "keep-none"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((*COMMON, "--policies", "tlru"), "--policies: the choice of a tier does not take it"),
-        ((*COMMON, "--fleet"), "--fleet, --tiers: a tier is chosen for one engine"),
-        ((*COMMON, "--replicas", "2"), "one engine is replayed"),
-        (("--slo", "1s", "--tiers"), "needs an engine with a pool"),
-        (("--slo", "1s", "--tier-sizes", "1GiB"), "--tier-sizes: a tier alone has it"),
-        ((*COMMON, "--tier-sizes", "tape:1GiB"), "'tape' is no memory"),
-        ((*COMMON, "--tier-sizes", "ssd:1TiB"), "add --offload lmcache"),
-        ((*COMMON, "--tier-sizes", "64GiB,ssd:1TiB"), "add --offload lmcache"),
-        ((*COMMON, "--tier-sizes", "ssd:1TiB+64GiB"), "is no CPU memory with an SSD below"),
-        ((*COMMON, "--tier-sizes", "4GiB+ssd:1KiB"), "holds not one chunk of vllm@0.33"),
-        (
-            (*COMMON, "--tier-sizes", "4GiB+ssd:1TiB", "--offload", "lmcache"),
-            "with files of vLLM and HiCache; add --offload vllm@0.33 or sglang-hicache, or leave",
-        ),
-        (
-            (*COMMON, *SIZES, "--offload", "sglang-hicache:prefetch_threshold=512"),
-            "HiCache prefetches from files alone; add --tier-sizes",
-        ),
-        (
-            (*COMMON, "--tier-sizes", "4GiB+ssd:1TiB", "--offload", "vllm@0.33:store_threshold=2"),
-            "vLLM refuses store_threshold with a tier below the CPU's",
-        ),
-        ((*COMMON, "--tier-sizes", "1KiB"), "holds not one chunk of vllm@0.33"),
-        ((*COMMON, "--offload", "cachegen"), "'cachegen' is not modelled"),
-        ((*COMMON, "--ssd-writes-per-day", "0"), "is not a number of drive writes above 0"),
-        ((*COMMON, "--dram-price", "-1"), "is not a price above 0"),
-        (
-            ("--slo", "1s", "--tiers", *ENGINE[:2], "--model", "gemma3-4b", "--engine", "sglang"),
-            "does not simulate; take vLLM (--engine vllm@0.33)",
-        ),
-    ],
-)
-def test_mistakes(capsys: Streams, trace: str, arguments: tuple[str, ...], said: str) -> None:
-    """Each is refused in one line with a remedy."""
-    assert run(["tune", trace, *arguments]) == ExitCode.USAGE
-    error = capsys.readouterr().err
-    assert said in error
-    assert "Traceback" not in error

@@ -12,8 +12,7 @@ import pytest
 
 from kvscope.cli.app import run
 from kvscope.core.files import data_folder
-from kvscope.tuning.target import Limits
-from kvscope.tuning.tuner import HELD_OUT, VALIDATION, WARMUP
+from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits
 from kvscope.tuning.verdict import Verdict
 
 ROOT = Path(__file__).parents[2]

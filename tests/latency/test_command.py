@@ -65,21 +65,6 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no answer" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        [],
-        ["--url", "http://x", "--model", "y"],
-        ["--url", "http://x", "--backend", "torch"],
-        ["--model", "no/such", "--backend", "torch"],
-        ["--url", "nonsense"],
-    ],
-)
-def test_what_contradicts_itself_is_refused(options: list[str]) -> None:
-    """Exit code 2, before anything starts."""
-    assert run(["calibrate", *options]) == 2
-
-
 def test_an_engine_of_its_own_is_started_and_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

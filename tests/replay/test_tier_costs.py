@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from kvscope.characterize.windows import Windows
 from kvscope.core.errors import UsageError
 from kvscope.core.files import data_folder
-from kvscope.core.hits import LIBCACHESIM, HitDefinition, standard
+from kvscope.core.hits import HitDefinition, standard
 from kvscope.core.runs import TierMode
 from kvscope.ingest.formats.base import Request
 from kvscope.ingest.pipeline import ingest
@@ -109,18 +109,6 @@ def test_tiers_add_up_to_the_cache(data: st.DataObject, mode: TierMode, warmup: 
     assert all(tier.hit_tokens <= 3 * tier.hit_blocks for tier in found.tiers)
     rates = sum(tier.token_hit_rate for tier in found.tiers)
     assert rates == pytest.approx(outcome.token_hit_rate)
-
-
-def test_samples_and_flat_caches_are_refused() -> None:
-    """Neither has tiers: the refusal says what to leave out."""
-    trace = [Request(input_tokens=4, output_tokens=1, arrival_s=0.0, hash_ids=[1, 2])]
-    tiers = parse_tiers("hbm=9blocks")
-    with pytest.raises(UsageError, match="--tiers: a flat cache has no tiers; take another"):
-        tiered(_workload(trace, LIBCACHESIM), tiers, "exclusive")
-    sampled = _workload(trace, standard())
-    sampled.anchor = object()  # type: ignore[assignment]
-    with pytest.raises(UsageError, match=r"--tiers: .* sample; leave out --sample"):
-        tiered(sampled, tiers, "exclusive")
 
 
 def tiered(

@@ -158,19 +158,3 @@ def test_nobody_there(trace: str, capsys: Printed) -> None:
     """Exit code 5, one line."""
     assert run(asked(trace, "--url", "http://127.0.0.1:9")) == 5
     assert "no answer" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        [],
-        ["--url", "http://x", "--model", "y"],
-        ["--url", "http://x", "--sequential", "--in-flight", "4"],
-        ["--url", "http://x", "--sequential", "--rate-scale", "2"],
-        ["--url", "http://x", "--minutes", "0"],
-        ["--url", "http://x", "--tp", "2"],
-    ],
-)
-def test_what_contradicts_itself_is_refused(trace: str, options: list[str]) -> None:
-    """Exit code 2."""
-    assert run(asked(trace, *options)) == 2

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from kvscope.core import units
-from kvscope.core.errors import UsageError
+from kvscope.core.errors import UsageError, placed
 from kvscope.core.hits import HitDefinition, Outputs, compatible, standard
 from kvscope.deployment.models import KvDtype, Model, resolve_model
 from kvscope.latency.file import load_profile
@@ -130,6 +130,15 @@ def above_zero(rate_scale: float) -> float:
             f"not above 0: {rate_scale:g}", where="--rate-scale", remedy="write for example 2"
         )
     return rate_scale
+
+
+def check_engine_runs(variants: Sequence[Variant], where: str) -> None:
+    """Raise UsageError for a policy whose order a simulated engine cannot follow."""
+    from kvscope.vllm_sim.state import lane_class  # late: loads NumPy
+
+    with placed(where):
+        for variant in variants:
+            lane_class(variant.policy(variant.given, variant.leaves))
 
 
 def policies_to_try(

@@ -18,6 +18,7 @@ from kvscope.app.requests.common import (
     BASELINE,
     DEFAULT_PERCENTILE,
     Capacities,
+    check_engine_runs,
     hit_definition,
     kv_model,
     latency_profile,
@@ -89,6 +90,7 @@ def fleet_of(options: FleetOptions, named: Capacities) -> FleetRequest:
     """Return what `fleet` asks for with these capacities of a replica, by default its pool."""
     from kvscope.fleet.options import parse_routers, router_variants, split_assignments
     from kvscope.fleet.outcome import Slo
+    from kvscope.policies.registry import check_required
 
     where = resolved_deployment(
         ReplicaOptions(
@@ -135,6 +137,11 @@ def fleet_of(options: FleetOptions, named: Capacities) -> FleetRequest:
             where="--time-model engine",
             remedy="leave it out of --router, or take --time-model queue",
         )
+    variants = parse_variants(policies, of_policies)
+    for variant in variants:
+        check_required(variant.policy, variant.given, "--policy")
+    if options.time_model == "engine":
+        check_engine_runs(variants, "--policy")
     return FleetRequest(
         setting=run_setting(
             hit_definition(None, "carried", options.warmup), profile, slo_s=options.slo
@@ -143,7 +150,7 @@ def fleet_of(options: FleetOptions, named: Capacities) -> FleetRequest:
         routers=tuple(
             router for kind in kinds for router in router_variants(kind, assigned.get(kind, []))
         ),
-        variants=tuple(parse_variants(policies, of_policies)),
+        variants=tuple(variants),
         replicas=options.replicas,
         capacities=named,
         model=kv,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -47,7 +49,9 @@ from kvscope.replay.settings import (
 )
 
 if TYPE_CHECKING:
+    from kvscope.core.runs import TierMode
     from kvscope.deployment.deployment import ResolvedDeployment
+    from kvscope.policies.base import Policy
     from kvscope.tuning.file import EngineTable, RecommendationFile, TierTable
 
 
@@ -108,6 +112,10 @@ class RetentionRequest(Struct, frozen=True):
 
 def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
     """Return what the options of `analyze` ask for."""
+    if options.until is not None:
+        from kvscope.ingest.time_range import check_range  # late: loads NumPy
+
+        check_range(options.from_, options.until)
     return replace(
         _analysis(options),
         from_s=options.from_,
@@ -129,6 +137,7 @@ def _analysis(options: AnalyzeOptions) -> AnalyzeRequest:
                 remedy="leave --hbm out",
             )
         return AnalyzeRequest(definition, where.model, where.pool_bytes, capacities, where.as_cache)
+    latency_profile(options.latency)  # only a deployment uses it; a wrong name is refused anyway
     kv = kv_model(options.model, options.kv_dtype)
     if kv is None and (options.hbm or options.capacity):
         option = "--hbm" if options.hbm else "--capacity"
@@ -188,8 +197,10 @@ def simulate_request(options: SimulateOptions) -> SimulateRequest:
                 check_required(variant.policy, variant.given, "--policies")
     if options.refit is not None:
         variants = [refitted(variant, options.refit) for variant in variants]
+    if setting.tiers:
+        _check_tiers(setting, variants, kv)
     if not setting.exact:
-        variants = _estimated(options, variants)
+        variants = _estimated(options, variants, definition)
     capacities = Capacities(
         options.capacity_blocks or (),
         options.capacity or (),
@@ -207,13 +218,44 @@ def simulate_request(options: SimulateOptions) -> SimulateRequest:
     )
 
 
-def _estimated(options: SimulateOptions, variants: list[Variant]) -> list[Variant]:
+def _check_tiers(setting: RunSetting, variants: Sequence[Variant], model: Model | None) -> None:
+    """Raise UsageError for tiers that cannot be replayed, whatever the blocks of the trace are."""
+    from kvscope.replay.tier_spec import offload_of, parse_tiers, require_offload  # late: NumPy
+    from kvscope.replay.tiers import read_s, require_exact
+
+    block_bytes = None if model is None else 0  # the trace says how many
+    for variant in variants:
+        policy = variant.policy(variant.given, variant.leaves)
+        tiers = parse_tiers(
+            setting.tiers,
+            block_bytes=block_bytes,
+            bind=partial(_own_or_default, policy),
+            default=type(policy),
+        )
+        for tier in tiers[1:]:
+            read_s(tier, 1, block_bytes)
+        if (spec := offload_of(setting)) is not None:
+            require_offload(spec, files=len(tiers) > 2)
+        else:
+            require_exact(tiers, cast("TierMode", setting.tier_mode))
+
+
+def _own_or_default(own: Policy, kind: type[Policy]) -> Policy:
+    """Return the policy of a tier: the one with parameters, where that is its kind."""
+    return own if kind is type(own) else kind()
+
+
+def _estimated(
+    options: SimulateOptions, variants: list[Variant], definition: HitDefinition
+) -> list[Variant]:
     """Return the variants of which a sample, or coarse blocks, can say how near they are.
 
-    Raises UsageError for a sample that is too small, and where a policy was named that is not one.
+    Raises UsageError for a sample that is too small, for a definition that it cannot estimate, and
+    where a policy was named that is not one.
     """
-    from kvscope.replay.sampling import LEAST_RATE  # late: loads NumPy
+    from kvscope.replay.sampling import LEAST_RATE, require_estimable  # late: loads NumPy
 
+    require_estimable(definition, options.coarsen)
     if options.sample < LEAST_RATE:
         raise UsageError(
             f"no error can be stated below {LEAST_RATE:.0%}",

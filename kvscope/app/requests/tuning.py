@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
@@ -19,6 +19,7 @@ from kvscope.app.requests.common import (
     DEFAULT_PERCENTILE,
     Capacities,
     above_zero,
+    check_engine_runs,
     hit_definition,
     kv_model,
     latency_profile,
@@ -37,6 +38,7 @@ from kvscope.latency.profile import (
 )
 from kvscope.replay.policy_options import (
     ALL,
+    SGLANG,
     VLLM,
     Variant,
 )
@@ -44,21 +46,23 @@ from kvscope.replay.settings import (
     engine_setting,
     run_setting,
 )
-from kvscope.tuning.target import Limits, Target
+from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits, Target, check_shares
 
 if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.tuning.tier_prices import TierKind, TierPrice
+    from kvscope.vllm_sim.offload_engines import Offloading
 
 WINDOWS = "--warmup, --validation, --judge"
+_SECOND_RELEASE = (0, 33)  # the version of the second of RELEASES
 
 
 class TuneRequest(Struct, frozen=True):
     """What to tune, for which target; without a deployment it is a study of a cache alone.
 
-    `warmup`, `validation` and `judge` are shares of the requests, None for the defaults;
-    `range_bytes` bounds the search for the least capacity. `given` names the options that the user
-    chose: the others are listed as assumptions.
+    `shares` of the requests warm the cache, validate, and are held out; `range_bytes` bounds the
+    search for the least capacity. `given` names the options that the user chose: the others are
+    listed as assumptions.
     """
 
     target: Target
@@ -69,9 +73,7 @@ class TuneRequest(Struct, frozen=True):
     range_bytes: tuple[int, int] | None = None
     model: Model | None = None
     hbm_bytes: int | None = None
-    warmup: float | None = None
-    validation: float | None = None
-    judge: float | None = None
+    shares: tuple[float, float, float] = (WARMUP, VALIDATION, HELD_OUT)
     limits: Limits = Limits()
     deployment: ResolvedDeployment | None = None
     given: frozenset[str] = field(default_factory=frozenset)
@@ -90,11 +92,11 @@ class FleetTuningRequest(Struct, frozen=True):
 
 
 class TierTuningRequest(Struct, frozen=True):
-    """One engine to tune a tier for; `sizes` and `offload` are None for the defaults."""
+    """One engine to tune a tier for; `sizes` are None for the defaults."""
 
     tune: TuneRequest
     sizes: tuple[TierSize, ...] | None
-    offload: tuple[str, ...] | None
+    offload: tuple[str, ...]
     prices: dict[TierKind, TierPrice]
 
 
@@ -136,13 +138,13 @@ def tune_request(options: TuneOptions) -> TuneRequest:
     )
     if options.capacity_range is not None and kv is None:
         raise UsageError("bytes need a model", where="--capacity-range", remedy="name --model")
-    shares = (options.warmup, options.validation, options.judge)
+    named_shares = (options.warmup, options.validation, options.judge)
     stated: Mapping[str, object] = {
         "--latency": options.latency,
         "--model": options.model,
         "--capacity": options.capacity or options.capacity_blocks,
         "--percentile": options.percentile or options.max_violations,
-        WINDOWS: next((share for share in shares if share is not None), None),
+        WINDOWS: next((share for share in named_shares if share is not None), None),
         "--policies": options.policies,
     }
     target = Target(
@@ -156,18 +158,19 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         target = replace(target, percentile=percentile, measure="violations")
     engine = where.engine.name if where else VLLM
     hybrid = where is not None and where.kv_groups is not None
+    variants = policies_to_try(options.policies, options.param, engine, hybrid=hybrid)
+    if options.policies is not None and setting.capacity_model == "engine":
+        check_engine_runs(variants, "--policies")
     return TuneRequest(
         target=target,
         setting=setting,
         profile=profile,
-        variants=tuple(policies_to_try(options.policies, options.param, engine, hybrid=hybrid)),
+        variants=tuple(variants),
         capacities=capacities,
         range_bytes=options.capacity_range,
         model=kv,
         hbm_bytes=options.hbm,
-        warmup=options.warmup,
-        validation=options.validation,
-        judge=options.judge,
+        shares=_shares(options),
         limits=Limits(
             max_p50_regression=options.max_p50_regression, min_throughput=options.min_throughput
         ),
@@ -175,6 +178,17 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         given=frozenset(name for name, value in stated.items() if value is not None),
         on=options.on,
     )
+
+
+def _shares(options: TuneOptions) -> tuple[float, float, float]:
+    """Return the shares of warm-up, validation and held-out window. Raises UsageError."""
+    shares = (
+        WARMUP if options.warmup is None else options.warmup,
+        VALIDATION if options.validation is None else options.validation,
+        HELD_OUT if options.judge is None else options.judge,
+    )
+    check_shares(*shares)
+    return shares
 
 
 def fleet_tuning_request(options: TuneOptions) -> FleetTuningRequest:
@@ -270,9 +284,58 @@ def tier_tuning_request(options: TuneOptions, tiers: TierOptions) -> TierTuningR
             remedy="leave it out for this model" if vllm else "take vLLM (--engine vllm@0.33)",
         )
     setting = engine_setting(request.setting, where.max_num_seqs, where.max_num_batched_tokens)
+    offload = tiers.offload or (_own_offload(where),)
+    _check_sizes(offload, tiers.tier_sizes or ())
     return TierTuningRequest(
-        replace(request, setting=setting), tiers.tier_sizes, tiers.offload, _prices(tiers)
+        replace(request, setting=setting), tiers.tier_sizes, offload, _prices(tiers)
     )
+
+
+def offers(spec: Offloading, size: TierSize) -> bool:
+    """Return whether a way to offload can have a tier of this kind, with files below or without."""
+    from kvscope.vllm_sim.offload_engines import LmCacheSpec
+
+    if isinstance(spec, LmCacheSpec):
+        return not size.files_bytes
+    return size.kind != "ssd"
+
+
+def _check_sizes(offload: Sequence[str], sizes: Sequence[TierSize]) -> None:
+    """Raise UsageError for ways to offload and sizes that do not go together."""
+    from kvscope.replay.tier_spec import require_offload  # late: loads NumPy
+    from kvscope.vllm_sim.offload_engines import HICACHE, LMCACHE, HiCacheSpec, parse_offload
+    from kvscope.vllm_sim.offload_spec import OffloadSpec
+    from kvscope.vllm_sim.settings import RELEASES
+
+    specs = [parse_offload(text) for text in offload]
+    files = any(size.files_bytes for size in sizes)
+    for spec in specs:
+        if isinstance(spec, HiCacheSpec) and spec != spec.in_memory and not files:
+            raise UsageError(
+                "HiCache prefetches from files alone",
+                where=f"--offload {spec.text}",
+                remedy="add --tier-sizes, for example dram:64GiB+ssd:1TiB",
+            )
+        if isinstance(spec, OffloadSpec):
+            require_offload(spec, files=files)
+    for size in sizes:
+        if not any(offers(spec, size) for spec in specs):
+            what = "vLLM and HiCache store on no SSD without CPU memory"
+            remedy = f"add --offload {LMCACHE}, or write for example dram:64GiB+ssd:1TiB"
+            if size.files_bytes:
+                what = "an SSD below CPU memory is simulated with files of vLLM and HiCache"
+                remedy = f"add --offload vllm@{RELEASES[-1]} or {HICACHE}, or leave out the SSD"
+            raise UsageError(what, where="--tier-sizes", remedy=remedy)
+
+
+def _own_offload(where: ResolvedDeployment) -> str:
+    """Return how the deployment's own engine offloads."""
+    from kvscope.vllm_sim.offload_engines import HICACHE
+    from kvscope.vllm_sim.settings import RELEASES
+
+    if where.engine.name == SGLANG:
+        return HICACHE
+    return f"vllm@{RELEASES[where.engine.version >= _SECOND_RELEASE]}"
 
 
 def _check_not_given(options: TuneOptions, names: set[str]) -> None:

@@ -128,24 +128,33 @@ def _nearest(names: list[str]) -> str | None:
     return f"the nearest is {nearest.name}: it also needs {', '.join(missing)}"
 
 
-def export(store: Store, trace: Trace, to: str, path: str, advance: Advance | None = None) -> None:
-    """Write `trace` to `path` (`-`: standard output) in the format called `to`.
+def exporter(to: str, path: str) -> Exporter:
+    """Return what writes the format called `to`, to a file at `path` (`-`: standard output).
 
-    `advance` gets the number of requests written. Raises UsageError for an unknown format or a
-    binary one on standard output, InputError for a trace that the format cannot hold.
+    Raises UsageError for an unknown format, and for a binary one on standard output.
     """
-    exporter = _named(to, {known.name: known for known in EXPORTERS}, "export format", "--to")()
-    if path == STANDARD_STREAM and not exporter.is_text:
+    chosen = _named(to, {known.name: known for known in EXPORTERS}, "export format", "--to")()
+    if path == STANDARD_STREAM and not chosen.is_text:
         raise UsageError(
-            f"{exporter.name} is binary and cannot go to standard output",
+            f"{chosen.name} is binary and cannot go to standard output",
             where="--output",
             remedy="name a file",
         )
-    if exporter.needs_hashes and not trace.has_hashes:
+    return chosen
+
+
+def export(store: Store, trace: Trace, to: str, path: str, advance: Advance | None = None) -> None:
+    """Write `trace` to `path` (`-`: standard output) in the format called `to`.
+
+    `advance` gets the number of requests written. Raises as `exporter`, and InputError for a trace
+    that the format cannot hold.
+    """
+    chosen = exporter(to, path)
+    if chosen.needs_hashes and not trace.has_hashes:
         raise InputError(
-            f"the trace has no block hashes, and {exporter.name} holds nothing else",
+            f"the trace has no block hashes, and {chosen.name} holds nothing else",
             where=trace.name,
             remedy="export it to parquet, or to mooncake",
         )
     with sink(path) as stream:
-        exporter.write(store, trace, stream, advance or (lambda _: None))
+        chosen.write(store, trace, stream, advance or (lambda _: None))

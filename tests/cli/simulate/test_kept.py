@@ -1,10 +1,9 @@
-"""What `kvscope simulate` keeps, and what it refuses in one line."""
+"""What `kvscope simulate` keeps."""
 
 from __future__ import annotations
 
 import json
 import signal
-from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -80,82 +79,6 @@ def test_ctrl_c_keeps_what_is_finished(
     assert run(["runs", *options[:2], "--json"]) == 0
     kept = json.loads(capsys.readouterr().out)["runs"]
     assert [one["capacity_blocks"] for one in kept] == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["--policies", "lru,tlur"], 2, "--policies: unknown policy 'tlur'; did you mean tlru?"),
-        (["--policies", "tlru-learned"], 2, "tlru-learned was removed; take gittins instead"),
-        (["--param", "tlru.xi_token=2"], 2, "--param tlru.xi_token: tlru has no parameter"),
-        (["--param", "tlru.xi_token=2"], 2, "did you mean xi_tokens?"),
-        (["--param", "tlru.xi_tokens=2s"], 2, "--param tlru.xi_tokens: '2s' is not a number"),
-        (["--param", "slru.protected_uses=2"], 2, "add slru to --policies"),
-        (["--param", "tlru"], 2, "write for example tlru.xi_tokens=2000"),
-        (["--param", "tlru.leaves=all"], 2, "take leaf or any"),
-        (["--param", "tlru.xi_percentile=95"], 2, "p95"),
-        (["--capacity", "1GiB"], 2, "--capacity: bytes need a model; name one with --model"),
-        (["--capacity", "1KiB", "--model", "vicuna-7b"], 2, "a block of vicuna-7b takes 0.25 GiB"),
-        (["--kv-dtype", "fp8"], 2, "--kv-dtype: needs a model"),
-        (["--latency", "llama2-7b-a10"], 2, "--latency: no latency profile"),
-        (["--slo", "200"], 2, "200ms"),
-        (["--policies", "lru,TTL"], 2, "--policies: ttl needs ttl_s: "),
-        (["--rate-scale", "0"], 2, "--rate-scale: not above 0"),
-        (["--points", "0"], 2, "--points"),
-        (["--sample", "0%"], 2, "--sample"),
-        (["--sample", "5%"], 2, "--sample 0.05: no error can be stated below 10%"),
-        (["--sample", "50%", "--policies", "lru,sieve"], 2, "does not show what sieve does"),
-        (["--coarsen", "2", "--policies", "lru,sieve"], 2, "--policies, --coarsen: "),
-        (["--compat", "libcachesim", "--warmup", "20%"], 2, "leave out --outputs and --warmup"),
-        (["--coarsen", "0"], 2, "--coarsen"),
-        (["--max-num-seqs", "4"], 2, "--max-num-seqs: only an engine has it; add --capacity-model"),
-        (["--max-num-batched-tokens", "4"], 2, "--max-num-batched-tokens: only an engine has it"),
-        (["--capacity-model", "engine", "--policies", "lfu"], 2, "--policies: lfu cannot order"),
-        (["--capacity-model", "engine", "--policies", "lfu"], 2, "an engine; take lru, thr"),
-        (["--capacity-model", "engine", "--sample", "50%"], 2, "leave out --sample and --coarsen"),
-        (["--capacity-model", "engine", "--outputs", "ignored"], 2, "leave out --compat and --out"),
-        (["--tier-mode", "exclusive"], 2, "--tier-mode: needs tiers; add --tiers"),
-        (["--tiers", "hbm=4blocks", "--capacity-blocks", "4"], 2, "--tiers: tiers have capacities"),
-        (["--tiers", "hbm=4blocks", "--points", "4"], 2, "leave out --capacity"),
-        (["--tiers", "hbm=4blocks", "--capacity-model", "engine"], 2, "replayed without tiers"),
-        (
-            ["--tiers", "hbm=4blocks,ssd=4blocks:write=1GB/s"],
-            2,
-            "leave out write, or add --offload",
-        ),
-        (["--tiers", "hbm=4blocks", "--sample", "50%"], 2, "--tiers: tiers are not replayed on a"),
-        (["--tiers", "hbm=4blocks", "--policies", "belady"], 2, "blocks of exclusive tiers; take"),
-        (["--tiers", "hbm=4GiB"], 2, "--tiers hbm: bytes need a model"),
-        (["--tiers", "hbm=4blocks,dram=4blocks"], 2, "name a model with --model"),
-        (["--tiers", "hbm"], 2, "--tiers: 'hbm' is no tier; write for example hbm=40GiB"),
-    ],
-)
-def test_mistakes_get_one_line_and_an_exit_code(
-    arguments: list[str],
-    code: int,
-    message: str,
-    trace: str,
-    options: tuple[str, ...],
-    capsys: Streams,
-) -> None:
-    """Every mistake is told in one line with its place, its value and a remedy."""
-    assert run(["simulate", trace, *options, *arguments]) == code
-    written = capsys.readouterr()
-    assert written.out == ""
-    assert message in written.err.splitlines()[-1]
-
-
-def test_lengths_cannot_be_replayed(
-    tmp_path: Path, options: tuple[str, ...], capsys: Streams
-) -> None:
-    """A trace without hashes is refused as input, with the reason."""
-    path = tmp_path / "lengths.csv"
-    path.write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-        "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
-    )
-    assert run(["simulate", str(path), *options]) == 3
-    assert "has only lengths" in capsys.readouterr().err
 
 
 def test_refit_is_for_those_who_fit(trace: str, options: tuple[str, ...], capsys: Streams) -> None:

@@ -128,30 +128,6 @@ def test_other_tools_definitions_are_reproduced(
 
 
 @pytest.mark.parametrize(
-    ("more", "remedy"),
-    [
-        ((), "add --tiers"),
-        (("--tiers", "hbm=2blocks"), "add --tiers"),
-        (("--tiers", "hbm=2blocks,dram=9blocks", "--tier-mode", "exclusive"), "--tier-mode"),
-        (("--tiers", "hbm=2blocks,dram=9blocks:policy=lru"), "leave out policy"),
-        (("--tiers", "hbm=2blocks,dram=9blocks", "--capacity-blocks", "5"), "--capacity"),
-        (("--tiers", "hbm=2blocks,dram=9blocks,ssd=9blocks:ttl=1m"), "leave out ttl"),
-        (("--tiers", "hbm=2blocks,dram=9blocks,ssd=9blocks,remote=9blocks"), "two under vLLM"),
-        (
-            ("--tiers", "hbm=2blocks,dram=9blocks,ssd=9blocks", "--offload", "lmcache"),
-            "add --tiers",
-        ),
-    ],
-)
-def test_an_offload_tier_refuses_other_tiers(
-    trace: str, more: tuple[str, ...], remedy: str, capsys: Streams
-) -> None:
-    """It needs the pool and one tier below it, which has a way, a size and a policy of its own."""
-    assert run(["simulate", trace, "--offload", "vllm@0.33", *more]) == 2
-    assert remedy in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("offload", "launch"),
     [
         ("sglang-hicache:write_policy=write_back", "--enable-hierarchical-cache"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -43,25 +42,3 @@ def test_several_replicas_are_not_replayed_as_one(
     asked = ("simulate", trace, "--recommendation", "recommendation.toml")
     assert run([*asked, *options[:2]]) == ExitCode.USAGE
     assert "it is for 2 replicas: use kvscope tune" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        ("--policies", "lru"),
-        ("--param", "tlru.xi_tokens=1"),
-        ("--capacity-blocks", "3"),
-        ("--points", "3"),
-        ("--latency", "llama2-7b-a100"),
-        ("--slo", "1s"),
-    ],
-)
-def test_a_recommendation_settles_what_it_says(
-    tmp_path: Path, trace: str, options: tuple[str, ...], capsys: Streams, said: tuple[str, str]
-) -> None:
-    """Options that say the same are refused by name, before the file is looked for."""
-    asked = ["simulate", trace, *options[:2], "--recommendation", str(tmp_path / "none.toml")]
-    assert run([*asked, *said]) == ExitCode.USAGE
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {said[0]}: the recommendation settles this")
-    assert len(error.splitlines()) == 1

@@ -1,0 +1,584 @@
+"""Mistakes of every command: one line and an exit code before any work.
+
+What options and files say is refused without a trace being read, what a trace says without a kernel
+being loaded. Both are forbidden here, so that a check that comes late fails.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope.app import analyze, diff, traces
+from kvscope.cli.app import run
+from kvscope.core.jit import Kernel
+from kvscope.replay import precompile
+from tests.cli.replayed import write_short
+from tests.cli.shell import Streams
+
+Rows = Mapping[str, tuple[tuple[str, int, str], ...]]
+
+_GPU = "--gpu l4 --model llama3-8b --num-gpu-blocks 1000"
+_TIERS = f"tune short --slo 20s --output - --tiers {_GPU}"
+_SWAPPED = "--model llama3-8b --tiers hbm=1GiB,dram=1GiB"
+_ON_FILES = f"{_SWAPPED},ssd=1GiB"
+
+OPTIONS: Rows = {
+    "analyze short": (
+        ("--hbm 80GiB", 2, "--hbm: needs a model"),
+        ("--capacity 5GiB", 2, "--capacity: needs a model"),
+        ("--compat nope", 2, "'nope' is not one of"),
+        ("--compat libcachesim --warmup 20%", 2, "leave out --outputs and --warmup"),
+        ("--warmup 100%", 2, "--warmup: not below 100%"),
+        ("--from 20s --until 10s", 2, "--from, --until: ends before it begins"),
+        ("--until 10s --from 10s", 2, "exchange them"),
+        ("--memory 8GiB", 2, "--memory: 'short' is no dataset"),
+        ("--latency nope", 2, "--latency: no latency profile 'nope'"),
+        (f"{_GPU} --hbm 80GiB", 2, "--hbm: the deployment (--gpu) has a pool of its own"),
+        ("--section reuse", 2, "--section: there is no section 'reuse'"),
+        ("--fail-on p95>1s", 2, "--fail-on"),
+        ("--fail-on regression>5% --baseline run:1", 2, "a stored run is a replay"),
+        ("--html /proc/x.html", 2, "/proc"),
+    ),
+    "analyze": (
+        ("shorr", 3, "did you mean 'short'?"),
+        ("short.jsonl --memory 8GiB", 2, "'short.jsonl' is no dataset"),
+        ("short.jsonl --db no/k.duckdb", 3, "no/k.duckdb: its folder does not exist"),
+        ("short.jsonl --db /proc/k.duckdb", 3, "/proc/k.duckdb: "),
+    ),
+    "explain short": (
+        ("--policy lru,tlru", 2, "policies or settings"),
+        ("--policy fifo", 2, "needs a capacity"),
+        ("--policy nope --capacity-blocks 4", 2, "unknown policy 'nope'"),
+        ("--policy tlru --param tlru.xi_tokens=1,2 --capacity-blocks 4", 2, "2 policies or"),
+        ("--policy ttl --capacity-blocks 4", 2, "ttl needs ttl_s"),
+        ("--capacity 1GiB --capacity-blocks 5", 2, "one cache has one capacity"),
+        ("--capacity 1GiB", 2, "bytes need a model"),
+        (f"{_GPU} --policy lfu", 2, "lfu cannot order the blocks of an engine"),
+        ("--fail-on evicted>3", 2, "--fail-on"),
+        ("--section nope", 2, "there is no section 'nope'"),
+        ("--html .", 2, "name a file in it"),
+    ),
+    "fit short": (
+        ("--warmup 100%", 2, "--warmup: not below 100%"),
+        ("--policy gittins", 2, "is for --export"),
+        ("--param gittins.xi_tokens=1", 2, "is for --export"),
+        ("--capacity-blocks 1", 2, "is for --export"),
+        ("--deployment x.toml", 2, "is for --export"),
+        ("--export - --policy etlru", 2, "etlru orders blocks by more"),
+        ("--export - --policy gittins,tlru", 2, "'gittins,tlru' is more than one policy"),
+        ("--export - --policy ttl", 2, "ttl needs ttl_s"),
+        ("--export - --param gittins.xi_tokens=1k,2k", 2, "takes one value here"),
+        ("--export - --param tlru.xi_tokens=1k", 2, "tlru is not replayed"),
+        ("--export - --policy tlru --capacity-blocks 8k", 2, "tlru has no classes to choose"),
+        ("--export - --policy tlru --deployment x.toml", 2, "tlru has no classes to choose"),
+        ("--export - --capacity-blocks 9 --deployment x.toml", 2, "both state the capacity"),
+        ("--export - --deployment x.toml", 3, "x.toml: No such file"),
+        ("--export - --json", 2, "two results for standard output; name a file for one"),
+        ("--export - --html -", 2, "two results for standard output; name a file for one"),
+        ("--html - --json", 2, "two results for standard output; name a file for one"),
+        ("--export no/x.toml", 2, "make it first"),
+        ("--export /proc/x.toml", 2, "/proc"),
+        ("--section nope", 2, "there is no section 'nope'"),
+    ),
+    "simulate short": (
+        ("--policies lru,tlur", 2, "--policies: unknown policy 'tlur'; did you mean tlru?"),
+        ("--policies tlru-learned", 2, "tlru-learned was removed; take gittins instead"),
+        ("--policies lru,TTL", 2, "--policies: ttl needs ttl_s: "),
+        ("--param tlru.xi_token=2", 2, "--param tlru.xi_token: tlru has no parameter"),
+        ("--param tlru.xi_token=2", 2, "did you mean xi_tokens?"),
+        ("--param tlru.xi_tokens=2s", 2, "--param tlru.xi_tokens: '2s' is not a number"),
+        ("--param slru.protected_uses=2", 2, "add slru to --policies"),
+        ("--param tlru", 2, "write for example tlru.xi_tokens=2000"),
+        ("--param tlru.leaves=all", 2, "take leaf or any"),
+        ("--param tlru.xi_percentile=95", 2, "p95"),
+        ("--capacity 1GiB", 2, "--capacity: bytes need a model; name one with --model"),
+        ("--kv-dtype fp8", 2, "--kv-dtype: needs a model"),
+        ("--model nope", 2, "no model preset 'nope'"),
+        ("--latency llama2-7b-a10", 2, "--latency: no latency profile"),
+        ("--latency no/such.toml", 3, "no/such.toml: No such file"),
+        ("--slo 200", 2, "200ms"),
+        ("--rate-scale 0", 2, "--rate-scale: not above 0"),
+        ("--points 0", 2, "--points"),
+        ("--refit 5s", 2, "--refit: 5s is outside [1m, "),
+        ("--isolate users", 2, "'users' is not one of"),
+        ("--on nowhere", 2, "'nowhere' is no Ray cluster"),
+        ("--sample 0%", 2, "--sample"),
+        ("--sample 5%", 2, "--sample 0.05: no error can be stated below 10%"),
+        ("--sample 50% --policies lru,sieve", 2, "does not show what sieve does"),
+        ("--sample 50% --compat libcachesim", 2, "a flat cache knows none"),
+        ("--coarsen 0", 2, "--coarsen"),
+        ("--coarsen 2 --policies lru,sieve", 2, "--policies, --coarsen: "),
+        ("--coarsen 2 --compat kvcache-simulator", 2, "coarser blocks lose the partial ones"),
+        ("--compat libcachesim --warmup 20%", 2, "leave out --outputs and --warmup"),
+        ("--max-num-seqs 4", 2, "--max-num-seqs: only an engine has it; add --capacity-model"),
+        ("--max-num-batched-tokens 4", 2, "--max-num-batched-tokens: only an engine has it"),
+        ("--capacity-model engine --policies lfu", 2, "--policies: lfu cannot order"),
+        ("--capacity-model engine --policies lfu", 2, "an engine; take lru, thr"),
+        ("--capacity-model engine --sample 50%", 2, "leave out --sample and --coarsen"),
+        ("--capacity-model engine --outputs ignored", 2, "leave out --compat and --out"),
+        ("--tier-mode exclusive", 2, "--tier-mode: needs tiers; add --tiers"),
+        ("--tiers hbm=4blocks --capacity-blocks 4", 2, "--tiers: tiers have capacities"),
+        ("--tiers hbm=4blocks --points 4", 2, "leave out --capacity"),
+        ("--tiers hbm=4blocks --capacity-model engine", 2, "replayed without tiers"),
+        ("--tiers hbm=4blocks --sample 50%", 2, "--tiers: tiers are not replayed on a"),
+        ("--tiers hbm=4blocks --compat libcachesim", 2, "--tiers: a flat cache has no tiers"),
+        ("--tiers hbm=4blocks --policies belady", 2, "blocks of exclusive tiers; take"),
+        ("--tiers hbm=4blocks,ssd=4blocks:write=1GB/s", 2, "leave out write, or add --offload"),
+        ("--tiers hbm", 2, "--tiers: 'hbm' is no tier; write for example hbm=40GiB"),
+        ("--tiers hbm=x", 2, "--tiers hbm: 'x' is not a size"),
+        ("--tiers hbm=0blocks", 2, "--tiers hbm: 0blocks holds not one block; take more"),
+        ("--tiers hbm=0GiB --model llama3-8b", 2, "0GiB holds not one block; take more"),
+        ("--tiers hbm=4GiB", 2, "--tiers hbm: bytes need a model"),
+        ("--tiers hbm=4blocks,dram=4blocks", 2, "name a model with --model"),
+        ("--tiers hbm=4blocks:ttl=bad", 2, "--tiers hbm: 'bad' is not a duration"),
+        ("--tiers hbm=4blocks:speed=1", 2, "a tier has no option 'speed'"),
+        ("--tiers hbm=4blocks:policy=nope", 2, "--tiers hbm: unknown policy 'nope'"),
+        ("--tiers hbm=4blocks,hbm=4blocks:read=1GB/s", 2, "'hbm' is there twice"),
+        (f"{_SWAPPED},tape=1GiB", 2, "--tiers tape: nothing says what a read takes"),
+        (f"{_SWAPPED}:policy=belady", 2, "tier dram: blocks of belady cannot be moved down"),
+        (
+            f"{_SWAPPED}:policy=tlru-end --policies tlru --param tlru.leaves=any",
+            2,
+            "tier hbm: tlru evicts any block where another tier evicts leaves only",
+        ),
+        ("--offload vllm@0.33", 2, "add --tiers"),
+        ("--offload vllm@0.33 --tiers hbm=2blocks", 2, "add --tiers"),
+        (f"--offload vllm@0.33 {_ON_FILES},remote=1GiB", 2, "two under vLLM"),
+        (f"--offload vllm@0.33 {_SWAPPED} --tier-mode exclusive", 2, "leave out --tier-mode"),
+        (f"--offload vllm@0.33 {_SWAPPED}:policy=lru", 2, "leave out policy"),
+        (f"--offload vllm@0.33 {_ON_FILES}:ttl=1m", 2, "leave out ttl"),
+        ("--offload vllm@0.33 --tiers hbm=1GiB,dram=1GiB", 2, "--tiers hbm: bytes need a model"),
+        (f"--offload cachegen {_SWAPPED}", 2, "'cachegen' is not modelled"),
+        (f"--offload vllm@0.33:speed=2 {_SWAPPED}", 2, "has no option 'speed'"),
+        (f"--offload vllm@0.33:eviction_policy=nope {_SWAPPED}", 2, "'nope' is no policy of it"),
+        (f"--offload vllm@0.33 {_SWAPPED}:ttl=3s", 2, "an engine's tier has its own ttl"),
+        (f"--offload vllm@0.33 {_SWAPPED} --capacity-blocks 4", 2, "leave out --capacity"),
+        (f"--offload vllm@0.33:store_threshold=2 {_ON_FILES}", 2, "vLLM refuses store_threshold"),
+        (f"--offload lmcache {_ON_FILES}", 2, "needs the GPU's pool and one tier below it"),
+        ("--recommendation no.toml", 3, "no.toml: No such file"),
+        ("--recommendation short.jsonl", 3, "short.jsonl: not a TOML file"),
+        ("--gpu h10 --model llama3-8b", 2, "--gpu: no GPU 'h10'; did you mean h100"),
+        ("--gpu l4", 2, "--model: the KV pool is unknown"),
+        ("--gpu l4 --model llama3-70b", 2, "leaves no memory for KV blocks"),
+        (f"{_GPU} --capacity-blocks 4", 2, "leave --capacity-blocks out"),
+        (f"{_GPU} --tiers hbm=4blocks", 2, "name --model without --gpu, or take kvscope tune"),
+        (f"{_GPU} --replicas 2", 2, "--replicas 2: one engine is replayed"),
+        (f"{_GPU} --engine vllm@99", 2, "--engine: no engine 'vllm@99'"),
+        (f"{_GPU} --policies lfu", 2, "lfu cannot order the blocks of an engine"),
+        ("--gpu l4 --model llama3-8b --engine-log no.log", 3, "no.log: No such file"),
+        ("--gpu l4 --model gemma3-4b --policies tlru", 2, "the blocks of a hybrid model"),
+        ("--deployment no.toml", 3, "no.toml: No such file"),
+        ("--fail-on p95>1s", 2, "--fail-on: needs one capacity, not 5"),
+        ("--capacity-blocks 4 --fail-on p95>1", 2, "--fail-on"),
+        (
+            "--capacity-blocks 4 --policies lru --fail-on regression>5%",
+            2,
+            "needs a baseline; add --baseline",
+        ),
+        ("--baseline x.json", 2, "--baseline: nothing compares with it"),
+        ("--section nope", 2, "there is no section 'nope'"),
+        ("--html - --json", 2, "two results for standard output"),
+        ("--html no/x.html", 2, "make it first"),
+        ("--html /proc/x.html", 2, "/proc"),
+    ),
+    "simulate short --recommendation no.toml": (
+        ("--policies lru", 2, "--policies: the recommendation settles this"),
+        ("--param tlru.xi_tokens=1", 2, "--param: the recommendation settles this"),
+        ("--capacity-blocks 3", 2, "--capacity-blocks: the recommendation settles this"),
+        ("--points 3", 2, "--points: the recommendation settles this"),
+        ("--latency llama2-7b-a100", 2, "--latency: the recommendation settles this"),
+        ("--slo 1s", 2, "--slo: the recommendation settles this"),
+    ),
+    "retention short": (
+        ("--capacity 1GiB", 2, "bytes need a model"),
+        ("--capacity 1GiB --capacity-blocks 4 --model llama3-8b", 2, "both state the capacity"),
+        ("--kv-dtype fp8", 2, "--kv-dtype: needs a model"),
+        ("--latency nope", 2, "no latency profile 'nope'"),
+        ("--section nope", 2, "there is no section 'nope'"),
+        ("--html /proc/x.html", 2, "/proc"),
+    ),
+    "tune short": (
+        ("", 2, "--slo"),
+        ("--slo 200", 2, "200ms"),
+        ("--slo -1s", 2, "200ms"),
+        ("--slo 0s", 2, "above zero"),
+        ("--slo fast", 2, "200ms"),
+    ),
+    "tune short --slo 1s": (
+        ("--percentile 101", 2, "p95"),
+        ("--percentile p101", 2, "p95"),
+        ("--percentile p100", 2, "p95"),
+        ("--max-violations 0%", 2, "5%"),
+        ("--max-violations 101%", 2, "5%"),
+        ("--max-violations 5% --percentile p95", 2, "leave out"),
+        ("--model lama3-8b", 2, "did you mean"),
+        ("--latency llama2-7b-a10", 2, "did you mean"),
+        ("--policies tlruu", 2, "did you mean"),
+        ("--policies belady", 2, "oracles are always shown"),
+        ("--param tlru.xi=3", 2, "xi"),
+        ("--param wa.ttl_s=3s", 2, "add wa to --policies"),
+        ("--capacity-blocks 0", 2, "2000"),
+        ("--capacity-blocks 9,10", 2, "--capacity-blocks: one cache has one capacity"),
+        ("--capacity 16", 2, "16GiB"),
+        ("--capacity 16GiB --capacity-blocks 5 --model vicuna-7b", 2, "leave out"),
+        ("--capacity-range 5GiB", 2, "5GiB..80GiB"),
+        ("--capacity-range 80GiB..5GiB", 2, "5GiB..80GiB"),
+        ("--warmup 50% --judge 60%", 2, "20%, 25% and 25%"),
+        ("--warmup 90%", 2, "20%, 25% and 25%"),
+        ("--judge 0%", 2, "20%, 25% and 25%"),
+        ("--validation 0%", 2, "20%, 25% and 25%"),
+        ("--judge 140%", 2, "5%"),
+        ("--view idle", 2, "queued"),
+        ("--rate-scale 0", 2, "write for example 2"),
+        ("--max-p50-regression -1%", 2, "5%"),
+        ("--min-throughput 140%", 2, "5%"),
+        ("--tpot-slo 50ms", 2, "name the deployment"),
+        ("--gpu h10", 2, "h100"),
+        ("--replicas 2", 2, "--model: the KV pool is unknown; name --gpu and --model"),
+        (f"{_GPU} --capacity-blocks 5", 2, "leave it out"),
+        (f"{_GPU} --view unloaded", 2, "leave it out"),
+        (f"{_GPU} --outputs ignored", 2, "leave it out"),
+        (f"{_GPU} --engine sglang --tpot-slo 50ms", 2, "leave it out"),
+        (f"{_GPU} --policies lfu", 2, "--policies: lfu cannot order the blocks of an engine"),
+        ("--router session", 2, "--router: a fleet alone has a router; add --fleet"),
+        ("--tier-sizes 1GiB", 2, "--tier-sizes: a tier alone has it"),
+        ("--tiers", 2, "needs an engine with a pool"),
+        ("--fail-on x>1", 2, "--fail-on"),
+        ("--explain --section nope", 2, "there is no section 'nope'"),
+        ("--output no/such/folder/r.toml", 2, "make it first"),
+        ("--output .", 2, "name a file in it"),
+        ("--output /proc/r.toml", 2, "/proc"),
+        ("--html no/such/folder/r.html", 2, "make it first"),
+    ),
+    _TIERS: (
+        ("--policies tlru", 2, "--policies: the choice of a tier does not take it"),
+        ("--fleet", 2, "--fleet, --tiers: a tier is chosen for one engine"),
+        ("--replicas 2", 2, "one engine is replayed"),
+        ("--warmup 90%", 2, "20%, 25% and 25%"),
+        ("--tier-sizes tape:1GiB", 2, "'tape' is no memory"),
+        ("--tier-sizes ssd:1TiB", 2, "add --offload lmcache"),
+        ("--tier-sizes 64GiB,ssd:1TiB", 2, "add --offload lmcache"),
+        ("--tier-sizes ssd:1TiB+64GiB", 2, "is no CPU memory with an SSD below"),
+        (
+            "--tier-sizes 4GiB+ssd:1TiB --offload lmcache",
+            2,
+            "with files of vLLM and HiCache; add --offload vllm@0.33 or sglang-hicache, or leave",
+        ),
+        (
+            "--tier-sizes 4GiB --offload sglang-hicache:prefetch_threshold=512",
+            2,
+            "HiCache prefetches from files alone; add --tier-sizes",
+        ),
+        (
+            "--tier-sizes 4GiB+ssd:1TiB --offload vllm@0.33:store_threshold=2",
+            2,
+            "vLLM refuses store_threshold with a tier below the CPU's",
+        ),
+        ("--offload cachegen", 2, "'cachegen' is not modelled"),
+        ("--offload vllm@0.33:speed=3", 2, "has no option 'speed'"),
+        ("--ssd-writes-per-day 0", 2, "is not a number of drive writes above 0"),
+        ("--dram-price -1", 2, "is not a price above 0"),
+        ("--section nope", 2, "there is no section 'nope'"),
+        ("--model gemma3-4b --engine sglang", 2, "does not simulate; take vLLM"),
+    ),
+    "tune short --slo 1s --fleet": (
+        ("--capacity-blocks 9 --output x.toml", 2, "--output"),
+        ("--capacity-blocks 9 --force", 2, "--force"),
+        ("--capacity-blocks 9 --judge 30%", 2, "--judge"),
+        ("--capacity-blocks 9 --tpot-slo 50ms", 2, "--tpot-slo"),
+        ("--capacity-blocks 9 --max-violations 5%", 2, "--max-violations"),
+        ("--capacity-blocks 9 --router min-ttft", 2, "--router: min-ttft is a reference"),
+        ("--capacity-blocks 9 --router sglang@9", 2, "--router"),
+        ("--capacity-blocks 9 --param dynamo@1.6.nothing=1", 2, "nothing"),
+        ("--capacity-blocks 9 --policies belady", 2, "belady is an oracle"),
+        (f"{_GPU} --replicas 4", 2, "--replicas"),
+        (f"{_GPU} --traffic replica", 2, "--traffic fleet"),
+        ("--gpu l4 --model gemma3-4b --policies tlru", 2, "only lru is replayed on fleets of"),
+    ),
+    "fleet short --slo 1s": (
+        ("", 2, "how much a replica caches is not stated; name it, or --capacity with --model"),
+        ("--capacity 1GiB", 2, "bytes need a model"),
+        ("--gpu l4 --model llama3-8b --traffic replica", 2, "a fleet needs the traffic of all"),
+        (f"{_GPU} --engine sglang --time-model engine", 2, "SGLang's scheduler is not simulated"),
+        ("--gpu l4 --model gemma3-4b --policy tlru", 2, "not replayed on fleets of hybrid models"),
+    ),
+    "fleet short --slo 1s --capacity-blocks 9": (
+        ("--router roundrobin", 2, "unknown router 'roundrobin'; did you mean round-robin?"),
+        ("--router dynamo@9", 2, "unknown router 'dynamo@9'; take dynamo@1.6"),
+        ("--replicas 4..2", 2, "'4..2' is no range; write for example 1..16"),
+        ("--router session --param random.x=1", 2, "random is not replayed; add random to"),
+        ("--router dynamo@1.6 --param dynamo@1.6.heat=1", 2, "has no parameter 'heat'; it has"),
+        ("--router mooncake --time-model engine", 2, "copies prefixes between replicas"),
+        ("--policy belady", 2, "belady is an oracle, which no engine can run"),
+        ("--policy ttl", 2, "--policy: ttl needs ttl_s"),
+        ("--policy lfu --time-model engine", 2, "--policy: lfu cannot order the blocks of an"),
+        ("--capacity 1GiB", 2, "both state the capacity"),
+        ("--warmup 100%", 2, "--warmup: not below 100%"),
+        ("--fail-on x>3", 2, "--fail-on"),
+        ("--section nope", 2, "there is no section 'nope'"),
+        ("--html /proc/x.html", 2, "/proc"),
+    ),
+    "validate short": (
+        ("", 2, "--url, --model: name one of them"),
+        ("--url http://x --model y", 2, "--url, --model: name one of them"),
+        ("--url nonsense", 2, "--url: 'nonsense' is no address of a server"),
+        ("--url http://x --sequential --in-flight 4", 2, "contradict each other"),
+        ("--url http://x --sequential --rate-scale 2", 2, "needs the recorded times"),
+        ("--url http://x --rate-scale 0", 2, "--rate-scale: not above 0"),
+        ("--url http://x --minutes 0", 2, "--minutes"),
+        ("--url http://x --share 0%", 2, "--share"),
+        ("--url http://x --tp 2", 2, "a running server has its own"),
+        ("--model x --latency nope", 2, "--latency: no latency profile 'nope'"),
+        ("--model x --deployment no.toml", 3, "no.toml: No such file"),
+        ("--model x --recommendation no.toml", 3, "no.toml: No such file"),
+        ("--model x --policies recommendation", 3, "recommendation.toml: no such file"),
+        ("--model x", 2, "--blocks: the size of the cache is unknown"),
+        ("--model x --blocks 9 --python nope", 2, "--python: 'nope' is no Python interpreter"),
+        ("--model x --server-log no/x.log", 2, "make it first"),
+        ("--model x --fail-on x>3", 2, "--fail-on"),
+        ("--model x --html /proc/x.html", 2, "/proc"),
+    ),
+    "calibrate": (
+        ("", 2, "--url, --model: name one of them"),
+        ("--url http://x --model y", 2, "--url, --model: name one of them"),
+        ("--url http://x --backend torch", 2, "starts no server"),
+        ("--url nonsense", 2, "--url: 'nonsense' is no address of a server"),
+        ("--url http://x --max-tokens 3", 2, "prompts of 3 tokens are too short"),
+        ("--model no/such --backend torch", 2, "--model: no folder 'no/such'"),
+        ("--model x --output no/x.toml", 2, "make it first"),
+        ("--model x --output /proc/x.toml", 2, "/proc"),
+    ),
+    "diff": (
+        ("run:1 a.toml", 2, "run:1 is one of runs, "),
+        ("run:1 run:2", 3, "run:1: the store has no such run"),
+        ("a.toml b.toml", 3, "a.toml: "),
+        ("short here", 3, "here: neither a file nor a stored trace"),
+        ("nothing short", 3, "nothing: neither a file nor a stored trace"),
+        ("short short --kv-dtype fp8", 2, "--kv-dtype: needs a model"),
+        ("short short --hbm 3GiB", 2, "--hbm: needs a model"),
+        ("short short --html /proc/x.html", 2, "/proc"),
+    ),
+    "watch": (
+        ("", 2, "there is nothing to watch; name a recording"),
+        ("x --port 0", 2, "--port"),
+        ("x --port 99999", 2, "'99999' is too large; write at most 65535"),
+        ("x --capacity-blocks 4 --token a", 2, "--token: too short"),
+    ),
+    "runs": (
+        ("short --policy bellady", 2, "unknown policy 'bellady'"),
+        ("short --kv-dtype fp8", 2, "--kv-dtype: needs a model"),
+        ("remove short", 2, "not clear what to remove"),
+        ("remove short --reports --all", 2, "not clear what to remove"),
+    ),
+    "export short": (
+        ("--to nope -o -", 2, "--to: unknown export format 'nope'"),
+        ("--to parquet -o -", 2, "--output: parquet is binary"),
+        ("--to bailian -o no/x", 2, "make it first"),
+        ("--to bailian -o /proc/x", 2, "/proc"),
+    ),
+    "ingest short.jsonl": (
+        ("--memory 8GiB", 2, "--memory: applies to a dataset; add --into DIR"),
+        ("--session-arrivals x", 2, "'x' is not an arrival process"),
+        ("--max-bad 200%", 2, "--max-bad"),
+        ("--into set --on nowhere", 2, "'nowhere' is no Ray cluster"),
+    ),
+    "": (
+        ("synth nope", 2, "no profile is called 'nope'"),
+        ("synth to-c -n 0", 2, "--requests"),
+        ("synth to-c -o /proc/x", 2, "/proc"),
+        ("hash no.log --tokenizer no -o /proc/x", 2, "/proc"),
+        ("hash no.log --tokenizer no -o x --salt-file no/salt", 2, "make it first"),
+        ("record -o x", 2, "error: "),
+        ("doctor --save-to /proc/x", 2, "/proc"),
+        ("deployment", 2, "no deployment"),
+        ("deployment --gpu h2oo", 2, "no GPU 'h2oo'"),
+        ("deployment create --tp 4", 2, "error: "),
+        ("deployment create --gpu l4 --model llama3-8b -o /proc/x.toml", 2, "/proc"),
+        ("deployment check no.toml", 3, "no.toml: No such file"),
+    ),
+}
+
+FACTS: Rows = {
+    "analyze short": (
+        ("--capacity 1KiB --model vicuna-7b", 2, "--capacity: holds not one block"),
+        ("--from 20h", 2, "--from, --until: no request arrives then"),
+        (f"{_GPU} --latency trace", 3, "short: contains no TTFTs"),
+        ("--name x", 2, "--name: 'short' is a stored trace, read already"),
+    ),
+    "explain short": (
+        ("--capacity 1KiB --model vicuna-7b", 2, "--capacity: holds not one block"),
+        ("--request 100000", 2, "the trace has 500 requests, and none with the id '100000'"),
+        ("--latency trace", 3, "short: contains no TTFTs"),
+    ),
+    "fit": (
+        ("short --window 10h", 2, "--window: longer than the trace"),
+        ("lengths --export -", 3, "take a trace with block hashes"),
+    ),
+    "simulate": (
+        ("short --capacity 1KiB --model vicuna-7b", 2, "a block of vicuna-7b takes 8 MiB"),
+        ("short --latency trace", 3, "short: contains no TTFTs"),
+        ("short --tiers hbm=1B --model llama3-8b", 2, "1B holds not one block; a block takes"),
+        (
+            f"short --offload lmcache:chunk_size=100 {_SWAPPED}",
+            2,
+            "a chunk of 100 tokens does not end with a block of 16",
+        ),
+        (
+            "short --offload lmcache --tiers hbm=1GiB,dram=1GiB --model gemma3-4b",
+            2,
+            "are simulated for models of full attention only",
+        ),
+        ("strangers --isolate user", 3, "--isolate user: the trace names no users"),
+        ("lengths", 3, "has only lengths"),
+    ),
+    "retention": (
+        ("short --capacity 1KiB --model vicuna-7b", 2, "--capacity: holds not one block"),
+        ("short --latency trace", 3, "short: contains no TTFTs"),
+        ("sessions", 3, "no common clock"),
+        ("lengths", 3, "has only lengths"),
+    ),
+    "tune --slo 1s": (
+        ("short --percentile p99.9", 3, "for p99.9 each window needs 5,000 requests"),
+        ("short --max-violations 0.1%", 3, "for p99.9 each window needs 5,000 requests"),
+        (f"strangers {_GPU} --engine sglang", 3, "9 requests are too few for a training, a"),
+        ("short --capacity 1KiB --model vicuna-7b", 2, "--capacity: holds not one block"),
+        ("short --latency trace", 3, "short: contains no TTFTs"),
+        (
+            "untimed --view queued",
+            3,
+            "no arrival times, so queues cannot be simulated; take --view",
+        ),
+        (f"untimed {_GPU}", 3, "take one with timestamps, or --session-arrivals"),
+        ("lengths", 3, "has only lengths"),
+        (f"strangers --tiers {_GPU}", 3, "9 requests are too few"),
+        (f"untimed --tiers {_GPU}", 3, "take one with timestamps, or --session-arrivals"),
+        (f"strangers --fleet {_GPU}", 3, "9 requests are too few to choose a fleet"),
+        (f"untimed --fleet {_GPU}", 3, "take one with timestamps, or --session-arrivals"),
+        ("strangers --fleet --capacity-blocks 9 --router session", 2, "session needs sessions"),
+    ),
+    _TIERS: (
+        ("--tier-sizes 1KiB", 2, "holds not one chunk of vllm@0.33"),
+        ("--tier-sizes 4GiB+ssd:1KiB", 2, "holds not one chunk of vllm@0.33"),
+        ("--percentile p99.9", 3, "for p99.9 each window needs 5,000 requests"),
+        ("--model gemma3-4b --offload lmcache", 2, "for models of full attention only"),
+    ),
+    "fleet --slo 1s --capacity-blocks 3": (
+        ("short --replicas 3000", 2, "3000 replicas for 500 requests; take fewer replicas"),
+        ("short --latency trace", 3, "short: contains no TTFTs"),
+        ("strangers --replicas 1 --closed-loop", 3, "no request continues another"),
+        (
+            "strangers --replicas 1 --router session",
+            2,
+            "session needs sessions, and no two requests of 'strangers' share one; leave it",
+        ),
+        ("untimed", 3, "take one with timestamps, or --session-arrivals"),
+        ("lengths", 3, "has only lengths"),
+    ),
+    "export lengths --to oracleGeneral": (("-o x.bin", 3, "the trace has no block hashes"),),
+    "ingest": (("short.jsonl --db no/k.duckdb", 3, "no/k.duckdb: its folder does not exist"),),
+    "runs": (("nope", 3, "nope: neither a file nor a stored trace"),),
+}
+
+
+def commands(rows: Rows) -> list[Any]:
+    """Return a parameter for each row: the command line, the exit code and the text."""
+    return [
+        pytest.param(line, code, text, id=line)
+        for start, of_start in rows.items()
+        for options, code, text in of_start
+        for line in [f"{start} {options}".strip()]
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a store of traces, each of which lacks something."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    write_short(folder)
+    first = {"input_length": 512, "output_length": 9}
+    rows = {
+        "strangers": [{"timestamp": 1000 * at, **first, "hash_ids": [at]} for at in range(9)],
+        "untimed": [{"timestamp": 0, **first, "hash_ids": [at % 50]} for at in range(500)],
+        "sessions": [
+            {
+                "id": name,
+                "block_size": 4,
+                "hash_id_scope": "local",
+                "requests": [
+                    {"t": 0, "type": "n", "model": "m", "in": 8, "out": 1, "hash_ids": [1, 2]}
+                ],
+            }
+            for name in "ab"
+        ],
+    }
+    for name, lines in rows.items():
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    times = (f"2023-11-16 18:17:{at:02}.9799600,{100 + at},10" for at in range(60))
+    (folder / "lengths.csv").write_text(
+        "\n".join(chain(["TIMESTAMP,ContextTokens,GeneratedTokens"], times))
+    )
+    files = [str(folder / f"{name}.jsonl") for name in ("short", *rows)]
+    store = str(folder / "kvscope.duckdb")
+    assert run(["ingest", *files, str(folder / "lengths.csv"), "--db", store]) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _without_kernels(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Forbid kernels, once the folder is made: an ingest runs some."""
+    monkeypatch.setattr(Kernel, "__call__", _forbidden("a kernel is run"))
+    monkeypatch.setattr(Kernel, "compiled", _forbidden("a kernel is loaded"))
+    # It would ask which kernels a second process is to compile meanwhile.
+    monkeypatch.setattr(precompile, "uncompiled", lambda _: [])
+    monkeypatch.chdir(folder)
+
+
+@pytest.fixture
+def _without_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (traces, analyze, diff):
+        monkeypatch.setattr(module, "load_trace", _forbidden("a trace is read"))
+    monkeypatch.setattr(traces, "ingest_file", _forbidden("a trace is read"))
+
+
+def _forbidden(what: str) -> Any:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError(what)
+
+    return fail
+
+
+@pytest.mark.usefixtures("_without_reading")
+@pytest.mark.parametrize(("line", "code", "text"), commands(OPTIONS))
+def test_what_options_say_comes_before_a_trace_is_read(
+    capsys: Streams, line: str, code: int, text: str
+) -> None:
+    """Also what follows from several of them, and from files that they name."""
+    check(capsys, line, code, text)
+
+
+@pytest.mark.parametrize(("line", "code", "text"), commands(FACTS))
+def test_what_a_trace_says_comes_before_a_kernel_is_loaded(
+    capsys: Streams, line: str, code: int, text: str
+) -> None:
+    """How many requests it has, which blocks, and what it does not know of them."""
+    check(capsys, line, code, text)
+
+
+def check(capsys: Streams, line: str, code: int, text: str) -> None:
+    """Check that a command ends with the code and one line of error, and writes nothing."""
+    before = sorted(Path.cwd().iterdir())
+    ended = run(shlex.split(line))
+    written = capsys.readouterr()
+    errors = [each for each in written.err.splitlines() if not each.startswith("note: ")]
+    assert (ended, written.out) == (code, ""), written.err
+    (error,) = errors
+    assert error.startswith("error: ")
+    assert text in error
+    assert sorted(Path.cwd().iterdir()) == before
