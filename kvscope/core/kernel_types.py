@@ -141,7 +141,8 @@ def _unwrap(context: Any, builder: Any, called: Any, arguments: Any) -> Any:
         types.intp, context.get_abi_sizeof(context.get_data_type(bare.of.dtype))
     )
     shape = cgutils.unpack_tuple(builder, known.shape)
-    strides, step = [], size
+    strides: list[Any] = []
+    step = size
     for length in reversed(shape):
         strides.insert(0, step)
         step = builder.mul(step, length)
@@ -241,7 +242,8 @@ def _type_of_opaque(opaque: jit.Opaque, context: Any) -> Address:
 
 @typeof_impl.register(jit.Referenced)
 def _type_of_referenced(referenced: jit.Referenced, context: Any) -> Reference:
-    return referenced.described(_describe)
+    described: Reference = referenced.described(_describe)
+    return described
 
 
 _described: dict[bytes, Reference] = {}
@@ -324,7 +326,7 @@ def layout(value: Any) -> bytes:
             memory += layout(field) if isinstance(field, bool) else _aligned(memory) + layout(field)
         return memory + _aligned(memory)
     if isinstance(value, bool | np.bool_):
-        return bytes([value])
+        return bytes([bool(value)])
     if isinstance(value, np.ndarray):
         begin = value.__array_interface__["data"][0]
         words = (0, 0, value.size, value.itemsize, begin, *value.shape, *value.strides)

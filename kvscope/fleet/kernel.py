@@ -310,7 +310,8 @@ def fleet_kernel(policy: type[Policy]) -> Callable[..., Any]:
                 late = reported.progress[NEXT]
                 while late < slot and served.arrival_s[late] + limits.event_lag_s <= now_s:
                     open_request(reported, served, done, limits, functions)
-                    serve_request(reported, served, np.int64(done.replica[late]), limits, functions)
+                    owner = int(done.replica[late] + 0)  # of 64 bits, as below: compiled once
+                    serve_request(reported, served, owner, limits, functions)
                     late += 1
                 write_path(
                     trace.block_parent,

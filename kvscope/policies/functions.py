@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
-from kvscope.core.jit import Function, Referenced
+from kvscope.core.jit import Function, Referenced, once
 from kvscope.policies.base import LanePolicy, PathPolicy
 
 
@@ -20,7 +19,7 @@ class LaneFunctions(NamedTuple):
     adapt: Function
 
 
-@cache
+@once
 def lane_functions(policy: type[LanePolicy]) -> LaneFunctions:
     """Return the functions of a lane policy."""
     return LaneFunctions(
@@ -33,7 +32,7 @@ def lane_functions(policy: type[LanePolicy]) -> LaneFunctions:
     )
 
 
-@cache
+@once
 def referenced_functions(policy: type[LanePolicy]) -> Referenced:
     """Return the functions of a lane policy, as an argument of kernels."""
     return Referenced(lane_functions(policy))

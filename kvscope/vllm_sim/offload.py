@@ -235,7 +235,7 @@ def offering(blocks: TierBlocks, storage: bool) -> Callable[..., bool]:
             forget_offers(off, path, begin, off.offered[0] + count)
         fresh = offer_chunks(off, request, path, count)
         if fresh <= 0:
-            return fresh == 0  # type: ignore[no-any-return]
+            return fresh == 0
         job = add_transfer(off.stores, state.stores, request, fresh)
         for place in range(fresh):
             at = off.fresh[place]

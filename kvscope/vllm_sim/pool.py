@@ -259,4 +259,4 @@ def take(machine: Machine, again: bool) -> int:
     unlink(machine, block)
     machine.blocks[block].users = 1
     state.free -= 1
-    return block  # type: ignore[no-any-return]
+    return block
