@@ -164,7 +164,7 @@ class Function(types.Callable):  # type: ignore[misc]
     def get_call_type(self, context: Any, arguments: Any, keywords: Any) -> Any:
         """Return the types of a call: arguments are converted to those of the function."""
         types_of = [
-            given if isinstance(wanted, types.BaseNamedTuple) else wanted
+            given if isinstance(wanted, types.BaseNamedTuple | Reference) else wanted
             for given, wanted in zip(arguments, self.arguments, strict=True)
         ]
         return signature(self.returns, *types_of, recvr=self)
@@ -221,8 +221,11 @@ def _converted(context: Any, builder: Any, value: Any, given: Any, wanted: Any) 
         bare = cgutils.create_struct_proxy(wanted)(context, builder)
         bare.data, bare.shape = array.data, array.shape
         return bare._getvalue()  # noqa: SLF001
-    if given == wanted:
+    same_tuple = isinstance(wanted, Reference) and given.of == wanted.of
+    if given == wanted or same_tuple:
         return value
+    if isinstance(wanted, Reference):
+        raise TypeError(f"a function that takes {wanted.of} is called with {given}")
     fields = [
         context.cast(builder, builder.extract_value(value, at), given[at], wanted[at])
         for at in range(len(wanted))
