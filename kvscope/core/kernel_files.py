@@ -50,6 +50,10 @@ class KernelFiles:
         """Return True if a file's name contains `part`."""
         return any(self.folder.glob(f"*{part}*{_SUFFIX}"))
 
+    def has(self, name: str) -> bool:
+        """Return True if there is a file `name`, damaged or not."""
+        return self._path(name).exists()
+
     def read(self, name: str) -> bytes | None:
         """Return the content saved as `name`, or None; remove the file if it is damaged."""
         try:

@@ -89,6 +89,7 @@ from numba import types  # noqa: E402
 from numba.core.caching import NullCache  # noqa: E402
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen, ll  # noqa: E402
 from numba.core.compiler import CompileResult  # noqa: E402
+from numba.core.compiler_lock import global_compiler_lock  # noqa: E402
 from numba.core.environment import Environment  # noqa: E402
 from numba.core.event import Listener, register  # noqa: E402
 from numba.core.serialize import NumbaPickler  # noqa: E402
@@ -243,10 +244,17 @@ def dispatcher(function: FunctionType) -> Any:
     compiling = made.compile
 
     def compile_once(signature: Any) -> Any:
-        """Compile for these argument types, unless another process is just doing that."""
+        """Compile for these argument types, unless another process is just doing that.
+
+        What is there is read without waiting for anything. Else numba's lock is taken before that
+        of the file: other processes may want this one while a thread here compiles another.
+        """
         outer, _depth.now = _depth.now, 0  # a kernel that another one calls is still a kernel
+        name = made._cache.name(signature, made.targetctx)
         try:
-            with _files.compiling(made._cache.name(signature, made.targetctx)), _no_collections():
+            if _files.has(name):
+                return compiling(signature)
+            with global_compiler_lock, _files.compiling(name), _no_collections():
                 return compiling(signature)
         finally:
             _depth.now = outer

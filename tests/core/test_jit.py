@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -257,6 +258,19 @@ def test_one_process_compiles_for_those_that_wait(checkout: Checkout) -> None:
     checkout.edit("stepping.py", old="STEP = 1", new="STEP = 20")
     processes = [checkout.start() for _ in range(3)]
     assert sorted(map(output, processes)) == ["22 compiled", "22 loaded", "22 loaded"]
+
+
+def test_a_kernel_that_is_there_is_read_while_another_process_holds_its_lock(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one that is about to read it, and waits for a thread of its own that compiles."""
+    checkout.result()
+    monkeypatch.setenv("KVSCOPE_CACHE_DIR", str(checkout.cache))
+    with ExitStack() as locks:
+        for file in (checkout.cache / "kernels").glob("*.kernel"):
+            locks.enter_context(KernelFiles().compiling(file.stem))
+        printed, _ = checkout.start().communicate(timeout=60)
+    assert printed.strip() == "3 loaded"
 
 
 def test_numba_loads_with_the_first_call(checkout: Checkout) -> None:
