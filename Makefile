@@ -35,8 +35,8 @@ $(READY): pyproject.toml constraints.txt | $(PY)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile \
 		--constraint constraints.txt --editable '.[dev,dashboard]'
 	@$(PY) -m compileall -q -j 0 $(VENV)/lib kvscope >/dev/null || true # on all cores, unlike pip
-	@echo "Compiling the kernels of the usual policies ..."
-	@$(PY) -m kvscope.replay.precompile
+	@echo "Compiling the kernels of all commands, once ..."
+	@$(PY) -m kvscope.cli.warm_up || echo "make: commands compile the others when they first need them" >&2
 	@touch $(READY)
 	@echo "Ready: $(KVSCOPE) --help"
 

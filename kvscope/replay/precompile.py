@@ -1,8 +1,7 @@
-"""Compile kernels before they are needed: `python -m kvscope.replay.precompile [POLICY...]`.
+"""Compile kernels of replays in a second process: `python -m kvscope.replay.precompile POLICY...`.
 
-Numba compiles one kernel at a time in a process. The first commands after an installation, which
-find none compiled, therefore have half of it done by a second process. Without a name it compiles
-the default policies of commands.
+Numba compiles one kernel at a time in a process. Commands that find none compiled therefore have
+half of it done by a second process.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from kvscope.core.jit import is_compiled
 from kvscope.learning.offline.learners import tables_for
 from kvscope.policies.base import KeyPolicy, Policy
 from kvscope.policies.registry import by_name
-from kvscope.replay.policy_options import REPLAYED, contenders, parse_policies
 from kvscope.replay.replay import kernel_of, replay, touch_history
 from kvscope.replay.traffic import Traffic, uncut
 
@@ -87,9 +85,4 @@ def tiny_traffic() -> Traffic:
 
 
 if __name__ == "__main__":
-    if named := [by_name(name) for name in sys.argv[1:]]:
-        compile_for(named)
-    else:
-        usual = parse_policies(f"{REPLAYED},{contenders()}")
-        with compiling_in_background(usual):
-            compile_for(usual)
+    compile_for([by_name(name) for name in sys.argv[1:]])

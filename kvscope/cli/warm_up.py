@@ -1,0 +1,83 @@
+"""Compile the kernels of all commands, once: `python -m kvscope.cli.warm_up`.
+
+A command compiles what it needs when it first runs, and keeps it. Here the usual commands run on a
+small made-up trace, two at a time, so that none of them lets its first user wait.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from kvscope.core.executor import cores
+
+_ENGINE = ("--gpu", "h100", "--model", "llama3-8b")
+_TIERS = ("--model", "qwen2-7b", "--tiers", "hbm=20MiB,dram=40MiB")
+_SLO = ("--slo", "350ms")
+COMMANDS = (
+    ("simulate", *_TIERS, "--offload", "vllm@0.33"),
+    ("fleet", *_SLO, *_ENGINE, "--replicas", "2"),
+    ("tune", *_SLO, *_ENGINE, "--output", "tuned.toml"),
+    ("fleet", *_SLO, *_ENGINE, "--replicas", "2", "--time-model", "queue"),
+    ("simulate", "--capacity-blocks", "50", "--policies", "all"),
+    ("explain", "--capacity-blocks", "50"),
+    ("simulate", *_TIERS),
+    ("analyze",),
+    ("fit",),
+)
+_REQUESTS = 400
+
+
+def main() -> int:
+    """Run the commands, and print how many are done; return 1 if one failed, which it names."""
+    failed = []
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "warm-up.jsonl"
+        trace.write_text("".join(map(_line, range(_REQUESTS))))
+        with ThreadPoolExecutor(min(cores(), 2)) as pool:
+            runs = pool.map(partial(_run, folder), COMMANDS)
+            for number, (words, done) in enumerate(zip(COMMANDS, runs, strict=True), start=1):
+                sys.stderr.write(f"compiling, once: {number} of {len(COMMANDS)}\n")
+                if done.returncode != 0:
+                    last = done.stderr.strip().splitlines()[-1:]
+                    failed.append(f"kvscope {' '.join(words)}: {' '.join(last)}")
+    sys.stderr.writelines(f"{line}\n" for line in failed)
+    return 1 if failed else 0
+
+
+def _run(folder: str, words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """Run a command on the trace, with a store of its own."""
+    command, *options = words
+    return subprocess.run(
+        [sys.executable, "-m", "kvscope", command, "warm-up.jsonl", "--db", ":memory:", *options],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _line(number: int) -> str:
+    """Return a request, every third of them a later turn of the one three before it."""
+    turn = number % 12 // 3 + 1
+    chat, blocks = number - 3 * (turn - 1), 20 * turn
+    record = {
+        "chat_id": number,
+        "parent_chat_id": number - 3 if turn > 1 else -1,
+        "timestamp": float(number),
+        "input_length": 16 * blocks - 5,
+        "output_length": 60,
+        "type": "text" if number % 2 else "search",
+        "turn": turn,
+        "hash_ids": [100 * chat + depth if depth > 3 else depth for depth in range(blocks)],
+    }
+    return json.dumps(record) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""The kernels of all commands are compiled at once, where an installation asks for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvscope.cli import warm_up
+from kvscope.core.files import private_cache
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+
+LATER = (
+    ("simulate", "--points", "4"),
+    ("simulate", "--model", "qwen2-7b", "--capacity", "20GiB", "--capacity-model", "engine"),
+)
+
+
+def test_nothing_is_left_to_compile(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither for the commands that warm up, nor for the same ones on another trace."""
+    assert warm_up.main() == 0, capsys.readouterr().err
+    kernels = private_cache("kernels")
+    before = {path.name for path in kernels.iterdir()}
+    sample = str(SAMPLES / "birth-death.jsonl.gz")
+    for command, *options in LATER:
+        words = [sys.executable, "-m", "kvscope", command, sample, "--db", ":memory:", *options]
+        subprocess.run(words, check=True, capture_output=True)
+    assert {path.name for path in kernels.iterdir()} <= before
