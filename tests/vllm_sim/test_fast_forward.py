@@ -62,11 +62,11 @@ def _at_every_chance() -> Iterator[None]:
 
 def kernels(*, hybrid: bool = False) -> tuple[Run, Run]:
     """Return the steps of an engine, uncompiled: as they are, and all one by one."""
-    make: Any = scheduler.stepper  # type: ignore[attr-defined]  # not the remembered one
+    make: Any = scheduler.runner.__wrapped__  # type: ignore[attr-defined]  # not the remembered one
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "fast_forwarder", lambda _: lambda *_: 0)
-        one_by_one = make(hybrid).py_func
-    return make(hybrid).py_func, one_by_one
+        one_by_one = make(hybrid)
+    return make(hybrid), one_by_one
 
 
 @st.composite
