@@ -151,7 +151,7 @@ def _unwrap(context: Any, builder: Any, called: Any, arguments: Any) -> Any:
     return array._getvalue()  # noqa: SLF001  # numba's own way
 
 
-class Function(types.Callable):  # type: ignore[misc]
+class FunctionAddress(types.Callable):  # type: ignore[misc]
     """The type of a function that is called by its address, of these types."""
 
     def __init__(self, returns: Any, arguments: tuple[Any, ...]) -> None:
@@ -178,13 +178,13 @@ class Function(types.Callable):  # type: ignore[misc]
         return type(self)
 
 
-@register_model(Function)
+@register_model(FunctionAddress)
 class _FunctionModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, known: Any, function: Function) -> None:
+    def __init__(self, known: Any, function: FunctionAddress) -> None:
         super().__init__(known, function, known.lookup(types.voidptr).get_value_type())
 
 
-@lower_builtin(Function, Function, types.VarArg(types.Any))
+@lower_builtin(FunctionAddress, FunctionAddress, types.VarArg(types.Any))
 def _call(context: Any, builder: Any, called: Any, arguments: Any) -> Any:
     """Call a function as numba's own code does, so that what it raises is raised."""
     returns, wanted = called.return_type, called.args[0].passed
@@ -201,16 +201,16 @@ def _call(context: Any, builder: Any, called: Any, arguments: Any) -> Any:
     return value
 
 
-class Address(types.Type):  # type: ignore[misc]
+class OpaqueAddress(types.Type):  # type: ignore[misc]
     """The type of what a kernel passes on to a function by its address, and does not know."""
 
     def __init__(self) -> None:
-        super().__init__("Address")
+        super().__init__("OpaqueAddress")
 
 
-@register_model(Address)
+@register_model(OpaqueAddress)
 class _AddressModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, known: Any, address: Address) -> None:
+    def __init__(self, known: Any, address: OpaqueAddress) -> None:
         super().__init__(known, address, known.lookup(types.voidptr).get_value_type())
 
 
@@ -234,13 +234,13 @@ def _converted(context: Any, builder: Any, value: Any, given: Any, wanted: Any) 
 
 
 @typeof_impl.register(jit.Function)
-def _type_of_function(function: jit.Function, context: Any) -> Function:
+def _type_of_function(function: jit.Function, context: Any) -> FunctionAddress:
     return function_type(function.contract)
 
 
 @typeof_impl.register(jit.Opaque)
-def _type_of_opaque(opaque: jit.Opaque, context: Any) -> Address:
-    return Address()
+def _type_of_opaque(opaque: jit.Opaque, context: Any) -> OpaqueAddress:
+    return OpaqueAddress()
 
 
 @typeof_impl.register(jit.Referenced)
@@ -263,8 +263,8 @@ def _describe(arrays: Any) -> Reference:
     return _described[mark]
 
 
-@unbox(Address)
-@unbox(Function)
+@unbox(OpaqueAddress)
+@unbox(FunctionAddress)
 @unbox(Reference)
 def _take_address(passed: Any, value: Any, context: Any) -> Any:
     """Take the address that a Python object has as `address`."""
@@ -278,15 +278,15 @@ def _take_address(passed: Any, value: Any, context: Any) -> Any:
 
 
 @cache
-def function_type(contract: Callable[..., Any], memory: Any = None) -> Function:
+def function_type(contract: Callable[..., Any], memory: Any = None) -> FunctionAddress:
     """Return the type of the functions that have the annotations of `contract`.
 
     `memory` is the type of what those leave open (`Any`); for a kernel that calls them an address.
     """
-    memory = Address() if memory is None else memory
+    memory = OpaqueAddress() if memory is None else memory
     hints = get_type_hints(contract)
     returns = _type_of(hints.pop("return"), memory)
-    return Function(returns, tuple(_type_of(hint, memory) for hint in hints.values()))
+    return FunctionAddress(returns, tuple(_type_of(hint, memory) for hint in hints.values()))
 
 
 def _type_of(hint: Any, memory: Any) -> Any:
@@ -311,7 +311,7 @@ def _tuple_type(named: type) -> Any:
     """Return the type of a NamedTuple by value, with NamedTuples in it by value too."""
     fields = []
     for hint in get_type_hints(named).values():
-        field = _type_of(hint, Address())
+        field = _type_of(hint, OpaqueAddress())
         fields.append(field.of if isinstance(field, Reference) else field)
     return types.BaseTuple.from_types(fields, named)
 

@@ -118,10 +118,10 @@ _NAMED_TYPES = (
     types.Number,
     types.Omitted,
     types.Record,
-    kernel_types.Address,
+    kernel_types.OpaqueAddress,
     kernel_types.Bare,
     kernel_types.Reference,
-    kernel_types.Function,
+    kernel_types.FunctionAddress,
 )
 # Functions that kernels replace by another one.
 _implementations: dict[Callable[..., object], Callable[..., object]] = {}

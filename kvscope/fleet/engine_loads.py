@@ -23,7 +23,7 @@ that they have, and the `uncached` ones that the router takes to be computed.
 """
 
 
-class Counts(NamedTuple):
+class LoadCounts(NamedTuple):
     """The counts of N replicas (N) and the places of the requests that each has taken (N x R).
 
     Replicas reject oversized requests at once, so those never count.
@@ -33,15 +33,15 @@ class Counts(NamedTuple):
     listed: Int32s
 
 
-def no_counts(replicas: int, requests: int) -> Counts:
+def no_counts(replicas: int, requests: int) -> LoadCounts:
     """Return the counts of replicas to which nothing was sent."""
     each: Any = np.zeros(replicas, dtype=COUNT)
-    return Counts(each.view(np.recarray), np.empty((replicas, requests), dtype=np.int32))
+    return LoadCounts(each.view(np.recarray), np.empty((replicas, requests), dtype=np.int32))
 
 
 @callable_in_kernels
 def see_sent(
-    machines: Machines, uncached: Int32s, counts: Counts, number: int, to_s: float
+    machines: Machines, uncached: Int32s, counts: LoadCounts, number: int, to_s: float
 ) -> None:
     """Count the requests of a replica that came before `to_s`; `uncached` is (N x R) by place."""
     requests, count = machines.each.requests, counts.each[number]
@@ -57,7 +57,7 @@ def see_sent(
 
 
 @callable_in_kernels
-def list_taken(machines: Machines, uncached: Int32s, counts: Counts, number: int) -> None:
+def list_taken(machines: Machines, uncached: Int32s, counts: LoadCounts, number: int) -> None:
     """List the requests that a replica has taken out of its queue.
 
     With a CPU tier it may pass some over, so there all that arrived are listed.
@@ -80,7 +80,7 @@ def list_taken(machines: Machines, uncached: Int32s, counts: Counts, number: int
 def count_loads(
     machines: Machines,
     uncached: Int32s,
-    counts: Counts,
+    counts: LoadCounts,
     at_s: float,
     before_s: float,
     load: ReplicaLoad,

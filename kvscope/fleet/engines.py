@@ -18,7 +18,7 @@ from kvscope.core.errors import UsageError
 from kvscope.core.jit import Function, Opaque, Referenced
 from kvscope.core.trace import Prompts
 from kvscope.fleet.engine_loads import no_counts
-from kvscope.fleet.engines_kernel import Loads, Paths, Sent, Sights, engines_kernel
+from kvscope.fleet.engines_kernel import FleetPaths, Loads, SentRequests, Sights, engines_kernel
 from kvscope.fleet.kernel import Costs
 from kvscope.fleet.machines import Machines, has_tier, idle_machines
 from kvscope.fleet.replay import FleetReplay, arrivals, asked, no_view
@@ -79,7 +79,7 @@ def replay_engines(
         engines_kernel(engine_runner(known), has_tier(known)),
         Referenced(machines),
         Referenced(routed),
-        Referenced(Paths(parents, *np.zeros((2, longest), dtype=np.int32))),
+        Referenced(FleetPaths(parents, *np.zeros((2, longest), dtype=np.int32))),
         Referenced(due),
         _costs(cost),
         Sights(router.sees in {"load", "truth"}, router.counts_blocks, scrape_s, lag_s),
@@ -108,10 +108,10 @@ def _parents(known: Machine) -> Int32s:
     return parents
 
 
-def _nothing_sent(replicas: int, count: int, *, closed: bool) -> Sent:
+def _nothing_sent(replicas: int, count: int, *, closed: bool) -> SentRequests:
     request, replica, place, best = (np.zeros(count, dtype=np.int32) for _ in range(4))
     request_at, uncached = (np.empty((replicas, count), dtype=np.int32) for _ in range(2))
-    return Sent(
+    return SentRequests(
         request,
         replica,
         place,
@@ -135,7 +135,7 @@ def _costs(cost: StepCost) -> Costs:
     )
 
 
-def _outcome(machines: Machines, sent: Sent) -> FleetReplay:
+def _outcome(machines: Machines, sent: SentRequests) -> FleetReplay:
     replicas = len(sent.opened)
     rows: Any = machines.each.requests[sent.replica, sent.place]
     hit_blocks = np.maximum(rows.hits, 0).astype(np.int32)

@@ -15,7 +15,7 @@ import numpy as np
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.jit import Function, Opaque, by_reference, callable_in_kernels, kernel, once
 from kvscope.core.prefix import write_path
-from kvscope.fleet.engine_loads import Counts, count_loads, count_used_blocks
+from kvscope.fleet.engine_loads import LoadCounts, count_loads, count_used_blocks
 from kvscope.fleet.kernel import Arrivals, Asked, Costs, prefill_s
 from kvscope.fleet.machines import (
     NEVER,
@@ -32,7 +32,7 @@ from kvscope.routers.base import Prompt, View
 from kvscope.vllm_sim.state import NONE
 
 
-class Sent(NamedTuple):
+class SentRequests(NamedTuple):
     """What became of R requests; arrays by request have their numbers in the trace.
 
     `request` lists them as they arrived, `replica` served each of them, as its `place`-th request,
@@ -58,8 +58,8 @@ class Loads(NamedTuple):
     `scraped_s` (1) is when that was.
     """
 
-    own: Counts
-    scraped: Counts
+    own: LoadCounts
+    scraped: LoadCounts
     scraped_s: Float64s
 
 
@@ -72,7 +72,7 @@ class Sights(NamedTuple):
     event_lag_s: float
 
 
-class Paths(NamedTuple):
+class FleetPaths(NamedTuple):
     """The `parents` of the trie's nodes, and scratch: the path of a request, and of its prompt."""
 
     parents: Int32s
@@ -103,7 +103,7 @@ def _furthest_behind(now_s: Float64s, replicas: int, until_s: float) -> int:
 
 
 @callable_in_kernels
-def _note_ends(machines: Machines, sent: Sent, arrivals: Arrivals, replica: int) -> None:
+def _note_ends(machines: Machines, sent: SentRequests, arrivals: Arrivals, replica: int) -> None:
     """Let the turns be due that follow what has ended on a replica."""
     requests, kept = machines.each.requests, 0
     for at in range(sent.opened[replica]):
@@ -127,7 +127,7 @@ def _end(request: int, end_s: float, arrivals: Arrivals) -> None:
 
 @callable_in_kernels
 def _see_loads(
-    machines: Machines, sent: Sent, loads: Loads, view: View, scrape_s: float, now_s: float
+    machines: Machines, sent: SentRequests, loads: Loads, view: View, scrape_s: float, now_s: float
 ) -> None:
     """Count the loads of this moment, and those of the last scrape."""
     uncached, last_s = sent.uncached, loads.scraped_s
@@ -148,7 +148,7 @@ def _see_caches(
     request: int,
     costs: Costs,
     view: View,
-    paths: Paths,
+    paths: FleetPaths,
     blocks: bool,
 ) -> int:
     """Look up what replicas hold of a request, and report; return the most blocks of any."""
@@ -173,7 +173,12 @@ def _see_caches(
 
 @callable_in_kernels
 def _send(
-    machines: Machines, sent: Sent, arrivals: Arrivals, request: int, replica: int, now_s: float
+    machines: Machines,
+    sent: SentRequests,
+    arrivals: Arrivals,
+    request: int,
+    replica: int,
+    now_s: float,
 ) -> int:
     """Queue a request on a replica, and on the one that lags; return its place."""
     replicas = len(sent.opened)
@@ -198,7 +203,7 @@ def simulator(run_engine: Callable[..., Any], tier: bool) -> Callable[..., None]
     machine_at = machine_finder(tier)
 
     @callable_in_kernels
-    def simulate(machines: Machines, sent: Sent, arrivals: Arrivals, lag_s: float) -> None:
+    def simulate(machines: Machines, sent: SentRequests, arrivals: Arrivals, lag_s: float) -> None:
         each, now_s, due = machines.each, machines.now_s, arrivals.due
         replicas, closed, begin = len(sent.opened), sent.open.shape[1] > 0, 0
         while True:
@@ -237,13 +242,13 @@ def engines_kernel(run_engine: Callable[..., Any], tier: bool) -> Callable[..., 
     def run(
         machines: Machines,
         asked: Asked,
-        paths: Paths,
+        paths: FleetPaths,
         arrivals: Arrivals,
         costs: Costs,
         sights: Sights,
         view: View,
         loads: Loads,
-        sent: Sent,
+        sent: SentRequests,
         choose: Function,
         memory: Opaque,
         p: Floats,
