@@ -83,10 +83,10 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--before", type=Path, help="root of another checkout to compare with")
-    parser.add_argument("--only", default=",".join(COMMANDS), help="commands, with commas between")
+    parser.add_argument("--only", nargs="+", choices=COMMANDS, default=list(COMMANDS))
     options = parser.parse_args()
     trees = {"before": options.before} if options.before else {}
-    print(table(trees | {"now": ROOT}, options.only.split(",")).markdown())
+    print(table(trees | {"now": ROOT}, options.only).markdown())
 
 
 if __name__ == "__main__":
