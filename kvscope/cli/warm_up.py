@@ -1,7 +1,7 @@
 """Compile the kernels of all commands, once: `python -m kvscope.cli.warm_up`.
 
-A command compiles what it needs when it first runs, and keeps it. Here the usual commands run on a
-small made-up trace, two at a time, so that none of them lets its first user wait.
+A command compiles the kernels that it lacks and caches them. This runs the usual commands on a
+small made-up trace, two at a time, so that later commands find their kernels compiled.
 """
 
 from __future__ import annotations

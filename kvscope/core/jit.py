@@ -101,11 +101,10 @@ def by_reference(arrays: T) -> T:
 
 
 class Function:
-    """A plain function that kernels call by its address, so that they compile once for all.
+    """A plain function that kernels call by its address, so that one kernel serves many functions.
 
-    Its types are those of the annotations of `contract`, the function of a base class; `memory` is
-    one NamedTuple that stands for what they leave open. Its own machine code is a file of the
-    cache, as that of a kernel.
+    The annotations of `contract`, the base class's function, give its types; `memory` is a
+    NamedTuple of the type that they leave open (`Any`). Its machine code is cached as a kernel's.
     """
 
     def __init__(
@@ -115,12 +114,12 @@ class Function:
         callable_in_kernels(function)  # and with it what it calls
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run the plain function, as kernels do that are not compiled."""
+        """Run the plain function, as uncompiled kernels do."""
         return self.function(*arguments)
 
     @cached_property
     def address(self) -> int:
-        """Where its machine code begins."""
+        """The address of its machine code."""
         machine_code: Any = import_module("kvscope.core.machine_code")
         with _lock:
             address: int = machine_code.address(self.function, self.contract, self._memory)
@@ -130,7 +129,7 @@ class Function:
 class Referenced:
     """A NamedTuple of arrays, whole numbers and functions that a kernel takes by its address.
 
-    It is described once, and not in each call of a kernel.
+    Its types are looked up once, not in each call of a kernel. It must outlive the call.
     """
 
     def __init__(self, arrays: tuple[Any, ...]) -> None:
@@ -138,33 +137,33 @@ class Referenced:
         self._description: Any = None
 
     def __getattr__(self, name: str) -> Any:
-        """Return a field of the tuple, as functions see it that are not compiled."""
+        """Return a field of the tuple: uncompiled kernels read them by name, too."""
         return getattr(self.arrays, name)
 
     def described(self, describe: Callable[[Any], Any]) -> Any:
-        """Return what `describe` returned of the tuple, when it was first asked."""
+        """Return `describe(self.arrays)`, computed once."""
         if self._description is None:
             self._description = describe(self.arrays)
         return self._description
 
     @cached_property
     def address(self) -> int:
-        """Where the memory begins that describes the tuple."""
+        """The address of the tuple in numba's layout."""
         kernel_types: Any = import_module("kvscope.core.kernel_types")
         self._memory = ctypes.create_string_buffer(kernel_types.layout(self.arrays))
         return ctypes.addressof(self._memory)
 
 
 class Opaque(Referenced):
-    """One that a kernel passes on to functions, whatever its fields are."""
+    """A NamedTuple whose fields the kernel does not know: it only passes the address on."""
 
 
 def called_by_kernels(function: F) -> F:
-    """Let kernels call `function` as `callable_in_kernels` does, but compile it once for all calls.
+    """Let kernels call `function`, and compile it once instead of inlining it at each call.
 
-    For large functions that are called at several places: give them references.
+    For large functions; their NamedTuples of arrays are references.
     """
-    function.__dict__[APART] = True  # where digests see it
+    function.__dict__[APART] = True  # part of the kernel's digest
     return callable_in_kernels(function)
 
 

@@ -19,6 +19,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from kvscope.core.jit import APART
+
 # Nested tuples of plain values, whose `repr` tells any two of them apart.
 Tree: TypeAlias = "tuple[Any, ...]"
 
@@ -63,7 +65,7 @@ class SourceDigest:
             self.value(function.__defaults__),
             self.value(tuple(sorted((function.__kwdefaults__ or {}).items()))),
             self.value(self._implementations.get(function)),
-            tuple(sorted(function.__dict__)),  # such as that it is not compiled in
+            APART in function.__dict__,
         )
         self._open.discard(function)
         self._digests[function] = hexdigest(tree)

@@ -1,10 +1,9 @@
-"""Two types of arguments that numba lacks: a NamedTuple by its address, a function by its address.
+"""Types of arguments that numba lacks: NamedTuples and functions by their addresses.
 
-A NamedTuple of arrays by value is ten numbers for each array in each call, all of which the
-compiler follows: by its address it is one. A function by its address is called as if it were
-compiled in, at 2 ns a call, so one kernel serves all functions of one contract. Numba's own
-first-class functions also keep a Python object and two other addresses, and try all three at each
-call.
+By value, a NamedTuple of arrays is seven or more numbers an array in each call, and the compiler
+follows all of them; by address it is one. A kernel that calls functions by address is compiled once
+for all functions of a contract. Numba's own first-class functions try three addresses at each call,
+one of them of a Python object.
 """
 
 from __future__ import annotations

@@ -266,6 +266,7 @@ def dispatcher(function: FunctionType) -> Any:
 
 
 _kept: dict[Any, Any] = {}  # machine code that is called by its address alone
+_CODE_OF = attrgetter("library")
 
 
 def address(function: FunctionType, contract: FunctionType, memory: Any) -> int:
@@ -278,7 +279,7 @@ def address(function: FunctionType, contract: FunctionType, memory: Any) -> int:
         made.compile(signature_of(wanted.returns, *wanted.passed))
         _kept[key] = made
     compiled = _kept[key].overloads[wanted.passed]
-    return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
+    return int(_CODE_OF(compiled).get_pointer_to_function(compiled.fndesc.llvm_func_name))
 
 
 def _entry(function: FunctionType) -> FunctionType:

@@ -13,9 +13,8 @@ from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
 from kvscope.core.jit import Referenced
 from kvscope.core.prefix import Paths, paths
 from kvscope.policies.base import KeyPolicy, LanePolicy, NextUsePolicy, Policy, QueuePolicy
-from kvscope.policies.functions import referenced_functions
 from kvscope.replay.kernels.keys import Keys, empty_keys, keys_kernel
-from kvscope.replay.kernels.lanes import Lanes, empty_lanes, lanes_kernel
+from kvscope.replay.kernels.lanes import Lanes, empty_lanes, lanes_kernel, referenced_functions
 from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.kernels.next_use import NextUses, empty_next_uses, next_uses_kernel
 from kvscope.replay.kernels.queues import empty_queues, queues_kernel

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.deployment.kv_groups import KvGroups
-from kvscope.policies.functions import LaneFunctions, lane_functions
 from kvscope.policies.lru import Lru
+from kvscope.replay.kernels.lanes import LaneFunctions, lane_functions
 from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.replay import NO_TABLES
 from kvscope.vllm_sim.settings import OffloadSettings, PrefetchPolicy
@@ -191,14 +191,6 @@ class Offload(NamedTuple):
     p: Float64s
     functions: LaneFunctions
     tables: TablePeriods
-
-    def copied(self) -> Offload:
-        """Return a tier with tables of its own."""
-        own: dict[str, Any] = {
-            name: table.copy() for name, table in self._asdict().items() if name != "tables"
-        }
-        since, in_force = self.tables.since.copy(), self.tables.in_force.copy()
-        return Offload(**own, tables=self.tables._replace(since=since, in_force=in_force))
 
 
 class ChunkOrder(NamedTuple):

@@ -20,9 +20,9 @@ from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
 from kvscope.deployment.kv_groups import GroupKind, KvGroups
 from kvscope.policies.base import Floats, LanePolicy, Policy
-from kvscope.policies.functions import LaneFunctions, lane_functions
 from kvscope.policies.lru import Lru
 from kvscope.policies.lru_retention import LruRetention
+from kvscope.replay.kernels.lanes import LaneFunctions, lane_functions
 from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.replay.structures.bitset import words_for

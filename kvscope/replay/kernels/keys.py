@@ -84,8 +84,7 @@ def empty_keys(policy: KeyPolicy, traffic: Traffic, segments: Segments, paths: P
 def keys_kernel(policy: type[KeyPolicy]) -> Callable[..., Any]:
     """Return the kernel that replays a key policy.
 
-    It has the policy's key compiled in: called by its address for each block, it would take half as
-    long again.
+    The policy's key is compiled in, as it is called for each block.
     """
     return replay_loop(keys_order(policy))
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Int32s, Int64s
-from kvscope.core.jit import callable_in_kernels, lowest_bit, once
-from kvscope.policies.base import ADAPT_EVERY, EARLY, RECENT, Floats, LanePolicy, Turn
+from kvscope.core.jit import Function, Referenced, callable_in_kernels, lowest_bit, once
+from kvscope.policies.base import ADAPT_EVERY, EARLY, RECENT, Floats, LanePolicy, PathPolicy, Turn
 from kvscope.replay.kernels.loop import (
     EvictionOrder,
     Now,
@@ -74,10 +74,40 @@ def empty_lanes(policy: LanePolicy, traffic: Traffic, lanes: int) -> Lanes:
     )
 
 
-class Calls(NamedTuple):
-    """How an order calls the functions of a policy, which are callable in kernels.
+class LaneFunctions(NamedTuple):
+    """The functions of a lane policy."""
 
-    With `steps`, scores hold until the time that `next_step_s` says, or while the lane lasts.
+    admits: Function
+    place: Function
+    score: Function
+    next_step_s: Function
+    adapts: Function
+    adapt: Function
+
+
+@once
+def lane_functions(policy: type[LanePolicy]) -> LaneFunctions:
+    """Return the functions of a lane policy."""
+    return LaneFunctions(
+        admits=Function(policy.admits, PathPolicy.admits),
+        place=Function(policy.place, LanePolicy.place),
+        score=Function(policy.score, LanePolicy.score),
+        next_step_s=Function(policy.next_step_s, LanePolicy.next_step_s),
+        adapts=Function(policy.adapts, LanePolicy.adapts),
+        adapt=Function(policy.adapt, LanePolicy.adapt),
+    )
+
+
+@once
+def referenced_functions(policy: type[LanePolicy]) -> Referenced:
+    """Return the functions of a lane policy, as kernels take them."""
+    return Referenced(lane_functions(policy))
+
+
+class Calls(NamedTuple):
+    """How kernels call the functions of a lane policy.
+
+    With `steps`, a lane's score is kept until `next_step_s`, or until its oldest request changes.
     """
 
     admits: Callable[..., bool]
@@ -89,10 +119,10 @@ class Calls(NamedTuple):
 
 
 def calls_of(policy: type[LanePolicy]) -> Calls:
-    """Return how kernels call a policy: by the addresses of its functions, so that they share one.
+    """Return how kernels call a lane policy: by address, so that policies share a kernel.
 
-    Two kinds of policies would take a fifth longer, and are compiled in: those of a single lane,
-    whose functions say nothing, and those whose scores change all the time.
+    Two kinds of policies would take a fifth longer or more, and are compiled in: those of a single
+    lane that admit every turn, and those whose scores change all the time.
     """
     single = policy.lanes == 1 and not policy.by_category and policy.admits is LanePolicy.admits
     if single or not (policy.timeless or policy.stepwise):
@@ -126,7 +156,7 @@ def _compiled_in(
 
 @callable_in_kernels
 def no_step(state: Any, idle_s: float, now: Now) -> float:
-    """Return the present: the score has to be asked for again."""
+    """Return the idle time itself: the score is computed at each look."""
     return idle_s
 
 
