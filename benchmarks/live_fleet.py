@@ -28,6 +28,7 @@ from typing import NamedTuple, Self
 from urllib.request import Request, urlopen
 
 import numpy as np
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from benchmarks import ROOT
@@ -57,9 +58,22 @@ PAGE = ROOT / "docs" / "evidence" / "fleets.md"
 REPLICAS, BLOCK, BLOCKS = 2, 32, 100
 OUTPUT_TOKENS, LONGEST = 24, 2_048
 GROUPS, IN_FLIGHT = (1, 4), (4, 8)  # most in flight, with known loads and without
-SETTINGS = EngineSettings(BLOCKS, max_num_seqs=16, max_num_batched_tokens=LONGEST)
 MODEL = "tiny"
+ON_GPU = Path("/dev/nvidiactl").exists()
+"""Whether both engines share a GPU: then the model is larger, and steps overlap."""
+SETTINGS = EngineSettings(
+    BLOCKS, max_num_seqs=16, max_num_batched_tokens=LONGEST, async_scheduling=ON_GPU
+)
+ON_ONE_GPU = ("--gpu-memory-utilization", "0.4", "--enforce-eager") if ON_GPU else ()
+LARGER = {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
 # One thread for each engine: several wait for each other.
+DTYPE = "bfloat16" if ON_GPU else "float32"
 ONE_CORE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 APART_S, STEPS_OF_1_S = 1e4, StepCost(base_s=1.0)  # no group takes so many steps
 WRONG = {"cache_threshold": 0.5}
@@ -113,7 +127,8 @@ def write_model(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     about = {"tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
-    config = tiny_llama(LONGEST, "float32") | {"vocab_size": len(alphabet)}
+    config = tiny_llama(LONGEST, DTYPE) | {"vocab_size": len(alphabet)}
+    config |= LARGER if ON_GPU else {}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
@@ -220,7 +235,7 @@ class RealFleet:
             max_model_len=LONGEST,
             max_num_seqs=SETTINGS.max_num_seqs,
             max_num_batched_tokens=SETTINGS.max_num_batched_tokens,
-            flags=("--served-model-name", str(number), MODEL, "--dtype", "float32"),
+            flags=("--served-model-name", str(number), MODEL, "--dtype", DTYPE, *ON_ONE_GPU),
             environment=ONE_CORE,
         )
 
@@ -323,6 +338,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--requests", type=int, default=300, help="of each run (default 300)")
     parser.add_argument("--record", action="store_true", help=f"also write {PAGE.name}")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         prompts = load(options.requests, Path(folder))
@@ -330,7 +346,7 @@ def main() -> int:
             rows, passed = _compare(fleet, prompts)
     table = Table(
         "Two vLLMs behind sglang-router",
-        f"{dt.datetime.now(dt.UTC):%Y-%m-%d}, vLLM {version('vllm-cpu')}, sglang-router"
+        f"{dt.datetime.now(dt.UTC):%Y-%m-%d}, vLLM {with_vllm(sys.executable).vllm}, sglang-router"
         f" {version('sglang-router')}; {options.requests} requests a run, {BLOCKS} blocks of"
         f" {BLOCK} tokens a replica.",
         (
@@ -344,7 +360,7 @@ def main() -> int:
         ),
         rows,
     )
-    print(table.markdown())
+    print(json.dumps(to_builtins(table)) if options.json else table.markdown())
     if options.record:
         record(PAGE, table.markdown(), "live-fleet")
     return int(not passed)

@@ -54,9 +54,7 @@ def main() -> int:
 def _run_all(folder: Path, requests: int, repeats: int, only: str | None) -> int:
     (folder / "mid").mkdir(exist_ok=True)
     (folder / "mid" / "config.json").write_text(json.dumps(SMALLER), encoding="utf-8")
-    for name, count, seed in (("training", TRAINING_REQUESTS, 1), ("served", requests, 2)):
-        lines = [json.dumps(line) for line in calls_and_conversations(count, seed)]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_traces(folder, requests)
     if not (folder / "latency.toml").exists():
         run(folder, f"calibrate --model mid --max-tokens {LONGEST}")
     slo_ms = float(read_profile(folder / "latency.toml").ttft_s(SLO_TOKENS, 0)) * 1e3
@@ -79,6 +77,14 @@ def _run_all(folder: Path, requests: int, repeats: int, only: str | None) -> int
     if not all(path.exists() for path in reports):
         return 0
     return int(not _agree([json.loads(path.read_text(encoding="utf-8")) for path in reports]))
+
+
+def write_traces(folder: Path, requests: int, *, times: int = 1, block: int = BLOCK) -> None:
+    """Write training.jsonl, and served.jsonl of `requests`, which no choice sees."""
+    for name, count, seed in (("training", TRAINING_REQUESTS, 1), ("served", requests, 2)):
+        trace = calls_and_conversations(count, seed, times=times, block=block)
+        text = "\n".join(map(json.dumps, trace)) + "\n"
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 
 def _agree(validations: list[dict[str, Any]]) -> bool:
@@ -104,8 +110,13 @@ def _agree(validations: list[dict[str, Any]]) -> bool:
     return alike and all(x["verdict"] == "confirmed" for x in validations)
 
 
-def calls_and_conversations(requests: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield a bailian trace of `TALKS` concurrent conversations of random length, and calls."""
+def calls_and_conversations(
+    requests: int, seed: int, *, times: int = 1, block: int = BLOCK
+) -> Iterator[dict[str, Any]]:
+    """Yield a bailian trace of `TALKS` concurrent conversations of random length, and calls.
+
+    All lengths but those of outputs are taken `times` times.
+    """
     rng = np.random.default_rng(seed)
     due: list[tuple[float, int, dict[str, Any]]] = []  # time, order, state of the conversation
     fresh = made = 0
@@ -123,8 +134,8 @@ def calls_and_conversations(requests: int, seed: int) -> Iterator[dict[str, Any]
         kind, history = state["kind"], state.get("history", [])
         mean = CALL_TOKENS if kind == "api" else TURN_TOKENS if history else FIRST_TOKENS
         before = state.get("tokens", 0)
-        prompt = before + int(rng.integers(mean - 16, mean + 17))
-        blocks, fresh = longer(history[: before // BLOCK], prompt, fresh)
+        prompt = before + times * int(rng.integers(mean - 16, mean + 17))
+        blocks, fresh = longer(history[: before // block], prompt, fresh, block)
         yield {
             "chat_id": number,
             "parent_chat_id": state.get("parent", -1),
@@ -133,15 +144,15 @@ def calls_and_conversations(requests: int, seed: int) -> Iterator[dict[str, Any]
             "output_length": OUTPUT_TOKENS,
             "type": kind,
             "hash_ids": blocks,
-            "block_size": BLOCK,
+            "block_size": block,
         }
         if kind == "api":
             schedule(at_s + float(rng.exponential(CALL_EVERY_S)), {"kind": kind})
             continue
         tokens = prompt + OUTPUT_TOKENS
         more: dict[str, Any] = {"kind": kind}  # the next conversation
-        if rng.random() < 1 - 1 / TURNS and tokens + 200 < LONGEST:
-            after, fresh = longer(blocks[: prompt // BLOCK], tokens, fresh)
+        if rng.random() < 1 - 1 / TURNS and tokens + 200 * times < LONGEST * times:
+            after, fresh = longer(blocks[: prompt // block], tokens, fresh, block)
             more |= {"history": after, "tokens": tokens, "parent": number}
         schedule(at_s + float(rng.uniform(*THINK_S)), more)
 

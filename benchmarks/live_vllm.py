@@ -206,9 +206,9 @@ def conversations(
         talks[number % at_once] = (turn + 1, after, prompt + OUTPUT_TOKENS, number)
 
 
-def longer(blocks: list[int], tokens: int, fresh: int) -> tuple[list[int], int]:
+def longer(blocks: list[int], tokens: int, fresh: int, block: int = BLOCK) -> tuple[list[int], int]:
     """Return the blocks with the new ones that `tokens` need, and the next unused number."""
-    more = -(-tokens // BLOCK) - len(blocks)
+    more = -(-tokens // block) - len(blocks)
     return [*blocks, *range(fresh, fresh + more)], fresh + more
 
 

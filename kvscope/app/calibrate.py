@@ -21,11 +21,12 @@ from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
     from kvscope.latency.calibration import CalibratedEngine, Calibration, Measurable
+    from kvscope.serving.client import Endpoint
 
 DEFAULT_LONGEST = 4096
 
-OpenEngine = tuple["Measurable", "CalibratedEngine", int]
-"""What to measure, what it is, and the longest prompt in tokens."""
+OpenEngine = tuple["Measurable", "CalibratedEngine", int, int]
+"""What to measure, what it is, the longest prompt, and what of contexts it holds; in tokens."""
 
 
 def check_target(target: TargetOptions, options: CalibrateOptions) -> None:
@@ -48,6 +49,7 @@ def calibrate(
     """
     from kvscope.latency.calibration import calibrate as fit_profile
     from kvscope.latency.calibration import grid
+    from kvscope.latency.decoding import steps
 
     if target.url is not None:
         opened = _server(target, options, launch)
@@ -55,13 +57,15 @@ def calibrate(
         opened = _torch(str(target.model), options, launch)
     else:
         opened = _vllm(str(target.model), options, launch, monitor)
-    with opened as (measurable, measured, longest):
-        cells = options.repeats * len(grid(longest))
+    with opened as (measurable, measured, longest, held):
+        decoding = steps(longest, held, launch.max_num_seqs or MAX_NUM_SEQS)
+        cells = options.repeats * (len(grid(longest)) + len(decoding))
         with monitor.steps("measuring", cells) as advance:
             return fit_profile(
                 measurable,
                 measured,
                 longest=longest,
+                steps=decoding,
                 rounds=options.repeats,
                 seed=options.seed,
                 name=options.name,
@@ -83,7 +87,8 @@ def _server(
     measured = CalibratedEngine("server", endpoint.version(), None, served.name)
     # without a seed: it may have been calibrated before, and still have those tokens in its cache
     target_server = ServerTarget(endpoint, served.name)
-    yield target_server, measured, _longest(options.max_tokens, served.max_model_len)
+    longest = _longest(options.max_tokens, served.max_model_len)
+    yield target_server, measured, longest, _held(endpoint)
 
 
 @contextmanager
@@ -113,7 +118,8 @@ def _vllm(
         measured = CalibratedEngine(
             "vLLM", python.vllm, device, Path(served.name).name, launch.vllm_flags
         )
-        yield ServerTarget(server.endpoint, served.name, seed=options.seed), measured, longest
+        sent = ServerTarget(server.endpoint, served.name, seed=options.seed)
+        yield sent, measured, longest, _held(server.endpoint)
 
 
 @contextmanager
@@ -142,7 +148,16 @@ def _torch(model: str, options: CalibrateOptions, launch: LaunchOptions) -> Iter
     with decoder:
         device = decoder.description["device"]
         name = python.device_name if device == python.device and python.device_name else device
-        yield decoder, CalibratedEngine("torch", python.torch, name, folder.name), longest
+        measured = CalibratedEngine("torch", python.torch, name, folder.name)
+        yield decoder, measured, longest, int(decoder.description["free_tokens"])
+
+
+def _held(endpoint: Endpoint) -> int:
+    """Return the tokens that a server's pool holds; 0 where it does not say."""
+    from kvscope.serving.client import block_pool
+
+    pool = block_pool(endpoint.metrics())
+    return pool.usable_blocks * pool.block_size if pool else 0
 
 
 def _limit(config: dict[str, object] | None) -> int | None:

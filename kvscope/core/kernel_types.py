@@ -294,6 +294,9 @@ def _type_of(hint: Any, memory: Any) -> Any:
         return memory
     if hint in _NUMBERS:
         return _NUMBERS[hint]
+    alias = getattr(get_origin(hint), "__value__", None)  # NDArray is a `type` from NumPy 2.5 on
+    if alias is not None:
+        return _type_of(alias[get_args(hint)], memory)
     if get_origin(hint) is np.ndarray:
         shape, dtype = get_args(hint)
         sizes = get_args(shape)

@@ -10,9 +10,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kvscope.core.arrays import Float64s
 from kvscope.core.errors import EngineError, UsageError
+from kvscope.latency.decoding import DecodingFit, Step, fit_steps
 from kvscope.latency.file import write_profile
 from kvscope.latency.profile import PARAMETERS, LatencyProfile
 
@@ -68,23 +70,28 @@ class TtftReading(Struct, frozen=True):
 
 
 class Measurable(Protocol):
-    """An engine whose TTFT can be measured."""
+    """An engine whose TTFT and steps of decoding can be measured."""
 
     def read(self, cell: Cell) -> TtftReading:
         """Measure one cell once, with tokens never sent before. Raises EngineError."""
+
+    def step_s(self, step: Step) -> float:
+        """Return the seconds of a step of decoding, measured once. Raises EngineError."""
 
 
 class CalibrationRun(Struct):
     """All that was measured.
 
-    `ttft_s` has the times of each cell in the order of measuring; `uncached_prefixes` the cells
-    whose prefix the server had not cached as it should, with the tokens that were cached.
+    `ttft_s` has the times of each cell in the order of measuring, `step_s` those of each step;
+    `uncached_prefixes` the cells whose prefix the server had not cached as it should, with the
+    tokens that were cached.
     `reports_cached`: the server reports cached tokens at all. `ended` is why the run ended early,
     or empty.
     """
 
     rounds: int
     ttft_s: dict[Cell, list[float]]
+    step_s: dict[Step, list[float]] = field(default_factory=dict)
     uncached_prefixes: dict[Cell, int] = field(default_factory=dict)
     reports_cached: bool = False
     ended: str = ""
@@ -92,17 +99,18 @@ class CalibrationRun(Struct):
     @property
     def count(self) -> int:
         """Return the number of measurements made."""
-        return sum(map(len, self.ttft_s.values()))
+        return sum(map(len, (*self.ttft_s.values(), *self.step_s.values())))
 
     @property
     def planned(self) -> int:
         """Return the number of measurements of a complete run."""
-        return self.rounds * len(self.ttft_s)
+        return self.rounds * (len(self.ttft_s) + len(self.step_s))
 
 
 def measure(
     engine: Measurable,
     cells: Sequence[Cell],
+    steps: Sequence[Step] = (),
     *,
     rounds: int,
     seed: int = 0,
@@ -111,10 +119,11 @@ def measure(
 ) -> CalibrationRun:
     """Measure every cell `rounds` times, after one round over the smallest and the largest.
 
-    Measurements are kept when `stop` is set or the engine fails in the middle; EngineError where it
-    fails before the first one.
+    Steps of decoding come last: on a GPU they take the memory of the prefixes. Measurements are
+    kept when `stop` is set or the engine fails in the middle; EngineError where it fails before the
+    first one.
     """
-    run = CalibrationRun(rounds, {cell: [] for cell in cells})
+    run = CalibrationRun(rounds, {cell: [] for cell in cells}, {step: [] for step in steps})
     rng = np.random.default_rng(seed)
     try:
         for cell in (min(cells), max(cells, key=sum), max(cells)):
@@ -133,6 +142,12 @@ def measure(
                 elif reading.cached_tokens is not None:
                     run.uncached_prefixes[cell] = reading.cached_tokens
                 advance(1)
+        for step in sorted(rounds * list(steps)):
+            if stop.is_set():
+                run.ended = "interrupted"
+                return run
+            run.step_s[step].append(engine.step_s(step))
+            advance(1)
     except EngineError as error:
         if not run.count:
             raise
@@ -158,20 +173,23 @@ class CellFit(Struct, frozen=True):
 
 
 class ProfileFit(Struct, frozen=True):
-    """Parameters by their names in a profile, in seconds, their 95 % intervals, and the cells."""
+    """Parameters by their names in a profile, in seconds, their 95 % intervals, and the cells.
+
+    `decoding` is None where no steps were measured.
+    """
 
     parameters: Mapping[str, float]
     intervals: Mapping[str, tuple[float, float]]
     cells: tuple[CellFit, ...]
+    decoding: DecodingFit | None = None
 
     def profile(self, name: str, source: str, measured_tokens: int) -> LatencyProfile:
         """Return the latency profile of these parameters and intervals."""
         return LatencyProfile(
             name=name,
             source=source,
-            base_s=self.parameters["base_s"],
-            per_token_s=self.parameters["per_token_s"],
-            per_token_pair_s=self.parameters["per_token_pair_s"],
+            **self.parameters,
+            **(self.decoding.parameters if self.decoding else {}),
             intervals=self.intervals,
             measured_tokens=measured_tokens,
         )
@@ -304,6 +322,7 @@ def calibrate(
     description: CalibratedEngine,
     *,
     longest: int,
+    steps: Sequence[Step] = (),
     rounds: int,
     seed: int = 0,
     name: str | None = None,
@@ -314,9 +333,10 @@ def calibrate(
 
     Raises EngineError where the engine fails before there is enough, or caches nothing.
     """
-    run = measure(engine, grid(longest), rounds=rounds, seed=seed, advance=advance, stop=stop)
+    cells = grid(longest)
+    run = measure(engine, cells, steps, rounds=rounds, seed=seed, advance=advance, stop=stop)
     _refuse_uncached(run)
-    fitted = fit(run.ttft_s, seed=seed)
+    fitted = replace(fit(run.ttft_s, seed=seed), decoding=fit_steps(run.step_s))
     count = f"{run.count} of {run.planned}" if run.ended else str(run.count)
     source = (
         f"kvscope calibrate, {datetime.now(UTC):%Y-%m-%d}, {description.in_words};"
@@ -347,4 +367,12 @@ def write(path: Path, calibration: Calibration) -> None:
         for cell in calibration.fit.cells
     ]
     header = "uncached cached tokens: measured (median ms), fitted ms"
-    write_profile(path, calibration.profile, [header, *comments])
+    decoding = calibration.fit.decoding
+    steps = [
+        f"{step.batch} x {step.context}: {step.median_s * 1e3:.3f}, {step.fitted_s * 1e3:.3f}"
+        f" ({step.off:+.1%}), n = {step.n}"
+        for step in (decoding.steps if decoding else ())
+    ]
+    if steps:
+        steps.insert(0, "steps of decoding, requests x tokens before: measured, fitted ms")
+    write_profile(path, calibration.profile, [header, *comments, *steps])

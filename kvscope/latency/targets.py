@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,12 +16,14 @@ import numpy as np
 
 from kvscope.core.errors import EngineError
 from kvscope.latency.calibration import Cell, TtftReading
+from kvscope.latency.decoding import Step
 from kvscope.serving.client import Endpoint, completion
 from kvscope.serving.interpreter import Interpreter
 
 _DECODER = str(Path(__file__).with_name("torch_decoder.py"))
 TOKENS = (100, 1000)
 """The range of token ids in prompts: in every vocabulary, and never special."""
+_FEW, _STEPS = 8, 32  # outputs of every request, and those that are timed
 
 
 class ServerTarget:
@@ -39,11 +43,22 @@ class ServerTarget:
             self._send(prefix + self._tokens(1))
         return self._send(prefix + self._tokens(cell.uncached))
 
+    def step_s(self, step: Step) -> float:
+        """Measure steps: what more outputs of cached prompts, sent at once, take more."""
+        prompts = [self._tokens(step.context) for _ in range(step.batch)]
+        took_s = []
+        with ThreadPoolExecutor(step.batch) as threads:
+            for outputs in (1, _FEW, _FEW + _STEPS):  # the first fills the cache
+                before = time.perf_counter()
+                list(threads.map(partial(self._send, outputs=outputs), prompts))
+                took_s.append(time.perf_counter() - before)
+        return max(took_s[2] - took_s[1], 1e-6) / _STEPS
+
     def _tokens(self, count: int) -> list[int]:
         return [int(token) for token in self._rng.integers(*TOKENS, count)]
 
-    def _send(self, tokens: list[int]) -> TtftReading:
-        answer = self._endpoint.complete(completion(self._model, tokens, 1))
+    def _send(self, tokens: list[int], outputs: int = 1) -> TtftReading:
+        answer = self._endpoint.complete(completion(self._model, tokens, outputs))
         if answer.error:
             raise EngineError(
                 f"a prompt of {len(tokens)} tokens: {answer.error}",
@@ -106,11 +121,18 @@ class TorchTarget:
 
     def read(self, cell: Cell) -> TtftReading:
         """Measure one cell, as `Measurable.read`."""
+        return TtftReading(self._seconds(cell._asdict()), None)
+
+    def step_s(self, step: Step) -> float:
+        """Measure one step, as `Measurable.step_s`."""
+        return self._seconds(step._asdict())
+
+    def _seconds(self, asked: dict[str, int]) -> float:
         assert self._process.stdin is not None  # noqa: S101  (a pipe, as set above)
         with suppress(OSError):  # the answer, or its lack, says more
-            self._process.stdin.write(json.dumps(cell) + "\n")
+            self._process.stdin.write(json.dumps(asked) + "\n")
             self._process.stdin.flush()
-        return TtftReading(float(self._answer(self._timeout_s)["ttft_s"]), None)
+        return float(self._answer(self._timeout_s)["seconds"])
 
     def _answer(self, within_s: float) -> dict[str, Any]:
         """Return the process's next line, decoded."""

@@ -43,7 +43,7 @@ def read_hints(request: Request) -> RequestHints:
     kind, turn = str(extra.get(TYPE, UNKNOWN)), extra.get(TURN)
     arrival_s = extra.get(ARRIVAL)
     return RequestHints(
-        session=request.session_id,
+        session=getattr(request, "session_id", None),  # vLLM 0.26 has none
         type=kind if _TYPE.fullmatch(kind) else UNKNOWN,
         turn=None if (whole := _within(turn, 1, 1 << 31)) is None else int(whole),
         arrival_s=_within(arrival_s, 0, 1 << 53),

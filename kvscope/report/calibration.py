@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvscope.latency.calibration import ENOUGH, Calibration, CellFit
+from kvscope.latency.decoding import PARAMETERS, DecodingFit
 from kvscope.report.section import Section, tabulate
 from kvscope.report.words import count, significant
 
@@ -14,8 +15,8 @@ _NAMES = (
 
 
 def sections(calibration: Calibration) -> list[Section]:
-    """Return the profile, then every pair of token counts."""
-    return [_profile(calibration), _cells(calibration)]
+    """Return the profile, then every pair of token counts, and every step."""
+    return [_profile(calibration), _cells(calibration), *_steps(calibration.fit.decoding)]
 
 
 def _profile(calibration: Calibration) -> Section:
@@ -28,6 +29,7 @@ def _profile(calibration: Calibration) -> Section:
         *_parameters(calibration),
         f"{count(profile.xi_tokens(0.2))} uncached tokens take 200 ms.",
         *_enough(calibration),
+        *_decoding(calibration.fit.decoding),
         _checked(calibration),
         ended if run.ended else None,
     )
@@ -56,6 +58,15 @@ def _enough(calibration: Calibration) -> list[str]:
     if fit.is_enough:
         profile = f"within {abs(fit.worst.off):.0%} everywhere"
     return [f"The linear model of the papers (g = 0) is {linear}.", f"This profile is {profile}."]
+
+
+def _decoding(fit: DecodingFit | None) -> list[str]:
+    if fit is None:
+        return ["Steps of decoding were not measured."]
+    base, request, token = (fit.parameters[name] for name in PARAMETERS)
+    terms = f"{significant(base * 1e3)} ms + {significant(request * 1e6)} µs a request"
+    terms += f" + {significant(token * 1e9)} ns a token before it"
+    return [f"A step of decoding takes {terms}: within {abs(fit.worst.off):.0%} everywhere."]
 
 
 def _at(cell: CellFit) -> str:
@@ -96,6 +107,24 @@ def _cells(calibration: Calibration) -> Section:
         note="fitted to the medians by relative error, no parameter below 0",
     )
     return Section.of("Measured and fitted", table)
+
+
+def _steps(fit: DecodingFit | None) -> list[Section]:
+    if fit is None:
+        return []
+    table = tabulate(
+        "A step of decoding",
+        fit.steps,
+        {
+            "requests": lambda step: count(step.batch),
+            "tokens before": lambda step: count(step.context),
+            "n": lambda step: count(step.n),
+            "median (ms)": lambda step: significant(step.median_s * 1e3),
+            "fitted": lambda step: significant(step.fitted_s * 1e3),
+            "off": lambda step: f"{step.off:+.1%}",
+        },
+    )
+    return [Section.of("Decoding", table)]
 
 
 def _interval(low: float, high: float) -> str:

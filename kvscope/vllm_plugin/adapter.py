@@ -34,7 +34,7 @@ from kvscope.vllm_plugin.eviction_controller import EvictionController
 from kvscope.vllm_plugin.recording import Recording
 from kvscope.vllm_plugin.settings import PluginSettings, read_settings
 
-SUPPORTED = ("0.32", "0.33")
+SUPPORTED = ("0.26", "0.32", "0.33")
 _FULL_ATTENTION = (FullAttentionSpec, MLAAttentionSpec)
 _REQUIRED = (
     (Scheduler, ("_free_request_blocks", "schedule", "update_from_output", "add_request")),

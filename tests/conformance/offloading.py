@@ -33,20 +33,20 @@ from tests.conformance.stepping import SLOTS, free_blocks
 from tests.conformance.vllm_side import (
     REHASHES_STATES,
     VLLM_VERSION,
-    AsyncLookupManager,
-    CacheHitSource,
-    JobResult,
     KVConnectorOutput,
     KVTransferConfig,
-    LookupResult,
-    Medium,
-    OffloadingWorkerMetadata,
-    RequestOffloadingContext,
-    SecondaryTierManager,
     VllmScheduler,
     full_attention,
     group_spec,
 )
+
+# isort: split
+# Only here: releases before 0.32 lack some of these. After the above, which skip without a vLLM.
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+from vllm.v1.kv_offload.base import LookupResult, Medium, RequestOffloadingContext
+from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 CLASSES = {TLru: "TLruCachePolicy", Gittins: "GittinsCachePolicy"}
 MIXES = {

@@ -38,9 +38,6 @@ with warnings.catch_warnings():
     )
     from vllm.config.kv_events import KVEventsConfig
     from vllm.distributed import kv_events as vllm_events
-    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
-        OffloadingWorkerMetadata,
-    )
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import (
@@ -61,10 +58,6 @@ with warnings.catch_warnings():
         MambaSpec,
         SlidingWindowSpec,
     )
-    from vllm.v1.kv_offload.base import LookupResult, Medium, RequestOffloadingContext
-    from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
-    from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
-    from vllm.v1.metrics.cache_hit_source import CacheHitSource
     from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
@@ -74,21 +67,13 @@ with warnings.catch_warnings():
 __all__ = [
     "REHASHES_STATES",
     "VLLM_VERSION",
-    "AsyncLookupManager",
-    "CacheHitSource",
     "FreeKVCacheBlockQueue",
-    "JobResult",
     "KVCacheBlock",
     "KVCacheManager",
     "KVConnectorOutput",
     "KVEventsConfig",
     "KVTransferConfig",
-    "LookupResult",
-    "Medium",
-    "OffloadingWorkerMetadata",
     "Request",
-    "RequestOffloadingContext",
-    "SecondaryTierManager",
     "VllmScheduler",
     "full_attention",
     "group_spec",
@@ -100,6 +85,8 @@ __all__ = [
 
 VLLM_VERSION: str = vllm.__version__
 LONGEST = 1 << 20
+HAS_RETENTION = "prefix_cache_retention_interval" in KVCacheConfig.__dataclass_fields__
+COUNTS_LOOKUPS = not HAS_RETENTION  # in its statistics, those of requests that must wait too
 REHASHES_STATES = vllm.__version__.startswith("0.32.")
 MODEL = tiny_llama(LONGEST)
 
@@ -146,11 +133,12 @@ def group_spec(group: KvGroup) -> KVCacheSpec:
 def cache_config(usable_blocks: int, groups: KvGroups) -> KVCacheConfig:
     """Return groups without tensors, one block more than can be used."""
     specs = [group_spec(group) for group in groups.groups]
+    retention = {"prefix_cache_retention_interval": groups.retention_tokens}
     return KVCacheConfig(
         num_blocks=usable_blocks + 1,
         kv_cache_tensors=[],
         kv_cache_groups=[KVCacheGroupSpec([f"{at}"], spec) for at, spec in enumerate(specs)],
-        prefix_cache_retention_interval=groups.retention_tokens,
+        **retention if HAS_RETENTION else {},
     )
 
 

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from kvscope.cli.app import run
+from kvscope.latency.decoding import Step
 from kvscope.latency.file import read_profile
+from kvscope.latency.targets import ServerTarget
+from kvscope.serving.client import Endpoint
 from tests.serving import fake_vllm
 from tests.serving.fake import Behaviour, fake_server
 
@@ -24,7 +27,7 @@ SHORT = ["--max-tokens", "512", "--repeats", "2"]
 def test_a_running_server_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The profile that is written says about what the server takes, and JSON the same."""
     path = tmp_path / "latency.toml"
-    with fake_server(Behaviour(base_s=0.02, per_token_s=2e-4)) as url:
+    with fake_server(Behaviour(base_s=0.02, per_token_s=2e-4, tells_blocks=False)) as url:
         code = run(["calibrate", "--url", url, *SHORT, "--json", "--output", str(path)])
     assert code == 0
     told = json.loads(capsys.readouterr().out)
@@ -36,16 +39,25 @@ def test_a_running_server_is_measured(tmp_path: Path, capsys: pytest.CaptureFixt
     assert {(cell["uncached_tokens"], cell["n"]) for cell in told["cells"]} >= {(64, 2), (512, 2)}
 
 
+def test_its_steps_of_decoding_are_measured() -> None:
+    """What more outputs take, by requests in a step; the fake serves them one after the other."""
+    with fake_server(Behaviour(base_s=0.01, per_output_s=0.002)) as url:
+        target = ServerTarget(Endpoint(url), "fake", seed=1)
+        alone, both = (target.step_s(Step(batch, 256)) for batch in (1, 2))
+    assert 0.002 < alone < 0.02
+    assert alone < both
+
+
 def test_a_server_without_a_cache_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 5, and what to turn on."""
-    with fake_server(Behaviour(caches=False)) as url:
+    with fake_server(Behaviour(caches=False, tells_blocks=False)) as url:
         assert run(["calibrate", "--url", url, *SHORT, "--output", "-"]) == 5
     assert "--enable-prefix-caching" in capsys.readouterr().err
 
 
 def test_a_server_is_measured_again(capsys: pytest.CaptureFixture[str]) -> None:
     """With tokens that it has not seen, as it keeps those of the first time."""
-    with fake_server(Behaviour(per_token_s=1e-5, resets=False)) as url:
+    with fake_server(Behaviour(per_token_s=1e-5, resets=False, tells_blocks=False)) as url:
         for _ in range(2):
             assert run(["calibrate", "--url", url, *SHORT, "--output", "-", "--json"]) == 0
             told = json.loads(capsys.readouterr().out)
@@ -54,7 +66,7 @@ def test_a_server_is_measured_again(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_server_that_does_not_tell_is_believed(capsys: pytest.CaptureFixture[str]) -> None:
     """With a word that nobody checked."""
-    with fake_server(Behaviour(tells_hits=False, per_token_s=1e-5)) as url:
+    with fake_server(Behaviour(tells_hits=False, per_token_s=1e-5, tells_blocks=False)) as url:
         assert run(["calibrate", "--url", url, *SHORT, "--output", "-"]) == 0
     assert "Not checked: the server does not report" in " ".join(capsys.readouterr().out.split())
 
@@ -86,7 +98,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     """Ctrl-C in the middle: exit code 130, and a profile that says of how much it is made."""
     path = tmp_path / "latency.toml"
     asked = ["calibrate", "--max-tokens", "512", "--repeats", "500", "--output", str(path)]
-    does = Behaviour(base_s=0.005, per_token_s=2e-5)
+    does = Behaviour(base_s=0.005, per_token_s=2e-5, tells_blocks=False)
     with (
         fake_server(does) as url,
         subprocess.Popen(

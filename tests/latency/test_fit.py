@@ -5,6 +5,7 @@ from threading import Event
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvscope.core.errors import EngineError, UsageError
@@ -19,6 +20,7 @@ from kvscope.latency.calibration import (
     measure,
     write,
 )
+from kvscope.latency.decoding import Step, fit_steps, steps
 from kvscope.latency.file import read_profile
 from kvscope.latency.profile import LatencyProfile
 
@@ -45,6 +47,13 @@ class Made:
             raise EngineError("it died")
         longer = 1 + float(self.rng.exponential(self.noise)) if self.noise else 1.0
         return TtftReading(float(self.profile.ttft_s(*cell)) * longer, cell.cached)
+
+    def step_s(self, step: Step) -> float:
+        """As `Measurable.step_s`."""
+        profile = self.profile
+        assert profile.decode_base_s is not None
+        request_s = profile.decode_request_s + profile.decode_context_token_s * step.context
+        return profile.decode_base_s + step.batch * request_s
 
 
 def times(profile: LatencyProfile) -> dict[Cell, list[float]]:
@@ -152,6 +161,37 @@ def test_what_was_measured_before_the_end_is_kept(tmp_path: Path) -> None:
     assert f"{found.run.count} of {found.run.planned} measurements" in found.profile.source
     write(tmp_path / "latency.toml", found)
     assert read_profile(tmp_path / "latency.toml") == found.profile
+
+
+def test_steps_of_decoding_are_recovered(tmp_path: Path) -> None:
+    """Exact times give back their own parameters, in the profile and in its file."""
+    known = replace(TRUE, decode_base_s=6e-3, decode_request_s=2e-5, decode_context_token_s=4e-8)
+    found = calibrate(
+        Made(known),
+        ENGINE,
+        longest=4096,
+        steps=steps(4096, 100_000),
+        rounds=2,
+        advance=ignore,
+        stop=Event(),
+    )
+    decoding = found.fit.decoding
+    assert decoding is not None
+    assert abs(decoding.worst.off) < 1e-6
+    assert {name: getattr(known, name) for name in decoding.parameters} == pytest.approx(
+        dict(decoding.parameters)
+    )
+    write(tmp_path / "latency.toml", found)
+    assert read_profile(tmp_path / "latency.toml") == found.profile
+
+
+def test_steps_fit_in_the_memory_that_there_is() -> None:
+    """With room for their own tokens; too few of them give no fit."""
+    assert steps(4096, 0) == ()
+    assert set(steps(4096, 5_000)) == {(1, 256), (1, 2048), (8, 256)}
+    assert {step.batch for step in steps(4096, 1 << 20, most=32)} == {1, 8, 32}
+    assert fit_steps({}) is None
+    assert fit_steps({Step(1, 256): [0.01], Step(1, 2048): [0.02]}) is None
 
 
 def test_too_little_is_refused() -> None:

@@ -165,6 +165,7 @@ class Server(ThreadingHTTPServer):
     """One that minds nobody who leaves."""
 
     daemon_threads = True
+    request_queue_size = 256  # connections at once, as real servers take
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a client that left."""

@@ -78,6 +78,9 @@ class ProfileFacts(Facts):
     base_ms: float
     per_token_ms: float
     per_token_pair_ms: float
+    decode_base_ms: float | None
+    decode_request_ms: float
+    decode_context_token_ms: float
     intervals: Mapping[str, tuple[float, float]]
 
 
@@ -109,6 +112,17 @@ class NotCached(Facts):
     were_cached: int | None
 
 
+class DecodingStep(Facts):
+    """Requests that get one token each, with that many tokens before; `off` as of a cell."""
+
+    batch: int
+    context_tokens: int
+    n: int
+    step_ms: float
+    fitted_ms: float
+    off: float
+
+
 class CalibrateDocument(Document):
     """What `kvscope calibrate` measured, and the profile that fits it."""
 
@@ -118,6 +132,7 @@ class CalibrateDocument(Document):
     linear_is_enough: bool
     is_enough: bool
     cells: tuple[CalibrationCell, ...]
+    steps: tuple[DecodingStep, ...]
     measurements: int
     wanted: int
     cached_tokens_checked: bool
@@ -180,6 +195,10 @@ def calibrate_document(calibration: Calibration) -> CalibrateDocument:
                 ),
             )
             for cell in calibration.fit.cells
+        ),
+        steps=tuple(
+            DecodingStep.build(step, context_tokens=step.context, step_ms=step.median_s * 1e3)
+            for step in (calibration.fit.decoding.steps if calibration.fit.decoding else ())
         ),
         measurements=run.count,
         wanted=run.planned,

@@ -1,0 +1,1 @@
+"""Evidence from a machine with a GPU: what travels there, the stages that run there, the page."""

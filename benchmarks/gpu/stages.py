@@ -1,0 +1,209 @@
+"""The stages that run where the GPU is, each with a limit and a file of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ROOT
+from benchmarks.gpu.models import write_model
+
+LIMIT_S = 240.0
+TORCH_MODELS = ("llama3-8b", "qwen2.5-14b", "qwen3-30b-a3b")
+LATENT_MODEL = "deepseek-v2-lite"
+VLLM_MODELS = ("llama3-8b", "gemma3-4b", LATENT_MODEL)
+"""Dense; sliding windows; latent attention with experts."""
+POLICY_MODEL = "llama3-8b"
+IN_FLIGHT = 8
+# Graphs of a few batch sizes: starting takes seconds instead of a minute.
+FEW_GRAPHS = '--compilation-config {"cudagraph_capture_sizes":[1,2,4,8,16]}'
+_LOGGED = re.compile(
+    r"KV cache memory|KV cache size|Maximum concurrency|[Mm]odel loading took|num_gpu_blocks|"
+    r"[Cc]uda ?graph|CUDA graph|backend|torch.compile|block.size|weights took|profiling|"
+    r"Initializing"
+)
+
+
+class OutOfTimeError(Exception):
+    """A stage has reached its limit."""
+
+
+class Run:
+    """One stage: what it found so far, in a file that is written after every step."""
+
+    def __init__(self, stage: str, folder: Path, *, small: bool, limit_s: float) -> None:
+        self.small, self.work = small, folder / f"{stage}-work"
+        self.work.mkdir(parents=True, exist_ok=True)
+        self._until, self._path = time.monotonic() + limit_s, folder / f"{stage}.json"
+        self.found: dict[str, Any] = {"stage": stage, "steps": {}, "failed": {}}
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[dict[str, Any]]:
+        """Yield a dictionary for a step's findings; a failure is noted, and the next step goes on.
+
+        Raises OutOfTimeError where no time is left.
+        """
+        if time.monotonic() > self._until:
+            self.found["failed"][name] = "no time left"
+            self.save()
+            raise OutOfTimeError
+        print(f"{name} ...", flush=True)
+        before, found = time.monotonic(), self.found["steps"].setdefault(name, {})
+        try:
+            yield found
+        except Exception as error:  # noqa: BLE001  (the other steps are worth having alone)
+            self.found["failed"][name] = f"{type(error).__name__}: {error}"[-1500:]
+            print(f"{name} failed: {self.found['failed'][name]}", flush=True)
+        found["took_s"] = round(time.monotonic() - before, 1)
+        self.save()
+
+    def save(self) -> None:
+        """Write what was found."""
+        self._path.write_text(json.dumps(self.found, indent=1), encoding="utf-8")
+
+    def left_s(self) -> float:
+        """Return the seconds until the limit."""
+        return max(self._until - time.monotonic(), 1.0)
+
+    def command(self, *words: str, timeout_s: float | None = None) -> Any:
+        """Run a Python command in the stage's folder, and return the JSON that it prints."""
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=self.work,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), *_paths()))},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s or self.left_s(),
+            check=False,
+        )
+        if not done.stdout.strip().startswith("{"):
+            said = " | ".join((done.stderr or done.stdout).splitlines()[-12:])
+            raise RuntimeError(f"exit code {done.returncode}: {said}")
+        return json.loads(done.stdout)
+
+    def kvscope(self, words: str, *more: str) -> Any:
+        """Run a command of kvscope, and return its JSON document."""
+        return self.command("-m", "kvscope", *words.split(), *more, "--json")
+
+
+def _paths() -> list[str]:
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+
+
+def torch_alone(run: Run) -> None:
+    """Measure rates, then prefill and decoding of a decoder of plain torch, model by model."""
+    with run.step("rates") as found:
+        found.update(run.command(str(Path(__file__).with_name("rates.py"))))
+    for name in TORCH_MODELS:
+        with run.step(name) as found:
+            folder = write_model(run.work, name, small=run.small)
+            longest = 1024 if run.small else 8192
+            found.update(
+                run.kvscope(
+                    f"calibrate --backend torch --model {folder} --max-tokens {longest}"
+                    f" --repeats 3 --output {name}.toml"
+                )
+            )
+
+
+def vllm_alone(run: Run) -> None:
+    """Start vLLM as an operator would, model by model: pool and log; calibrate the dense one."""
+    from kvscope.serving.client import block_pool
+    from kvscope.serving.interpreter import with_vllm
+    from kvscope.serving.server import Launch, VllmServer
+
+    has = with_vllm(sys.executable)
+    run.found["engine"] = {"vllm": has.vllm, "torch": has.torch, "device": has.device_name}
+    for name in VLLM_MODELS:
+        if run.small and name == LATENT_MODEL:
+            continue  # vLLM has no latent attention for CPUs
+        folder = write_model(run.work, name, small=run.small)
+        log = run.work / f"{name}.log"
+        launch = Launch(str(folder), 0)
+        with run.step(name) as found:
+            server = VllmServer(launch, has, start_s=run.left_s(), log_path=str(log))
+            try:
+                before = time.monotonic()
+                with server:
+                    found["start_s"] = round(time.monotonic() - before, 1)
+                    found["options"] = launch.options(has)
+                    pool = block_pool(server.endpoint.metrics())
+                    found["pool"] = pool and [pool.usable_blocks, pool.block_size]
+                    if name == POLICY_MODEL:
+                        longest = 1024 if run.small else 8192
+                        found["calibration"] = run.kvscope(
+                            f"calibrate --url {server.endpoint.url} --max-tokens {longest}"
+                            f" --repeats 2 --output {run.work.parent / 'latency.toml'}"
+                        )
+            finally:
+                text = log.read_text(encoding="utf-8", errors="replace").splitlines()
+                found["log"] = [line[-400:] for line in text if _LOGGED.search(line)][:60]
+                found["tail"] = [line[-300:] for line in text[-12:]]
+
+
+def policy(run: Run) -> None:
+    """Replay a trace where a policy pays, with LRU and with the policy: alone, and in flight."""
+    from benchmarks import live_gittins
+    from kvscope.latency.file import read_profile
+
+    folder = write_model(run.work, POLICY_MODEL, small=run.small)
+    times, block = (1, 32) if run.small else (4, 16)
+    blocks = live_gittins.BLOCKS * times * 32 // block
+    requests = 60 if run.small else 240
+    live_gittins.write_traces(run.work, requests, times=times, block=block)
+    latency = run.work.parent / "latency.toml"
+    with run.step("recommended") as found:
+        # the time of the uncached tokens that separate the policies
+        slo_s = float(read_profile(latency).ttft_s(live_gittins.SLO_TOKENS * times, 0))
+        found.update(
+            run.kvscope(
+                f"tune training.jsonl --policies gittins --capacity-blocks {blocks}"
+                f" --percentile p50 --slo {slo_s * 1e3:.1f}ms --latency {latency}"
+                " --output policy.toml"
+            )
+        )
+    for pace in ("--sequential", f"--in-flight {IN_FLIGHT}"):
+        with run.step(pace) as found:
+            found.update(
+                run.kvscope(
+                    f"validate served.jsonl --model {folder} --policies both {pace}"
+                    f" --blocks {blocks} --latency {latency} --recommendation policy.toml",
+                    *([] if run.small else ["--vllm-flags", FEW_GRAPHS]),
+                )
+            )
+
+
+def fleet(run: Run) -> None:
+    """Put the real SGLang router before two engines; compare decisions and hits."""
+    with run.step("two engines") as found:
+        found.update(run.command("-m", "benchmarks.live_fleet", "--json", "--requests", "100"))
+
+
+STAGES: dict[str, Callable[[Run], None]] = {
+    "torch": torch_alone,
+    "vllm": vllm_alone,
+    "policy": policy,
+    "fleet": fleet,
+}
+
+
+def run_stage(name: str, folder: Path, *, small: bool, limit_s: float = LIMIT_S) -> bool:
+    """Run one stage into `folder`; return whether all of its steps succeeded."""
+    folder.mkdir(parents=True, exist_ok=True)
+    run = Run(name, folder.resolve(), small=small, limit_s=limit_s)
+    try:
+        STAGES[name](run)
+    except OutOfTimeError:
+        pass
+    except ImportError as error:
+        run.found["failed"][name] = f"{error}: this interpreter lacks what the stage needs"
+    run.save()
+    return not run.found["failed"]

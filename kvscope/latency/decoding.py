@@ -1,0 +1,95 @@
+"""Steps of decoding: what a batch of requests takes for one token each, and a fit to that.
+
+    seconds = decode_base_s + decode_request_s x batch + decode_context_token_s x batch x context
+
+so the terms are what each step reads (weights), what each request adds, and the keys and values
+that each request reads: those of a latency profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import Struct
+
+BATCHES = (1, 8, 32, 128)
+_SHORT = 256  # a multiple of every usual block size: only full blocks are cached
+_LONG = 2048  # enough to tell what a token of context costs; filling the cache takes longer
+PARAMETERS = ("decode_base_s", "decode_request_s", "decode_context_token_s")
+
+
+class Step(NamedTuple):
+    """A step in which `batch` requests, each with `context` tokens before, get one token each."""
+
+    batch: int
+    context: int
+
+
+def steps(longest: int, free_tokens: int, most: int = BATCHES[-1]) -> tuple[Step, ...]:
+    """Return steps of up to `most` requests whose contexts fit in `free_tokens` together.
+
+    Contexts are short ones, and longer ones of at most half of the longest prompt.
+    """
+    contexts = sorted({_SHORT, max(min(longest // 2, _LONG) // _SHORT, 1) * _SHORT})
+    every = (Step(batch, context) for batch in BATCHES if batch <= most for context in contexts)
+    return tuple(step for step in every if step.batch * (step.context + _SHORT) <= free_tokens)
+
+
+class StepFit(Struct, frozen=True):
+    """One step: `n` measurements, their median, and the fitted time, in seconds.
+
+    `off` is (fitted - median) / median.
+    """
+
+    batch: int
+    context: int
+    n: int
+    median_s: float
+    fitted_s: float
+    off: float
+
+
+class DecodingFit(Struct, frozen=True):
+    """Parameters by their names in a profile, in seconds, and every step."""
+
+    parameters: Mapping[str, float]
+    steps: tuple[StepFit, ...]
+
+    @property
+    def worst(self) -> StepFit:
+        """Return the step in which the fit is off most."""
+        return max(self.steps, key=lambda step: abs(step.off))
+
+
+def fit_steps(step_s: Mapping[Step, Sequence[float]]) -> DecodingFit | None:
+    """Fit the parameters to the medians by relative error, none below 0; None for too few steps."""
+    from scipy.optimize import nnls
+
+    times = {step: float(np.median(each)) for step, each in step_s.items() if len(each)}
+    if len({step.batch for step in times}) < 2 or len({step.context for step in times}) < 2:
+        return None
+    batch, context = np.array(list(times), dtype=float).T
+    medians = np.array(list(times.values()))
+    terms = np.column_stack((np.ones_like(batch), batch, batch * context))
+    scaled = terms / medians[:, None]
+    size = np.linalg.norm(scaled, axis=0)  # terms differ by thousands
+    solution, _ = nnls(scaled / size, np.ones(len(medians)))
+    values = solution / size
+    if not values[0]:
+        return None  # a profile without a base decodes like a prompt
+    fitted = terms @ values
+    return DecodingFit(
+        dict(zip(PARAMETERS, values.tolist(), strict=True)),
+        tuple(
+            StepFit(
+                *step,
+                n=len(step_s[step]),
+                median_s=median_s,
+                fitted_s=float(fitted_s),
+                off=float(fitted_s / median_s - 1),
+            )
+            for (step, median_s), fitted_s in zip(times.items(), fitted, strict=True)
+        ),
+    )
