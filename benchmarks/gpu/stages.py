@@ -11,10 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import ROOT
 from benchmarks.gpu.models import write_model
+
+if TYPE_CHECKING:
+    from kvscope.validate.validate import PolicyRun
 
 LIMIT_S = 240.0
 TORCH_MODELS = ("llama3-8b", "qwen2.5-14b", "qwen3-30b-a3b")
@@ -23,8 +26,6 @@ VLLM_MODELS = ("llama3-8b", "gemma3-4b", LATENT_MODEL)
 """Dense; sliding windows; latent attention with experts."""
 POLICY_MODEL = "llama3-8b"
 IN_FLIGHT = 8
-# Graphs of a few batch sizes: starting takes seconds instead of a minute.
-FEW_GRAPHS = '--compilation-config {"cudagraph_capture_sizes":[1,2,4,8,16]}'
 _LOGGED = re.compile(
     r"KV cache memory|KV cache size|Maximum concurrency|[Mm]odel loading took|num_gpu_blocks|"
     r"[Cc]uda ?graph|CUDA graph|backend|torch.compile|block.size|weights took|profiling|"
@@ -115,70 +116,98 @@ def torch_alone(run: Run) -> None:
 
 
 def vllm_alone(run: Run) -> None:
-    """Start vLLM as an operator would, model by model: pool and log; calibrate the dense one."""
+    """Start vLLM as an operator would, model by model: its pool, its log, how long it takes."""
+    for name in VLLM_MODELS:
+        if run.small and name == LATENT_MODEL:
+            continue  # vLLM has no latent attention for CPUs
+        with run.step(name) as found, _server(run, name, found):
+            pass
+
+
+@contextmanager
+def _server(
+    run: Run,
+    name: str,
+    found: dict[str, Any],
+    blocks: int | None = None,
+    chosen: PolicyRun | None = None,
+) -> Iterator[str]:
+    """Start vLLM with random weights and its own defaults but for `blocks`; yield its address.
+
+    Notes its pool, its options, and what its log says.
+    """
     from kvscope.serving.client import block_pool
     from kvscope.serving.interpreter import with_vllm
     from kvscope.serving.server import Launch, VllmServer
 
     has = with_vllm(sys.executable)
     run.found["engine"] = {"vllm": has.vllm, "torch": has.torch, "device": has.device_name}
-    for name in VLLM_MODELS:
-        if run.small and name == LATENT_MODEL:
-            continue  # vLLM has no latent attention for CPUs
-        folder = write_model(run.work, name, small=run.small)
-        log = run.work / f"{name}.log"
-        launch = Launch(str(folder), 0)
-        with run.step(name) as found:
-            server = VllmServer(launch, has, start_s=run.left_s(), log_path=str(log))
-            try:
-                before = time.monotonic()
-                with server:
-                    found["start_s"] = round(time.monotonic() - before, 1)
-                    found["options"] = launch.options(has)
-                    pool = block_pool(server.endpoint.metrics())
-                    found["pool"] = pool and [pool.usable_blocks, pool.block_size]
-                    if name == POLICY_MODEL:
-                        longest = 1024 if run.small else 8192
-                        found["calibration"] = run.kvscope(
-                            f"calibrate --url {server.endpoint.url} --max-tokens {longest}"
-                            f" --repeats 2 --output {run.work.parent / 'latency.toml'}"
-                        )
-            finally:
-                text = log.read_text(encoding="utf-8", errors="replace").splitlines()
-                found["log"] = [line[-400:] for line in text if _LOGGED.search(line)][:60]
-                found["tail"] = [line[-300:] for line in text[-12:]]
+    # This image has no flashinfer, which vLLM would sample with.
+    environment = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    launch = Launch(
+        str(write_model(run.work, name, small=run.small)),
+        0,
+        blocks,
+        flags=chosen.flags if chosen else (),
+        environment=environment | dict(chosen.environment if chosen else {}),
+    )
+    log = run.work / f"{len(run.found['steps'])}.log"
+    server = VllmServer(launch, has, start_s=run.left_s(), log_path=str(log))
+    before = time.monotonic()
+    try:
+        with server:
+            found["start_s"] = round(time.monotonic() - before, 1)
+            found["options"] = launch.options(has)
+            pool = block_pool(server.endpoint.metrics())
+            found["pool"] = pool and [pool.usable_blocks, pool.block_size]
+            run.save()
+            yield server.endpoint.url
+    finally:
+        text = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        found["log"] = [line[-400:] for line in text if _LOGGED.search(line)][:60]
+        found["tail"] = [line[-300:] for line in text[-25:]]
 
 
 def policy(run: Run) -> None:
-    """Replay a trace where a policy pays, with LRU and with the policy: alone, and in flight."""
+    """Replay a trace where a policy pays: with LRU, calibrated before; then with the policy."""
     from benchmarks import live_gittins
     from kvscope.latency.file import read_profile
+    from kvscope.tuning.file import read_policy_file
+    from kvscope.validate.validate import recommended_run
 
-    folder = write_model(run.work, POLICY_MODEL, small=run.small)
     times, block = (1, 32) if run.small else (4, 16)
     blocks = live_gittins.BLOCKS * times * 32 // block
-    requests = 60 if run.small else 240
-    live_gittins.write_traces(run.work, requests, times=times, block=block)
-    latency = run.work.parent / "latency.toml"
-    with run.step("recommended") as found:
-        # the time of the uncached tokens that separate the policies
-        slo_s = float(read_profile(latency).ttft_s(live_gittins.SLO_TOKENS * times, 0))
-        found.update(
-            run.kvscope(
-                f"tune training.jsonl --policies gittins --capacity-blocks {blocks}"
-                f" --percentile p50 --slo {slo_s * 1e3:.1f}ms --latency {latency}"
-                " --output policy.toml"
-            )
+    live_gittins.write_traces(run.work, 60 if run.small else 240, times=times, block=block)
+    best = run.work / "policy.toml"
+
+    def replayed(found: dict[str, Any], url: str, policies: str, pace: str) -> None:
+        found[pace] = run.kvscope(
+            f"validate served.jsonl --url {url} --policies {policies} {pace}"
+            " --recommendation policy.toml --latency latency.toml"
         )
-    for pace in ("--sequential", f"--in-flight {IN_FLIGHT}"):
-        with run.step(pace) as found:
-            found.update(
-                run.kvscope(
-                    f"validate served.jsonl --model {folder} --policies both {pace}"
-                    f" --blocks {blocks} --latency {latency} --recommendation policy.toml",
-                    *([] if run.small else ["--vllm-flags", FEW_GRAPHS]),
-                )
-            )
+        run.save()
+
+    with run.step("lru") as found, _server(run, POLICY_MODEL, found, blocks) as url:
+        found["calibration"] = run.kvscope(
+            f"calibrate --url {url} --max-tokens {1024 if run.small else 8192} --repeats 2"
+        )
+        # the time of the uncached tokens that separate the policies
+        slo_s = read_profile(run.work / "latency.toml").ttft_s(live_gittins.SLO_TOKENS * times, 0)
+        found["tuned"] = run.kvscope(
+            f"tune training.jsonl --policies gittins --capacity-blocks {blocks} --percentile p50"
+            f" --slo {float(slo_s) * 1e3:.1f}ms --latency latency.toml --output {best.name}"
+        )["recommendation"]
+        replayed(found, url, "lru", "--sequential")
+        replayed(found, url, "lru", f"--in-flight {IN_FLIGHT}")
+    if not best.exists():
+        return
+    advice = read_policy_file(best)
+    chosen = recommended_run(advice, best, overlapped=not run.small, trace_clock=True)
+    with (
+        run.step(advice.policy.name) as found,
+        _server(run, POLICY_MODEL, found, blocks, chosen) as url,
+    ):
+        replayed(found, url, "recommendation", "--sequential")
 
 
 def fleet(run: Run) -> None:

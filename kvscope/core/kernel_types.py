@@ -294,12 +294,13 @@ def _type_of(hint: Any, memory: Any) -> Any:
         return memory
     if hint in _NUMBERS:
         return _NUMBERS[hint]
-    alias = getattr(get_origin(hint), "__value__", None)  # NDArray is a `type` from NumPy 2.5 on
+    # NumPy 2.5 defines NDArray, and the shape in it, by statements of `type`.
+    alias = getattr(get_origin(hint), "__value__", None)
     if alias is not None:
         return _type_of(alias[get_args(hint)], memory)
     if get_origin(hint) is np.ndarray:
         shape, dtype = get_args(hint)
-        sizes = get_args(shape)
+        sizes = get_args(getattr(shape, "__value__", shape))
         dimensions = 1 if Ellipsis in sizes else len(sizes)
         return types.Array(from_dtype(np.dtype(get_args(dtype)[0])), dimensions, "C")
     if get_origin(hint) is tuple:
