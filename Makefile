@@ -15,7 +15,7 @@ PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python
 	&& echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environments demo attack test test-install test-engine test-engine-0.33 test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet samples wheel clean
+.PHONY: help setup environments demo attack test test-install test-engine test-engine-0.33 test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet gpu-evidence samples wheel clean
 
 help: ## this list
 	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
@@ -69,7 +69,7 @@ test-install: setup ## install the wheel into an empty environment, and try it
 # A file is one worker's, so its tests share one started vLLM. Bytecode is written by what is imported
 # first: most of what vLLM brings never is.
 ENGINE_PYTEST = PYTHONDONTWRITEBYTECODE= $(ENGINE)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile $(PYTEST)
-ENGINE_TESTS  = tests/conformance tests/vllm_plugin/test_vllm.py tests/validate/test_engine.py
+ENGINE_TESTS  = tests/test_gpu_kit.py tests/conformance tests/vllm_plugin/test_vllm.py tests/validate/test_engine.py
 
 test-engine: $(ENGINE)/ready ## tests with vLLM's own code, in .venv-engine (Linux; 2 GB, once)
 	$(ENGINE_PYTEST) -m "engine and not clock and not long" $(ENGINE_TESTS)
@@ -162,6 +162,9 @@ bench-fleets: setup $(DYNAMO)/ready ## simulated fleets against NVIDIA's simulat
 
 bench-live-fleet: $(ENGINE)/ready ## a simulated fleet against two real vLLMs behind the real SGLang router
 	$(ENGINE)/bin/python -m benchmarks.live_fleet $(BENCH)
+
+gpu-evidence: $(if $(GPU_PYTHON),,$(ENGINE)/ready) ## predictions against a GPU, by GPU_PYTHON, which has vLLM; else small on the CPU
+	$(or $(GPU_PYTHON),$(ENGINE)/bin/python) -m benchmarks.gpu $(GPU)
 
 $(DYNAMO)/ready:
 	@test -n "$(PYTHON)" || { echo "make: kvscope needs Python 3.11 or newer" >&2; exit 1; }

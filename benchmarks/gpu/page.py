@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.models import write_model
+from benchmarks.gpu.stages import POLICY_MODEL
 from benchmarks.table import Table
 from kvscope.deployment.engines import parse_engine
 from kvscope.deployment.gpus import GIB, Gpu, resolve_gpu
@@ -18,6 +20,8 @@ from kvscope.deployment.pool import derive_pool
 from kvscope.deployment.roofline import HIGH, LOW, REQUEST_S, roofline, tpot_s
 
 Found = dict[str, Any]
+_AVAILABLE = re.compile(r"Available KV cache memory: ([0-9.]+) GiB")
+_OVERRIDDEN = re.compile(r"Overriding num_gpu_blocks=(\d+)")
 
 
 def tables(folder: Path, gpu_name: str) -> list[Table]:
@@ -62,38 +66,41 @@ def _torch(found: Found, gpu: Gpu) -> Iterator[Table]:
 
 
 def _vllm(found: Found, gpu: Gpu) -> Iterator[Table]:
-    engine, steps = found["engine"], found["steps"]
+    yield _pools(found["steps"], found["engine"], gpu)
+
+
+def _pools(steps: dict[str, Found], engine: Found, gpu: Gpu) -> Table:
+    """Return the pools of engines that were started, by model."""
     version = ".".join(engine["vllm"].split(".")[:2])
-    models = _models(steps)
     rows = []
-    for name, step in steps.items():
-        if not step.get("pool"):
+    for name, model in _models(steps).items():
+        gib = _logged(steps[name], _AVAILABLE)
+        if gib is None:
             continue
-        model, (blocks, size) = models[name], step["pool"]
+        blocks = _logged(steps[name], _OVERRIDDEN) or steps[name]["pool"][0] + 1
         pool = derive_pool(model, gpu, parse_engine(f"vllm@{version}"))
-        gib = next((_gib(line) for line in step["log"] if "Available KV cache memory" in line), 0.0)
         rule = sum(term.bytes for term in pool.terms) / GIB
         rows.append(
             [
                 name,
                 f"{gib:.2f} GiB",
                 f"{rule:.2f} GiB",
-                f"{rule / gib - 1:+.1%}" if gib else "",
-                f"{blocks:,} x {size}",
-                f"{step['start_s']:.0f} s",
+                f"{rule / gib - 1:+.1%}",
+                f"{blocks:,.0f}",
+                f"{steps[name]['start_s']:.0f} s",
             ]
         )
-    yield Table(
+    return Table(
         "KV pool of vLLM",
-        f"vLLM {engine['vllm']}, torch {engine['torch']}, {engine['device']}; random weights, no"
-        " option but the model.",
-        ("model", "logged", "by the rule", "error", "blocks", "start"),
+        f"vLLM {engine['vllm']}, torch {engine['torch']}, {engine['device']}; random weights.",
+        ("model", "logged", "by the rule", "error", "blocks", "first start"),
         rows,
     )
-    documents = {
-        name: step["calibration"] for name, step in steps.items() if step.get("calibration")
-    }
-    yield from _latencies("vLLM", documents, models, gpu, request_s=REQUEST_S)
+
+
+def _logged(step: Found, pattern: re.Pattern[str]) -> float | None:
+    found = [match for line in step.get("log", []) if (match := pattern.search(line))]
+    return float(found[-1][1]) if found else None
 
 
 def _models(names: Iterable[str]) -> dict[str, Model]:
@@ -101,10 +108,6 @@ def _models(names: Iterable[str]) -> dict[str, Model]:
         return {
             name: read_config(write_model(Path(folder), name) / "config.json") for name in names
         }
-
-
-def _gib(line: str) -> float:
-    return float(line.split("memory:")[1].split("GiB", maxsplit=1)[0])
 
 
 def _latencies(
@@ -157,37 +160,41 @@ def _summary(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _policy(found: Found, gpu: Gpu) -> Iterator[Table]:
-    rows = []
-    for pace, validation in found["steps"].items():
-        for run in validation.get("runs", []):
-            for figure in ("p50", "p95"):
-                predicted, measured = (
-                    run[side]["ttft_ms"][figure] for side in ("predicted", "measured")
-                )
-                rows.append(
-                    [
-                        pace,
-                        run["policy"],
-                        figure,
-                        f"{measured:.1f} ms",
-                        f"{predicted:.1f} ms",
-                        f"{predicted / measured - 1:+.1%}",
-                        f"{run['measured']['token_hit_rate']:.1%}",
-                        f"{run['mismatched_tokens'] / max(run['predicted']['hit_tokens'], 1):.2%}",
-                    ]
-                )
-    words = "; ".join(
-        f"{pace}: {validation['verdict']}, "
-        + "; ".join(check["words"] for check in validation["checks"] if check["name"] == "gain")
-        for pace, validation in found["steps"].items()
-        if "runs" in validation
-    )
+    steps = {name: step for name, step in found["steps"].items() if step.get("pool")}
+    calibrated = steps.get("lru", {}).get("calibration")
+    if calibrated:
+        yield _pools({POLICY_MODEL: steps["lru"]}, found["engine"], gpu)
+        models = _models([POLICY_MODEL])
+        yield from _latencies("vLLM", {POLICY_MODEL: calibrated}, models, gpu, request_s=REQUEST_S)
+    runs = [
+        (pace, run)
+        for step in steps.values()
+        for pace, validation in step.items()
+        if pace.startswith("--")
+        for run in validation["runs"]
+    ]
     yield Table(
-        "A policy against LRU",
-        f"llama3-8b with random weights, a generated trace where the policy pays. {words}.",
+        "Hits and TTFT on vLLM beside the simulation",
+        f"{POLICY_MODEL} with random weights and {steps['lru']['pool'][0]:,} blocks; a generated"
+        " trace of conversations and one-shot calls; TTFT by the profile calibrated just before.",
         ("sent", "policy", "TTFT", "measured", "predicted", "error", "hit rate", "hit tokens off"),
-        rows,
+        [
+            [pace, run["policy"], figure, *_beside(run, figure)]
+            for pace, run in runs
+            for figure in ("p50", "p95")
+        ],
     )
+
+
+def _beside(run: Found, figure: str) -> list[str]:
+    measured, predicted = (run[side]["ttft_ms"][figure] for side in ("measured", "predicted"))
+    return [
+        f"{measured:.1f} ms",
+        f"{predicted:.1f} ms",
+        f"{predicted / measured - 1:+.1%}",
+        f"{run['measured']['token_hit_rate']:.1%}",
+        f"{run['mismatched_tokens'] / max(run['predicted']['hit_tokens'], 1):.2%}",
+    ]
 
 
 def _fleet(found: Found, gpu: Gpu) -> Iterator[Table]:

@@ -26,8 +26,8 @@ class Engine(Struct, frozen=True):
 
     @property
     def default_utilization(self) -> float:
-        """Share of the GPU's memory that the engine takes: vLLM's 0.92 since 0.21, 0.9 before."""
-        return 0.92 if self.version >= (0, 21) else 0.9
+        """Share of the GPU's memory that the engine takes: vLLM's 0.92 since 0.20, 0.9 before."""
+        return 0.92 if self.version >= (0, 20) else 0.9
 
     @property
     def default_block_size(self) -> int:

@@ -36,11 +36,12 @@ MIB = 2**20
 
 _WEIGHTS_BAND = 0.01  # 9 of 10 published weights are closer than this
 _ACTIVATION_BAND = round(0.32 * GIB)
+_NEWER_ACTIVATION_BAND = round(0.85 * GIB)  # the one pool compared since 0.20 had 0.81 GiB more
 _OTHER_BAND = round(0.2 * GIB)
 _GRAPHS_BAND = round(0.5 * GIB)
 _SGLANG_BAND = 0.05  # of the pool: two published checks were 3.5 % and 5 % off
 _UNCERTAIN = 0.1  # of the total: a smaller pool is a small difference of large terms
-_CHECKED_UNTIL = (0, 20)
+_CHECKED_UNTIL = (0, 19)
 
 
 class Term(Struct, frozen=True):
@@ -168,14 +169,28 @@ def _vllm_terms(
         Term(
             "activations",
             -round(activation_bytes(model, engine, sequences, batched, tp)),
-            _ACTIVATION_BAND,
+            _NEWER_ACTIVATION_BAND if engine.version > _CHECKED_UNTIL else _ACTIVATION_BAND,
             f"profiled with {sequences:,} requests and {batched:,} tokens",
         ),
         Term("other memory", -round(_non_torch(engine, tp)), _OTHER_BAND, "CUDA and NCCL"),
     ]
-    if engine.version >= (0, 21):
-        terms.append(Term("CUDA graphs", -GIB, _GRAPHS_BAND, "deducted since 0.21"))
+    if _deducts_graphs(model, engine):
+        terms.append(Term("CUDA graphs", -GIB, _GRAPHS_BAND, "deducted since 0.20"))
     return tuple(terms)
+
+
+def _deducts_graphs(model: Model, engine: Engine) -> bool:
+    """Return whether vLLM leaves room for CUDA graphs when it sizes the pool: since 0.20.
+
+    From 0.25 on it runs dense models without hybrid layers by its second model runner, which
+    estimated none of it before 0.29. It does so for some experts too, which count as others here.
+
+    Source: vLLM 0.20 to 0.29, vllm/envs.py (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS),
+    vllm/config/vllm.py (use_v2_model_runner), vllm/v1/worker/gpu/model_runner.py
+    (profile_cudagraph_memory).
+    """
+    second_runner = (0, 25) <= engine.version < (0, 29) and not (model.moe or model.hybrid)
+    return engine.version >= (0, 20) and not second_runner
 
 
 def activation_bytes(model: Model, engine: Engine, sequences: int, batched: int, tp: int) -> float:
@@ -262,8 +277,8 @@ def _notes(model: Model, gpu: Gpu, engine: Engine, kv: int, tp: int) -> list[str
         notes.append("SGLang's pool was compared with two published figures only")
     elif engine.version > _CHECKED_UNTIL:
         notes.append(
-            "no published pool of vLLM 0.21 or newer was compared; one start and its log settle it"
-            " (--engine-log)"
+            "one pool of vLLM 0.20 and newer was compared (0.26); one start and its log settle"
+            " yours (--engine-log)"
         )
     if tp > 1 and gpu.link_bytes_s < 100e9:
         notes.append("tensor parallelism over PCIe was never compared")

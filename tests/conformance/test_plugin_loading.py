@@ -36,7 +36,7 @@ def test_an_unknown_vllm_is_refused_by_name(
     from kvscope import vllm_plugin
 
     monkeypatch.setattr(vllm, "__version__", "0.40.0")
-    with pytest.raises(EngineError, match=r"vLLM 0\.40\.0; kvscope's plugin knows 0\.32\.x and"):
+    with pytest.raises(EngineError, match=r"vLLM 0\.40\.0; kvscope's plugin knows 0\.26\.x"):
         _ = vllm_plugin.KvscopeScheduler
     monkeypatch.setenv("KVSCOPE_RECORD", "somewhere")
     with caplog.at_level(logging.WARNING):
@@ -47,6 +47,8 @@ def test_an_unknown_vllm_is_refused_by_name(
 @pytest.mark.parametrize(
     ("version", "known"),
     [
+        ("0.26.0", True),
+        ("0.31.0", False),
         ("0.32", True),
         ("0.32.0", True),
         ("0.32.1", True),

@@ -59,9 +59,9 @@ def test_the_terms_add_up() -> None:
 
 
 def test_memory_for_the_engine() -> None:
-    """vLLM takes 0.92 of the memory since 0.21 and 0.9 before, unless told."""
+    """vLLM takes 0.92 of the memory since 0.20 and 0.9 before, unless told."""
     assert terms()["memory for the engine"] == pytest.approx(0.92 * 79.19)
-    assert terms("vllm@0.20")["memory for the engine"] == pytest.approx(0.9 * 79.19)
+    assert terms("vllm@0.19")["memory for the engine"] == pytest.approx(0.9 * 79.19)
     assert terms(utilization=0.5)["memory for the engine"] == pytest.approx(0.5 * 79.19)
 
 
@@ -84,10 +84,20 @@ def test_memory_outside_of_pytorch(engine: str, tp: int, gib: float) -> None:
     assert terms(f"vllm@{engine}", tp=tp)["other memory"] == pytest.approx(-gib)
 
 
-def test_cuda_graphs_are_deducted_since_0_21() -> None:
-    """Before, they took memory outside of the share."""
-    assert terms("vllm@0.21")["CUDA graphs"] == -1
-    assert "CUDA graphs" not in terms("vllm@0.20")
+def test_cuda_graphs_are_deducted_since_0_20() -> None:
+    """Before, they took memory outside of the share; the second model runner did not estimate."""
+    assert terms("vllm@0.20")["CUDA graphs"] == terms("vllm@0.33")["CUDA graphs"] == -1
+    assert "CUDA graphs" not in terms("vllm@0.19")
+    assert "CUDA graphs" not in terms("vllm@0.26")
+    experts = derive_pool(resolve_model("qwen3-30b-a3b"), H100, parse_engine("vllm@0.26"))
+    assert "CUDA graphs" in {term.name for term in experts.terms}
+
+
+def test_a_pool_that_a_gpu_had() -> None:
+    """vLLM 0.26 on an H200 with llama3-8b: 112.33 GiB, 57,511 blocks."""
+    pool = derive_pool(resolve_model("llama3-8b"), resolve_gpu("h200"), parse_engine("vllm@0.26"))
+    assert pool.low_blocks < 57_510 < pool.high_blocks
+    assert pool.blocks == pytest.approx(57_510, rel=0.01)
 
 
 def test_kv_heads_are_replicated() -> None:
