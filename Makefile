@@ -8,6 +8,8 @@ ENGINE  ?= .venv-engine
 ENGINE_0_33 ?= .venv-engine-0.33
 ROUTERS ?= .venv-routers
 DYNAMO  ?= .venv-dynamo
+NEWEST  := $(CURDIR)/build/newest
+KERNELS ?= $(CURDIR)/build/kernels
 SAMPLE  := sample_traces/to-c.jsonl.gz
 WORKERS ?= 2
 PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -15,7 +17,7 @@ PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python
 	&& echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environments demo attack test test-install test-engine test-engine-0.33 test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet samples wheel clean
+.PHONY: help setup environments kernels demo attack test test-install test-engine test-engine-0.33 test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet samples wheel clean
 
 help: ## this list
 	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
@@ -63,8 +65,8 @@ test: setup ## the tests of CI that need no engine (PYTEST='-k word' narrows, WO
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal \
 		-m "not engine and not router and not install and not long" $(PYTEST)
 
-test-install: setup ## install the wheel into an empty environment, and try it
-	$(PY) -m pytest -q -m "install and not long" tests/test_install.py $(PYTEST)
+test-install: kernels ## install the wheel into an empty environment, and try it
+	KVSCOPE_WHEEL_KERNELS=$(KERNELS)/kernels $(PY) -m pytest -q -m "install and not long" tests/test_install.py $(PYTEST)
 
 # A file is one worker's, so its tests share one started vLLM. Bytecode is written by what is imported
 # first: most of what vLLM brings never is.
@@ -172,8 +174,21 @@ $(DYNAMO)/ready:
 samples: setup ## generate sample_traces/ again (seeded: the same bytes)
 	$(PY) -m kvscope.synth.profiles sample_traces
 
-wheel: setup ## build the wheel and the source distribution into dist/
-	$(PY) -m build --no-isolation --outdir dist
+# What is there already is not compiled again, and what no command needs any more stays: `make clean`
+# before a release. Numba's other version lies over .venv.
+WHEELS_CPU = NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES= # as in core/machine_code.py
+kernels: setup $(NEWEST)/ready
+	$(WHEELS_CPU) KVSCOPE_CACHE_DIR=$(KERNELS) $(PY) -m kvscope.cli.warm_up
+	$(WHEELS_CPU) KVSCOPE_CACHE_DIR=$(KERNELS) PYTHONPATH=$(NEWEST) $(PY) -m kvscope.cli.warm_up
+
+$(NEWEST)/ready: constraints-newest.txt | $(PY)
+	@rm -rf $(NEWEST)
+	@$(PY) -m pip install -qq --disable-pip-version-check --no-compile --no-deps \
+		--target $(NEWEST) --requirement constraints-newest.txt
+	@touch $(NEWEST)/ready
+
+wheel: kernels ## build the wheel, with compiled kernels, and the source distribution into dist/
+	KVSCOPE_WHEEL_KERNELS=$(KERNELS)/kernels $(PY) -m build --no-isolation --outdir dist
 
 clean: ## remove what the tools and the demo leave behind; .venv* stays
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
