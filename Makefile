@@ -38,7 +38,7 @@ $(READY): pyproject.toml constraints.txt | $(PY)
 		--constraint constraints.txt --editable '.[dev,dashboard]'
 	@$(PY) -m compileall -q -j 0 $(VENV)/lib kvscope >/dev/null || true # on all cores, unlike pip
 	@echo "Compiling the kernels of all commands, once ..."
-	@$(PY) -m kvscope.cli.warm_up || echo "make: commands compile the others when they first need them" >&2
+	@$(PY) -m kvscope.cli.warm_up $(WARM_UP) || echo "make: commands compile the others when they first need them" >&2
 	@touch $(READY)
 	@echo "Ready: $(KVSCOPE) --help"
 
@@ -176,10 +176,9 @@ samples: setup ## generate sample_traces/ again (seeded: the same bytes)
 
 # What is there already is not compiled again, and what no command needs any more stays: `make clean`
 # before a release. Numba's other version lies over .venv.
-WHEELS_CPU = NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES= # as in core/machine_code.py
 kernels: setup $(NEWEST)/ready
-	$(WHEELS_CPU) KVSCOPE_CACHE_DIR=$(KERNELS) $(PY) -m kvscope.cli.warm_up
-	$(WHEELS_CPU) KVSCOPE_CACHE_DIR=$(KERNELS) PYTHONPATH=$(NEWEST) $(PY) -m kvscope.cli.warm_up
+	KVSCOPE_CACHE_DIR=$(KERNELS) $(PY) -m kvscope.cli.warm_up --wheel
+	KVSCOPE_CACHE_DIR=$(KERNELS) PYTHONPATH=$(NEWEST) $(PY) -m kvscope.cli.warm_up --wheel
 
 $(NEWEST)/ready: constraints-newest.txt | $(PY)
 	@rm -rf $(NEWEST)

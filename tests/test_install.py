@@ -30,7 +30,8 @@ pytestmark = pytest.mark.slow
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     """Run a command to its end and return its stdout; its stderr is the failure's message."""
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    own = {"PYTHONPATH", "KVSCOPE_CACHE_DIR"}
+    inherited = {name: value for name, value in os.environ.items() if name not in own}
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,

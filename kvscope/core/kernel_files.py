@@ -52,21 +52,23 @@ class KernelFiles:
         pattern = f"*{part}*{_SUFFIX}"
         return any(self.folder.glob(pattern)) or any(_SHIPPED.glob(pattern))
 
-    def has(self, name: str, *shipped: str) -> bool:
-        """Return True if there is a file that `read` would read, damaged or not."""
-        return any(path.exists() for path in (self._path(name), *map(_shipped, (name, *shipped))))
+    def has(self, *names: str) -> bool:
+        """Return True if there is a file of one of the names, damaged or not."""
+        return any(self._path(name).exists() or _shipped(name).exists() for name in names)
 
-    def read(self, name: str, *shipped: str) -> bytes | None:
-        """Return what was saved as `name`, or came with the wheel as one of all names, or None.
+    def read(self, *names: str) -> bytes | None:
+        """Return the content saved or shipped under the first of the names that has a sound one.
 
-        A damaged file is removed, but not the wheel's.
+        A damaged file is removed, unless it was shipped.
         """
-        content = self._saved(name)
-        for each in (name, *shipped):
+        for name in names:
+            content = self._saved(name)
             if content is None:
                 with suppress(OSError):
-                    content = _content(each, _shipped(each).read_bytes())
-        return content
+                    content = _content(name, _shipped(name).read_bytes())
+            if content is not None:
+                return content
+        return None
 
     def _saved(self, name: str) -> bytes | None:
         try:

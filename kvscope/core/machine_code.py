@@ -369,9 +369,9 @@ class KernelCache(NullCache):  # type: ignore[misc]
         )
 
     def names(self, signature: Sequence[Any], target: Any) -> list[str]:
-        """Return names of files for these argument types: on this CPU, then a wheel's if it fits.
+        """Return names of files for these argument types: on this CPU, then a wheel's.
 
-        None does where the environment names a CPU.
+        A wheel's is left out where it does not fit and where the environment names a CPU.
         """
         source = self.source  # first: it collects the tuple classes of the source
         types_of, returned = normalize_signature(signature)  # the latter only where it is stated
@@ -414,6 +414,12 @@ class KernelCache(NullCache):  # type: ignore[misc]
         buffer = io.BytesIO()
         _Pickler(buffer, self._digest.tuple_classes).dump(result._reduce())
         _files.write(self.names(signature, result.target_context)[0], buffer.getvalue())
+
+
+def wheels_environment() -> dict[str, str]:
+    """Return the variables with which kernels for a wheel are compiled, if they can run here."""
+    name, features = _WHEELS_CPU
+    return {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features} if _fits_wheels() else {}
 
 
 @cache

@@ -292,8 +292,10 @@ def test_a_wheels_kernels_run_on_cpus_that_have_their_features(
     _, wheels = names()
     monkeypatch.setattr(target.codegen(), "magic_tuple", lambda: (triple, "haswell", ""))
     assert names() == [wheels, wheels]
+    assert machine_code.wheels_environment()["NUMBA_CPU_NAME"] == "haswell"
     features["avx2"] = False
     assert names() == [wheels]
+    assert not machine_code.wheels_environment()
     features["avx2"] = True
     monkeypatch.setattr(machine_code.numba.config, "CPU_NAME", "generic")
     assert names() == [wheels]

@@ -76,6 +76,7 @@ def test_what_is_shipped_is_read_where_nothing_is_saved(
     assert files.read("run-1", "run-2") == files.read("run-2") == b"shipped"
     assert files.has("run-1", "run-2")
     assert not files.has("run-1")
+    assert not files.has()
     assert files.holds("-2")
     files.write("run-1", b"saved")
     assert files.read("run-1", "run-2") == b"saved"
