@@ -5,9 +5,10 @@ PY      := $(VENV)/bin/python
 KVSCOPE := $(VENV)/bin/kvscope
 READY   := $(VENV)/ready
 ENGINE  ?= .venv-engine
-ENGINE_0_33 ?= .venv-engine-0.33
 ROUTERS ?= .venv-routers
 DYNAMO  ?= .venv-dynamo
+NEWEST  := $(CURDIR)/build/newest
+KERNELS ?= $(CURDIR)/build/kernels
 SAMPLE  := sample_traces/to-c.jsonl.gz
 WORKERS ?= 2
 PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -15,7 +16,7 @@ PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python
 	&& echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environments demo attack test test-install test-engine test-engine-0.33 test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet gpu-evidence samples wheel clean
+.PHONY: help setup environments kernels demo attack test test-install test-engine test-engine-0.26 test-engine-0.33 test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet gpu-evidence samples wheel clean
 
 help: ## this list
 	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
@@ -36,7 +37,7 @@ $(READY): pyproject.toml constraints.txt | $(PY)
 		--constraint constraints.txt --editable '.[dev,dashboard]'
 	@$(PY) -m compileall -q -j 0 $(VENV)/lib kvscope >/dev/null || true # on all cores, unlike pip
 	@echo "Compiling the kernels of all commands, once ..."
-	@$(PY) -m kvscope.cli.warm_up || echo "make: commands compile the others when they first need them" >&2
+	@$(PY) -m kvscope.cli.warm_up $(WARM_UP) || echo "make: commands compile the others when they first need them" >&2
 	@touch $(READY)
 	@echo "Ready: $(KVSCOPE) --help"
 
@@ -63,8 +64,8 @@ test: setup ## the tests of CI that need no engine (PYTEST='-k word' narrows, WO
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal \
 		-m "not engine and not router and not install and not long" $(PYTEST)
 
-test-install: setup ## install the wheel into an empty environment, and try it
-	$(PY) -m pytest -q -m "install and not long" tests/test_install.py $(PYTEST)
+test-install: kernels ## install the wheel into an empty environment, and try it
+	KVSCOPE_WHEEL_KERNELS=$(KERNELS)/kernels $(PY) -m pytest -q -m "install and not long" tests/test_install.py $(PYTEST)
 
 # A file is one worker's, so its tests share one started vLLM. Bytecode is written by what is imported
 # first: most of what vLLM brings never is.
@@ -74,8 +75,12 @@ ENGINE_TESTS  = tests/test_gpu_kit.py tests/conformance tests/vllm_plugin/test_v
 test-engine: $(ENGINE)/ready ## tests with vLLM's own code, in .venv-engine (Linux; 2 GB, once)
 	$(ENGINE_PYTEST) -m "engine and not clock and not long" $(ENGINE_TESTS)
 
-test-engine-0.33: $(ENGINE_0_33)/ready ## cache manager, schedulers, groups and CPU tier of vLLM 0.33, whose Python runs on 0.32's build
-	PYTHONPATH=$(ENGINE_0_33) $(ENGINE_PYTEST) -m "engine and not clock and not long" \
+test-engine-0.26: $(ENGINE)-0.26/ready ## cache manager, schedulers and plugin of vLLM 0.26, likewise
+	PYTHONPATH=$(ENGINE)-0.26 $(ENGINE_PYTEST) -m "engine and not clock and not long" \
+		$(addprefix tests/conformance/test_,cache_manager.py scheduler.py plugin.py)
+
+test-engine-0.33: $(ENGINE)-0.33/ready ## cache manager, schedulers, groups and CPU tier of vLLM 0.33, whose Python runs on 0.32's build
+	PYTHONPATH=$(ENGINE)-0.33 $(ENGINE_PYTEST) -m "engine and not clock and not long" \
 		$(addprefix tests/conformance/test_,hybrid.py groups.py cache_manager.py scheduler.py offloading.py \
 		offloading_groups.py)
 
@@ -104,14 +109,14 @@ $(ENGINE)/ready: pyproject.toml constraints-engine.txt | $(ENGINE)/bin/python
 		--no-deps --no-build-isolation --editable .
 	@touch $(ENGINE)/ready
 
-$(ENGINE_0_33)/ready: constraints-engine-0.33.txt tests/conformance/overlay.py $(ENGINE)/ready
-	@echo "Laying the Python code of vLLM 0.33 over $(ENGINE), once: downloads 336 MB ..."
-	@rm -rf $(ENGINE_0_33)
+$(ENGINE)-%/ready: constraints-engine-%.txt tests/conformance/overlay.py $(ENGINE)/ready
+	@echo "Laying the Python code of vLLM $* over $(ENGINE), once: downloads some 300 MB ..."
+	@rm -rf $(@D)
 	@$(ENGINE)/bin/python -m pip download -qq --disable-pip-version-check --no-cache-dir --no-deps \
-		--dest $(ENGINE_0_33)/wheel --requirement constraints-engine-0.33.txt
-	@$(ENGINE)/bin/python -m tests.conformance.overlay $(ENGINE_0_33)/wheel/*.whl $(ENGINE_0_33)
-	@rm -r $(ENGINE_0_33)/wheel
-	@touch $(ENGINE_0_33)/ready
+		--dest $(@D)/wheel --requirement constraints-engine-$*.txt
+	@$(ENGINE)/bin/python -m tests.conformance.overlay $(@D)/wheel/*.whl $(@D)
+	@rm -r $(@D)/wheel
+	@touch $@
 
 $(ROUTERS)/ready: constraints-routers.txt
 	@test -n "$(PYTHON)" || { echo "make: kvscope needs Python 3.11 or newer" >&2; exit 1; }
@@ -175,8 +180,20 @@ $(DYNAMO)/ready:
 samples: setup ## generate sample_traces/ again (seeded: the same bytes)
 	$(PY) -m kvscope.synth.profiles sample_traces
 
-wheel: setup ## build the wheel and the source distribution into dist/
-	$(PY) -m build --no-isolation --outdir dist
+# What is there already is not compiled again, and what no command needs any more stays: `make clean`
+# before a release. Numba's other version lies over .venv.
+kernels: setup $(NEWEST)/ready
+	KVSCOPE_CACHE_DIR=$(KERNELS) $(PY) -m kvscope.cli.warm_up --wheel
+	KVSCOPE_CACHE_DIR=$(KERNELS) PYTHONPATH=$(NEWEST) $(PY) -m kvscope.cli.warm_up --wheel
+
+$(NEWEST)/ready: constraints-newest.txt | $(PY)
+	@rm -rf $(NEWEST)
+	@$(PY) -m pip install -qq --disable-pip-version-check --no-compile --no-deps \
+		--target $(NEWEST) --requirement constraints-newest.txt
+	@touch $(NEWEST)/ready
+
+wheel: kernels ## build the wheel, with compiled kernels, and the source distribution into dist/
+	KVSCOPE_WHEEL_KERNELS=$(KERNELS)/kernels $(PY) -m build --no-isolation --outdir dist
 
 clean: ## remove what the tools and the demo leave behind; .venv* stays
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

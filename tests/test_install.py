@@ -22,15 +22,16 @@ from tests.long import long
 ROOT = Path(__file__).resolve().parent.parent
 DATA_FOLDERS = ("queries", "dashboard", "sample_traces", "grafana")
 START_S = 60
-NEWEST = {"numba": "0.68.1", "llvmlite": "0.50.0"}
-"""The newest that pyproject.toml allows, of what constraints.txt pins to vLLM's versions."""
+SHIPPED = os.environ.get("KVSCOPE_WHEEL_KERNELS")  # `make test-install` has compiled them
+MODEL = ("--model", "qwen2-7b")
 
 pytestmark = pytest.mark.slow
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     """Run a command to its end and return its stdout; its stderr is the failure's message."""
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    own = {"PYTHONPATH", "KVSCOPE_CACHE_DIR"}
+    inherited = {name: value for name, value in os.environ.items() if name not in own}
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
@@ -74,6 +75,12 @@ def test_the_wheel_has_one_package(distributions: dict[str, Path]) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == {"kvscope"}
 
 
+def pinned(name: str) -> dict[str, str]:
+    """Return the lines of a file of pins, by distribution."""
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines(keepends=True)
+    return {line.partition("==")[0]: line for line in lines if "==" in line}
+
+
 @pytest.fixture(scope="module", params=["wheel", long("source")])
 def installed(
     request: pytest.FixtureRequest,
@@ -87,11 +94,9 @@ def installed(
     folder = tmp_path_factory.mktemp("installed")
     run(sys.executable, "-m", "venv", folder, cwd=folder)
     pip = (folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-compile")
-    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = [pin for pin in pins if pin.partition("==")[0] not in NEWEST]
-    pins += [f"{name}=={version}" for name, version in NEWEST.items()]
+    pins = pinned("constraints.txt") | pinned("constraints-newest.txt")
     constraints = folder / "constraints.txt"
-    constraints.write_text("\n".join(pins), encoding="utf-8")
+    constraints.write_text("".join(pins.values()), encoding="utf-8")
     constraint = ("--constraint", constraints)
     run(*pip, *constraint, f"{distributions[request.param]}[dashboard]", cwd=folder)
     return folder
@@ -119,29 +124,48 @@ def test_help_and_version(installed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.install
-def test_analyze(installed: Path, tmp_path: Path) -> None:
-    """The command analyzes a packed sample from an empty folder, its kernels compiled there."""
-    (samples,) = installed.glob("lib/python*/site-packages/kvscope/_packed/sample_traces")
-    command = (installed / "bin/kvscope", "analyze", samples / "to-c.jsonl.gz", "--json")
-    cache = str(tmp_path / "cache")
-    document: dict[str, Any] = json.loads(run(*command, cwd=tmp_path, KVSCOPE_CACHE_DIR=cache))
-    assert (document["command"], document["schema"]) == ("analyze", 1)
-    assert document["trace"]["format"] == "bailian"
-    assert document["trace"]["bad_lines"] == 0
-    rates = [rate["ideal"] for rate in document["hit_rates"]]
+@pytest.mark.skipif(not SHIPPED, reason="the wheel has compiled kernels in `make test-install`")
+def test_commands_compile_nothing(installed: Path, tmp_path: Path) -> None:
+    """The first commands on a packed sample, from an empty folder: kernels come with the wheel."""
+    command, cache = installed / "bin/kvscope", tmp_path / "cache"
+
+    def document(*words: str | Path) -> Any:
+        printed = run(command, *words, "--json", cwd=tmp_path, KVSCOPE_CACHE_DIR=str(cache))
+        return json.loads(printed)
+
+    analysis = document("analyze", sample(installed))
+    assert (analysis["command"], analysis["schema"]) == ("analyze", 1)
+    assert analysis["trace"]["format"] == "bailian"
+    assert analysis["trace"]["bad_lines"] == 0
+    rates = [rate["ideal"] for rate in analysis["hit_rates"]]
     assert rates
     assert all(0 < rate < 1 for rate in rates)
-    by_capacity = [point["token_hit_rate"] for point in document["curve"]]
+    by_capacity = [point["token_hit_rate"] for point in analysis["curve"]]
     assert by_capacity == sorted(by_capacity)
-    assert sum(row["requests"] for row in document["categories"]) == document["trace"]["requests"]
-    command = (installed / "bin/kvscope", "simulate", "to-c", "--policies", "lru,tlru", "--json")
+    assert sum(row["requests"] for row in analysis["categories"]) == analysis["trace"]["requests"]
     sizes = ("--capacity-blocks", "2000", "--slo", "200ms")
-    simulated: dict[str, Any] = json.loads(
-        run(*command, *sizes, cwd=tmp_path, KVSCOPE_CACHE_DIR=cache)
-    )
+    simulated = document("simulate", "to-c", "--policies", "lru,tlru", *sizes)
     hits = {row["policy"]: row["block_hit_rate"] for row in simulated["results"]}
     assert hits.keys() == {"lru", "tlru"}
     assert all(0 < rate <= rates[0] for rate in hits.values())
+    slo = ("--slo", "400ms", "--output", tmp_path / "recommendation.toml")
+    assert document("tune", "to-c", *MODEL, "--capacity", "10GiB", *slo)["command"] == "tune"
+    assert not [*cache.rglob("*.kernel")]
+
+
+@pytest.mark.install
+def test_another_cpu_compiles_its_own(installed: Path, tmp_path: Path) -> None:
+    """Where features of the kernels' CPU are lacking, or none came with the distribution."""
+    cache = tmp_path / "cache"
+    other = {"NUMBA_CPU_NAME": "generic", "KVSCOPE_CACHE_DIR": str(cache)}
+    run(installed / "bin/kvscope", "analyze", sample(installed), cwd=tmp_path, **other)
+    assert [*cache.rglob("*.kernel")]
+
+
+def sample(installed: Path) -> Path:
+    """Return a packed sample trace."""
+    (found,) = installed.glob("lib/python*/site-packages/kvscope/_packed/sample_traces/to-c.*")
+    return found
 
 
 @pytest.mark.install

@@ -1,12 +1,14 @@
 """Compile the kernels of all commands, once: `python -m kvscope.cli.warm_up`.
 
 A command compiles the kernels that it lacks and caches them. This runs the usual commands on a
-small made-up trace, two at a time, so that later commands find their kernels compiled.
+small made-up trace, two at a time, so that later commands find their kernels compiled. With
+`--wheel`, they are compiled for all CPUs that a wheel's kernels are for, not for this one alone.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -30,7 +32,7 @@ COMMANDS = (
     ("analyze",),
     ("fit",),
 )
-_REQUESTS = 400
+_REQUESTS = 900  # so many blocks that ingesting enlarges its table of them
 
 
 def main() -> int:
@@ -80,4 +82,8 @@ def _line(number: int) -> str:
 
 
 if __name__ == "__main__":
+    if "--wheel" in sys.argv:
+        from kvscope.core.machine_code import wheels_environment  # numba
+
+        os.environ |= wheels_environment()
     sys.exit(main())

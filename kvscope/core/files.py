@@ -31,7 +31,8 @@ FULL = {number: os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, e
 """Numbers and texts of the errors of a disk without space, and of limits to what may be written."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_HOMES = (_PACKAGE / "_packed", _PACKAGE.parent)
+PACKED = _PACKAGE / "_packed"  # in a wheel alone
+_HOMES = (PACKED, _PACKAGE.parent)
 
 
 def data_folder(name: str) -> Path:

@@ -2,8 +2,8 @@
 
 A file's name says what it holds, so processes that write the same file write the same content, and
 no index has to be kept. Files of other users and damaged ones are never handed out: what is read
-here is unpickled and executed. They are compressed: most of a large kernel is long symbol names
-and bitcode, and shrinks to a tenth.
+here is unpickled and executed. What a wheel brings is trusted as its code is, and only read. Files
+are compressed: most of a large kernel is long symbol names and bitcode, and shrinks to a tenth.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from pathlib import Path
 
 import zstandard
 
-from kvscope.core.files import is_private, private_cache
+from kvscope.core.files import PACKED, is_private, private_cache
 
 UNUSED_DAYS = 30
 MAX_BYTES = 256 << 20
 
 _DAY_S = 86_400
 _SUFFIX = ".kernel"
+_SHIPPED = PACKED / "kernels"
 _CHECKSUM_BYTES = 16
 # Before kernels had names of their own, a folder held those of one state of the sources.
 _OLD_FOLDER = re.compile("kernels-[0-9a-f]{16}")
@@ -48,14 +49,28 @@ class KernelFiles:
 
     def holds(self, part: str) -> bool:
         """Return True if a file's name contains `part`."""
-        return any(self.folder.glob(f"*{part}*{_SUFFIX}"))
+        pattern = f"*{part}*{_SUFFIX}"
+        return any(self.folder.glob(pattern)) or any(_SHIPPED.glob(pattern))
 
-    def has(self, name: str) -> bool:
-        """Return True if there is a file `name`, damaged or not."""
-        return self._path(name).exists()
+    def has(self, *names: str) -> bool:
+        """Return True if there is a file of one of the names, damaged or not."""
+        return any(self._path(name).exists() or _shipped(name).exists() for name in names)
 
-    def read(self, name: str) -> bytes | None:
-        """Return the content saved as `name`, or None; remove the file if it is damaged."""
+    def read(self, *names: str) -> bytes | None:
+        """Return the content saved or shipped under the first of the names that has a sound one.
+
+        A damaged file is removed, unless it was shipped.
+        """
+        for name in names:
+            content = self._saved(name)
+            if content is None:
+                with suppress(OSError):
+                    content = _content(name, _shipped(name).read_bytes())
+            if content is not None:
+                return content
+        return None
+
+    def _saved(self, name: str) -> bytes | None:
         try:
             with self._path(name).open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -64,18 +79,13 @@ class KernelFiles:
                 data = file.read()
         except OSError:
             return None
-        checksum, compressed = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]
-        if checksum != _checksum(name, compressed):
+        content = _content(name, data)
+        if content is None:
             self.remove(name)
-            return None
-        if status.st_mtime < time.time() - _DAY_S:  # when it was last used, to the day
+        elif status.st_mtime < time.time() - _DAY_S:  # when it was last used, to the day
             with suppress(OSError):
                 os.utime(self._path(name))
-        try:
-            return zstandard.decompress(compressed)
-        except zstandard.ZstdError:  # from a version that did not compress
-            self.remove(name)
-            return None
+        return content
 
     def write(self, name: str, content: bytes) -> None:
         """Save `content` as `name`, at once for all readers; a full disk only costs the file."""
@@ -134,6 +144,21 @@ class KernelFiles:
             is_old = status.st_mtime < now - UNUSED_DAYS * _DAY_S
             if is_old and is_private(status) and _OLD_FOLDER.fullmatch(folder.name):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _shipped(name: str) -> Path:
+    return _SHIPPED / f"{name}{_SUFFIX}"
+
+
+def _content(name: str, data: bytes) -> bytes | None:
+    """Return the content of a file `name`, None of a damaged one."""
+    checksum, compressed = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]
+    if checksum != _checksum(name, compressed):
+        return None
+    try:
+        return zstandard.decompress(compressed)
+    except zstandard.ZstdError:  # from a version that did not compress
+        return None
 
 
 def _checksum(name: str, content: bytes) -> bytes:

@@ -18,10 +18,11 @@ from __future__ import annotations
 import gc
 import io
 import pickle
+import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -110,6 +111,10 @@ _FORMAT = 4  # of a file, and of how functions are called
 # Functions that are inlined are never called from Python.
 _UNCALLED = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _INLINE_OPTIONS = {"forceinline": True, **_UNCALLED, **_NO_ALLOCATION}
+# What kernels of a wheel are compiled for, and what a CPU needs to run them: x86-64-v3. Replays are
+# slower by up to a tenth with LLVM's model of that name.
+_WHEELS_CPU = "haswell", ""
+_FEATURES = ("avx2", "bmi", "bmi2", "cx16", "f16c", "fma", "lzcnt", "movbe", "popcnt")
 # Types whose name says all about the machine code that handles them.
 _NAMED_TYPES = (
     types.Array,
@@ -250,11 +255,11 @@ def dispatcher(function: FunctionType) -> Any:
         of the file: other processes may want this one while a thread here compiles another.
         """
         outer, _depth.now = _depth.now, 0  # a kernel that another one calls is still a kernel
-        name = made._cache.name(signature, made.targetctx)
+        names = made._cache.names(signature, made.targetctx)
         try:
-            if _files.has(name):
+            if _files.has(*names):
                 return compiling(signature)
-            with global_compiler_lock, _files.compiling(name), _no_collections():
+            with global_compiler_lock, _files.compiling(names[0]), _no_collections():
                 return compiling(signature)
         finally:
             _depth.now = outer
@@ -355,7 +360,7 @@ class KernelCache(NullCache):  # type: ignore[misc]
         return hexdigest(
             (
                 self._digest.value(self._function),
-                (sys.hexversion, sys.abiflags),
+                (sys.implementation.cache_tag, sys.abiflags),  # as in numba's own cache
                 numba.__version__,  # its machine code calls nothing of NumPy's
                 (numba.config.OPT, numba.config.BOUNDSCHECK, numba.config.DEBUGINFO_DEFAULT),
                 (_KERNEL_OPTIONS, _INLINE_OPTIONS),
@@ -363,15 +368,21 @@ class KernelCache(NullCache):  # type: ignore[misc]
             )
         )
 
-    def name(self, signature: Sequence[Any], target: Any) -> str:
-        """Return the name of the file for these argument types on this CPU."""
+    def names(self, signature: Sequence[Any], target: Any) -> list[str]:
+        """Return names of files for these argument types: on this CPU, then a wheel's.
+
+        A wheel's is left out where it does not fit and where the environment names a CPU.
+        """
         source = self.source  # first: it collects the tuple classes of the source
         types_of, returned = normalize_signature(signature)  # the latter only where it is stated
         arguments = tuple(_described(argument, self._digest) for argument in types_of)
         own = self._function.__name__.strip("<>")
         # Numba compares CPUs by this tuple in its own cache: triple, name, features.
-        known = (arguments, str(returned), target.codegen().magic_tuple())
-        return f"{own}-{source}-{hexdigest(known)}"
+        cpus = [target.codegen().magic_tuple()]
+        if numba.config.CPU_NAME is None and _fits_wheels():
+            cpus.append((cpus[0][0], *_WHEELS_CPU))
+        known = (arguments, str(returned))
+        return [f"{own}-{source}-{hexdigest((*known, cpu))}" for cpu in cpus]
 
     def load_overload(self, signature: Sequence[Any], target_context: Any) -> Any:
         """Return the machine code for these argument types, or None if there is none.
@@ -379,15 +390,15 @@ class KernelCache(NullCache):  # type: ignore[misc]
         Numba's own method first loads all that it can compile, scipy's linear algebra included: a
         quarter of a second. The compiler loads it all the same when it is needed.
         """
-        name = self.name(signature, target_context)
-        content = _files.read(name)
+        names = self.names(signature, target_context)
+        content = _files.read(*names)
         try:
             if content is not None:
                 payload = _Unpickler(content, self._digest.tuple_classes).load()
                 payload[1].modname = self._function.__module__  # the file may have moved since
                 return CompileResult._rebuild(target_context, *payload)
         except Exception:  # noqa: BLE001  # no pickle that this code wrote; whatever it raises
-            _files.remove(name)
+            _files.remove(names[0])
         _register_callables()
         return None
 
@@ -402,7 +413,20 @@ class KernelCache(NullCache):  # type: ignore[misc]
             return
         buffer = io.BytesIO()
         _Pickler(buffer, self._digest.tuple_classes).dump(result._reduce())
-        _files.write(self.name(signature, result.target_context), buffer.getvalue())
+        _files.write(self.names(signature, result.target_context)[0], buffer.getvalue())
+
+
+def wheels_environment() -> dict[str, str]:
+    """Return the variables with which kernels for a wheel are compiled, if they can run here."""
+    name, features = _WHEELS_CPU
+    return {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features} if _fits_wheels() else {}
+
+
+@cache
+def _fits_wheels() -> bool:
+    """Return True if this CPU can run the kernels of a wheel."""
+    known = ll.get_host_cpu_features() if platform.machine() == "x86_64" else {}
+    return all(known.get(feature) for feature in _FEATURES)
 
 
 _HOLDS_ADDRESSES = attrgetter("library.has_dynamic_globals")  # of memory: valid here alone

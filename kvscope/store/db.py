@@ -372,11 +372,7 @@ def _create(path: Path) -> bool:
     try:
         draft = folder / "store"
         with explaining(str(path)):
-            connection = duckdb.connect(str(draft), config=_CONFIG)
-            try:
-                _migrate(connection, 0)
-            finally:
-                connection.close()
+            _write_empty(draft)
         try:
             os.link(draft, path)  # unlike a renaming, it never replaces another's
         except FileExistsError:
@@ -388,6 +384,14 @@ def _create(path: Path) -> bool:
             file.unlink()
         folder.rmdir()
     return True
+
+
+def _write_empty(path: Path) -> None:
+    connection = duckdb.connect(str(path), config=_CONFIG)
+    try:
+        _migrate(connection, 0)
+    finally:
+        connection.close()
 
 
 def _remove_database(path: str) -> None:

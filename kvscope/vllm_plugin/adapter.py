@@ -51,7 +51,8 @@ def check_version() -> None:
     """
     missing = [name for kind, names in _REQUIRED for name in names if not hasattr(kind, name)]
     if not _is_known(vllm.__version__) or missing:
-        known = ", ".join(f"{version}.x" for version in SUPPORTED)
+        *earlier, last = (f"{version}.x" for version in SUPPORTED)
+        known = f"{', '.join(earlier)} and {last}"
         lacking = f", without {', '.join(missing)}" if missing else ""
         raise EngineError(
             f"this is vLLM {vllm.__version__}{lacking}; kvscope's plugin knows {known}, released",

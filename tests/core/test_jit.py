@@ -273,6 +273,47 @@ def test_a_kernel_that_is_there_is_read_while_another_process_holds_its_lock(
     assert printed.strip() == "3 loaded"
 
 
+def test_a_wheels_kernels_run_on_cpus_that_have_their_features(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are not read where a feature lacks, or where the environment names a CPU."""
+    target = machine_code.numba.core.registry.cpu_target.target_context
+    triple = target.codegen().magic_tuple()[0]
+    cache = machine_code.KernelCache(_swapped.py_func)  # type: ignore[attr-defined]
+
+    def names() -> list[str]:
+        machine_code._fits_wheels.cache_clear()
+        return cache.names((), target)
+
+    monkeypatch.setattr(machine_code.numba.config, "CPU_NAME", None)
+    monkeypatch.setattr(machine_code.platform, "machine", lambda: "x86_64")
+    features = dict.fromkeys(machine_code._FEATURES, True)
+    monkeypatch.setattr(machine_code.ll, "get_host_cpu_features", lambda: features)
+    _, wheels = names()
+    monkeypatch.setattr(target.codegen(), "magic_tuple", lambda: (triple, "haswell", ""))
+    assert names() == [wheels, wheels]
+    assert machine_code.wheels_environment()["NUMBA_CPU_NAME"] == "haswell"
+    features["avx2"] = False
+    assert names() == [wheels]
+    assert not machine_code.wheels_environment()
+    features["avx2"] = True
+    monkeypatch.setattr(machine_code.numba.config, "CPU_NAME", "generic")
+    assert names() == [wheels]
+    machine_code._fits_wheels.cache_clear()
+
+
+def test_another_numba_compiles_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its version is part of what a file's name says."""
+
+    def source() -> str:
+        return machine_code.KernelCache(_swapped.py_func).source  # type: ignore[attr-defined]
+
+    before = source()
+    assert source() == before
+    monkeypatch.setattr(machine_code.numba, "__version__", "0.1")
+    assert source() != before
+
+
 def test_numba_loads_with_the_first_call(checkout: Checkout) -> None:
     """A module of kernels, and a kernel that is not called, do not load numba."""
     code = "import sys, running; running.kernel_of(running.below); print('numba' in sys.modules)"

@@ -62,6 +62,32 @@ def test_a_file_is_small_and_one_without_compression_is_made_anew(files: KernelF
     assert not _path(files, "run-1").exists()
 
 
+def test_what_is_shipped_is_read_where_nothing_is_saved(
+    files: KernelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever owns it; it is never changed, and a damaged one counts as none."""
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    monkeypatch.setattr(kernel_files, "_SHIPPED", folder)
+    assert files.read("run-1", "run-2") is None
+    files.write("run-2", b"shipped")
+    shipped = _path(files, "run-2").rename(folder / "run-2.kernel")
+    shipped.chmod(0o666)
+    assert files.read("run-1", "run-2") == files.read("run-2") == b"shipped"
+    assert files.has("run-1", "run-2")
+    assert not files.has("run-1")
+    assert not files.has()
+    assert files.holds("-2")
+    files.write("run-1", b"saved")
+    assert files.read("run-1", "run-2") == b"saved"
+    files.remove("run-1")
+    files.remove("run-2")
+    assert files.read("run-1", "run-2") == b"shipped"
+    shipped.write_bytes(b"damaged")
+    assert files.read("run-1", "run-2") is None
+    assert shipped.read_bytes() == b"damaged"
+
+
 @pytest.mark.parametrize("mode", [0o620, 0o602])
 def test_a_file_that_others_could_write_is_not_read(files: KernelFiles, mode: int) -> None:
     """Writing it anew makes it private again."""

@@ -224,9 +224,13 @@ def small_traces(draw: st.DrawFn) -> Prompts:
     return replace(made, parent=np.array(parent, dtype=np.int32))
 
 
-@pytest.mark.parametrize("policy", [Lru(), TLru({"xi_tokens": 5})], ids=lambda each: each.name)
 @pytest.mark.parametrize(
-    "kind", [kind for kind in (*ROUTERS, Spy) if not kind.copies], ids=lambda kind: kind.name
+    ("kind", "policy"),
+    [
+        *((kind, Lru()) for kind in (*ROUTERS, Spy) if not kind.copies),
+        *((kind, TLru({"xi_tokens": 5})) for kind in (LeastRequests, MinTtft, Spy)),
+    ],
+    ids=lambda each: each.name,
 )
 @given(st.data())
 @settings(deadline=None, max_examples=25)  # compiles
