@@ -184,6 +184,7 @@ def policy(run: Run) -> None:
         found[pace] = run.kvscope(
             f"validate served.jsonl --url {url} --policies {policies} {pace}"
             " --recommendation policy.toml --latency latency.toml"
+            " --max-num-seqs 1024 --max-num-batched-tokens 8192"  # vLLM's own on such GPUs
         )
         run.save()
 
