@@ -126,8 +126,8 @@ class TuningResult(Struct, frozen=True):
 
     `contenders` are the best setting of each policy, in the order of the validation window; the
     `choice` is the first of them to change to now, else the first for a canary, None without
-    either. `recommended` is what to run: the choice or LRU, on the held-out window; `enough` is
-    what meets the SLO at a larger capacity, None where that is not searched, or none does.
+    either. `enough` meets the SLO at a larger capacity, None where that is not searched, or none
+    does. `recommended` is what to run on the held-out window: the choice, else `enough`, else LRU.
     `infinite` is an infinite cache on the validation window, `limit` the same on both later
     windows, as the `oracles` are, which know the future. `explored` are all trials on the training
     window. `replicas_needed` meet the SLO with LRU on both windows; None without `scale_out`, where
@@ -285,7 +285,7 @@ class Tuner:
                 training_any = self._least_for_any(searched, training_lru, capacity, advance)
                 least_lru, least_any = self._required(training_lru), self._required(training_any)
         enough = None
-        if not (options.scale_out or (choice or lru).meets(target)):
+        if not options.scale_out and verdict != "unreachable" and not (choice or lru).meets(target):
             enough = self._larger(lru, choice, least_any, least_lru)
         return TuningResult(
             target=target,
@@ -295,7 +295,7 @@ class Tuner:
             replicas=options.replicas,
             estimates=self.estimates,
             verdict=verdict,
-            recommended=(choice or lru).held_out,
+            recommended=choice.held_out if choice else enough or lru.held_out,
             lru=lru,
             choice=choice,
             contenders=tuple(contenders),
@@ -329,9 +329,7 @@ class Tuner:
                 advance,
             )
 
-    def contenders(
-        self, searched: Sequence[Contender], lru: Judged, capacity: int
-    ) -> list[Judged]:
+    def contenders(self, searched: Sequence[Contender], lru: Judged, capacity: int) -> list[Judged]:
         """Return the preferred setting of each policy on the validation window, the best first.
 
         The settings compared were the best in training. All are judged on the later windows too.
