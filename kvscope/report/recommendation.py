@@ -227,9 +227,8 @@ def _beyond_reach(tuned: Recommendation) -> list[str]:
     if tuning.infinite.target_s <= tuning.target.slo_s:  # its output tokens are too slow
         time, name = _in_words(tuning.infinite.tpot_s), f"{tuning.target.rank_name} TPOT"
         slo = f"the TPOT SLO of {_in_words(tuning.target.tpot_slo_s)}"
-    return [
-        f"No cache meets {slo}: on the validation window even an infinite one has a {name} of {time}."
-    ]
+    even = f"on {VALIDATION} even an infinite one has a {name} of {time}"
+    return [f"No cache meets {slo}: {even}."]
 
 
 def _unreachable(tuned: Recommendation) -> list[str]:

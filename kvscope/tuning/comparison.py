@@ -24,6 +24,7 @@ from kvscope.tuning.target import LIKELY, Limits, Target
 from kvscope.tuning.trial import Advance, Evaluator, PolicyAt, Trial, trial_of, ttft_s
 
 _FALLING = ("attainment", "prefill throughput")
+_VALUES = ("p50", "mean TTFT", "prefill throughput")  # compared without an interval
 _ALIKE = 0.02  # a difference in the target's percentile that does not matter
 
 
@@ -64,6 +65,16 @@ class WindowTrial(Trial, frozen=True):
     def recommendable(self, target: Target) -> bool:
         """Return whether it harms nothing and is significantly better than LRU."""
         return not self.harms and self.keeps_up and self.gains[target.objective].significant
+
+    @property
+    def by_value(self) -> tuple[Harm, ...]:
+        """The limits that the figures themselves break, not only an end of their intervals."""
+        gains = {"attainment": self.attainment_gain, **self.gains}
+        return tuple(
+            harm
+            for harm in self.harms
+            if harm.figure in _VALUES or gains[harm.figure].value < -abs(harm.limit)
+        )
 
     def preference(self, broken: bool) -> tuple[bool, bool, float, int, float]:
         """Return the sort key of contenders, best first; `broken`: it is worse than LRU somewhere.
@@ -110,7 +121,8 @@ class Window:
         per_s = self.evaluator.arrivals_per_s
         trial = trial_of(policy, capacity_blocks, served, self.target, per_s)
         times = ttft_s(served, self.target)
-        resampled = self.bootstrap.figures(times)
+        alike = baseline is not None and np.array_equal(times, baseline.ttft_s)
+        resampled = baseline.resampled if alike and baseline else self.bootstrap.figures(times)
         rate_scale = self.evaluator.workload.setting.rate_scale
         queued = self.target.view == "queued"
         measured = WindowTrial(

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from kvscope.policies.base import Policy
 from kvscope.tuning.comparison import Harm, Window, WindowTrial
+from kvscope.tuning.split import Split
 from kvscope.tuning.target import CERTAIN, LIKELY, Target
 from kvscope.tuning.trial import Advance, PolicyAt
 
@@ -52,8 +53,9 @@ class Judged(Struct, frozen=True):
 
     @property
     def harms(self) -> tuple[Harm, ...]:
-        """The limits that it breaks on both windows together, and those of values on the last."""
-        return self.later.harms
+        """The limits that it breaks: on both windows together, and by value on either."""
+        broken = (*self.later.harms, *self.held_out.by_value, *self.validation.by_value)
+        return tuple({harm.figure: harm for harm in reversed(broken)}.values())
 
     @property
     def grade(self) -> Grade:
@@ -86,6 +88,53 @@ class Judged(Struct, frozen=True):
                 return None
             wider = max(wider, (_ONE_SIDED + _POWER) / deviations)
         return math.ceil(requests * wider**2)
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """LRU and the contenders at one capacity of each replica.
+
+    `contenders` are the best setting of each policy, in the order of the validation window.
+    """
+
+    target: Target
+    split: Split
+    capacity_blocks: int
+    replicas: int
+    lru: Judged
+    contenders: tuple[Judged, ...]
+
+    @property
+    def choice(self) -> Judged | None:
+        """The first contender to change to now, else the first for a canary, None without either.
+
+        One that the held-out window rejects gives way to the next.
+        """
+        graded = {each.grade: each for each in reversed(self.contenders)}
+        return graded.get("do-now", graded.get("canary"))
+
+    @property
+    def grade(self) -> Grade:
+        """Whether to change the policy now, on a canary first, or not."""
+        return self.choice.grade if self.choice else "no"
+
+    @property
+    def chosen(self) -> Judged:
+        """What to run at the present capacity: the choice, else LRU."""
+        return self.choice or self.lru
+
+    @property
+    def promising(self) -> tuple[Judged, int] | None:
+        """The contender that more requests would probably show to pay, and how many; else None.
+
+        Only where none of those here is to be done now, or on a canary.
+        """
+        if self.choice is not None:
+            return None
+        needed = (
+            (contender, contender.requests_needed(self.target, self.split.requests))
+            for contender in self.contenders
+        )
+        return next(((each, count) for each, count in needed if count is not None), None)
 
 
 class LaterWindows:
@@ -121,12 +170,3 @@ class LaterWindows:
 
     def _judge(self, lru: Judged, point: PolicyAt) -> Judged:
         return self.judge(*point, lru)
-
-
-def first_choice(contenders: Sequence[Judged]) -> Judged | None:
-    """Return the first of the contenders to change to now, else the first for a canary."""
-    for grade in ("do-now", "canary"):
-        for contender in contenders:
-            if contender.grade == grade:
-                return contender
-    return None

@@ -9,7 +9,7 @@ from threading import Event
 
 import numpy as np
 from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from kvscope.characterize.windows import Windows
 from kvscope.core.executor import Executor
@@ -31,7 +31,7 @@ from kvscope.tuning.canary import Canary
 from kvscope.tuning.capacity import least_for_any, least_for_lru
 from kvscope.tuning.comparison import Harm, Window, WindowTrial, bounds, changes, harms
 from kvscope.tuning.load import MOST_REPLICAS, Load, least_replicas, load_of
-from kvscope.tuning.rule import Grade, Judged, LaterWindows, first_choice
+from kvscope.tuning.rule import Comparison, Judged, LaterWindows
 from kvscope.tuning.search import Contender, Rank, search, xi_hints
 from kvscope.tuning.split import Split, later_workload, split_windows, window_workloads
 from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits, Target
@@ -121,12 +121,10 @@ class EndVerdict(Struct, frozen=True):
         return self.choice or self.baseline
 
 
-class TuningResult(Struct, frozen=True):
+class TuningResult(Comparison, frozen=True, kw_only=True):
     """The verdict and all that it rests on.
 
-    `contenders` are the best setting of each policy, in the order of the validation window; the
-    `choice` is the first of them to change to now, else the first for a canary, None without
-    either. `enough` meets the SLO at a larger capacity, None where that is not searched, or none
+    `enough` meets the SLO at a larger capacity, None where that is not searched, or none
     does. `recommended` is what to run on the held-out window: the choice, else `enough`, else LRU.
     `infinite` is an infinite cache on the validation window, `limit` the same on both later
     windows, as the `oracles` are, which know the future. `explored` are all trials on the training
@@ -134,17 +132,10 @@ class TuningResult(Struct, frozen=True):
     LRU meets the SLO, and where MOST_REPLICAS times as many as at present do not.
     """
 
-    target: Target
     setting: RunSetting
-    split: Split
-    capacity_blocks: int
-    replicas: int
     estimates: Estimates
     verdict: Verdict
     recommended: WindowTrial
-    lru: Judged
-    choice: Judged | None
-    contenders: tuple[Judged, ...]
     infinite: WindowTrial
     limit: WindowTrial
     load: Load
@@ -169,16 +160,6 @@ class TuningResult(Struct, frozen=True):
         return self.replicas * MOST_REPLICAS
 
     @property
-    def grade(self) -> Grade:
-        """Whether to change the policy now, on a canary first, or not."""
-        return self.choice.grade if self.choice else "no"
-
-    @property
-    def chosen(self) -> Judged:
-        """What to run at the present capacity: the choice, else LRU."""
-        return self.choice or self.lru
-
-    @property
     def slo_met(self) -> SloAnswer:
         """Whether what to run meets the SLO."""
         return slo_answer(self.target, self.chosen, [end.run for end in self.ends])
@@ -187,20 +168,6 @@ class TuningResult(Struct, frozen=True):
     def lru_slo_met(self) -> SloAnswer:
         """Whether LRU meets the SLO."""
         return slo_answer(self.target, self.lru, [end.baseline for end in self.ends])
-
-    @property
-    def promising(self) -> tuple[Judged, int] | None:
-        """The contender that more requests would probably show to pay, and how many; else None.
-
-        Only where none of those here is to be done now, or on a canary.
-        """
-        if self.choice is not None:
-            return None
-        needed = (
-            (contender, contender.requests_needed(self.target, self.split.requests))
-            for contender in self.contenders
-        )
-        return next(((each, count) for each, count in needed if count is not None), None)
 
     @property
     def certain(self) -> bool:
@@ -273,9 +240,10 @@ class Tuner:
             setting = self.validation.evaluator.workload.setting
             infinite = self.windows.judge(_keep_all(setting), lossless, lru)
         # Where even an infinite cache does not keep up, no policy does.
-        searched = self.searched(capacity) if infinite.validation.keeps_up else []
-        contenders = self.contenders(searched, lru, capacity)
-        choice = first_choice(contenders)
+        variants = options.variants if infinite.validation.keeps_up else ()
+        searched = self._searched(variants, capacity)
+        comparison = self._compared(searched, lru, capacity, split)
+        choice = comparison.choice
         verdict = decide(target, lru, choice, infinite.validation)
         least_lru = least_any = None
         if verdict != "overloaded":
@@ -288,17 +256,11 @@ class Tuner:
         if not options.scale_out and verdict != "unreachable" and not (choice or lru).meets(target):
             enough = self._larger(lru, choice, least_any, least_lru)
         return TuningResult(
-            target=target,
+            **asdict(comparison),
             setting=self.held_out.evaluator.workload.setting,
-            split=split,
-            capacity_blocks=capacity,
-            replicas=options.replicas,
             estimates=self.estimates,
             verdict=verdict,
             recommended=choice.held_out if choice else enough or lru.held_out,
-            lru=lru,
-            choice=choice,
-            contenders=tuple(contenders),
             infinite=infinite.validation,
             limit=infinite.later,
             load=load,
@@ -314,25 +276,27 @@ class Tuner:
             ),
         )
 
-    def searched(self, capacity: int) -> list[Contender]:
-        """Return each variant with its best settings on the training window."""
-        variants = self.options.variants
+    def compare(self, capacity: int, split: Split) -> Comparison:
+        """Return what a change of policy is worth at `capacity` blocks; no answer to the SLO."""
+        lru = self.windows.judge(Lru(), capacity)
+        searched = self._searched(self.options.variants, capacity)
+        return self._compared(searched, lru, capacity, split)
+
+    def _searched(self, variants: Sequence[Variant], capacity: int) -> list[Contender]:
+        """Return each variant with its settings on the training window, the best first."""
         names = ", ".join(variant.policy.name for variant in variants)
+        hints = xi_hints(self.training, capacity)
         with self.progress(f"searching {names} at {capacity:,} blocks") as advance:
-            return search(
-                self.training,
-                variants,
-                self.estimates,
-                xi_hints(self.training, capacity),
-                capacity,
-                self._rank(capacity),
-                advance,
-            )
+            rank = self._rank(capacity)
+            return search(self.training, variants, self.estimates, hints, capacity, rank, advance)
 
-    def contenders(self, searched: Sequence[Contender], lru: Judged, capacity: int) -> list[Judged]:
-        """Return the preferred setting of each policy on the validation window, the best first.
+    def _compared(
+        self, searched: Sequence[Contender], lru: Judged, capacity: int, split: Split
+    ) -> Comparison:
+        """Return LRU and the preferred setting of each policy on the validation window.
 
-        The settings compared were the best in training. All are judged on the later windows too.
+        The settings compared were the best in training. The preferred ones are judged on the later
+        windows too.
         """
         leading = [contender.trials[:_COMPARED] for contender in searched]
         points = [(trial.policy, capacity) for trials in leading for trial in trials]
@@ -341,11 +305,19 @@ class Tuner:
             return trial.preference(bool(self._broken(lru.validation, trial)))
 
         with self.progress("replaying the validation window") as advance:
-            measured = iter(self.validation.measure_all(points, lru.validation, advance))
+            measured = iter(self.windows.validation.measure_all(points, lru.validation, advance))
             best = [min((next(measured) for _ in trials), key=preference) for trials in leading]
         points = [(trial.policy, capacity) for trial in sorted(best, key=preference)]
         with self.progress("replaying the held-out window") as advance:
-            return self.windows.judge_all(points, lru, advance)
+            contenders = self.windows.judge_all(points, lru, advance)
+        return Comparison(
+            target=self.target,
+            split=split,
+            capacity_blocks=capacity,
+            replicas=self.options.replicas,
+            lru=lru,
+            contenders=tuple(contenders),
+        )
 
     def oracles(self, capacity: int, lru: Judged) -> list[WindowTrial]:
         """Return the oracles on both later windows; none where an engine cannot run them."""
@@ -530,6 +502,38 @@ def _lossless(evaluator: Evaluator) -> int:
     return max(workload.curve.capacity_for(workload.curve.ideal), 1)
 
 
+def prepared(
+    prompts: Prompts,
+    setting: RunSetting,
+    options: TuningOptions,
+    windows: Windows,
+    *,
+    lineage: Lineage,
+    progress: Progress,
+    stop: Event | None = None,
+    executor: Executor | None = None,
+) -> tuple[Tuner, Split, int, str]:
+    """Return the tuner of a trace, its windows, and the capacity with its origin.
+
+    The default executor of replays are threads. `lineage` is the origin of the trace's
+    conversations. Raises InputError where the trace is too short to be split, or lacks the times
+    that queues need; UsageError for shares that cannot split it.
+    """
+    split = options.split(prompts)
+    with progress("preparing"):
+        setting = replace(setting, slo_s=options.target.slo_s)
+        workloads = window_workloads(prompts, split, setting, windows, lineage)
+        later = later_workload(workloads[-1], split)
+        capacity, origin = options.capacity_blocks, "as stated"
+        if capacity is None:
+            curve, early = workloads[0].curve, workloads[0].prompts
+            longest = int(early.carried_blocks.max(initial=1))
+            capacity = max(curve.capacity_for(_HALF * curve.ideal), longest, 1)
+            origin = "where LRU gets half of the possible hits, at least the longest prompt"
+    tuner = Tuner((*workloads, later), options, progress, stop or Event(), executor)
+    return tuner, split, capacity, origin
+
+
 def tune(
     prompts: Prompts,
     setting: RunSetting,
@@ -541,26 +545,17 @@ def tune(
     stop: Event | None = None,
     executor: Executor | None = None,
 ) -> TuningResult:
-    """Return the recommendation for a trace; a set `stop` raises Stopped.
-
-    The default executor of replays are threads. `lineage` is the origin of the trace's
-    conversations. Raises InputError where the trace is too short to be split, or lacks the times
-    that queues need; UsageError for shares that cannot split it.
-    """
-    target = options.target
-    split = options.split(prompts)
-    with progress("preparing"):
-        workloads = window_workloads(
-            prompts, split, replace(setting, slo_s=target.slo_s), windows, lineage
-        )
-        later = later_workload(workloads[-1], split)
-        capacity, origin = options.capacity_blocks, "as stated"
-        if capacity is None:
-            curve, early = workloads[0].curve, workloads[0].prompts
-            longest = int(early.carried_blocks.max(initial=1))
-            capacity = max(curve.capacity_for(_HALF * curve.ideal), longest, 1)
-            origin = "where LRU gets half of the possible hits, at least the longest prompt"
-    tuner = Tuner((*workloads, later), options, progress, stop or Event(), executor)
+    """Return the recommendation for a trace, as `prepared`; a set `stop` raises Stopped."""
+    tuner, split, capacity, origin = prepared(
+        prompts,
+        setting,
+        options,
+        windows,
+        lineage=lineage,
+        progress=progress,
+        stop=stop,
+        executor=executor,
+    )
     result = tuner.run(capacity, split)
     return replace(
         result,

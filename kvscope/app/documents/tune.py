@@ -223,8 +223,8 @@ class RecommendationFacts(CapacityFacts):
 class TuneDocument(GatedDocument, SettingFacts):
     """What `kvscope tune` recommends, what that rests on, and all that was tried.
 
-    `changes` are the contenders, the preferred one first. `contenders` (the same) and `infinite` are
-    on the validation window, `limit` (an infinite cache) and `oracles` on both later windows,
+    `changes` are the contenders, the preferred one first. `contenders` (the same) and `infinite`
+    are on the validation window, `limit` (an infinite cache) and `oracles` on both later windows,
     `explored` on the training window. `oracles` know the future; neither bounds TTFT.
     """
 
