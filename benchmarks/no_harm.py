@@ -251,8 +251,8 @@ def harm_table(results: Sequence[dict[str, Any]], traffic: str = "judging") -> T
         f"{len(tuned)} tunings of {caches} caches and engines, {traffic} traffic, for SLOs of"
         f" {', '.join(f'{factor:g}' for factor in FACTORS)} times LRU's p95; compared on the last"
         f" {1 - SEEN:.0%} of the requests. `worse`: a 95 % CI of p95, TEL or attainment on the"
-        " wrong side; `harmed`: by value, p95 or TEL by 2 % or attainment by 0.5 points. `right`: TEL or"
-        " attainment better, nothing worse. `captured`: of the gain of the best setting in"
+        " wrong side; `harmed`: by value, p95 or TEL by 2 % or attainment by 0.5 points. `right`:"
+        " TEL or attainment better, nothing worse. `captured`: of the gain of the best setting in"
         " hindsight that harms nothing, by changes graded do now.",
         (
             "trace",
@@ -363,9 +363,11 @@ def _traces(options: argparse.Namespace) -> Iterator[HeldOut]:
     """Yield the traces to tune on."""
     if options.tiers or options.development:
         yield from samples()
-    made = tier_harm.GENERATED if options.tiers else DEVELOPMENT if options.development else JUDGING
-    if options.short:
-        made = () if options.tiers else SHORT
+    made: tuple[tuple[str, int, int], ...] = SHORT
+    if options.tiers:
+        made = () if options.short else tier_harm.GENERATED
+    elif not options.short:
+        made = DEVELOPMENT if options.development else JUDGING
     with TemporaryDirectory() as folder:
         yield from generated(made, Path(folder))
     if not (options.short or options.development):

@@ -120,7 +120,7 @@ class Recommendation(Struct, frozen=True):
             )
         if changes and disagreeing:
             return (
-                "No flags: the change does harm within the uncertainty of pool and latency."
+                "No flags: the comparison does not hold within the uncertainty of pool and latency."
                 " Measure them: kvscope calibrate, and --engine-log for the pool."
             )
         return ""

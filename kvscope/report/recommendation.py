@@ -462,7 +462,7 @@ def _layouts(tuned: Recommendation) -> list[str]:
     if chosen:
         eligible = sum(bool(end.eligible) for end in layouts)
         name = tuned.called(chosen[0].policy)
-        within = f"without harm in {eligible} of {len(layouts)}"
+        within = f"eligible in {eligible} of {len(layouts)}"
         sentences.append(f"{name} there: {figures(chosen)}, {within}.")
     return sentences
 
@@ -652,7 +652,7 @@ def _ends(tuned: Recommendation, *, layouts: bool = True) -> list[str]:
         times = f"LRU {_time(other.baseline)}"
         if other.choice is not None:
             times += f", {other.choice.policy.name} {_time(other.choice)}"
-            times += "" if other.eligible else " (does harm)"
+            times += "" if other.eligible else " (not eligible)"
         return f"With {other.end.name}: {other.verdict}, {times}."
 
     return [words(end) for end in tuned.tuning.ends if layouts or not end.end.sessions]

@@ -105,8 +105,8 @@ class RequiredCapacity(Struct, frozen=True):
 class EndVerdict(Struct, frozen=True):
     """The verdict at one end, the choice being the same; both trials are of the held-out window.
 
-    `eligible`: whether the choice harms nothing there, with an SLO that is as much longer as the
-    prefills are: the same requests are then near it. None without a choice.
+    `eligible`: whether the choice harms nothing there and a gain is likely, with an SLO that is as
+    much longer as the prefills are: the same requests are then near it. None without a choice.
     """
 
     end: End
@@ -176,7 +176,7 @@ class TuningResult(Comparison, frozen=True, kw_only=True):
 
     @property
     def disagreeing(self) -> tuple[EndVerdict, ...]:
-        """The ends at which the choice does harm; without a choice, those with another verdict."""
+        """The ends where the choice is not eligible; without one, those with another verdict."""
         return tuple(
             end
             for end in self.ends
@@ -366,7 +366,7 @@ class Tuner:
             choice = windows.judge(result.choice.policy, capacity, lru)
         lossless = _lossless(windows.validation.evaluator)
         infinite = windows.validation.measure(_keep_all(result.setting), lossless)
-        eligible = choice and choice.keeps_up and not choice.harms
+        eligible = None if choice is None else choice.grade != "no"
         return EndVerdict(
             end,
             decide(self.target, lru, choice if eligible else None, infinite),

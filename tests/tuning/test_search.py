@@ -14,7 +14,7 @@ from kvscope.replay.parameter_estimates import ParameterEstimate, bind
 from kvscope.replay.policy_options import Variant
 from kvscope.synth.birth_death import BirthDeath
 from kvscope.tuning import tuner
-from kvscope.tuning.comparison import changes, harms
+from kvscope.tuning.comparison import bounds, changes, harms
 from kvscope.tuning.flags import EngineLaunch, flags
 from kvscope.tuning.search import coarse, finer, search, search_values, xi_hints
 from kvscope.tuning.target import Limits, Target
@@ -204,7 +204,7 @@ def test_lru_is_kept_where_it_is_provably_best() -> None:
         found = tuned(trace, slo_s, zero)
         (contender,) = found.contenders
         assert contender.policy.values["xi_tokens"] == 0
-        assert all(not one.significant for one in contender.gains.values())
+        assert all(not one.significant for one in contender.later.gains.values())
         assert found.choice is None
         assert found.recommended.policy.name == "lru"
         assert found.verdict != "switch"
@@ -214,7 +214,7 @@ def test_a_few_conversations_are_no_proof() -> None:
     """Eight conversations: the same gain as of twenty, but no interval, and LRU is kept on."""
     found = tuned(in_turn(8, 60), 0.2, capacity_blocks=140)
     assert found.choice is None
-    gain = found.contenders[0].gains["p95"]
+    gain = found.contenders[0].later.gains["p95"]
     assert gain.value > 0.3
     assert not gain.significant
     assert found.verdict == "add-capacity"
@@ -328,10 +328,10 @@ def test_the_choice_is_the_best_of_all_contenders(monkeypatch: pytest.MonkeyPatc
     other = tuned(in_turn(), 0.2, variants, capacity_blocks=IN_TURN_CAPACITY)
     for result in (found, other):
         assert {each.policy.name for each in result.contenders} == {"wa", "threshold-lru", "tlru"}
-        best = min(result.contenders, key=lambda each: each.preference(result.target))
-        assert result.choice is not None
-        assert result.choice.validation.policy.name == best.policy.name == "tlru"
-        assert result.choice.validation.policy.values == best.policy.values
+        best = result.contenders[0]
+        assert result.choice is best
+        assert best.policy.name == "tlru"
+        assert best.policy.values == found.contenders[0].policy.values
     assert other.verdict == found.verdict == "switch"
 
 
@@ -358,7 +358,7 @@ def test_harmless_settings_come_first_in_training() -> None:
     (baseline,) = [each for each in at if each.policy.name == "lru"]
     broken = {
         tuple(each.policy.values.items()): bool(
-            harms(found.target, Limits(), changes(found.target, baseline, each))
+            harms(bounds(found.target, Limits(), baseline), changes(found.target, baseline, each))
         )
         for each in at
     }
