@@ -125,7 +125,7 @@ def test_no_choice_sees_what_it_is_judged_on(seed: int, told: bool, view: View) 
 
 
 def test_held_out_requests_only_reject() -> None:
-    """With a choice to speak of: other held-out requests leave its setting and place as they are."""
+    """With a choice to speak of: other held-out requests leave its setting as it is."""
     trace = in_turn()
     one, two = (
         tuned(each, 0.2, capacity_blocks=350) for each in (trace, disturbed(trace, CHOSEN, 1))
