@@ -261,7 +261,7 @@ def test_unknown_intervals_and_infinite_values_are_toml(
 ) -> None:
     """Few conversations give no interval; a policy's values may be infinite."""
     few = tuned(in_turn(8, 60), 0.2, capacity_blocks=140)
-    shown = replace(few, recommended=few.contenders[0])
+    shown = replace(few, recommended=few.contenders[0].held_out)
     path = tmp_path / "recommendation.toml"
     _round(path, shown)
     value, low, high = tomllib.loads(path.read_text(encoding="utf-8"))["gain"]["p95"]
