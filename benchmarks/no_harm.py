@@ -72,7 +72,6 @@ DEVELOPMENT = (
     ("time-of-day", 8_000, 101),
     ("retrieval", 4_000, 101),
     ("shared-prefix-groups", 6_000, 101),
-    ("to-c", 3_000, 102),
 )
 """Profile, requests and seed of the traffic that the rule was made on, beside the samples."""
 JUDGING = (

@@ -88,7 +88,6 @@ def test_validation_figures_are_those_of_simulate(found: TuningResult) -> None:
     assert len(trials) == 1 + len(SOME)
     _check(
         [*trials, found.infinite],
-        trials,
         chats(4, REQUESTS)[:HELD_OUT_FROM],
         VALIDATION_FROM,
         found,

@@ -303,8 +303,8 @@ def test_a_smaller_pool_is_another_verdict() -> None:
     found = tuned(in_turn(), 0.2, capacity_blocks=IN_TURN_CAPACITY, ends=ends)
     assert found.choice is not None
     small, large = found.ends
-    assert (small.verdict, large.verdict) == ("switch", "keep-lru")
-    assert (small.eligible, large.eligible) == (True, False)
+    assert (small.verdict, large.verdict) == ("add-capacity", "keep-lru")
+    assert (small.eligible, large.eligible) == (False, False)
     assert {each.capacity_blocks for each in (small.baseline, large.baseline)} == {100, 1_000}
     assert not found.certain
     sure = tuned(
