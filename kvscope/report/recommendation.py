@@ -34,7 +34,7 @@ from kvscope.report.words import (
 )
 from kvscope.tuning.bootstrap import FEWEST, Gain
 from kvscope.tuning.canary import Canary
-from kvscope.tuning.comparison import Harm, WindowTrial
+from kvscope.tuning.comparison import VALUES, Harm, WindowTrial
 from kvscope.tuning.flags import plugin_command
 from kvscope.tuning.rule import Grade, Judged
 from kvscope.tuning.search import XI
@@ -160,7 +160,7 @@ def _no_change(tuned: Recommendation) -> list[str]:
         ]
     for contender in tuning.contenders:
         if contender.later.likely >= LIKELY:
-            why = _harms(contender.later) or "its queue grows"
+            why = _harms(contender.harms) or "its queue grows"
             return [f"No change: {_named(tuned, contender)} gains on {LATER}, but {why}."]
     return [f"No change: no policy is likely better than LRU on {LATER}."]
 
@@ -326,19 +326,19 @@ def _tpot(tuned: Recommendation) -> list[str]:
     return [f"{time}, {within} the SLO of {slo}."]
 
 
-def _harms(trial: WindowTrial) -> str:
+def _harms(harms: Sequence[Harm]) -> str:
     """Return what a policy makes worse: 'p50 +80.1% (limit +25.0%)'."""
 
     def words(harm: Harm) -> str:
         if harm.figure == "attainment":
             change = f"{points(harm.change)} at worst (limit {points(harm.limit)})"
             return f"requests within the SLO {change}"
-        interval = "" if harm.figure in {"p50", "prefill throughput"} else " at worst"
+        interval = "" if harm.figure in VALUES else " at worst"
         figure = "TEL" if harm.figure == "tel" else harm.figure
         change = "unbounded" if math.isinf(harm.change) else percent_change(harm.change)
         return f"{figure} {change}{interval} (limit {percent_change(harm.limit)})"
 
-    return ", ".join(words(harm) for harm in trial.harms)
+    return ", ".join(words(harm) for harm in harms)
 
 
 def _canary(tuned: Recommendation) -> list[str]:
@@ -513,7 +513,7 @@ def _gains(tuned: Recommendation) -> Table:
             decisive: partial(changed, decisive),
             f"{decisive}, 95% CI": lambda judged: _briefly(judged.later.gains[decisive]),
             **{name: partial(changed, name) for name in others},
-            "harms": lambda judged: _harms(judged.later) or NONE,
+            "harms": lambda judged: _harms(judged.harms) or NONE,
         },
         "; ".join([about, *_without_width(gains)]),
         words=("harms",),

@@ -24,7 +24,7 @@ from kvscope.tuning.target import LIKELY, Limits, Target
 from kvscope.tuning.trial import Advance, Evaluator, PolicyAt, Trial, trial_of, ttft_s
 
 _FALLING = ("attainment", "prefill throughput")
-_VALUES = ("p50", "mean TTFT", "prefill throughput")  # compared without an interval
+VALUES = ("p50", "mean TTFT", "prefill throughput")  # compared without an interval
 _ALIKE = 0.02  # a difference in the target's percentile that does not matter
 
 
@@ -73,7 +73,7 @@ class WindowTrial(Trial, frozen=True):
         return tuple(
             harm
             for harm in self.harms
-            if harm.figure in _VALUES or gains[harm.figure].value < -abs(harm.limit)
+            if harm.figure in VALUES or gains[harm.figure].value < -abs(harm.limit)
         )
 
     def preference(self, broken: bool) -> tuple[bool, bool, float, int, float]:
