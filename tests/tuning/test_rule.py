@@ -90,7 +90,7 @@ def test_what_is_rejected_gives_way_to_the_next() -> None:
 def test_requests_that_would_show_it() -> None:
     """The interval of a p95 10 % lower must shrink to 12 %, with 80 % power: by 1.43 x 0.16."""
     needed = HARMFUL.requests_needed(TARGET, 1_000)
-    assert needed == pytest.approx(1_000 * (0.16 / 0.12 * 2.802 / 1.96) ** 2, abs=1)
+    assert 3_600 < 1_000 * (0.16 / 0.12 * 2.802 / 1.96) ** 2 <= 3_700 == needed
     assert NOW.requests_needed(TARGET, 1_000) == 1_000
     more = CANARY.requests_needed(TARGET, 1_000)
     assert more is not None
