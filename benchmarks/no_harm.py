@@ -49,7 +49,7 @@ from kvscope.replay.workload import Workload
 from kvscope.tuning.bootstrap import Bootstrap
 from kvscope.tuning.comparison import Window, WindowTrial, bounds, changes, harms
 from kvscope.tuning.load import keeps_up
-from kvscope.tuning.rule import Comparison
+from kvscope.tuning.rule import PolicyComparison
 from kvscope.tuning.search import XI, with_value
 from kvscope.tuning.split import first_requests
 from kvscope.tuning.target import Limits, Target
@@ -182,7 +182,7 @@ def _least_replicas(trace: HeldOut, request: TuneRequest) -> int | None:
     return None
 
 
-def _judged(compared: Comparison, request: TuneRequest, trace: HeldOut) -> dict[str, Any]:
+def _judged(compared: PolicyComparison, request: TuneRequest, trace: HeldOut) -> dict[str, Any]:
     """Return what the rule says, what that changes on the last requests, and the best there."""
     window = _window(trace, request, SEEN, compared.replicas)
     blocks, rank = compared.capacity_blocks, window.target.rank_name
@@ -218,7 +218,7 @@ def _judged(compared: Comparison, request: TuneRequest, trace: HeldOut) -> dict[
     return {**result, **best}
 
 
-def _runnable(compared: Comparison, request: TuneRequest) -> Iterator[Policy]:
+def _runnable(compared: PolicyComparison, request: TuneRequest) -> Iterator[Policy]:
     """Yield the settings to compare in hindsight, those with a guard also without it."""
     xi = float(request.profile.xi_tokens(request.target.slo_s))
     for contender in compared.contenders:

@@ -93,7 +93,7 @@ class Judged(Struct, frozen=True):
         return round(math.ceil(needed / step - 1e-9) * step)
 
 
-class Comparison(Struct, frozen=True, kw_only=True):
+class PolicyComparison(Struct, frozen=True, kw_only=True):
     """LRU and the contenders at one capacity of each replica.
 
     `contenders` are the best setting of each policy, in the order of the validation window.

@@ -31,7 +31,7 @@ from kvscope.tuning.canary import Canary
 from kvscope.tuning.capacity import least_for_any, least_for_lru
 from kvscope.tuning.comparison import Harm, Window, WindowTrial, bounds, changes, harms
 from kvscope.tuning.load import MOST_REPLICAS, Load, least_replicas, load_of
-from kvscope.tuning.rule import Comparison, Judged, LaterWindows
+from kvscope.tuning.rule import Judged, LaterWindows, PolicyComparison
 from kvscope.tuning.search import Contender, Rank, search, xi_hints
 from kvscope.tuning.split import Split, later_workload, split_windows, window_workloads
 from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits, Target
@@ -121,7 +121,7 @@ class EndVerdict(Struct, frozen=True):
         return self.choice or self.baseline
 
 
-class TuningResult(Comparison, frozen=True, kw_only=True):
+class TuningResult(PolicyComparison, frozen=True, kw_only=True):
     """The verdict and all that it rests on.
 
     `enough` meets the SLO at a larger capacity, None where that is not searched, or none
@@ -276,7 +276,7 @@ class Tuner:
             ),
         )
 
-    def compare(self, capacity: int, split: Split) -> Comparison:
+    def compare(self, capacity: int, split: Split) -> PolicyComparison:
         """Return what a change of policy is worth at `capacity` blocks; no answer to the SLO."""
         lru = self.windows.judge(Lru(), capacity)
         searched = self._searched(self.options.variants, capacity)
@@ -292,7 +292,7 @@ class Tuner:
 
     def _compared(
         self, searched: Sequence[Contender], lru: Judged, capacity: int, split: Split
-    ) -> Comparison:
+    ) -> PolicyComparison:
         """Return LRU and the preferred setting of each policy on the validation window.
 
         The settings compared were the best in training. The preferred ones are judged on the later
@@ -310,7 +310,7 @@ class Tuner:
         points = [(trial.policy, capacity) for trial in sorted(best, key=preference)]
         with self.progress("replaying the held-out window") as advance:
             contenders = self.windows.judge_all(points, lru, advance)
-        return Comparison(
+        return PolicyComparison(
             target=self.target,
             split=split,
             capacity_blocks=capacity,

@@ -15,7 +15,7 @@ from kvscope.replay.settings import run_setting
 from kvscope.synth.to_c import ToC
 from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.comparison import Harm
-from kvscope.tuning.rule import Comparison, Judged
+from kvscope.tuning.rule import Judged, PolicyComparison
 from kvscope.tuning.split import Split
 from kvscope.tuning.target import Target
 from tests.tuning.examples import in_turn, recorded, tuned, window_trial
@@ -44,9 +44,9 @@ def judged(
     return Judged(BASE, held_out, later)
 
 
-def compared(*contenders: Judged) -> Comparison:
+def compared(*contenders: Judged) -> PolicyComparison:
     """Return contenders in this order."""
-    return Comparison(
+    return PolicyComparison(
         target=TARGET,
         split=SPLIT,
         capacity_blocks=10,
