@@ -1,26 +1,28 @@
-"""Measure whether recommendations hold on requests that no choice saw.
+"""Measure whether recommendations hold on requests that no choice saw, and what they gain.
 
-Every trace is tuned on its first 80 % for four deployments, each with the least replicas that keep
-up, and SLOs of 0.5, 0.8, 1.1 and 2 times LRU's p95. What is recommended, at the pool that there is,
-is then replayed beside LRU over the whole trace and compared on the last 20 %. A recommendation is
-worse if the 95 % interval of its attainment, TEL or p95 lies on the wrong side of LRU's; regret is
-its p95 over that of the best contender in hindsight.
+Every trace is compared on its first 80 %, at caches where LRU gets 30 to 85 % of the possible hits
+and on simulated engines that keep up, for SLOs of 0.6, 0.8, 1.0 and 1.3 times LRU's p95. The change
+of policy that the rule of `kvscope tune` grades *do now* or *canary* is then replayed beside LRU
+over the whole trace and compared on the last 20 %. It is worse if the 95 % interval of its p95, TEL
+or attainment lies on the wrong side of LRU's; a point harm is a p95 or TEL more than 2 % worse, or
+an attainment 0.5 points lower. Captured is the share of the gain of the best setting in hindsight
+that harms nothing, of all contenders with their tuned and usual xi, with and without a guard.
 
-`--resume FILE` keeps each result as it comes and goes on from there, a file for each table;
-`--short` takes one deployment and the samples below a minute; `--coverage N` instead counts how
-often the interval of a gain holds the gain of all N seeds together, on five kinds of generated
-traffic; `--tiers` measures what `kvscope tune --tiers` recommends instead (see `tier_harm`), with
-`--hybrid` for models with windows.
-`--record` writes the tables into docs/evidence/no-harm.md. KVSCOPE_TRACES names the folder of
-published traces.
+The rule was made on DEVELOPMENT and is judged on JUDGING and the published traces, whose folder
+KVSCOPE_TRACES names. `--development` measures the former. `--resume FILE` keeps each result as it
+comes and goes on from there, a file for each table; `--short` takes two traces at one cache;
+`--coverage N` instead counts how often the interval of a gain holds the gain of all N seeds
+together, on five kinds of generated traffic; `--tiers` measures what `kvscope tune --tiers`
+recommends instead (see `tier_harm`), with `--hybrid` for models with windows. `--record` writes the
+tables into docs/evidence/no-harm.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,31 +37,59 @@ from benchmarks.processes import note
 from benchmarks.table import Table, record
 from kvscope.app.options import TuneOptions
 from kvscope.app.requests import TuneRequest, tune_request
-from kvscope.app.tune import Recommendation, tune
 from kvscope.characterize.windows import Windows
 from kvscope.core.hits import standard
 from kvscope.latency.profile import PRESETS
+from kvscope.policies.base import GUARD, Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
+from kvscope.replay.curve import lru_curve
 from kvscope.replay.settings import run_setting
 from kvscope.replay.workload import Workload
 from kvscope.tuning.bootstrap import Bootstrap
-from kvscope.tuning.comparison import Window, WindowTrial
+from kvscope.tuning.comparison import Window, WindowTrial, bounds, changes, harms
 from kvscope.tuning.load import keeps_up
+from kvscope.tuning.rule import PolicyComparison
+from kvscope.tuning.search import XI, with_value
 from kvscope.tuning.split import first_requests
 from kvscope.tuning.target import Limits, Target
-from kvscope.tuning.trial import Evaluator
+from kvscope.tuning.trial import Advance, Evaluator
+from kvscope.tuning.tuner import TuningOptions, prepared
 
 PAGE = ROOT / "docs" / "evidence" / "no-harm.md"
 SEEN = 0.8
-FACTORS = (0.5, 0.8, 1.1, 2.0)
-DEPLOYMENTS: tuple[dict[str, Any], ...] = (
-    {"gpu": "l4", "model": "llama3-8b"},
-    {"gpu": "a100-80", "model": "llama3-8b"},
-    {"gpu": "h100", "tp": 2, "model": "llama3-70b", "weight_dtype": "fp8"},
-    {"gpu": "h200", "tp": 4, "model": "llama3-8b"},
-)
+FACTORS = (0.6, 0.8, 1.0, 1.3)
+LEVELS = (0.5, 0.7, 0.3, 0.85)
+"""Caches: where LRU gets these shares of the possible hits."""
+ENGINE = {"gpu": "a100-80", "model": "llama3-8b"}
 MOST_REPLICAS = 64
+DEVELOPMENT = (
+    ("to-c", 12_000, 101),
+    ("birth-death", 8_000, 101),
+    ("to-b", 8_000, 101),
+    ("agent", 3_000, 101),
+    ("regime-change", 8_000, 101),
+    ("time-of-day", 8_000, 101),
+    ("retrieval", 4_000, 101),
+    ("shared-prefix-groups", 6_000, 101),
+)
+"""Profile, requests and seed of the traffic that the rule was made on, beside the samples."""
+JUDGING = (
+    ("to-c", 6_000, 201),
+    ("birth-death", 6_000, 201),
+    ("to-b", 6_000, 201),
+    ("agent", 2_000, 201),
+    ("regime-change", 6_000, 201),
+    ("time-of-day", 6_000, 201),
+    ("retrieval", 4_000, 201),
+    ("shared-prefix-groups", 4_000, 201),
+    ("to-c", 2_000, 202),
+    ("birth-death", 3_000, 202),
+)
+"""The same of the traffic that judges it, beside the published traces."""
+ON_ENGINES = ("to-c", "birth-death", "regime-change")
+"""Profiles that are also replayed on simulated engines."""
+SHORT = (("birth-death", 3_000, 301), ("to-c", 3_000, 301))
 COVERED = (
     ("birth-death", 2_000, 1_200, 0.2, 1_500.0),
     ("to-c", 2_000, 12_000, 0.58, 9_383.0),
@@ -75,26 +105,61 @@ FEW = 2_500
 """Requests below which p90 is the target, so that every window has enough beyond it."""
 
 
+@contextmanager
+def _quiet(label: str) -> Iterator[Advance]:
+    yield lambda _: None
+
+
 def measured(
     trace: HeldOut, deployment: dict[str, Any], percentile: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield a result for each SLO: the verdict, and the last requests under what it recommends."""
-    probe = tune_request(TuneOptions(slo=1.0, percentile=percentile, **deployment))
-    whole, requests = trace.prompts, len(trace.prompts.leaf)
-    seen = first_requests(whole, int(requests * SEEN), trace.trace.lineage)
-    replicas = _least_replicas(trace, probe)
+    """Yield a result for each SLO: what the rule says, and the last requests under that.
+
+    `deployment` are options of `kvscope tune`; a `level` is a share of the possible hits instead,
+    which LRU gets at the capacity.
+    """
+    options = {**deployment}
+    level = options.pop("level", None)
+    if level is not None:
+        options["capacity_blocks"] = (_capacity(trace, level),)
+    probe = tune_request(TuneOptions(slo=1.0, percentile=percentile, **options))
+    seen = first_requests(trace.prompts, int(len(trace.prompts.leaf) * SEEN), trace.trace.lineage)
+    replicas = 1 if level is not None else _least_replicas(trace, probe)
     if replicas is None:
-        yield {"verdict": f"more than {MOST_REPLICAS} replicas"}
+        yield {"grade": f"more than {MOST_REPLICAS} replicas"}
         return
-    options = {**deployment, "replicas": replicas}
-    lru_s = _lru_s(trace, probe, replicas)
+    blocks = _blocks(trace, probe)
+    lru_s = _window(trace, probe, SEEN / 2, replicas).measure(Lru(), blocks).target_s
     if not np.isfinite(lru_s):
-        yield {"verdict": "rejects too many requests", "replicas": replicas}
+        yield {"grade": "rejects too many requests"}
         return
     for factor in FACTORS:
         request = tune_request(TuneOptions(slo=factor * lru_s, percentile=percentile, **options))
-        tuned = tune(trace.trace, seen, request)
-        yield {"slo_of_lru": factor, "replicas": replicas, **_judged(tuned, request, trace)}
+        tuning = TuningOptions(request.target, request.variants, blocks, replicas)
+        tuner, split, capacity, _ = prepared(
+            seen,
+            request.setting,
+            tuning,
+            Windows(1.0, 1),
+            lineage=trace.trace.lineage,
+            progress=_quiet,
+        )
+        compared = tuner.compare(capacity, split)
+        yield {"slo_of_lru": factor, **_judged(compared, request, trace)}
+
+
+def _capacity(trace: HeldOut, level: float) -> int:
+    """Return the blocks at which LRU gets a share of the possible hits; the longest prompt fits."""
+    curve = lru_curve(trace.prompts, standard(warmup=1 - SEEN))
+    longest = int(trace.prompts.carried_blocks.max(initial=1))
+    return max(curve.capacity_for(level * curve.ideal), longest)
+
+
+def _blocks(trace: HeldOut, request: TuneRequest) -> int:
+    """Return the capacity of each replica."""
+    if request.deployment is None:
+        return request.capacities.blocks[0]
+    return request.deployment.pool.in_blocks_of(trace.trace.block_size).blocks
 
 
 def _window(trace: HeldOut, request: TuneRequest, share: float, replicas: int) -> Window:
@@ -108,7 +173,7 @@ def _window(trace: HeldOut, request: TuneRequest, share: float, replicas: int) -
 
 
 def _least_replicas(trace: HeldOut, request: TuneRequest) -> int | None:
-    blocks, count = _pool_blocks(trace, request), 1
+    blocks, count = _blocks(trace, request), 1
     while count <= MOST_REPLICAS:
         window = _window(trace, request, 0.5, count)
         if keeps_up(window.evaluator.served(Lru(), blocks), 0.0):
@@ -117,91 +182,116 @@ def _least_replicas(trace: HeldOut, request: TuneRequest) -> int | None:
     return None
 
 
-def _lru_s(trace: HeldOut, request: TuneRequest, replicas: int) -> float:
-    """Return LRU's percentile in the second half of the requests that tuning sees."""
-    window = _window(trace, request, SEEN / 2, replicas)
-    return window.measure(Lru(), _pool_blocks(trace, request)).target_s
-
-
-def _pool_blocks(trace: HeldOut, request: TuneRequest) -> int:
-    if request.deployment is None:
-        raise ValueError("the request is for a cache alone")
-    return request.deployment.pool.in_blocks_of(trace.trace.block_size).blocks
-
-
-def _judged(tuned: Recommendation, request: TuneRequest, trace: HeldOut) -> dict[str, Any]:
-    tuning = tuned.tuning
-    window = _window(trace, request, SEEN, tuning.replicas)
-    lru = window.measure(Lru(), tuning.capacity_blocks)
-    result: dict[str, Any] = {"verdict": tuning.verdict, "policy": "lru", "certain": tuning.certain}
-    contenders = [
-        window.measure(each.policy, tuning.capacity_blocks, lru) for each in tuning.contenders
+def _judged(compared: PolicyComparison, request: TuneRequest, trace: HeldOut) -> dict[str, Any]:
+    """Return what the rule says, what that changes on the last requests, and the best there."""
+    window = _window(trace, request, SEEN, compared.replicas)
+    blocks, rank = compared.capacity_blocks, window.target.rank_name
+    lru = window.measure(Lru(), blocks)
+    result: dict[str, Any] = {"grade": compared.grade, "policy": "lru"}
+    if compared.choice is not None:
+        chosen = window.measure(compared.choice.policy, blocks, lru)
+        result |= {
+            "policy": chosen.policy.name,
+            "p95": chosen.gains[rank].value,
+            "tel": chosen.gains["tel"].value,
+            "attainment": chosen.attainment_gain.value,
+            "worse": _worse(chosen, rank),
+        }
+        result["harmed"] = (
+            min(result["p95"], result["tel"]) < -0.02 or result["attainment"] < -0.005
+        )
+        result["right"] = not result["worse"] and (result["tel"] > 0 or result["attainment"] > 0)
+    baseline, limits = window.evaluator.trial(Lru(), blocks), request.limits
+    points = [(policy, blocks) for policy in _runnable(compared, request)]
+    harmless = [
+        moved
+        for trial in window.evaluator.evaluate(points)
+        if not harms(
+            bounds(window.target, limits, baseline),
+            moved := changes(window.target, baseline, trial),
+        )
     ]
-    best_s = min([lru.target_s, *(each.target_s for each in contenders)])
-    chosen = lru
-    if tuning.verdict == "switch":
-        chosen = window.measure(tuning.recommended.policy, tuning.capacity_blocks, lru)
-        result |= {"policy": chosen.policy.name, **_changes(chosen, window)}
-    regret = chosen.target_s / best_s - 1 if np.isfinite(best_s) and best_s > 0 else 0.0
-    harmful = [each.policy.name for each in contenders if _worse(each, window)]
-    return {**result, "regret": float(regret), "harmful": harmful}
-
-
-def _changes(chosen: WindowTrial, window: Window) -> dict[str, Any]:
-    rank = window.target.rank_name
-    return {
-        "attainment": chosen.attainment_gain.value,
-        rank: -chosen.gains[rank].value,
-        "tel": -chosen.gains["tel"].value,
-        "worse": _worse(chosen, window),
+    best = {
+        "best_p95": max([0.0, *(-moved[rank] for moved in harmless)]),
+        "best_attainment": max([0.0, *(moved["attainment"] for moved in harmless)]),
     }
+    return {**result, **best}
 
 
-def _worse(chosen: WindowTrial, window: Window) -> bool:
+def _runnable(compared: PolicyComparison, request: TuneRequest) -> Iterator[Policy]:
+    """Yield the settings to compare in hindsight, those with a guard also without it."""
+    xi = float(request.profile.xi_tokens(request.target.slo_s))
+    for contender in compared.contenders:
+        policy = contender.policy
+        others = [policy]
+        if XI in policy.values:
+            others += [with_value(policy, XI, round(share * xi)) for share in (0.25, 0.5, 1.0)]
+        for each in others:
+            yield each
+            if GUARD.name in each.values:
+                yield with_value(each, GUARD.name, 0.0)
+
+
+def _worse(chosen: WindowTrial, rank: str) -> bool:
     """Return whether an interval lies on the wrong side of LRU's figure."""
-    gains = (chosen.attainment_gain, chosen.gains[window.target.rank_name], chosen.gains["tel"])
+    gains = (chosen.attainment_gain, chosen.gains[rank], chosen.gains["tel"])
     return any(gain.high < 0 for gain in gains)
 
 
-def harm_table(results: list[dict[str, Any]]) -> Table:
-    """Return a row for each trace and deployment."""
-    rows = []
-    keys = dict.fromkeys((result["trace"], result["deployment"]) for result in results)
-    for trace, deployment in keys:
-        here = [r for r in results if (r["trace"], r["deployment"]) == (trace, deployment)]
-        verdicts = [
-            f"{r['verdict']}{' ' + r['policy'] if r['verdict'] == 'switch' else ''}" for r in here
-        ]
-        regrets = [r["regret"] for r in here if "regret" in r]
-        worse = sum(r.get("worse", False) for r in here)
-        would = sum(len(r.get("harmful", ())) for r in here)
-        median = f"{statistics.median(regrets):.1%}" if regrets else "–"
-        most = f"{max(regrets):.1%}" if regrets else "–"
-        replicas = str(here[0].get("replicas", "–"))
-        rows.append(
-            [trace, deployment, replicas, "; ".join(verdicts), str(worse), str(would), median, most]
-        )
-    switches = [r for r in results if r["verdict"] == "switch"]
-    tunings = sum("regret" in r for r in results)
-    worse = sum(r["worse"] for r in switches)
+def harm_table(results: Sequence[dict[str, Any]], traffic: str = "judging") -> Table:
+    """Return a row for each trace, and one for all."""
+    tuned = [result for result in results if "slo_of_lru" in result]
+    names = dict.fromkeys(result["trace"] for result in tuned)
+    groups = {name: [each for each in tuned if each["trace"] == name] for name in names}
+    rows = [_harm_row(name, group) for name, group in {**groups, "all": tuned}.items()]
+    caches = len({(each["trace"], each["deployment"]) for each in tuned})
     return Table(
         "Recommendations on requests that no choice saw",
-        f"{tunings} tunings, {len(switches)} recommend a switch, {worse} of them worse than"
-        f" LRU on the last {1 - SEEN:.0%} of the requests. Verdicts for SLOs of"
-        f" {', '.join(f'{factor:g}' for factor in FACTORS)} times LRU's p95. `would harm`: best"
-        " settings of policies, over the four SLOs, that were worse than LRU there.",
+        f"{len(tuned)} tunings of {caches} caches and engines, {traffic} traffic, for SLOs of"
+        f" {', '.join(f'{factor:g}' for factor in FACTORS)} times LRU's p95; compared on the last"
+        f" {1 - SEEN:.0%} of the requests. `worse`: a 95 % CI of p95, TEL or attainment on the"
+        " wrong side; `harmed`: by value, p95 or TEL by 2 % or attainment by 0.5 points. `right`:"
+        " TEL or attainment better, nothing worse. `captured`: of the gain of the best setting in"
+        " hindsight that harms nothing, by changes graded do now.",
         (
             "trace",
-            "deployment",
-            "replicas",
-            "verdicts",
+            "tunings",
+            "do now",
+            "right",
             "worse",
-            "would harm",
-            "regret, median",
-            "worst",
+            "harmed",
+            "canary",
+            "right there",
+            "captured p95",
+            "captured attainment",
         ),
         rows,
     )
+
+
+def _harm_row(name: str, results: Sequence[dict[str, Any]]) -> list[str]:
+    now = [each for each in results if each["grade"] == "do-now"]
+    canary = [each for each in results if each["grade"] == "canary"]
+
+    def captured(figure: str) -> str:
+        most = sum(each[f"best_{figure}"] for each in results)
+        return f"{sum(each[figure] for each in now) / most:.0%}" if most > 0 else "–"
+
+    def times(group: Sequence[dict[str, Any]], what: str) -> str:
+        return str(sum(each[what] for each in group))
+
+    return [
+        name,
+        str(len(results)),
+        str(len(now)),
+        times(now, "right"),
+        times(now, "worse"),
+        times(now, "harmed"),
+        str(len(canary)),
+        times(canary, "right"),
+        captured("p95"),
+        captured("attainment"),
+    ]
 
 
 def _covered(traffic: tuple[str, int, int, float, float], seeds: int) -> list[list[str]]:
@@ -270,24 +360,37 @@ def _keep(path: Path | None, results: list[dict[str, Any]]) -> None:
 
 def _traces(options: argparse.Namespace) -> Iterator[HeldOut]:
     """Yield the traces to tune on."""
-    yield from samples()
-    if options.tiers and not options.short:
-        with TemporaryDirectory() as folder:
-            yield from generated(tier_harm.GENERATED, Path(folder))
-    if not options.short:
+    if options.tiers or options.development:
+        yield from samples()
+    made: tuple[tuple[str, int, int], ...] = SHORT
+    if options.tiers:
+        made = () if options.short else tier_harm.GENERATED
+    elif not options.short:
+        made = DEVELOPMENT if options.development else JUDGING
+    with TemporaryDirectory() as folder:
+        yield from generated(made, Path(folder))
+    if not (options.short or options.development):
         yield from published()
+
+
+def _deployments(options: argparse.Namespace, name: str) -> Sequence[dict[str, Any]]:
+    """Return the caches and engines of a trace."""
+    if options.tiers:
+        known = tier_harm.HYBRID if options.hybrid else tier_harm.DEPLOYMENTS
+        return known[1:2] if options.short else known
+    if options.short:
+        return [{"level": LEVELS[0]}]
+    engines = [ENGINE] if name.startswith(ON_ENGINES) else []
+    return [*({"level": level} for level in LEVELS), *engines]
 
 
 def _results(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return all results, those of earlier runs from the file to resume."""
     known = _kept(options.resume)
     done = {(result["trace"], result["deployment"]) for result in known}
-    deployments = DEPLOYMENTS
-    if options.tiers:
-        deployments = tier_harm.HYBRID if options.hybrid else tier_harm.DEPLOYMENTS
     measure = partial(tier_harm.measured, share_seen=SEEN) if options.tiers else measured
     for trace in _traces(options):
-        for deployment in deployments[1:2] if options.short else deployments:
+        for deployment in _deployments(options, trace.name):
             name = " ".join(str(value) for value in deployment.values())
             if (trace.name, name) in done:
                 continue
@@ -307,6 +410,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--short", action="store_true")
+    parser.add_argument("--development", action="store_true")
     parser.add_argument("--tiers", action="store_true")
     parser.add_argument("--hybrid", action="store_true")
     parser.add_argument("--coverage", type=int, metavar="N")
@@ -319,7 +423,9 @@ def main() -> None:
         table = tier_harm.table(_results(options))
         part = "tiers-hybrid" if options.hybrid else "tiers"
     else:
-        table, part = harm_table(_results(options)), "no-harm"
+        traffic = "development" if options.development else "judging"
+        part = "no-harm-development" if options.development else "no-harm"
+        table = harm_table(_results(options), traffic)
     print(table.markdown())
     if options.record:
         record(PAGE, table.markdown(), part)

@@ -10,11 +10,9 @@ import pytest
 
 from benchmarks import ROOT, analyze, no_harm, tier_harm
 from benchmarks.generate import BLOCK_TOKENS, records, write
-from benchmarks.held_out import HeldOut
+from benchmarks.held_out import HeldOut, generated
 from benchmarks.table import Table, record
 from benchmarks.traces import TraceFile
-from kvscope.app import requests
-from kvscope.replay import policy_options
 
 WORKERS = ROOT / "benchmarks" / "workers"
 
@@ -69,22 +67,26 @@ def test_a_part_is_measured_from_trace_to_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_recommendations_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sample on one deployment, in short: no switch is worse on requests that no choice saw.
+def test_recommendations_do_no_harm(tmp_path: Path) -> None:
+    """The short form: changes that are recommended, none worse on requests that no choice saw."""
+    results = []
+    for trace in generated(no_harm.SHORT, tmp_path):
+        for result in no_harm.measured(trace, {"level": no_harm.LEVELS[0]}, 0.95):
+            results.append({"trace": trace.name, "deployment": "cache", **result})
+    assert len(results) == len(no_harm.SHORT) * len(no_harm.FACTORS)
+    now = [result for result in results if result["grade"] == "do-now"]
+    assert now
+    assert all(result["right"] and not result["worse"] for result in now)
+    table = no_harm.harm_table(results)
+    assert [row[0] for row in table.rows][-1] == "all"
+    assert len(table.rows) == len(no_harm.SHORT) + 1
 
-    With T-LRU without a guard beside the default contender, as guarded ones are hardly ever surely
-    better than LRU.
-    """
-    monkeypatch.setattr(requests.common, "guarded", lambda variant: variant)
-    monkeypatch.setattr(no_harm, "FACTORS", (1.1,))
-    monkeypatch.setitem(policy_options._CONTENDERS, policy_options.VLLM, "gittins,tlru")
-    trace = HeldOut("to-b", ROOT / "sample_traces" / "to-b.jsonl.gz")
-    results = list(no_harm.measured(trace, no_harm.DEPLOYMENTS[2], 0.9))
-    assert [result["slo_of_lru"] for result in results] == [1.1]
-    assert "switch" in {result["verdict"] for result in results}
-    assert not any(result.get("worse", False) for result in results)
-    named = [{"trace": "to-b", "deployment": "one", **result} for result in results]
-    assert len(no_harm.harm_table(named).rows) == 1
+
+def test_the_rule_is_judged_on_other_traffic_than_it_was_made_on() -> None:
+    """No seed of a profile is in two of the lists."""
+    lists = (no_harm.DEVELOPMENT, no_harm.JUDGING, no_harm.SHORT)
+    seeds = [{(profile, seed) for profile, _, seed in each} for each in lists]
+    assert len(set.union(*seeds)) == sum(map(len, seeds))
 
 
 @pytest.mark.long

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
 
 WHY_CONTENDERS = {
-    VLLM: "its guard reverts to LRU by itself; vLLM runs it with kvscope's plugin",
+    VLLM: "their guards revert to LRU; vLLM runs them with kvscope's plugin",
     SGLANG: "what SGLang runs by flags",
 }
 BEYOND_RANGE = 0.01  # share of prompts beyond the measured lengths that is worth a warning
@@ -107,19 +107,20 @@ class Recommendation(Struct, frozen=True):
         """Return why no flags are given; empty where they are."""
         if self.deployment is None:
             return "A cache study: name the deployment (--gpu, --model) for an engine's flags."
-        if self.tuning.verdict not in {"switch", "keep-lru"}:
+        changes = self.tuning.choice is not None
+        if not changes and self.tuning.verdict != "keep-lru":
             return f"No flags: {self.tuning.verdict} is not mended by flags."
-        if self.tuning.verdict == "switch" and not self.deployment.switchable:
+        if changes and not self.deployment.switchable:
             return f"No flags: {self.deployment.not_switchable}."
         disagreeing = self.tuning.disagreeing
         if any(each.end.sessions for each in disagreeing):
             return (
-                "No flags: the verdict changes with when the sessions begin."
+                "No flags: the answer changes with when the sessions begin."
                 " State it: --session-arrivals poisson:RATE."
             )
-        if self.tuning.verdict == "switch" and disagreeing:
+        if changes and disagreeing:
             return (
-                "No flags: the verdict changes within the uncertainty of pool and latency."
+                "No flags: the comparison does not hold within the uncertainty of pool and latency."
                 " Measure them: kvscope calibrate, and --engine-log for the pool."
             )
         return ""
@@ -332,7 +333,7 @@ def write_recommended(
     engine would run it, and a recommendation to switch is not replaced by another verdict.
     """
     why = tuned.why_no_flags()
-    if tuned.deployment is not None and tuned.tuning.verdict == "switch" and why and not force:
+    if tuned.deployment is not None and tuned.tuning.choice and why and not force:
         return f"{path} was not written (--force writes it). {why}"
     if not force and (kept := why_kept(path, tuned.tuning.verdict)):
         return kept

@@ -22,7 +22,7 @@ from kvscope.policies.registry import by_name
 REMEDY = "`kvscope tune` and `kvscope fit --export` write such a file"
 KEYS = (
     *("schema", "trace", "block_size", "policy", "verdict", "target", "capacity", "latency"),
-    *("expected", "gain", "flags", "deployment", "canary", "tier"),
+    *("grade", "expected", "gain", "flags", "deployment", "canary", "tier"),
     *("returns", "ends"),  # fits, a table a learner; "ends" beside a policy that was removed
 )
 """What a policy file or a recommendation has at its top."""

@@ -23,7 +23,7 @@ REPLAYED = "lru,gittins,tlru,wa,belady,tail-belady"  # by default
 LRU_RETENTION = "lru-retention"
 HYBRID = f"lru,{LRU_RETENTION}"  # for models whose layers are in groups
 VLLM, SGLANG = "vllm", "sglang"
-_CONTENDERS = {VLLM: "gittins", SGLANG: "tlru,slru,lfu"}
+_CONTENDERS = {VLLM: "gittins,tlru,threshold-lru,wa", SGLANG: "tlru,slru,lfu"}
 _LEAVES = "leaves"
 _FORM = "write for example tlru.xi_tokens=2000, or several values as in tlru.xi_tokens=1k,2k"
 
@@ -41,7 +41,7 @@ class Variant(Struct, frozen=True):
 def contenders(engine: str = VLLM, *, hybrid: bool = False) -> str:
     """Return the policies that compete with LRU by default: those that the engine can run.
 
-    In vLLM, with kvscope's plugin, that is the one with a guard, and for `hybrid` models its own
+    In vLLM, with kvscope's plugin, those that take a guard, and for `hybrid` models its own
     setting; SGLang runs others, by flags.
     """
     return LRU_RETENTION if hybrid else _CONTENDERS[engine]

@@ -34,10 +34,14 @@ from kvscope.report.words import (
 )
 from kvscope.tuning.bootstrap import FEWEST, Gain
 from kvscope.tuning.canary import Canary
-from kvscope.tuning.comparison import Harm, WindowTrial
+from kvscope.tuning.comparison import VALUES, Harm, WindowTrial
 from kvscope.tuning.flags import plugin_command
+from kvscope.tuning.rule import Grade, Judged
+from kvscope.tuning.search import XI
+from kvscope.tuning.target import LIKELY
 from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import EndVerdict, RequiredCapacity
+from kvscope.tuning.verdict import SloAnswer
 
 SECTIONS = (
     *("recommendation", "policies", "capacity", "to-set", "assumed"),
@@ -51,6 +55,14 @@ NOT_SIMULATED = (
 CACHE_STUDY = "cache study: idle cached blocks only, without weights, running requests or replicas"
 
 HELD_OUT, VALIDATION = "held-out requests", "the validation window"
+LATER = "the later requests"
+_ANSWERS: dict[SloAnswer, str] = {
+    "meets": "meets it",
+    "misses": "misses it",
+    "undecided": "is undecided",
+    "overloaded": "does not keep up",
+}
+_TITLES: dict[Grade, str] = {"do-now": "do now", "canary": "canary first"}
 _CONTENDERS = 4  # on the one screen
 _NO_WIDTH = 1e-9  # of an interval: sums of times differ by rounding alone
 
@@ -100,15 +112,62 @@ def report(tuned: Recommendation) -> Report:
 
 
 def verdict_in_words(tuned: Recommendation) -> list[str]:
-    """Return the verdict, and the figures behind it, in sentences; each names its window."""
+    """Return what a change is worth, then whether the SLO is met, in sentences.
+
+    Each names its window; the later requests are those of the validation and the held-out window.
+    """
     words = {
         "keep-lru": _keep_lru,
-        "switch": _switch,
+        "switch": _slo_met,
         "add-capacity": _add_capacity,
         "unreachable": _unreachable,
         "overloaded": _overloaded,
     }
-    return words[tuned.tuning.verdict](tuned)
+    return [*_worth(tuned), *words[tuned.tuning.verdict](tuned)]
+
+
+def _worth(tuned: Recommendation) -> list[str]:
+    """Return what the change of policy is worth, wherever the SLO lies, or why there is none."""
+    tuning = tuned.tuning
+    if tuning.choice is None:
+        return _no_change(tuned)
+    trial, name = tuning.choice.later, _named(tuned, tuning.choice)
+    moves = f"{name}: {_moves(trial, tuned)} on {LATER}"
+    if tuning.grade == "do-now":
+        first = f"Do now, free: {moves}."
+    else:
+        first = f"Canary first: {moves}. No harm shows, and a gain is {trial.likely:.0%} likely."
+    place = tuning.contenders.index(tuning.choice)
+    before = f"{counted(place, 'policy', 'policies')} preferred before failed there."
+    return [
+        first,
+        *([before] if place else []),
+        *_side_effects(tuned),
+        *_unguarded(tuned),
+        *_canary(tuned),
+    ]
+
+
+def _no_change(tuned: Recommendation) -> list[str]:
+    """Return why no policy is to be changed to: too few requests, harm, or no gain."""
+    tuning = tuned.tuning
+    if tuning.promising is not None:
+        contender, needed = tuning.promising
+        requests = f"{count(tuning.split.requests)} of about {count(needed)}"
+        moves = f"{_named(tuned, contender)}: {_moves(contender.later, tuned)} on {LATER}"
+        return [
+            f"Not enough requests: {requests}. A gain is likely, but harm is possible: {moves}."
+        ]
+    for contender in tuning.contenders:
+        if contender.later.likely >= LIKELY:
+            why = _harms(contender.harms) or "its queue grows"
+            return [f"No change: {_named(tuned, contender)} gains on {LATER}, but {why}."]
+    return [f"No change: no policy is likely better than LRU on {LATER}."]
+
+
+def _named(tuned: Recommendation, judged: Judged) -> str:
+    """Return a policy with its xi: `gittins, ξ 1,585`."""
+    return tuned.called(judged.policy).replace(f" {XI}=", ", ξ ")
 
 
 def _now(tuned: Recommendation, trial: Trial | None = None, window: str = HELD_OUT) -> str:
@@ -134,21 +193,22 @@ def _keep_lru(tuned: Recommendation) -> list[str]:
     return [f"Keep LRU: {_now(tuned)}, within {_slo(tuned)}.", *_tpot(tuned), *_shrink(tuned)]
 
 
-def _switch(tuned: Recommendation) -> list[str]:
-    best = tuned.tuning.recommended
-    within = f"within {_slo(tuned)} in {best.meeting_share:.0%} of the bootstrap resamples"
-    switch = (
-        f"Switch to {tuned.called(best.policy)}: {_moves(best, tuned)} on held-out requests,"
-        f" {within}, at {_where(tuned)}."
+def _slo_met(tuned: Recommendation) -> list[str]:
+    """Return whether the change and LRU meet the SLO, and what would where it does not."""
+    tuning = tuned.tuning
+    judged = (tuning.chosen, tuning.slo_met), (tuning.lru, tuning.lru_slo_met)
+    answers = (
+        f"{each.policy.name} {_ANSWERS[answer]} ({_time(each.later)}, 95% CI"
+        f" {' to '.join(_in_words(end_s) for end_s in each.later.interval_s)})"
+        for each, answer in judged
     )
-    return [
-        switch,
-        *_side_effects(tuned),
-        *_tpot(tuned),
-        *_replicas(tuned),
-        *_unguarded(tuned),
-        *_canary(tuned),
-    ]
+    slo = f"SLO of {units.duration_in_words(tuning.target.slo_s)} for {tuned.target_name}"
+    sentences = [f"{slo} on {LATER}: {', '.join(answers)}.", *_tpot(tuned)]
+    if tuning.chosen.meets(tuning.target):
+        return [*sentences, *_replicas(tuned)]
+    if not tuning.infinite.meets(tuning.target):
+        return [*sentences, *_beyond_reach(tuned), *_replicas(tuned)]
+    return [*sentences, *(_replicas(tuned) if tuned.deployment else _enough(tuned))]
 
 
 def _unguarded(tuned: Recommendation) -> list[str]:
@@ -160,34 +220,40 @@ def _unguarded(tuned: Recommendation) -> list[str]:
     return [f"{policy.name} has no guard: it can fall below LRU once the traffic changes{other}."]
 
 
-def _unreachable(tuned: Recommendation) -> list[str]:
+def _beyond_reach(tuned: Recommendation) -> list[str]:
+    """Return that even an infinite cache misses the SLO."""
     tuning = tuned.tuning
     slo, time, name = _slo(tuned), _time(tuning.infinite), tuned.target_name
     if tuning.infinite.target_s <= tuning.target.slo_s:  # its output tokens are too slow
         time, name = _in_words(tuning.infinite.tpot_s), f"{tuning.target.rank_name} TPOT"
         slo = f"the TPOT SLO of {_in_words(tuning.target.tpot_slo_s)}"
-    none = (
-        f"No cache meets {slo}: on the validation window even an infinite one has a {name} of"
-        f" {time}. {_now(tuned, tuning.lru.validation, VALIDATION)}."
-    )
+    even = f"on {VALIDATION} even an infinite one has a {name} of {time}"
+    return [f"No cache meets {slo}: {even}."]
+
+
+def _unreachable(tuned: Recommendation) -> list[str]:
+    now = f"{_now(tuned, tuned.tuning.lru.validation, VALIDATION)}."
     remains = [] if tuned.deployment else ["Faster prefill or shorter prompts remain."]
-    return [none, *_tpot(tuned), *_rejected(tuned), *_replicas(tuned), *remains]
+    return [*_beyond_reach(tuned), now, *_tpot(tuned), *_replicas(tuned), *remains]
 
 
 def _add_capacity(tuned: Recommendation) -> list[str]:
-    tuning, sizes, best = tuned.tuning, explanation.sizes_of(tuned), tuned.tuning.recommended
-    add = [f"Add capacity: {_misses(tuned)}", *_tpot(tuned), *_rejected(tuned)]
-    if tuned.deployment is not None:
-        return [*add, *_replicas(tuned)]
-    if best.capacity_blocks <= tuning.capacity_blocks:
-        return [*add, "No capacity within the search range meets it."]
+    add = [f"Add capacity: {_misses(tuned)}", *_tpot(tuned)]
+    return [*add, *(_replicas(tuned) if tuned.deployment else _enough(tuned))]
+
+
+def _enough(tuned: Recommendation) -> list[str]:
+    """Return the larger capacity that meets the SLO."""
+    tuning, sizes, best = tuned.tuning, explanation.sizes_of(tuned), tuned.tuning.enough
+    if best is None:
+        return ["No capacity within the search range meets it."]
     enough = f"{tuned.called(best.policy)} meets it at {sizes.in_words(best.capacity_blocks)}"
     if best.meets(tuning.target):
         enough += f": {tuned.target_name} {_time(best)} on held-out requests."
     else:
         fails = "in the training window but not on held-out requests"
         enough += f" {fails}: {tuned.target_name} {_time(best)} there."
-    return [*add, " ".join([enough, *_held_out(tuned, sizes)])]
+    return [" ".join([enough, *_held_out(tuned, best.capacity_blocks, sizes)])]
 
 
 def _where(tuned: Recommendation) -> str:
@@ -239,18 +305,17 @@ def _replicas(tuned: Recommendation) -> list[str]:
     extra = tuned.price_hour(tuning.replicas_needed - tuning.replicas)
     each = "" if price is None else f" ({price:.4g} an hour, {extra:.4g} more than now)"
     windows = "on the validation and the held-out window"
-    saves = tuning.verdict == "switch" and extra is not None
+    saves = tuning.slo_met == "meets" and tuning.choice is not None and extra is not None
     return [
         f"With LRU, {replicas}{each} meet {slo} {windows}.",
-        *([f"The switch saves {extra:.4g} an hour."] if saves else []),
+        *([f"The change saves {extra:.4g} an hour."] if saves else []),
     ]
 
 
 def _tpot(tuned: Recommendation) -> list[str]:
     """Return the time per output token, where it has an SLO: on the window that it is beyond."""
     tuning, slo_s = tuned.tuning, tuned.tuning.target.tpot_slo_s
-    lru = tuning.recommended is tuning.baseline
-    judged = tuning.lru if lru or tuning.choice is None else tuning.choice
+    judged = tuning.chosen
     if slo_s is None or judged.held_out.tpot_s is None or judged.validation.tpot_s is None:
         return []
     window, time_s = HELD_OUT, judged.held_out.tpot_s
@@ -261,43 +326,19 @@ def _tpot(tuned: Recommendation) -> list[str]:
     return [f"{time}, {within} the SLO of {slo}."]
 
 
-def _rejected(tuned: Recommendation) -> list[str]:
-    """Return why the contender that looks best is not recommended."""
-    tuning = tuned.tuning
-    if tuning.choice is not None:
-        name = tuned.called(tuning.choice.held_out.policy)
-        if tuning.choice.held_out.harms:
-            why = _harms(tuning.choice.held_out)
-            return [f"{name}, chosen on the validation window, fails the held-out one: {why}."]
-        moves = f"{_moves(tuning.choice.held_out, tuned)} on held-out requests"
-        if not tuning.choice.keeps_up:
-            return [f"{name} harms nothing, but its queue grows: {moves}."]
-        if tuning.choice.held_out.meets(tuning.target):
-            time = _time(tuning.choice.validation)
-            return [f"{name} harms nothing, but is not enough on {VALIDATION} ({time}): {moves}."]
-        return [f"{name} harms nothing, but misses the SLO too: {moves}."]
-    objective = tuning.target.objective
-    for contender in tuning.contenders:
-        if contender.gains[objective].significant:
-            name = tuned.called(contender.policy)
-            why = _harms(contender) or "its queue grows"
-            return [f"{name} improves {objective} on the validation window, but {why}."]
-    return ["No policy is significantly better than LRU on the validation window."]
-
-
-def _harms(trial: WindowTrial) -> str:
+def _harms(harms: Sequence[Harm]) -> str:
     """Return what a policy makes worse: 'p50 +80.1% (limit +25.0%)'."""
 
     def words(harm: Harm) -> str:
         if harm.figure == "attainment":
             change = f"{points(harm.change)} at worst (limit {points(harm.limit)})"
             return f"requests within the SLO {change}"
-        interval = "" if harm.figure in {"p50", "prefill throughput"} else " at worst"
+        interval = "" if harm.figure in VALUES else " at worst"
         figure = "TEL" if harm.figure == "tel" else harm.figure
         change = "unbounded" if math.isinf(harm.change) else percent_change(harm.change)
         return f"{figure} {change}{interval} (limit {percent_change(harm.limit)})"
 
-    return ", ".join(words(harm) for harm in trial.harms)
+    return ", ".join(words(harm) for harm in harms)
 
 
 def _canary(tuned: Recommendation) -> list[str]:
@@ -335,7 +376,7 @@ def _in_words(seconds: float | None) -> str:
 
 def _moves(trial: WindowTrial, tuned: Recommendation) -> str:
     """Return what the target measures, from LRU to another policy, with the change's interval."""
-    target, lru = tuned.tuning.target, tuned.tuning.baseline
+    target, lru = tuned.tuning.target, tuned.tuning.lru.later
     gain = trial.gains[target.objective]
     how = f"({change(gain)}, 95% CI {interval(gain)})"
     moves = f"{tuned.target_name} {_time(lru)} -> {_time(trial)}"
@@ -345,9 +386,8 @@ def _moves(trial: WindowTrial, tuned: Recommendation) -> str:
     return f"{before} -> {after} of the requests over the SLO {how}, {moves}"
 
 
-def _held_out(tuned: Recommendation, sizes: Sizes) -> list[str]:
+def _held_out(tuned: Recommendation, blocks: int, sizes: Sizes) -> list[str]:
     """Return what the held-out requests need, where that is not what the training window needed."""
-    blocks = tuned.tuning.recommended.capacity_blocks
     for least in (tuned.tuning.least_any, tuned.tuning.least_lru):
         if least is None or least.would_need_blocks is None:
             continue
@@ -361,9 +401,7 @@ def _held_out(tuned: Recommendation, sizes: Sizes) -> list[str]:
 
 def _side_effects(tuned: Recommendation) -> list[str]:
     """Return what else changes: attainment, the median, the hits, and so prefill throughput."""
-    best, lru = tuned.tuning.recommended, tuned.tuning.baseline
-    if "p50" not in best.gains:
-        return []
+    best, lru = tuned.tuning.chosen.later, tuned.tuning.lru.later
     before, after = (ms_in_words(trial.times_ms.p50) for trial in (lru, best))
     hits, then = (share(trial.outcome.token_hit_rate) for trial in (lru, best))
     prefills = f"{lru.served_per_s:.3g} -> {best.served_per_s:.3g}"
@@ -394,7 +432,7 @@ def _verdict(tuned: Recommendation) -> Section:
         f" {count(split.validation_requests)} (choice), held-out {count(split.held_out_requests)}."
     )
     what = tuned.deployment.summary if tuned.deployment else CACHE_STUDY
-    title = f"Recommendation: {tuned.tuning.verdict}"
+    title = f"Recommendation: {_TITLES.get(tuned.tuning.grade, tuned.tuning.verdict)}"
     first = (*tuned.warnings, *_layouts(tuned))
     return Section.of(title, *first, *verdict_in_words(tuned), f"For: {what}.", how)
 
@@ -433,9 +471,9 @@ def _policies(tuned: Recommendation) -> Section:
     """Return LRU, the policies and the oracles side by side, and the gains with intervals."""
     tuning = tuned.tuning
     rows = [
-        (BASELINE, tuning.lru.validation),
-        *((tuned.called(judged.policy), judged) for judged in tuning.contenders),
-        ("infinite cache", tuning.infinite),
+        (BASELINE, tuning.lru.later),
+        *((tuned.called(judged.policy), judged.later) for judged in tuning.contenders),
+        ("infinite cache", tuning.limit),
         *((tuned.called(judged.policy), judged) for judged in tuning.oracles),
     ]
 
@@ -456,25 +494,26 @@ def _gains(tuned: Recommendation) -> Table:
     """Return the change that each contender makes to each figure, marked where significant."""
     decisive = tuned.tuning.target.objective
 
-    def changed(name: str, judged: WindowTrial) -> str:
-        return change(judged.gains[name])
+    def changed(name: str, judged: Judged) -> str:
+        return change(judged.later.gains[name])
 
     others = [name for name in ("p50", "p95", "p99", "violations") if name != decisive]
     about = (
-        "significant: better, and the 95% CI (the widest of three bootstraps) excludes 0;"
-        " harms: limits that it breaks against LRU, so that it is not recommended"
+        "likely: how likely TEL or attainment is better; harms: limits that it breaks against LRU,"
+        " by the 95% CI (the widest of three bootstraps) of tails"
     )
-    gains = [judged.gains[decisive] for judged in tuned.tuning.contenders]
+    gains = [judged.later.gains[decisive] for judged in tuned.tuning.contenders]
     return tabulate(
-        "Change vs LRU on the validation window, the preferred policy first",
+        f"Change vs LRU on {LATER}, the preferred policy first",
         tuned.tuning.contenders,
         {
             "policy": lambda judged: tuned.called(judged.policy),
-            "significant": lambda judged: _yes(judged.gains[decisive].significant),
+            "grade": lambda judged: judged.grade,
+            "likely": lambda judged: f"{judged.later.likely:.0%}",
             decisive: partial(changed, decisive),
-            f"{decisive}, 95% CI": lambda judged: _briefly(judged.gains[decisive]),
+            f"{decisive}, 95% CI": lambda judged: _briefly(judged.later.gains[decisive]),
             **{name: partial(changed, name) for name in others},
-            "harms": lambda judged: _harms(judged) or NONE,
+            "harms": lambda judged: _harms(judged.harms) or NONE,
         },
         "; ".join([about, *_without_width(gains)]),
         words=("harms",),
@@ -487,17 +526,17 @@ def _digest(tuned: Recommendation) -> Table:
     decisive = tuning.target.objective
     oracle = min(tuning.oracles, key=lambda judged: judged.target_s, default=None)
     rows = [
-        (BASELINE, tuning.lru.validation, None),
+        (BASELINE, tuning.lru.later, None, NONE),
         *(
-            (judged.policy.name, judged, judged.gains.get(decisive))
+            (judged.policy.name, judged.later, judged.later.gains.get(decisive), judged.grade)
             for judged in tuning.contenders[:_CONTENDERS]
         ),
-        ("infinite cache", tuning.infinite, None),
+        ("infinite cache", tuning.limit, None, NONE),
     ]
     what = "requests over the SLO" if decisive == "violations" else decisive
-    notes = [f"vs LRU: change of {what}; eligible: significantly better, and breaks no limit"]
+    notes = [f"vs LRU: change of {what}; grade: harms nothing, and better for certain or likely"]
     if oracle:
-        rows.append((f"{oracle.policy.name}{FORESEEING}", oracle, None))
+        rows.append((f"{oracle.policy.name}{FORESEEING}", oracle, None, NONE))
         notes.append(ORACLE_NOTE)
     notes += _without_width([row[2] for row in rows if row[2] is not None])
     if len(tuning.contenders) > _CONTENDERS:
@@ -513,9 +552,7 @@ def _digest(tuned: Recommendation) -> Table:
         **{name: known[name] for name in (explanation.median_name(tuned), "p95", "p99")},
         "vs LRU": gained(change),
         "95% CI": gained(_briefly),
-        "eligible": lambda row: (
-            NONE if row[2] is None else _yes(row[1].recommendable(tuning.target))
-        ),
+        "grade": lambda row: row[3],
         **{name: known[name] for name in ("over SLO", "hit rate")},
     }
     return tabulate("", rows, columns, "; ".join(notes))
@@ -523,7 +560,7 @@ def _digest(tuned: Recommendation) -> Table:
 
 def _here(tuned: Recommendation) -> str:
     here = _where(tuned)
-    return f"{tuned.ttft[0].upper()}{tuned.ttft[1:]} on the validation window at {here}"
+    return f"{tuned.ttft[0].upper()}{tuned.ttft[1:]} on {LATER} at {here}"
 
 
 def _yes(value: bool) -> str:
@@ -633,14 +670,13 @@ def _doubts(tuned: Recommendation) -> list[str]:
 def distributions_chart(tuned: Recommendation) -> style.Figure:
     """Build the share of requests with a TTFT up to each value: LRU, the best, an ideal cache."""
     tuning = tuned.tuning
-    best = tuning.contenders[0] if tuning.contenders else None
-    shown = [ttft.distribution(f"{BASELINE}, now", BASELINE, _ms(tuning.lru.validation))]
-    if best is not None:
+    shown = [ttft.distribution(f"{BASELINE}, now", BASELINE, _ms(tuning.lru.later))]
+    if tuning.contenders:
+        best = tuning.contenders[0].later
         shown.append(ttft.distribution(tuned.called(best.policy), best.policy.name, _ms(best)))
     grey = {"color": style.GREY, "width": 2}
-    shown.append(ttft.distribution("infinite cache", "", _ms(tuning.infinite), grey))
-    title = f"{tuned.ttft} on the validation window"
-    chart = ttft.distributions_chart(title, shown, tuning.target.slo_s)
+    shown.append(ttft.distribution("infinite cache", "", _ms(tuning.limit), grey))
+    chart = ttft.distributions_chart(f"{tuned.ttft} on {LATER}", shown, tuning.target.slo_s)
     rank = tuning.target.percentile
     return style.level(chart, rank, units.format_percentile(rank))
 
@@ -668,7 +704,7 @@ def trade_off_chart(
         name = tuned.called(trial.policy)
         points.append(ttft.Point(trial.policy.name, name, of(trial), trial.target_s * 1e3))
     choice = tuned.tuning.choice
-    chosen = tuned.called(choice.validation.policy) if choice else None
+    chosen = tuned.called(choice.policy) if choice else None
     title = f"Tail against {price} in the training window"
     chart = ttft.trade_off_chart(title, price, tuned.target_name, points, chosen)
     return style.slo_level(chart, tuned.tuning.target.slo_s)

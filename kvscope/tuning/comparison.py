@@ -20,10 +20,11 @@ from kvscope.replay.metrics import ServedRequests, by_category
 from kvscope.tuning.bootstrap import Bootstrap, Gain, Resampled, clusters_of
 from kvscope.tuning.canary import Canary, canary
 from kvscope.tuning.load import keeps_up
-from kvscope.tuning.target import Limits, Target
+from kvscope.tuning.target import LIKELY, Limits, Target
 from kvscope.tuning.trial import Advance, Evaluator, PolicyAt, Trial, trial_of, ttft_s
 
 _FALLING = ("attainment", "prefill throughput")
+VALUES = ("p50", "mean TTFT", "prefill throughput")  # compared without an interval
 _ALIKE = 0.02  # a difference in the target's percentile that does not matter
 
 
@@ -44,9 +45,10 @@ class WindowTrial(Trial, frozen=True):
 
     `gains` are by the names of kvscope.tuning.bootstrap, `attainment_gain` is a difference of
     shares; both are empty or 0 for LRU itself. `harms` are the limits that it breaks. They follow
-    from `resampled`; `meeting_share` (0-1) of its resamples meet the target. `keeps_up`: the queue
-    does not grow over the window. `ttft_s` are the latencies in order of arrival, in the target's
-    view.
+    from `resampled`; `meeting_share` (0-1) of its resamples meet the target, whose percentile has
+    the 95 % interval `interval_s`. `likely` (0-1) its attainment or TEL is better than LRU's.
+    `keeps_up`: the queue does not grow over the window. `ttft_s` are the latencies in order of
+    arrival, in the target's view.
     """
 
     gains: Mapping[str, Gain]
@@ -54,6 +56,8 @@ class WindowTrial(Trial, frozen=True):
     harms: tuple[Harm, ...]
     resampled: Resampled
     meeting_share: float
+    interval_s: tuple[float, float]
+    likely: float
     keeps_up: bool
     ttft_s: NDArray[np.float64]
     categories: tuple[PartOutcome, ...]
@@ -62,16 +66,26 @@ class WindowTrial(Trial, frozen=True):
         """Return whether it harms nothing and is significantly better than LRU."""
         return not self.harms and self.keeps_up and self.gains[target.objective].significant
 
-    def preference(self, target: Target) -> tuple[bool, bool, float, int, float]:
-        """Return the sort key of contenders, best first.
+    @property
+    def by_value(self) -> tuple[Harm, ...]:
+        """The limits that the figures themselves break, not only an end of their intervals."""
+        gains = {"attainment": self.attainment_gain, **self.gains}
+        return tuple(
+            harm
+            for harm in self.harms
+            if harm.figure in VALUES or gains[harm.figure].value < -abs(harm.limit)
+        )
 
-        What is recommendable, then what meets the SLO, then the share of requests within it to 0.1
-        points, the percentile to 2 %, prefill throughput.
+    def preference(self, broken: bool) -> tuple[bool, bool, float, int, float]:
+        """Return the sort key of contenders, best first; `broken`: it is worse than LRU somewhere.
+
+        Then what is likely better, the share of requests within the SLO to 0.1 points, the
+        percentile to 2 %, prefill throughput.
         """
         scale = np.log(max(self.target_s, 1e-9)) / np.log1p(_ALIKE)
         return (
-            not self.recommendable(target),
-            not self.meets(target),
+            broken or not self.keeps_up,
+            self.likely < LIKELY,
             -round(self.attainment, 3),
             math.floor(scale) if np.isfinite(scale) else np.iinfo(np.int64).max,
             -self.served_per_s,
@@ -84,7 +98,7 @@ class Window:
     def __init__(self, evaluator: Evaluator, limits: Limits) -> None:
         self.evaluator, self.target, self._limits = evaluator, evaluator.target, limits
         prompts = evaluator.workload.prompts
-        first = first_counted(prompts, evaluator.workload.setting.definition)
+        self.first = first = first_counted(prompts, evaluator.workload.setting.definition)
         clusters = clusters_of(prompts.conversation[first:], prompts.user[first:])
         self.bootstrap = Bootstrap(clusters, self.target)
 
@@ -104,9 +118,11 @@ class Window:
         baseline: WindowTrial | None = None,
     ) -> WindowTrial:
         """Return the window's trial of a replay, compared with `baseline`."""
-        trial = trial_of(policy, capacity_blocks, served, self.target)
+        per_s = self.evaluator.arrivals_per_s
+        trial = trial_of(policy, capacity_blocks, served, self.target, per_s)
         times = ttft_s(served, self.target)
-        resampled = self.bootstrap.figures(times)
+        alike = baseline is not None and np.array_equal(times, baseline.ttft_s)
+        resampled = baseline.resampled if alike and baseline else self.bootstrap.figures(times)
         rate_scale = self.evaluator.workload.setting.rate_scale
         queued = self.target.view == "queued"
         measured = WindowTrial(
@@ -116,6 +132,8 @@ class Window:
             harms=(),
             resampled=resampled,
             meeting_share=self.bootstrap.meeting_share(resampled),
+            interval_s=self.bootstrap.interval(resampled, self.target.rank_name),
+            likely=0.0,
             keeps_up=not queued or keeps_up(served, self.target.slo_s, rate_scale),
             ttft_s=times,
             categories=by_category(served, self.target.slo_s),
@@ -131,8 +149,15 @@ class Window:
         if rank == "p50":
             del worst[rank]  # its own limit is the wider one
         figures = {**changes(self.target, baseline, trial), **worst}
-        broken = harms(self.target, self._limits, figures)
-        return replace(trial, gains=gains, attainment_gain=attainment, harms=broken)
+        return replace(
+            trial,
+            gains=gains,
+            attainment_gain=attainment,
+            harms=harms(bounds(self.target, self._limits, baseline), figures),
+            likely=self.bootstrap.likely(
+                baseline.resampled, trial.resampled, baseline.ttft_s, trial.ttft_s
+            ),
+        )
 
     def canary(self, baseline: WindowTrial, trial: WindowTrial, replicas: int) -> Canary:
         """Return the canary that shows the gain of a trial over `baseline` in this traffic."""
@@ -177,20 +202,19 @@ def changes(target: Target, baseline: Trial, trial: Trial) -> Mapping[str, float
         "tel": more(lambda each: each.tel_s),
         target.rank_name: more(lambda each: each.target_s),
         "p50": more(lambda each: each.times_ms.p50),
+        "mean TTFT": more(lambda each: each.mean_s),
         "prefill throughput": more(lambda each: each.served_per_s),
     }
 
 
-def harms(target: Target, limits: Limits, figures: Mapping[str, float]) -> tuple[Harm, ...]:
-    """Return the limits that changes break."""
-    bounds = {
-        "attainment": -limits.attainment_loss,
-        "tel": limits.tail_ratio - 1,
-        target.rank_name: limits.tail_ratio - 1,
-        "p50": limits.max_p50_regression,
-        "prefill throughput": limits.min_throughput - 1,
-    }
-    compared = (Harm(name, figures[name], bound) for name, bound in bounds.items())
+def bounds(target: Target, limits: Limits, baseline: Trial) -> dict[str, float]:
+    """Return how far each figure may change from LRU's."""
+    return limits.bounds(target, baseline.times_ms.p50 / 1e3, baseline.utilization)
+
+
+def harms(bounds: Mapping[str, float], figures: Mapping[str, float]) -> tuple[Harm, ...]:
+    """Return the limits that changes of figures break; figures that have none are left out."""
+    compared = (Harm(name, figures[name], at) for name, at in bounds.items() if name in figures)
     return tuple(
         harm
         for harm in compared

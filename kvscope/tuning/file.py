@@ -33,6 +33,7 @@ from kvscope.learning.learners import FittedTable, read_fit
 from kvscope.learning.policy_file import REMEDY, PolicyTable, policy_in
 from kvscope.policies.base import Policy
 from kvscope.tuning.flags import Flags
+from kvscope.tuning.rule import Grade
 from kvscope.tuning.target import Measure, Target, View
 from kvscope.tuning.tier_prices import TierKind
 from kvscope.tuning.tier_trial import TierCandidate, TierPlan, tiers_of
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 _COMMENTS = (
     "verdict: switch, keep-lru, add-capacity, unreachable or overloaded.",
+    "grade: do-now, canary (confirm the policy on a part of the replicas first) or no (LRU).",
     "[target]: at least a share `percentile` of the requests within slo_ms.",
     "[capacity]: with [deployment], the pool of one replica, running requests included;",
     "without, a cache study: idle cached blocks alone.",
@@ -235,6 +237,7 @@ class RecommendationTable(msgspec.Struct):
     deployment: EngineTable | None = None
     canary: CanaryTable | None = None
     tier: TierTable | None = None
+    grade: Grade | None = None
 
 
 class PolicyFile(Struct, frozen=True, kw_only=True):
@@ -294,6 +297,7 @@ def write_recommendation(
         flags={engine: text for engine, text in asdict(flags).items() if text is not None},
         deployment=deployment,
         canary=CanaryTable(**asdict(result.canary)) if result.canary else None,
+        grade=result.grade,
     )
     held_out = f"[expected]: {result.split.held_out_requests} held-out requests."
     _write(path, msgspec.structs.asdict(table), fitted, *_COMMENTS, held_out)

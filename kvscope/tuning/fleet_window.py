@@ -212,7 +212,7 @@ class FleetWindow:
         return PolicyTrial(
             fleet.policy,
             fleet.replicas if run.meets else None,
-            harms(target, self._plan.limits, changes),
+            harms(self._plan.limits.bounds(target), changes),
             gains[target.rank_name].significant,
             run,
         )

@@ -30,8 +30,8 @@ class Split(Struct, frozen=True):
     """The number of requests, in order of arrival, in each window, and when the last two begin.
 
     Every replay starts at the trace's first request, so that the cache is warm. Parameters are
-    searched on the training window; what is eligible and what is chosen follows from the validation
-    window; the held-out window accepts or rejects that one choice. No step sees a later window.
+    searched on the training window; the validation window orders the policies, each with its best
+    setting there; the held-out window rejects those that do harm. No step sees a later window.
     """
 
     warmup_requests: int
@@ -40,6 +40,12 @@ class Split(Struct, frozen=True):
     held_out_requests: int
     validation_from_s: float
     held_out_from_s: float
+
+    @property
+    def requests(self) -> int:
+        """The requests of all windows."""
+        later = self.validation_requests + self.held_out_requests
+        return self.warmup_requests + self.training_requests + later
 
 
 def split_windows(
@@ -99,6 +105,13 @@ def window_workloads(
         ),
         Workload(prompts, counted_from(setting, validation, whole), windows),
     )
+
+
+def later_workload(held_out: Workload, split: Split) -> Workload:
+    """Return the workload of the held-out window that counts the validation window, too."""
+    first, prompts = split.warmup_requests + split.training_requests, held_out.prompts
+    setting = counted_from(held_out.setting, first, len(prompts.leaf))
+    return Workload(prompts, replace(setting, isolate=None), held_out.windows)  # isolated already
 
 
 def counted_from(setting: RunSetting, first: int, requests: int) -> RunSetting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from msgspec import Struct
@@ -15,6 +16,13 @@ ATTAINMENT_LOSS = 0.005
 TAIL_RATIO = 1.02
 MAX_P50_REGRESSION = 0.25
 MIN_THROUGHPUT = 0.95
+MAX_MEAN_REGRESSION = 0.05
+P50_OF_SLO, P50_RATIO = 0.5, 2.0
+"""A median below this share of the SLO may grow to this multiple of LRU's."""
+SPARE_SHARE = 0.5
+"""Of the time in which replicas prefill nothing: what longer prefills may take."""
+CERTAIN, LIKELY = 0.95, 0.8
+"""How likely the gain of a change is to be done now, and of one that a canary should confirm."""
 WARMUP, VALIDATION, HELD_OUT = 0.2, 0.25, 0.25
 """Shares of the requests, by default; the training window has the rest."""
 
@@ -60,11 +68,33 @@ class Limits(Struct, frozen=True):
 
     The 95 % interval of the change of SLO attainment (a share of the requests) must not reach below
     -`attainment_loss`, those of the ratios of TEL and of the target's percentile not above
-    `tail_ratio`. The median must not grow by more than `max_p50_regression`, prefill throughput not
-    fall below `min_throughput` (shares of LRU's).
+    `tail_ratio`. The median must not grow by more than `max_p50_regression`, mean TTFT not by more
+    than `max_mean_regression`, prefill throughput not fall below `min_throughput` (shares of
+    LRU's). `bounds` says where the last ones are wider.
     """
 
     attainment_loss: float = ATTAINMENT_LOSS
     tail_ratio: float = TAIL_RATIO
     max_p50_regression: float = MAX_P50_REGRESSION
+    max_mean_regression: float = MAX_MEAN_REGRESSION
     min_throughput: float = MIN_THROUGHPUT
+
+    def bounds(
+        self, target: Target, p50_s: float = math.inf, utilization: float = 1.0
+    ) -> dict[str, float]:
+        """Return how far each figure may change from LRU's, whose median is `p50_s`.
+
+        The median may grow to half of the SLO, but not above twice LRU's: a jump from 15 to 19 ms
+        harms nobody's SLO of 200 ms. Prefills may take up to half of the time that replicas have to
+        spare, where they are in use for a share `utilization` (0-1) of it.
+        """
+        loose = min(P50_OF_SLO * target.slo_s / p50_s, P50_RATIO) - 1 if p50_s else P50_RATIO - 1
+        busiest = utilization + SPARE_SHARE * (1 - utilization)
+        return {
+            "attainment": -self.attainment_loss,
+            "tel": self.tail_ratio - 1,
+            target.rank_name: self.tail_ratio - 1,
+            "p50": max(self.max_p50_regression, loose),
+            "mean TTFT": self.max_mean_regression,
+            "prefill throughput": min(self.min_throughput, utilization / busiest) - 1,
+        }

@@ -62,7 +62,7 @@ def _choose(window: TierWindow, compared: Sequence[TierTrial]) -> TierTrial | No
         able = [trial for trial in compared if _gains(window, trial)]
         return min(able, key=lambda trial: trial.prefill_share, default=None)
     able = [trial for trial in compared if trial.trial.recommendable(target)]
-    return min(able, key=lambda trial: trial.trial.preference(target), default=None)
+    return min(able, key=lambda trial: trial.trial.preference(broken=False), default=None)
 
 
 def _gains(window: TierWindow, trial: TierTrial) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from threading import Event
@@ -16,6 +17,7 @@ from kvscope.core.executor import Executor, threads_for
 from kvscope.core.percentiles import Percentiles, at_rank, percentiles
 from kvscope.core.runs import Outcome
 from kvscope.policies.base import Policy
+from kvscope.replay.curve import first_counted
 from kvscope.replay.footprint import replay_bytes
 from kvscope.replay.metrics import ServedRequests, summarize
 from kvscope.replay.workload import ReplayRequest, Workload
@@ -31,11 +33,13 @@ class Trial(Struct, frozen=True):
     """One policy at one capacity, and the results of a window's counted requests.
 
     `times_ms` are percentiles of TTFT and `target_s` the one that the target names, nearest rank;
-    a request without a token counts as infinitely late in both. They, `violation_share` (0-1) and
-    `tel_s` (summed over requests that got a token) are in the target's view. `tpot_s` is the time
-    per output token at that percentile, None but for an engine. `served_per_s` is the number of
-    requests that an engine could prefill per second, a proxy for throughput. `rejected` requests
-    are longer than the pool; they violate every SLO.
+    a request without a token counts as infinitely late in both. They, `violation_share` (0-1), and
+    `tel_s` and `mean_s` (the sum of excess and the mean over requests that got a token) are in the
+    target's view. `tpot_s` is the time per output token at that percentile, None but for an engine.
+    `served_per_s` is the number of requests that an engine could prefill per second, a proxy for
+    throughput; `utilization` (0-1) is the share of the time that prefills take at the trace's
+    arrivals, 1 on an idle engine. `rejected` requests are longer than the pool; they violate every
+    SLO.
     """
 
     policy: Policy
@@ -45,8 +49,10 @@ class Trial(Struct, frozen=True):
     target_s: float
     violation_share: float
     tel_s: float
+    mean_s: float
     tpot_s: float | None
     served_per_s: float
+    utilization: float
     rejected: int
 
     @property
@@ -89,10 +95,18 @@ def ttft_s(served: ServedRequests, target: Target) -> NDArray[np.float64]:
     return np.where(np.isnan(counted), np.inf, counted)
 
 
-def trial_of(policy: Policy, capacity_blocks: int, served: ServedRequests, target: Target) -> Trial:
-    """Return the trial of a replay."""
+def trial_of(
+    policy: Policy,
+    capacity_blocks: int,
+    served: ServedRequests,
+    target: Target,
+    arrivals_per_s: float = math.inf,
+) -> Trial:
+    """Return the trial of a replay; so many requests arrive at each replica."""
     times = ttft_s(served, target)
     late = times[times > target.slo_s]
+    with_token = times[np.isfinite(times)]
+    served_per_s = len(times) / float(served.ttft_s[served.first :].sum())
     answered = np.isfinite(served.ttft_s if served.queued_ttft_s is None else served.queued_ttft_s)
     return Trial(
         policy=policy,
@@ -102,8 +116,10 @@ def trial_of(policy: Policy, capacity_blocks: int, served: ServedRequests, targe
         target_s=at_rank(times, target.percentile),
         violation_share=len(late) / len(times),
         tel_s=float((late[np.isfinite(late)] - target.slo_s).sum()),
+        mean_s=float(with_token.mean()) if len(with_token) else math.inf,
         tpot_s=_tpot_s(served, target.percentile),
-        served_per_s=len(times) / float(served.ttft_s[served.first :].sum()),
+        served_per_s=served_per_s,
+        utilization=min(arrivals_per_s / served_per_s, 1.0),
         rejected=int(np.count_nonzero(~answered[served.first :])),
     )
 
@@ -148,6 +164,13 @@ class Evaluator:
         other.workload = workload or self.workload
         other.trials = {}
         other._replicas = split_over(other.workload, replicas)  # noqa: SLF001 - one class
+        return other
+
+    def aiming(self, target: Target) -> Evaluator:
+        """Return the evaluator with another target."""
+        other = copy(self)
+        other.executor, other._stop = self.executor, self._stop  # noqa: SLF001 - one class
+        other.target, other.trials = target, {}
         return other
 
     def evaluate(self, points: Sequence[PolicyAt], advance: Advance | None = None) -> list[Trial]:
@@ -208,8 +231,18 @@ class Evaluator:
         parts = serve_replicas(self._replicas, ReplayRequest(policy, capacity_blocks))
         return together(self.workload, self._replicas, parts)
 
+    @property
+    def arrivals_per_s(self) -> float:
+        """The counted requests a second at each replica, infinite on an idle engine."""
+        setting, prompts = self.workload.setting, self.workload.prompts
+        arrival_s = prompts.arrival_s[first_counted(prompts, setting.definition) :]
+        span_s = float(arrival_s[-1] - arrival_s[0]) / setting.rate_scale
+        if self.target.view == "unloaded" or not span_s > 0:
+            return math.inf
+        return len(arrival_s) / span_s / len(self._replicas)
+
     def _trial(self, point: PolicyAt) -> Trial:
-        return trial_of(*point, self.served(*point), self.target)
+        return trial_of(*point, self.served(*point), self.target, self.arrivals_per_s)
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out what belongs to this process; replays elsewhere start no others."""

@@ -9,7 +9,7 @@ from threading import Event
 
 import numpy as np
 from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from kvscope.characterize.windows import Windows
 from kvscope.core.executor import Executor
@@ -29,13 +29,14 @@ from kvscope.replay.sweep import engine_of
 from kvscope.replay.workload import Workload
 from kvscope.tuning.canary import Canary
 from kvscope.tuning.capacity import least_for_any, least_for_lru
-from kvscope.tuning.comparison import Window, WindowTrial, changes, harms
+from kvscope.tuning.comparison import Harm, Window, WindowTrial, bounds, changes, harms
 from kvscope.tuning.load import MOST_REPLICAS, Load, least_replicas, load_of
+from kvscope.tuning.rule import Judged, LaterWindows, PolicyComparison
 from kvscope.tuning.search import Contender, Rank, search, xi_hints
-from kvscope.tuning.split import Split, split_windows, window_workloads
+from kvscope.tuning.split import Split, later_workload, split_windows, window_workloads
 from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits, Target
 from kvscope.tuning.trial import Advance, Evaluator, Trial
-from kvscope.tuning.verdict import Judged, Verdict, decide
+from kvscope.tuning.verdict import SloAnswer, Verdict, decide, slo_answer
 from kvscope.vllm_sim.settings import NO_LIMIT
 from kvscope.vllm_sim.state import blocks_needed, engine_traffic
 
@@ -104,8 +105,8 @@ class RequiredCapacity(Struct, frozen=True):
 class EndVerdict(Struct, frozen=True):
     """The verdict at one end, the choice being the same; both trials are of the held-out window.
 
-    `eligible`: whether the choice may be recommended there, and does no harm on either window;
-    None without a choice.
+    `eligible`: whether the choice harms nothing there and a gain is likely, with an SLO that is as
+    much longer as the prefills are: the same requests are then near it. None without a choice.
     """
 
     end: End
@@ -114,35 +115,34 @@ class EndVerdict(Struct, frozen=True):
     choice: Trial | None
     eligible: bool | None = None
 
+    @property
+    def run(self) -> Trial:
+        """What is run: the choice, else LRU."""
+        return self.choice or self.baseline
 
-class TuningResult(Struct, frozen=True):
+
+class TuningResult(PolicyComparison, frozen=True, kw_only=True):
     """The verdict and all that it rests on.
 
-    `lru` and `choice` are judged on the validation and the held-out window; `choice` is None where
-    no contender may be recommended. `recommended` is what to run: the choice, LRU, or either at a
-    larger capacity, on the held-out window. `contenders` are the best of each policy, the preferred
-    one first, and `infinite` an infinite cache, both on the validation window, as the `oracles`
-    are, which know the future. `explored` are all trials on the training window. `replicas_needed`
-    meet the SLO with LRU on both windows; None without `scale_out`, for keep-lru, and where
-    MOST_REPLICAS times as many as at present do not.
+    `enough` meets the SLO at a larger capacity, None where that is not searched, or none
+    does. `recommended` is what to run on the held-out window: the choice, else `enough`, else LRU.
+    `infinite` is an infinite cache on the validation window, `limit` the same on both later
+    windows, as the `oracles` are, which know the future. `explored` are all trials on the training
+    window. `replicas_needed` meet the SLO with LRU on both windows; None without `scale_out`, where
+    LRU meets the SLO, and where MOST_REPLICAS times as many as at present do not.
     """
 
-    target: Target
     setting: RunSetting
-    split: Split
-    capacity_blocks: int
-    replicas: int
     estimates: Estimates
     verdict: Verdict
     recommended: WindowTrial
-    lru: Judged
-    choice: Judged | None
-    contenders: tuple[WindowTrial, ...]
     infinite: WindowTrial
+    limit: WindowTrial
     load: Load
     least_lru: RequiredCapacity | None
     least_any: RequiredCapacity | None
     explored: tuple[Trial, ...]
+    enough: WindowTrial | None = None
     replicas_needed: int | None = None
     capacity_origin: str = ""
     oracles: tuple[WindowTrial, ...] = ()
@@ -160,14 +160,28 @@ class TuningResult(Struct, frozen=True):
         return self.replicas * MOST_REPLICAS
 
     @property
+    def slo_met(self) -> SloAnswer:
+        """Whether what to run meets the SLO."""
+        return slo_answer(self.target, self.chosen, [end.run for end in self.ends])
+
+    @property
+    def lru_slo_met(self) -> SloAnswer:
+        """Whether LRU meets the SLO."""
+        return slo_answer(self.target, self.lru, [end.baseline for end in self.ends])
+
+    @property
     def certain(self) -> bool:
         """Whether the verdict is the same at all ends."""
         return not self.disagreeing
 
     @property
     def disagreeing(self) -> tuple[EndVerdict, ...]:
-        """The ends with another verdict."""
-        return tuple(end for end in self.ends if end.verdict != self.verdict)
+        """The ends where the choice is not eligible; without one, those with another verdict."""
+        return tuple(
+            end
+            for end in self.ends
+            if (end.verdict != self.verdict if end.eligible is None else not end.eligible)
+        )
 
     @property
     def layouts(self) -> tuple[EndVerdict, ...]:
@@ -176,18 +190,21 @@ class TuningResult(Struct, frozen=True):
 
 
 class Tuner:
-    """The three windows of a trace, and the search for a recommendation."""
+    """The windows of a trace, and the search for a recommendation.
+
+    `workloads` are those of `window_workloads` and `later_workload`.
+    """
 
     def __init__(
         self,
-        workloads: tuple[Workload, Workload, Workload],
+        workloads: Sequence[Workload],
         options: TuningOptions,
         progress: Progress,
         stop: Event,
         executor: Executor | None = None,
     ) -> None:
         self.options, self.target, self.progress = options, options.target, progress
-        self.training, validation, held_out = (
+        training, validation, held_out, later = (
             Evaluator(
                 workload,
                 options.target,
@@ -197,18 +214,23 @@ class Tuner:
             )
             for workload in workloads
         )
-        self.validation = Window(validation, options.limits)
-        self.held_out = Window(held_out, options.limits)
-        training = self.training.workload
+        self.training = training
+        self.windows = LaterWindows(
+            *(Window(each, options.limits) for each in (validation, held_out, later))
+        )
+        self.validation, self.held_out = self.windows.validation, self.windows.held_out
         self.estimates = estimate_parameters(
-            training.request_traffic, training.profile, options.target.slo_s, share=1.0
+            training.workload.request_traffic,
+            training.workload.profile,
+            options.target.slo_s,
+            share=1.0,
         )
 
     def run(self, capacity: int, split: Split) -> TuningResult:
         """Return what to run at `capacity` blocks or more, and what that rests on."""
         target, options = self.target, self.options
         with self.progress("replaying LRU") as advance:
-            lru = self._judged(Lru(), capacity)
+            lru = self.windows.judge(Lru(), capacity)
             load = (
                 load_of(self.validation.evaluator, capacity, options.replicas, advance)
                 if target.view == "queued"
@@ -216,27 +238,13 @@ class Tuner:
             )
             lossless = _lossless(self.validation.evaluator)
             setting = self.validation.evaluator.workload.setting
-            infinite = self.validation.measure(_keep_all(setting), lossless, lru.validation)
+            infinite = self.windows.judge(_keep_all(setting), lossless, lru)
         # Where even an infinite cache does not keep up, no policy does.
-        variants = options.variants if infinite.keeps_up else ()
-        names = ", ".join(variant.policy.name for variant in variants)
-        with self.progress(f"searching {names} at {capacity:,} blocks") as advance:
-            hints = xi_hints(self.training, capacity)
-            searched = search(
-                self.training,
-                variants,
-                self.estimates,
-                hints,
-                capacity,
-                self._rank(capacity),
-                advance,
-            )
-        with self.progress("replaying the validation window") as advance:
-            contenders = self._compared(searched, lru.validation, capacity, advance)
-        choice = None
-        if contenders and contenders[0].recommendable(target):
-            choice = self._judged(contenders[0].policy, capacity, lru)
-        verdict = decide(target, lru, choice, infinite)
+        variants = options.variants if infinite.validation.keeps_up else ()
+        searched = self._searched(variants, capacity)
+        comparison = self._compared(searched, lru, capacity, split)
+        choice = comparison.choice
+        verdict = decide(target, lru, choice, infinite.validation)
         least_lru = least_any = None
         if verdict != "overloaded":
             with self.progress("searching the least capacity") as advance:
@@ -244,43 +252,80 @@ class Tuner:
                 training_lru = least_for_lru(self.training, low, high, advance)
                 training_any = self._least_for_any(searched, training_lru, capacity, advance)
                 least_lru, least_any = self._required(training_lru), self._required(training_any)
-        recommended = lru.held_out
-        if verdict == "switch" and choice is not None:
-            recommended = choice.held_out
-        elif verdict == "add-capacity" and not options.scale_out:
-            recommended = self._larger(lru, least_any, least_lru) or recommended
+        enough = None
+        if not options.scale_out and verdict != "unreachable" and not (choice or lru).meets(target):
+            enough = self._larger(lru, choice, least_any, least_lru)
         return TuningResult(
-            target=target,
+            **asdict(comparison),
             setting=self.held_out.evaluator.workload.setting,
-            split=split,
-            capacity_blocks=capacity,
-            replicas=options.replicas,
             estimates=self.estimates,
             verdict=verdict,
-            recommended=recommended,
-            lru=lru,
-            choice=choice,
-            contenders=tuple(contenders),
-            infinite=infinite,
+            recommended=choice.held_out if choice else enough or lru.held_out,
+            infinite=infinite.validation,
+            limit=infinite.later,
             load=load,
             least_lru=least_lru,
             least_any=least_any,
             explored=tuple(self.training.trials.values()),
-            replicas_needed=self._replicas_needed(capacity, verdict),
+            enough=enough,
+            replicas_needed=self._replicas_needed(capacity, lru),
             canary=(
-                self.held_out.canary(lru.held_out, choice.held_out, self.options.replicas)
-                if verdict == "switch" and choice
+                self.windows.later.canary(lru.later, choice.later, self.options.replicas)
+                if choice
                 else None
             ),
         )
 
+    def compare(self, capacity: int, split: Split) -> PolicyComparison:
+        """Return what a change of policy is worth at `capacity` blocks; no answer to the SLO."""
+        lru = self.windows.judge(Lru(), capacity)
+        searched = self._searched(self.options.variants, capacity)
+        return self._compared(searched, lru, capacity, split)
+
+    def _searched(self, variants: Sequence[Variant], capacity: int) -> list[Contender]:
+        """Return each variant with its settings on the training window, the best first."""
+        names = ", ".join(variant.policy.name for variant in variants)
+        hints = xi_hints(self.training, capacity)
+        with self.progress(f"searching {names} at {capacity:,} blocks") as advance:
+            rank = self._rank(capacity)
+            return search(self.training, variants, self.estimates, hints, capacity, rank, advance)
+
+    def _compared(
+        self, searched: Sequence[Contender], lru: Judged, capacity: int, split: Split
+    ) -> PolicyComparison:
+        """Return LRU and the preferred setting of each policy on the validation window.
+
+        The settings compared were the best in training. The preferred ones are judged on the later
+        windows too.
+        """
+        leading = [contender.trials[:_COMPARED] for contender in searched]
+        points = [(trial.policy, capacity) for trials in leading for trial in trials]
+
+        def preference(trial: WindowTrial) -> tuple[float, ...]:
+            return trial.preference(bool(self._broken(lru.validation, trial)))
+
+        with self.progress("replaying the validation window") as advance:
+            measured = iter(self.windows.validation.measure_all(points, lru.validation, advance))
+            best = [min((next(measured) for _ in trials), key=preference) for trials in leading]
+        points = [(trial.policy, capacity) for trial in sorted(best, key=preference)]
+        with self.progress("replaying the held-out window") as advance:
+            contenders = self.windows.judge_all(points, lru, advance)
+        return PolicyComparison(
+            target=self.target,
+            split=split,
+            capacity_blocks=capacity,
+            replicas=self.options.replicas,
+            lru=lru,
+            contenders=tuple(contenders),
+        )
+
     def oracles(self, capacity: int, lru: Judged) -> list[WindowTrial]:
-        """Return the oracles on the validation window; none where an engine cannot run them."""
+        """Return the oracles on both later windows; none where an engine cannot run them."""
         if self.training.workload.setting.capacity_model == "engine":
             return []
         points = [(bind(Variant(policy), self.estimates), capacity) for policy in ORACLES]
         with self.progress("replaying the oracles") as advance:
-            return self.validation.measure_all(points, lru.validation, advance)
+            return self.windows.later.measure_all(points, lru.later, advance)
 
     def ends(self, result: TuningResult, prompts: Prompts, lineage: Lineage) -> list[EndVerdict]:
         """Return the verdict at each end, for the policy that was chosen.
@@ -294,13 +339,15 @@ class Tuner:
     def _end(
         self, result: TuningResult, prompts: Prompts, lineage: Lineage, end: End
     ) -> EndVerdict:
-        workloads = [each.evaluator.workload for each in (self.validation, self.held_out)]
+        windows = self.validation, self.held_out, self.windows.later
+        workloads = [each.evaluator.workload for each in windows]
         if (starts := end.sessions) is not None:
             laid_out = begun(prompts, starts)
             split = self.options.split(laid_out)
             _, *workloads = window_workloads(
                 laid_out, split, result.setting, workloads[0].windows, lineage
             )
+            workloads.append(later_workload(workloads[-1], split))
         return self._at(end, result, [each.with_prefill(end.prefill_times) for each in workloads])
 
     def __getstate__(self) -> dict[str, object]:
@@ -308,22 +355,18 @@ class Tuner:
 
     def _at(self, end: End, result: TuningResult, workloads: Sequence[Workload]) -> EndVerdict:
         capacity = end.capacity_blocks or result.capacity_blocks
-        validation, held_out = (
-            Window(
-                self.training.over(replicas=self.options.replicas, workload=workload),
-                self.options.limits,
-            )
-            for workload in workloads
+        target = replace(self.target, slo_s=self.target.slo_s * end.prefill_times)
+        evaluators = (self.training.over(replicas=result.replicas, workload=w) for w in workloads)
+        windows = LaterWindows(
+            *(Window(each.aiming(target), self.options.limits) for each in evaluators)
         )
-        lru = _judged(validation, held_out, Lru(), capacity)
-        choice, eligible = None, None
+        lru = windows.judge(Lru(), capacity)
+        choice = None
         if result.choice is not None:
-            policy = result.choice.validation.policy
-            choice = _judged(validation, held_out, policy, capacity, lru)
-            recommendable = choice.validation.recommendable(self.target)
-            eligible = recommendable and not choice.held_out.harms
-        unbounded = _keep_all(result.setting), _lossless(validation.evaluator)
-        infinite = validation.measure(*unbounded, lru.validation)
+            choice = windows.judge(result.choice.policy, capacity, lru)
+        lossless = _lossless(windows.validation.evaluator)
+        infinite = windows.validation.measure(_keep_all(result.setting), lossless)
+        eligible = None if choice is None else choice.grade != "no"
         return EndVerdict(
             end,
             decide(self.target, lru, choice if eligible else None, infinite),
@@ -332,55 +375,38 @@ class Tuner:
             eligible,
         )
 
-    def _judged(self, policy: Policy, capacity: int, lru: Judged | None = None) -> Judged:
-        return _judged(self.validation, self.held_out, policy, capacity, lru)
-
-    def _compared(
-        self,
-        searched: Sequence[Contender],
-        baseline: WindowTrial,
-        capacity: int,
-        advance: Advance,
-    ) -> list[WindowTrial]:
-        """Return the preferred setting of each policy on the validation window, the best first.
-
-        The settings compared were the best in training.
-        """
-        leading = [contender.trials[:_COMPARED] for contender in searched]
-        points = [(trial.policy, capacity) for trials in leading for trial in trials]
-        measured = iter(self.validation.measure_all(points, baseline, advance))
-        best = [
-            min((next(measured) for _ in trials), key=lambda trial: trial.preference(self.target))
-            for trials in leading
-        ]
-        return sorted(best, key=lambda trial: trial.preference(self.target))
-
     def _rank(self, capacity: int) -> Rank:
         """Return the order of trials in training: what breaks no limit against LRU comes first."""
-        target, limits = self.target, self.options.limits
         baseline = self.training.trial(Lru(), capacity)
 
         def rank(trial: Trial) -> tuple[float, ...]:
-            broken = harms(target, limits, changes(target, baseline, trial))
-            return bool(broken), *trial.rank(target)
+            return bool(self._broken(baseline, trial)), *trial.rank(self.target)
 
         return rank
+
+    def _broken(self, baseline: Trial, trial: Trial) -> tuple[Harm, ...]:
+        """Return the limits that a trial breaks by its figures, without their intervals."""
+        limits = bounds(self.target, self.options.limits, baseline)
+        return harms(limits, changes(self.target, baseline, trial))
 
     def _larger(
         self,
         lru: Judged,
+        choice: Judged | None,
         least_any: RequiredCapacity | None,
         least_lru: RequiredCapacity | None,
     ) -> WindowTrial | None:
         """Return what meets the SLO in both windows at the least capacity beyond the present one.
 
-        Another policy counts only if it may be recommended over LRU at that capacity. That the
-        held-out window is looked at for the capacity favours no policy.
+        Another policy than LRU counts only if it is the choice. That the held-out window is looked
+        at for the capacity favours no policy.
         """
         for least in (least_any, least_lru):
             if least is None:
                 continue
             policy, present = least.training.policy, lru.held_out.capacity_blocks
+            if policy.name not in {Lru.name, choice.policy.name if choice else Lru.name}:
+                continue
             needed = least.would_need_blocks or least.training.capacity_blocks
             window = self.validation.evaluator
             if not window.trial(policy, max(needed, present)).meets(self.target):
@@ -389,10 +415,6 @@ class Tuner:
                 needed = more.capacity_blocks if more else 0
             if needed <= present:
                 continue
-            if least is not least_lru:
-                there = self.validation.measure(Lru(), needed)
-                if not self.validation.measure(policy, needed, there).recommendable(self.target):
-                    continue
             return self.held_out.measure(policy, needed, lru.held_out)
         return None
 
@@ -446,8 +468,8 @@ class Tuner:
         limit = self.options.highest_blocks
         return _lossless(evaluator) if limit is None else min(limit, _lossless(evaluator))
 
-    def _replicas_needed(self, capacity: int, verdict: Verdict) -> int | None:
-        if not self.options.scale_out or verdict == "keep-lru":
+    def _replicas_needed(self, capacity: int, lru: Judged) -> int | None:
+        if not self.options.scale_out or (lru.keeps_up and lru.meets(self.target)):
             return None
 
         def meets(replicas: int) -> bool:
@@ -460,16 +482,6 @@ class Tuner:
 
         with self.progress("searching the least number of replicas"):
             return least_replicas(meets, self.options.replicas)
-
-
-def _judged(
-    validation: Window, held_out: Window, policy: Policy, capacity: int, lru: Judged | None = None
-) -> Judged:
-    """Return a policy on both windows, compared with LRU there where that is given."""
-    return Judged(
-        validation.measure(policy, capacity, lru.validation if lru else None),
-        held_out.measure(policy, capacity, lru.held_out if lru else None),
-    )
 
 
 def _keep_all(setting: RunSetting) -> Policy:
@@ -490,6 +502,38 @@ def _lossless(evaluator: Evaluator) -> int:
     return max(workload.curve.capacity_for(workload.curve.ideal), 1)
 
 
+def prepared(
+    prompts: Prompts,
+    setting: RunSetting,
+    options: TuningOptions,
+    windows: Windows,
+    *,
+    lineage: Lineage,
+    progress: Progress,
+    stop: Event | None = None,
+    executor: Executor | None = None,
+) -> tuple[Tuner, Split, int, str]:
+    """Return the tuner of a trace, its windows, and the capacity with its origin.
+
+    The default executor of replays are threads. `lineage` is the origin of the trace's
+    conversations. Raises InputError where the trace is too short to be split, or lacks the times
+    that queues need; UsageError for shares that cannot split it.
+    """
+    split = options.split(prompts)
+    with progress("preparing"):
+        setting = replace(setting, slo_s=options.target.slo_s)
+        workloads = window_workloads(prompts, split, setting, windows, lineage)
+        later = later_workload(workloads[-1], split)
+        capacity, origin = options.capacity_blocks, "as stated"
+        if capacity is None:
+            curve, early = workloads[0].curve, workloads[0].prompts
+            longest = int(early.carried_blocks.max(initial=1))
+            capacity = max(curve.capacity_for(_HALF * curve.ideal), longest, 1)
+            origin = "where LRU gets half of the possible hits, at least the longest prompt"
+    tuner = Tuner((*workloads, later), options, progress, stop or Event(), executor)
+    return tuner, split, capacity, origin
+
+
 def tune(
     prompts: Prompts,
     setting: RunSetting,
@@ -501,25 +545,17 @@ def tune(
     stop: Event | None = None,
     executor: Executor | None = None,
 ) -> TuningResult:
-    """Return the recommendation for a trace; a set `stop` raises Stopped.
-
-    The default executor of replays are threads. `lineage` is the origin of the trace's
-    conversations. Raises InputError where the trace is too short to be split, or lacks the times
-    that queues need; UsageError for shares that cannot split it.
-    """
-    target = options.target
-    split = options.split(prompts)
-    with progress("preparing"):
-        workloads = window_workloads(
-            prompts, split, replace(setting, slo_s=target.slo_s), windows, lineage
-        )
-        capacity, origin = options.capacity_blocks, "as stated"
-        if capacity is None:
-            curve, early = workloads[0].curve, workloads[0].prompts
-            longest = int(early.carried_blocks.max(initial=1))
-            capacity = max(curve.capacity_for(_HALF * curve.ideal), longest, 1)
-            origin = "where LRU gets half of the possible hits, at least the longest prompt"
-    tuner = Tuner(workloads, options, progress, stop or Event(), executor)
+    """Return the recommendation for a trace, as `prepared`; a set `stop` raises Stopped."""
+    tuner, split, capacity, origin = prepared(
+        prompts,
+        setting,
+        options,
+        windows,
+        lineage=lineage,
+        progress=progress,
+        stop=stop,
+        executor=executor,
+    )
     result = tuner.run(capacity, split)
     return replace(
         result,

@@ -1,53 +1,52 @@
-"""The verdict: what to do, decided in one place from what was measured."""
+"""The verdict, and whether the SLO is met: decided in one place from what was measured."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
-from msgspec import Struct
-
 from kvscope.tuning.comparison import WindowTrial
+from kvscope.tuning.rule import Judged
 from kvscope.tuning.target import Target
+from kvscope.tuning.trial import Trial
 
 Verdict = Literal["switch", "keep-lru", "add-capacity", "unreachable", "overloaded"]
-
-
-class Judged(Struct, frozen=True):
-    """One policy at the present capacity, on the validation and on the held-out window."""
-
-    validation: WindowTrial
-    held_out: WindowTrial
-
-    def meets(self, target: Target) -> bool:
-        """Return whether the SLO is met on both windows."""
-        return self.validation.meets(target) and self.held_out.meets(target)
-
-    @property
-    def keeps_up(self) -> bool:
-        """Return whether the queue grows over neither window."""
-        return self.validation.keeps_up and self.held_out.keeps_up
+SloAnswer = Literal["meets", "misses", "undecided", "overloaded"]
 
 
 def decide(target: Target, lru: Judged, choice: Judged | None, infinite: WindowTrial) -> Verdict:
     """Return what to do with the present capacity.
 
-    `choice` is the one contender chosen on the validation window, None if no contender may be
-    recommended; the held-out window only accepts or rejects it. `infinite` is an infinite cache on
-    the validation window.
+    `choice` is the contender to change to, or to try on a canary, None without any. `infinite` is
+    an infinite cache on the validation window.
 
-    - overloaded: neither LRU nor the choice keeps up with the arrivals.
+    - switch: the choice is to be changed to now, wherever the SLO lies.
+    - overloaded: LRU does not keep up with the arrivals.
     - keep-lru: LRU meets the SLO on both windows.
-    - switch: the choice meets it on both, and does no harm on either.
     - unreachable: even an infinite cache misses it.
     - add-capacity: otherwise.
     """
-    accepted = choice is not None and not choice.held_out.harms and choice.keeps_up
-    if not lru.keeps_up and not accepted:
-        return "overloaded"
-    if lru.keeps_up and lru.meets(target):
-        return "keep-lru"
-    if accepted and choice is not None and choice.meets(target):
+    if choice is not None and choice.grade == "do-now":
         return "switch"
-    if not infinite.meets(target):
-        return "unreachable"
-    return "add-capacity"
+    if not lru.keeps_up:
+        return "overloaded"
+    if lru.meets(target):
+        return "keep-lru"
+    return "add-capacity" if infinite.meets(target) else "unreachable"
+
+
+def slo_answer(target: Target, judged: Judged, ends: Sequence[Trial]) -> SloAnswer:
+    """Return whether a policy meets the SLO; `ends` are its trials at the ends of what is unknown.
+
+    - overloaded: its queue grows over one of the windows.
+    - meets: on both windows and at all ends, the interval over both windows included.
+    - misses: on both windows and at all ends, the interval included.
+    - undecided: otherwise.
+    """
+    if not judged.keeps_up:
+        return "overloaded"
+    low_s, high_s = judged.later.interval_s
+    met = [each.meets(target) for each in (judged.validation, judged.held_out, *ends)]
+    if all(met) and high_s <= target.slo_s:
+        return "meets"
+    return "misses" if not any(met) and low_s > target.slo_s else "undecided"

@@ -84,9 +84,9 @@ def test_the_tables_show_what_was_judged(result: Recommendation) -> None:
     assert all(len(row) == len(table.columns) for row in table.rows)
     assert [row[0].split()[0] for row in gains.rows] == contenders
     for row, trial in zip(gains.rows, result.tuning.contenders, strict=True):
-        assert row[1] == ("yes" if trial.gains["p95"].significant else "no")
-        assert row[2] == change(trial.gains["p95"])
-        assert row[3] == interval(trial.gains["p95"]).partition(":")[0]
+        gain = trial.later.gains["p95"]
+        assert row[1:3] == (trial.grade, f"{trial.later.likely:.0%}")
+        assert row[3:5] == (change(gain), interval(gain).partition(":")[0])
 
 
 def test_what_decides_leads(result: Recommendation) -> None:
@@ -94,7 +94,7 @@ def test_what_decides_leads(result: Recommendation) -> None:
     target = replace(result.tuning.target, measure="violations")
     other = replace(result, tuning=replace(result.tuning, target=target))
     gains = next(trial for trial in sections(other) if trial.title == "Policies").tables[1]
-    assert gains.columns[2:4] == ("violations", "violations, 95% CI")
+    assert gains.columns[3:5] == ("violations", "violations, 95% CI")
     assert len(set(gains.columns)) == len(gains.columns)
 
 
@@ -102,7 +102,8 @@ def test_sizes_in_every_unit(result: Recommendation) -> None:
     """With a model also GiB, and multiples of HBM where that is named."""
     model = resolve_model("vicuna-7b")
     shown = replace(result, model=model, hbm_bytes=2**30)
-    assert "at 2.73 GiB (350 blocks)" in _text(shown)
+    policies = next(trial for trial in sections(shown) if trial.title == "Policies").tables[0]
+    assert policies.title == "TTFT on the later requests at 2.73 GiB (350 blocks)"
     (table,) = next(trial for trial in sections(shown) if trial.title == "Capacity").tables
     assert "× 1 GiB HBM" in table.columns
     assert all(len(row) == len(table.columns) for row in table.rows)
@@ -120,8 +121,8 @@ def _adding(
 ) -> Recommendation:
     gains = {"p50": SURE, "p95": SURE}
     best = replace(result.tuning.baseline, capacity_blocks=blocks, target_s=target_s, gains=gains)
-    other = replace(result.tuning, verdict="add-capacity", recommended=best, least_lru=least)
-    return replace(result, tuning=replace(other, least_any=None))
+    other = replace(result.tuning, verdict="add-capacity", enough=best, least_lru=least)
+    return replace(result, tuning=replace(other, contenders=(), least_any=None))
 
 
 def test_capacity_that_the_judged_requests_need_is_called_so(result: Recommendation) -> None:
@@ -174,10 +175,11 @@ def test_flags_are_those_of_the_engine(result: Recommendation) -> None:
 
 def test_a_verdict_that_changes_at_an_end_has_no_flags(result: Recommendation) -> None:
     """Pool and latency are known within bounds: where these move the verdict, measure first."""
-    end = EndVerdict(End("the smallest pool"), "keep-lru", result.tuning.baseline, None)
+    lru = result.tuning.baseline
+    end = EndVerdict(End("the smallest pool"), "keep-lru", lru, None, eligible=False)
     other = _deployed(replace(result, tuning=replace(result.tuning, ends=(end,))))
     words = _text(other)
-    assert "No flags: the verdict changes within the uncertainty of pool and latency." in words
+    assert "No flags: the comparison does not hold within the uncertainty of pool and" in words
     assert "With the smallest pool: keep-lru, LRU 330 ms." in words
     assert "vllm serve" not in words
 
@@ -188,14 +190,14 @@ def test_a_verdict_that_changes_with_session_starts_has_no_flags(result: Recomme
     starts = SessionStarts(0.5, 1, 7.25)
     end = EndVerdict(End("other starts", sessions=starts), "keep-lru", lru, choice, eligible=False)
     words = _text(_deployed(replace(result, tuning=replace(result.tuning, ends=(end,)))))
-    assert "No flags: the verdict changes with when the sessions begin." in words
+    assert "No flags: the answer changes with when the sessions begin." in words
     assert "With 7.25 open (Poisson arrivals, 1 layout): keep-lru in 1." in words
     assert "With other starts: keep-lru, LRU 330 ms, tlru 58 ms (not eligible)." in words
     assert "tlru xi_tokens=57 there: p95 TTFT 58 ms, hit rate 85.0%, eligible in 0 of 1." in words
-    keep = replace(result.tuning, verdict="keep-lru", recommended=lru)
+    keep = replace(result.tuning, verdict="keep-lru", recommended=lru, contenders=())
     keeping = _deployed(replace(result, tuning=keep))
     assert not keeping.why_no_flags()
-    unsure = replace(keep, ends=(replace(end, verdict="add-capacity"),))
+    unsure = replace(keep, ends=(replace(end, verdict="add-capacity", eligible=None),))
     assert "when the sessions begin" in replace(keeping, tuning=unsure).why_no_flags()
 
 
@@ -236,7 +238,7 @@ def test_every_chart_is_drawn_whatever_the_verdict(
     other = {
         "switch": tuning,
         "keep-lru": tuned(in_turn(), 0.2, TLRU, capacity_blocks=1_000),
-        "unreachable": tuned(in_turn(), 0.02, TLRU, capacity_blocks=350),
+        "unreachable": tuned(in_turn(), 0.02, (), capacity_blocks=350),
         "add-capacity": tuned(in_turn(), 0.1, (), capacity_blocks=100),
     }[verdict]
     assert other.verdict == verdict
@@ -250,7 +252,8 @@ def test_every_chart_is_drawn_whatever_the_verdict(
     drawn += [draw() for draw in recommendation.trade_off_charts(result)]
     for chart in drawn:
         json.loads(chart.to_json(), parse_constant=_no_constant)
-    assert f"Recommendation: {verdict}" in report(result).html()
+    title = "do now" if verdict == "switch" else verdict
+    assert f"Recommendation: {title}" in report(result).html()
     assert result.trace.name in report(result).html()
 
 
@@ -258,13 +261,13 @@ def _no_constant(name: str) -> None:
     raise AssertionError(f"{name} is no JSON")
 
 
-def test_the_distribution_is_that_of_the_validation_window(result: Recommendation) -> None:
-    """On the validation window: LRU's curve ends at its slowest request there."""
+def test_the_distribution_is_that_of_the_later_requests(result: Recommendation) -> None:
+    """On both later windows: LRU's curve ends at its slowest request there."""
     chart = recommendation.distributions_chart(result)
     (lru, best, infinite) = chart.data
-    assert lru.x[-1] == result.tuning.lru.validation.ttft_s.max() * 1e3
-    assert best.x[-1] == result.tuning.contenders[0].ttft_s.max() * 1e3
-    assert infinite.x[0] == result.tuning.infinite.ttft_s.min() * 1e3
+    assert lru.x[-1] == result.tuning.lru.later.ttft_s.max() * 1e3
+    assert best.x[-1] == result.tuning.contenders[0].later.ttft_s.max() * 1e3
+    assert infinite.x[0] == result.tuning.limit.ttft_s.min() * 1e3
     assert list(lru.y) == sorted(lru.y)
 
 
@@ -288,7 +291,7 @@ def test_the_queued_view_is_shown_as_such(result: Recommendation) -> None:
     shown = replace(result, tuning=tuning)
     table = next(trial for trial in sections(shown) if trial.title == "Policies").tables[0]
     assert table.columns[1] == "queued TTFT p50 (ms)"
-    lru = tuning.lru.validation
+    lru = tuning.lru.later
     assert lru.outcome.queued_ttft_ms is not None
     assert table.rows[0][1] == significant(lru.outcome.queued_ttft_ms.p50)
     assert table.rows[0][3] == significant(lru.target_s * 1e3)

@@ -121,6 +121,8 @@ def _known(document: dict[str, Any]) -> set[str]:
             texts |= {f"{value:,}", f"{value:,} replica", f"{value:,} replicas"}
         elif path[-2:-1] == ("params",):
             texts.add(format_value(leaf, value))
+        elif leaf in {"requests", "requests_needed"}:
+            texts.add(f"{value:,}")
         elif leaf == "growth":
             texts.add(f"{significant(value)} s")
         elif leaf.endswith("_per_s"):
@@ -156,14 +158,29 @@ def _lru(document: dict[str, Any], time: str, window: str, side: str) -> bool:
     )
 
 
-def _switch(document: dict[str, Any]) -> bool:
-    choice, target = document["recommendation"]["choice"], document["target"]
-    return all(
-        not choice[window]["harms"]
-        and choice[window]["keeps_up"]
-        and choice[window]["target_ms"] <= target["slo_ms"]
-        for window in WINDOWS.values()
-    )
+def _graded(document: dict[str, Any], grade: str) -> bool:
+    choice, likely = document["recommendation"]["choice"], {"do-now": 0.95, "canary": 0.8}[grade]
+    sustained = all(choice[window]["keeps_up"] for window in WINDOWS.values())
+    harmless = not choice["later"]["harms"] and choice["later"]["likely"] >= likely
+    return document["recommendation"]["grade"] == grade and sustained and harmless
+
+
+def _not_enough(document: dict[str, Any], needed: str) -> bool:
+    best = document["recommendation"]
+    return best["grade"] == "no" and f"{best['requests_needed']:,}" == needed
+
+
+def _answer(document: dict[str, Any], name: str, answer: str) -> bool:
+    """Return whether the answer to the SLO follows from the figures that stand there."""
+    best, target = document["recommendation"], document["target"]
+    judged = best["lru"] if name == "lru" else best["choice"]
+    met = [judged[window]["meets_slo"] for window in WINDOWS.values()]
+    low, high = judged["later"]["interval_ms"]
+    if answer == "does not keep up":
+        return not all(judged[window]["keeps_up"] for window in WINDOWS.values())
+    if answer == "meets it":
+        return all(met) and high <= target["slo_ms"]
+    return answer == "is undecided" or (not any(met) and _beyond(low, target["slo_ms"]))
 
 
 def _tpot(document: dict[str, Any], time: str, window: str, side: str) -> bool:
@@ -178,8 +195,7 @@ def _tpot(document: dict[str, Any], time: str, window: str, side: str) -> bool:
 
 def _limit(document: dict[str, Any], figure: str, change: str, limit: str) -> bool:
     """Return whether a harm of the document reads like this, and is beyond its limit."""
-    choice = document["recommendation"]["choice"]
-    trials = [*document["contenders"], *([choice["held_out"]] if choice else [])]
+    trials = document["changes"]
     write = points if figure == "requests within the SLO" else percent_change
     names = {"requests within the SLO": "attainment", "TEL": "tel"}
     for harm in (harm for trial in trials for harm in trial["harms"]):
@@ -202,19 +218,8 @@ def _no_cache(document: dict[str, Any]) -> bool:
     return slow or _beyond(infinite["target_ms"], target["slo_ms"])
 
 
-def _objective(document: dict[str, Any]) -> str:
-    target = document["target"]
-    return (
-        "violations"
-        if target["measure"] == "violations"
-        else units.format_percentile(target["percentile"])
-    )
-
-
 def _better(document: dict[str, Any]) -> bool:
-    objective = _objective(document)
-    lows = [contender["gain"][objective]["low"] for contender in document["contenders"]]
-    return any(low is not None and low > 0 for low in lows)
+    return any(contender["likely"] >= 0.8 for contender in document["changes"])
 
 
 def _shrink(document: dict[str, Any]) -> bool:
@@ -224,36 +229,29 @@ def _shrink(document: dict[str, Any]) -> bool:
 
 
 def _larger(document: dict[str, Any], fails: str | None) -> bool:
-    best = document["recommendation"]
-    beyond = _beyond(best["expected"]["target_ms"], document["target"]["slo_ms"])
+    best = document["recommendation"]["enough"]
+    beyond = _beyond(best["target_ms"], document["target"]["slo_ms"])
     return best["capacity_blocks"] > document["capacity_blocks"] and beyond == bool(fails)
-
-
-def _choice_misses(document: dict[str, Any], window: str) -> bool:
-    return not document["recommendation"]["choice"][window]["meets_slo"]
 
 
 CHECKS: dict[str, Any] = {
     r"LRU has a \S+(?: queued)? TTFT of (?P<time>.+?) on (?P<window>held-out requests|the"
     r" validation window) at .+?, (?P<side>within|beyond) the SLO": _lru,
-    r"^Switch to ": _switch,
+    r"^Do now, free: ": lambda document: _graded(document, "do-now"),
+    r"^Canary first: ": lambda document: _graded(document, "canary"),
+    r"^Not enough requests: \S+ of about (?P<needed>\S+)\. ": _not_enough,
+    r"(?:requests: |\), )(?P<name>\S+) (?P<answer>meets it|misses it|is undecided|does not keep up)"
+    r" \(": _answer,
     r"TPOT is (?P<time>.+?) on (?P<window>.+?), (?P<side>within|beyond) the SLO": _tpot,
     r"(?:, |: |but )(?P<figure>[a-zA-Z][^,:+-]*?) (?P<change>[+-]\S+|unbounded)(?: at worst)?"
     r" \(limit (?P<limit>\S+)\)": _limit,
     r"^No cache meets": _no_cache,
-    r"^No policy is significantly better": lambda document: not _better(document),
-    r"improves \S+ on the validation window": _better,
+    r"^No change: no policy is likely better": lambda document: not _better(document),
+    r"^No change: .* gains on": _better,
     r"^You could shrink: LRU meets": _shrink,
     r" meets it at .+ blocks\)?(?P<fails> in the training window but not)?": _larger,
     r"No capacity within the search range": lambda document: (
-        document["recommendation"]["capacity_blocks"] == document["capacity_blocks"]
-    ),
-    r"harms nothing, but misses": lambda document: _choice_misses(document, "held_out"),
-    r"harms nothing, but is not enough": lambda document: _choice_misses(document, "validation"),
-    r"harms nothing, but its queue": lambda document: (
-        not all(
-            document["recommendation"]["choice"][window]["keeps_up"] for window in WINDOWS.values()
-        )
+        document["recommendation"]["enough"] is None
     ),
     r"within the SLO, but its queue": lambda document: (
         not all(
@@ -271,9 +269,9 @@ CHECKS: dict[str, Any] = {
     r"^(?P<name>\S+) has no guard": lambda document, name: (
         not by_name(name).guarded and document["recommendation"]["policy"] == name
     ),
-    r"^The switch saves (?P<price>\S+) an hour": lambda document, price: (
+    r"^The change saves (?P<price>\S+) an hour": lambda document, price: (
         price == f"{document['recommendation']['extra_price_hour']:.4g}"
-        and document["recommendation"]["verdict"] == "switch"
+        and document["recommendation"]["slo_met"] == "meets"
     ),
     r"^With LRU, more replicas do not meet": lambda document: (
         document["recommendation"]["replicas_at_least"] == document["load"]["replicas_at_least"]

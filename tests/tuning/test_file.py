@@ -188,12 +188,12 @@ def test_the_deployment_and_the_canary_go_along(found: TuningResult, tmp_path: P
 
 
 def test_the_canary_of_a_switch_is_written(found: TuningResult, tmp_path: Path) -> None:
-    """On the figure that decides, at the held-out window's rate of requests."""
+    """On the figure that decides, at the rate of requests of both later windows."""
     path = tmp_path / "recommendation.toml"
     _round(path, found)
     table = tomllib.loads(path.read_text(encoding="utf-8"))["canary"]
     assert (table["figure"], table["replicas"]) == ("p95", 1)
-    assert table["requests_per_hour"] == pytest.approx(3_600 * 120 / 119)
+    assert table["requests_per_hour"] == pytest.approx(3_600 * 240 / 239)
     kept = tuned(in_turn(), 0.2, capacity_blocks=1_000)
     _round(path, kept)
     assert kept.canary is None
@@ -261,7 +261,7 @@ def test_unknown_intervals_and_infinite_values_are_toml(
 ) -> None:
     """Few conversations give no interval; a policy's values may be infinite."""
     few = tuned(in_turn(8, 60), 0.2, capacity_blocks=140)
-    shown = replace(few, recommended=few.contenders[0])
+    shown = replace(few, recommended=few.contenders[0].held_out)
     path = tmp_path / "recommendation.toml"
     _round(path, shown)
     value, low, high = tomllib.loads(path.read_text(encoding="utf-8"))["gain"]["p95"]

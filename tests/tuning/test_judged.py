@@ -80,13 +80,18 @@ def found(request: pytest.FixtureRequest) -> TuningResult:
 
 
 def test_validation_figures_are_those_of_simulate(found: TuningResult) -> None:
-    """LRU, every contender, the oracles, the infinite cache, on the trace up to the window's end.
+    """LRU, every contender and the infinite cache, on the trace up to the window's end.
 
     The held-out requests are not even in the trace that says the same.
     """
-    trials = [found.lru.validation, *found.contenders, *found.oracles, found.infinite]
-    assert len(trials) == 1 + len(SOME) + 2 + 1
-    _check(trials, chats(4, REQUESTS)[:HELD_OUT_FROM], VALIDATION_FROM, found)
+    trials = [each.validation for each in (found.lru, *found.contenders)]
+    assert len(trials) == 1 + len(SOME)
+    _check(
+        [*trials, found.infinite],
+        chats(4, REQUESTS)[:HELD_OUT_FROM],
+        VALIDATION_FROM,
+        found,
+    )
 
 
 def test_held_out_figures_are_those_of_simulate(found: TuningResult) -> None:
@@ -95,6 +100,14 @@ def test_held_out_figures_are_those_of_simulate(found: TuningResult) -> None:
     trials += [one.held_out for one in (found.least_lru, found.least_any) if one is not None]
     assert len(trials) == 4
     _check(trials, chats(4, REQUESTS), HELD_OUT_FROM, found)
+
+
+def test_later_figures_are_those_of_simulate(found: TuningResult) -> None:
+    """LRU, every contender, the oracles and the infinite cache, from the validation window on."""
+    trials = [each.later for each in (found.lru, *found.contenders)]
+    trials += [*found.oracles, found.limit]
+    assert len(trials) == 1 + len(SOME) + 2 + 1
+    _check(trials, chats(4, REQUESTS), VALIDATION_FROM, found)
 
 
 def test_training_figures_are_those_of_simulate(found: TuningResult) -> None:
@@ -137,11 +150,12 @@ def test_engine_figures_are_those_of_simulate() -> None:
         capacity_blocks=200,
     )
     assert result.oracles == ()
+    judged = (result.lru, *result.contenders)
     for trials, first, last in (
-        ([result.lru.validation, *result.contenders, result.infinite], 240, 360),
-        ([result.lru.held_out, result.recommended], 360, 480),
+        ([*(each.validation for each in judged), result.infinite], 240, 360),
+        ([*(each.held_out for each in judged), result.recommended], 360, 480),
     ):
-        assert len(trials) == {360: 4, 480: 2}[last]
+        assert len(trials) == 4
         for trial in trials:
             whole = workload(trace[:last], (first + 0.5) / last, replace(ENGINE, slo_s=SLO_S))
             request = ReplayRequest(trial.policy, trial.capacity_blocks)
@@ -175,8 +189,11 @@ def test_what_is_longer_than_the_pool_is_rejected_and_late() -> None:
 
 def test_an_infinite_cache_bounds_every_policy(found: TuningResult) -> None:
     """No request is faster than where nothing that is reused was lost."""
-    for one in (found.lru.validation, *found.contenders, *found.oracles):
-        assert (one.ttft_s >= found.infinite.ttft_s - 1e-12).all()
+    for one in (found.lru, *found.contenders):
+        assert (one.validation.ttft_s >= found.infinite.ttft_s - 1e-12).all()
+        assert (one.later.ttft_s >= found.limit.ttft_s - 1e-12).all()
+    for oracle in found.oracles:
+        assert (oracle.ttft_s >= found.limit.ttft_s - 1e-12).all()
 
 
 def test_gains_are_over_lru_at_the_present_capacity(found: TuningResult) -> None:
@@ -191,9 +208,13 @@ def test_gains_are_over_lru_at_the_present_capacity(found: TuningResult) -> None
         )
         return float(1 - after / before)
 
-    pairs = [(one, found.lru.validation) for one in (*found.contenders, found.infinite)]
-    if found.choice is not None:
-        pairs.append((found.choice.held_out, found.lru.held_out))
+    pairs = [(found.infinite, found.lru.validation), (found.limit, found.lru.later)]
+    for each in found.contenders:
+        pairs += [
+            (each.validation, found.lru.validation),
+            (each.held_out, found.lru.held_out),
+            (each.later, found.lru.later),
+        ]
     for one, lru in pairs:
         for name in ("p50", "p90", "p99"):
             assert one.gains[name].value == pytest.approx(gain(one, lru, name), abs=1e-12)

@@ -78,14 +78,13 @@ def _trained(tuning: TuningResult) -> str:
 
 
 def _chosen(tuning: TuningResult) -> str:
-    """Return all contenders with their figures and intervals, and which one is the choice."""
-    judged = [tuning.lru, *([tuning.choice] if tuning.choice else [])]
-    trials = [*tuning.contenders, *tuning.oracles, tuning.infinite]
-    trials += [each.validation for each in judged]
+    """Return all contenders with their figures and intervals on the validation window."""
+    judged = [tuning.lru, *tuning.contenders]
+    trials = [tuning.infinite, *(each.validation for each in judged)]
     told = [
         (
             *(_trial(each), each.gains, each.attainment_gain, each.harms, each.meeting_share),
-            *(each.keeps_up, each.ttft_s.tolist(), each.categories),
+            *(each.keeps_up, each.likely, each.ttft_s.tolist(), each.categories),
         )
         for each in trials
     ]
@@ -110,7 +109,7 @@ def test_training_sees_neither_validation_nor_held_out_window(seed: int, told: b
 @pytest.mark.parametrize("view", ["unloaded", "queued"])
 @pytest.mark.parametrize(("seed", "told"), SEEDS_AND_LINEAGE)
 def test_no_choice_sees_what_it_is_judged_on(seed: int, told: bool, view: View) -> None:
-    """Other times, lengths and hashes of held-out requests change neither contenders nor choice."""
+    """Other times, lengths and hashes of held-out requests leave the contenders as they are."""
     trace = chats(seed, REQUESTS, told)
     other = disturbed(trace, CHOSEN, seed)
     lineage: Lineage = "given" if told else "inferred"
@@ -125,8 +124,8 @@ def test_no_choice_sees_what_it_is_judged_on(seed: int, told: bool, view: View) 
     assert one.baseline.outcome != two.baseline.outcome
 
 
-def test_a_choice_that_is_made_is_not_taken_back() -> None:
-    """With a choice to speak of: held-out requests that it harms only change the verdict."""
+def test_held_out_requests_only_reject() -> None:
+    """With a choice to speak of: other held-out requests leave its setting as it is."""
     trace = in_turn()
     one, two = (
         tuned(each, 0.2, capacity_blocks=350) for each in (trace, disturbed(trace, CHOSEN, 1))
@@ -134,7 +133,7 @@ def test_a_choice_that_is_made_is_not_taken_back() -> None:
     assert one.verdict == "switch"
     assert one.choice is not None
     assert _chosen(one) == _chosen(two)
-    assert one.choice.held_out.outcome != (two.choice and two.choice.held_out.outcome)
+    assert one.choice.held_out.outcome != two.contenders[0].held_out.outcome
 
 
 def test_without_linking_anew_later_requests_would_show() -> None:

@@ -21,7 +21,7 @@ from kvscope.replay.settings import run_setting
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
 from kvscope.tuning.bootstrap import Bootstrap, Gain
-from kvscope.tuning.target import Target
+from kvscope.tuning.target import LIKELY, Target
 from kvscope.tuning.tuner import TuningOptions, TuningResult, tune
 from tests.tuning.examples import quiet
 
@@ -61,13 +61,13 @@ def _tuned(name: str, slo_s: float, capacity: int) -> tuple[Prompts, dict[float,
 def _better_or_lru(found: TuningResult) -> None:
     """Check that the recommendation has a lower held-out p95 than LRU, or is LRU."""
     best = found.recommended
-    if best.policy.name == "lru":
-        assert found.verdict != "switch"
+    if found.choice is None:
+        assert best.policy.name == "lru" or best is found.enough
         return
     assert not best.harms
     assert best.target_s < found.baseline.target_s
     assert found.choice is not None
-    assert found.choice.validation.gains["p95"].significant
+    assert found.choice.later.likely >= LIKELY
     assert found.choice.validation.target_s >= found.infinite.target_s
 
 

@@ -14,7 +14,7 @@ from kvscope.replay.parameter_estimates import ParameterEstimate, bind
 from kvscope.replay.policy_options import Variant
 from kvscope.synth.birth_death import BirthDeath
 from kvscope.tuning import tuner
-from kvscope.tuning.comparison import changes, harms
+from kvscope.tuning.comparison import bounds, changes, harms
 from kvscope.tuning.flags import EngineLaunch, flags
 from kvscope.tuning.search import coarse, finer, search, search_values, xi_hints
 from kvscope.tuning.target import Limits, Target
@@ -110,8 +110,11 @@ def test_ample_capacity_keeps_lru() -> None:
 
 def test_an_slo_below_what_an_infinite_cache_gives_is_unreachable() -> None:
     """19 of 20 blocks hit at most (the last token rule): 26 ms; no cache gives 20 ms."""
-    found = tuned(in_turn(), 0.020, capacity_blocks=IN_TURN_CAPACITY)
+    found = tuned(in_turn(), 0.020, (), capacity_blocks=IN_TURN_CAPACITY)
     assert found.verdict == "unreachable"
+    assert found.enough is None
+    better = tuned(in_turn(), 0.020, capacity_blocks=IN_TURN_CAPACITY)
+    assert (better.verdict, better.slo_met) == ("switch", "misses")
     assert found.infinite.target_s == pytest.approx(0.026)
     assert found.least_lru is None
     assert found.least_any is None
@@ -121,9 +124,10 @@ def test_an_slo_below_what_an_infinite_cache_gives_is_unreachable() -> None:
 def test_capacity_is_added_where_nothing_else_keeps_the_slo() -> None:
     """With 100 of 400 blocks no policy gives 100 ms; more blocks do."""
     found = tuned(in_turn(), 0.1, capacity_blocks=100)
-    assert found.verdict == "add-capacity"
-    best = found.recommended
-    assert best.capacity_blocks > 100
+    assert (found.verdict, found.slo_met, found.lru_slo_met) == ("switch", "misses", "misses")
+    best = found.enough
+    assert best is not None
+    assert best.capacity_blocks > found.recommended.capacity_blocks == 100
     assert best.meets(found.target)
     assert found.least_any is not None
     assert found.least_lru is not None
@@ -182,12 +186,11 @@ def test_nothing_is_recommended_that_no_limit_allows() -> None:
         trace[-1].chat_id, trace[-1].parent_chat_id = at, last.get(who, -1)
         last[who] = at
     kept = tuned(trace, 0.2, capacity_blocks=300)
-    assert kept.verdict == "add-capacity"
-    assert kept.recommended.policy.name == "lru"
     assert kept.choice is not None  # harmless, of a small gain
-    assert not kept.choice.validation.harms
+    assert not kept.choice.harms
     assert not kept.choice.validation.meets(kept.target)
-    free = Limits(max_p50_regression=math.inf, min_throughput=0.0)
+    assert kept.slo_met == "misses"
+    free = Limits(max_p50_regression=math.inf, max_mean_regression=math.inf, min_throughput=0.0)
     switched = tuned(trace, 0.2, capacity_blocks=300, limits=free)
     assert switched.verdict == "switch"
     assert switched.choice is not None
@@ -204,7 +207,7 @@ def test_lru_is_kept_where_it_is_provably_best() -> None:
         found = tuned(trace, slo_s, zero)
         (contender,) = found.contenders
         assert contender.policy.values["xi_tokens"] == 0
-        assert all(not one.significant for one in contender.gains.values())
+        assert all(not one.significant for one in contender.later.gains.values())
         assert found.choice is None
         assert found.recommended.policy.name == "lru"
         assert found.verdict != "switch"
@@ -214,7 +217,7 @@ def test_a_few_conversations_are_no_proof() -> None:
     """Eight conversations: the same gain as of twenty, but no interval, and LRU is kept on."""
     found = tuned(in_turn(8, 60), 0.2, capacity_blocks=140)
     assert found.choice is None
-    gain = found.contenders[0].gains["p95"]
+    gain = found.contenders[0].later.gains["p95"]
     assert gain.value > 0.3
     assert not gain.significant
     assert found.verdict == "add-capacity"
@@ -276,21 +279,22 @@ def test_a_stop_ends_it() -> None:
         tuned(in_turn(), 0.2, stop=stop)
 
 
-def test_another_speed_is_another_verdict() -> None:
-    """Four times as slow no policy meets the SLO here; half as slow LRU is enough."""
+def test_another_speed_is_another_answer_to_the_slo_alone() -> None:
+    """Four times as slow no policy meets it here; half as slow LRU is enough. The gain is alike."""
     ends = (End("half", 0.5), End("same", 1.0), End("four times", 4.0))
     found = tuned(in_turn(), 0.2, capacity_blocks=IN_TURN_CAPACITY, ends=ends)
     assert found.choice is not None
     fast, same, slow = found.ends
-    assert (fast.verdict, fast.baseline.target_s) == ("keep-lru", 0.165)
-    assert (same.verdict, same.choice) != ("switch", None)
+    assert [end.verdict for end in found.ends] == ["switch"] * 3
+    assert all(end.eligible for end in found.ends)
+    assert fast.baseline.target_s == 0.165
     assert same.choice is not None
     assert same.choice.outcome == found.choice.held_out.outcome
     assert slow.baseline.target_s == pytest.approx(1.32)
-    assert slow.verdict == "add-capacity"
     assert slow.choice is not None
     assert slow.choice.target_s == pytest.approx(4 * found.choice.held_out.target_s)
-    assert not found.certain
+    assert found.certain
+    assert (found.slo_met, found.lru_slo_met) == ("undecided", "undecided")
 
 
 def test_a_smaller_pool_is_another_verdict() -> None:
@@ -300,6 +304,7 @@ def test_a_smaller_pool_is_another_verdict() -> None:
     assert found.choice is not None
     small, large = found.ends
     assert (small.verdict, large.verdict) == ("add-capacity", "keep-lru")
+    assert (small.eligible, large.eligible) == (False, False)
     assert {each.capacity_blocks for each in (small.baseline, large.baseline)} == {100, 1_000}
     assert not found.certain
     sure = tuned(
@@ -328,10 +333,10 @@ def test_the_choice_is_the_best_of_all_contenders(monkeypatch: pytest.MonkeyPatc
     other = tuned(in_turn(), 0.2, variants, capacity_blocks=IN_TURN_CAPACITY)
     for result in (found, other):
         assert {each.policy.name for each in result.contenders} == {"wa", "threshold-lru", "tlru"}
-        best = min(result.contenders, key=lambda each: each.preference(result.target))
-        assert result.choice is not None
-        assert result.choice.validation.policy.name == best.policy.name == "tlru"
-        assert result.choice.validation.policy.values == best.policy.values
+        best = result.contenders[0]
+        assert result.choice is best
+        assert best.policy.name == "tlru"
+        assert best.policy.values == found.contenders[0].policy.values
     assert other.verdict == found.verdict == "switch"
 
 
@@ -358,7 +363,7 @@ def test_harmless_settings_come_first_in_training() -> None:
     (baseline,) = [each for each in at if each.policy.name == "lru"]
     broken = {
         tuple(each.policy.values.items()): bool(
-            harms(found.target, Limits(), changes(found.target, baseline, each))
+            harms(bounds(found.target, Limits(), baseline), changes(found.target, baseline, each))
         )
         for each in at
     }

@@ -1,4 +1,4 @@
-"""The verdict for every combination of what was measured, and a choice that is rejected."""
+"""The verdict and the SLO's answer for every combination of what was measured."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from kvscope.tuning.comparison import Harm, WindowTrial
+from kvscope.tuning.rule import Judged
 from kvscope.tuning.target import Target
-from kvscope.tuning.verdict import Judged, Verdict, decide
+from kvscope.tuning.verdict import SloAnswer, Verdict, decide, slo_answer
 from tests.tuning.examples import BLOCK, in_turn, replace_request, tuned, window_trial
 
 TARGET = Target(0.2)
@@ -18,19 +19,22 @@ HARM = (Harm("p50", 0.3, 0.25),)
 BOTH = list(product([False, True], repeat=2))
 
 
-def _window(meets: bool, keeps_up: bool = True, harmed: bool = False) -> WindowTrial:
-    return replace(
-        BASE, target_s=0.1 if meets else 0.3, keeps_up=keeps_up, harms=HARM if harmed else ()
-    )
+def _window(meets: bool, keeps_up: bool = True) -> WindowTrial:
+    target_s = 0.1 if meets else 0.3
+    interval_s = target_s - 0.01, target_s + 0.01
+    return replace(BASE, target_s=target_s, keeps_up=keeps_up, interval_s=interval_s)
 
 
 def _judged(
     meets: tuple[bool, bool] = (True, True),
     keeps_up: tuple[bool, bool] = (True, True),
     harmed: bool = False,
+    likely: float = 0.99,
 ) -> Judged:
-    """Return a policy on both windows; what is harmed is so on the held-out one."""
-    return Judged(_window(meets[0], keeps_up[0]), _window(meets[1], keeps_up[1], harmed))
+    """Return a policy on both windows, and on both together."""
+    windows = (_window(*each) for each in zip(meets, keeps_up, strict=True))
+    later = replace(_window(all(meets)), harms=HARM if harmed else (), likely=likely)
+    return Judged(*windows, later)
 
 
 MEETS, MISSES = _judged(), _judged((False, False))
@@ -42,26 +46,22 @@ REACHABLE, OUT_OF_REACH = _window(True), _window(False)
     ("lru", "choice", "infinite", "expected"),
     [
         (MEETS, None, REACHABLE, "keep-lru"),
-        (MEETS, MEETS, REACHABLE, "keep-lru"),  # nothing to mend
-        (MISSES, MEETS, REACHABLE, "switch"),
-        (_judged((True, False)), MEETS, REACHABLE, "switch"),  # LRU has to meet it on both
-        (_judged((False, True)), MEETS, REACHABLE, "switch"),
-        (MISSES, _judged((True, False)), REACHABLE, "add-capacity"),
-        (MISSES, _judged((False, True)), REACHABLE, "add-capacity"),
-        (MISSES, _judged(harmed=True), REACHABLE, "add-capacity"),  # rejected on the held-out one
+        (MEETS, MEETS, REACHABLE, "switch"),  # wherever the SLO lies
+        (MISSES, MISSES, REACHABLE, "switch"),
+        (MISSES, MISSES, OUT_OF_REACH, "switch"),
+        (GROWS, MEETS, REACHABLE, "switch"),  # the choice sustains the arrivals
+        (MEETS, _judged(likely=0.9), REACHABLE, "keep-lru"),  # a canary
+        (MISSES, _judged(likely=0.9), REACHABLE, "add-capacity"),
+        (MISSES, _judged(harmed=True), REACHABLE, "add-capacity"),
         (MISSES, _judged(keeps_up=(True, False)), REACHABLE, "add-capacity"),
+        (_judged((True, False)), None, REACHABLE, "add-capacity"),  # LRU has to meet it on both
         (MISSES, None, REACHABLE, "add-capacity"),
         (MISSES, None, OUT_OF_REACH, "unreachable"),
-        (MISSES, MISSES, OUT_OF_REACH, "unreachable"),
-        (GROWS, None, REACHABLE, "overloaded"),
-        (GROWS, GROWS, OUT_OF_REACH, "overloaded"),  # before what an infinite cache would do
+        (GROWS, None, OUT_OF_REACH, "overloaded"),  # before what an infinite cache would do
         (_judged(keeps_up=(False, True)), None, REACHABLE, "overloaded"),  # before keep-lru
-        (_judged(keeps_up=(True, False)), _judged(harmed=True), REACHABLE, "overloaded"),
-        (GROWS, MEETS, REACHABLE, "switch"),  # the choice sustains the arrivals
-        (GROWS, MISSES, REACHABLE, "add-capacity"),
     ],
 )
-def test_situations(
+def test_verdicts(
     lru: Judged, choice: Judged | None, infinite: WindowTrial, expected: Verdict
 ) -> None:
     """Each verdict where it belongs."""
@@ -69,42 +69,61 @@ def test_situations(
 
 
 def test_every_combination() -> None:
-    """Overload first, then what is kept, switched to, out of reach, or lacks capacity.
-
-    LRU and the choice each meet the SLO and keep up or not on either window, and the held-out
-    window finds the choice harmful or not.
-    """
+    """What is to be done now first, then overload, what is kept, out of reach, lacks capacity."""
     verdicts = set()
-    some = [_judged(meets, up, harmed) for meets in BOTH for up in BOTH for harmed in (False, True)]
+    choices = [_judged(keeps_up=up, harmed=harm) for up in BOTH for harm in (False, True)]
     for meets, up, infinite in product(BOTH, BOTH, (REACHABLE, OUT_OF_REACH)):
         lru = _judged(meets, up)
-        for choice in (None, *some):
+        for choice in (None, *choices):
             verdict = decide(TARGET, lru, choice, infinite)
             verdicts.add(verdict)
-            sustained = choice is not None and choice.keeps_up and not choice.held_out.harms
-            enough = sustained and choice is not None and choice.meets(TARGET)
-            kept = all(up) and all(meets)
-            left = {"overloaded", "keep-lru", "switch"}
-            assert (verdict == "overloaded") == (not all(up) and not sustained)
-            assert (verdict == "keep-lru") == kept
-            assert (verdict == "switch") == (enough and not kept)
-            if verdict not in left:
+            now = choice is not None and choice.keeps_up and not choice.harms
+            assert (verdict == "switch") == now
+            if now:
+                continue
+            assert (verdict == "overloaded") == (not all(up))
+            assert (verdict == "keep-lru") == (all(up) and all(meets))
+            if verdict not in {"overloaded", "keep-lru"}:
                 assert (verdict == "unreachable") == (infinite is OUT_OF_REACH)
     assert verdicts == {"switch", "keep-lru", "add-capacity", "unreachable", "overloaded"}
 
 
 def test_the_slo_of_output_tokens_counts() -> None:
-    """A switch that meets the TTFT alone is none."""
+    """What meets the TTFT alone does not meet the SLO."""
     target = Target(0.2, tpot_slo_s=0.05)
 
     def at(tpot_s: float | None) -> Judged:
-        return Judged(*(replace(each, tpot_s=tpot_s) for each in (REACHABLE, REACHABLE)))
+        return Judged(*(replace(REACHABLE, tpot_s=tpot_s) for _ in range(3)))
 
     infinite = replace(REACHABLE, tpot_s=0.01)
-    assert decide(target, MISSES, at(0.05), infinite) == "switch"
-    assert decide(target, MISSES, at(0.051), infinite) == "add-capacity"
-    assert decide(target, MISSES, at(None), infinite) == "add-capacity"
     assert decide(target, at(0.05), None, infinite) == "keep-lru"
+    assert decide(target, at(0.051), None, infinite) == "add-capacity"
+    assert decide(target, at(None), None, infinite) == "add-capacity"
+
+
+def _wide(judged: Judged) -> Judged:
+    return replace(judged, later=replace(judged.later, interval_s=(0.05, 0.35)))
+
+
+@pytest.mark.parametrize(
+    ("judged", "ends", "expected"),
+    [
+        (MEETS, (), "meets"),
+        (MEETS, (REACHABLE, REACHABLE), "meets"),
+        (MEETS, (REACHABLE, OUT_OF_REACH), "undecided"),
+        (_wide(MEETS), (), "undecided"),
+        (_judged((True, False)), (), "undecided"),
+        (MISSES, (OUT_OF_REACH,), "misses"),
+        (MISSES, (REACHABLE,), "undecided"),
+        (_wide(MISSES), (), "undecided"),
+        (GROWS, (), "overloaded"),
+    ],
+)
+def test_the_answer_to_the_slo(
+    judged: Judged, ends: tuple[WindowTrial, ...], expected: SloAnswer
+) -> None:
+    """Both windows, the interval and all ends agree, or it is undecided."""
+    assert slo_answer(TARGET, judged, ends) == expected
 
 
 def test_what_the_held_out_window_rejects_is_not_run() -> None:
@@ -123,11 +142,11 @@ def test_what_the_held_out_window_rejects_is_not_run() -> None:
         trace[at].chat_id, trace[at].parent_chat_id = at, at - 12 if turn else -1
     assert len(trace[-1].hash_ids or ()) * BLOCK == 480
     result = tuned(trace, 0.2, capacity_blocks=350)
-    assert result.choice is not None
-    assert result.choice.validation.recommendable(result.target)
-    assert result.choice.validation.meets(result.target)
-    assert {harm.figure for harm in result.choice.held_out.harms} >= {"attainment"}
+    (best,) = result.contenders
+    assert best.validation.recommendable(result.target)
+    assert best.validation.meets(result.target)
+    assert {harm.figure for harm in best.held_out.by_value} >= {"attainment"}
+    assert {harm.figure for harm in best.harms} >= {"attainment"}
+    assert (best.grade, result.choice) == ("no", None)
     assert result.verdict == "add-capacity"
     assert result.recommended.policy.name == "lru"
-    best = result.contenders[0]
-    assert best.policy.name == "tlru"  # it stays the choice; nothing else is looked for

@@ -17,10 +17,11 @@ from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.canary import Canary
 from kvscope.tuning.comparison import Harm, WindowTrial
 from kvscope.tuning.flags import Flags
+from kvscope.tuning.rule import Grade, Judged
 from kvscope.tuning.split import Split
 from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import RequiredCapacity
-from kvscope.tuning.verdict import Judged
+from kvscope.tuning.verdict import SloAnswer
 
 _GIB = 2**30
 
@@ -72,10 +73,13 @@ class TrialFigures(Facts, Outcome):
 class ComparedFigures(TrialFigures):
     """The same, compared with LRU at the present capacity on the same window.
 
-    `harms` are the limits that the policy breaks; one without may be recommended.
+    `harms` are the limits that the policy breaks. `likely` (0-1) its attainment or TEL is better.
+    `interval_ms` is the 95 % CI of `target_ms`.
     """
 
     keeps_share: float
+    interval_ms: tuple[float, float]
+    likely: float
     keeps_up: bool
     gain: Mapping[str, Gain]
     attainment_gain: Gain
@@ -83,10 +87,26 @@ class ComparedFigures(TrialFigures):
 
 
 class JudgedFigures(Facts):
-    """One policy on the window that chose it and on the one that accepts or rejects it."""
+    """One policy on the validation and the held-out window, and on the requests of both."""
 
     validation: ComparedFigures
     held_out: ComparedFigures
+    later: ComparedFigures
+
+
+class ChangeFacts(JudgedFigures):
+    """What a change to one policy is worth, with the setting that was best for it.
+
+    `grade`: do-now, canary or no. `requests_needed` of this traffic would probably be enough for
+    do-now, null where more requests would not help.
+    """
+
+    policy: str
+    params: Mapping[str, float]
+    grade: Grade
+    likely: float
+    harms: tuple[Harm, ...]
+    requests_needed: int | None
 
 
 class LeastCapacity(CapacityFacts):
@@ -165,18 +185,28 @@ class RecommendationFacts(CapacityFacts):
 
     `lru` and `choice`, the policy chosen on the validation window, have all figures of both
     windows, `held_out` the main ones; `choice` is None if no policy may be recommended.
+    `grade` says whether to change the policy now (do-now), on a canary first, or not (no), wherever
+    the SLO lies; `slo_met` whether what is to be run meets it, `lru_slo_met` whether LRU does.
+    Without a change, `requests_needed` would probably show that one pays, null where more requests
+    than the `requests` of the trace would not. `enough` meets the SLO at a larger capacity.
     `why_no_flags` is empty where there are flags. `replicas_at_least` meet the SLO with LRU, or at
     least keep up, at `replicas_price_hour`: `extra_price_hour` more than now, which a switch saves.
     Up to `replicas_tried` were tried.
     """
 
     verdict: str
+    grade: Grade
+    slo_met: SloAnswer
+    lru_slo_met: SloAnswer
+    requests: int
+    requests_needed: int | None
     certain: bool
     policy: str
     leaves: str
     params: Mapping[str, float]
     baseline: TrialFigures
     expected: TrialFigures
+    enough: TrialFigures | None
     gain: Mapping[str, Gain]
     lru: JudgedFigures
     choice: JudgedFigures | None
@@ -193,8 +223,9 @@ class RecommendationFacts(CapacityFacts):
 class TuneDocument(GatedDocument, SettingFacts):
     """What `kvscope tune` recommends, what that rests on, and all that was tried.
 
-    `contenders`, `infinite` and `oracles` are on the validation window, `explored` on the training
-    window. `oracles` know the future; neither bounds TTFT.
+    `changes` are the contenders, the preferred one first. `contenders` (the same) and `infinite`
+    are on the validation window, `limit` (an infinite cache) and `oracles` on both later windows,
+    `explored` on the training window. `oracles` know the future; neither bounds TTFT.
     """
 
     command: Literal["tune"] = "tune"
@@ -210,8 +241,10 @@ class TuneDocument(GatedDocument, SettingFacts):
     words: tuple[str, ...]
     recommendation: RecommendationFacts
     load: LoadFacts
+    changes: tuple[ChangeFacts, ...]
     contenders: tuple[ComparedFigures, ...]
     infinite: ComparedFigures
+    limit: ComparedFigures
     oracles: tuple[ComparedFigures, ...]
     least_capacity: LeastCapacities
     explored: tuple[TrialFigures, ...]
@@ -243,6 +276,9 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
             params=_params(tuned, best),
             baseline=_trial(tuned, tuning.baseline),
             expected=_trial(tuned, best),
+            enough=_trial(tuned, tuning.enough) if tuning.enough else None,
+            requests=tuning.split.requests,
+            requests_needed=tuning.promising[1] if tuning.promising else None,
             gain=best.gains or dict.fromkeys(tuning.infinite.gains, Gain(0.0, 0.0, 0.0)),
             lru=_judged(tuned, tuning.lru),
             choice=_judged(tuned, tuning.choice) if tuning.choice else None,
@@ -257,8 +293,20 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
             extra_price_hour=tuned.price_hour(replicas - tuning.replicas) if replicas else None,
         ),
         load=LoadFacts.build(load, carried=_trial(tuned, load.carried) if load.carried else None),
-        contenders=tuple(_compared(tuned, trial) for trial in tuning.contenders),
+        changes=tuple(
+            ChangeFacts.build(
+                _judged(tuned, each),
+                each,
+                policy=each.policy.name,
+                params=_params(tuned, each.later),
+                likely=each.later.likely,
+                requests_needed=each.requests_needed(tuning.target, tuning.split.requests),
+            )
+            for each in tuning.contenders
+        ),
+        contenders=tuple(_compared(tuned, each.validation) for each in tuning.contenders),
         infinite=_compared(tuned, tuning.infinite),
+        limit=_compared(tuned, tuning.limit),
         oracles=tuple(_compared(tuned, trial) for trial in tuning.oracles),
         least_capacity=LeastCapacities(
             lru=_least(tuned, tuning.least_lru), best=_least(tuned, tuning.least_any)
@@ -311,13 +359,19 @@ def _trial(tuned: Recommendation, trial: Trial) -> TrialFigures:
 
 def _compared(tuned: Recommendation, trial: WindowTrial) -> ComparedFigures:
     return ComparedFigures.build(
-        _trial(tuned, trial), trial, keeps_share=trial.meeting_share, gain=trial.gains
+        _trial(tuned, trial),
+        trial,
+        keeps_share=trial.meeting_share,
+        gain=trial.gains,
+        interval_ms=(trial.interval_s[0] * 1e3, trial.interval_s[1] * 1e3),
     )
 
 
 def _judged(tuned: Recommendation, judged: Judged) -> JudgedFigures:
     return JudgedFigures(
-        validation=_compared(tuned, judged.validation), held_out=_compared(tuned, judged.held_out)
+        validation=_compared(tuned, judged.validation),
+        held_out=_compared(tuned, judged.held_out),
+        later=_compared(tuned, judged.later),
     )
 
 

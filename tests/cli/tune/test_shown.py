@@ -30,7 +30,7 @@ def test_the_report_is_self_contained_and_escaped(
     assert "<img" not in head
     assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=[\"']?(https?:)?//", head)
     assert head.count('class="figure"') == 6
-    assert "Recommendation: switch" in head
+    assert "Recommendation: do now" in head
 
 
 def test_explain_says_why(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
@@ -71,7 +71,7 @@ def test_narrow_terminals(
     assert run(["tune", trace, *options, "--slo", "200ms", *HERE, "--explain"]) == 0
     out = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     words = " ".join(out.split())
-    assert "Switch to tlru" in words
+    assert "Do now, free: tlru" in words
     assert "Why this xi" in words
     # the first line is data for pipes as well, and stays one
     longest = max(len(line) for line in out.splitlines()[1:])

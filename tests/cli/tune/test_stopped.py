@@ -24,7 +24,7 @@ def test_nothing_is_written_to_a_dash(
 ) -> None:
     """`--output -` prints the recommendation and leaves no file."""
     words = told(capsys, trace, *options, "--slo", "200ms", *HERE, "--output", "-")
-    assert "Switch to tlru" in words
+    assert "Do now, free: tlru" in words
     assert not Path("-").exists()
     assert not Path("recommendation.toml").exists()
 

@@ -1,0 +1,176 @@
+"""What a change of policy is worth, whatever the SLO: no harm, a gain, and how certain both are.
+
+A change is judged on two later windows. The validation window chooses the settings and their order,
+the held-out window may reject; the intervals are of both together, since either alone has too few
+late requests to show that nothing gets worse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kvscope.policies.base import Policy
+from kvscope.tuning.comparison import Harm, Window, WindowTrial
+from kvscope.tuning.split import Split
+from kvscope.tuning.target import CERTAIN, LIKELY, Target
+from kvscope.tuning.trial import Advance, PolicyAt
+
+Grade = Literal["do-now", "canary", "no"]
+_TOLD = 1.96  # deviations from 0 of a 95 % interval's end
+_ONE_SIDED = 1.645
+_POWER = 0.842  # of 80 %
+_INTERVALS = {"attainment", "tel"}
+
+
+class Judged(Struct, frozen=True):
+    """One policy at one capacity, on the validation and the held-out window and on both together.
+
+    Compared with LRU there, unless it is LRU itself.
+    """
+
+    validation: WindowTrial
+    held_out: WindowTrial
+    later: WindowTrial
+
+    @property
+    def policy(self) -> Policy:
+        """The policy, with its parameters."""
+        return self.later.policy
+
+    def meets(self, target: Target) -> bool:
+        """Return whether the SLO is met on both windows."""
+        return self.validation.meets(target) and self.held_out.meets(target)
+
+    @property
+    def keeps_up(self) -> bool:
+        """Return whether the queue grows over neither window."""
+        return self.validation.keeps_up and self.held_out.keeps_up
+
+    @property
+    def harms(self) -> tuple[Harm, ...]:
+        """The limits that it breaks: on both windows together, and by value on either."""
+        broken = (*self.later.harms, *self.held_out.by_value, *self.validation.by_value)
+        return tuple({harm.figure: harm for harm in reversed(broken)}.values())
+
+    @property
+    def grade(self) -> Grade:
+        """Whether to change now, on a canary first, or not."""
+        if self.harms or not self.keeps_up or self.later.likely < LIKELY:
+            return "no"
+        return "do-now" if self.later.likely >= CERTAIN else "canary"
+
+    def requests_needed(self, target: Target, requests: int) -> int | None:
+        """Return how many requests like these `requests` would probably show no harm and the gain.
+
+        None where more of them would not: what is worse, or no better, stays so. So many that each
+        interval that is too wide now is narrow enough in 80 % of the cases, rounded up to two
+        digits.
+        """
+        trial, wider = self.later, 1.0
+        gains = {"attainment": trial.attainment_gain, **trial.gains}
+        for harm in trial.harms:
+            gain = gains.get(harm.figure)
+            if gain is None or harm.figure not in _INTERVALS | {target.rank_name}:
+                return None
+            room = gain.value + abs(harm.limit)
+            if not room > 0 or not math.isfinite(gain.low):
+                return None
+            wider = max(wider, (gain.value - gain.low) / room * (_TOLD + _POWER) / _TOLD)
+        if trial.likely < CERTAIN:
+            from scipy.special import ndtri
+
+            deviations = float(ndtri(trial.likely))
+            if not deviations > 0:
+                return None
+            wider = max(wider, (_ONE_SIDED + _POWER) / deviations)
+        needed = requests * wider**2
+        step = 10.0 ** (math.floor(math.log10(needed)) - 1)
+        return round(math.ceil(needed / step - 1e-9) * step)
+
+
+class PolicyComparison(Struct, frozen=True, kw_only=True):
+    """LRU and the contenders at one capacity of each replica.
+
+    `contenders` are the best setting of each policy, in the order of the validation window.
+    """
+
+    target: Target
+    split: Split
+    capacity_blocks: int
+    replicas: int
+    lru: Judged
+    contenders: tuple[Judged, ...]
+
+    @property
+    def choice(self) -> Judged | None:
+        """The first contender to change to now, else the first for a canary, None without either.
+
+        One that the held-out window rejects gives way to the next.
+        """
+        graded = {each.grade: each for each in reversed(self.contenders)}
+        return graded.get("do-now", graded.get("canary"))
+
+    @property
+    def grade(self) -> Grade:
+        """Whether to change the policy now, on a canary first, or not."""
+        return self.choice.grade if self.choice else "no"
+
+    @property
+    def chosen(self) -> Judged:
+        """What to run at the present capacity: the choice, else LRU."""
+        return self.choice or self.lru
+
+    @property
+    def promising(self) -> tuple[Judged, int] | None:
+        """The contender that more requests would probably show to pay, and how many; else None.
+
+        Only where none of those here is to be done now, or on a canary.
+        """
+        if self.choice is not None:
+            return None
+        needed = (
+            (contender, contender.requests_needed(self.target, self.split.requests))
+            for contender in self.contenders
+            if contender.later.likely >= LIKELY
+        )
+        return next(((each, count) for each, count in needed if count is not None), None)
+
+
+class LaterWindows:
+    """The validation and the held-out window, and the requests of both together.
+
+    `later` counts from the validation window on, over the same trace as `held_out`.
+    """
+
+    def __init__(self, validation: Window, held_out: Window, later: Window) -> None:
+        self.validation, self.held_out, self.later = validation, held_out, later
+
+    def judge(self, policy: Policy, capacity: int, lru: Judged | None = None) -> Judged:
+        """Return a policy on all windows, compared with LRU there where that is given."""
+        validation = self.validation.measure(policy, capacity, lru.validation if lru else None)
+        later = self.later.evaluator
+        later.prepare([policy])
+        served = later.served(policy, capacity)
+        last = replace(served, first=self.held_out.first)
+        return Judged(
+            validation,
+            self.held_out.compare(policy, capacity, last, lru.held_out if lru else None),
+            self.later.compare(policy, capacity, served, lru.later if lru else None),
+        )
+
+    def judge_all(
+        self, points: Sequence[PolicyAt], lru: Judged, advance: Advance | None = None
+    ) -> list[Judged]:
+        """Return `judge` of each policy and capacity, computed on all cores."""
+        evaluator = self.later.evaluator
+        evaluator.prepare([policy for policy, _ in points])
+        before = map(evaluator.executor.shared, (self, lru))
+        return evaluator.each(LaterWindows._judge, points, *before, advance=advance)
+
+    def _judge(self, lru: Judged, point: PolicyAt) -> Judged:
+        return self.judge(*point, lru)
