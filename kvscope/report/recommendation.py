@@ -196,12 +196,20 @@ def _keep_lru(tuned: Recommendation) -> list[str]:
 def _slo_met(tuned: Recommendation) -> list[str]:
     """Return whether the change and LRU meet the SLO, and what would where it does not."""
     tuning = tuned.tuning
-    judged = (tuning.chosen, tuning.slo_met), (tuning.lru, tuning.lru_slo_met)
-    answers = (
-        f"{each.policy.name} {_ANSWERS[answer]} ({_time(each.later)}, 95% CI"
-        f" {' to '.join(_in_words(end_s) for end_s in each.later.interval_s)})"
-        for each, answer in judged
-    )
+
+    def answer(judged: Judged, met: SloAnswer, at: Callable[[EndVerdict], Trial]) -> str:
+        interval_s = " to ".join(_in_words(end_s) for end_s in judged.later.interval_s)
+        figures = f"{_time(judged.later)}, 95% CI {interval_s}"
+        meets = judged.meets(tuning.target)
+        others = (end for end in tuning.ends if at(end).meets(tuning.target) != meets)
+        if met == "undecided" and (other := next(others, None)):
+            figures += f"; {_time(at(other))} with {other.end.name}"
+        return f"{judged.policy.name} {_ANSWERS[met]} ({figures})"
+
+    answers = [
+        answer(tuning.chosen, tuning.slo_met, lambda end: end.run),
+        answer(tuning.lru, tuning.lru_slo_met, lambda end: end.baseline),
+    ]
     slo = f"SLO of {units.duration_in_words(tuning.target.slo_s)} for {tuned.target_name}"
     sentences = [f"{slo} on {LATER}: {', '.join(answers)}.", *_tpot(tuned)]
     if tuning.chosen.meets(tuning.target):

@@ -125,7 +125,7 @@ def _known(document: dict[str, Any]) -> set[str]:
             texts.add(f"{value:,}")
         elif leaf == "growth":
             texts.add(f"{significant(value)} s")
-        elif leaf.endswith("_per_s"):
+        elif leaf.endswith("_per_s") or leaf == "prefill_times":
             texts.add(f"{value:.3g}")
         elif leaf.endswith("_hour"):
             texts.add(f"{value:.4g}")
