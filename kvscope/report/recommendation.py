@@ -533,11 +533,14 @@ def _digest(tuned: Recommendation) -> Table:
     tuning = tuned.tuning
     decisive = tuning.target.objective
     oracle = min(tuning.oracles, key=lambda judged: judged.target_s, default=None)
+    lru = tuning.lru.later
+    other = [each for each in tuning.contenders if not _is_as_lru(each)]
+    alike = [each.policy.name for each in tuning.contenders if _is_as_lru(each)]
     rows = [
-        (BASELINE, tuning.lru.later, None, NONE),
+        (BASELINE, lru, None, NONE),
         *(
             (judged.policy.name, judged.later, judged.later.gains.get(decisive), judged.grade)
-            for judged in tuning.contenders[:_CONTENDERS]
+            for judged in other[:_CONTENDERS]
         ),
         ("infinite cache", tuning.limit, None, NONE),
     ]
@@ -547,8 +550,10 @@ def _digest(tuned: Recommendation) -> Table:
         rows.append((f"{oracle.policy.name}{FORESEEING}", oracle, None, NONE))
         notes.append(ORACLE_NOTE)
     notes += _without_width([row[2] for row in rows if row[2] is not None])
-    if len(tuning.contenders) > _CONTENDERS:
-        more = len(tuning.contenders) - _CONTENDERS
+    if alike:
+        notes.append(f"as LRU there: {', '.join(alike)}")
+    if len(other) > _CONTENDERS:
+        more = len(other) - _CONTENDERS
         notes.append(f"{more} more, and the parameters, with --section policies")
 
     def gained(write: Callable[[Gain], str]) -> Callable[[Any], str]:
@@ -564,6 +569,11 @@ def _digest(tuned: Recommendation) -> Table:
         **{name: known[name] for name in ("over SLO", "hit rate")},
     }
     return tabulate("", rows, columns, "; ".join(notes))
+
+
+def _is_as_lru(judged: Judged) -> bool:
+    """Return whether a policy served all later requests as LRU did, as a guard may have it."""
+    return all(gain.low == gain.high == 0 for gain in judged.later.gains.values())
 
 
 def _here(tuned: Recommendation) -> str:
