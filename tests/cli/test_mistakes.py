@@ -223,7 +223,7 @@ OPTIONS: Rows = {
         ("--policies tlruu", 2, "did you mean"),
         ("--policies belady", 2, "oracles are always shown"),
         ("--param tlru.xi=3", 2, "xi"),
-        ("--param wa.ttl_s=3s", 2, "add wa to --policies"),
+        ("--param etlru.ttl_s=3s", 2, "add etlru to --policies"),
         ("--capacity-blocks 0", 2, "2000"),
         ("--capacity-blocks 9,10", 2, "--capacity-blocks: one cache has one capacity"),
         ("--capacity 16", 2, "16GiB"),
