@@ -158,6 +158,18 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
     _bitcode = b""  # of code from a file
     _shared_module: Any  # numba's: what others compile in
 
+    def finalize(self) -> None:
+        """Make machine code of a kernel and all that it calls; of a function that is called none.
+
+        Linked and optimized at each call, code was copied from function to function all the way up.
+        """
+        if _depth.now > 1:
+            self._finalized = True
+            return
+        self._linking_libraries = list(_called_by(self))
+        super().finalize()
+        self._linking_libraries = []
+
     def _optimize_functions(self, module: Any) -> None:
         if _depth.now <= 1:
             super()._optimize_functions(module)
@@ -165,17 +177,9 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
             module.data_layout = self._codegen._data_layout
 
     def _optimize_final_module(self) -> None:
-        """Optimize a kernel in full, in one run: numba's first one is for counts of references.
-
-        What kernels call is inlined in each other, or else copied into each other again and again.
-        """
-        if _depth.now <= 1:
-            self._keep_names_apart()
-            passes, builder = self._codegen._module_pass_manager()
-        else:
-            passes, builder = self._codegen._module_pass_manager(
-                loop_vectorize=False, slp_vectorize=False, opt=1
-            )
+        """Optimize a kernel in full, in one run: numba's first one is for counts of references."""
+        self._keep_names_apart()
+        passes, builder = self._codegen._module_pass_manager()
         passes.run(self._final_module, builder)
 
     def _keep_names_apart(self) -> None:
@@ -188,9 +192,6 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
                 function.linkage = ll.Linkage.internal
 
     def _finalize_final_module(self) -> None:
-        if _depth.now > 1:
-            self._finalized = True
-            return
         super()._finalize_final_module()
         for name, environment in _environments:
             if self._codegen._engine.is_symbol_defined(name):
@@ -226,6 +227,16 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
         """Return the address of a kernel, 0 of a function that it calls."""
         self._ensure_finalized()
         return super().get_pointer_to_function(name) if _depth.now <= 1 else 0
+
+
+def _called_by(library: Any, known: dict[Any, None] | None = None) -> dict[Any, None]:
+    """Return the code that a function calls, and what that calls, in an order."""
+    known = {} if known is None else known
+    for called in library._linking_libraries:
+        if called not in known:
+            known[called] = None
+            _called_by(called, known)
+    return known
 
 
 def _set_environment(codegen: Any, name: str, environment: Any) -> None:
