@@ -173,12 +173,6 @@ def once(factory: F) -> F:
     return remembered
 
 
-def is_compiled(compiled: Any) -> bool:
-    """Return True if the cache has machine code of a kernel, for whatever argument types."""
-    machine_code: Any = import_module("kvscope.core.machine_code")
-    return bool(machine_code.is_cached(compiled.compiled()))
-
-
 def callables() -> list[FunctionType]:
     """Return the plain functions that kernels may call."""
     return list(_callable)

@@ -46,10 +46,6 @@ class KernelFiles:
     def _lock(self) -> int:
         return os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
 
-    def holds(self, part: str) -> bool:
-        """Return True if a file's name contains `part`."""
-        return any(self.folder.glob(f"*{part}*{_SUFFIX}"))
-
     def has(self, name: str) -> bool:
         """Return True if there is a file `name`, damaged or not."""
         return self._path(name).exists()

@@ -317,11 +317,6 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def is_cached(made: Any) -> bool:
-    """Return True if the cache has machine code of a dispatcher, for whatever argument types."""
-    return _files.holds(made._cache.source)
-
-
 def _register_callables() -> None:
     """Tell numba of all functions that kernels may call so far: it compiles them in."""
     for function in jit.callables():
