@@ -98,7 +98,7 @@ from numba.core.typing import signature as signature_of  # noqa: E402
 
 # The count of trailing zeros, one instruction, has no documented name.
 from numba.cpython.unsafe.numbers import trailing_zeros  # noqa: E402
-from numba.extending import overload, register_jitable  # noqa: E402
+from numba.extending import models, overload, register_model, typeof_impl  # noqa: E402
 
 from kvscope.core import kernel_types  # noqa: E402
 
@@ -106,10 +106,9 @@ from kvscope.core import kernel_types  # noqa: E402
 # references to arrays, which in the replays took longer than all else.
 _NO_ALLOCATION = {"_nrt": False}
 _KERNEL_OPTIONS = {"nogil": True, "no_cfunc_wrapper": True, **_NO_ALLOCATION}
-_FORMAT = 4  # of a file, and of how functions are called
-# Functions that are inlined are never called from Python.
-_UNCALLED = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-_INLINE_OPTIONS = {"forceinline": True, **_UNCALLED, **_NO_ALLOCATION}
+_FORMAT = 5  # of a file, and of how functions are called
+# Of functions that are never called from Python.
+_CALLED_OPTIONS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **_NO_ALLOCATION}
 # Types whose name says all about the machine code that handles them.
 _NAMED_TYPES = (
     types.Array,
@@ -125,7 +124,8 @@ _NAMED_TYPES = (
 )
 # Functions that kernels replace by another one.
 _implementations: dict[Callable[..., object], Callable[..., object]] = {}
-_registered: set[Any] = {jit.by_reference, kernel_types.unwrapped}  # types have code
+_TYPED = {jit.by_reference, kernel_types.unwrapped, jit.lowest_bit}  # numba has types of theirs
+_called: dict[FunctionType, tuple[Any, Any]] = {}  # numba's dispatchers and their types
 _files = KernelFiles()
 
 
@@ -317,19 +317,43 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _register_callables() -> None:
-    """Tell numba of all functions that kernels may call so far: it compiles them in."""
-    for function in jit.callables():
-        if function not in _registered:
-            _registered.add(function)
-            _name_after_closure(function)
-            inline = {"forceinline": jit.APART not in function.__dict__}
-            register_jitable(**{**_INLINE_OPTIONS, **inline})(function)
+class _Callable(types.Dispatcher):  # type: ignore[misc]
+    """The type of a function that kernels call: it is compiled for whole numbers of 64 bits alone.
+
+    Numba converts those of 32 bits. Registered as numba's `overload`, a function was compiled again
+    for each size, and for each set of options of what calls it.
+    """
+
+    def get_call_type(self, context: Any, arguments: Any, keywords: Any) -> Any:
+        """Return the types of a call."""
+        named = {name: _widened(given) for name, given in keywords.items()}
+        return super().get_call_type(context, tuple(map(_widened, arguments)), named)
+
+
+register_model(_Callable)(models.OpaqueModel)  # as numba's own
+
+
+def _widened(given: Any) -> Any:
+    given = types.unliteral(given)
+    narrow = isinstance(given, types.Integer) and given.signed and given.bitwidth < 64
+    return types.int64 if narrow else given
+
+
+@typeof_impl.register(FunctionType)
+def _type_of_callable(function: FunctionType, context: Any) -> Any:
+    """Return the type of a plain function that kernels may call, None of others."""
+    if not jit.is_callable(function) or function in _TYPED:
+        return None
+    if function not in _called:
+        _name_after_closure(function)
+        inline = jit.APART not in function.__dict__
+        made = numba.njit(forceinline=inline, **_CALLED_OPTIONS)(function)
+        _called[function] = made, _Callable(made)
+    return _called[function][1]
 
 
 def _use_trailing_zeros() -> None:
     lowest_bit: Any = jit.lowest_bit
-    _registered.add(lowest_bit)
     _implementations[lowest_bit] = lambda word: lambda word: trailing_zeros(word)  # noqa: ARG005, PLW0108
     overload(lowest_bit)(_implementations[lowest_bit])
 
@@ -364,7 +388,7 @@ class KernelCache(NullCache):  # type: ignore[misc]
                 (sys.hexversion, sys.abiflags),
                 numba.__version__,  # its machine code calls nothing of NumPy's
                 (numba.config.OPT, numba.config.BOUNDSCHECK, numba.config.DEBUGINFO_DEFAULT),
-                (_KERNEL_OPTIONS, _INLINE_OPTIONS),
+                (_KERNEL_OPTIONS, _CALLED_OPTIONS),
                 _FORMAT,
             )
         )
@@ -394,7 +418,6 @@ class KernelCache(NullCache):  # type: ignore[misc]
                 return CompileResult._rebuild(target_context, *payload)
         except Exception:  # noqa: BLE001  # no pickle that this code wrote; whatever it raises
             _files.remove(name)
-        _register_callables()
         return None
 
     def save_overload(self, signature: Sequence[Any], result: Any) -> None:
