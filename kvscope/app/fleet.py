@@ -43,9 +43,6 @@ from kvscope.tuning.target import Target
 if TYPE_CHECKING:
     from kvscope.vllm_sim import EngineSettings
 
-KERNELS: tuple[type[Policy], ...] = (Lru, Belady)
-"""The policies whose caches are also replayed as one."""
-
 MEETS, MISSES, OVERLOADED = "meets-slo", "misses-slo", "overloaded"
 MISSES_ON_ENGINES = "misses-on-engines"
 VERDICTS = (MEETS, MISSES_ON_ENGINES, MISSES, OVERLOADED)

@@ -17,9 +17,7 @@ from kvscope.core.errors import InputError
 from kvscope.core.hits import HitDefinition
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.models import Model
-from kvscope.policies.base import Policy
-from kvscope.policies.lru import Lru
-from kvscope.policies.soft_ttl import PAUSE_TTL, SoftTtl
+from kvscope.policies.soft_ttl import PAUSE_TTL
 from kvscope.replay.leases import hold
 from kvscope.replay.replay import touch_history
 from kvscope.replay.traffic import Traffic, traffic
@@ -36,7 +34,6 @@ _STUDENT = 2.365  # Student's t of 7 degrees of freedom, 97.5 %
 _FEWEST = 2 * _EIGHTHS
 _PAUSES = (0.5, 0.75, 0.9, 0.95, 0.99)
 _SHARES = (0.5, 0.8, 1.0)
-KERNELS: tuple[type[Policy], ...] = (Lru, SoftTtl)
 
 
 class TtlPoint(Struct, frozen=True):

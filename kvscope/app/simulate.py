@@ -23,7 +23,7 @@ from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
-from kvscope.policies.base import Leaves, Policy
+from kvscope.policies.base import Leaves
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay import run_cache
@@ -74,12 +74,6 @@ class Simulation(Struct, frozen=True):
     def at(self, capacity_blocks: int) -> list[Run]:
         """Return the runs at one capacity."""
         return [run for run in self.runs if run.capacity_blocks == capacity_blocks]
-
-
-def kernels(request: SimulateRequest) -> list[type[Policy]]:
-    """Return the policies whose kernels the request needs, if they are those of one cache."""
-    plain = request.setting.capacity_model == "cache" and not request.setting.tiers
-    return [variant.policy for variant in request.variants if plain]
 
 
 def simulate(

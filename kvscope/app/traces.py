@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from kvscope.core.runs import RunSetting
     from kvscope.datasets.dataset import Dataset
     from kvscope.ingest.pipeline import Foresee, Ingested, IngestOptions
-    from kvscope.policies.base import Policy
     from kvscope.replay.sampling import DrawnTrace
 
 STANDARD_INPUT = "-"
@@ -285,30 +284,12 @@ def _loaded(stores: Stores, trace: Trace, needed_bytes: int, remedy: str) -> Pro
         return traces.load_prompts(store, trace)
 
 
-@contextmanager
 def prompts_to_replay(
-    stores: Stores,
-    source: str | None,
-    policies: Sequence[type[Policy]],
-    monitor: Monitor,
-    reading: Reading = AS_STORED,
-) -> Iterator[tuple[Trace, Prompts]]:
-    """Yield a trace and its prompts; a second process compiles what `policies` lack meanwhile."""
-    with precompiling(policies, monitor):
-        trace = load_trace(stores, source, monitor, reading)
-        yield trace, replayable(stores, trace)
-
-
-@contextmanager
-def precompiling(policies: Sequence[type[Policy]], monitor: Monitor) -> Iterator[None]:
-    """Return a context in which a second process compiles what `policies` lack."""
-    from kvscope.replay import precompile
-
-    if missing := precompile.uncompiled(policies):
-        names = ", ".join(policy.name for policy in missing)
-        monitor.note(f"compiling kernels, once: {names}; this can take half a minute")
-    with precompile.compiling_in_background(policies):
-        yield
+    stores: Stores, source: str | None, monitor: Monitor, reading: Reading = AS_STORED
+) -> tuple[Trace, Prompts]:
+    """Return a trace and its prompts."""
+    trace = load_trace(stores, source, monitor, reading)
+    return trace, replayable(stores, trace)
 
 
 def _mark_used(stores: Stores, trace: Trace) -> None:

@@ -37,7 +37,7 @@ from kvscope.tuning.flags import EngineLaunch, Flags, flags
 from kvscope.tuning.load import running_blocks
 from kvscope.tuning.search import XI
 from kvscope.tuning.trial import category_times_ms
-from kvscope.tuning.tuner import ORACLES, TuningOptions, TuningResult
+from kvscope.tuning.tuner import TuningOptions, TuningResult
 from kvscope.tuning.tuner import tune as tune_policies
 
 if TYPE_CHECKING:
@@ -162,11 +162,6 @@ class Recommendation(Struct, frozen=True):
         ]
         star = FORESEEING if policy.hindsight else ""
         return " ".join([policy.name + star, *chosen])
-
-
-def kernels(request: TuneRequest) -> list[type[Policy]]:
-    """Return the policies whose kernels the request needs."""
-    return [*(variant.policy for variant in request.variants), *ORACLES]
 
 
 def tune(

@@ -17,8 +17,6 @@ from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.models import Model
 from kvscope.fleet.outcome import Slo
 from kvscope.fleet.sweep import FleetRun
-from kvscope.policies.base import Policy
-from kvscope.policies.lru import Lru
 from kvscope.tuning.fleet import FleetTuning, tune_fleet
 from kvscope.tuning.fleet_window import FleetPlan
 
@@ -53,11 +51,6 @@ class FleetRecommendation(Struct, frozen=True):
             return None
         price = _replica_price(self.deployment, self.trace, capacity_blocks)
         return None if price is None else price * run.fleet.replicas
-
-
-def kernels(request: FleetTuningRequest) -> list[type[Policy]]:
-    """Return the policies whose kernels the request needs."""
-    return [Lru, *(variant.policy for variant in request.fleet.variants)]
 
 
 def recommend_fleet(

@@ -6,7 +6,7 @@ kernels is imported after the mistakes that can be told without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -39,7 +39,6 @@ from kvscope.core.jit import load_in_background
 
 if TYPE_CHECKING:
     from kvscope.core.trace import Prompts, Trace
-    from kvscope.policies.base import Policy
     from kvscope.report.report import Report
     from kvscope.store.file import StoreFile
 
@@ -134,16 +133,14 @@ def explain(
         load_in_background()
         from kvscope.app.explain import explain as run
         from kvscope.app.explain import read_evidence
-        from kvscope.app.simulate import kernels
         from kvscope.app.traces import prompts_to_replay
         from kvscope.report import misses as report
         from kvscope.report.section import check_names
 
         check_names(printing.section, report.SECTIONS)
-        needed = kernels(request.replayed)
-        with prompts_to_replay(store, trace, needed, Terminal(), reading) as (stored, prompts):
-            evidence = read_evidence(store, stored, request)
-            explanation = run(stored, prompts, request, Terminal(), evidence)
+        stored, prompts = prompts_to_replay(store, trace, Terminal(), reading)
+        evidence = read_evidence(store, stored, request)
+        explanation = run(stored, prompts, request, Terminal(), evidence)
     output.report(report.report(explanation), printing)
     end_on(gates, explain_figures(explanation), baseline)
 
@@ -229,18 +226,16 @@ def simulate(
         )
         baseline = baseline_figures(gate.baseline, gates, "simulate", store)
         load_in_background()
-        from kvscope.app.simulate import kernels
         from kvscope.app.simulate import simulate as run_replays
-        from kvscope.app.traces import load_trace, precompiling, sampleable
+        from kvscope.app.traces import load_trace, sampleable
         from kvscope.report import policies as report
         from kvscope.report.section import check_names
 
         check_names(printing.section, report.SECTIONS)
-        with precompiling(kernels(request), Terminal()):
-            stored = load_trace(store, trace, Terminal(), reading)
-            prompts = sampleable(store, stored, request.setting, Terminal())
-            with stoppable() as terminal:
-                simulation = run_replays(store, stored, prompts, request, terminal)
+        stored = load_trace(store, trace, Terminal(), reading)
+        prompts = sampleable(store, stored, request.setting, Terminal())
+        with stoppable() as terminal:
+            simulation = run_replays(store, stored, prompts, request, terminal)
     output.report(report.report(simulation), printing)
     if simulation.unfinished:
         count = len(simulation.runs)
@@ -266,16 +261,14 @@ def retention(
     request = retention_request(options)
     with _opened(db, trace) as store:
         load_in_background()
-        from kvscope.app.retention import KERNELS
         from kvscope.app.retention import retention as run
         from kvscope.app.traces import prompts_to_replay
         from kvscope.report import retention as report
         from kvscope.report.section import check_names
 
         check_names(printing.section, report.SECTIONS)
-        kernels = KERNELS if request.capacities.named else ()
-        with prompts_to_replay(store, trace, kernels, Terminal(), reading) as (stored, prompts):
-            result = run(stored, prompts, request)
+        stored, prompts = prompts_to_replay(store, trace, Terminal(), reading)
+        result = run(stored, prompts, request)
     output.report(report.report(result), printing)
 
 
@@ -322,17 +315,14 @@ def tune(
         baseline = baseline_figures(gate.baseline, gates, "tune", store)
         load_in_background()
         from kvscope.app.traces import prompts_to_replay
-        from kvscope.app.tune import kernels, recommendation_text, write_recommended
+        from kvscope.app.tune import recommendation_text, write_recommended
         from kvscope.app.tune import tune as recommend
         from kvscope.report import recommendation as report
         from kvscope.report.section import check_names
 
         check_names(printing.section, report.SECTIONS)
-        needed = kernels(request)
-        with (
-            prompts_to_replay(store, trace, needed, Terminal(), reading) as (stored, prompts),
-            stoppable() as terminal,
-        ):
+        stored, prompts = prompts_to_replay(store, trace, Terminal(), reading)
+        with stoppable() as terminal:
             began = monotonic()
             try:
                 tuned = recommend(stored, prompts, request, terminal)
@@ -402,7 +392,7 @@ def _tune_tiers(
         from kvscope.report.section import check_names
 
         check_names(screen.section, report.SECTIONS)
-        with _studying(store, trace, (), reading) as (stored, prompts, terminal):
+        with _studying(store, trace, reading) as (stored, prompts, terminal):
             began = monotonic()
             tuned = recommend_tiers(stored, prompts, request, terminal)
     duration_s = monotonic() - began
@@ -437,12 +427,12 @@ def _tune_fleet(
     with _opened(db, trace) as store:
         baseline = baseline_figures(gate.baseline, gates, "tune-fleet", store)
         load_in_background()
-        from kvscope.app.tune_fleet import kernels, recommend_fleet
+        from kvscope.app.tune_fleet import recommend_fleet
         from kvscope.report import tune_fleet as report
         from kvscope.report.section import check_names
 
         check_names(screen.section, report.SECTIONS)
-        with _studying(store, trace, kernels(request), reading) as (stored, prompts, terminal):
+        with _studying(store, trace, reading) as (stored, prompts, terminal):
             began = monotonic()
             tuned = recommend_fleet(stored, prompts, request, terminal)
     duration_s = monotonic() - began
@@ -473,13 +463,12 @@ def fleet(
     with _opened(db, trace) as store:
         baseline = baseline_figures(gate.baseline, gates, "fleet", store)
         load_in_background()
-        from kvscope.app.fleet import KERNELS
         from kvscope.app.fleet import fleet as study_fleet
         from kvscope.report import fleet as report
         from kvscope.report.section import check_names
 
         check_names(printing.section, report.SECTIONS)
-        with _studying(store, trace, KERNELS, reading) as (stored, prompts, terminal):
+        with _studying(store, trace, reading) as (stored, prompts, terminal):
             began = monotonic()
             study = study_fleet(stored, prompts, request, terminal)
     duration_s = monotonic() - began
@@ -511,15 +500,13 @@ def _keep(
 
 @contextmanager
 def _studying(
-    store: StoreFile, trace: str | None, kernels: Sequence[type[Policy]], reading: Reading
+    store: StoreFile, trace: str | None, reading: Reading
 ) -> Iterator[tuple[Trace, Prompts, Terminal]]:
     """Yield a trace with its prompts; what is stopped ends the command."""
     from kvscope.app.traces import prompts_to_replay
 
-    with (
-        prompts_to_replay(store, trace, kernels, Terminal(), reading) as (stored, prompts),
-        stoppable() as terminal,
-    ):
+    stored, prompts = prompts_to_replay(store, trace, Terminal(), reading)
+    with stoppable() as terminal:
         try:
             yield stored, prompts, terminal
         except Stopped as error:

@@ -28,8 +28,7 @@ APART = "compiled_apart"
 
 _OWN = "kvscope."
 _lock = RLock()
-# Plain functions that kernels may call, in the order in which they were named.
-_callable: dict[FunctionType, None] = {}
+_callable: set[FunctionType] = set()  # plain functions that kernels may call
 
 
 class Kernel:
@@ -82,7 +81,7 @@ def callable_in_kernels(function: F) -> F:
     kernels do not, and is always inlined: to pass arrays costs more than most of them do.
     """
     if isinstance(function, FunctionType) and function not in _callable:
-        _callable[function] = None
+        _callable.add(function)
         for name in function.__code__.co_names:
             called = function.__globals__.get(name)
             if isinstance(called, FunctionType) and called.__module__.startswith(_OWN):
@@ -173,15 +172,9 @@ def once(factory: F) -> F:
     return remembered
 
 
-def is_compiled(compiled: Any) -> bool:
-    """Return True if the cache has machine code of a kernel, for whatever argument types."""
-    machine_code: Any = import_module("kvscope.core.machine_code")
-    return bool(machine_code.is_cached(compiled.compiled()))
-
-
-def callables() -> list[FunctionType]:
-    """Return the plain functions that kernels may call."""
-    return list(_callable)
+def is_callable(function: FunctionType) -> bool:
+    """Return True if kernels may call a plain function."""
+    return function in _callable
 
 
 def lowest_bit(word: np.uint64) -> int:

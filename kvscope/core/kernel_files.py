@@ -47,11 +47,6 @@ class KernelFiles:
     def _lock(self) -> int:
         return os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
 
-    def holds(self, part: str) -> bool:
-        """Return True if a file's name contains `part`."""
-        pattern = f"*{part}*{_SUFFIX}"
-        return any(self.folder.glob(pattern)) or any(_SHIPPED.glob(pattern))
-
     def has(self, *names: str) -> bool:
         """Return True if there is a file of one of the names, damaged or not."""
         return any(self._path(name).exists() or _shipped(name).exists() for name in names)

@@ -99,7 +99,7 @@ from numba.core.typing import signature as signature_of  # noqa: E402
 
 # The count of trailing zeros, one instruction, has no documented name.
 from numba.cpython.unsafe.numbers import trailing_zeros  # noqa: E402
-from numba.extending import overload, register_jitable  # noqa: E402
+from numba.extending import models, overload, register_model, typeof_impl  # noqa: E402
 
 from kvscope.core import kernel_types  # noqa: E402
 
@@ -107,10 +107,9 @@ from kvscope.core import kernel_types  # noqa: E402
 # references to arrays, which in the replays took longer than all else.
 _NO_ALLOCATION = {"_nrt": False}
 _KERNEL_OPTIONS = {"nogil": True, "no_cfunc_wrapper": True, **_NO_ALLOCATION}
-_FORMAT = 4  # of a file, and of how functions are called
-# Functions that are inlined are never called from Python.
-_UNCALLED = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-_INLINE_OPTIONS = {"forceinline": True, **_UNCALLED, **_NO_ALLOCATION}
+_FORMAT = 5  # of a file, and of how functions are called
+# Of functions that are never called from Python.
+_CALLED_OPTIONS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **_NO_ALLOCATION}
 # What kernels of a wheel are compiled for, and what a CPU needs to run them: x86-64-v3. Replays are
 # slower by up to a tenth with LLVM's model of that name.
 _WHEELS_CPU = "haswell", ""
@@ -130,7 +129,8 @@ _NAMED_TYPES = (
 )
 # Functions that kernels replace by another one.
 _implementations: dict[Callable[..., object], Callable[..., object]] = {}
-_registered: set[Any] = {jit.by_reference, kernel_types.unwrapped}  # types have code
+_TYPED = {jit.by_reference, kernel_types.unwrapped, jit.lowest_bit}  # numba has types of theirs
+_called: dict[FunctionType, tuple[Any, Any]] = {}  # numba's dispatchers and their types
 _files = KernelFiles()
 
 
@@ -163,6 +163,18 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
     _bitcode = b""  # of code from a file
     _shared_module: Any  # numba's: what others compile in
 
+    def finalize(self) -> None:
+        """Make machine code of a kernel and all that it calls; of a function that is called none.
+
+        Linked and optimized at each call, code was copied from function to function all the way up.
+        """
+        if _depth.now > 1:
+            self._finalized = True
+            return
+        self._linking_libraries = list(_called_by(self))
+        super().finalize()
+        self._linking_libraries = []
+
     def _optimize_functions(self, module: Any) -> None:
         if _depth.now <= 1:
             super()._optimize_functions(module)
@@ -170,17 +182,9 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
             module.data_layout = self._codegen._data_layout
 
     def _optimize_final_module(self) -> None:
-        """Optimize a kernel in full, in one run: numba's first one is for counts of references.
-
-        What kernels call is inlined in each other, or else copied into each other again and again.
-        """
-        if _depth.now <= 1:
-            self._keep_names_apart()
-            passes, builder = self._codegen._module_pass_manager()
-        else:
-            passes, builder = self._codegen._module_pass_manager(
-                loop_vectorize=False, slp_vectorize=False, opt=1
-            )
+        """Optimize a kernel in full, in one run: numba's first one is for counts of references."""
+        self._keep_names_apart()
+        passes, builder = self._codegen._module_pass_manager()
         passes.run(self._final_module, builder)
 
     def _keep_names_apart(self) -> None:
@@ -193,9 +197,6 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
                 function.linkage = ll.Linkage.internal
 
     def _finalize_final_module(self) -> None:
-        if _depth.now > 1:
-            self._finalized = True
-            return
         super()._finalize_final_module()
         for name, environment in _environments:
             if self._codegen._engine.is_symbol_defined(name):
@@ -231,6 +232,16 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
         """Return the address of a kernel, 0 of a function that it calls."""
         self._ensure_finalized()
         return super().get_pointer_to_function(name) if _depth.now <= 1 else 0
+
+
+def _called_by(library: Any, known: dict[Any, None] | None = None) -> dict[Any, None]:
+    """Return the code that a function calls, and what that calls, in an order."""
+    known = {} if known is None else known
+    for called in library._linking_libraries:
+        if called not in known:
+            known[called] = None
+            _called_by(called, known)
+    return known
 
 
 def _set_environment(codegen: Any, name: str, environment: Any) -> None:
@@ -311,24 +322,43 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def is_cached(made: Any) -> bool:
-    """Return True if the cache has machine code of a dispatcher, for whatever argument types."""
-    return _files.holds(made._cache.source)
+class _Callable(types.Dispatcher):  # type: ignore[misc]
+    """The type of a function that kernels call: it is compiled for whole numbers of 64 bits alone.
+
+    Numba converts those of 32 bits. Registered as numba's `overload`, a function was compiled again
+    for each size, and for each set of options of what calls it.
+    """
+
+    def get_call_type(self, context: Any, arguments: Any, keywords: Any) -> Any:
+        """Return the types of a call."""
+        named = {name: _widened(given) for name, given in keywords.items()}
+        return super().get_call_type(context, tuple(map(_widened, arguments)), named)
 
 
-def _register_callables() -> None:
-    """Tell numba of all functions that kernels may call so far: it compiles them in."""
-    for function in jit.callables():
-        if function not in _registered:
-            _registered.add(function)
-            _name_after_closure(function)
-            inline = {"forceinline": jit.APART not in function.__dict__}
-            register_jitable(**{**_INLINE_OPTIONS, **inline})(function)
+register_model(_Callable)(models.OpaqueModel)  # as numba's own
+
+
+def _widened(given: Any) -> Any:
+    given = types.unliteral(given)
+    narrow = isinstance(given, types.Integer) and given.signed and given.bitwidth < 64
+    return types.int64 if narrow else given
+
+
+@typeof_impl.register(FunctionType)
+def _type_of_callable(function: FunctionType, context: Any) -> Any:
+    """Return the type of a plain function that kernels may call, None of others."""
+    if not jit.is_callable(function) or function in _TYPED:
+        return None
+    if function not in _called:
+        _name_after_closure(function)
+        inline = jit.APART not in function.__dict__
+        made = numba.njit(forceinline=inline, **_CALLED_OPTIONS)(function)
+        _called[function] = made, _Callable(made)
+    return _called[function][1]
 
 
 def _use_trailing_zeros() -> None:
     lowest_bit: Any = jit.lowest_bit
-    _registered.add(lowest_bit)
     _implementations[lowest_bit] = lambda word: lambda word: trailing_zeros(word)  # noqa: ARG005, PLW0108
     overload(lowest_bit)(_implementations[lowest_bit])
 
@@ -363,7 +393,7 @@ class KernelCache(NullCache):  # type: ignore[misc]
                 (sys.implementation.cache_tag, sys.abiflags),  # as in numba's own cache
                 numba.__version__,  # its machine code calls nothing of NumPy's
                 (numba.config.OPT, numba.config.BOUNDSCHECK, numba.config.DEBUGINFO_DEFAULT),
-                (_KERNEL_OPTIONS, _INLINE_OPTIONS),
+                (_KERNEL_OPTIONS, _CALLED_OPTIONS),
                 _FORMAT,
             )
         )
@@ -399,7 +429,6 @@ class KernelCache(NullCache):  # type: ignore[misc]
                 return CompileResult._rebuild(target_context, *payload)
         except Exception:  # noqa: BLE001  # no pickle that this code wrote; whatever it raises
             _files.remove(names[0])
-        _register_callables()
         return None
 
     def save_overload(self, signature: Sequence[Any], result: Any) -> None:

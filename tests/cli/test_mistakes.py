@@ -18,7 +18,6 @@ import pytest
 from kvscope.app import analyze, diff, traces
 from kvscope.cli.app import run
 from kvscope.core.jit import Kernel
-from kvscope.replay import precompile
 from tests.cli.replayed import write_short
 from tests.cli.shell import Streams
 
@@ -535,8 +534,6 @@ def _without_kernels(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Forbid kernels, once the folder is made: an ingest runs some."""
     monkeypatch.setattr(Kernel, "__call__", _forbidden("a kernel is run"))
     monkeypatch.setattr(Kernel, "compiled", _forbidden("a kernel is loaded"))
-    # It would ask which kernels a second process is to compile meanwhile.
-    monkeypatch.setattr(precompile, "uncompiled", lambda _: [])
     monkeypatch.chdir(folder)
 
 

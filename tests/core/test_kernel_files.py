@@ -33,12 +33,12 @@ def _age(path: Path, days: float) -> None:
 def test_a_file_is_read_as_it_was_written(files: KernelFiles) -> None:
     """By this and by another user of the folder; nothing else is left there."""
     assert files.read("run-1") is None
-    assert not files.holds("-1")
+    assert not files.has("run-1")
     files.write("run-1", b"code")
     files.write("run-1", b"codes")
     assert KernelFiles().read("run-1") == b"codes"
-    assert files.holds("-1")
-    assert not files.holds("-2")
+    assert files.has("run-1")
+    assert not files.has("run-2")
     assert [path.name for path in files.folder.iterdir()] == ["run-1.kernel"]
     files.remove("run-1")
     files.remove("run-1")
@@ -135,7 +135,7 @@ def test_unused_files_and_folders_of_before_are_removed(files: KernelFiles) -> N
     _age(_path(files, "used"), UNUSED_DAYS - 1)
     assert files.read("read") == b"code"
     files.write("new", b"code")
-    assert [files.holds(name) for name in ("new", "read", "used", "unused")] == [True] * 3 + [False]
+    assert [files.has(name) for name in ("new", "read", "used", "unused")] == [True] * 3 + [False]
     assert [folder.exists() for folder in (old, recent, foreign)] == [False, True, True]
 
 
