@@ -129,7 +129,11 @@ _NAMED_TYPES = (
 )
 # Functions that kernels replace by another one.
 _implementations: dict[Callable[..., object], Callable[..., object]] = {}
-_TYPED = {jit.by_reference, kernel_types.unwrapped, jit.lowest_bit}  # numba has types of theirs
+_TYPED: Any = {
+    jit.by_reference,
+    kernel_types.unwrapped,
+    jit.lowest_bit,
+}  # numba has types of theirs
 _called: dict[FunctionType, tuple[Any, Any]] = {}  # numba's dispatchers and their types
 _files = KernelFiles()
 
@@ -344,7 +348,7 @@ def _widened(given: Any) -> Any:
     return types.int64 if narrow else given
 
 
-@typeof_impl.register(FunctionType)
+@typeof_impl.register(FunctionType)  # type: ignore[untyped-decorator]  # numba has no types
 def _type_of_callable(function: FunctionType, context: Any) -> Any:
     """Return the type of a plain function that kernels may call, None of others."""
     if not jit.is_callable(function) or function in _TYPED:

@@ -77,7 +77,6 @@ def test_what_is_shipped_is_read_where_nothing_is_saved(
     assert files.has("run-1", "run-2")
     assert not files.has("run-1")
     assert not files.has()
-    assert files.holds("-2")
     files.write("run-1", b"saved")
     assert files.read("run-1", "run-2") == b"saved"
     files.remove("run-1")
