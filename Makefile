@@ -48,7 +48,10 @@ demo: setup ## analyze a sample trace, replay policies on it, tune for an SLO; w
 	@echo
 	$(KVSCOPE) simulate $(SAMPLE) --db demo.duckdb --model qwen2-7b --capacity 20GiB --slo 200ms
 	@echo
-	$(KVSCOPE) tune $(SAMPLE) --db demo.duckdb --model qwen2-7b --hbm 80GiB --capacity 10GiB --slo 400ms
+	$(KVSCOPE) synth to-c -n 6000 --seed 7 -o demo-traffic.jsonl.gz # three times as long: enough to judge
+	@echo
+	$(KVSCOPE) tune demo-traffic.jsonl.gz --db demo.duckdb --gpu a100-80 --model llama3-8b --gpu-hour 2 \
+		--rate-scale 4 --slo 700ms --force
 	@echo
 	@echo "report.html has the analysis, with charts; recommendation.toml what to set. What to try next:"
 	@echo "  $(KVSCOPE) analyze YOUR-TRACE.jsonl --model llama3-8b --hbm 80GiB"
@@ -197,5 +200,5 @@ wheel: kernels ## build the wheel, with compiled kernels, and the source distrib
 
 clean: ## remove what the tools and the demo leave behind; .venv* stays
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	rm -f demo.duckdb demo.duckdb.wal report.html recommendation.toml
+	rm -f demo.duckdb demo.duckdb.wal demo-traffic.jsonl.gz report.html recommendation.toml
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
