@@ -41,8 +41,8 @@ def tables(folder: Path, gpu_name: str) -> list[Table]:
     ]
 
 
-def _torch(found: Found, gpu: Gpu) -> Iterator[Table]:
-    steps = found["steps"]
+def _torch(findings: Found, gpu: Gpu) -> Iterator[Table]:
+    steps = findings["steps"]
     rates = steps["rates"].get("rates", {})
     stated = {"bf16_flops": gpu.flops, "memory_bytes_s": gpu.memory_bytes_s}
     yield Table(
@@ -65,8 +65,8 @@ def _torch(found: Found, gpu: Gpu) -> Iterator[Table]:
     yield from _latencies("plain torch", documents, models, gpu, request_s=0.0)
 
 
-def _vllm(found: Found, gpu: Gpu) -> Iterator[Table]:
-    yield _pools(found["steps"], found["engine"], gpu)
+def _vllm(findings: Found, gpu: Gpu) -> Iterator[Table]:
+    yield _pools(findings["steps"], findings["engine"], gpu)
 
 
 def _pools(steps: dict[str, Found], engine: Found, gpu: Gpu) -> Table:
@@ -99,8 +99,8 @@ def _pools(steps: dict[str, Found], engine: Found, gpu: Gpu) -> Table:
 
 
 def _logged(step: Found, pattern: re.Pattern[str]) -> float | None:
-    found = [match for line in step.get("log", []) if (match := pattern.search(line))]
-    return float(found[-1][1]) if found else None
+    findings = [match for line in step.get("log", []) if (match := pattern.search(line))]
+    return float(findings[-1][1]) if findings else None
 
 
 def _models(names: Iterable[str]) -> dict[str, Model]:
@@ -159,11 +159,11 @@ def _summary(rows: Sequence[Sequence[Any]]) -> str:
     )
 
 
-def _policy(found: Found, gpu: Gpu) -> Iterator[Table]:
-    steps = {name: step for name, step in found["steps"].items() if step.get("pool")}
+def _policy(findings: Found, gpu: Gpu) -> Iterator[Table]:
+    steps = {name: step for name, step in findings["steps"].items() if step.get("pool")}
     calibrated = steps.get("lru", {}).get("calibration")
     if calibrated:
-        yield _pools({POLICY_MODEL: steps["lru"]}, found["engine"], gpu)
+        yield _pools({POLICY_MODEL: steps["lru"]}, findings["engine"], gpu)
         models = _models([POLICY_MODEL])
         yield from _latencies("vLLM", {POLICY_MODEL: calibrated}, models, gpu, request_s=REQUEST_S)
     runs = [
@@ -197,8 +197,8 @@ def _beside(run: Found, figure: str) -> list[str]:
     ]
 
 
-def _fleet(found: Found, gpu: Gpu) -> Iterator[Table]:
-    for table in found["steps"].values():
+def _fleet(findings: Found, gpu: Gpu) -> Iterator[Table]:
+    for table in findings["steps"].values():
         if "rows" in table:
             yield Table(
                 table["title"], table["description"], tuple(table["columns"]), table["rows"]

@@ -38,13 +38,13 @@ class OutOfTimeError(Exception):
 
 
 class Run:
-    """One stage: what it found so far, in a file that is written after every step."""
+    """One stage: its findings so far, in a file that is written after every step."""
 
     def __init__(self, stage: str, folder: Path, *, small: bool, limit_s: float) -> None:
         self.small, self.work = small, folder / f"{stage}-work"
         self.work.mkdir(parents=True, exist_ok=True)
         self._until, self._path = time.monotonic() + limit_s, folder / f"{stage}.json"
-        self.found: dict[str, Any] = {"stage": stage, "steps": {}, "failed": {}}
+        self.findings: dict[str, Any] = {"stage": stage, "steps": {}, "failed": {}}
 
     @contextmanager
     def step(self, name: str) -> Iterator[dict[str, Any]]:
@@ -53,22 +53,22 @@ class Run:
         Raises OutOfTimeError where no time is left.
         """
         if time.monotonic() > self._until:
-            self.found["failed"][name] = "no time left"
+            self.findings["failed"][name] = "no time left"
             self.save()
             raise OutOfTimeError
         print(f"{name} ...", flush=True)
-        before, found = time.monotonic(), self.found["steps"].setdefault(name, {})
+        before, findings = time.monotonic(), self.findings["steps"].setdefault(name, {})
         try:
-            yield found
+            yield findings
         except Exception as error:  # noqa: BLE001  (the other steps are worth having alone)
-            self.found["failed"][name] = f"{type(error).__name__}: {error}"[-1500:]
-            print(f"{name} failed: {self.found['failed'][name]}", flush=True)
-        found["took_s"] = round(time.monotonic() - before, 1)
+            self.findings["failed"][name] = f"{type(error).__name__}: {error}"[-1500:]
+            print(f"{name} failed: {self.findings['failed'][name]}", flush=True)
+        findings["took_s"] = round(time.monotonic() - before, 1)
         self.save()
 
     def save(self) -> None:
-        """Write what was found."""
-        self._path.write_text(json.dumps(self.found, indent=1), encoding="utf-8")
+        """Write the findings."""
+        self._path.write_text(json.dumps(self.findings, indent=1), encoding="utf-8")
 
     def left_s(self) -> float:
         """Return the seconds until the limit."""
@@ -101,13 +101,13 @@ def _paths() -> list[str]:
 
 def torch_alone(run: Run) -> None:
     """Measure rates, then prefill and decoding of a decoder of plain torch, model by model."""
-    with run.step("rates") as found:
-        found.update(run.command(str(Path(__file__).with_name("rates.py"))))
+    with run.step("rates") as findings:
+        findings.update(run.command(str(Path(__file__).with_name("rates.py"))))
     for name in TORCH_MODELS:
-        with run.step(name) as found:
+        with run.step(name) as findings:
             folder = write_model(run.work, name, small=run.small)
             longest = 1024 if run.small else 8192
-            found.update(
+            findings.update(
                 run.kvscope(
                     f"calibrate --backend torch --model {folder} --max-tokens {longest}"
                     f" --repeats 3 --output {name}.toml"
@@ -120,7 +120,7 @@ def vllm_alone(run: Run) -> None:
     for name in VLLM_MODELS:
         if run.small and name == LATENT_MODEL:
             continue  # vLLM has no latent attention for CPUs
-        with run.step(name) as found, _server(run, name, found):
+        with run.step(name) as findings, _server(run, name, findings):
             pass
 
 
@@ -128,7 +128,7 @@ def vllm_alone(run: Run) -> None:
 def _server(
     run: Run,
     name: str,
-    found: dict[str, Any],
+    findings: dict[str, Any],
     blocks: int | None = None,
     chosen: PolicyRun | None = None,
 ) -> Iterator[str]:
@@ -141,7 +141,7 @@ def _server(
     from kvscope.serving.server import Launch, VllmServer
 
     has = with_vllm(sys.executable)
-    run.found["engine"] = {"vllm": has.vllm, "torch": has.torch, "device": has.device_name}
+    run.findings["engine"] = {"vllm": has.vllm, "torch": has.torch, "device": has.device_name}
     # This image has no flashinfer, which vLLM would sample with.
     environment = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
     launch = Launch(
@@ -151,21 +151,21 @@ def _server(
         flags=chosen.flags if chosen else (),
         environment=environment | dict(chosen.environment if chosen else {}),
     )
-    log = run.work / f"{len(run.found['steps'])}.log"
+    log = run.work / f"{len(run.findings['steps'])}.log"
     server = VllmServer(launch, has, start_s=run.left_s(), log_path=str(log))
     before = time.monotonic()
     try:
         with server:
-            found["start_s"] = round(time.monotonic() - before, 1)
-            found["options"] = launch.options(has)
+            findings["start_s"] = round(time.monotonic() - before, 1)
+            findings["options"] = launch.options(has)
             pool = block_pool(server.endpoint.metrics())
-            found["pool"] = pool and [pool.usable_blocks, pool.block_size]
+            findings["pool"] = pool and [pool.usable_blocks, pool.block_size]
             run.save()
             yield server.endpoint.url
     finally:
         text = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        found["log"] = [line[-400:] for line in text if _LOGGED.search(line)][:60]
-        found["tail"] = [line[-300:] for line in text[-25:]]
+        findings["log"] = [line[-400:] for line in text if _LOGGED.search(line)][:60]
+        findings["tail"] = [line[-300:] for line in text[-25:]]
 
 
 def policy(run: Run) -> None:
@@ -180,41 +180,41 @@ def policy(run: Run) -> None:
     live_gittins.write_traces(run.work, 60 if run.small else 240, times=times, block=block)
     best = run.work / "policy.toml"
 
-    def replayed(found: dict[str, Any], url: str, policies: str, pace: str) -> None:
-        found[pace] = run.kvscope(
+    def replayed(findings: dict[str, Any], url: str, policies: str, pace: str) -> None:
+        findings[pace] = run.kvscope(
             f"validate served.jsonl --url {url} --policies {policies} {pace}"
             " --recommendation policy.toml --latency latency.toml"
             " --max-num-seqs 1024 --max-num-batched-tokens 8192"  # vLLM's own on such GPUs
         )
         run.save()
 
-    with run.step("lru") as found, _server(run, POLICY_MODEL, found, blocks) as url:
-        found["calibration"] = run.kvscope(
+    with run.step("lru") as findings, _server(run, POLICY_MODEL, findings, blocks) as url:
+        findings["calibration"] = run.kvscope(
             f"calibrate --url {url} --max-tokens {1024 if run.small else 8192} --repeats 2"
         )
         # the time of the uncached tokens that separate the policies
         slo_s = read_profile(run.work / "latency.toml").ttft_s(live_gittins.SLO_TOKENS * times, 0)
-        found["tuned"] = run.kvscope(
+        findings["tuned"] = run.kvscope(
             f"tune training.jsonl --policies gittins --capacity-blocks {blocks} --percentile p50"
             f" --slo {float(slo_s) * 1e3:.1f}ms --latency latency.toml --output {best.name}"
         )["recommendation"]
-        replayed(found, url, "lru", "--sequential")
-        replayed(found, url, "lru", f"--in-flight {IN_FLIGHT}")
+        replayed(findings, url, "lru", "--sequential")
+        replayed(findings, url, "lru", f"--in-flight {IN_FLIGHT}")
     if not best.exists():
         return
     advice = read_policy_file(best)
     chosen = recommended_run(advice, best, overlapped=not run.small, trace_clock=True)
     with (
-        run.step(advice.policy.name) as found,
-        _server(run, POLICY_MODEL, found, blocks, chosen) as url,
+        run.step(advice.policy.name) as findings,
+        _server(run, POLICY_MODEL, findings, blocks, chosen) as url,
     ):
-        replayed(found, url, "recommendation", "--sequential")
+        replayed(findings, url, "recommendation", "--sequential")
 
 
 def fleet(run: Run) -> None:
     """Put the real SGLang router before two engines; compare decisions and hits."""
-    with run.step("two engines") as found:
-        found.update(run.command("-m", "benchmarks.live_fleet", "--json", "--requests", "100"))
+    with run.step("two engines") as findings:
+        findings.update(run.command("-m", "benchmarks.live_fleet", "--json", "--requests", "100"))
 
 
 STAGES: dict[str, Callable[[Run], None]] = {
@@ -234,6 +234,6 @@ def run_stage(name: str, folder: Path, *, small: bool, limit_s: float = LIMIT_S)
     except OutOfTimeError:
         pass
     except ImportError as error:
-        run.found["failed"][name] = f"{error}: this interpreter lacks what the stage needs"
+        run.findings["failed"][name] = f"{error}: this interpreter lacks what the stage needs"
     run.save()
-    return not run.found["failed"]
+    return not run.findings["failed"]
