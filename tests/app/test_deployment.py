@@ -133,9 +133,10 @@ def test_sizes_go_with_a_model_that_was_stated_before() -> None:
     """A model without a GPU is that of a cache study; analyze shows capacities beside a pool."""
     study = {"model": "qwen2-7b", "hbm": 80 << 30}
     simulated = stated_before(SimulateOptions(capacity=(20 << 30,)), study)
-    assert (simulated.options.model, simulated.in_words) == ("qwen2-7b", "qwen2-7b, HBM 80 GiB")
+    assert (simulated.options.model, simulated.in_words) == ("qwen2-7b", "qwen2-7b")
     tuned = stated_before(TuneOptions(slo=0.2), study)
     assert (tuned.options.model, tuned.options.hbm) == ("qwen2-7b", 80 << 30)
+    assert tuned.in_words == "qwen2-7b, HBM 80 GiB"
     analyzed = stated_before(AnalyzeOptions(capacity=(20 << 30,)), BEFORE)
     assert analyzed.options.gpu == "h100"
 
