@@ -1,28 +1,54 @@
-"""The deployment of a command: its options over the file, and what follows from them."""
+"""The deployment and the SLO of a command, and what follows from them.
+
+Its options win over kvscope.toml, and the file wins over what earlier commands on the trace stated:
+`stated_before`. A command that names a GPU, a model or a pool starts anew: nothing of the earlier
+deployment is mixed with it. Any other option (`--tp`, `--slo`, `--gpu-hour`) changes only itself.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from kvscope.app.options import DeploymentOptions, FitOptions, ReplicaOptions
+from kvscope.app import values
+from kvscope.app.options import AnalyzeOptions, DeploymentOptions, FitOptions, ReplicaOptions
+from kvscope.core import units
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.files import STANDARD_STREAM
 from kvscope.deployment.deployment import Deployment, ResolvedDeployment, option, resolve
-from kvscope.deployment.file import deployment_file, read_deployment
+from kvscope.deployment.file import (
+    TARGET,
+    deployment_file,
+    files_in,
+    read_deployment,
+    read_target,
+)
 
 if TYPE_CHECKING:
     from kvscope.app.engine_options import ValidateOptions
 
     Stating = ReplicaOptions | FitOptions | ValidateOptions
 
+Asked = TypeVar("Asked", bound=ReplicaOptions)
 _NAMES = Deployment.__struct_fields__
+_KEPT = (*_NAMES, "hbm")
 _OF_A_CACHE_STUDY = frozenset(
     {"model", "kv_dtype", "latency", "max_num_seqs", "max_num_batched_tokens"}
 )
 """Options that a study of a cache alone takes too: they make no deployment."""
+
+
+_DEPLOYED = frozenset({"gpu", "num_gpu_blocks", "engine_log"})
+"""Options of which one is in each deployment; with a model alone, a cache is studied."""
+_SIZES = frozenset(
+    {"hbm", "capacity", "capacity_blocks", "capacity_range", "points", "tiers", "view"}
+)
+"""Options of a cache study, whose place a deployment's pool takes."""
+_TARGET_PARSERS = {"slo": values.duration, "percentile": values.percentile}
 
 
 def stated_deployment(options: Stating) -> Deployment | None:
@@ -67,9 +93,101 @@ def file_states(options: Stating) -> bool:
 
 def resolved_file(path: Path) -> ResolvedDeployment:
     """Return what follows from the deployment in a file. Raises InputError for what is wrong."""
+    _target_in(path)
     resolved = resolved_deployment(DeploymentOptions(deployment=str(path)))
     assert resolved is not None  # noqa: S101  (a file states one)
     return resolved
+
+
+class StatedBefore(Struct, Generic[Asked], frozen=True):
+    """The options of a command with what earlier ones stated, and what to keep for the next.
+
+    `in_words` is what earlier commands stated and this one uses; empty where it uses nothing.
+    """
+
+    options: Asked
+    record: dict[str, Any]
+    in_words: str
+
+
+def stated_before(
+    options: Asked, record: Mapping[str, Any], leave_out: frozenset[str] = frozenset()
+) -> StatedBefore[Asked]:
+    """Return the options with what kvscope.toml states of the SLO and what `record` adds.
+
+    `record` is that of the last command on the trace. Options called `leave_out` are not filled.
+    """
+    if getattr(options, "recommendation", None) is not None:  # which settles all of it
+        return StatedBefore(options, dict(record), "")
+    file, stated = _file(options), _stated_of(options)
+    deployed = {name: value for name, value in record.items() if name in _KEPT}
+    if _starts_anew(options, deployed):
+        deployed = {}
+    open_ = {name for name in (*_KEPT, *TARGET) if getattr(options, name, ...) is None} - leave_out
+    if getattr(options, "max_violations", None) is not None:
+        open_.discard("percentile")
+    target = {name: record[name] for name in TARGET if name in record}
+    of_file = {} if file is None else _target_in(file)
+    filled = {name: value for name, value in deployed.items() if name in open_}
+    aims = {name: value for name, value in (target | of_file).items() if name in open_}
+    merged = replace(options, **filled, **aims)
+    kept = deployed | {name: value for name, value in stated.items() if name in _KEPT}
+    if file is not None or not kept.keys() & (_DEPLOYED | {"model"}):  # a file's, or a cache study
+        kept = {name: value for name, value in record.items() if name in _KEPT}
+    kept |= target | {name: value for name, value in stated.items() if name in TARGET}
+    shown = {name: value for name, value in _stated_of(merged).items() if filled and name in _KEPT}
+    shown |= {name: value for name, value in aims.items() if name not in of_file}
+    return StatedBefore(merged, kept, _in_words(shown))
+
+
+def _starts_anew(options: Stating, deployed: Mapping[str, Any]) -> bool:
+    """Return whether a command uses nothing of the deployment that earlier ones stated."""
+    if options.deployment is not None or _file(options) is not None:
+        return True
+    named = {name for name in _SIZES | _DEPLOYED if getattr(options, name, None) is not None}
+    if named & _DEPLOYED or getattr(options, "model", None) is not None:
+        return True
+    if isinstance(options, AnalyzeOptions):  # shows capacities beside a pool
+        named -= {"capacity", "capacity_blocks"}
+    return bool(named and deployed.keys() & _DEPLOYED)
+
+
+def _stated_of(options: Stating) -> dict[str, Any]:
+    """Return what the options state of what is kept; paths do not depend on the folder."""
+    named = {name: getattr(options, name, None) for name in (*_KEPT, *TARGET)}
+    stated = {name: value for name, value in named.items() if isinstance(value, str | int | float)}
+    return stated | files_in(Path.cwd(), stated)
+
+
+def _in_words(stated: Mapping[str, Any]) -> str:
+    """Return a deployment and a target in one line."""
+    parts = []
+    if stated.keys() & _DEPLOYED:
+        known = {name: value for name, value in stated.items() if name in _NAMES}
+        parts.append(Deployment(**known).in_words)
+    elif "model" in stated:
+        parts.append(stated["model"])
+    if "hbm" in stated:
+        parts.append(f"HBM {units.format_size(stated['hbm'])}")
+    if "gpu_hour" in stated:
+        parts.append(f"{stated['gpu_hour']:.2f} per GPU and hour")
+    percentile = units.format_percentile(stated["percentile"]) if "percentile" in stated else ""
+    if "slo" in stated:
+        parts.append(f"SLO {percentile} TTFT ≤ {units.duration_in_words(stated['slo'])}")
+    elif percentile:
+        parts.append(percentile)
+    return ", ".join(parts).replace("  ", " ")
+
+
+def _target_in(path: Path) -> dict[str, float]:
+    """Return the SLO (seconds) and the percentile (0 to 1) in a file. Raises InputError."""
+    target = {}
+    for name, text in read_target(path).items():
+        try:
+            target[name] = _TARGET_PARSERS[name](text)
+        except UsageError as error:
+            raise InputError(error.what, where=f"{path}: {name}", remedy=error.remedy) from error
+    return target
 
 
 def _file(options: Stating) -> Path | None:

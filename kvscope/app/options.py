@@ -151,7 +151,7 @@ DeploymentFile = Annotated[
 class ReplicaOptions(Struct, frozen=True, kw_only=True):
     """What states one replica, and whose traffic the trace holds.
 
-    An option wins over the same key of a kvscope.toml.
+    An option wins over the same key of a kvscope.toml, and the file over earlier commands.
     """
 
     gpu: Annotated[
@@ -529,7 +529,10 @@ class RetentionOptions(Struct, frozen=True, kw_only=True):
 class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
     """What `tune` takes."""
 
-    slo: Annotated[float, Time("TTFT threshold to meet, for example 200ms.")]
+    slo: Annotated[
+        float | None,
+        Time("TTFT threshold to meet, for example 200ms.", default="as stated before"),
+    ] = None
     percentile: Annotated[
         float | None,
         Option("TTFT percentile that must meet the SLO.", "pN", values.percentile, "p95"),
@@ -679,7 +682,10 @@ class TierOptions(Struct, frozen=True, kw_only=True):
 class FleetOptions(ReplicaOptions, frozen=True, kw_only=True):
     """What `fleet` takes."""
 
-    slo: Annotated[float, Time("TTFT threshold to meet, for example 2s.")]
+    slo: Annotated[
+        float | None,
+        Time("TTFT threshold to meet, for example 2s.", default="as stated before"),
+    ] = None
     percentile: Annotated[
         float | None,
         Option("TTFT percentile that must meet the SLO.", "pN", values.percentile, "p95"),

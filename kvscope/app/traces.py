@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import AS_STORED, Reading
@@ -153,6 +153,30 @@ def stored_trace(stores: Stores, name: str | None) -> Trace:
         where=name,
         remedy=f"did you mean {near!r}?" if near else "give a trace file, or see `kvscope traces`",
     )
+
+
+def stated_for(stores: Stores, source: str | None) -> dict[str, Any]:
+    """Return what commands on the trace that `source` names stated; empty for a new trace.
+
+    A path names the stored trace that was last read from it.
+    """
+    if source == STANDARD_INPUT:
+        return {}
+    with stores.reading() as store:
+        known = traces.all_traces(store)
+        if source is not None and not is_dataset(source):
+            by_path = is_file(source)
+            known = [each for each in known if source == (each.source if by_path else each.name)]
+        return traces.stated(store, known[0]) if known else {}
+
+
+def keep_stated(stores: Stores, trace: Trace, options: dict[str, Any]) -> None:
+    """Keep what a command stated for the next on `trace`, where the store can be written."""
+    with stores.reading() as store:
+        if traces.stated(store, trace) == options:
+            return
+    with suppress(*CANNOT_STORE), stores.writing(patience_s=0.0) as store:
+        traces.keep_stated(store, trace, options)
 
 
 def require_arrivals(

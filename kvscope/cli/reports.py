@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from msgspec.structs import asdict, replace
@@ -24,6 +24,7 @@ from kvscope.app.options import (
     FleetOptions,
     Option,
     Reading,
+    ReplicaOptions,
     RetentionOptions,
     SimulateOptions,
     Target,
@@ -38,10 +39,12 @@ from kvscope.core.errors import ExitCode, Stopped, UsageError, placed
 from kvscope.core.jit import load_in_background
 
 if TYPE_CHECKING:
+    from kvscope.app.deployment import StatedBefore
     from kvscope.core.trace import Prompts, Trace
     from kvscope.report.report import Report
     from kvscope.store.file import StoreFile
 
+Asked = TypeVar("Asked", bound=ReplicaOptions)
 DEFAULT_OUTPUT = "recommendation.toml"
 Force = Annotated[
     bool, Option("Replace a file that recommends a switch or a tier by a weaker verdict.")
@@ -59,6 +62,10 @@ TunesTiers = Annotated[
         "Choose memory below the GPU's pool, or none: does offloading pay? See docs/tune-tiers.md.",
         flags=("--tiers",),
     ),
+]
+Forget = Annotated[
+    bool,
+    Option("Start anew: use no deployment or SLO that earlier commands on the trace stated."),
 ]
 Explain = Annotated[bool, Option("The same as --full.")]
 Compared = Annotated[
@@ -82,6 +89,7 @@ def analyze(
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
     options: AnalyzeOptions,
+    forget: Forget = False,
     gate: GateOptions,
     printing: ScreenOptions,
     reading: Reading,
@@ -94,9 +102,10 @@ def analyze(
     from kvscope.app.gates import analyze_figures, analyze_gates
     from kvscope.app.requests import analyze_request
 
-    request = analyze_request(options)
-    gates = analyze_gates(gate.fail_on, request)
     with _opened(db, trace) as store:
+        said = _stated(store, trace, options, forget=forget)
+        request = analyze_request(said.options)
+        gates = analyze_gates(gate.fail_on, request)
         baseline = baseline_figures(gate.baseline, gates, "analyze", store)
         load_in_background()
         from kvscope.app.analyze import analyze_source
@@ -105,6 +114,7 @@ def analyze(
 
         check_names(printing.section, overview.SECTIONS)
         analysis = analyze_source(store, trace, request, Terminal(), reading)
+        _keep_stated(store, analysis.trace, said)
     output.report(overview.report(analysis), printing)
     end_on(gates, analyze_figures(analysis), baseline)
 
@@ -114,6 +124,7 @@ def explain(
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
     options: ExplainOptions,
+    forget: Forget = False,
     gate: GateOptions,
     printing: ScreenOptions,
     reading: Reading,
@@ -128,7 +139,8 @@ def explain(
 
     gates = explain_gates(gate.fail_on)
     with _opened(db, trace) as store:
-        request = explain_request(options)
+        said = _stated(store, trace, options, forget=forget)
+        request = explain_request(said.options)
         baseline = baseline_figures(gate.baseline, gates, "explain", store)
         load_in_background()
         from kvscope.app.explain import explain as run
@@ -141,6 +153,7 @@ def explain(
         stored, prompts = prompts_to_replay(store, trace, Terminal(), reading)
         evidence = read_evidence(store, stored, request)
         explanation = run(stored, prompts, request, Terminal(), evidence)
+        _keep_stated(store, stored, said)
     output.report(report.report(explanation), printing)
     end_on(gates, explain_figures(explanation), baseline)
 
@@ -204,6 +217,7 @@ def simulate(
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
     options: SimulateOptions,
+    forget: Forget = False,
     gate: GateOptions,
     printing: ScreenOptions,
     reading: Reading,
@@ -217,10 +231,9 @@ def simulate(
     from kvscope.app.gates import simulate_figures, simulate_gates
     from kvscope.app.requests import simulate_request
 
-    # Policies and the store each take a while to import: of two mistakes the likelier comes first.
-    early = simulate_request(options) if options.policies or options.param else None
     with _opened(db, trace) as store:
-        request = early or simulate_request(options)
+        said = _stated(store, trace, options, forget=forget)
+        request = simulate_request(said.options)
         gates = simulate_gates(
             gate.fail_on, request, recommended=options.recommendation is not None
         )
@@ -236,6 +249,7 @@ def simulate(
         prompts = sampleable(store, stored, request.setting, Terminal())
         with stoppable() as terminal:
             simulation = run_replays(store, stored, prompts, request, terminal)
+        _keep_stated(store, stored, said)
     output.report(report.report(simulation), printing)
     if simulation.unfinished:
         count = len(simulation.runs)
@@ -284,6 +298,7 @@ def tune(
     force: Force = False,
     fleet: TunesFleet = False,
     tiers: TunesTiers = False,
+    forget: Forget = False,
     printing: ScreenOptions,
     reading: Reading,
 ) -> None:
@@ -295,22 +310,25 @@ def tune(
     named = path not in {None, values.STANDARD_STREAM}
     _check_modes(tier_options, fleet=fleet, tiers=tiers, writes=force or named)
     if fleet:
-        _tune_fleet(options, gate, trace, db, screen, reading)
+        _tune_fleet(options, gate, trace, db, screen, reading, forget=forget)
         return
     if path is None:  # only now: a fleet writes no file
         with placed("--output"):
             path = values.target(DEFAULT_OUTPUT)
     if tiers:
-        _tune_tiers(options, tier_options, gate, trace, db, screen, reading, path, force=force)
+        _tune_tiers(
+            *(options, tier_options, gate, trace, db, screen, reading, path),
+            force=force,
+            forget=forget,
+        )
         return
     from kvscope.app.baseline import baseline_figures
     from kvscope.app.gates import tune_figures, tune_gates
     from kvscope.app.requests import tune_request
 
-    # Policies and the store each take a while to import: of two mistakes the likelier comes first.
-    early = tune_request(options) if options.policies or options.param else None
     with _opened(db, trace) as store:
-        request = early or tune_request(options)
+        said = _stated(store, trace, options, forget=forget)
+        request = tune_request(said.options)
         gates = tune_gates(gate.fail_on)
         baseline = baseline_figures(gate.baseline, gates, "tune", store)
         load_in_background()
@@ -329,6 +347,7 @@ def tune(
             except Stopped as error:
                 note(f"{error}; nothing was written")
                 raise typer.Exit(ExitCode.INTERRUPTED) from None
+        _keep_stated(store, stored, said)
     if path != values.STANDARD_STREAM:
         tuned = replace(tuned, path=path)
     duration_s = monotonic() - began
@@ -372,15 +391,17 @@ def _tune_tiers(
     path: str,
     *,
     force: bool,
+    forget: bool,
 ) -> None:
     """Choose a tier of memory below the pool, or none; print it and write its file."""
     from kvscope.app.baseline import baseline_figures
     from kvscope.app.gates import tuned_tier_figures, tuned_tier_gates
     from kvscope.app.requests import tier_tuning_request
 
-    request = tier_tuning_request(options, tiers)
-    gates = tuned_tier_gates(gate.fail_on)
     with _opened(db, trace) as store:
+        said = _stated(store, trace, options, forget=forget, leave_out=frozenset({"hbm"}))
+        request = tier_tuning_request(said.options, tiers)
+        gates = tuned_tier_gates(gate.fail_on)
         baseline = baseline_figures(gate.baseline, gates, "tune-tiers", store)
         load_in_background()
         from kvscope.app.tune_tiers import (
@@ -395,6 +416,7 @@ def _tune_tiers(
         with _studying(store, trace, reading) as (stored, prompts, terminal):
             began = monotonic()
             tuned = recommend_tiers(stored, prompts, request, terminal)
+        _keep_stated(store, stored, said)
     duration_s = monotonic() - began
     output.report(report.report(tuned), screen)
     if path != values.STANDARD_STREAM:
@@ -416,15 +438,20 @@ def _tune_fleet(
     db: str,
     screen: ScreenOptions,
     reading: Reading,
+    *,
+    forget: bool,
 ) -> None:
     """Choose replicas, router and policy, and print them."""
     from kvscope.app.baseline import baseline_figures
     from kvscope.app.gates import tuned_fleet_figures, tuned_fleet_gates
     from kvscope.app.requests import fleet_tuning_request
 
-    request = fleet_tuning_request(options)
-    gates = tuned_fleet_gates(gate.fail_on)
     with _opened(db, trace) as store:
+        said = _stated(
+            store, trace, options, forget=forget, leave_out=frozenset({"hbm", "replicas"})
+        )
+        request = fleet_tuning_request(said.options)
+        gates = tuned_fleet_gates(gate.fail_on)
         baseline = baseline_figures(gate.baseline, gates, "tune-fleet", store)
         load_in_background()
         from kvscope.app.tune_fleet import recommend_fleet
@@ -435,6 +462,7 @@ def _tune_fleet(
         with _studying(store, trace, reading) as (stored, prompts, terminal):
             began = monotonic()
             tuned = recommend_fleet(stored, prompts, request, terminal)
+        _keep_stated(store, stored, said)
     duration_s = monotonic() - began
     output.report(report.report(tuned), screen)
     _keep(store, report.report(tuned), duration_s)
@@ -444,6 +472,7 @@ def _tune_fleet(
 def fleet(
     *,
     options: FleetOptions,
+    forget: Forget = False,
     gate: GateOptions,
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
@@ -458,9 +487,10 @@ def fleet(
     from kvscope.app.gates import fleet_figures, fleet_gates
     from kvscope.app.requests import fleet_request
 
-    request = fleet_request(options)
-    gates = fleet_gates(gate.fail_on, request)
     with _opened(db, trace) as store:
+        said = _stated(store, trace, options, forget=forget)
+        request = fleet_request(said.options)
+        gates = fleet_gates(gate.fail_on, request)
         baseline = baseline_figures(gate.baseline, gates, "fleet", store)
         load_in_background()
         from kvscope.app.fleet import fleet as study_fleet
@@ -471,6 +501,7 @@ def fleet(
         with _studying(store, trace, reading) as (stored, prompts, terminal):
             began = monotonic()
             study = study_fleet(stored, prompts, request, terminal)
+        _keep_stated(store, stored, said)
     duration_s = monotonic() - began
     output.report(report.report(study), printing)
     _keep(store, report.report(study), duration_s)
@@ -496,6 +527,31 @@ def _keep(
         keep(store, result, duration_s, summary=summary, file=file)
     except CANNOT_STORE as error:
         note(f"the report was not stored: {error}")
+
+
+def _stated(
+    store: StoreFile,
+    trace: str | None,
+    options: Asked,
+    *,
+    forget: bool,
+    leave_out: frozenset[str] = frozenset(),
+) -> StatedBefore[Asked]:
+    """Return the options with what earlier commands on the trace stated, and say what that is."""
+    from kvscope.app.deployment import stated_before
+    from kvscope.app.traces import stated_for
+
+    said = stated_before(options, {} if forget else stated_for(store, trace), leave_out)
+    if said.in_words:
+        note(f"As stated before: {said.in_words} (--forget starts anew)")
+    return said
+
+
+def _keep_stated(store: StoreFile, trace: Trace, said: StatedBefore[Any]) -> None:
+    """Keep what the command stated for the next one on the trace."""
+    from kvscope.app.traces import keep_stated
+
+    keep_stated(store, trace, said.record)
 
 
 @contextmanager

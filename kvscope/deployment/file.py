@@ -7,15 +7,19 @@ replicas = 4
 model = "llama3-70b"
 weight_dtype = "fp8"
 
-The keys are the fields of `Deployment`; those that are left out take what follows from the others.
+slo = "350ms"
+percentile = "p95"
+
+The keys are the fields of `Deployment`, and the target of `tune`; those that are left out take what
+follows from the others.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -29,12 +33,13 @@ from kvscope.deployment.models import KvDtype, preset_names
 from kvscope.latency.profile import FROM_TRACE, PRESETS
 
 FILE = "kvscope.toml"
+TARGET = ("slo", "percentile")
 _REMEDY = "`kvscope deployment create` writes such a file"
 AboveZero = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
 class DeploymentTable(msgspec.Struct, forbid_unknown_fields=True):
-    """A deployment in a file; fields as in `Deployment`."""
+    """A deployment in a file; fields as in `Deployment`, and the target as its options have it."""
 
     schema: Annotated[int, msgspec.Meta(ge=SCHEMA, le=SCHEMA)]
     gpu: str | None = None
@@ -54,6 +59,8 @@ class DeploymentTable(msgspec.Struct, forbid_unknown_fields=True):
     engine_log: str | None = None
     latency: str | None = None
     gpu_hour: Finite | None = None
+    slo: str | None = None
+    percentile: str | None = None
 
 
 def deployment_file(path: str | None = None) -> Path | None:
@@ -69,33 +76,43 @@ def read_deployment(path: Path) -> Deployment:
 
     Raises InputError with the file, the key, the value and the remedy.
     """
-    table = table_as(document_in(path, _REMEDY), DeploymentTable, str(path), _REMEDY)
-    stated = {
-        field: value
-        for field, value in msgspec.structs.asdict(table).items()
-        if field != "schema" and value is not None
-    }
+    stated = {name: value for name, value in _read(path).items() if name not in TARGET}
     try:
         deployment = Deployment(**stated)
     except UsageError as error:
         key = (error.where or "").removeprefix("--").replace("-", "_")
         raise InputError(error.what, where=f"{path}: {key}", remedy=error.remedy) from error
-    beside = {
-        field: str(path.parent / value)
+    return replace(deployment, **files_in(path.parent, stated))
+
+
+def read_target(path: Path) -> dict[str, str]:
+    """Return what the file states of `slo` and `percentile`. Raises InputError."""
+    return {name: value for name, value in _read(path).items() if name in TARGET}
+
+
+def files_in(folder: Path, stated: Mapping[str, object]) -> dict[str, str]:
+    """Return the fields of a deployment that name files in `folder`, with their paths from here."""
+    return {
+        field: str(folder / value)
         for field in ("model", "engine_log", "latency")
         if isinstance(value := stated.get(field), str)
         and value not in {*preset_names(), *PRESETS, FROM_TRACE}
-        and os.path.lexists(path.parent / value)  # False for a name that is too long
+        and os.path.lexists(folder / value)  # False for a name that is too long
     }
-    return replace(deployment, **beside)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    table = table_as(document_in(path, _REMEDY), DeploymentTable, str(path), _REMEDY)
+    stated = msgspec.structs.asdict(table).items()
+    return {name: value for name, value in stated if name != "schema" and value is not None}
 
 
 def write_deployment(path: Path, deployment: Deployment, comments: Sequence[str] = ()) -> None:
     """Write `deployment` to `path`, whole or not at all, so that reading it returns an equal one.
 
-    Fields with their default are left out.
+    Fields with their default are left out; the target of a file that is there stays.
     """
-    stated = deployment.as_table
+    stated = deployment.as_table | (read_target(path) if path.is_file() else {})
     if deployment.engine == DEFAULT_ENGINE:
         del stated["engine"]
     write_toml(path, DeploymentTable(SCHEMA, **stated), comments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -255,6 +256,18 @@ def mark_used(store: Store, trace: Trace) -> None:
     store.run("ingest/mark_used", trace_id=trace.trace_id)
 
 
+def stated(store: Store, trace: Trace) -> dict[str, Any]:
+    """Return what commands on `trace` stated of deployment and SLO, by the name of the option."""
+    rows = store.rows("ingest/stated", trace_id=trace.trace_id)
+    return dict(json.loads(rows[0]["options"])) if rows else {}
+
+
+def keep_stated(store: Store, trace: Trace, options: dict[str, Any]) -> None:
+    """Keep what commands on `trace` stated; `stated` returns it."""
+    text = json.dumps(options)
+    store.run("ingest/set_stated", trace_id=trace.trace_id, options=text)
+
+
 def remove(store: Store, trace: Trace) -> None:
     """Remove the trace and everything derived from it, in one transaction."""
     from kvscope.store.results import remove_results  # loads NumPy
@@ -262,7 +275,8 @@ def remove(store: Store, trace: Trace) -> None:
     with store.transaction():
         remove_results(store, trace)
         blocks = ("block_groups", "own_hash_ids", "branches", "blocks")
-        for table in ("reuses", *blocks, "request_attributes", "requests", "bad_lines", "traces"):
+        requests = ("request_attributes", "requests", "bad_lines")
+        for table in ("reuses", *blocks, *requests, "stated", "traces"):
             store.run(f"ingest/remove_{table}", trace_id=trace.trace_id)
 
 

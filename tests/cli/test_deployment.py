@@ -13,6 +13,7 @@ from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
 from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.file import read_deployment
+from tests.cli.replayed import write_short
 from tests.cli.shell import Streams
 
 FLEET = [
@@ -101,3 +102,31 @@ def test_wrong_files_and_options(folder: Path, capsys: Streams) -> None:
     assert "no deployment; name --gpu and --model" in capsys.readouterr().err
     assert run(["deployment", "--gpu-hour", "0", *FLEET[:-2]]) == ExitCode.USAGE
     assert "'0' is not a price above 0" in capsys.readouterr().err
+
+
+def test_what_was_said_once_holds(folder: Path, capsys: Streams) -> None:
+    """Until a command says otherwise, or --forget; the note names it, whatever names the trace."""
+    trace = write_short(folder)
+    states = ("--gpu", "h100", "--model", "llama3-8b")
+    assert run(["analyze", trace, *states, "--gpu-hour", "2.5"]) == ExitCode.DONE
+    assert "As stated before" not in capsys.readouterr().err
+    deployment = "1 x h100, llama3-8b, vllm@0.33, 2.50 per GPU and hour"
+    for source in ([], [trace], ["short"]):
+        assert run(["analyze", *source, "--json"]) == ExitCode.DONE
+        out, err = capsys.readouterr()
+        assert f"As stated before: {deployment} (--forget starts anew)" in err
+        assert json.loads(out)["deployment"]["gpu"] == "h100"
+    tune = ["tune", "--policies", "tlru", "--output", "-"]
+    assert run([*tune, "--slo", "20s", "--percentile", "p90"]) == ExitCode.DONE
+    out, err = capsys.readouterr()
+    assert deployment in err
+    assert "1 x h100, llama3-8b" in out
+    assert run([*tune, "--json"]) == ExitCode.DONE
+    out, err = capsys.readouterr()
+    assert f"{deployment}, SLO p90 TTFT ≤ 20 s (" in err
+    assert json.loads(out)["target"]["percentile"] == pytest.approx(0.9)
+    assert run([*tune, "--forget"]) == ExitCode.USAGE
+    assert "--slo: the SLO is not stated" in capsys.readouterr().err
+    assert run(["analyze", "--forget"]) == ExitCode.DONE
+    assert run(["analyze"]) == ExitCode.DONE
+    assert "As stated before" not in capsys.readouterr().err

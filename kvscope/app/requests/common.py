@@ -66,6 +66,13 @@ class Capacities(Struct, frozen=True):
         return sorted({*self.blocks, *fitting, *(tokens // block_size for tokens in self.tokens)})
 
 
+def stated_slo(slo_s: float | None) -> float:
+    """Return the SLO. Raises UsageError where nothing states it."""
+    if slo_s is None:
+        raise UsageError("the SLO is not stated", where="--slo", remedy="add for example 200ms")
+    return slo_s
+
+
 def stated_capacities(
     sizes_bytes: tuple[int, ...] | None, blocks: tuple[int, ...] | None
 ) -> Capacities:

@@ -23,6 +23,7 @@ from kvscope.app.requests.common import (
     kv_model,
     latency_profile,
     stated_capacities,
+    stated_slo,
 )
 from kvscope.core.errors import UsageError
 from kvscope.core.runs import RunSetting
@@ -92,6 +93,7 @@ def fleet_of(options: FleetOptions, named: Capacities) -> FleetRequest:
     from kvscope.fleet.outcome import Slo
     from kvscope.policies.registry import check_required
 
+    slo_s = stated_slo(options.slo)
     where = resolved_deployment(
         ReplicaOptions(
             **{name: getattr(options, name) for name in ReplicaOptions.__struct_fields__}
@@ -143,10 +145,8 @@ def fleet_of(options: FleetOptions, named: Capacities) -> FleetRequest:
     if options.time_model == "engine":
         check_engine_runs(variants, "--policy")
     return FleetRequest(
-        setting=run_setting(
-            hit_definition(None, "carried", options.warmup), profile, slo_s=options.slo
-        ),
-        slo=Slo(options.slo, options.percentile or DEFAULT_PERCENTILE, options.tpot_slo),
+        setting=run_setting(hit_definition(None, "carried", options.warmup), profile, slo_s=slo_s),
+        slo=Slo(slo_s, options.percentile or DEFAULT_PERCENTILE, options.tpot_slo),
         routers=tuple(
             router for kind in kinds for router in router_variants(kind, assigned.get(kind, []))
         ),

@@ -25,6 +25,7 @@ from kvscope.app.requests.common import (
     latency_profile,
     policies_to_try,
     stated_capacities,
+    stated_slo,
 )
 from kvscope.app.requests.fleets import FleetRequest, fleet_of
 from kvscope.app.values import TierSize
@@ -108,6 +109,7 @@ def tune_request(options: TuneOptions) -> TuneRequest:
             where="--percentile, --max-violations",
             remedy="leave out one of them",
         )
+    slo_s = stated_slo(options.slo)
     capacities = stated_capacities(options.capacity, options.capacity_blocks)
     if len(capacities.blocks + capacities.sizes_bytes) > 1:
         raise UsageError(
@@ -121,7 +123,7 @@ def tune_request(options: TuneOptions) -> TuneRequest:
     _check_view(options, where)
     profile = where.latency if where else latency_profile(options.latency)
     setting = replace(
-        run_setting(hit_definition(None, options.outputs, 0.0), profile, slo_s=options.slo),
+        run_setting(hit_definition(None, options.outputs, 0.0), profile, slo_s=slo_s),
         rate_scale=above_zero(options.rate_scale),
         isolate=options.isolate,
     )
@@ -148,7 +150,7 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         "--policies": options.policies,
     }
     target = Target(
-        options.slo,
+        slo_s,
         options.percentile or DEFAULT_PERCENTILE,
         view="queued" if where else options.view or "unloaded",
         tpot_slo_s=options.tpot_slo,
