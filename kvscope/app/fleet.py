@@ -222,9 +222,7 @@ def fleet(
         study = replace(study, pooled=pooled, pooled_hits=sweep.pooled_hits(study.chosen))
     if study.fewest is not None:
         with monitor.steps("resampling requests"):
-            around = [
-                run for run in best.runs if run.fleet.replicas <= most_around(study.fewest)
-            ]
+            around = [run for run in best.runs if run.fleet.replicas <= most_around(study.fewest)]
             study = replace(study, size=size_of(sweep, around))
     if think is not None or not any(isinstance(policy, Lru) for policy in policies):
         return study

@@ -7,6 +7,7 @@ met on both. Each replica is what the sweep simulates, behind a named router.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 import numpy as np
 from msgspec import Struct
@@ -26,8 +27,9 @@ MOST_REPLICAS = 64
 class FewestReplicas(Struct, frozen=True):
     """The fewest replicas with a policy behind a router that meet the SLO.
 
-    `replicas` is None where `tried` do not meet it. `ends` has the number at each end of what is
-    not known exactly, by the end's name.
+    `replicas` is None where `tried` do not meet it. `size` is its interval, of which None stands
+    for more than `compared`. `ends` has the number at each end of what is not known exactly, by the
+    end's name.
     """
 
     router: Router
@@ -36,6 +38,11 @@ class FewestReplicas(Struct, frozen=True):
     tried: int
     size: FleetSize | None = None
     ends: Mapping[str, int | None] = {}
+
+    @property
+    def compared(self) -> int:
+        """The most replicas that the interval looks at."""
+        return min(most_around(self.replicas or self.tried), self.tried)
 
 
 def doubled(counts: Sequence[int]) -> list[int]:
@@ -71,30 +78,19 @@ def fewest_replicas(
     counts: Sequence[int] = range(1, MOST_REPLICAS + 1),
 ) -> FewestReplicas:
     """Return the fewest replicas, with the 95 % interval, and their number at each end."""
-    runs: dict[int, FleetRun] = {}
-
-    def run(count: int) -> FleetRun:
-        if count not in runs:
-            runs[count] = sweep.run(Fleet(router, policy, count))
-        return runs[count]
-
     for _ in sweep.prepare([Fleet(router, policy, counts[0])]):
         pass
-    enough = fewest(lambda count: run(count).meets, counts)
+
+    def searched(at: FleetSweep) -> tuple[int | None, Callable[[int], FleetRun]]:
+        run = cache(lambda count: at.run(Fleet(router, policy, count)))
+        return fewest(lambda count: run(count).meets, counts), run
+
+    enough, run = searched(sweep)
     size = None
     if enough is not None:
         size = size_of(sweep, [run(count) for count in counts if count <= most_around(enough)])
-    return FewestReplicas(
-        router,
-        policy,
-        enough,
-        counts[-1],
-        size,
-        {
-            name: fewest(lambda count, at=at: at.run(Fleet(router, policy, count)).meets, counts)
-            for name, at in (ends or {}).items()
-        },
-    )
+    at_ends = {name: searched(at)[0] for name, at in (ends or {}).items()}
+    return FewestReplicas(router, policy, enough, counts[-1], size, at_ends)
 
 
 def most_around(replicas: int) -> int:
@@ -133,8 +129,5 @@ def size_of(sweep: FleetSweep, runs: Sequence[FleetRun]) -> FleetSize:
         return max(known) if len(known) == len(numbers) else None
 
     return FleetSize(
-        *(
-            largest([getattr(each, name) for each in sizes])
-            for name in FleetSize.__struct_fields__
-        )
+        *(largest([getattr(each, name) for each in sizes]) for name in FleetSize.__struct_fields__)
     )
