@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import kvscope
+from kvscope import api
 from kvscope.tuning.fewest import doubled, fewest
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -49,10 +49,10 @@ def test_doubled() -> None:
 @pytest.mark.parametrize(("name", "slo"), [("to-c", "200ms"), ("to-c", "350ms"), ("to-b", "80ms")])
 def test_tune_and_fleet_have_one_number(name: str, slo: str) -> None:
     """With LRU behind the router that tune names, interval included."""
-    with kvscope.open_trace(SAMPLES / f"{name}.jsonl.gz") as trace:
-        tuned = kvscope.tune(trace, slo=slo, policies="lru", **DEPLOYMENT).to_dict()  # type: ignore[arg-type]
+    with api.open_trace(SAMPLES / f"{name}.jsonl.gz") as trace:
+        tuned = api.tune(trace, slo=slo, policies="lru", **DEPLOYMENT).to_dict()  # type: ignore[arg-type]
         (lru,) = tuned["recommendation"]["fewest"]
-        study = kvscope.fleet(trace, slo=slo, router=lru["router"], **DEPLOYMENT).to_dict()  # type: ignore[arg-type]
+        study = api.simulate_fleet(trace, slo=slo, router=lru["router"], **DEPLOYMENT).to_dict()  # type: ignore[arg-type]
     assert lru["router"] == "session"
     assert lru["replicas"] == study["fewest"]
     if lru["replicas"] is not None:
