@@ -1,0 +1,59 @@
+"""The fewest replicas: one rule, and one number for `tune` and `fleet`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvscope import api
+from kvscope.tuning.fewest import doubled, fewest
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+DEPLOYMENT = {"gpu": "h100", "model": "llama3-8b"}
+COUNTS = st.sets(st.integers(1, 80), min_size=1).map(sorted)
+
+
+@given(counts=COUNTS, needed=st.integers(1, 90))
+def test_where_more_are_better_the_fewest_are_those_of_a_scan(
+    counts: list[int], needed: int
+) -> None:
+    """The first of the counts that is enough, None where none is."""
+    scan = next((count for count in counts if count >= needed), None)
+    assert fewest(lambda count: count >= needed, counts) == scan
+
+
+@given(counts=COUNTS, enough=st.sets(st.integers(1, 80)))
+def test_one_fewer_does_not_meet(counts: list[int], enough: set[int]) -> None:
+    """Also where more are not always better."""
+    found = fewest(enough.__contains__, counts)
+    if found is None:
+        assert not enough & set(doubled(counts))
+        return
+    assert found in enough
+    at = counts.index(found)
+    assert at == 0 or counts[at - 1] not in enough
+
+
+def test_doubled() -> None:
+    """Ascending, each at most twice the previous where that is a count, to the last one."""
+    assert doubled(range(1, 17)) == [1, 2, 4, 8, 16]
+    assert doubled([3]) == [3]
+    assert doubled([4, 8, 12]) == [4, 8, 12]
+    assert doubled([1, 5, 6]) == [1, 5, 6]
+    assert doubled(range(3, 11)) == [3, 6, 10]
+
+
+@pytest.mark.parametrize(("name", "slo"), [("to-c", "200ms"), ("to-c", "350ms"), ("to-b", "80ms")])
+def test_tune_and_fleet_have_one_number(name: str, slo: str) -> None:
+    """With LRU behind the router that tune names, interval included."""
+    with api.open_trace(SAMPLES / f"{name}.jsonl.gz") as trace:
+        tuned = api.tune(trace, slo=slo, policies="lru", **DEPLOYMENT).to_dict()  # type: ignore[arg-type]
+        (lru,) = tuned["recommendation"]["fewest"]
+        study = api.simulate_fleet(trace, slo=slo, router=lru["router"], **DEPLOYMENT).to_dict()  # type: ignore[arg-type]
+    assert lru["router"] == "session"
+    assert lru["replicas"] == study["fewest"]
+    if lru["replicas"] is not None:
+        assert [lru["replicas_low"], lru["replicas_high"]] == study["fewest_interval"]
