@@ -36,8 +36,9 @@ from kvscope.replay.parameter_estimates import bind, estimate_parameters, used
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.workload import Workload
 from kvscope.routers.base import Router
-from kvscope.tuning.fewest import fewest, most_around, size_of
-from kvscope.tuning.fleet_size import FleetSize
+from kvscope.tuning.bootstrap import clusters_of
+from kvscope.tuning.fleet_size import FleetSize, fleet_size
+from kvscope.tuning.target import Target
 
 if TYPE_CHECKING:
     from kvscope.vllm_sim import EngineSettings
@@ -56,9 +57,13 @@ class FleetLine(Struct, frozen=True):
 
     @property
     def fewest(self) -> int | None:
-        """The fewest replicas that meet the SLO, by the rule of all commands; None for none."""
-        meets = {run.fleet.replicas: run.meets for run in self.runs}
-        return fewest(meets.__getitem__, tuple(meets))
+        """The least number of replicas that meets the SLO, as all larger ones do; None for none."""
+        fewest = None
+        for run in reversed(self.runs):
+            if not run.meets:
+                break
+            fewest = run.fleet.replicas
+        return fewest
 
     def at(self, replicas: int) -> FleetRun | None:
         """Return the run with so many replicas."""
@@ -165,7 +170,6 @@ def fleet(
         monitor.note(f"{name} is {format_value(name, estimate.value)}, {estimate.origin}")
     if np.any(prompts.clock >= 1):
         monitor.note("sessions have no common clock, so queues depend on where they were placed")
-    first = first_counted(prompts, request.setting.definition)
     think = None
     if request.closed_loop:
         think = think_times(prompts, workload.traffic, workload.profile)
@@ -179,7 +183,6 @@ def fleet(
         after=None if think is None else think.after,
         seeds=request.seeds,
         engine=engine if request.time_model == "engine" else None,
-        held_out_from=(first + trace.requests) // 2,
     )
     policies = [bind(variant, estimates) for variant in request.variants]
     fleets = [
@@ -219,8 +222,7 @@ def fleet(
         study = replace(study, pooled=pooled, pooled_hits=sweep.pooled_hits(study.chosen))
     if study.fewest is not None:
         with monitor.steps("resampling requests"):
-            around = [run for run in best.runs if run.fleet.replicas <= most_around(study.fewest)]
-            study = replace(study, size=size_of(sweep, around))
+            study = replace(study, size=_size(sweep, best, request))
     if think is not None or not any(isinstance(policy, Lru) for policy in policies):
         return study
     curves = {
@@ -240,6 +242,24 @@ def in_groups(request: FleetRequest, block_size: int) -> EngineSettings | None:
     if request.engine is None or groups is None or groups.undivided(block_size):
         return request.engine
     return replace(request.engine, groups=groups)
+
+
+def _size(sweep: FleetSweep, line: FleetLine, request: FleetRequest) -> FleetSize:
+    """Return the interval of the fewest replicas, each number with its worst seed."""
+    counted = slice(first_counted(sweep.prompts, request.setting.definition), None)
+    ttft_s, fails = {}, {}
+    for run in line.runs:
+        target_s = [outcome.target_ttft_s for outcome in run.outcomes]
+        worst = int(np.argmax(target_s))
+        outcome = run.outcomes[worst]
+        replayed_s = sweep.replay(run.fleet, worst).ttft_s[counted]
+        ttft_s[run.fleet.replicas] = np.nan_to_num(replayed_s, nan=np.inf)  # rejected
+        slow = not outcome.meets and outcome.target_ttft_s <= request.slo.ttft_s  # by its TPOT
+        fails[run.fleet.replicas] = outcome.latencies.overloaded or slow
+    target = Target(request.slo.ttft_s, request.slo.percentile)
+    prompts = sweep.prompts
+    clusters = clusters_of(prompts.conversation[counted], prompts.user[counted])
+    return fleet_size(ttft_s, fails, clusters, target)
 
 
 def routers_for(

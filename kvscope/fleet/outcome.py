@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
@@ -78,8 +77,7 @@ class FleetOutcome(Struct, frozen=True):
     Hit rates are shares of the input tokens: `taken` by the replicas that served, `best_available`
     on the replica that held most of each prompt, `infinite` in one cache that evicts nothing.
     `target_ttft_s` and `target_tpot_s` are the SLO's percentile, inf where the queue grows or it
-    falls on a rejected request. Of two windows they are those of the one with the larger, and the
-    SLO `meets` on both.
+    falls on a rejected request.
     `sent_tokens` (N x T) are the uncached tokens sent to each replica in T bins of `bin_s`.
     """
 
@@ -120,13 +118,10 @@ def fleet_outcome(
     slo: Slo,
     done: FleetReplay,
     infinite_blocks: Int32s | None = None,
-    held_out_from: int | None = None,
 ) -> FleetOutcome:
     """Return what a replay of `traffic`, which is that of the prompts, gave.
 
-    `infinite_blocks` are those of `infinite_hit_blocks` in the order of arrival, where known. From
-    request `held_out_from` on, counted requests are a second window, in which the SLO is judged
-    by itself; None: one window.
+    `infinite_blocks` are those of `infinite_hit_blocks` in the order of arrival, where known.
     """
     definition = setting.definition
     first = first_counted(prompts, definition)
@@ -142,15 +137,7 @@ def fleet_outcome(
     def rate(blocks: Int32s) -> float:
         return _share(int(weighted(prompts, definition, blocks)[counted].sum()), total)
 
-    cut = held_out_from or len(uncached)
-    bounds = [(begin, end) for begin, end in ((first, cut), (cut, len(uncached))) if begin < end]
-    windows = [times.at_percentile(*each, slo) for each in bounds]
     latencies = times.latencies(np.arange(len(uncached)), first, slo)
-    target_ttft_s = max(ttft_s for ttft_s, _ in windows)
-    if any(times.grows(*each, slo) for each in bounds):
-        latencies = replace(latencies, overloaded=True, ttft_ms=None)
-    if latencies.overloaded:
-        target_ttft_s = np.inf
     span_s = float(np.nanmax(done.token_s, initial=0.0) - done.arrival_s.min())
     replicas = []
     for number in range(done.replicas):
@@ -167,7 +154,10 @@ def fleet_outcome(
                 latencies=times.latencies(members, warm, slo) if len(members) > warm else None,
             )
         )
-    target_tpot_s = max((tpot_s for _, tpot_s in windows if tpot_s is not None), default=None)
+    ttft_s = np.nan_to_num(times.ttft_s[counted], nan=np.inf)
+    target_ttft_s = np.inf if latencies.overloaded else at_rank(ttft_s, slo.percentile)
+    tpot_s = _known(times.tpot_s[counted])
+    target_tpot_s = at_rank(tpot_s, slo.percentile) if len(tpot_s) else None
     fast = slo.tpot_s is None or target_tpot_s is None or target_tpot_s <= slo.tpot_s
     sent = done.replica[counted], done.arrival_s[counted], uncached[counted], done.replicas
     bin_s = max(float(np.ptp(done.arrival_s[counted])) / _HEAT_BINS, 1.0)
@@ -202,20 +192,6 @@ class _Times(Struct, frozen=True):
             prompts.output_tokens > 1, (done.end_s - done.token_s) / after_first, np.nan
         )
         return cls(done.arrival_s, done.ttft_s, done.begin_s - done.arrival_s, tpot_s)
-
-    def at_percentile(self, begin: int, end: int, slo: Slo) -> tuple[float, float | None]:
-        """Return TTFT and TPOT of the requests from `begin` to `end` at the SLO's percentile."""
-        window = slice(begin, end)
-        ttft_s = np.nan_to_num(self.ttft_s[window], nan=np.inf)
-        tpot_s = _known(self.tpot_s[window])
-        return (
-            at_rank(ttft_s, slo.percentile),
-            at_rank(tpot_s, slo.percentile) if len(tpot_s) else None,
-        )
-
-    def grows(self, begin: int, end: int, slo: Slo) -> bool:
-        """Return whether the queue grows over the requests from `begin` to `end`."""
-        return self.latencies(np.arange(end), begin, slo).overloaded
 
     def latencies(self, members: Int64s, first: int, slo: Slo) -> Latencies:
         """Return the latencies of the requests with these numbers, counted from `first` on."""

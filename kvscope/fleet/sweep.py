@@ -79,8 +79,7 @@ class FleetSweep:
 
     `think_s` and `after` close the loop (see `kvscope.fleet.replay.arrivals`). Routers that draw
     are replayed with `seeds` seeds. With an `engine`, whose blocks are the capacity, replicas are
-    simulated vLLMs; else each is one queue of prefills. From request `held_out_from` on, counted
-    requests are a window of their own, which has to meet the SLO too.
+    simulated vLLMs; else each is one queue of prefills.
     """
 
     def __init__(
@@ -93,7 +92,6 @@ class FleetSweep:
         after: Int32s | None = None,
         seeds: int = SEEDS,
         engine: EngineSettings | None = None,
-        held_out_from: int | None = None,
     ) -> None:
         self.workload = workload
         self.capacity_blocks = capacity_blocks
@@ -101,7 +99,6 @@ class FleetSweep:
         self.think_s, self.after = think_s, after
         self.seeds = seeds
         self.engine = engine
-        self.held_out_from = held_out_from
         self._asked: Asked = asked(workload.prompts)
 
     @property
@@ -168,13 +165,7 @@ class FleetSweep:
         """Return what a replay gave."""
         known = self._infinite if self.think_s is None else None
         return fleet_outcome(
-            self.prompts,
-            self.workload.traffic,
-            self.workload.setting,
-            self.slo,
-            done,
-            known,
-            self.held_out_from,
+            self.prompts, self.workload.traffic, self.workload.setting, self.slo, done, known
         )
 
     def prepare(self, fleets: Sequence[Fleet]) -> Iterator[Fleet]:

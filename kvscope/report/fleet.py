@@ -29,7 +29,6 @@ from kvscope.report.words import (
     significant,
     time_unit,
 )
-from kvscope.tuning.fewest import most_around
 
 if TYPE_CHECKING:
     from kvscope.policies.base import Policy
@@ -123,12 +122,11 @@ def in_words(study: FleetStudy) -> list[str]:
         )
         return [alone, *_on_engines(study)]
     answer = (
-        f"{counted(study.chosen, 'replica')} behind {name}{price}: the fewest that meet {target}"
-        f" on both windows, with {_reached(study, run)}."
+        f"{counted(study.chosen, 'replica')} behind {name}{price}: the fewest that meet {target},"
+        f" with {_reached(study, run)}."
     )
     if study.size is not None:
-        compared = min(most_around(study.chosen), study.replicas[-1])
-        answer += f" {_interval(study.size, compared)}"
+        answer += f" {_interval(study.size, study.replicas[-1])}"
     if study.chosen == study.replicas[0]:
         answer += " Fewer were not tried."
     fewer = best.at(study.chosen - 1)
@@ -531,12 +529,6 @@ def _layers_counted(study: FleetStudy) -> str:
 def _assumed(study: FleetStudy) -> list[str]:
     """Return the time model, the loop, and what is learned of what."""
     words = [f"{_TIME_MODELS[study.time_model]} Latency of {study.setting.latency}."]
-    first = int(study.trace.requests * study.setting.definition.warmup)
-    words.append(
-        f"Warm-up: {count(first)} requests. The SLO is judged on each half of the other"
-        f" {count(study.trace.requests - first)}, as tune's validation and held-out window; the"
-        " percentile is that of the worse half."
-    )
     where, think = study.deployment, study.think
     if where is not None and where.kv_groups is not None:
         words.append(_layers_counted(study))

@@ -35,9 +35,7 @@ from kvscope.report.words import (
 from kvscope.tuning.bootstrap import FEWEST, Gain
 from kvscope.tuning.canary import Canary
 from kvscope.tuning.comparison import VALUES, Harm, WindowTrial
-from kvscope.tuning.fewest import FewestReplicas
 from kvscope.tuning.flags import plugin_command
-from kvscope.tuning.replicas import SESSION
 from kvscope.tuning.rule import Grade, Judged
 from kvscope.tuning.search import XI
 from kvscope.tuning.target import LIKELY
@@ -307,10 +305,9 @@ def _replicas(tuned: Recommendation) -> list[str]:
     slo = _slo(tuned)
     if tuning.replicas_needed is None:
         tried = f"tried up to {count(tuning.replicas_tried)}"
-        none = f"With LRU, more replicas do not meet {slo}: {tried}, behind {SESSION.name}."
+        none = f"With LRU, more replicas do not meet {slo}: {tried}."
         longer = "Requests longer than the pool need a larger one: raise --tp, or quantize."
-        other = _with_choice(tuning.fewest_choice)
-        return [none, *other, *([longer] if tuning.baseline.rejected else [])]
+        return [none, longer] if tuning.baseline.rejected else [none]
     replicas = counted(tuning.replicas_needed, "replica")
     price = tuned.price_hour(tuning.replicas_needed)
     extra = tuned.price_hour(tuning.replicas_needed - tuning.replicas)
@@ -318,38 +315,9 @@ def _replicas(tuned: Recommendation) -> list[str]:
     windows = "on the validation and the held-out window"
     saves = tuning.slo_met == "meets" and tuning.choice is not None and extra is not None
     return [
-        f"With LRU, {replicas} behind {SESSION.name}{each} meet {slo} {windows}.",
-        *_how_certain(tuning.fewest_lru),
-        *_with_choice(tuning.fewest_choice),
+        f"With LRU, {replicas}{each} meet {slo} {windows}.",
         *([f"The change saves {extra:.4g} an hour."] if saves else []),
     ]
-
-
-def _how_certain(fewest: FewestReplicas | None) -> list[str]:
-    """Return the interval of the fewest replicas, and their numbers at both ends."""
-    if fewest is None or fewest.size is None:
-        return []
-    low, high = (
-        count(end) if end else f"more than {count(fewest.compared)}"
-        for end in (fewest.size.low, fewest.size.high)
-    )
-    ends = [
-        f"{count(replicas) if replicas else f'more than {count(fewest.tried)}'} with {name}"
-        for name, replicas in fewest.ends.items()
-    ]
-    certain = f"95% interval: {low if low == high else f'{low} to {high}'}"
-    return [f"{'; '.join([certain, *ends])}."]
-
-
-def _with_choice(fewest: FewestReplicas | None) -> list[str]:
-    """Return the fewest replicas with the policy that was chosen."""
-    if fewest is None:
-        return []
-    name = fewest.policy.name
-    if fewest.replicas is None:
-        return [f"With {name}, up to {count(fewest.tried)} do not."]
-    verb = "does" if fewest.replicas == 1 else "do"
-    return [f"With {name}, {counted(fewest.replicas, 'replica')} {verb}."]
 
 
 def _tpot(tuned: Recommendation) -> list[str]:

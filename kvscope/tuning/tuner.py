@@ -15,8 +15,6 @@ from kvscope.characterize.windows import Windows
 from kvscope.core.executor import Executor
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts
-from kvscope.fleet.outcome import Slo
-from kvscope.fleet.sweep import FleetSweep
 from kvscope.ingest.clocks import SessionStarts
 from kvscope.policies.base import Policy
 from kvscope.policies.belady import Belady
@@ -32,9 +30,7 @@ from kvscope.replay.workload import Workload
 from kvscope.tuning.canary import Canary
 from kvscope.tuning.capacity import least_for_any, least_for_lru
 from kvscope.tuning.comparison import Harm, Window, WindowTrial, bounds, changes, harms
-from kvscope.tuning.fewest import MOST_REPLICAS, FewestReplicas, fewest_replicas
-from kvscope.tuning.load import Load, load_of
-from kvscope.tuning.replicas import SESSION
+from kvscope.tuning.load import MOST_REPLICAS, Load, least_replicas, load_of
 from kvscope.tuning.rule import Judged, LaterWindows, PolicyComparison
 from kvscope.tuning.search import Contender, Rank, search, xi_hints
 from kvscope.tuning.split import Split, later_workload, split_windows, window_workloads
@@ -147,8 +143,7 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
     least_any: RequiredCapacity | None
     explored: tuple[Trial, ...]
     enough: WindowTrial | None = None
-    fewest_lru: FewestReplicas | None = None
-    fewest_choice: FewestReplicas | None = None
+    replicas_needed: int | None = None
     capacity_origin: str = ""
     oracles: tuple[WindowTrial, ...] = ()
     ends: tuple[EndVerdict, ...] = ()
@@ -160,15 +155,9 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
         return self.lru.held_out
 
     @property
-    def replicas_needed(self) -> int | None:
-        """The fewest replicas that meet the SLO with LRU, where the present ones do not."""
-        present = self.lru.keeps_up and self.lru.meets(self.target)
-        return None if present or self.fewest_lru is None else self.fewest_lru.replicas
-
-    @property
     def replicas_tried(self) -> int:
         """The most replicas that were tried, where none were enough."""
-        return max(self.replicas, MOST_REPLICAS)
+        return self.replicas * MOST_REPLICAS
 
     @property
     def slo_met(self) -> SloAnswer:
@@ -279,8 +268,7 @@ class Tuner:
             least_any=least_any,
             explored=tuple(self.training.trials.values()),
             enough=enough,
-            fewest_lru=self._fewest(Lru(), capacity),
-            fewest_choice=self._fewest(choice.policy, capacity) if choice else None,
+            replicas_needed=self._replicas_needed(capacity, lru),
             canary=(
                 self.windows.later.canary(lru.later, choice.later, self.options.replicas)
                 if choice
@@ -480,38 +468,20 @@ class Tuner:
         limit = self.options.highest_blocks
         return _lossless(evaluator) if limit is None else min(limit, _lossless(evaluator))
 
-    def _fewest(self, policy: Policy, capacity: int) -> FewestReplicas | None:
-        """Return the fewest replicas with a policy, now and at both ends of pool and latency."""
-        if not self.options.scale_out:
+    def _replicas_needed(self, capacity: int, lru: Judged) -> int | None:
+        if not self.options.scale_out or (lru.keeps_up and lru.meets(self.target)):
             return None
-        workload = self.windows.later.evaluator.workload
-        ends = {
-            end.name: self._sweep(
-                workload.with_prefill(end.prefill_times), end.capacity_blocks or capacity
-            )
-            for end in self.options.ends
-            if end.sessions is None
-        }
-        counts = range(1, max(self.options.replicas, MOST_REPLICAS) + 1)
-        with self.progress("searching the fewest replicas"):
-            return fewest_replicas(self._sweep(workload, capacity), SESSION, policy, ends, counts)
 
-    def _sweep(self, workload: Workload, capacity: int) -> FleetSweep:
-        """Return the replays of fleets of the deployment's replicas, over both later windows."""
-        self.training.require_going()
-        target, setting, prompts = self.target, workload.setting, workload.prompts
-        if (scale := setting.rate_scale) != 1:
-            prompts = replace(prompts, arrival_s=prompts.arrival_s / scale)
-            setting = replace(setting, rate_scale=1.0, isolate=None)  # its prompts are already
-            workload = Workload(prompts, setting, workload.windows)
-        engine = setting.capacity_model == "engine"
-        return FleetSweep(
-            workload,
-            capacity,
-            Slo(target.slo_s, target.percentile, target.tpot_slo_s),
-            engine=engine_of(setting, capacity, prompts.block_size) if engine else None,
-            held_out_from=self.held_out.first,
-        )
+        def meets(replicas: int) -> bool:
+            windows = (self.validation, self.held_out)
+            evaluators = (window.evaluator.over(replicas=replicas) for window in windows)
+            trials = (
+                Window(each, self.options.limits).measure(Lru(), capacity) for each in evaluators
+            )
+            return all(trial.keeps_up and trial.meets(self.target) for trial in trials)
+
+        with self.progress("searching the least number of replicas"):
+            return least_replicas(meets, self.options.replicas)
 
 
 def _keep_all(setting: RunSetting) -> Policy:

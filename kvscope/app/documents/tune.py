@@ -16,9 +16,7 @@ from kvscope.ingest.clocks import SessionStarts
 from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.canary import Canary
 from kvscope.tuning.comparison import Harm, WindowTrial
-from kvscope.tuning.fewest import FewestReplicas
 from kvscope.tuning.flags import Flags
-from kvscope.tuning.fleet_size import FleetSize
 from kvscope.tuning.rule import Grade, Judged
 from kvscope.tuning.split import Split
 from kvscope.tuning.trial import Trial
@@ -182,47 +180,6 @@ class HeldOutPair(Facts):
     chosen: HeldOutFigures | None
 
 
-class FewestEndFacts(Facts):
-    """The fewest replicas at one end of what is not known; null for more than were tried."""
-
-    name: str
-    replicas: int | None
-
-
-class FewestFacts(Facts):
-    """The fewest replicas with a policy behind a router that meet the SLO on both later windows.
-
-    `replicas` is null where up to `replicas_tried` do not. `replicas_low` and `replicas_high` are
-    its 95 % interval, null for more than `replicas_compared`.
-    """
-
-    router: str
-    policy: str
-    replicas: int | None
-    replicas_low: int | None
-    replicas_high: int | None
-    replicas_compared: int
-    replicas_tried: int
-    ends: tuple[FewestEndFacts, ...]
-
-    @classmethod
-    def of(cls, fewest: FewestReplicas) -> FewestFacts:
-        """Return the facts of what was found."""
-        size = fewest.size or FleetSize(None, None, None)
-        return cls.build(
-            fewest,
-            router=fewest.router.name,
-            policy=fewest.policy.name,
-            replicas_low=size.low,
-            replicas_high=size.high,
-            replicas_compared=fewest.compared,
-            replicas_tried=fewest.tried,
-            ends=tuple(
-                FewestEndFacts(name=name, replicas=count) for name, count in fewest.ends.items()
-            ),
-        )
-
-
 class RecommendationFacts(CapacityFacts):
     """What to run, what it gives on the held-out window, and the engine's flags for it.
 
@@ -234,8 +191,7 @@ class RecommendationFacts(CapacityFacts):
     than the `requests` of the trace would not. `enough` meets the SLO at a larger capacity.
     `why_no_flags` is empty where there are flags. `replicas_at_least` meet the SLO with LRU, or at
     least keep up, at `replicas_price_hour`: `extra_price_hour` more than now, which a switch saves.
-    Up to `replicas_tried` were tried. `fewest` has the fewest that meet the SLO of a deployment,
-    with LRU and with the choice.
+    Up to `replicas_tried` were tried.
     """
 
     verdict: str
@@ -262,7 +218,6 @@ class RecommendationFacts(CapacityFacts):
     replicas_price_hour: float | None
     extra_price_hour: float | None
     replicas_tried: int
-    fewest: tuple[FewestFacts, ...]
 
 
 class TuneDocument(GatedDocument, SettingFacts):
@@ -333,11 +288,6 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
             ),
             flags=tuned.flags,
             why_no_flags=tuned.why_no_flags(),
-            fewest=tuple(
-                FewestFacts.of(each)
-                for each in (tuning.fewest_lru, tuning.fewest_choice)
-                if each is not None
-            ),
             replicas_at_least=replicas,
             replicas_price_hour=tuned.price_hour(replicas) if replicas else None,
             extra_price_hour=tuned.price_hour(replicas - tuning.replicas) if replicas else None,
