@@ -15,12 +15,10 @@ environment.py, event.py.
 
 from __future__ import annotations
 
-import gc
 import io
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from importlib import import_module
 from operator import attrgetter
@@ -265,7 +263,7 @@ def dispatcher(function: FunctionType) -> Any:
         try:
             if _files.has(name):
                 return compiling(signature)
-            with global_compiler_lock, _files.compiling(name), _no_collections():
+            with global_compiler_lock, _files.compiling(name):
                 return compiling(signature)
         finally:
             _depth.now = outer
@@ -303,18 +301,6 @@ def _entry(function: FunctionType) -> FunctionType:
     entry: FunctionType = scope["make"](function, kernel_types.unwrapped)
     entry.__module__ = function.__module__
     return entry
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Let no garbage be collected meanwhile: numba makes little, and looking took a sixth."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 class _Callable(types.Dispatcher):  # type: ignore[misc]
