@@ -122,7 +122,8 @@ _NAMED_TYPES = (
 )
 # Functions that kernels replace by another one.
 _implementations: dict[Callable[..., object], Callable[..., object]] = {}
-_TYPED = {jit.by_reference, kernel_types.unwrapped, jit.lowest_bit}  # numba has types of theirs
+# Functions of which numba has types already.
+_TYPED: set[Any] = {jit.by_reference, kernel_types.unwrapped, jit.lowest_bit}
 _called: dict[FunctionType, tuple[Any, Any]] = {}  # numba's dispatchers and their types
 _files = KernelFiles()
 
@@ -264,7 +265,11 @@ def dispatcher(function: FunctionType) -> Any:
             if _files.has(name):
                 return compiling(signature)
             with global_compiler_lock, _files.compiling(name):
-                return compiling(signature)
+                jit.compilation.names.append(name)
+                try:
+                    return compiling(signature)
+                finally:
+                    jit.compilation.names.remove(name)
         finally:
             _depth.now = outer
 
@@ -325,7 +330,7 @@ def _widened(given: Any) -> Any:
     return types.int64 if narrow else given
 
 
-@typeof_impl.register(FunctionType)
+@typeof_impl.register(FunctionType)  # type: ignore[untyped-decorator]
 def _type_of_callable(function: FunctionType, context: Any) -> Any:
     """Return the type of a plain function that kernels may call, None of others."""
     if not jit.is_callable(function) or function in _TYPED:
