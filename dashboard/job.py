@@ -20,6 +20,7 @@ from dashboard.markdown import escape
 from dashboard.wording import in_page_words
 from kvscope.app.monitor import Monitor, Unit
 from kvscope.core.errors import KvscopeError, Stopped, StoreBusyError
+from kvscope.core.jit import compilation
 from kvscope.core.memory import out_of_memory
 
 _EVERY_S = 0.3
@@ -82,7 +83,7 @@ class Job(Monitor):
         done = f" {self.done:,}" if self.done or self.total else ""
         of = f" of {self.total:,}" if self.total else ""
         stopping = ", stopping" if self.stop.is_set() else ""
-        return f"{self.label}{done}{of}{stopping}"
+        return f"{self.label}{done}{of}{compilation}{stopping}"
 
     @property
     def started_here(self) -> bool:

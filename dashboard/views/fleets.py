@@ -20,7 +20,8 @@ from kvscope.report import fleet as report
 from kvscope.routers.registry import ROUTERS, router_by_name
 
 USUAL = ROUTED.split(",")
-MODELS: tuple[TimeModel, ...] = get_args(TimeModel)
+USUAL_MODEL = "automatic"
+MODELS = (USUAL_MODEL, *get_args(TimeModel))
 LOOPS = ("open", "closed")
 ROUTER_NAMES = [router.name for router in ROUTERS]
 POLICY_NAMES = [policy.name for policy in POLICIES if not policy.hindsight]
@@ -104,7 +105,7 @@ def _slo() -> tuple[float | None, str, float | None]:
     return slo_s, rank, tpot_s
 
 
-def _replicas(*, pool: bool) -> tuple[tuple[int, ...] | None, int | None, TimeModel, str]:
+def _replicas(*, pool: bool) -> tuple[tuple[int, ...] | None, int | None, TimeModel | None, str]:
     """Draw the replicas; return their numbers, blocks of each, their time model and the loop."""
     first, second, third, fourth = st.columns(4)
     with first:
@@ -126,7 +127,8 @@ def _replicas(*, pool: bool) -> tuple[tuple[int, ...] | None, int | None, TimeMo
             MODELS,
             key="time_model",
             help="queue: one prefill after the other, decodes apart. engine: a simulated vLLM,"
-            " whose pool also holds running requests.",
+            " whose pool also holds running requests. automatic: engine with a deployment on vLLM,"
+            " else queue.",
         )
     with fourth, query_params.synced("loop", LOOPS[0], allowed=LOOPS):
         loop = st.selectbox(
@@ -136,7 +138,7 @@ def _replicas(*, pool: bool) -> tuple[tuple[int, ...] | None, int | None, TimeMo
             help="open: requests arrive at the trace's times. closed: a turn arrives its think time"
             " after the simulated end of the previous one.",
         )
-    return replicas, blocks, time_model, loop
+    return replicas, blocks, None if time_model == USUAL_MODEL else time_model, loop
 
 
 def _routers() -> tuple[list[str], list[str]]:

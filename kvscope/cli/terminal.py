@@ -15,6 +15,7 @@ from threading import Event, Thread
 from kvscope.app.monitor import Advance, Monitor, Unit
 from kvscope.cli.diagnostics import interactive, note, one_line, say
 from kvscope.core import units
+from kvscope.core.jit import compilation
 
 LINE_EVERY_S = 5.0
 
@@ -74,7 +75,7 @@ def _bar(label: str, total: int | None, unit: Unit) -> Iterator[Advance]:
     )
 
     columns = (
-        TextColumn("{task.description}", markup=False),
+        TextColumn("{task.description}{task.fields[compilation]}", markup=False),
         BarColumn(),
         DownloadColumn(binary_units=True) if unit == "bytes" else MofNCompleteColumn(),
         TimeRemainingColumn(),
@@ -82,7 +83,7 @@ def _bar(label: str, total: int | None, unit: Unit) -> Iterator[Advance]:
     console = Console(stderr=True, markup=False, emoji=False, highlight=False)
     # stdout stays as it is: data printed meanwhile must not end up on stderr
     with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bars:
-        task = bars.add_task(label, total=total)
+        task = bars.add_task(label, total=total, compilation=compilation)
         yield lambda amount: bars.advance(task, amount)
 
 
@@ -101,7 +102,7 @@ def _lines(label: str, total: int | None, unit: Unit) -> Iterator[Advance]:
         show = units.format_size if unit == "bytes" else units.format_count
         while not ended.wait(LINE_EVERY_S):
             share = f"{show(done)} of {show(total)} ({done / total:.0%}), " if total else ""
-            say(f"{label}: {share}{time.monotonic() - start_s:.0f} s")
+            say(f"{label}{compilation}: {share}{time.monotonic() - start_s:.0f} s")
 
     Thread(target=write, daemon=True).start()
     try:

@@ -65,7 +65,10 @@ def _run(folder: str, words: tuple[str, ...]) -> subprocess.CompletedProcess[str
 
 
 def _line(number: int) -> str:
-    """Return a request, every third of them a later turn of the one three before it."""
+    """Return a request, every third of them a later turn of the one three before it.
+
+    Behind a common head, a block changes now and then, as a date in a prompt does.
+    """
     turn = number % 12 // 3 + 1
     chat, blocks = number - 3 * (turn - 1), 20 * turn
     record = {
@@ -76,7 +79,7 @@ def _line(number: int) -> str:
         "output_length": 60,
         "type": "text" if number % 2 else "search",
         "turn": turn,
-        "hash_ids": [100 * chat + depth if depth > 3 else depth for depth in range(blocks)],
+        "hash_ids": [0, 1, 2, 10**9 + chat // 40, *(100 * chat + at for at in range(4, blocks))],
     }
     return json.dumps(record) + "\n"
 

@@ -31,6 +31,19 @@ _lock = RLock()
 _callable: set[FunctionType] = set()  # plain functions that kernels may call
 
 
+class Compilation:
+    """The kernels that this process is compiling now; as text, a remark on a line of progress."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __str__(self) -> str:
+        return ", compiling, once" if self.names else ""
+
+
+compilation = Compilation()
+
+
 class Kernel:
     """A function that its first call compiles, or loads from disk; `py_func` is the plain one."""
 

@@ -15,13 +15,11 @@ environment.py, event.py.
 
 from __future__ import annotations
 
-import gc
 import io
 import pickle
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property, partial
 from importlib import import_module
 from operator import attrgetter
@@ -129,11 +127,8 @@ _NAMED_TYPES = (
 )
 # Functions that kernels replace by another one.
 _implementations: dict[Callable[..., object], Callable[..., object]] = {}
-_TYPED: Any = {
-    jit.by_reference,
-    kernel_types.unwrapped,
-    jit.lowest_bit,
-}  # numba has types of theirs
+# Functions of which numba has types already.
+_TYPED: set[Any] = {jit.by_reference, kernel_types.unwrapped, jit.lowest_bit}
 _called: dict[FunctionType, tuple[Any, Any]] = {}  # numba's dispatchers and their types
 _files = KernelFiles()
 
@@ -274,8 +269,12 @@ def dispatcher(function: FunctionType) -> Any:
         try:
             if _files.has(*names):
                 return compiling(signature)
-            with global_compiler_lock, _files.compiling(names[0]), _no_collections():
-                return compiling(signature)
+            with global_compiler_lock, _files.compiling(names[0]):
+                jit.compilation.names.append(names[0])
+                try:
+                    return compiling(signature)
+                finally:
+                    jit.compilation.names.remove(names[0])
         finally:
             _depth.now = outer
 
@@ -312,18 +311,6 @@ def _entry(function: FunctionType) -> FunctionType:
     entry: FunctionType = scope["make"](function, kernel_types.unwrapped)
     entry.__module__ = function.__module__
     return entry
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Let no garbage be collected meanwhile: numba makes little, and looking took a sixth."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 class _Callable(types.Dispatcher):  # type: ignore[misc]

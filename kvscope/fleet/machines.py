@@ -7,6 +7,7 @@ kernel that runs one of them takes views of its rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,7 +91,13 @@ def _rows(column: Any, count: int) -> Any:
 
 
 def _room(column: Any, count: int) -> Any:
-    return np.empty((count, *column.shape), dtype=column.dtype).view(type(column))
+    """Return rows in memory that is taken as they are written to, in small pages.
+
+    NumPy asks for huge ones: a row of every slot would then be in memory.
+    """
+    pages = mmap(-1, max(1, count * column.nbytes), MAP_PRIVATE | MAP_ANONYMOUS)
+    rows = np.ndarray((count, *column.shape), column.dtype, buffer=pages)
+    return rows.view(type(column))
 
 
 def _table_rows(tables: TablePeriods, count: int) -> TablePeriods:

@@ -134,7 +134,7 @@ def enter_running(machine: Machine, request: int) -> None:
         state.preempted -= 1
     else:
         state.next += 1
-    for at in range(path.shape[1]):
+    for at in range(record.length):
         path[record.slot, at] = path[len(path) - 1, at]
 
 

@@ -229,7 +229,7 @@ def offering(blocks: TierBlocks, storage: bool) -> Callable[..., bool]:
         if count == 0:
             return True
         if storage and reads_storage(off):
-            poll(off, state.polls_late)
+            poll(off, bool(state.polls_late))
         if state.forgets_offers:
             begin = max(off.offered[0], record.hits // state.blocks_per_chunk)
             forget_offers(off, path, begin, off.offered[0] + count)

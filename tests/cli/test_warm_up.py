@@ -15,6 +15,7 @@ SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
 LATER = (
     ("simulate", "--points", "4"),
+    ("explain", "--capacity-blocks", "20000"),
     ("simulate", "--model", "qwen2-7b", "--capacity", "20GiB", "--capacity-model", "engine"),
 )
 
@@ -24,7 +25,7 @@ def test_nothing_is_left_to_compile(capsys: pytest.CaptureFixture[str]) -> None:
     assert warm_up.main() == 0, capsys.readouterr().err
     kernels = private_cache("kernels")
     before = {path.name for path in kernels.iterdir()}
-    sample = str(SAMPLES / "birth-death.jsonl.gz")
+    sample = str(SAMPLES / "to-c.jsonl.gz")
     for command, *options in LATER:
         words = [sys.executable, "-m", "kvscope", command, sample, "--db", ":memory:", *options]
         subprocess.run(words, check=True, capture_output=True)
