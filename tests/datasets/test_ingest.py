@@ -396,7 +396,7 @@ def test_analyze_takes_a_folder(
         documents.append(json.loads(capsys.readouterr().out))
     assert documents[0] == documents[1] == documents[2]
     assert not [*Path(folder).glob(".*")]
-    assert run(["analyze", folder, "--memory", "512MiB"]) == ExitCode.USAGE
+    assert run(["analyze", folder, "--memory", "512MiB", "--forget"]) == ExitCode.USAGE
     assert "30 requests and the largest shard take 0.717 GiB, 0.5 GiB are" in only_line(capsys)
-    assert run(["analyze", "x", "--db", store, "--memory", "8GiB"]) == ExitCode.USAGE
+    assert run(["analyze", "x", "--db", store, "--memory", "8GiB", "--forget"]) == ExitCode.USAGE
     assert "'x' is no dataset" in only_line(capsys)
