@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 LIMIT_S = 240.0
 TORCH_MODELS = ("llama3-8b", "qwen2.5-14b", "qwen3-30b-a3b")
 LATENT_MODEL = "deepseek-v2-lite"
-VLLM_MODELS = ("llama3-8b", "gemma3-4b", LATENT_MODEL)
-"""Dense; sliding windows; latent attention with experts."""
+VLLM_MODELS = ("gemma3-4b", LATENT_MODEL, "llama3-8b")
+"""Sliding windows; latent attention with experts; dense, which the stage `policy` starts too."""
 POLICY_MODEL = "llama3-8b"
 IN_FLIGHT = 8
 _LOGGED = re.compile(
@@ -79,7 +79,7 @@ class Run:
         done = subprocess.run(
             [sys.executable, *words],
             cwd=self.work,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), *_paths()))},
+            env=_environment(),
             capture_output=True,
             text=True,
             timeout=timeout_s or self.left_s(),
@@ -95,8 +95,9 @@ class Run:
         return self.command("-m", "kvscope", *words.split(), *more, "--json")
 
 
-def _paths() -> list[str]:
-    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+def _environment() -> dict[str, str]:
+    paths = (path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)
+    return os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), *paths))}
 
 
 def torch_alone(run: Run) -> None:
@@ -142,14 +143,12 @@ def _server(
 
     has = with_vllm(sys.executable)
     run.findings["engine"] = {"vllm": has.vllm, "torch": has.torch, "device": has.device_name}
-    # This image has no flashinfer, which vLLM would sample with.
-    environment = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
     launch = Launch(
         str(write_model(run.work, name, small=run.small)),
         0,
         blocks,
-        flags=chosen.flags if chosen else (),
-        environment=environment | dict(chosen.environment if chosen else {}),
+        flags=("--enable-logging-iteration-details", *(chosen.flags if chosen else ())),
+        environment=dict(chosen.environment) if chosen else {},
     )
     log = run.work / f"{len(run.findings['steps'])}.log"
     server = VllmServer(launch, has, start_s=run.left_s(), log_path=str(log))
@@ -203,12 +202,15 @@ def policy(run: Run) -> None:
     if not best.exists():
         return
     advice = read_policy_file(best)
-    chosen = recommended_run(advice, best, overlapped=not run.small, trace_clock=True)
-    with (
-        run.step(advice.policy.name) as findings,
-        _server(run, POLICY_MODEL, findings, blocks, chosen) as url,
-    ):
-        replayed(findings, url, "recommendation", "--sequential")
+    for pace in ("--sequential", f"--in-flight {IN_FLIGHT}"):
+        chosen = recommended_run(
+            advice, best, overlapped=not run.small, trace_clock=pace == "--sequential"
+        )
+        with (
+            run.step(f"{advice.policy.name} {pace}") as findings,
+            _server(run, POLICY_MODEL, findings, blocks, chosen) as url,
+        ):
+            replayed(findings, url, "recommendation", pace)
 
 
 def fleet(run: Run) -> None:
@@ -228,6 +230,8 @@ STAGES: dict[str, Callable[[Run], None]] = {
 def run_stage(name: str, folder: Path, *, small: bool, limit_s: float = LIMIT_S) -> bool:
     """Run one stage into `folder`; return whether all of its steps succeeded."""
     folder.mkdir(parents=True, exist_ok=True)
+    # What travels has no flashinfer, with which vLLM would sample.
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     run = Run(name, folder.resolve(), small=small, limit_s=limit_s)
     try:
         STAGES[name](run)

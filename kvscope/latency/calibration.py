@@ -26,6 +26,8 @@ _CONFIDENCE = 0.95
 _SHORTEST = 64
 _ALIGNED = 256  # a multiple of every usual block size: only full blocks are cached
 _CACHED_SHARES = (1 / 8, 1 / 2, 3 / 4)
+_FLOORS = 40  # tried, from the shortest to half of the longest prompt
+_EXACT = 1e-12  # errors below it are rounding
 
 
 class Cell(NamedTuple):
@@ -185,14 +187,27 @@ class ProfileFit(Struct, frozen=True):
 
     def profile(self, name: str, source: str, measured_tokens: int) -> LatencyProfile:
         """Return the latency profile of these parameters and intervals."""
+        steps = self.decoding.parameters if self.decoding else {}
         return LatencyProfile(
             name=name,
             source=source,
             **self.parameters,
-            **(self.decoding.parameters if self.decoding else {}),
+            **steps,
+            request_s=self._request_s(),
             intervals=self.intervals,
             measured_tokens=measured_tokens,
         )
+
+    def _request_s(self) -> float:
+        """Return the part of b outside of the engine's steps: what a short prompt takes beyond one.
+
+        A step reads the weights, whether for a few tokens of a prompt or for one of an output.
+        """
+        if self.decoding is None:
+            return 0.0
+        base_s, floor_s = (self.parameters.get(name, 0.0) for name in ("base_s", "floor_s"))
+        beyond_s = base_s + floor_s - self.decoding.parameters["decode_base_s"]
+        return min(max(beyond_s, 0.0), base_s)
 
     @property
     def worst(self) -> CellFit:
@@ -218,8 +233,12 @@ class ProfileFit(Struct, frozen=True):
 def fit(ttft_s: Mapping[Cell, Sequence[float]], *, seed: int = 0, draws: int = DRAWS) -> ProfileFit:
     """Fit the profile's parameters to the times of each cell; cells without any are left out.
 
-    Intervals come from `draws` resamples of cells, and of times within them. Raises EngineError
-    where too few cells were measured, or longer prompts take no longer.
+    A floor is fitted where it explains more than a parameter costs by the Bayesian information
+    criterion. Intervals come from `draws` resamples of cells, and of times within them, with the
+    same shortest prompt above the floor. Raises EngineError where too few cells were measured, or
+    longer prompts take no longer.
+
+    Source: the criterion: Schwarz, Estimating the dimension of a model, Annals of Statistics 1978.
     """
     times = {cell: np.asarray(each, dtype=float) for cell, each in ttft_s.items() if len(each)}
     if len(times) < LEAST_CELLS or len({cell.uncached for cell in times}) < len(PARAMETERS):
@@ -229,12 +248,15 @@ def fit(ttft_s: Mapping[Cell, Sequence[float]], *, seed: int = 0, draws: int = D
         )
     terms = _terms(list(times))
     medians = np.array([np.median(each) for each in times.values()])
-    values, line = _least(terms, medians), _least(terms[:, :2], medians)
+    line = _least(terms[:, :2], medians)
+    straight = terms[:, :2] @ line
+    terms, values, above = _with_floor(terms, medians)
     if not values[1:].any():
         raise EngineError(
             "longer prompts take no longer", remedy="measure longer ones with --max-tokens"
         )
-    fitted, straight = terms @ values, terms[:, :2] @ line
+    fitted = terms @ values
+    floor = {"floor_s": above * float(values[1])} if above else {}
     cells = tuple(
         CellFit(
             uncached=cell.uncached,
@@ -251,7 +273,7 @@ def fit(ttft_s: Mapping[Cell, Sequence[float]], *, seed: int = 0, draws: int = D
     )
     low, high = _intervals(terms, list(times.values()), seed, draws)
     return ProfileFit(
-        parameters=dict(zip(PARAMETERS, values.tolist(), strict=True)),
+        parameters=dict(zip(PARAMETERS, values.tolist(), strict=True)) | floor,
         intervals={
             name: (min(low[at], values[at]), max(high[at], values[at]))
             for at, name in enumerate(PARAMETERS)
@@ -264,6 +286,31 @@ def _terms(cells: Sequence[Cell]) -> Float64s:
     """Return the factors of b, a and g in each cell, an array of cells x 3."""
     uncached, cached = np.array(cells, dtype=float).T
     return np.column_stack((np.ones_like(uncached), uncached, uncached * (cached + uncached / 2)))
+
+
+def _with_floor(terms: Float64s, times: Float64s) -> tuple[Float64s, Float64s, float]:
+    """Return the terms and parameters that fit best, and the tokens whose a u is the floor.
+
+    These are 0 where a floor explains too little.
+    """
+    best = terms, _least(terms, times), 0.0
+    least = _criterion(*best[:2], times)
+    cost = np.log(len(times))
+    uncached = terms[:, 1]
+    for above in np.geomspace(uncached.min(), max(uncached.max() / 2, uncached.min()), _FLOORS):
+        floored = terms.copy()
+        floored[:, 1] = np.maximum(uncached, above)
+        values = _least(floored, times)
+        criterion = _criterion(floored, values, times) + cost
+        if criterion < least and values[1]:
+            best, least = (floored, values, float(above)), criterion
+    return best
+
+
+def _criterion(terms: Float64s, values: Float64s, times: Float64s) -> float:
+    """Return n log of the mean square of the relative errors."""
+    errors = terms @ values / times - 1
+    return len(times) * float(np.log(max(np.mean(errors**2), _EXACT)))
 
 
 def _least(terms: Float64s, times: Float64s) -> Float64s:

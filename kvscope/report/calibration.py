@@ -37,10 +37,15 @@ def _profile(calibration: Calibration) -> Section:
 
 def _parameters(calibration: Calibration) -> list[str]:
     lines = []
+    profile = calibration.profile
     for key, name, scale, unit in _NAMES:
-        low, high = (end * 1e3 * scale for end in calibration.profile.intervals[key])
-        value = getattr(calibration.profile, key) * 1e3 * scale
+        low, high = (end * 1e3 * scale for end in profile.intervals[key])
+        value = getattr(profile, key) * 1e3 * scale
         lines.append(f"  {name}: {significant(value)} {unit} (95% CI {_interval(low, high)})")
+    if profile.floor_s:
+        lines.append(f"a u is at least {significant(profile.floor_s * 1e3)} ms, the floor.")
+    if profile.request_s:
+        lines.append(f"{significant(profile.request_s * 1e3)} ms of b pass outside of the steps.")
     return lines
 
 

@@ -64,8 +64,8 @@ def predict(
     In sequence, requests take no time and arrive at the trace's times, which a policy's clock
     follows, and TTFT is the profile's of what was not hit. At the recorded times the simulated
     steps decide which requests overlap. With so many in flight, the next one is sent when an answer
-    ends: TTFT is that of a simulated engine which is sent requests in this way, so it rests on the
-    profile alone. Hits are those at the `measured` times of sending, as fast as the engine was in
+    ends, after the time that this client took: TTFT is that of a simulated engine which is sent
+    requests in this way, so it rests on the profile. Hits are those at the `measured` times of sending, as fast as the engine was in
     that run. `fitted` is the table of the policy's file; in sequence, classes, fits and guard
     are those of the plugin, else as near as its clock and the order of the answers allow.
     """
@@ -88,7 +88,7 @@ def predict(
             settings,
             _step_cost(profile),
             pace.in_flight,
-            between_s=profile.request_s,
+            between_s=profile.request_s + _client_s(measured, pace.in_flight),
             tables=tables,
         )
     else:
@@ -97,6 +97,16 @@ def predict(
         run = hit_run = replay_engine(sent, policy, settings, _step_cost(profile), tables=tables)
     ttft_s = np.where(run.oversized, np.nan, run.ttft_s + profile.request_s)
     return Prediction(hit_run.hit_blocks.astype(np.int64) * sent.block_size, ttft_s)
+
+
+def _client_s(measured: Measurement, in_flight: int) -> float:
+    """Return the median time between the end of an answer and the next request, in seconds.
+
+    A millisecond decides whether that request still enters the engine's next step.
+    """
+    sent_s, finish_s = np.sort(measured.sent_s), np.sort(measured.finish_s)
+    between_s = sent_s[in_flight:] - finish_s[:-in_flight]
+    return max(float(np.nanmedian(between_s)), 0.0) if np.isfinite(between_s).any() else 0.0
 
 
 def _tables(

@@ -42,8 +42,9 @@ class StepCost(Struct, frozen=True):
                 raise UsageError(
                     f"{name} is {value}", where="step cost", remedy="give a time of 0 or more"
                 )
-        if self.base_s <= 0 or self.decode_base_s == 0:
-            name = "base_s" if self.base_s <= 0 else "decode_base_s"
+        prompts = self.base_s > 0 or (self.floor_s > 0 and self.decode_base_s is not None)
+        if not prompts or self.decode_base_s == 0:
+            name = "decode_base_s" if prompts else "base_s"
             raise UsageError(
                 "a step takes no time", where="step cost", remedy=f"give {name} above 0"
             )

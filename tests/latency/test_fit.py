@@ -79,6 +79,42 @@ def test_a_straight_line_is_enough_where_it_is() -> None:
     assert min(found.parameters.values()) >= 0
 
 
+def test_a_floor_is_found_where_there_is_one() -> None:
+    """Short prompts take as long as reading the weights; nothing is found without a floor."""
+    floored = replace(TRUE, floor_s=0.03)
+    found = fit(times(floored))
+    assert found.parameters["floor_s"] == pytest.approx(0.03, rel=0.1)
+    assert found.parameters["base_s"] == pytest.approx(TRUE.base_s, rel=0.1)
+    assert found.is_enough
+    assert "floor_s" not in fit(times(TRUE)).parameters
+
+
+def test_what_a_short_prompt_takes_beyond_a_step_is_outside_of_it() -> None:
+    """A step of decoding reads the weights, as one with a short prompt does."""
+    engine = Made(replace(TRUE, floor_s=0.03, decode_base_s=0.032, decode_request_s=1e-4))
+    run = calibrate(
+        engine,
+        ENGINE,
+        longest=4096,
+        steps=steps(4096, 10**6),
+        rounds=2,
+        advance=ignore,
+        stop=Event(),
+    )
+    assert run.profile.request_s == pytest.approx(0.008 + 0.03 - 0.032, rel=0.1)
+    slow = replace(engine.profile, decode_base_s=0.1)
+    run = calibrate(
+        Made(slow),
+        ENGINE,
+        longest=4096,
+        steps=steps(4096, 10**6),
+        rounds=2,
+        advance=ignore,
+        stop=Event(),
+    )
+    assert run.profile.request_s == 0
+
+
 def test_disturbed_measurements_move_it_little() -> None:
     """With times that are up to twice as long now and then, predictions stay within 10 %."""
     made = measure(Made(TRUE, noise=0.05), grid(4096), rounds=5, advance=ignore, stop=Event())
@@ -110,7 +146,7 @@ def test_intervals_are_of_95_percent(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     seen = {cell: (one[0] * rng.lognormal(0, 0.1, 5)).tolist() for cell, one in times(TRUE).items()}
     low, high = fit(seen).intervals["per_token_s"]
-    values = np.array([one[1] for one in drawn[2:]])
+    values = np.array([one[1] for one in drawn[-module.DRAWS :]])
     assert len(values) == module.DRAWS
     assert np.mean(values < low) == pytest.approx(0.025, abs=0.002)
     assert np.mean(values > high) == pytest.approx(0.025, abs=0.002)

@@ -20,13 +20,20 @@ ENGINE = LatencyProfile("the engine's", "", base_s=0.02, per_token_s=1e-3)
 SETTINGS, IN_FLIGHT, SIZE = EngineSettings(300), 8, 32
 
 
-@pytest.mark.parametrize("slower", [1.0, 2.0])
-def test_ttft_in_flight_is_as_far_off_as_the_profile(tmp_path: Path, slower: float) -> None:
-    """A profile twice as slow predicts twice the TTFT, and no queue that grows with the trace."""
+@pytest.mark.parametrize(("slower", "client_s"), [(1.0, 0.0), (2.0, 0.0), (1.0, 0.03)])
+def test_ttft_in_flight_is_as_far_off_as_the_profile(
+    tmp_path: Path, slower: float, client_s: float
+) -> None:
+    """A profile twice as slow predicts twice the TTFT, and no queue that grows with the trace.
+
+    The time that the client takes between an answer and the next request is that of the run.
+    """
     sent = TokenTrace(chats(tmp_path, 200), forced=True).sent(SIZE)
-    run = replay_in_flight(sent, Lru(), SETTINGS, StepCost.of(ENGINE), IN_FLIGHT)
+    cost = StepCost.of(ENGINE)
+    run = replay_in_flight(sent, Lru(), SETTINGS, cost, IN_FLIGHT, between_s=client_s)
+    in_order = np.sort(run.finish_s)
     measured = Measurement(
-        sent_s=np.sort(run.finish_s) - run.finish_s.min(),  # one is sent where one ends
+        sent_s=np.concatenate((np.zeros(IN_FLIGHT), in_order[:-IN_FLIGHT] + client_s)),
         ttft_s=run.ttft_s,
         finish_s=run.finish_s,
         hit_tokens=run.hit_blocks.astype(np.int64) * SIZE,
