@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -295,22 +296,23 @@ def _with_floor(terms: Float64s, times: Float64s) -> tuple[Float64s, Float64s, f
     """
     best = terms, _least(terms, times), 0.0
     least = _criterion(*best[:2], times)
-    cost = np.log(len(times))
+    cost = math.log(len(times))
     uncached = terms[:, 1]
-    for above in np.geomspace(uncached.min(), max(uncached.max() / 2, uncached.min()), _FLOORS):
+    shortest, longest = float(uncached.min()), float(uncached.max())
+    for above in np.geomspace(shortest, max(longest / 2, shortest), _FLOORS).tolist():
         floored = terms.copy()
         floored[:, 1] = np.maximum(uncached, above)
         values = _least(floored, times)
         criterion = _criterion(floored, values, times) + cost
         if criterion < least and values[1]:
-            best, least = (floored, values, float(above)), criterion
+            best, least = (floored, values, above), criterion
     return best
 
 
 def _criterion(terms: Float64s, values: Float64s, times: Float64s) -> float:
     """Return n log of the mean square of the relative errors."""
     errors = terms @ values / times - 1
-    return len(times) * float(np.log(max(np.mean(errors**2), _EXACT)))
+    return len(times) * math.log(max(float(np.mean(errors**2)), _EXACT))
 
 
 def _least(terms: Float64s, times: Float64s) -> Float64s:
