@@ -66,8 +66,9 @@ def predict(
     steps decide which requests overlap. With so many in flight, the next one is sent when an answer
     ends, after the time that this client took: TTFT is that of a simulated engine which is sent
     requests in this way, so it rests on the profile. Hits are those at the `measured` times of
-    sending, as fast as the engine was in that run. `fitted` is the table of the
-    policy's file; in sequence, classes, fits and guard are those of the plugin, else as near as its clock and the order of the answers allow.
+    sending, as fast as the engine was in that run. `fitted` is the table of the policy's file; in
+    sequence, classes, fits and guard are those of the plugin, else as near as its clock and the
+    order of the answers allow.
     """
     if pace.kind == "sequential":
         alone = replace(settings, max_num_seqs=1)
