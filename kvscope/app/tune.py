@@ -15,6 +15,7 @@ from kvscope.app.ends import ends_of
 from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import WINDOWS, TuneRequest
+from kvscope.app.requests.tuning import own_offload
 from kvscope.app.traces import require_arrivals
 from kvscope.characterize.windows import round_windows
 from kvscope.core import units
@@ -32,13 +33,15 @@ from kvscope.replay.derived_traces import isolate
 from kvscope.replay.policy_options import FORESEEING, SGLANG, VLLM, contenders, format_value
 from kvscope.replay.settings import timed_by, with_groups
 from kvscope.replay.traffic import traffic
+from kvscope.routers.session import Session
 from kvscope.tuning.file import EngineTable, why_kept, write_recommendation
 from kvscope.tuning.flags import EngineLaunch, Flags, flags
 from kvscope.tuning.load import running_blocks
+from kvscope.tuning.plan import Plan, Planner, TierMemory
 from kvscope.tuning.search import XI
+from kvscope.tuning.tier_prices import tier_prices
 from kvscope.tuning.trial import category_times_ms
-from kvscope.tuning.tuner import TuningOptions, TuningResult
-from kvscope.tuning.tuner import tune as tune_policies
+from kvscope.tuning.tuner import TuningOptions, TuningResult, prepared
 
 if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
@@ -73,6 +76,7 @@ class Recommendation(Struct, frozen=True):
     assumptions: tuple[Assumption, ...] = ()
     warnings: tuple[str, ...] = ()
     path: str = "recommendation.toml"
+    plan: Plan | None = None
 
     def size(self, blocks: int) -> str:
         """Return a capacity in every unit that is known."""
@@ -220,7 +224,7 @@ def tune(
     )
     tuning_options = replace(tuning_options, ends=ends)
     with replays_on(request.on, monitor) as executor:
-        tuning = tune_policies(
+        tuner, split, capacity, origin = prepared(
             prompts,
             setting,
             tuning_options,
@@ -230,14 +234,27 @@ def tune(
             stop=monitor.stop,
             executor=executor,
         )
-    if where is not None:
-        tuning = replace(tuning, capacity_origin=where.pool.origin)
-    tuned = Recommendation(trace, request.model, request.hbm_bytes, profile, tuning, where)
+        origin = where.pool.origin if where else origin
+        tuning = tuner.whole(capacity, origin, split, prompts, trace.lineage)
+        price = where.price_of(where.tp) if where else None
+        memory = _memory(where, trace.block_size)
+        plan = Planner(tuner, tuning, Session.name, price, memory).plan()
+    tuned = Recommendation(
+        trace, request.model, request.hbm_bytes, profile, tuning, where, plan=plan
+    )
     return replace(
         tuned,
         assumptions=_assumptions(tuned, request.given),
         warnings=tuple(_warnings(tuned, prompts, latency)),
     )
+
+
+def _memory(where: ResolvedDeployment | None, block_size: int) -> TierMemory | None:
+    """Return the CPU memory that the deployment's engine can store in; None where it cannot."""
+    if where is None or where.model is None or where.engine.name != VLLM or where.model.hybrid:
+        return None
+    block_bytes = where.model.kv_bytes_per_token(where.tp) * where.tp * block_size
+    return TierMemory(own_offload(where), block_bytes, where.tp, tier_prices().dram)
 
 
 def _launch(where: ResolvedDeployment, groups: KvGroups | None) -> EngineLaunch:

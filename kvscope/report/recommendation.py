@@ -6,18 +6,17 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvscope.app.documents.tune import tune_document
 from kvscope.app.requests import BASELINE, WINDOWS
 from kvscope.app.tune import Recommendation
 from kvscope.core import units
-from kvscope.replay.policy_options import FORESEEING, VLLM, contenders
+from kvscope.replay.policy_options import VLLM, contenders
 from kvscope.report import explanation, style, ttft
+from kvscope.report.plan import options_section, to_meet, worth_in_words
 from kvscope.report.report import Report
 from kvscope.report.runs import ORACLE_NOTE
 from kvscope.report.section import Columns, Section, Table, tabulate
@@ -44,7 +43,7 @@ from kvscope.tuning.tuner import EndVerdict, RequiredCapacity
 from kvscope.tuning.verdict import SloAnswer
 
 SECTIONS = (
-    *("recommendation", "policies", "capacity", "to-set", "assumed"),
+    *("options", "recommendation", "policies", "capacity", "to-set", "assumed"),
     *("why-this-xi", "why-this-capacity", "tried", "ttft-by-category"),
 )
 """What `--section` of `kvscope tune` takes; not every recommendation has them all."""
@@ -68,10 +67,7 @@ _NO_WIDTH = 1e-9  # of an interval: sums of times differ by rounding alone
 
 
 def screen(tuned: Recommendation) -> list[Section]:
-    """Return the one screen: verdict, policies, capacities, what to set, what was assumed."""
-    least = _capacities(tuned)
-    if least.tables:
-        least = Section.of(least.tables[0].title, replace(least.tables[0], title=""))
+    """Return the one screen: the options, the verdict, what to set, what was assumed."""
     taken = ", ".join(
         f"{assumed.name} {assumed.value}"
         for assumed in tuned.assumptions
@@ -79,9 +75,8 @@ def screen(tuned: Recommendation) -> list[Section]:
     )
     assumed = f"{taken} (why: --section assumed)." if taken else None
     return [
+        *_options(tuned),
         _verdict(tuned),
-        Section.of(_here(tuned), _digest(tuned)),
-        least,
         _to_set(tuned),
         Section.of("Assumed", assumed, *_ends(tuned, layouts=False)),
     ]
@@ -91,6 +86,7 @@ def sections(tuned: Recommendation) -> list[Section]:
     """Return the verdict, what it rests on, and what was tried."""
     assumed = (f"{each.name} {each.value}: {each.why}." for each in tuned.assumptions)
     return [
+        *_options(tuned),
         _verdict(tuned),
         _policies(tuned),
         _capacities(tuned),
@@ -111,6 +107,10 @@ def report(tuned: Recommendation) -> Report:
     )
 
 
+def _options(tuned: Recommendation) -> list[Section]:
+    return [options_section(tuned, tuned.plan)] if tuned.plan else []
+
+
 def verdict_in_words(tuned: Recommendation) -> list[str]:
     """Return what a change is worth, then whether the SLO is met, in sentences.
 
@@ -123,7 +123,8 @@ def verdict_in_words(tuned: Recommendation) -> list[str]:
         "unreachable": _unreachable,
         "overloaded": _overloaded,
     }
-    return [*_worth(tuned), *words[tuned.tuning.verdict](tuned)]
+    meet = to_meet(tuned, tuned.plan) if tuned.plan else []
+    return [*_worth(tuned), *words[tuned.tuning.verdict](tuned), *meet]
 
 
 def _worth(tuned: Recommendation) -> list[str]:
@@ -143,6 +144,7 @@ def _worth(tuned: Recommendation) -> list[str]:
         first,
         *([before] if place else []),
         *_side_effects(tuned),
+        *(worth_in_words(tuned, tuned.plan) if tuned.plan else []),
         *_unguarded(tuned),
         *_canary(tuned),
     ]
@@ -528,54 +530,6 @@ def _gains(tuned: Recommendation) -> Table:
     )
 
 
-def _digest(tuned: Recommendation) -> Table:
-    """Return LRU, the first contenders, an infinite cache and the best oracle in a row each."""
-    tuning = tuned.tuning
-    decisive = tuning.target.objective
-    oracle = min(tuning.oracles, key=lambda judged: judged.target_s, default=None)
-    lru = tuning.lru.later
-    other = [each for each in tuning.contenders if not _is_as_lru(each)]
-    alike = [each.policy.name for each in tuning.contenders if _is_as_lru(each)]
-    rows = [
-        (BASELINE, lru, None, NONE),
-        *(
-            (judged.policy.name, judged.later, judged.later.gains.get(decisive), judged.grade)
-            for judged in other[:_CONTENDERS]
-        ),
-        ("infinite cache", tuning.limit, None, NONE),
-    ]
-    what = "requests over the SLO" if decisive == "violations" else decisive
-    notes = [f"vs LRU: change of {what}; grade: harms nothing, and better for certain or likely"]
-    if oracle:
-        rows.append((f"{oracle.policy.name}{FORESEEING}", oracle, None, NONE))
-        notes.append(ORACLE_NOTE)
-    notes += _without_width([row[2] for row in rows if row[2] is not None])
-    if alike:
-        notes.append(f"as LRU there: {', '.join(alike)}")
-    if len(other) > _CONTENDERS:
-        more = len(other) - _CONTENDERS
-        notes.append(f"{more} more, and the parameters, with --section policies")
-
-    def gained(write: Callable[[Gain], str]) -> Callable[[Any], str]:
-        return lambda row: NONE if row[2] is None else write(row[2])
-
-    known = explanation.trial_columns(tuned, lambda row: row[1])
-    columns: Columns = {
-        "policy": lambda row: row[0],
-        **{name: known[name] for name in (explanation.median_name(tuned), "p95", "p99")},
-        "vs LRU": gained(change),
-        "95% CI": gained(_briefly),
-        "grade": lambda row: row[3],
-        **{name: known[name] for name in ("over SLO", "hit rate")},
-    }
-    return tabulate("", rows, columns, "; ".join(notes))
-
-
-def _is_as_lru(judged: Judged) -> bool:
-    """Return whether a policy served all later requests as LRU did, as a guard may have it."""
-    return all(gain.low == gain.high == 0 for gain in judged.later.gains.values())
-
-
 def _here(tuned: Recommendation) -> str:
     here = _where(tuned)
     return f"{tuned.ttft[0].upper()}{tuned.ttft[1:]} on {LATER} at {here}"
@@ -670,7 +624,7 @@ def _ends(tuned: Recommendation, *, layouts: bool = True) -> list[str]:
         times = f"LRU {_time(other.baseline)}"
         if other.choice is not None:
             times += f", {other.choice.policy.name} {_time(other.choice)}"
-            times += "" if other.eligible else " (not eligible)"
+            times += "" if other.eligible else " (harms there)"
         return f"With {other.end.name}: {other.verdict}, {times}."
 
     return [words(end) for end in tuned.tuning.ends if layouts or not end.end.sessions]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 
 import numpy as np
 from msgspec import Struct
@@ -101,6 +102,12 @@ class Window:
         self.first = first = first_counted(prompts, evaluator.workload.setting.definition)
         clusters = clusters_of(prompts.conversation[first:], prompts.user[first:])
         self.bootstrap = Bootstrap(clusters, self.target)
+
+    def of(self, evaluator: Evaluator) -> Window:
+        """Return the window with another evaluator of the same requests."""
+        other = copy(self)
+        other.evaluator = evaluator
+        return other
 
     def measure(
         self, policy: Policy, capacity_blocks: int, baseline: WindowTrial | None = None

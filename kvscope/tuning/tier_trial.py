@@ -373,15 +373,18 @@ class TierWindow:
 
 def tiers_of(plan: TierPlan, candidate: TierCandidate, copies: float = 1.0) -> list[Tier]:
     """Return the tiers of a candidate whose copies take so many times as long."""
+    return [tier_of(*each, plan.block_bytes, plan.gpus, copies) for each in candidate.tiers]
 
-    def tier(kind: TierKind, size_bytes: int) -> Tier:
-        usual = READS[kind]
-        links = plan.gpus if kind == "dram" else 1  # each GPU has a link of its own
-        read = Read(usual.latency_s, usual.bytes_per_s * links / copies)
-        blocks = max(1, size_bytes // plan.block_bytes)
-        return Tier(kind, blocks, Lru(), read, WRITES[kind] * links / copies)
 
-    return [tier(*each) for each in candidate.tiers]
+def tier_of(
+    kind: TierKind, size_bytes: int, block_bytes: int, gpus: int, copies: float = 1.0
+) -> Tier:
+    """Return a tier of so many bytes below `gpus`, whose copies take so many times as long."""
+    usual = READS[kind]
+    links = gpus if kind == "dram" else 1  # each GPU has a link of its own
+    read = Read(usual.latency_s, usual.bytes_per_s * links / copies)
+    blocks = max(1, size_bytes // block_bytes)
+    return Tier(kind, blocks, Lru(), read, WRITES[kind] * links / copies)
 
 
 def about_lowest(trials: Sequence[TierTrial]) -> list[TierTrial]:

@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvscope.core.errors import InputError, Stopped
@@ -20,6 +21,7 @@ from kvscope.policies.base import Policy
 from kvscope.replay.curve import first_counted
 from kvscope.replay.footprint import replay_bytes
 from kvscope.replay.metrics import ServedRequests, summarize
+from kvscope.replay.tier_spec import Tier
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.tuning.replicas import serve_replicas, split_over, together
 from kvscope.tuning.target import Target, View
@@ -27,6 +29,19 @@ from kvscope.tuning.target import Target, View
 PolicyAt = tuple[Policy, int]
 Advance = Callable[[int], None]
 R = TypeVar("R")
+
+
+class EngineTier(Struct, frozen=True):
+    """Tiers below every replica's pool; `offload` is how the engine stores in them."""
+
+    offload: str
+    block_bytes: int
+    tiers: tuple[Tier, ...]
+
+    def request(self, policy: Policy, capacity_blocks: int) -> ReplayRequest:
+        """Return the replay of a policy in a pool of so many blocks above the tiers."""
+        tiers = Tier("hbm", capacity_blocks, policy), *self.tiers
+        return ReplayRequest(policy, sum(tier.capacity_blocks for tier in tiers), tiers)
 
 
 class Trial(Struct, frozen=True):
@@ -154,16 +169,26 @@ class Evaluator:
         self.target = target
         self.trials: dict[object, Trial] = {}
         self._replicas = split_over(workload, replicas)
+        self._tier: EngineTier | None = None
         self._stop = stop or Event()
         self.executor = executor or threads_for(replay_bytes(workload.traffic))
 
-    def over(self, *, replicas: int, workload: Workload | None = None) -> Evaluator:
-        """Return an evaluator of other replicas or another workload; on the same executor."""
+    def over(
+        self, *, replicas: int, workload: Workload | None = None, tier: EngineTier | None = None
+    ) -> Evaluator:
+        """Return an evaluator of so many replicas, each with a tier or without, on the executor."""
         other = copy(self)
         other.executor, other._stop = self.executor, self._stop  # noqa: SLF001 - one class
         other.workload = workload or self.workload
         other.trials = {}
-        other._replicas = split_over(other.workload, replicas)  # noqa: SLF001 - one class
+        other._tier = tier  # noqa: SLF001 - one class
+        parts = split_over(other.workload, replicas)
+        if tier is not None:
+            parts = tuple(
+                replace(part, workload=part.workload.with_tier(tier.offload, tier.block_bytes))
+                for part in parts
+            )
+        other._replicas = parts  # noqa: SLF001 - one class
         return other
 
     def aiming(self, target: Target) -> Evaluator:
@@ -228,7 +253,10 @@ class Evaluator:
     def served(self, policy: Policy, capacity_blocks: int) -> ServedRequests:
         """Replay and return the result of each request, which trials do not keep."""
         self.require_going()
-        parts = serve_replicas(self._replicas, ReplayRequest(policy, capacity_blocks))
+        request = ReplayRequest(policy, capacity_blocks)
+        if self._tier is not None:
+            request = self._tier.request(policy, capacity_blocks)
+        parts = serve_replicas(self._replicas, request)
         return together(self.workload, self._replicas, parts)
 
     @property

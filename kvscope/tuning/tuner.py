@@ -105,8 +105,8 @@ class RequiredCapacity(Struct, frozen=True):
 class EndVerdict(Struct, frozen=True):
     """The verdict at one end, the choice being the same; both trials are of the held-out window.
 
-    `eligible`: whether the choice harms nothing there and a gain is likely, with an SLO that is as
-    much longer as the prefills are: the same requests are then near it. None without a choice.
+    `eligible`: whether the choice breaks no limit there by its figures, with an SLO that is as much
+    longer as the prefills are: the same requests are then near it. None without a choice.
     """
 
     end: End
@@ -236,9 +236,9 @@ class Tuner:
                 if target.view == "queued"
                 else Load(0.0, overloaded=False)
             )
-            lossless = _lossless(self.validation.evaluator)
             setting = self.validation.evaluator.workload.setting
-            infinite = self.windows.judge(_keep_all(setting), lossless, lru)
+            most = lossless(self.validation.evaluator)
+            infinite = self.windows.judge(_keep_all(setting), most, lru)
         # Where even an infinite cache does not keep up, no policy does.
         variants = options.variants if infinite.validation.keeps_up else ()
         searched = self._searched(variants, capacity)
@@ -274,6 +274,18 @@ class Tuner:
                 if choice
                 else None
             ),
+        )
+
+    def whole(
+        self, capacity: int, origin: str, split: Split, prompts: Prompts, lineage: Lineage
+    ) -> TuningResult:
+        """Return `run` with the oracles and the ends of what is not known exactly."""
+        result = self.run(capacity, split)
+        return replace(
+            result,
+            capacity_origin=origin,
+            oracles=tuple(self.oracles(capacity, result.lru)),
+            ends=tuple(self.ends(result, prompts, lineage)),
         )
 
     def compare(self, capacity: int, split: Split) -> PolicyComparison:
@@ -364,9 +376,9 @@ class Tuner:
         choice = None
         if result.choice is not None:
             choice = windows.judge(result.choice.policy, capacity, lru)
-        lossless = _lossless(windows.validation.evaluator)
-        infinite = windows.validation.measure(_keep_all(result.setting), lossless)
-        eligible = None if choice is None else choice.grade != "no"
+        most = lossless(windows.validation.evaluator)
+        infinite = windows.validation.measure(_keep_all(result.setting), most)
+        eligible = None if choice is None else choice.keeps_up and not choice.later.by_value
         return EndVerdict(
             end,
             decide(self.target, lru, choice if eligible else None, infinite),
@@ -466,7 +478,7 @@ class Tuner:
     def _highest(self, evaluator: Evaluator) -> int:
         """Return the largest capacity to search."""
         limit = self.options.highest_blocks
-        return _lossless(evaluator) if limit is None else min(limit, _lossless(evaluator))
+        return lossless(evaluator) if limit is None else min(limit, lossless(evaluator))
 
     def _replicas_needed(self, capacity: int, lru: Judged) -> int | None:
         if not self.options.scale_out or (lru.keeps_up and lru.meets(self.target)):
@@ -489,7 +501,7 @@ def _keep_all(setting: RunSetting) -> Policy:
     return LruRetention() if setting.kv_groups else Lru()
 
 
-def _lossless(evaluator: Evaluator) -> int:
+def lossless(evaluator: Evaluator) -> int:
     """Return a capacity at which nothing that is reused is evicted: for a cache, the least one."""
     workload = evaluator.workload
     if workload.setting.capacity_model == "engine":
@@ -556,10 +568,4 @@ def tune(
         stop=stop,
         executor=executor,
     )
-    result = tuner.run(capacity, split)
-    return replace(
-        result,
-        capacity_origin=origin,
-        oracles=tuple(tuner.oracles(capacity, result.lru)),
-        ends=tuple(tuner.ends(result, prompts, lineage)),
-    )
+    return tuner.whole(capacity, origin, split, prompts, lineage)

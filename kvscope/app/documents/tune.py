@@ -17,6 +17,7 @@ from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.canary import Canary
 from kvscope.tuning.comparison import Harm, WindowTrial
 from kvscope.tuning.flags import Flags
+from kvscope.tuning.plan import Plan
 from kvscope.tuning.rule import Grade, Judged
 from kvscope.tuning.split import Split
 from kvscope.tuning.trial import Trial
@@ -220,6 +221,46 @@ class RecommendationFacts(CapacityFacts):
     replicas_tried: int
 
 
+class OptionFacts(Facts):
+    """An option of the plan on the later requests: the deployment as it is, or changed.
+
+    `router` is null for one replica, `tier_gib` (CPU memory of each replica) 0 without a tier,
+    `price_hour` null where prices are not known. `target_ms` and `attainment` have 95 % intervals.
+    `slo` is meets, misses, undecided or overloaded; `grade` compares with the deployment as it is.
+    """
+
+    policy: str
+    params: Mapping[str, float]
+    replicas: int
+    router: str | None
+    tier_gib: float
+    price_hour: float | None
+    hit_rate: float
+    p50_ms: float
+    target_ms: float
+    interval_ms: tuple[float, float]
+    attainment: float
+    attainment_interval: tuple[float, float]
+    rejected: int
+    utilization: float
+    grade: Grade
+    slo: SloAnswer
+
+
+class PlanFacts(Facts):
+    """The options, the deployment as it is first, then by price.
+
+    `cheapest` is the place of the one to meet the SLO with, null where none does. The present
+    hardware stays within `promise_ms`. LRU needs `worth_blocks` more to be as fast as the policy
+    recommended; null without one, and where no LRU cache is.
+    """
+
+    options: tuple[OptionFacts, ...]
+    cheapest: int | None
+    promise_ms: float | None
+    worth_blocks: int | None
+
+
 class TuneDocument(GatedDocument, SettingFacts):
     """What `kvscope tune` recommends, what that rests on, and all that was tried.
 
@@ -240,6 +281,7 @@ class TuneDocument(GatedDocument, SettingFacts):
     warnings: tuple[str, ...]
     words: tuple[str, ...]
     recommendation: RecommendationFacts
+    plan: PlanFacts | None
     load: LoadFacts
     changes: tuple[ChangeFacts, ...]
     contenders: tuple[ComparedFigures, ...]
@@ -292,6 +334,7 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
             replicas_price_hour=tuned.price_hour(replicas) if replicas else None,
             extra_price_hour=tuned.price_hour(replicas - tuning.replicas) if replicas else None,
         ),
+        plan=_plan(tuned, tuned.plan) if tuned.plan else None,
         load=LoadFacts.build(load, carried=_trial(tuned, load.carried) if load.carried else None),
         changes=tuple(
             ChangeFacts.build(
@@ -323,6 +366,27 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
             )
             for end in tuning.ends
         ),
+    )
+
+
+def _plan(tuned: Recommendation, plan: Plan) -> PlanFacts:
+    return PlanFacts.build(
+        plan,
+        options=tuple(
+            OptionFacts.build(
+                option,
+                option.trial,
+                option.judged,
+                policy=option.policy.name,
+                params=_params(tuned, option.trial),
+                tier_gib=option.tier_bytes / _GIB,
+                hit_rate=option.trial.outcome.token_hit_rate,
+                p50_ms=option.trial.times_ms.p50,
+                interval_ms=tuple(end_s * 1e3 for end_s in option.judged.later.interval_s),
+            )
+            for option in plan.options
+        ),
+        cheapest=plan.options.index(plan.cheapest) if plan.cheapest else None,
     )
 
 

@@ -286,7 +286,7 @@ def tier_tuning_request(options: TuneOptions, tiers: TierOptions) -> TierTuningR
             remedy="leave it out for this model" if vllm else "take vLLM (--engine vllm@0.33)",
         )
     setting = engine_setting(request.setting, where.max_num_seqs, where.max_num_batched_tokens)
-    offload = tiers.offload or (_own_offload(where),)
+    offload = tiers.offload or (own_offload(where),)
     _check_sizes(offload, tiers.tier_sizes or ())
     return TierTuningRequest(
         replace(request, setting=setting), tiers.tier_sizes, offload, _prices(tiers)
@@ -330,7 +330,7 @@ def _check_sizes(offload: Sequence[str], sizes: Sequence[TierSize]) -> None:
             raise UsageError(what, where="--tier-sizes", remedy=remedy)
 
 
-def _own_offload(where: ResolvedDeployment) -> str:
+def own_offload(where: ResolvedDeployment) -> str:
     """Return how the deployment's own engine offloads."""
     from kvscope.vllm_sim.offload_engines import HICACHE
     from kvscope.vllm_sim.settings import RELEASES

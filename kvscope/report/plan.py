@@ -1,0 +1,130 @@
+"""The plan: options as a table, cheapest first, and what they say of the SLO."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from kvscope.app.tune import Recommendation
+from kvscope.core import units
+from kvscope.policies.lru import Lru
+from kvscope.report.explanation import sizes_of
+from kvscope.report.section import Columns, Section, Table, tabulate
+from kvscope.report.words import NONE, count, ms_in_words, share
+from kvscope.tuning.plan import Plan, PlanOption
+from kvscope.tuning.search import XI
+
+_INFINITE = "∞"
+_UNSURE = (
+    "?: as estimated; not certain within the CI and both ends of latency and pool (--section"
+    " assumed), which kvscope calibrate and --engine-log narrow"
+)
+
+
+def options_section(tuned: Recommendation, plan: Plan) -> Section:
+    """Return the table of options, with the SLO and the deployment in its first lines."""
+    target, where = tuned.tuning.target, tuned.deployment
+    slo = units.duration_in_words(target.slo_s)
+    title = f"Options: {tuned.target_name} ≤ {slo}"
+    machine = None
+    if where is not None:
+        pool = sizes_of(tuned).label(tuned.tuning.capacity_blocks)
+        machine = f"{where.summary}, pool {pool} ({where.pool.origin})."
+    limit = tuned.tuning.limit
+    infinite = f"An infinite cache: {_time(limit.target_s * 1e3)}"
+    infinite += f", hit rate {share(limit.outcome.token_hit_rate)}."
+    return Section.of(title, machine, _table(tuned, plan), infinite)
+
+
+def to_meet(tuned: Recommendation, plan: Plan) -> list[str]:
+    """Return what meets the SLO at the least price, and what the present hardware can promise."""
+    target, where = tuned.tuning.target, tuned.deployment
+    if where is None:
+        return []
+    sentences, slo = [], units.duration_in_words(target.slo_s)
+    cheapest = plan.cheapest
+    if cheapest is not None and cheapest is not plan.today:
+        extra = ""
+        if cheapest.price_hour is not None and plan.today.price_hour is not None:
+            more = cheapest.price_hour - plan.today.price_hour
+            extra = f", {more:.3g} more an hour" if more else ", free"
+        sure = "" if cheapest.slo == "meets" else ", as estimated"
+        sentences.append(f"To meet {slo}{sure}: {option_name(tuned, cheapest, plan)}{extra}.")
+    elif cheapest is None:
+        sentences.append(f"No option tried meets {slo}.")
+    if math.isfinite(plan.promise_s) and not tuned.tuning.baseline.rejected:
+        promise = units.duration_in_words(plan.promise_s)
+        sentences.append(f"The present hardware can promise {promise} (upper end of the 95% CI).")
+    return sentences
+
+
+def option_name(tuned: Recommendation, option: PlanOption, plan: Plan) -> str:
+    """Return an option's name: `2 replicas, session, gittins, ξ 1,585`."""
+    policy = tuned.called(option.policy).replace(f" {XI}=", ", ξ ")
+    parts = [policy]
+    if option.tier_bytes:
+        each = " each" if option.replicas > 1 else ""
+        parts[0] += f" + {units.format_size(option.tier_bytes)} CPU tier{each}"
+    if option.replicas > 1:
+        parts.insert(0, f"{count(option.replicas)} replicas, {option.router}")
+    name = ", ".join(parts)
+    return f"today: {name}" if option is plan.today else name
+
+
+def _table(tuned: Recommendation, plan: Plan) -> Table:
+    rank = tuned.tuning.target.rank_name
+    priced = any(each.price_hour is not None for each in plan.options)
+    rejected = any(each.trial.rejected for each in plan.options)
+
+    def confidence(option: PlanOption) -> str:
+        low, high = option.judged.later.interval_s
+        return f"{_number(low * 1e3)} to {_number(high * 1e3)}"
+
+    optional: dict[str, Callable[[PlanOption], str]] = {}
+    if rejected:
+        optional["rejected"] = lambda option: count(option.trial.rejected)
+    if priced:
+        optional["per h"] = lambda option: (
+            NONE if option.price_hour is None else f"{option.price_hour:.2f}"
+        )
+    columns: Columns = {
+        "option": lambda option: option_name(tuned, option, plan),
+        "hits": lambda option: share(option.trial.outcome.token_hit_rate),
+        **({} if rank == "p50" else {"p50": lambda each: _number(each.trial.times_ms.p50)}),
+        rank: lambda option: _number(option.trial.target_s * 1e3),
+        "95% CI": confidence,
+        "within": lambda option: share(option.trial.attainment),
+        **optional,
+        "SLO": _answer,
+    }
+    notes = ["TTFT of the later requests (validation and held-out) in ms; within: the SLO"]
+    if any(_answer(each).endswith("?") for each in plan.options):
+        notes.append(_UNSURE)
+    return tabulate("", plan.options, columns, "; ".join(notes), words=("SLO",))
+
+
+def _answer(option: PlanOption) -> str:
+    if option.slo != "undecided":
+        return option.slo
+    return "meets?" if option.meets else "misses?"
+
+
+def _number(milliseconds: float) -> str:
+    if math.isinf(milliseconds):
+        return _INFINITE
+    return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
+
+
+def _time(milliseconds: float) -> str:
+    return _INFINITE if math.isinf(milliseconds) else ms_in_words(milliseconds)
+
+
+def worth_in_words(tuned: Recommendation, plan: Plan) -> list[str]:
+    """Return the LRU cache that the change of policy replaces."""
+    if tuned.tuning.choice is None or tuned.tuning.choice.policy.name == Lru.name:
+        return []
+    if plan.worth_blocks is None:
+        return ["No LRU cache, however large, is as fast."]
+    if not plan.worth_blocks:
+        return []
+    return [f"Worth {sizes_of(tuned).label(plan.worth_blocks)} more of LRU cache."]
