@@ -78,6 +78,8 @@ def _table(tuned: Recommendation, plan: Plan) -> Table:
 
     def confidence(option: PlanOption) -> str:
         low, high = option.judged.later.interval_s
+        if not low and math.isinf(high):
+            return "unknown"
         return f"{_number(low * 1e3)} to {_number(high * 1e3)}"
 
     optional: dict[str, Callable[[PlanOption], str]] = {}

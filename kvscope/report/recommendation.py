@@ -192,7 +192,8 @@ def _slo(tuned: Recommendation) -> str:
 
 
 def _keep_lru(tuned: Recommendation) -> list[str]:
-    return [f"Keep LRU: {_now(tuned)}, within {_slo(tuned)}.", *_tpot(tuned), *_shrink(tuned)]
+    what = "Keep LRU" if tuned.tuning.choice is None else "Without the change"
+    return [f"{what}: {_now(tuned)}, within {_slo(tuned)}.", *_tpot(tuned), *_shrink(tuned)]
 
 
 def _slo_met(tuned: Recommendation) -> list[str]:
@@ -624,7 +625,7 @@ def _ends(tuned: Recommendation, *, layouts: bool = True) -> list[str]:
         times = f"LRU {_time(other.baseline)}"
         if other.choice is not None:
             times += f", {other.choice.policy.name} {_time(other.choice)}"
-            times += "" if other.eligible else " (harms there)"
+            times += "" if other.eligible else " (not eligible)"
         return f"With {other.end.name}: {other.verdict}, {times}."
 
     return [words(end) for end in tuned.tuning.ends if layouts or not end.end.sessions]

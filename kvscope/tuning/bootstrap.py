@@ -209,7 +209,9 @@ class Bootstrap:
         return float((figures.resamples[..., at] <= self._target.slo_s).mean(axis=1).min())
 
     def interval(self, figures: Resampled, name: str) -> tuple[float, float]:
-        """Return the 95 % interval of a figure."""
+        """Return the 95 % interval of a figure; without bounds for too few conversations."""
+        if self.conversations < FEWEST:
+            return 0.0, math.inf
         at = self.names.index(name)
         low, high = interval(figures.resamples[..., at], figures.clusters[..., at])
         return float(low), float(high)

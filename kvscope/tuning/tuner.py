@@ -106,7 +106,8 @@ class EndVerdict(Struct, frozen=True):
     """The verdict at one end, the choice being the same; both trials are of the held-out window.
 
     `eligible`: whether the choice breaks no limit there by its figures, with an SLO that is as much
-    longer as the prefills are: the same requests are then near it. None without a choice.
+    longer as the prefills are: the same requests are then near it. With other starts of sessions a
+    gain has to be likely too. None without a choice.
     """
 
     end: End
@@ -378,7 +379,10 @@ class Tuner:
             choice = windows.judge(result.choice.policy, capacity, lru)
         most = lossless(windows.validation.evaluator)
         infinite = windows.validation.measure(_keep_all(result.setting), most)
-        eligible = None if choice is None else choice.keeps_up and not choice.later.by_value
+        eligible = None
+        if choice is not None:
+            harmless = choice.keeps_up and not choice.later.by_value
+            eligible = choice.grade != "no" if end.sessions else harmless
         return EndVerdict(
             end,
             decide(self.target, lru, choice if eligible else None, infinite),

@@ -147,6 +147,8 @@ def test_unreachable(trace: str, options: tuple[str, ...], capsys: Streams) -> N
     assert "Recommendation: unreachable" in words
     assert "LRU has a p95 TTFT of 330 ms on the validation window" in words
     assert "Faster prefill or shorter prompts remain." in words
+    capacity = ("--slo", "20ms", *HERE, "--section", "capacity")
+    words = told(capsys, trace, *options[:4], "--policies", "lru", *capacity)
     assert "none; an infinite cache does not meet it" in words
 
 
@@ -294,6 +296,9 @@ def test_unknown_intervals_are_null(
     assert contender["gain"]["p95"]["low"] is None
     assert found["recommendation"]["verdict"] == "add-capacity"
     words = told(capsys, few, *options, "--slo", "200ms", "--capacity-blocks", "140")
+    assert "330 unknown" in words
+    few_blocks = ("--capacity-blocks", "140", "--section", "policies")
+    words = told(capsys, few, *options, "--slo", "200ms", *few_blocks)
     assert "unknown: fewer than 10 conversations" in words
 
 
