@@ -262,8 +262,8 @@ def _request() -> TuneRequest | None:
 
 
 def _show(tuned: Recommendation) -> None:
-    verdict, *rest = recommendation.sections(tuned)
-    render.show([verdict])
+    options, verdict, *rest = recommendation.sections(tuned)
+    render.show([options, verdict])
     if why := tuned.why_no_flags():
         st.caption(escape(in_page_words(why)))
     _flags(tuned.flags)

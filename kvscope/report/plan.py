@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from kvscope.app.tune import Recommendation
 from kvscope.core import units
-from kvscope.policies.lru import Lru
 from kvscope.report.explanation import sizes_of
 from kvscope.report.section import Columns, Section, Table, tabulate
 from kvscope.report.words import NONE, count, ms_in_words, share
@@ -122,11 +121,18 @@ def _time(milliseconds: float) -> str:
 
 
 def worth_in_words(tuned: Recommendation, plan: Plan) -> list[str]:
-    """Return the LRU cache that the change of policy replaces."""
-    if tuned.tuning.choice is None or tuned.tuning.choice.policy.name == Lru.name:
+    """Return the LRU cache that the change of policy replaces, and what its guard costs."""
+    choice, sentences = tuned.tuning.choice, []
+    if choice is None:
         return []
     if plan.worth_blocks is None:
-        return ["No LRU cache, however large, is as fast."]
-    if not plan.worth_blocks:
-        return []
-    return [f"Worth {sizes_of(tuned).label(plan.worth_blocks)} more of LRU cache."]
+        sentences.append("No LRU cache, however large, is as fast.")
+    elif plan.worth_blocks:
+        size = sizes_of(tuned).label(plan.worth_blocks)
+        sentences.append(f"Worth {size} more of LRU cache.")
+    if plan.unguarded is not None:
+        times = (_time(trial.target_s * 1e3) for trial in (plan.unguarded, choice.later))
+        free, guarded = times
+        rank = tuned.tuning.target.rank_name
+        sentences.append(f"Without its guard, which reverts to LRU: {rank} {free}, not {guarded}.")
+    return sentences

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kvscope.policies.base import Policy
+from kvscope.policies.base import GUARD, Policy
 from kvscope.policies.lru import Lru
 from kvscope.replay.tier_spec import Tier
 from kvscope.tuning.capacity import least_for_lru
+from kvscope.tuning.comparison import WindowTrial
 from kvscope.tuning.rule import Judged, LaterWindows
 from kvscope.tuning.tier_prices import TierPrice
 from kvscope.tuning.tier_trial import tier_of
@@ -99,11 +100,13 @@ class Plan(Struct, frozen=True):
     """The options, the deployment as it is first, then by price.
 
     `worth_blocks` are those of an LRU cache beyond the present one with which LRU has the chosen
-    policy's percentile; None without a choice, and where no LRU cache has it.
+    policy's percentile; None without a choice, and where no LRU cache has it. `unguarded` is that
+    policy without its guard, None where it has none that can be left out.
     """
 
     options: tuple[PlanOption, ...]
     worth_blocks: int | None = None
+    unguarded: WindowTrial | None = None
 
     @property
     def today(self) -> PlanOption:
@@ -152,8 +155,18 @@ class Planner:
         """Return the options, each judged at both ends of what is not known exactly too."""
         with self._tuner.progress("judging the options"):
             today, *others = self._options()
-            worth = self._worth_blocks()
-        return Plan((today, *sorted(others, key=lambda option: option.cost)), worth)
+            worth, unguarded = self._worth_blocks(), self._unguarded()
+        options = (today, *sorted(others, key=lambda option: option.cost))
+        return Plan(options, worth, unguarded)
+
+    def _unguarded(self) -> WindowTrial | None:
+        choice, name = self._result.choice, GUARD.name
+        if choice is None or not choice.policy.values.get(name):
+            return None
+        policy = choice.policy
+        free = type(policy)({**policy.values, name: 0.0}, policy.evicts)
+        later = self._tuner.windows.later
+        return later.measure(free, self._result.capacity_blocks, self._result.lru.later)
 
     def _worth_blocks(self) -> int | None:
         """Return the blocks that LRU needs beyond the present ones to be as fast as the choice."""

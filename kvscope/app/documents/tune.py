@@ -252,13 +252,15 @@ class PlanFacts(Facts):
 
     `cheapest` is the place of the one to meet the SLO with, null where none does. The present
     hardware stays within `promise_ms`. LRU needs `worth_blocks` more to be as fast as the policy
-    recommended; null without one, and where no LRU cache is.
+    recommended; null without one, and where no LRU cache is. `unguarded_ms` is that policy's
+    percentile without its guard, null where it has none that can be left out.
     """
 
     options: tuple[OptionFacts, ...]
     cheapest: int | None
     promise_ms: float | None
     worth_blocks: int | None
+    unguarded_ms: float | None
 
 
 class TuneDocument(GatedDocument, SettingFacts):
@@ -387,6 +389,7 @@ def _plan(tuned: Recommendation, plan: Plan) -> PlanFacts:
             for option in plan.options
         ),
         cheapest=plan.options.index(plan.cheapest) if plan.cheapest else None,
+        unguarded_ms=plan.unguarded.target_s * 1e3 if plan.unguarded else None,
     )
 
 
