@@ -379,6 +379,7 @@ def tune(
     percentile: str | float | None = None,
     max_violations: Share | None = None,
     tpot_slo: Time = None,
+    also: Texts = None,
     view: Literal["unloaded", "queued"] | None = None,
     capacity: Amounts = None,
     capacity_blocks: Amounts = None,

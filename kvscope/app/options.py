@@ -545,6 +545,15 @@ class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
             values.inner_share,
         ),
     ] = None
+    also: Annotated[
+        tuple[values.OtherMachine, ...] | None,
+        Option(
+            "Other machines to compare the deployment with: a GPU, or several for each replica, and"
+            " the price of a GPU for an hour, for example l40s,2xh100@2.5.",
+            "[Nx]GPU[@PRICE],...",
+            values.listed(values.other_machine),
+        ),
+    ] = None
     view: Annotated[
         Literal["unloaded", "queued"] | None,
         Option(

@@ -37,7 +37,7 @@ from kvscope.routers.session import Session
 from kvscope.tuning.file import EngineTable, why_kept, write_recommendation
 from kvscope.tuning.flags import EngineLaunch, Flags, flags
 from kvscope.tuning.load import running_blocks
-from kvscope.tuning.plan import Plan, Planner, TierMemory
+from kvscope.tuning.plan import Machine, Plan, Planner, TierMemory
 from kvscope.tuning.search import XI
 from kvscope.tuning.tier_prices import tier_prices
 from kvscope.tuning.trial import category_times_ms
@@ -238,7 +238,8 @@ def tune(
         tuning = tuner.whole(capacity, origin, split, prompts, trace.lineage)
         price = where.price_of(where.tp) if where else None
         memory = _memory(where, trace.block_size)
-        plan = Planner(tuner, tuning, Session.name, price, memory).plan()
+        machines = [_machine(each, trace.block_size) for each in request.also]
+        plan = Planner(tuner, tuning, Session.name, price, memory, machines).plan()
     tuned = Recommendation(
         trace, request.model, request.hbm_bytes, profile, tuning, where, plan=plan
     )
@@ -255,6 +256,18 @@ def _memory(where: ResolvedDeployment | None, block_size: int) -> TierMemory | N
         return None
     block_bytes = where.model.kv_bytes_per_token(where.tp) * where.tp * block_size
     return TierMemory(own_offload(where), block_bytes, where.tp, tier_prices().dram)
+
+
+def _machine(where: ResolvedDeployment, block_size: int) -> Machine:
+    """Return the machine of one replica of another deployment."""
+    return Machine(
+        name=f"{where.tp} x {where.gpu.name}" if where.gpu else "one engine",
+        capacity_blocks=where.pool.in_blocks_of(block_size).blocks,
+        profile=where.latency,
+        max_num_seqs=where.max_num_seqs,
+        max_num_batched_tokens=where.max_num_batched_tokens,
+        replica_hour=where.price_of(where.tp),
+    )
 
 
 def _launch(where: ResolvedDeployment, groups: KvGroups | None) -> EngineLaunch:

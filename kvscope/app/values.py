@@ -106,6 +106,23 @@ def price(text: str) -> float:
     return _positive(text, "a price")
 
 
+class OtherMachine(NamedTuple):
+    """GPUs to compare a deployment with: `tp` of a kind for each replica, at a price a GPU."""
+
+    gpu: str
+    tp: int
+    gpu_hour: float | None
+
+
+def other_machine(text: str) -> OtherMachine:
+    """Return the machine in `l40s`, `2xl40s` or `2xl40s@0.8`, the price of a GPU for an hour."""
+    name, at, hour = text.partition("@")
+    head, times, gpu = name.partition("x")
+    if times and head.isdigit():
+        return OtherMachine(gpu, whole(1)(head), price(hour) if at else None)
+    return OtherMachine(name, 1, price(hour) if at else None)
+
+
 def memory_price(text: str) -> float:
     """Return an amount of money, 0 for memory that is there already."""
     return 0.0 if text in {"0", "0.0"} else price(text)

@@ -15,7 +15,7 @@ from kvscope.core import memory
 from kvscope.core.arrays import Bools
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Prompts
-from kvscope.latency.profile import TIMES
+from kvscope.latency.profile import TIMES, LatencyProfile
 from kvscope.learning.directives.offline import STATED, stated_tables
 from kvscope.learning.offline.learners import tables_for, tables_of_served
 from kvscope.policies.base import Policy
@@ -25,7 +25,7 @@ from kvscope.replay.footprint import tables_bytes
 from kvscope.replay.misses import Novelty, novelty
 from kvscope.replay.replay import Tables, TouchHistory, replay, touch_history
 from kvscope.replay.sampling import PARTS, Anchor, DrawnTrace, Sample, anchored, sampled
-from kvscope.replay.settings import setting_profile
+from kvscope.replay.settings import setting_profile, timed_by
 from kvscope.replay.tier_spec import Tier
 from kvscope.replay.traffic import Traffic, traffic
 
@@ -78,6 +78,19 @@ class Workload:
         self.traffic = traffic(self.prompts, setting.definition)
         self._tables: dict[tuple[str | None, float, int], Tables] = {}
         self._compiled: set[tuple[type[Policy], str]] = set()
+
+    def on_engine(
+        self, profile: LatencyProfile, max_num_seqs: int | None, max_num_batched_tokens: int | None
+    ) -> Workload:
+        """Return the same workload on an engine with this latency and these limits."""
+        other = copy(self)
+        other.setting = replace(
+            timed_by(self.setting, profile),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
+        other.profile = setting_profile(other.setting)
+        return other
 
     def with_prefill(self, times: float) -> Workload:
         """Return the same workload with a prefill that takes `times` as long."""

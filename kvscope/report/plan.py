@@ -66,6 +66,8 @@ def option_name(tuned: Recommendation, option: PlanOption, plan: Plan) -> str:
         parts[0] += f" + {units.format_size(option.tier_bytes)} CPU tier{each}"
     if option.replicas > 1:
         parts.insert(0, f"{count(option.replicas)} replicas, {option.router}")
+    if option.machine:
+        parts.insert(0, option.machine)
     name = ", ".join(parts)
     return f"today: {name}" if option is plan.today else name
 

@@ -1,24 +1,27 @@
 """The plan: changes of a deployment as a table of options, all judged on the same later requests.
 
-An option is the deployment as it is with another policy, a tier of CPU memory below each pool, or
-more replicas behind a router, and combinations that can pay. Every one is a replay of the same
-simulated engine, and every one is compared with the deployment as it is. The size of a tier is
-chosen on the validation window.
+An option is the deployment as it is with another policy, a tier of CPU memory below each pool, more
+replicas behind a router, or another machine, and combinations that can pay. Every one is a replay
+of the same simulated engine, and every one is compared with the deployment as it is. The size of a
+tier is chosen on the validation window.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.base import GUARD, Policy
 from kvscope.policies.lru import Lru
 from kvscope.replay.tier_spec import Tier
+from kvscope.replay.workload import Workload
 from kvscope.tuning.capacity import least_for_lru
-from kvscope.tuning.comparison import WindowTrial
+from kvscope.tuning.comparison import Window, WindowTrial
+from kvscope.tuning.load import least_replicas
 from kvscope.tuning.rule import Judged, LaterWindows
 from kvscope.tuning.tier_prices import TierPrice
 from kvscope.tuning.tier_trial import tier_of
@@ -57,15 +60,40 @@ class TierMemory(Struct, frozen=True):
                 return
 
 
+class Machine(Struct, frozen=True):
+    """Another machine for a replica, `name` in words, with its pool, latency, limits and price."""
+
+    name: str
+    capacity_blocks: int
+    profile: LatencyProfile
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    replica_hour: float | None
+
+    def under(self, workload: Workload) -> Workload:
+        """Return a workload on this machine."""
+        return workload.on_engine(self.profile, self.max_num_seqs, self.max_num_batched_tokens)
+
+
+class _Change(Struct, frozen=True):
+    """What is changed of a deployment; `machine` is None for the same one."""
+
+    policy: Policy
+    replicas: int
+    tier_bytes: int = 0
+    machine: Machine | None = None
+
+
 class PlanOption(Struct, frozen=True):
     """One option, on the later requests; `judged` compares it with the deployment as it is.
 
-    `router` is None for one replica, `tier_bytes` (of each replica) 0 without a tier, and
-    `price_hour` None where prices are not known. `attainment` has the 95 % interval
-    `attainment_interval`. `meets_target`: the percentile is within the SLO, whatever its interval.
+    `machine` is None for the present one, `router` for one replica; `tier_bytes` (of each replica)
+    is 0 without a tier, and `price_hour` None where prices are not known. `attainment_interval` is
+    the 95 % interval of the share within the SLO. `meets_target`: the percentile is within it.
     """
 
     judged: Judged
+    machine: str | None
     replicas: int
     router: str | None
     tier_bytes: int
@@ -91,9 +119,10 @@ class PlanOption(Struct, frozen=True):
 
     @property
     def cost(self) -> tuple[float, ...]:
-        """The sort key of options: price, GPUs, memory; LRU before other policies."""
-        price = self.replicas if self.price_hour is None else self.price_hour
-        return price, self.replicas, self.tier_bytes, self.policy.name != Lru.name
+        """The sort key of options: price, replicas, memory; the same machine and LRU first."""
+        price = math.inf if self.price_hour is None else self.price_hour
+        other = self.machine is not None
+        return price, other, self.replicas, self.tier_bytes, self.policy.name != Lru.name
 
 
 class Plan(Struct, frozen=True):
@@ -125,11 +154,11 @@ class Plan(Struct, frozen=True):
 
         Of options that keep up and are to be changed to now, or are what is run today.
         """
-        price = self.today.cost[:3]
+        today = self.today.cost[:4]
         ends = (
             each.judged.later.interval_s[1]
             for each in self.options
-            if each.cost[:3] == price
+            if each.cost[:4] == today
             and each.judged.keeps_up
             and (each is self.today or each.judged.grade == "do-now")
         )
@@ -146,27 +175,104 @@ class Planner:
         router: str,
         replica_hour: float | None,
         memory: TierMemory | None,
+        machines: Sequence[Machine] = (),
     ) -> None:
         self._tuner, self._result, self._router = tuner, result, router
-        self._replica_hour, self._memory = replica_hour, memory
+        self._replica_hour, self._memory, self._machines = replica_hour, memory, machines
         self._ends = [each.end for each in result.ends if each.end.sessions is None]
 
     def plan(self) -> Plan:
         """Return the options, each judged at both ends of what is not known exactly too."""
-        with self._tuner.progress("judging the options"):
-            today, *others = self._options()
+        with self._tuner.progress("judging the options") as advance:
+            result = self._result
+            today = self._option(_Change(Lru(), result.replicas), result.lru, result.lru_slo_met)
+            others = []
+            if result.choice is not None:
+                change = _Change(result.choice.policy, result.replicas)
+                others.append(self._option(change, result.choice, result.slo_met))
+            for change in self._changes():
+                others.append(self._judged(change))
+                advance(1)
             worth, unguarded = self._worth_blocks(), self._unguarded()
         options = (today, *sorted(others, key=lambda option: option.cost))
         return Plan(options, worth, unguarded)
 
-    def _unguarded(self) -> WindowTrial | None:
-        choice, name = self._result.choice, GUARD.name
-        if choice is None or not choice.policy.values.get(name):
-            return None
-        policy = choice.policy
-        free = type(policy)({**policy.values, name: 0.0}, policy.evicts)
+    def _changes(self) -> Iterator[_Change]:
+        """Yield changes of more than the policy."""
+        result, lru = self._result, Lru()
+        if size := self._tier_bytes():
+            yield _Change(lru, result.replicas, size)
+            if result.choice is not None:
+                yield _Change(result.choice.policy, result.replicas, size)
+        if result.replicas_needed is not None:
+            yield _Change(lru, result.replicas_needed)
+        for machine in self._machines:
+            yield _Change(lru, self._fewest_on(machine), machine=machine)
+
+    def _fewest_on(self, machine: Machine) -> int:
+        """Return the fewest replicas of a machine that meet the SLO with LRU; 1 where none do."""
         later = self._tuner.windows.later
-        return later.measure(free, self._result.capacity_blocks, self._result.lru.later)
+
+        def meets(replicas: int) -> bool:
+            change = _Change(Lru(), replicas, machine=machine)
+            window = self._windows(change, (later,))[0]
+            trial = window.measure(Lru(), machine.capacity_blocks)
+            return trial.keeps_up and trial.meets(self._result.target)
+
+        return 1 if meets(1) else least_replicas(meets, 1) or 1
+
+    def _windows(
+        self, change: _Change, windows: Sequence[Window], end: End | None = None
+    ) -> list[Window]:
+        """Return windows with a change, at one end of what is not known exactly."""
+        tier = self._memory.below(change.tier_bytes) if self._memory and change.tier_bytes else None
+
+        def workload(known: Workload) -> Workload:
+            known = change.machine.under(known) if change.machine else known
+            return known.with_prefill(end.prefill_times) if end else known
+
+        return [
+            each.of(
+                each.evaluator.over(
+                    replicas=change.replicas, workload=workload(each.evaluator.workload), tier=tier
+                )
+            )
+            for each in windows
+        ]
+
+    def _tier_bytes(self) -> int:
+        """Return the least size that meets the SLO with LRU in the validation window.
+
+        Where none does, the least of those with about the lowest percentile; 0 where no tier can be
+        added or none helps.
+        """
+        memory, capacity = self._memory, self._result.capacity_blocks
+        if memory is None:
+            return 0
+        window, target = self._tuner.windows.validation, self._result.target
+        best, least_s = 0, self._result.lru.validation.target_s
+        for size in memory.sizes(capacity, len(window.evaluator.workload.prompts.block_parent)):
+            change = _Change(Lru(), self._result.replicas, size)
+            trial = self._windows(change, (window,))[0].evaluator.trial(Lru(), capacity)
+            if trial.target_s < least_s * (1 - _ALIKE):
+                best, least_s = size, trial.target_s
+            if trial.meets(target):
+                break
+        return best
+
+    def _judged(self, change: _Change) -> PlanOption:
+        """Return an option with its replays."""
+        result, windows = self._result, self._tuner.windows
+        known = windows.validation, windows.held_out, windows.later
+        blocks = change.machine.capacity_blocks if change.machine else result.capacity_blocks
+        changed = LaterWindows(*self._windows(change, known))
+        judged = changed.judge(change.policy, blocks, result.lru)
+        ends = []
+        for end in self._ends:
+            at_end = end.capacity_blocks if change.machine is None else None
+            evaluator = self._windows(change, (windows.held_out,), end)[0].evaluator
+            ends.append(evaluator.trial(change.policy, at_end or blocks))
+        return self._option(change, judged, slo_answer(result.target, judged, ends))
 
     def _worth_blocks(self) -> int | None:
         """Return the blocks that LRU needs beyond the present ones to be as fast as the choice."""
@@ -178,75 +284,30 @@ class Planner:
         least = least_for_lru(later.aiming(aim), capacity, lossless(later))
         return None if least is None else least.capacity_blocks - capacity
 
-    def _options(self) -> Iterator[PlanOption]:
-        result = self._result
-        here, lru = result.replicas, Lru()
-        yield self._option(lru, here, 0, result.lru, result.lru_slo_met)
-        policy: Policy | None = None
-        if result.choice is not None:
-            policy = result.choice.policy
-            yield self._option(policy, here, 0, result.choice, result.slo_met)
-        policies: list[Policy] = [lru] if policy is None else [lru, policy]
-        if size := self._tier_bytes():
-            for each in policies:
-                yield self._judged(each, here, size)
-        if result.replicas_needed is not None:
-            yield self._judged(lru, result.replicas_needed, 0)
-
-    def _tier_bytes(self) -> int:
-        """Return the least size that meets the SLO with LRU in the validation window.
-
-        Where none does, the least of those with about the lowest percentile; 0 where no tier can be
-        added or none helps.
-        """
-        memory, capacity = self._memory, self._result.capacity_blocks
-        if memory is None:
-            return 0
-        evaluator, target = self._tuner.windows.validation.evaluator, self._result.target
-        best, least_s = 0, self._result.lru.validation.target_s
-        for size in memory.sizes(capacity, len(evaluator.workload.prompts.block_parent)):
-            over = evaluator.over(replicas=self._result.replicas, tier=memory.below(size))
-            trial = over.trial(Lru(), capacity)
-            if trial.target_s < least_s * (1 - _ALIKE):
-                best, least_s = size, trial.target_s
-            if trial.meets(target):
-                break
-        return best
-
-    def _judged(self, policy: Policy, replicas: int, tier_bytes: int) -> PlanOption:
-        """Return an option with its replays."""
-        result, windows = self._result, self._changed(self._tuner.windows, replicas, tier_bytes)
-        judged = windows.judge(policy, result.capacity_blocks, result.lru)
-        ends = [self._at(end, policy, replicas, tier_bytes) for end in self._ends]
-        answer = slo_answer(result.target, judged, ends)
-        return self._option(policy, replicas, tier_bytes, judged, answer)
-
-    def _changed(self, windows: LaterWindows, replicas: int, tier_bytes: int) -> LaterWindows:
-        tier = self._memory.below(tier_bytes) if self._memory and tier_bytes else None
-        return windows.over(replicas=replicas, tier=tier)
-
-    def _at(self, end: End, policy: Policy, replicas: int, tier_bytes: int) -> Trial:
-        """Return the held-out trial at one end of what is not known exactly."""
-        evaluator = self._tuner.held_out.evaluator
-        tier = self._memory.below(tier_bytes) if self._memory and tier_bytes else None
-        slower = evaluator.workload.with_prefill(end.prefill_times)
-        over = evaluator.over(replicas=replicas, workload=slower, tier=tier)
-        return over.trial(policy, end.capacity_blocks or self._result.capacity_blocks)
-
-    def _option(
-        self, policy: Policy, replicas: int, tier_bytes: int, judged: Judged, slo: SloAnswer
-    ) -> PlanOption:
-        price = None
-        if self._replica_hour is not None:
-            tier = self._memory.price.hour(tier_bytes) if self._memory else 0.0
-            price = replicas * (self._replica_hour + tier)
+    def _unguarded(self) -> WindowTrial | None:
+        choice, name = self._result.choice, GUARD.name
+        if choice is None or not choice.policy.values.get(name):
+            return None
+        policy = choice.policy
+        free = type(policy)({**policy.values, name: 0.0}, policy.evicts)
         later = self._tuner.windows.later
-        low, high = later.bootstrap.interval(judged.later.resampled, "violations")
+        return later.measure(free, self._result.capacity_blocks, self._result.lru.later)
+
+    def _option(self, change: _Change, judged: Judged, slo: SloAnswer) -> PlanOption:
+        machine, price = change.machine, self._replica_hour
+        if machine is not None:
+            price = machine.replica_hour
+        if price is not None:
+            tier = self._memory.price.hour(change.tier_bytes) if self._memory else 0.0
+            price = change.replicas * (price + tier)
+        bootstrap = self._tuner.windows.later.bootstrap
+        low, high = bootstrap.interval(judged.later.resampled, "violations")
         return PlanOption(
             judged=judged,
-            replicas=replicas,
-            router=self._router if replicas > 1 else None,
-            tier_bytes=tier_bytes,
+            machine=machine.name if machine else None,
+            replicas=change.replicas,
+            router=self._router if change.replicas > 1 else None,
+            tier_bytes=change.tier_bytes,
             price_hour=price,
             slo=slo,
             attainment_interval=(1 - high, 1 - low),

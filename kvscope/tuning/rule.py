@@ -18,7 +18,7 @@ from kvscope.policies.base import Policy
 from kvscope.tuning.comparison import Harm, Window, WindowTrial
 from kvscope.tuning.split import Split
 from kvscope.tuning.target import CERTAIN, LIKELY, Target
-from kvscope.tuning.trial import Advance, EngineTier, PolicyAt
+from kvscope.tuning.trial import Advance, PolicyAt
 
 Grade = Literal["do-now", "canary", "no"]
 _TOLD = 1.96  # deviations from 0 of a 95 % interval's end
@@ -149,15 +149,6 @@ class LaterWindows:
 
     def __init__(self, validation: Window, held_out: Window, later: Window) -> None:
         self.validation, self.held_out, self.later = validation, held_out, later
-
-    def over(self, *, replicas: int, tier: EngineTier | None) -> LaterWindows:
-        """Return the windows with so many replicas, each with a tier or without."""
-        return LaterWindows(
-            *(
-                each.of(each.evaluator.over(replicas=replicas, tier=tier))
-                for each in (self.validation, self.held_out, self.later)
-            )
-        )
 
     def judge(self, policy: Policy, capacity: int, lru: Judged | None = None) -> Judged:
         """Return a policy on all windows, compared with LRU there where that is given."""

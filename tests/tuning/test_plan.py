@@ -85,3 +85,17 @@ def test_what_is_not_certain_is_undecided(
     assert plan["options"][0]["slo"] == "undecided"
     assert plan["promise_ms"] == plan["options"][0]["interval_ms"][1]
     assert plan["worth_blocks"] is None or plan["worth_blocks"] > 0
+
+
+def test_other_machines_are_options() -> None:
+    """Each with its own pool, latency and price, and as many replicas as meet the SLO with LRU."""
+    plan, _ = plan_of("200ms", also="l40s@0.9,2xh100@2.5", policies="lru")
+    by_machine = {each["machine"]: each for each in plan["options"]}
+    assert by_machine.keys() == {None, "1 x l40s", "2 x h100"}
+    slow, fast = by_machine["1 x l40s"], by_machine["2 x h100"]
+    assert (slow["price_hour"], fast["price_hour"]) == (pytest.approx(0.9), pytest.approx(5.0))
+    assert slow["hit_rate"] < plan["options"][0]["hit_rate"] < fast["hit_rate"]
+    assert slow["p50_ms"] > plan["options"][0]["p50_ms"] > fast["p50_ms"]
+    assert plan["options"][plan["cheapest"]]["machine"] == "2 x h100"
+    with pytest.raises(kvscope.UsageError, match="no GPU 'abacus'"):
+        plan_of("200ms", also="abacus")

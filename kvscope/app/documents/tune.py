@@ -224,13 +224,15 @@ class RecommendationFacts(CapacityFacts):
 class OptionFacts(Facts):
     """An option of the plan on the later requests: the deployment as it is, or changed.
 
-    `router` is null for one replica, `tier_gib` (CPU memory of each replica) 0 without a tier,
-    `price_hour` null where prices are not known. `target_ms` and `attainment` have 95 % intervals.
+    `machine` is null for the present one, `router` for one replica, `tier_gib` (CPU memory of each
+    replica) 0 without a tier, `price_hour` null where prices are not known. `target_ms` and
+    `attainment` have 95 % intervals.
     `slo` is meets, misses, undecided or overloaded; `grade` compares with the deployment as it is.
     """
 
     policy: str
     params: Mapping[str, float]
+    machine: str | None
     replicas: int
     router: str | None
     tier_gib: float

@@ -29,7 +29,7 @@ from kvscope.app.requests.common import (
 )
 from kvscope.app.requests.fleets import FleetRequest, fleet_of
 from kvscope.app.values import TierSize
-from kvscope.core.errors import UsageError
+from kvscope.core.errors import UsageError, placed
 from kvscope.core.records import defaults
 from kvscope.core.runs import RunSetting
 from kvscope.deployment.models import Model
@@ -79,6 +79,7 @@ class TuneRequest(Struct, frozen=True):
     deployment: ResolvedDeployment | None = None
     given: frozenset[str] = field(default_factory=frozenset)
     on: str | None = None
+    also: tuple[ResolvedDeployment, ...] = ()
 
 
 class FleetTuningRequest(Struct, frozen=True):
@@ -179,7 +180,41 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         deployment=where,
         given=frozenset(name for name, value in stated.items() if value is not None),
         on=options.on,
+        also=_others(options, where),
     )
+
+
+def _others(
+    options: TuneOptions, where: ResolvedDeployment | None
+) -> tuple[ResolvedDeployment, ...]:
+    """Return the deployment on each other machine, its pool and latency derived."""
+    if options.also is None:
+        return ()
+    if where is None or where.engine.name != VLLM:
+        raise UsageError(
+            "machines are compared with a deployment of vLLM",
+            where="--also",
+            remedy="name it: --gpu and --model",
+        )
+    from kvscope.deployment.deployment import resolve
+
+    with placed("--also"):
+        return tuple(
+            resolve(
+                replace(
+                    where.stated,
+                    num_gpu_blocks=None,  # pool and latency of another machine are derived
+                    engine_log=None,
+                    latency=None,
+                    max_num_seqs=options.max_num_seqs,
+                    max_num_batched_tokens=options.max_num_batched_tokens,
+                    gpu=each.gpu,
+                    tp=each.tp,
+                    gpu_hour=each.gpu_hour,
+                )
+            )
+            for each in options.also
+        )
 
 
 def _shares(options: TuneOptions) -> tuple[float, float, float]:
