@@ -37,7 +37,7 @@ from kvscope.routers.session import Session
 from kvscope.tuning.file import EngineTable, why_kept, write_recommendation
 from kvscope.tuning.flags import EngineLaunch, Flags, flags
 from kvscope.tuning.load import running_blocks
-from kvscope.tuning.plan import Machine, Plan, Planner, TierMemory
+from kvscope.tuning.plan import Planner, ReplicaMachine, TierMemory, TuningPlan
 from kvscope.tuning.search import XI
 from kvscope.tuning.tier_prices import tier_prices
 from kvscope.tuning.trial import category_times_ms
@@ -76,7 +76,7 @@ class Recommendation(Struct, frozen=True):
     assumptions: tuple[Assumption, ...] = ()
     warnings: tuple[str, ...] = ()
     path: str = "recommendation.toml"
-    plan: Plan | None = None
+    plan: TuningPlan | None = None
 
     def size(self, blocks: int) -> str:
         """Return a capacity in every unit that is known."""
@@ -258,9 +258,9 @@ def _memory(where: ResolvedDeployment | None, block_size: int) -> TierMemory | N
     return TierMemory(own_offload(where), block_bytes, where.tp, tier_prices().dram)
 
 
-def _machine(where: ResolvedDeployment, block_size: int) -> Machine:
+def _machine(where: ResolvedDeployment, block_size: int) -> ReplicaMachine:
     """Return the machine of one replica of another deployment."""
-    return Machine(
+    return ReplicaMachine(
         name=f"{where.tp} x {where.gpu.name}" if where.gpu else "one engine",
         capacity_blocks=where.pool.in_blocks_of(block_size).blocks,
         profile=where.latency,

@@ -10,7 +10,7 @@ from kvscope.core import units
 from kvscope.report.explanation import sizes_of
 from kvscope.report.section import Columns, Section, Table, tabulate
 from kvscope.report.words import NONE, count, ms_in_words, share
-from kvscope.tuning.plan import Plan, PlanOption
+from kvscope.tuning.plan import PlanOption, TuningPlan
 from kvscope.tuning.search import XI
 
 _INFINITE = "∞"
@@ -20,7 +20,7 @@ _UNSURE = (
 )
 
 
-def options_section(tuned: Recommendation, plan: Plan) -> Section:
+def options_section(tuned: Recommendation, plan: TuningPlan) -> Section:
     """Return the table of options, with the SLO and the deployment in its first lines."""
     target, where = tuned.tuning.target, tuned.deployment
     slo = units.duration_in_words(target.slo_s)
@@ -35,7 +35,7 @@ def options_section(tuned: Recommendation, plan: Plan) -> Section:
     return Section.of(title, machine, _table(tuned, plan), infinite)
 
 
-def to_meet(tuned: Recommendation, plan: Plan) -> list[str]:
+def to_meet(tuned: Recommendation, plan: TuningPlan) -> list[str]:
     """Return what meets the SLO at the least price, and what the present hardware can promise."""
     target, where = tuned.tuning.target, tuned.deployment
     if where is None:
@@ -57,7 +57,7 @@ def to_meet(tuned: Recommendation, plan: Plan) -> list[str]:
     return sentences
 
 
-def option_name(tuned: Recommendation, option: PlanOption, plan: Plan) -> str:
+def option_name(tuned: Recommendation, option: PlanOption, plan: TuningPlan) -> str:
     """Return an option's name: `2 replicas, session, gittins, ξ 1,585`."""
     policy = tuned.called(option.policy).replace(f" {XI}=", ", ξ ")
     parts = [policy]
@@ -72,7 +72,7 @@ def option_name(tuned: Recommendation, option: PlanOption, plan: Plan) -> str:
     return f"today: {name}" if option is plan.today else name
 
 
-def _table(tuned: Recommendation, plan: Plan) -> Table:
+def _table(tuned: Recommendation, plan: TuningPlan) -> Table:
     rank = tuned.tuning.target.rank_name
     priced = any(each.price_hour is not None for each in plan.options)
     rejected = any(each.trial.rejected for each in plan.options)
@@ -122,7 +122,7 @@ def _time(milliseconds: float) -> str:
     return _INFINITE if math.isinf(milliseconds) else ms_in_words(milliseconds)
 
 
-def worth_in_words(tuned: Recommendation, plan: Plan) -> list[str]:
+def worth_in_words(tuned: Recommendation, plan: TuningPlan) -> list[str]:
     """Return the LRU cache that the change of policy replaces, and what its guard costs."""
     choice, sentences = tuned.tuning.choice, []
     if choice is None:

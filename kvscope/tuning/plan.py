@@ -60,7 +60,7 @@ class TierMemory(Struct, frozen=True):
                 return
 
 
-class Machine(Struct, frozen=True):
+class ReplicaMachine(Struct, frozen=True):
     """Another machine for a replica, `name` in words, with its pool, latency, limits and price."""
 
     name: str
@@ -81,7 +81,7 @@ class _Change(Struct, frozen=True):
     policy: Policy
     replicas: int
     tier_bytes: int = 0
-    machine: Machine | None = None
+    machine: ReplicaMachine | None = None
 
 
 class PlanOption(Struct, frozen=True):
@@ -125,7 +125,7 @@ class PlanOption(Struct, frozen=True):
         return price, other, self.replicas, self.tier_bytes, self.policy.name != Lru.name
 
 
-class Plan(Struct, frozen=True):
+class TuningPlan(Struct, frozen=True):
     """The options, the deployment as it is first, then by price.
 
     `worth_blocks` are those of an LRU cache beyond the present one with which LRU has the chosen
@@ -175,13 +175,13 @@ class Planner:
         router: str,
         replica_hour: float | None,
         memory: TierMemory | None,
-        machines: Sequence[Machine] = (),
+        machines: Sequence[ReplicaMachine] = (),
     ) -> None:
         self._tuner, self._result, self._router = tuner, result, router
         self._replica_hour, self._memory, self._machines = replica_hour, memory, machines
         self._ends = [each.end for each in result.ends if each.end.sessions is None]
 
-    def plan(self) -> Plan:
+    def plan(self) -> TuningPlan:
         """Return the options, each judged at both ends of what is not known exactly too."""
         with self._tuner.progress("judging the options") as advance:
             result = self._result
@@ -195,7 +195,7 @@ class Planner:
                 advance(1)
             worth, unguarded = self._worth_blocks(), self._unguarded()
         options = (today, *sorted(others, key=lambda option: option.cost))
-        return Plan(options, worth, unguarded)
+        return TuningPlan(options, worth, unguarded)
 
     def _changes(self) -> Iterator[_Change]:
         """Yield changes of more than the policy."""
@@ -209,7 +209,7 @@ class Planner:
         for machine in self._machines:
             yield _Change(lru, self._fewest_on(machine), machine=machine)
 
-    def _fewest_on(self, machine: Machine) -> int:
+    def _fewest_on(self, machine: ReplicaMachine) -> int:
         """Return the fewest replicas of a machine that meet the SLO with LRU; 1 where none do."""
         later = self._tuner.windows.later
 

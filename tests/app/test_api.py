@@ -164,7 +164,15 @@ def test_values_are_texts_or_numbers() -> None:
             kvscope.tune_fleet,
             TuneOptions,
             {
-                *("max_violations", "tpot_slo", "view", "capacity_range", "hbm", "rate_scale"),
+                *(
+                    "max_violations",
+                    "tpot_slo",
+                    "also",
+                    "view",
+                    "capacity_range",
+                    "hbm",
+                    "rate_scale",
+                ),
                 *("outputs", "isolate", "warmup", "validation", "judge", "replicas"),
             },
         ),

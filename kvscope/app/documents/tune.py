@@ -17,7 +17,7 @@ from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.canary import Canary
 from kvscope.tuning.comparison import Harm, WindowTrial
 from kvscope.tuning.flags import Flags
-from kvscope.tuning.plan import Plan
+from kvscope.tuning.plan import TuningPlan
 from kvscope.tuning.rule import Grade, Judged
 from kvscope.tuning.split import Split
 from kvscope.tuning.trial import Trial
@@ -373,7 +373,7 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
     )
 
 
-def _plan(tuned: Recommendation, plan: Plan) -> PlanFacts:
+def _plan(tuned: Recommendation, plan: TuningPlan) -> PlanFacts:
     return PlanFacts.build(
         plan,
         options=tuple(
