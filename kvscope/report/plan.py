@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from kvscope.app.tune import Recommendation
 from kvscope.core import units
+from kvscope.policies.lru import Lru
 from kvscope.report.explanation import sizes_of
 from kvscope.report.section import Columns, Section, Table, tabulate
 from kvscope.report.words import NONE, count, ms_in_words, share
@@ -42,19 +43,27 @@ def to_meet(tuned: Recommendation, plan: TuningPlan) -> list[str]:
         return []
     sentences, slo = [], units.duration_in_words(target.slo_s)
     cheapest = plan.cheapest
-    if cheapest is not None and cheapest is not plan.today:
+    if cheapest is not None and cheapest is not plan.today and not _lru_replicas(cheapest):
         extra = ""
         if cheapest.price_hour is not None and plan.today.price_hour is not None:
             more = cheapest.price_hour - plan.today.price_hour
-            extra = f", {more:.3g} more an hour" if more else ", free"
+            than = f"{abs(more):.4g} {'more' if more > 0 else 'less'}"
+            extra = f" ({cheapest.price_hour:.4g} an hour, {than})" if more else ", free"
         sure = "" if cheapest.slo == "meets" else ", as estimated"
-        sentences.append(f"To meet {slo}{sure}: {option_name(tuned, cheapest, plan)}{extra}.")
+        what = f"For less, {slo} is met by" if plan.today.meets else f"To meet {slo}{sure}:"
+        sentences.append(f"{what} {option_name(tuned, cheapest, plan)}{extra}.")
     elif cheapest is None:
         sentences.append(f"No option tried meets {slo}.")
     if math.isfinite(plan.promise_s) and not tuned.tuning.baseline.rejected:
         promise = units.duration_in_words(plan.promise_s)
         sentences.append(f"The present hardware can promise {promise} (upper end of the 95% CI).")
     return sentences
+
+
+def _lru_replicas(option: PlanOption) -> bool:
+    """Return whether an option is more of the same with LRU, which the verdict names itself."""
+    same = option.machine is None and not option.tier_bytes
+    return same and option.replicas > 1 and option.policy.name == Lru.name
 
 
 def option_name(tuned: Recommendation, option: PlanOption, plan: TuningPlan) -> str:

@@ -146,7 +146,8 @@ class TuningPlan(Struct, frozen=True):
     def cheapest(self) -> PlanOption | None:
         """The cheapest option that meets the SLO; else the one that does as estimated; or None."""
         known = [option for option in self.options if option.slo == "meets"]
-        return next(iter(known or [each for each in self.options if each.meets]), None)
+        known = known or [each for each in self.options if each.meets]
+        return min(known, key=lambda option: option.cost, default=None)
 
     @property
     def promise_s(self) -> float:
