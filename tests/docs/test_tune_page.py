@@ -31,7 +31,7 @@ def printed() -> str:
     return " ".join(stdout.getvalue().split())
 
 
-@pytest.mark.parametrize(("page", "first"), [("docs/tune.md", "Recomm"), ("README.md", "Recomm")])
+@pytest.mark.parametrize(("page", "first"), [("docs/tune.md", "Options"), ("README.md", "Options")])
 def test_the_excerpt_stands_in_the_output(printed: str, page: str, first: str) -> None:
     """The page's block is part of what the program prints."""
     text = (ROOT / page).read_text(encoding="utf-8")
