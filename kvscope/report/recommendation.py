@@ -39,7 +39,7 @@ from kvscope.tuning.rule import Grade, Judged
 from kvscope.tuning.search import XI
 from kvscope.tuning.target import LIKELY
 from kvscope.tuning.trial import Trial
-from kvscope.tuning.tuner import EndVerdict, RequiredCapacity
+from kvscope.tuning.tuner import EndVerdict, RequiredCapacity, TuningResult
 from kvscope.tuning.verdict import SloAnswer
 
 SECTIONS = (
@@ -303,24 +303,34 @@ def _overloaded(tuned: Recommendation) -> list[str]:
 def _replicas(tuned: Recommendation) -> list[str]:
     """Return how many replicas meet the SLO, where they can be added."""
     tuning = tuned.tuning
-    if tuned.deployment is None:
+    if tuned.deployment is None or tuning.fewest_lru is None:
         return []
-    slo = _slo(tuned)
-    if tuning.replicas_needed is None:
-        tried = f"tried up to {count(tuning.replicas_tried)}"
+    slo, router = _slo(tuned), tuning.fewest_lru.router.name
+    if tuning.fewest_lru.replicas is None:
+        tried = f"tried up to {count(tuning.replicas_tried)}, behind {router}"
         none = f"With LRU, more replicas do not meet {slo}: {tried}."
         longer = "Requests longer than the pool need a larger one: raise --tp, or quantize."
         return [none, longer] if tuning.baseline.rejected else [none]
+    if tuning.replicas_needed is None:
+        return []
     replicas = counted(tuning.replicas_needed, "replica")
     price = tuned.price_hour(tuning.replicas_needed)
     extra = tuned.price_hour(tuning.replicas_needed - tuning.replicas)
     each = "" if price is None else f" ({price:.4g} an hour, {extra:.4g} more than now)"
-    windows = "on the validation and the held-out window"
     saves = tuning.slo_met == "meets" and tuning.choice is not None and extra is not None
     return [
-        f"With LRU, {replicas}{each} meet {slo} {windows}.",
+        f"With LRU, {replicas} behind {router}{each} meet {slo} on {LATER}{_certain(tuning)}.",
         *([f"The change saves {extra:.4g} an hour."] if saves else []),
     ]
+
+
+def _certain(tuning: TuningResult) -> str:
+    """Return the interval of the fewest replicas with LRU."""
+    size = tuning.fewest_lru.size if tuning.fewest_lru else None
+    if size is None or size.low == size.high:
+        return ""
+    low, high = (count(end) if end else "more" for end in (size.low, size.high))
+    return f" (95% CI {low} to {high})"
 
 
 def _tpot(tuned: Recommendation) -> list[str]:

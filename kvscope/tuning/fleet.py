@@ -21,6 +21,7 @@ from kvscope.replay.parameter_estimates import bind, estimate_parameters
 from kvscope.replay.workload import Workload
 from kvscope.routers.base import Router
 from kvscope.tuning.comparison import Harm
+from kvscope.tuning.fewest import MOST_REPLICAS, fewest, most_around
 from kvscope.tuning.fleet_size import FleetSize, fleet_size
 from kvscope.tuning.fleet_window import (
     LRU,
@@ -28,14 +29,10 @@ from kvscope.tuning.fleet_window import (
     FleetWindow,
     FleetWindows,
     PolicyTrial,
-    doubled,
 )
-from kvscope.tuning.load import least_replicas
 from kvscope.tuning.tuner import End
 from kvscope.vllm_sim import EngineSettings
 
-MOST = 64
-"""The most replicas that are tried."""
 _SEARCHED = 2  # routers whose parameters are searched
 _CAPACITIES = 5  # to choose from where none is named
 
@@ -184,7 +181,7 @@ def tune_fleet(plan: FleetPlan, stop: Event) -> FleetTuning:
     searched at the best capacity.
     """
     windows = plan.windows
-    most = min(MOST, windows.choosing_requests)
+    most = min(MOST_REPLICAS, windows.choosing_requests)
     early, whole = plan.workloads(plan.prompts)
     estimates = estimate_parameters(early.traffic, early.profile, plan.slo.ttft_s)
     policies = [bind(variant, estimates) for variant in plan.variants]
@@ -215,7 +212,7 @@ def _routers(window: FleetWindow, routers: Sequence[Router], most: int) -> tuple
 
     def sized(router: Router) -> RouterSize:
         fewest = window.fewest(router, LRU, most)
-        run = window.at(router, LRU, fewest or doubled(most)[-1])
+        run = window.at(router, LRU, fewest or most)
         compared = window.at(router, LRU, 2) if fewest == 1 and most > 1 else run
         return RouterSize(router, fewest, run, compared, window.tried(router, LRU))
 
@@ -295,7 +292,7 @@ def _judged(
     if recommended is None:
         return tuning
     replicas = recommended.fleet.replicas
-    tried = min(max(2 * replicas, replicas + 2), most)
+    tried = min(most_around(replicas), most)
     fleets = [Fleet(router, policy, count) for count in range(1, tried + 1)]
     runs = judging.runs(fleets)
     times = {run.fleet.replicas: judging.ttft_s(judging.replay(run)) for run in runs}
@@ -345,12 +342,10 @@ def _more_on_engines(
     runs: dict[int, FleetRun] = {}
 
     def meets(replicas: int) -> bool:
-        if replicas > most:
-            return False
         runs[replicas] = window.on_engines(replace(fleet, replicas=replicas), engine)
         return runs[replicas].meets
 
-    enough = least_replicas(meets, fleet.replicas)
+    enough = fewest(meets, range(fleet.replicas + 1, most + 1))
     return None if enough is None else runs[enough]
 
 
@@ -362,7 +357,7 @@ def _sized_at_ends(
         return tuning
     router, policy = tuning.recommended.fleet.router, tuning.recommended.fleet.policy
 
-    def fewest(pair: _Pair) -> int | None:
+    def sized_at(pair: _Pair) -> int | None:
         replicas = pair.fewest(router, policy, most)
         if replicas is None or engine is None:
             return replicas
@@ -372,8 +367,10 @@ def _sized_at_ends(
         more = _more_on_engines(pair.judging, fleet, engine, most)
         return None if more is None else more.fleet.replicas
 
-    sized = zip(tuning.ends, at_ends, strict=True)
-    return replace(tuning, ends=tuple(replace(each, replicas=fewest(pair)) for each, pair in sized))
+    pairs = zip(tuning.ends, at_ends, strict=True)
+    return replace(
+        tuning, ends=tuple(replace(each, replicas=sized_at(pair)) for each, pair in pairs)
+    )
 
 
 def _rank(run: FleetRun) -> tuple[float, float, float]:

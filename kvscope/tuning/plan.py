@@ -21,7 +21,7 @@ from kvscope.replay.tier_spec import Tier
 from kvscope.replay.workload import Workload
 from kvscope.tuning.capacity import least_for_lru
 from kvscope.tuning.comparison import Window, WindowTrial
-from kvscope.tuning.load import least_replicas
+from kvscope.tuning.fewest import MOST_REPLICAS, fewest
 from kvscope.tuning.rule import Judged, LaterWindows
 from kvscope.tuning.tier_prices import TierPrice
 from kvscope.tuning.tier_trial import tier_of
@@ -205,8 +205,10 @@ class Planner:
             yield _Change(lru, result.replicas, size)
             if result.choice is not None:
                 yield _Change(result.choice.policy, result.replicas, size)
-        if result.replicas_needed is not None:
-            yield _Change(lru, result.replicas_needed)
+        present = result.replicas
+        for each in (result.fewest_lru, result.fewest_choice):
+            if each is not None and each.replicas is not None and each.replicas > present:
+                yield _Change(each.policy, each.replicas)
         for machine in self._machines:
             yield _Change(lru, self._fewest_on(machine), machine=machine)
 
@@ -220,7 +222,7 @@ class Planner:
             trial = window.measure(Lru(), machine.capacity_blocks)
             return trial.keeps_up and trial.meets(self._result.target)
 
-        return 1 if meets(1) else least_replicas(meets, 1) or 1
+        return fewest(meets, range(1, MOST_REPLICAS + 1)) or 1
 
     def _windows(
         self, change: _Change, windows: Sequence[Window], end: End | None = None

@@ -15,6 +15,8 @@ from kvscope.characterize.windows import Windows
 from kvscope.core.executor import Executor
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts
+from kvscope.fleet.outcome import Slo
+from kvscope.fleet.sweep import FleetSweep
 from kvscope.ingest.clocks import SessionStarts
 from kvscope.policies.base import Policy
 from kvscope.policies.belady import Belady
@@ -30,7 +32,9 @@ from kvscope.replay.workload import Workload
 from kvscope.tuning.canary import Canary
 from kvscope.tuning.capacity import least_for_any, least_for_lru
 from kvscope.tuning.comparison import Harm, Window, WindowTrial, bounds, changes, harms
-from kvscope.tuning.load import MOST_REPLICAS, Load, least_replicas, load_of
+from kvscope.tuning.fewest import MOST_REPLICAS, FewestReplicas, fewest_replicas
+from kvscope.tuning.load import Load, load_of
+from kvscope.tuning.replicas import SESSION
 from kvscope.tuning.rule import Judged, LaterWindows, PolicyComparison
 from kvscope.tuning.search import Contender, Rank, search, xi_hints
 from kvscope.tuning.split import Split, later_workload, split_windows, window_workloads
@@ -129,8 +133,8 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
     does. `recommended` is what to run on the held-out window: the choice, else `enough`, else LRU.
     `infinite` is an infinite cache on the validation window, `limit` the same on both later
     windows, as the `oracles` are, which know the future. `explored` are all trials on the training
-    window. `replicas_needed` meet the SLO with LRU on both windows; None without `scale_out`, where
-    LRU meets the SLO, and where MOST_REPLICAS times as many as at present do not.
+    window. `fewest_lru` and `fewest_choice` are the fewest replicas that meet the SLO on the later
+    requests with LRU and with the choice, None without `scale_out`.
     """
 
     setting: RunSetting
@@ -144,7 +148,8 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
     least_any: RequiredCapacity | None
     explored: tuple[Trial, ...]
     enough: WindowTrial | None = None
-    replicas_needed: int | None = None
+    fewest_lru: FewestReplicas | None = None
+    fewest_choice: FewestReplicas | None = None
     capacity_origin: str = ""
     oracles: tuple[WindowTrial, ...] = ()
     ends: tuple[EndVerdict, ...] = ()
@@ -156,9 +161,15 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
         return self.lru.held_out
 
     @property
+    def replicas_needed(self) -> int | None:
+        """The fewest replicas that meet the SLO with LRU, where they are more than the present."""
+        needed = self.fewest_lru.replicas if self.fewest_lru else None
+        return needed if needed is not None and needed > self.replicas else None
+
+    @property
     def replicas_tried(self) -> int:
         """The most replicas that were tried, where none were enough."""
-        return self.replicas * MOST_REPLICAS
+        return max(self.replicas, MOST_REPLICAS)
 
     @property
     def slo_met(self) -> SloAnswer:
@@ -269,7 +280,10 @@ class Tuner:
             least_any=least_any,
             explored=tuple(self.training.trials.values()),
             enough=enough,
-            replicas_needed=self._replicas_needed(capacity, lru),
+            fewest_lru=self._fewest(Lru(), capacity),
+            fewest_choice=(
+                self._fewest(choice.policy, capacity) if choice and not setting.kv_groups else None
+            ),
             canary=(
                 self.windows.later.canary(lru.later, choice.later, self.options.replicas)
                 if choice
@@ -484,20 +498,29 @@ class Tuner:
         limit = self.options.highest_blocks
         return lossless(evaluator) if limit is None else min(limit, lossless(evaluator))
 
-    def _replicas_needed(self, capacity: int, lru: Judged) -> int | None:
-        if not self.options.scale_out or (lru.keeps_up and lru.meets(self.target)):
+    def _fewest(self, policy: Policy, capacity: int) -> FewestReplicas | None:
+        """Return the fewest replicas of a deployment with a policy, on the later requests."""
+        if not self.options.scale_out:
             return None
+        counts = range(1, max(self.options.replicas, MOST_REPLICAS) + 1)
+        with self.progress("searching the fewest replicas"):
+            return fewest_replicas(self._sweep(capacity), SESSION, policy, counts)
 
-        def meets(replicas: int) -> bool:
-            windows = (self.validation, self.held_out)
-            evaluators = (window.evaluator.over(replicas=replicas) for window in windows)
-            trials = (
-                Window(each, self.options.limits).measure(Lru(), capacity) for each in evaluators
-            )
-            return all(trial.keeps_up and trial.meets(self.target) for trial in trials)
-
-        with self.progress("searching the least number of replicas"):
-            return least_replicas(meets, self.options.replicas)
+    def _sweep(self, capacity: int) -> FleetSweep:
+        """Return the replays of fleets of the deployment's replicas, on the later requests."""
+        self.training.require_going()
+        target, workload = self.target, self.windows.later.evaluator.workload
+        setting, prompts = workload.setting, workload.prompts
+        if (scale := setting.rate_scale) != 1:
+            prompts = replace(prompts, arrival_s=prompts.arrival_s / scale)
+            workload = Workload(prompts, replace(setting, rate_scale=1.0), workload.windows)
+        engine = setting.capacity_model == "engine"
+        return FleetSweep(
+            workload,
+            capacity,
+            Slo(target.slo_s, target.percentile, target.tpot_slo_s),
+            engine=engine_of(setting, capacity, prompts.block_size) if engine else None,
+        )
 
 
 def _keep_all(setting: RunSetting) -> Policy:
