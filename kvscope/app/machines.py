@@ -25,7 +25,7 @@ from kvscope.tuning.trial import Evaluator, Trial, trial_of
 from kvscope.tuning.verdict import SloAnswer
 
 
-class Machine(Struct, frozen=True):
+class GpuTrial(Struct, frozen=True):
     """One replica on one GPU with LRU, on the later requests; `note` says what its TTFT is."""
 
     deployment: ResolvedDeployment
@@ -49,7 +49,7 @@ class MachineStudy(Struct, frozen=True):
     trace: Trace
     target: Target
     split: Split
-    machines: tuple[Machine, ...]
+    machines: tuple[GpuTrial, ...]
 
     @property
     def model(self) -> str:
@@ -60,7 +60,8 @@ class MachineStudy(Struct, frozen=True):
     def ask(self) -> str:
         """The command that names a machine."""
         slo = units.format_duration(self.target.slo_s)
-        named = ("--slo", slo, "--gpu", "h100", "--model", self.model)
+        gpu = self.machines[-2:][0].name  # h100, or else one that holds the model
+        named = ("--slo", slo, "--gpu", gpu, "--model", self.model)
         return shlex.join(["kvscope", "tune", *filter(None, [self.source]), *named])
 
 
@@ -87,7 +88,7 @@ def study_machines(
 
 def _machine(
     trace: Trace, prompts: Prompts, request: TuneRequest, split: Split, monitor: Monitor
-) -> Machine:
+) -> GpuTrial:
     latency = latency_for(trace, request.profile, request.deployment, lambda: prompts)
     assert latency.deployment is not None  # noqa: S101  (each request names a GPU)
     target, where = request.target, latency.deployment
@@ -102,4 +103,4 @@ def _machine(
     met: SloAnswer = "meets" if trial.meets(target) else "misses"
     if not keeps_up(served, target.slo_s, setting.rate_scale):
         met = "overloaded"
-    return Machine(where, trial, met, latency.note)
+    return GpuTrial(where, trial, met, latency.note)

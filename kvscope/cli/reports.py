@@ -330,25 +330,27 @@ def tune(
 
     with _opened(db, trace) as store:
         said = _stated(store, trace, options, forget=forget)
-        request, machines = tune_request(said.options), machine_requests(said.options)
+        request, by_gpu = tune_request(said.options), machine_requests(said.options)
         gates = tune_gates(gate.fail_on)
         baseline = baseline_figures(gate.baseline, gates, "tune", store)
         load_in_background()
         from kvscope.app.traces import prompts_to_replay
         from kvscope.app.tune import recommendation_text, write_recommended
         from kvscope.app.tune import tune as recommend
-        from kvscope.report import recommendation as report
+        from kvscope.report import machines, recommendation
         from kvscope.report.section import check_names
 
-        check_names([] if machines else printing.section, report.SECTIONS)
+        check_names(
+            printing.section, [*recommendation.SECTIONS, *(machines.SECTIONS if by_gpu else ())]
+        )
         stored, prompts = prompts_to_replay(store, trace, Terminal(), reading)
-        if machines and stored.span_s > 0:
-            _show_machines(trace, stored, prompts, machines, screen, gates)
+        if by_gpu and stored.span_s > 0:
+            _show_machines(trace, stored, prompts, by_gpu, screen, gates)
             _keep_stated(store, stored, said)
             if path != values.STANDARD_STREAM:
                 note(f"{path} was not written: no machine is known")
             return
-        if machines:
+        if by_gpu:
             note("no GPU is simulated: queues need arrival times, which the trace lacks")
         with stoppable() as terminal:
             began = monotonic()
@@ -361,14 +363,14 @@ def tune(
     if path != values.STANDARD_STREAM:
         tuned = replace(tuned, path=path)
     duration_s = monotonic() - began
-    output.report(report.report(tuned), screen)
+    output.report(recommendation.report(tuned), screen)
     if path != values.STANDARD_STREAM:
         note(write_recommended(Path(path), tuned, prompts, force=force))
     _keep(
         store,
-        report.report(tuned),
+        recommendation.report(tuned),
         duration_s,
-        summary=report.verdict_in_words(tuned)[0],
+        summary=recommendation.verdict_in_words(tuned)[0],
         file=recommendation_text(tuned, prompts),
     )
     end_on(gates, tune_figures(tuned), baseline)

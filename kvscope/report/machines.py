@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from kvscope.app.documents.machines import machines_document
-from kvscope.app.machines import Machine, MachineStudy
+from kvscope.app.machines import GpuTrial, MachineStudy
 from kvscope.app.requests import COMMON_GPUS
 from kvscope.core import units
 from kvscope.report.report import Report
 from kvscope.report.section import Section, tabulate
-from kvscope.report.words import count, share, significant
+from kvscope.report.words import NONE, count, share, significant
+
+SECTIONS = ("which-machine",)
+"""What `--section` of `kvscope tune` takes while no machine is known."""
 
 
 def report(study: MachineStudy) -> Report:
@@ -26,16 +29,20 @@ def _section(study: MachineStudy) -> Section:
     split, target = study.split, study.target
     first = split.warmup_requests + split.training_requests + 1
 
-    def pool(machine: Machine) -> str:
+    def pool(machine: GpuTrial) -> str:
         size = machine.deployment.pool_bytes
         assert size is not None  # noqa: S101  (each has a model)
         return units.format_size(size)
+
+    def late(machine: GpuTrial) -> str:
+        growing = machine.slo_met == "overloaded"  # a longer window has a worse percentile
+        return NONE if growing else significant(machine.trial.target_s * 1e3)
 
     columns = {
         "GPU": lambda machine: machine.name,
         "pool": pool,
         "hit rate": lambda machine: share(machine.trial.outcome.token_hit_rate),
-        f"{target.rank_name} TTFT (ms)": lambda machine: significant(machine.trial.target_s * 1e3),
+        f"{target.rank_name} TTFT (ms)": late,
         "within SLO": lambda machine: share(machine.trial.attainment),
         "rejected": lambda machine: count(machine.trial.rejected),
         "SLO": lambda machine: machine.slo_met,

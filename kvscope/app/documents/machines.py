@@ -47,7 +47,7 @@ def machines_document(study: MachineStudy) -> MachinesDocument:
                 machine.trial,
                 machine,
                 policy=machine.trial.policy.name,
-                params={},
+                params=dict(machine.trial.policy.values),
                 hindsight=False,
                 target_tel_ms=machine.trial.tel_s * 1e3,
                 meets_slo=machine.trial.meets(study.target),
