@@ -58,7 +58,7 @@ demo: setup ## analyze a sample trace, replay policies on it, tune for an SLO; w
 	@echo "  $(KVSCOPE) analyze sample_traces/to-b.jsonl.gz --db demo.duckdb"
 	@echo "  $(KVSCOPE) simulate to-c --db demo.duckdb --model qwen2-7b --points 5"
 	@echo "  $(KVSCOPE) simulate to-c --db demo.duckdb --model qwen2-7b --tiers hbm=20GiB,dram=40GiB"
-	@echo "  $(KVSCOPE) tune sample_traces/birth-death.jsonl.gz --db demo.duckdb --slo 100ms --explain"
+	@echo "  $(KVSCOPE) tune sample_traces/to-b.jsonl.gz --db demo.duckdb --slo 200ms"
 	@echo "  $(KVSCOPE) --help"
 	@echo "All of it to look at, in a browser:"
 	@echo "  $(KVSCOPE) dashboard --db demo.duckdb"

@@ -30,7 +30,7 @@ COMMANDS = {
     ],
     "simulate, tiers": ["simulate", "to-c", *_TIERS],
     "simulate, engine's CPU tier": ["simulate", "to-c", *_TIERS, "--offload", "vllm@0.33"],
-    "tune": ["tune", "to-c", "--slo", "200ms"],
+    "tune": ["tune", "to-c", "--slo", "200ms", "--view", "unloaded"],
     "tune of a deployment": ["tune", "to-c", "--slo", "350ms", *_DEPLOYMENT],
     "tune --tiers": ["tune", "to-c", "--slo", "350ms", *_DEPLOYMENT, "--tiers"],
     "fleet, queues": ["fleet", "to-c", "--slo", "400ms", *_DEPLOYMENT, "--time-model", "queue"],

@@ -34,7 +34,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "simulate": ("simulate", *MODEL, "--policies", "all", "--points", "3", "--slo", "200ms"),
     "simulate engine": ("simulate", "--capacity-model", "engine", "--points", "2"),
     "simulate tiers": ("simulate", *MODEL, "--tiers", "hbm=4GiB,dram=16GiB:ttl=10m"),
-    "tune": ("tune", *MODEL, "--slo", "400ms", "--explain", "--output", "tuned.toml"),
+    "tune": (
+        *("tune", *MODEL, "--slo", "400ms", "--view", "unloaded"),
+        *("--explain", "--output", "tuned.toml"),
+    ),
     "tune deployment": ("tune", *MODEL, "--gpu", "h100", "--slo", "2s", "--output", "tuned.toml"),
     "tune queued": ("tune", "--slo", "2s", "--view", "queued", "--output", "tuned.toml"),
 }

@@ -66,6 +66,12 @@ def stated_deployment(options: Stating) -> Deployment | None:
     return replace(deployment, **stated)
 
 
+def names_no_machine(options: ReplicaOptions) -> bool:
+    """Return whether options and file state neither a deployment, a capacity nor a latency."""
+    named = any(getattr(options, name, None) is not None for name in _SIZES | {"latency"})
+    return not named and stated_deployment(options) is None
+
+
 def resolved_deployment(
     options: Stating, block_size: int | None = None
 ) -> ResolvedDeployment | None:

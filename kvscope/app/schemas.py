@@ -18,6 +18,7 @@ from kvscope.app.documents import (
     fit,
     fleet,
     lists,
+    machines,
     retention,
     runs,
     tune,
@@ -47,6 +48,7 @@ DOCUMENTS: Mapping[str, type[Document]] = {
     "traces": lists.TracesDocument,
     "tune": tune.TuneDocument,
     "tune-fleet": tune_fleet.TuneFleetDocument,
+    "tune-machines": machines.MachinesDocument,
     "tune-tiers": tune_tiers.TuneTiersDocument,
     "validate": engines.ValidateDocument,
 }

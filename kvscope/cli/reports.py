@@ -6,7 +6,7 @@ kernels is imported after the mistakes that can be told without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -40,6 +40,8 @@ from kvscope.core.jit import load_in_background
 
 if TYPE_CHECKING:
     from kvscope.app.deployment import StatedBefore
+    from kvscope.app.gates import Gate
+    from kvscope.app.requests import TuneRequest
     from kvscope.core.trace import Prompts, Trace
     from kvscope.report.report import Report
     from kvscope.store.file import StoreFile
@@ -324,22 +326,32 @@ def tune(
         return
     from kvscope.app.baseline import baseline_figures
     from kvscope.app.gates import tune_figures, tune_gates
-    from kvscope.app.requests import tune_request
+    from kvscope.app.requests import machine_requests, tune_request
 
     with _opened(db, trace) as store:
         said = _stated(store, trace, options, forget=forget)
-        request = tune_request(said.options)
+        request, by_gpu = tune_request(said.options), machine_requests(said.options)
         gates = tune_gates(gate.fail_on)
         baseline = baseline_figures(gate.baseline, gates, "tune", store)
         load_in_background()
         from kvscope.app.traces import prompts_to_replay
         from kvscope.app.tune import recommendation_text, write_recommended
         from kvscope.app.tune import tune as recommend
-        from kvscope.report import recommendation as report
+        from kvscope.report import machines, recommendation
         from kvscope.report.section import check_names
 
-        check_names(printing.section, report.SECTIONS)
+        check_names(
+            printing.section, [*recommendation.SECTIONS, *(machines.SECTIONS if by_gpu else ())]
+        )
         stored, prompts = prompts_to_replay(store, trace, Terminal(), reading)
+        if by_gpu and stored.span_s > 0:
+            _show_machines(trace, stored, prompts, by_gpu, screen, gates)
+            _keep_stated(store, stored, said)
+            if path != values.STANDARD_STREAM:
+                note(f"{path} was not written: no machine is known")
+            return
+        if by_gpu:
+            note("no GPU is simulated: queues need arrival times, which the trace lacks")
         with stoppable() as terminal:
             began = monotonic()
             try:
@@ -351,17 +363,44 @@ def tune(
     if path != values.STANDARD_STREAM:
         tuned = replace(tuned, path=path)
     duration_s = monotonic() - began
-    output.report(report.report(tuned), screen)
+    output.report(recommendation.report(tuned), screen)
     if path != values.STANDARD_STREAM:
         note(write_recommended(Path(path), tuned, prompts, force=force))
     _keep(
         store,
-        report.report(tuned),
+        recommendation.report(tuned),
         duration_s,
-        summary=report.verdict_in_words(tuned)[0],
+        summary=recommendation.verdict_in_words(tuned)[0],
         file=recommendation_text(tuned, prompts),
     )
     end_on(gates, tune_figures(tuned), baseline)
+
+
+def _show_machines(
+    trace: str | None,
+    stored: Trace,
+    prompts: Prompts,
+    requests: Sequence[TuneRequest],
+    screen: ScreenOptions,
+    gates: Sequence[Gate],
+) -> None:
+    """Print LRU on common GPUs, and the command that names one."""
+    from kvscope.app.machines import study_machines
+    from kvscope.report import machines
+
+    if gates:
+        raise UsageError(
+            "nothing is recommended while no machine is known",
+            where="--fail-on",
+            remedy="name --gpu and --model",
+        )
+    with stoppable() as terminal:
+        try:
+            study = study_machines(trace, stored, prompts, requests, terminal)
+        except Stopped as error:
+            note(str(error))
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+    output.report(machines.report(study), screen)
 
 
 def _check_modes(options: TierOptions, *, fleet: bool, tiers: bool, writes: bool) -> None:

@@ -61,7 +61,7 @@ class Section(Struct, frozen=True):
     @property
     def name(self) -> str:
         """The title as `--section` takes it: "Reuse gaps" is reuse-gaps."""
-        return self.title.partition(":")[0].lower().replace(" ", "-")
+        return self.title.partition(":")[0].rstrip("?").lower().replace(" ", "-")
 
 
 Part: TypeAlias = "str | Table | Callable[[], Figure]"

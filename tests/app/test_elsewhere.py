@@ -26,7 +26,7 @@ FLEET = ("--router", "random,round-robin", "--capacity-blocks", "500")
 TIERS = ("--tier-sizes", "32GiB,64GiB,ssd:1TiB", "--offload", "lmcache")
 SWEEPS = (
     ("simulate", "--policies", "lru,tlru", "--points", "2"),
-    ("tune", "--policies", "tlru", "--output", "-"),
+    ("tune", "--policies", "tlru", "--capacity-blocks", "289", "--output", "-"),
     ("fleet", *FLEET, "--replicas", "1..2"),
     ("tune", "--tiers", *TIERS, "--gpu", "h100", "--model", "llama3.1-8b", "--output", "-"),
     ("tune", "--fleet", "--policies", "lru", *FLEET),

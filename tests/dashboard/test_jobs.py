@@ -91,7 +91,9 @@ def test_runs_and_jobs(
         capsys, "simulate", "chats", "--db", db, "--policies", "lru,tlru", "--capacity-blocks", "60"
     )
     output = str(tmp_path / "out.toml")
-    told(capsys, "tune", "chats", "--db", db, "--slo", "5s", "--output", output)
+    told(
+        capsys, "tune", "chats", "--db", db, "--slo", "5s", "--view", "unloaded", "--output", output
+    )
     app.run()
     names = [each.split()[0] for each in table_with(app, "run", "hit rate")["run"]]
     assert sorted(names) == ["lru", "tlru"]

@@ -15,6 +15,7 @@ from tests.long import long
 
 SCREEN = 45  # lines
 SAMPLES = sorted(path.name for path in data_folder("sample_traces").glob("*.jsonl.gz"))
+CACHE = ("--view", "unloaded")
 DEPLOYMENT = ("--gpu", "h100", "--model", "llama3-8b")
 CLOCK_DECIMALS = re.compile(r"\d\.\d+(h|m|d)\b")  # 1.69h, where people say 1 h 41 min
 
@@ -84,7 +85,7 @@ def test_simulate_answers_on_one_screen(options: tuple[str, ...], db: str, capsy
     assert any(line.startswith("Most hits") for line in lines)
 
 
-@pytest.mark.parametrize("deployment", [(), DEPLOYMENT], ids=["cache study", "deployment"])
+@pytest.mark.parametrize("deployment", [CACHE, DEPLOYMENT], ids=["cache study", "deployment"])
 def test_tune_answers_on_one_screen(
     db: str, capsys: Streams, tmp_path: Path, deployment: tuple[str, ...]
 ) -> None:
@@ -107,6 +108,6 @@ def test_every_sample_is_answered_on_one_screen(
     with gzip.open(data_folder("sample_traces") / sample, "rt") as lines:
         short.write_text("".join(islice(lines, requests)))
     assert len(printed(capsys, "simulate", str(short), db)) <= SCREEN
-    for deployment in ((), DEPLOYMENT):
+    for deployment in ((), CACHE, DEPLOYMENT):
         options = ("--slo", "200ms", "--output", str(tmp_path / "r.toml"), *deployment)
         assert len(printed(capsys, "tune", str(short), db, *options)) <= SCREEN

@@ -23,17 +23,20 @@ from kvscope.app.requests.replays import (
     simulate_request,
 )
 from kvscope.app.requests.tuning import (
+    COMMON_GPUS,
     WINDOWS,
     FleetTuningRequest,
     TierTuningRequest,
     TuneRequest,
     fleet_tuning_request,
+    machine_requests,
     tier_tuning_request,
     tune_request,
 )
 
 __all__ = [
     "BASELINE",
+    "COMMON_GPUS",
     "WINDOWS",
     "AnalyzeRequest",
     "Capacities",
@@ -52,6 +55,7 @@ __all__ = [
     "hit_definition",
     "kv_model",
     "latency_profile",
+    "machine_requests",
     "retention_request",
     "simulate_request",
     "tier_tuning_request",

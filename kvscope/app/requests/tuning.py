@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kvscope.app.deployment import resolved_deployment
+from kvscope.app.deployment import names_no_machine, resolved_deployment
 from kvscope.app.options import (
     FleetOptions,
     TierOptions,
@@ -32,6 +32,7 @@ from kvscope.app.values import TierSize
 from kvscope.core.errors import UsageError, placed
 from kvscope.core.records import defaults
 from kvscope.core.runs import RunSetting
+from kvscope.deployment.gpus import resolve_gpu
 from kvscope.deployment.models import Model
 from kvscope.latency.profile import (
     MODELS,
@@ -55,6 +56,9 @@ if TYPE_CHECKING:
     from kvscope.vllm_sim.offload_engines import Offloading
 
 WINDOWS = "--warmup, --validation, --judge"
+COMMON_GPUS = ("l40s", "a100-80", "h100", "h200")
+COMMON_MODEL = "llama3-8b"
+"""What LRU is shown on while no machine is named."""
 _SECOND_RELEASE = (0, 33)  # the version of the second of RELEASES
 
 
@@ -215,6 +219,27 @@ def _others(
             )
             for each in options.also
         )
+
+
+def machine_requests(options: TuneOptions) -> list[TuneRequest]:
+    """Return a request for each common GPU that holds the model; none where a machine is known.
+
+    The model is COMMON_MODEL where none is stated. Raises UsageError if none of the GPUs holds it.
+    """
+    if not names_no_machine(options):
+        return []
+    requests, model = [], options.model or COMMON_MODEL
+    for gpu in COMMON_GPUS:
+        where = replace(options, gpu=gpu, model=model, policies=None, param=None)
+        try:
+            requests.append(tune_request(where))
+        except UsageError as error:
+            if error.where != f"--gpu {resolve_gpu(gpu).name}":  # not that the model is too large
+                raise
+    if not requests:
+        what = f"{model} fits on none of {', '.join(COMMON_GPUS)}"
+        raise UsageError(what, where="--model", remedy="name --gpu and --tp, or --weight-dtype")
+    return requests
 
 
 def _shares(options: TuneOptions) -> tuple[float, float, float]:
