@@ -49,12 +49,10 @@ def doubled(counts: Sequence[int]) -> list[int]:
 def fewest(meets: Callable[[int], bool], counts: Sequence[int]) -> int | None:
     """Return the fewest of ascending counts that meet the SLO, None where none does.
 
-    Doubled until one does and twice as many do, then one fewer at a time while they do: between the
-    answer and the doubled number all meet it, so that a lucky split is not the answer.
+    Doubled until one does, then one fewer at a time while they do: between the answer and the
+    doubled number all meet it, so that a lucky split below is not the answer.
     """
-    points = doubled(counts)
-    pairs = zip(points, [*points[1:], points[-1]], strict=True)
-    enough = next((count for count, twice in pairs if meets(count) and meets(twice)), None)
+    enough = next((count for count in doubled(counts) if meets(count)), None)
     if enough is None:
         return None
     for count in reversed([count for count in counts if count < enough]):
