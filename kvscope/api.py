@@ -426,7 +426,7 @@ def simulate_fleet(
     time_model: Literal["queue", "engine"] | None = None,
     closed_loop: bool = False,
     seeds: int = 3,
-    warmup: Share = 0.0,
+    warmup: Share = 0.5,
     on: str | None = None,
     db: str = MEMORY,
     **of: Unpack[ReplicaArguments],

@@ -31,14 +31,13 @@ from kvscope.fleet.sweep import Fleet, FleetRun, FleetSweep, PooledHits
 from kvscope.policies.base import LanePolicy, Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
-from kvscope.replay.curve import HitCurve, first_counted
+from kvscope.replay.curve import HitCurve
 from kvscope.replay.parameter_estimates import bind, estimate_parameters, used
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.workload import Workload
 from kvscope.routers.base import Router
-from kvscope.tuning.bootstrap import clusters_of
-from kvscope.tuning.fleet_size import FleetSize, fleet_size
-from kvscope.tuning.target import Target
+from kvscope.tuning.fewest import fewest, most_compared, size_of
+from kvscope.tuning.fleet_size import FleetSize
 
 if TYPE_CHECKING:
     from kvscope.vllm_sim import EngineSettings
@@ -57,13 +56,9 @@ class FleetLine(Struct, frozen=True):
 
     @property
     def fewest(self) -> int | None:
-        """The least number of replicas that meets the SLO, as all larger ones do; None for none."""
-        fewest = None
-        for run in reversed(self.runs):
-            if not run.meets:
-                break
-            fewest = run.fleet.replicas
-        return fewest
+        """The fewest replicas that meet the SLO, by the rule of all commands; None for none."""
+        meets = {run.fleet.replicas: run.meets for run in self.runs}
+        return fewest(lambda counts: map(meets.__getitem__, counts), tuple(meets))
 
     def at(self, replicas: int) -> FleetRun | None:
         """Return the run with so many replicas."""
@@ -222,7 +217,9 @@ def fleet(
         study = replace(study, pooled=pooled, pooled_hits=sweep.pooled_hits(study.chosen))
     if study.fewest is not None:
         with monitor.steps("resampling requests"):
-            study = replace(study, size=_size(sweep, best, request))
+            most = most_compared(study.fewest)
+            compared = [run for run in best.runs if run.fleet.replicas <= most]
+            study = replace(study, size=size_of(sweep, compared))
     if think is not None or not any(isinstance(policy, Lru) for policy in policies):
         return study
     curves = {
@@ -242,24 +239,6 @@ def in_groups(request: FleetRequest, block_size: int) -> EngineSettings | None:
     if request.engine is None or groups is None or groups.undivided(block_size):
         return request.engine
     return replace(request.engine, groups=groups)
-
-
-def _size(sweep: FleetSweep, line: FleetLine, request: FleetRequest) -> FleetSize:
-    """Return the interval of the fewest replicas, each number with its worst seed."""
-    counted = slice(first_counted(sweep.prompts, request.setting.definition), None)
-    ttft_s, fails = {}, {}
-    for run in line.runs:
-        target_s = [outcome.target_ttft_s for outcome in run.outcomes]
-        worst = int(np.argmax(target_s))
-        outcome = run.outcomes[worst]
-        replayed_s = sweep.replay(run.fleet, worst).ttft_s[counted]
-        ttft_s[run.fleet.replicas] = np.nan_to_num(replayed_s, nan=np.inf)  # rejected
-        slow = not outcome.meets and outcome.target_ttft_s <= request.slo.ttft_s  # by its TPOT
-        fails[run.fleet.replicas] = outcome.latencies.overloaded or slow
-    target = Target(request.slo.ttft_s, request.slo.percentile)
-    prompts = sweep.prompts
-    clusters = clusters_of(prompts.conversation[counted], prompts.user[counted])
-    return fleet_size(ttft_s, fails, clusters, target)
 
 
 def routers_for(

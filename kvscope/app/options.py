@@ -740,7 +740,14 @@ class FleetOptions(ReplicaOptions, frozen=True, kw_only=True):
         Option("Let a turn arrive its think time after the simulated end of the previous one."),
     ] = False
     seeds: Annotated[int, Count("Seeds to replay routers with that draw at random.")] = 3
-    warmup: Warmup = 0.0
+    warmup: Annotated[
+        float,
+        Share(
+            "Share of the requests, from the start, that fill the caches and are not counted."
+            " `tune` counts the same half by default.",
+            default="50%",
+        ),
+    ] = 0.5
     on: On = None
 
 

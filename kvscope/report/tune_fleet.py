@@ -15,7 +15,8 @@ from kvscope.report.fleet import attainment_chart, ttft_chart
 from kvscope.report.report import Report
 from kvscope.report.section import Section, Table, tabulate
 from kvscope.report.words import NONE, Sizes, count, counted, share
-from kvscope.tuning.fleet import MOST, CapacityChoice, EndFleet, RouterSize
+from kvscope.tuning.fewest import MOST_REPLICAS
+from kvscope.tuning.fleet import CapacityChoice, EndFleet, RouterSize
 from kvscope.tuning.fleet_size import FleetSize
 from kvscope.tuning.fleet_window import PolicyTrial
 
@@ -41,14 +42,14 @@ def in_words(tuned: FleetRecommendation) -> list[str]:
     """Return the answer: the fleet, what the judged window says, one fewer, price and flags."""
     tuning, slo, target = tuned.tuning, tuned.slo, _target(tuned.slo)
     if tuning.chosen is None:
-        return [f"No fleet of up to {MOST} replicas meets {target} on the choosing window."]
+        return [f"No fleet of up to {MOST_REPLICAS} replicas meets {target} on the choosing window."]
     run, size, engines = tuning.recommended, tuning.size, tuning.on_engines
     if run is None and engines is not None:
-        most = f"No fleet of up to {MOST} replicas behind the router"
+        most = f"No fleet of up to {MOST_REPLICAS} replicas behind the router"
         return [f"{most} meets {target} on simulated vLLMs.", _misses_there(engines, slo)]
     if run is None or size is None:
         return [
-            f"No fleet of up to {MOST} replicas behind the router meets {target} on both windows.",
+            f"No fleet of up to {MOST_REPLICAS} replicas behind the router meets {target} on both windows.",
             *_rejected(tuned),
         ]
     price = "" if tuned.price_hour is None else f" for {tuned.price_hour:.4g} an hour"
@@ -122,7 +123,7 @@ def _ends(tuned: FleetRecommendation) -> list[str]:
         words.append(f"As many with {names}.")
     layouts = [each for each in tuned.tuning.ends if each.end.sessions]
     if layouts:
-        ranked = sorted(layouts, key=lambda each: each.replicas or MOST + 1)
+        ranked = sorted(layouts, key=lambda each: each.replicas or MOST_REPLICAS + 1)
         low, high = _tried_most(ranked[0]), _tried_most(ranked[-1])
         ranged = f"{low} replicas" if low == high else f"{low} to {high} replicas"
         words.append(
@@ -133,7 +134,7 @@ def _ends(tuned: FleetRecommendation) -> list[str]:
 
 
 def _tried_most(end: EndFleet) -> str:
-    return f"more than {MOST}" if end.replicas is None else str(end.replicas)
+    return f"more than {MOST_REPLICAS}" if end.replicas is None else str(end.replicas)
 
 
 def _misses_there(run: FleetRun, slo: Slo) -> str:

@@ -21,21 +21,12 @@ from kvscope.replay.parameter_estimates import bind, estimate_parameters
 from kvscope.replay.workload import Workload
 from kvscope.routers.base import Router
 from kvscope.tuning.comparison import Harm
-from kvscope.tuning.fleet_size import FleetSize, fleet_size
-from kvscope.tuning.fleet_window import (
-    LRU,
-    FleetPlan,
-    FleetWindow,
-    FleetWindows,
-    PolicyTrial,
-    doubled,
-)
-from kvscope.tuning.load import least_replicas
+from kvscope.tuning.fewest import MOST_REPLICAS, fewest, most_compared, size_of
+from kvscope.tuning.fleet_size import FleetSize
+from kvscope.tuning.fleet_window import LRU, FleetPlan, FleetWindow, FleetWindows, PolicyTrial
 from kvscope.tuning.tuner import End
 from kvscope.vllm_sim import EngineSettings
 
-MOST = 64
-"""The most replicas that are tried."""
 _SEARCHED = 2  # routers whose parameters are searched
 _CAPACITIES = 5  # to choose from where none is named
 
@@ -184,7 +175,7 @@ def tune_fleet(plan: FleetPlan, stop: Event) -> FleetTuning:
     searched at the best capacity.
     """
     windows = plan.windows
-    most = min(MOST, windows.choosing_requests)
+    most = min(MOST_REPLICAS, windows.choosing_requests)
     early, whole = plan.workloads(plan.prompts)
     estimates = estimate_parameters(early.traffic, early.profile, plan.slo.ttft_s)
     policies = [bind(variant, estimates) for variant in plan.variants]
@@ -215,7 +206,7 @@ def _routers(window: FleetWindow, routers: Sequence[Router], most: int) -> tuple
 
     def sized(router: Router) -> RouterSize:
         fewest = window.fewest(router, LRU, most)
-        run = window.at(router, LRU, fewest or doubled(most)[-1])
+        run = window.at(router, LRU, fewest or most)
         compared = window.at(router, LRU, 2) if fewest == 1 and most > 1 else run
         return RouterSize(router, fewest, run, compared, window.tried(router, LRU))
 
@@ -295,13 +286,8 @@ def _judged(
     if recommended is None:
         return tuning
     replicas = recommended.fleet.replicas
-    tried = min(max(2 * replicas, replicas + 2), most)
-    fleets = [Fleet(router, policy, count) for count in range(1, tried + 1)]
-    runs = judging.runs(fleets)
-    times = {run.fleet.replicas: judging.ttft_s(judging.replay(run)) for run in runs}
-    grows = {
-        run.fleet.replicas: any(each.latencies.overloaded for each in run.outcomes) for run in runs
-    }
+    compared = range(1, min(most_compared(replicas), most) + 1)
+    runs = judging.runs([Fleet(router, policy, count) for count in compared])
     one_fewer: FleetRun | None = None
     fewer_on: WindowName | None = None
     if replicas > 1:
@@ -314,7 +300,7 @@ def _judged(
         tuning,
         one_fewer=one_fewer,
         fewer_on=fewer_on,
-        size=fleet_size(times, grows, judging.clusters, judging.target),
+        size=size_of(judging.sweep, runs),
     )
 
 
@@ -345,12 +331,10 @@ def _more_on_engines(
     runs: dict[int, FleetRun] = {}
 
     def meets(replicas: int) -> bool:
-        if replicas > most:
-            return False
         runs[replicas] = window.on_engines(replace(fleet, replicas=replicas), engine)
         return runs[replicas].meets
 
-    enough = least_replicas(meets, fleet.replicas)
+    enough = fewest(lambda counts: map(meets, counts), range(fleet.replicas + 1, most + 1))
     return None if enough is None else runs[enough]
 
 

@@ -26,6 +26,7 @@ from kvscope.replay.workload import Workload
 from kvscope.routers.base import Router
 from kvscope.tuning.bootstrap import Bootstrap, clusters_of
 from kvscope.tuning.comparison import Harm, harms
+from kvscope.tuning.fewest import fewest
 from kvscope.tuning.split import FEWEST, counted_from, first_requests
 from kvscope.tuning.target import Limits, Target
 from kvscope.tuning.tuner import End
@@ -157,17 +158,12 @@ class FleetWindow:
         return [self._runs[fleet] for fleet in fleets]
 
     def fewest(self, router: Router, policy: Policy, most: int) -> int | None:
-        """Return the fewest replicas up to `most` that meet the SLO: doubled, then all below.
+        """Return the fewest replicas up to `most` that meet the SLO, None where they do not."""
 
-        All larger numbers up to the doubled one meet it too: one that does alone is luck.
-        """
-        for count in doubled(most):
-            (run,) = self.runs([Fleet(router, policy, count)])
-            if run.meets:
-                below = [Fleet(router, policy, fewer) for fewer in range(1, count + 1)]
-                meets = [each.meets for each in self.runs(below)]
-                return 1 + max((at + 1 for at, met in enumerate(meets) if not met), default=0)
-        return None
+        def meets(counts: Sequence[int]) -> list[bool]:
+            return [run.meets for run in self.runs([Fleet(router, policy, n) for n in counts])]
+
+        return fewest(meets, range(1, most + 1))
 
     def at(self, router: Router, policy: Policy, replicas: int) -> FleetRun:
         """Return one fleet's run."""
@@ -230,11 +226,3 @@ class FleetWindow:
         """Return the counted requests that one replica prefills in a second."""
         spent_s = done.token_s[self._first :] - done.begin_s[self._first :]
         return float(len(spent_s) / spent_s.sum())
-
-
-def doubled(most: int) -> list[int]:
-    """Return 1, 2, 4 and so on, `most` included."""
-    counts = [1]
-    while counts[-1] < most:
-        counts.append(min(2 * counts[-1], most))
-    return counts

@@ -6,8 +6,6 @@ worse one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from msgspec import Struct
 
@@ -18,12 +16,12 @@ from kvscope.policies.lru import Lru
 from kvscope.replay.metrics import QueueTimes, ServedRequests
 from kvscope.replay.settings import engine_setting
 from kvscope.replay.workload import Workload
+from kvscope.tuning.fewest import fewest, most_tried
 from kvscope.tuning.replicas import split_over, thinned
 from kvscope.tuning.trial import Advance, Evaluator, Trial
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
 from kvscope.vllm_sim.state import blocks_needed, engine_traffic
 
-MOST_REPLICAS = 64  # times those of the deployment
 _SHARE_STEPS = 6  # of a bisection: the share carried is exact to 1/64
 
 
@@ -69,8 +67,8 @@ class Load(Struct, frozen=True):
     """How the replicas of a deployment bear the arrivals of one window, under LRU.
 
     `growth` is that of the queue. The rest is set where they are `overloaded`: the least number
-    of replicas that keep up, None where MOST_REPLICAS times as many do not; the largest share of
-    the conversations that the present ones carry, and LRU's trial on that share.
+    of replicas that keep up, None where none up to `most_tried` do; the largest share of the
+    conversations that the present ones carry, and LRU's trial on that share.
     """
 
     growth: float
@@ -97,22 +95,6 @@ def _queue(served: ServedRequests, rate_scale: float) -> QueueTimes | None:
     return QueueTimes(arrival_s[counted][answered], times[answered], waited_s, float(arrival_s[0]))
 
 
-def least_replicas(good: Callable[[int], bool], present: int) -> int | None:
-    """Return the least number of replicas above `present` that is `good`, by doubling and halving.
-
-    None where MOST_REPLICAS times as many as at present are not.
-    """
-    failing, enough = present, 2 * present
-    while not good(enough):
-        if enough >= present * MOST_REPLICAS:
-            return None
-        failing, enough = enough, 2 * enough
-    while enough - failing > 1:
-        middle = (failing + enough) // 2
-        failing, enough = (failing, middle) if good(middle) else (middle, enough)
-    return enough
-
-
 def load_of(
     evaluator: Evaluator, capacity_blocks: int, replicas: int, advance: Advance | None = None
 ) -> Load:
@@ -130,7 +112,8 @@ def load_of(
     growth = ttft_growth(evaluator.served(Lru(), capacity_blocks), scale)
     if keeps(evaluator):
         return Load(growth, overloaded=False)
-    needed = least_replicas(lambda count: keeps(evaluator.over(replicas=count)), replicas)
+    more = range(replicas + 1, most_tried(replicas) + 1)
+    needed = fewest(lambda counts: (keeps(evaluator.over(replicas=each)) for each in counts), more)
     carried, failing = 0.0, 1.0
     for _ in range(_SHARE_STEPS):
         middle = (carried + failing) / 2

@@ -1,8 +1,8 @@
 """One trace over several replicas, each with a cache of its own, by whole conversations.
 
-Stands for a router with session affinity. The replica of a conversation is drawn by a hash of the
-number of its first request, so it stays the same when the trace grows; where conversations are
-inferred, as long as later requests do not change where they begin.
+The router is `session`, as in fleets: it sees the order of requests alone, so each replica is a
+replay of its own. A conversation's replica stays the same when the trace grows; where conversations
+are inferred, as long as later requests do not change where they begin.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvscope.core.trace import Prompts
+from kvscope.fleet.replay import asked
+from kvscope.fleet.split import assignment
 from kvscope.replay.curve import first_counted
 from kvscope.replay.derived_traces import select
 from kvscope.replay.metrics import ServedRequests
 from kvscope.replay.sweep import serve_replay
 from kvscope.replay.workload import ReplayRequest, Workload
+from kvscope.routers.session import Session
 
+SESSION = Session()
+"""The router in front of a deployment's replicas, where none is named."""
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
@@ -52,7 +57,7 @@ def split_over(workload: Workload, replicas: int) -> tuple[Replica, ...]:
     prompts = workload.prompts
     if replicas == 1:
         return (Replica(np.arange(len(prompts.leaf)), workload),)
-    number = (conversation_draws(prompts) * replicas).astype(np.int64)
+    number = assignment(workload.traffic, asked(prompts), SESSION, replicas)
     chosen = (np.flatnonzero(number == replica) for replica in range(replicas))
     return tuple(
         Replica(requests, _part(workload, requests)) for requests in chosen if len(requests)

@@ -15,6 +15,8 @@ from kvscope.characterize.windows import Windows
 from kvscope.core.executor import Executor
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts
+from kvscope.fleet.outcome import Slo
+from kvscope.fleet.sweep import FleetSweep
 from kvscope.ingest.clocks import SessionStarts
 from kvscope.policies.base import Policy
 from kvscope.policies.belady import Belady
@@ -30,7 +32,9 @@ from kvscope.replay.workload import Workload
 from kvscope.tuning.canary import Canary
 from kvscope.tuning.capacity import least_for_any, least_for_lru
 from kvscope.tuning.comparison import Harm, Window, WindowTrial, bounds, changes, harms
-from kvscope.tuning.load import MOST_REPLICAS, Load, least_replicas, load_of
+from kvscope.tuning.fewest import FewestReplicas, fewest_replicas, most_tried
+from kvscope.tuning.load import Load, load_of
+from kvscope.tuning.replicas import SESSION
 from kvscope.tuning.rule import Judged, LaterWindows, PolicyComparison
 from kvscope.tuning.search import Contender, Rank, search, xi_hints
 from kvscope.tuning.split import Split, later_workload, split_windows, window_workloads
@@ -128,8 +132,8 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
     does. `recommended` is what to run on the held-out window: the choice, else `enough`, else LRU.
     `infinite` is an infinite cache on the validation window, `limit` the same on both later
     windows, as the `oracles` are, which know the future. `explored` are all trials on the training
-    window. `replicas_needed` meet the SLO with LRU on both windows; None without `scale_out`, where
-    LRU meets the SLO, and where MOST_REPLICAS times as many as at present do not.
+    window. `fewest_lru` and `fewest_choice` are the replicas with LRU and with the choice that meet
+    the SLO on the later requests; None without `scale_out`.
     """
 
     setting: RunSetting
@@ -143,7 +147,8 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
     least_any: RequiredCapacity | None
     explored: tuple[Trial, ...]
     enough: WindowTrial | None = None
-    replicas_needed: int | None = None
+    fewest_lru: FewestReplicas | None = None
+    fewest_choice: FewestReplicas | None = None
     capacity_origin: str = ""
     oracles: tuple[WindowTrial, ...] = ()
     ends: tuple[EndVerdict, ...] = ()
@@ -155,9 +160,18 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
         return self.lru.held_out
 
     @property
+    def replicas_needed(self) -> int | None:
+        """The fewest replicas with LRU that meet the SLO on the later requests.
+
+        None where the present ones do, and where none of those tried do.
+        """
+        present = self.lru.later.keeps_up and self.lru.later.meets(self.target)
+        return None if present or self.fewest_lru is None else self.fewest_lru.replicas
+
+    @property
     def replicas_tried(self) -> int:
         """The most replicas that were tried, where none were enough."""
-        return self.replicas * MOST_REPLICAS
+        return most_tried(self.replicas)
 
     @property
     def slo_met(self) -> SloAnswer:
@@ -204,6 +218,7 @@ class Tuner:
         executor: Executor | None = None,
     ) -> None:
         self.options, self.target, self.progress = options, options.target, progress
+        self._stop = stop
         training, validation, held_out, later = (
             Evaluator(
                 workload,
@@ -268,7 +283,8 @@ class Tuner:
             least_any=least_any,
             explored=tuple(self.training.trials.values()),
             enough=enough,
-            replicas_needed=self._replicas_needed(capacity, lru),
+            fewest_lru=self._fewest(Lru(), capacity),
+            fewest_choice=self._fewest(choice.policy, capacity) if choice else None,
             canary=(
                 self.windows.later.canary(lru.later, choice.later, self.options.replicas)
                 if choice
@@ -351,7 +367,7 @@ class Tuner:
         return self._at(end, result, [each.with_prefill(end.prefill_times) for each in workloads])
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"progress": None}  # shown by the process that the user sees
+        return self.__dict__ | {"progress": None, "_stop": None}  # of the process that users see
 
     def _at(self, end: End, result: TuningResult, workloads: Sequence[Workload]) -> EndVerdict:
         capacity = end.capacity_blocks or result.capacity_blocks
@@ -468,20 +484,27 @@ class Tuner:
         limit = self.options.highest_blocks
         return _lossless(evaluator) if limit is None else min(limit, _lossless(evaluator))
 
-    def _replicas_needed(self, capacity: int, lru: Judged) -> int | None:
-        if not self.options.scale_out or (lru.keeps_up and lru.meets(self.target)):
+    def _fewest(self, policy: Policy, capacity: int) -> FewestReplicas | None:
+        """Return the fewest replicas with a policy that meet the SLO on the later requests."""
+        if not self.options.scale_out:
             return None
-
-        def meets(replicas: int) -> bool:
-            windows = (self.validation, self.held_out)
-            evaluators = (window.evaluator.over(replicas=replicas) for window in windows)
-            trials = (
-                Window(each, self.options.limits).measure(Lru(), capacity) for each in evaluators
+        later, target = self.windows.later.evaluator, self.target
+        workload, setting, prompts = later.workload, later.workload.setting, later.workload.prompts
+        if (scale := setting.rate_scale) != 1:
+            prompts = replace(prompts, arrival_s=prompts.arrival_s / scale)
+            workload = Workload(prompts, replace(setting, rate_scale=1.0), workload.windows)
+        simulated = setting.capacity_model == "engine"
+        sweep = FleetSweep(
+            workload,
+            capacity,
+            Slo(target.slo_s, target.percentile, target.tpot_slo_s),
+            engine=engine_of(setting, capacity, prompts.block_size) if simulated else None,
+        )
+        counts = range(1, most_tried(self.options.replicas) + 1)
+        with self.progress("searching the fewest replicas"):
+            return fewest_replicas(
+                sweep, SESSION, policy, counts, stop=self._stop, executor=later.executor
             )
-            return all(trial.keeps_up and trial.meets(self.target) for trial in trials)
-
-        with self.progress("searching the least number of replicas"):
-            return least_replicas(meets, self.options.replicas)
 
 
 def _keep_all(setting: RunSetting) -> Policy:
