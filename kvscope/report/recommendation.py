@@ -35,6 +35,7 @@ from kvscope.report.words import (
 from kvscope.tuning.bootstrap import FEWEST, Gain
 from kvscope.tuning.canary import Canary
 from kvscope.tuning.comparison import VALUES, Harm, WindowTrial
+from kvscope.tuning.fewest import FewestReplicas
 from kvscope.tuning.flags import plugin_command
 from kvscope.tuning.rule import Grade, Judged
 from kvscope.tuning.search import XI
@@ -190,7 +191,8 @@ def _slo(tuned: Recommendation) -> str:
 
 
 def _keep_lru(tuned: Recommendation) -> list[str]:
-    return [f"Keep LRU: {_now(tuned)}, within {_slo(tuned)}.", *_tpot(tuned), *_shrink(tuned)]
+    keep = [f"Keep LRU: {_now(tuned)}, within {_slo(tuned)}.", *_tpot(tuned)]
+    return [*keep, *_replicas(tuned), *_shrink(tuned)]
 
 
 def _slo_met(tuned: Recommendation) -> list[str]:
@@ -298,26 +300,50 @@ def _overloaded(tuned: Recommendation) -> list[str]:
 
 
 def _replicas(tuned: Recommendation) -> list[str]:
-    """Return how many replicas meet the SLO, where they can be added."""
-    tuning = tuned.tuning
-    if tuned.deployment is None:
+    """Return how many replicas of the deployment meet the SLO, with LRU and with the choice."""
+    tuning, lru = tuned.tuning, tuned.tuning.fewest_lru
+    if lru is None:
         return []
-    slo = _slo(tuned)
-    if tuning.replicas_needed is None:
-        tried = f"tried up to {count(tuning.replicas_tried)}"
-        none = f"With LRU, more replicas do not meet {slo}: {tried}."
-        longer = "Requests longer than the pool need a larger one: raise --tp, or quantize."
-        return [none, longer] if tuning.baseline.rejected else [none]
-    replicas = counted(tuning.replicas_needed, "replica")
-    price = tuned.price_hour(tuning.replicas_needed)
-    extra = tuned.price_hour(tuning.replicas_needed - tuning.replicas)
-    each = "" if price is None else f" ({price:.4g} an hour, {extra:.4g} more than now)"
-    windows = "on the validation and the held-out window"
-    saves = tuning.slo_met == "meets" and tuning.choice is not None and extra is not None
+    slo, router = f"{_slo(tuned)} on {LATER}", lru.router.name
+    simulated = tuning.setting.capacity_model == "engine"
+    model = "simulated vLLMs" if simulated else "prefill queues"
+    if lru.replicas is None:
+        none = f"With LRU, more replicas behind {router} do not meet {slo} ({model})"
+        longer = ["Requests longer than the pool need a larger one: raise --tp, or quantize."]
+        words = [f"{none}: tried up to {count(lru.tried)}."]
+        return [*words, *_with_choice(tuned), *(longer if tuning.baseline.rejected else [])]
+    more = lru.replicas - tuning.replicas
+    price, extra = tuned.price_hour(lru.replicas), tuned.price_hour(abs(more))
+    each = "" if price is None else f" ({price:.4g} an hour)"
+    if extra:
+        each = f" ({price:.4g} an hour, {extra:.4g} {'more' if more > 0 else 'less'} than now)"
+    saves = tuning.slo_met == "meets" and tuning.choice is not None and more > 0
     return [
-        f"With LRU, {replicas}{each} meet {slo} {windows}.",
-        *([f"The change saves {extra:.4g} an hour."] if saves else []),
+        f"With LRU, {counted(lru.replicas, 'replica')} behind {router}{each}"
+        f" {'meets' if lru.replicas == 1 else 'meet'} {slo} ({model}).{_interval_of(lru)}",
+        *_with_choice(tuned),
+        *([f"The change saves {extra:.4g} an hour."] if saves and extra else []),
     ]
+
+
+def _interval_of(fewest: FewestReplicas) -> str:
+    """Return how certain the fewest replicas are, as a sentence."""
+    if fewest.size is None:
+        return ""
+    ends = (end or f"more than {fewest.compared}" for end in (fewest.size.low, fewest.size.high))
+    return f" 95% interval: {' to '.join(dict.fromkeys(map(str, ends)))}."
+
+
+def _with_choice(tuned: Recommendation) -> list[str]:
+    """Return how many replicas meet the SLO with the chosen policy."""
+    fewest = tuned.tuning.fewest_choice
+    if fewest is None:
+        return []
+    name = fewest.policy.name
+    if fewest.replicas is None:
+        return [f"With {name}, up to {count(fewest.tried)} do not.{_interval_of(fewest)}"]
+    verb = "does" if fewest.replicas == 1 else "do"
+    return [f"With {name}, {fewest.replicas} {verb}.{_interval_of(fewest)}"]
 
 
 def _tpot(tuned: Recommendation) -> list[str]:

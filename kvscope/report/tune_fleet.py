@@ -42,14 +42,17 @@ def in_words(tuned: FleetRecommendation) -> list[str]:
     """Return the answer: the fleet, what the judged window says, one fewer, price and flags."""
     tuning, slo, target = tuned.tuning, tuned.slo, _target(tuned.slo)
     if tuning.chosen is None:
-        return [f"No fleet of up to {MOST_REPLICAS} replicas meets {target} on the choosing window."]
+        return [
+            f"No fleet of up to {MOST_REPLICAS} replicas meets {target} on the choosing window."
+        ]
     run, size, engines = tuning.recommended, tuning.size, tuning.on_engines
     if run is None and engines is not None:
         most = f"No fleet of up to {MOST_REPLICAS} replicas behind the router"
         return [f"{most} meets {target} on simulated vLLMs.", _misses_there(engines, slo)]
     if run is None or size is None:
         return [
-            f"No fleet of up to {MOST_REPLICAS} replicas behind the router meets {target} on both windows.",
+            f"No fleet of up to {MOST_REPLICAS} replicas behind the router meets {target} on both"
+            " windows.",
             *_rejected(tuned),
         ]
     price = "" if tuned.price_hour is None else f" for {tuned.price_hour:.4g} an hour"

@@ -42,9 +42,7 @@ class FewestReplicas(Struct, frozen=True):
     size: FleetSize | None
 
 
-def fewest(
-    meets: Callable[[Sequence[int]], Iterable[bool]], counts: Sequence[int]
-) -> int | None:
+def fewest(meets: Callable[[Sequence[int]], Iterable[bool]], counts: Sequence[int]) -> int | None:
     """Return the fewest of ascending counts that meet the SLO; None where none of those tried does.
 
     Doubled until one does, then one fewer at a time while they do: a lower count that meets the SLO
