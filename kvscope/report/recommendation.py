@@ -17,7 +17,7 @@ from kvscope.app.requests import BASELINE, WINDOWS
 from kvscope.app.tune import Recommendation
 from kvscope.core import units
 from kvscope.replay.policy_options import FORESEEING, VLLM, contenders
-from kvscope.report import explanation, style, ttft
+from kvscope.report import explanation, fleet, style, ttft
 from kvscope.report.report import Report
 from kvscope.report.runs import ORACLE_NOTE
 from kvscope.report.section import Columns, Section, Table, tabulate
@@ -306,7 +306,7 @@ def _replicas(tuned: Recommendation) -> list[str]:
         return []
     slo, router = f"{_slo(tuned)} on {LATER}", lru.router.name
     simulated = tuning.setting.capacity_model == "engine"
-    model = "simulated vLLMs" if simulated else "prefill queues"
+    model = fleet.TIME_MODELS["engine" if simulated else "queue"]
     if lru.replicas is None:
         none = f"With LRU, more replicas behind {router} do not meet {slo} ({model})"
         longer = ["Requests longer than the pool need a larger one: raise --tp, or quantize."]
@@ -317,21 +317,18 @@ def _replicas(tuned: Recommendation) -> list[str]:
     each = "" if price is None else f" ({price:.4g} an hour)"
     if extra:
         each = f" ({price:.4g} an hour, {extra:.4g} {'more' if more > 0 else 'less'} than now)"
-    saves = tuning.slo_met == "meets" and tuning.choice is not None and more > 0
+    saves = tuning.slo_met == "meets" and tuning.choice is not None and tuning.replicas_needed
     return [
         f"With LRU, {counted(lru.replicas, 'replica')} behind {router}{each}"
         f" {'meets' if lru.replicas == 1 else 'meet'} {slo} ({model}).{_interval_of(lru)}",
         *_with_choice(tuned),
-        *([f"The change saves {extra:.4g} an hour."] if saves and extra else []),
+        *([f"The change saves {extra:.4g} an hour."] if saves and extra and more > 0 else []),
     ]
 
 
 def _interval_of(fewest: FewestReplicas) -> str:
-    """Return how certain the fewest replicas are, as a sentence."""
-    if fewest.size is None:
-        return ""
-    ends = (end or f"more than {fewest.compared}" for end in (fewest.size.low, fewest.size.high))
-    return f" 95% interval: {' to '.join(dict.fromkeys(map(str, ends)))}."
+    """Return how certain the fewest replicas are, after a sentence."""
+    return f" {fleet.interval(fewest.size, fewest.compared)}" if fewest.size else ""
 
 
 def _with_choice(tuned: Recommendation) -> list[str]:

@@ -13,14 +13,7 @@ from msgspec.structs import replace
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.lru import Lru
 from kvscope.replay.metrics import GROWTH, ServedRequests, waiting_s
-from kvscope.tuning.load import (
-    MOST_REPLICAS,
-    Load,
-    keeps_up,
-    least_replicas,
-    load_of,
-    ttft_growth,
-)
+from kvscope.tuning.load import Load, keeps_up, load_of, ttft_growth
 from kvscope.tuning.replicas import thinned
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Evaluator
@@ -113,33 +106,6 @@ def test_a_queue_keeps_up_until_it_grows_by_20_ms_a_second() -> None:
     last_s = float(grown.queued_ttft_s[-20:].mean())
     assert keeps_up(grown, slo_s=last_s)
     assert not keeps_up(grown, slo_s=math.nextafter(last_s, 0))
-
-
-@settings(deadline=None, max_examples=300)
-@given(present=st.integers(1, 9), needed=st.integers(1, 700))
-def test_least_replicas_are_those_of_a_linear_scan(present: int, needed: int) -> None:
-    """The first number beyond the present one that is enough, within a few questions."""
-    asked = []
-
-    def good(replicas: int) -> bool:
-        asked.append(replicas)
-        return replicas >= needed
-
-    scan = range(present + 1, present * MOST_REPLICAS + 1)
-    expected = next((replicas for replicas in scan if replicas >= needed), None)
-    assert least_replicas(good, present) == expected
-    assert len(asked) <= 2 * math.log2(present * MOST_REPLICAS) + 1
-    assert max(asked) <= present * MOST_REPLICAS
-
-
-@settings(deadline=None, max_examples=100)
-@given(present=st.integers(1, 5), enough=st.sets(st.integers(1, 330)))
-def test_least_replicas_are_enough_though_one_less_is_not(present: int, enough: set[int]) -> None:
-    """Also where more are not always better: what is returned is good, one less is not."""
-    found = least_replicas(enough.__contains__, present)
-    if found is not None:
-        assert found in enough
-        assert found == present + 1 or found - 1 not in enough
 
 
 def _strangers(requests: int, tokens: int, every_s: float = 1.0) -> list[Request]:
