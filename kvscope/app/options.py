@@ -743,8 +743,8 @@ class FleetOptions(ReplicaOptions, frozen=True, kw_only=True):
     warmup: Annotated[
         float,
         Share(
-            "Share of the requests, from the start, that fill the caches and are not counted."
-            " `tune` counts the same half by default.",
+            "Share of the requests, from the start, that fill the caches and are not counted: by"
+            " default those before `tune`'s validation window.",
             default="50%",
         ),
     ] = 0.5

@@ -76,7 +76,7 @@ def test_doubled() -> None:
         ("to-c", "200ms", "h100", 2),
         ("to-c", "150ms", "h100", None),
         ("to-c", "8s", "l4", 4),
-        ("to-b", "300ms", "l40s", 2),
+        ("to-b", "300ms", "l40s", 7),
         ("agent", "2s", "h100", 2),
     ],
 )
