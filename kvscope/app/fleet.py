@@ -36,7 +36,7 @@ from kvscope.replay.parameter_estimates import bind, estimate_parameters, used
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.workload import Workload
 from kvscope.routers.base import Router
-from kvscope.tuning.fewest import fewest, size_of
+from kvscope.tuning.fewest import fewest, most_compared, size_of
 from kvscope.tuning.fleet_size import FleetSize
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class FleetLine(Struct, frozen=True):
     def fewest(self) -> int | None:
         """The fewest replicas that meet the SLO, by the rule of all commands; None for none."""
         meets = {run.fleet.replicas: run.meets for run in self.runs}
-        return fewest(meets.__getitem__, tuple(meets))
+        return fewest(lambda counts: map(meets.__getitem__, counts), tuple(meets))
 
     def at(self, replicas: int) -> FleetRun | None:
         """Return the run with so many replicas."""
@@ -217,7 +217,9 @@ def fleet(
         study = replace(study, pooled=pooled, pooled_hits=sweep.pooled_hits(study.chosen))
     if study.fewest is not None:
         with monitor.steps("resampling requests"):
-            study = replace(study, size=size_of(sweep, best.runs))
+            most = most_compared(study.fewest)
+            compared = [run for run in best.runs if run.fleet.replicas <= most]
+            study = replace(study, size=size_of(sweep, compared))
     if think is not None or not any(isinstance(policy, Lru) for policy in policies):
         return study
     curves = {

@@ -752,7 +752,8 @@ class FleetOptions(ReplicaOptions, frozen=True, kw_only=True):
     warmup: Annotated[
         float,
         Share(
-            "Share of the requests, from the start, that fill the caches and are not counted.",
+            "Share of the requests, from the start, that fill the caches and are not counted: by"
+            " default those before `tune`'s validation window.",
             default="50%",
         ),
     ] = 0.5

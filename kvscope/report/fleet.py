@@ -10,6 +10,7 @@ import numpy as np
 
 from kvscope.app.documents.fleet import fleet_document
 from kvscope.app.fleet import FleetLine, FleetStudy
+from kvscope.app.options import TimeModel
 from kvscope.core import units
 from kvscope.fleet.options import router_label
 from kvscope.fleet.outcome import FleetOutcome, Latencies, Slo
@@ -29,6 +30,7 @@ from kvscope.report.words import (
     significant,
     time_unit,
 )
+from kvscope.tuning.fewest import most_compared
 
 if TYPE_CHECKING:
     from kvscope.policies.base import Policy
@@ -46,7 +48,9 @@ _COUNTS = 8  # columns of a table that can be read
 _EACH_COUNT = 12  # numbers of replicas up to which an axis marks each
 _MARK = "*"
 OVERLOADED = "overloaded"
-_TIME_MODELS = {
+TIME_MODELS: dict[TimeModel, str] = {"queue": "prefill queues", "engine": "simulated vLLMs"}
+"""What the replicas of each time model are."""
+_ASSUMED = {
     "queue": "Time model: one prefill queue a replica, first come, first served; decoding slows"
     " with the requests that decode. Capacity holds idle cached blocks alone.",
     "engine": "Time model: a simulated vLLM in each replica, whose pool also holds running"
@@ -101,7 +105,7 @@ def report(study: FleetStudy) -> Report:
 def in_words(study: FleetStudy) -> list[str]:
     """Return the answer: the fewest replicas, what one fewer breaks, the price and the flags."""
     best, run = study.best, study.answer
-    target = _target(study)
+    target = f"{_target(study)} ({TIME_MODELS[study.time_model]})"
     name = _called(study)(best)
     if study.fewest is None:
         most = counted(study.replicas[-1], "replica")
@@ -110,7 +114,7 @@ def in_words(study: FleetStudy) -> list[str]:
     if study.on_engines is not None and not study.on_engines.meets:
         fleet = counted(study.chosen, "replica") + (f" behind {name}" if study.chosen > 1 else "")
         misses = (
-            f"On simulated vLLMs {fleet} cannot meet {target}:"
+            f"On simulated vLLMs {fleet} cannot meet {_target(study)}:"
             f" {_failure(study, study.on_engines)}. By prefill queues alone the SLO is met, with"
             f" {_reached(study, run)}, but running requests take blocks and steps."
         )
@@ -126,7 +130,8 @@ def in_words(study: FleetStudy) -> list[str]:
         f" with {_reached(study, run)}."
     )
     if study.size is not None:
-        answer += f" {_interval(study.size, study.replicas[-1])}"
+        compared = [each for each in study.replicas if each <= most_compared(study.chosen)]
+        answer += f" {interval(study.size, compared[-1])}"
     if study.chosen == study.replicas[0]:
         answer += " Fewer were not tried."
     fewer = best.at(study.chosen - 1)
@@ -173,21 +178,21 @@ def _others(study: FleetStudy, others: Sequence[FleetLine]) -> str:
     return f"Other routers need: {', '.join(parts)}."
 
 
-def _interval(size: FleetSize, most: int) -> str:
-    """Return how certain the fewest replicas are, in words."""
-    low, high = size.low or f"more than {most}", size.high or f"more than {most}"
-    if low == high:
-        return f"95% interval: {low}."
-    return f"95% interval: {low} to {high}."
+def interval(size: FleetSize, compared: int) -> str:
+    """Return how certain the fewest replicas of up to `compared` are, in words."""
+    ends = (str(end or f"more than {compared}") for end in (size.low, size.high))
+    return f"95% interval: {' to '.join(dict.fromkeys(ends))}."
 
 
 def _target(study: FleetStudy) -> str:
-    slo = study.slo
+    """Return the SLO, and the requests that have to meet it."""
+    slo, requests = study.slo, study.trace.requests
+    first = int(requests * study.setting.definition.warmup) + 1
     rank = units.format_percentile(slo.percentile)
     target = f"{rank} TTFT ≤ {units.duration_in_words(slo.ttft_s)}"
     if slo.tpot_s is not None:
         target += f" and {rank} TPOT ≤ {units.duration_in_words(slo.tpot_s)}"
-    return target
+    return f"{target} on requests {count(first)} to {count(requests)}"
 
 
 def _reached(study: FleetStudy, run: FleetRun) -> str:
@@ -528,7 +533,7 @@ def _layers_counted(study: FleetStudy) -> str:
 
 def _assumed(study: FleetStudy) -> list[str]:
     """Return the time model, the loop, and what is learned of what."""
-    words = [f"{_TIME_MODELS[study.time_model]} Latency of {study.setting.latency}."]
+    words = [f"{_ASSUMED[study.time_model]} Latency of {study.setting.latency}."]
     where, think = study.deployment, study.think
     if where is not None and where.kv_groups is not None:
         words.append(_layers_counted(study))

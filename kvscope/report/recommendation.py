@@ -15,7 +15,7 @@ from kvscope.app.requests import BASELINE, WINDOWS
 from kvscope.app.tune import Recommendation
 from kvscope.core import units
 from kvscope.replay.policy_options import VLLM, contenders
-from kvscope.report import explanation, style, ttft
+from kvscope.report import explanation, fleet, style, ttft
 from kvscope.report.plan import options_section, to_meet, worth_in_words
 from kvscope.report.report import Report
 from kvscope.report.runs import ORACLE_NOTE
@@ -34,12 +34,13 @@ from kvscope.report.words import (
 from kvscope.tuning.bootstrap import FEWEST, Gain
 from kvscope.tuning.canary import Canary
 from kvscope.tuning.comparison import VALUES, Harm, WindowTrial
+from kvscope.tuning.fewest import FewestReplicas
 from kvscope.tuning.flags import plugin_command
 from kvscope.tuning.rule import Grade, Judged
 from kvscope.tuning.search import XI
 from kvscope.tuning.target import LIKELY
 from kvscope.tuning.trial import Trial
-from kvscope.tuning.tuner import EndVerdict, RequiredCapacity, TuningResult
+from kvscope.tuning.tuner import EndVerdict, RequiredCapacity
 from kvscope.tuning.verdict import SloAnswer
 
 SECTIONS = (
@@ -193,7 +194,10 @@ def _slo(tuned: Recommendation) -> str:
 
 def _keep_lru(tuned: Recommendation) -> list[str]:
     what = "Keep LRU" if tuned.tuning.choice is None else "Without the change"
-    return [f"{what}: {_now(tuned)}, within {_slo(tuned)}.", *_tpot(tuned), *_shrink(tuned)]
+    keep = [f"{what}: {_now(tuned)}, within {_slo(tuned)}.", *_tpot(tuned), *_shrink(tuned)]
+    fewest = tuned.tuning.fewest_lru
+    fewer = fewest is not None and (fewest.replicas or math.inf) < tuned.tuning.replicas
+    return [*keep, *(_replicas(tuned) if fewer else [])]
 
 
 def _slo_met(tuned: Recommendation) -> list[str]:
@@ -301,36 +305,47 @@ def _overloaded(tuned: Recommendation) -> list[str]:
 
 
 def _replicas(tuned: Recommendation) -> list[str]:
-    """Return how many replicas meet the SLO, where they can be added."""
-    tuning = tuned.tuning
-    if tuned.deployment is None or tuning.fewest_lru is None:
+    """Return how many replicas of the deployment meet the SLO, with LRU and with the choice."""
+    tuning, lru = tuned.tuning, tuned.tuning.fewest_lru
+    if lru is None:
         return []
-    slo, router = _slo(tuned), tuning.fewest_lru.router.name
-    if tuning.fewest_lru.replicas is None:
-        tried = f"tried up to {count(tuning.replicas_tried)}, behind {router}"
-        none = f"With LRU, more replicas do not meet {slo}: {tried}."
-        longer = "Requests longer than the pool need a larger one: raise --tp, or quantize."
-        return [none, longer] if tuning.baseline.rejected else [none]
-    if tuning.replicas_needed is None:
-        return []
-    replicas = counted(tuning.replicas_needed, "replica")
-    price = tuned.price_hour(tuning.replicas_needed)
-    extra = tuned.price_hour(tuning.replicas_needed - tuning.replicas)
-    each = "" if price is None else f" ({price:.4g} an hour, {extra:.4g} more than now)"
-    saves = tuning.slo_met == "meets" and tuning.choice is not None and extra is not None
+    slo, router = f"{_slo(tuned)} on {LATER}", lru.router.name
+    simulated = tuning.setting.capacity_model == "engine"
+    model = fleet.TIME_MODELS["engine" if simulated else "queue"]
+    if lru.replicas is None:
+        none = f"With LRU, more replicas behind {router} do not meet {slo} ({model})"
+        longer = ["Requests longer than the pool need a larger one: raise --tp, or quantize."]
+        words = [f"{none}: tried up to {count(lru.tried)}."]
+        return [*words, *_with_choice(tuned), *(longer if tuning.baseline.rejected else [])]
+    more = lru.replicas - tuning.replicas
+    price, extra = tuned.price_hour(lru.replicas), tuned.price_hour(abs(more))
+    each = "" if price is None else f" ({price:.4g} an hour)"
+    if extra:
+        each = f" ({price:.4g} an hour, {extra:.4g} {'more' if more > 0 else 'less'} than now)"
+    saves = tuning.slo_met == "meets" and tuning.choice is not None and tuning.replicas_needed
+    meet = f"{'meets' if lru.replicas == 1 else 'meet'} {slo} ({model}).{_interval_of(lru)}"
     return [
-        f"With LRU, {replicas} behind {router}{each} meet {slo} on {LATER}{_certain(tuning)}.",
-        *([f"The change saves {extra:.4g} an hour."] if saves else []),
+        f"With LRU, {counted(lru.replicas, 'replica')} behind {router}{each} {meet}",
+        *_with_choice(tuned),
+        *([f"The change saves {extra:.4g} an hour."] if saves and extra and more > 0 else []),
     ]
 
 
-def _certain(tuning: TuningResult) -> str:
-    """Return the interval of the fewest replicas with LRU."""
-    size = tuning.fewest_lru.size if tuning.fewest_lru else None
-    if size is None or size.low == size.high:
-        return ""
-    low, high = (count(end) if end else "more" for end in (size.low, size.high))
-    return f" (95% CI {low} to {high})"
+def _interval_of(fewest: FewestReplicas) -> str:
+    """Return how certain the fewest replicas are, after a sentence."""
+    return f" {fleet.interval(fewest.size, fewest.compared)}" if fewest.size else ""
+
+
+def _with_choice(tuned: Recommendation) -> list[str]:
+    """Return how many replicas meet the SLO with the chosen policy."""
+    fewest = tuned.tuning.fewest_choice
+    if fewest is None:
+        return []
+    name = fewest.policy.name
+    if fewest.replicas is None:
+        return [f"With {name}, up to {count(fewest.tried)} do not.{_interval_of(fewest)}"]
+    verb = "does" if fewest.replicas == 1 else "do"
+    return [f"With {name}, {fewest.replicas} {verb}.{_interval_of(fewest)}"]
 
 
 def _tpot(tuned: Recommendation) -> list[str]:

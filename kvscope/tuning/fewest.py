@@ -1,23 +1,26 @@
-"""The fewest replicas that meet an SLO: one answer to "how many", for every command.
+"""The fewest replicas that meet an SLO: one search and one window for every command.
 
-Replicas are what a sweep of fleets simulates, behind a named router, and the SLO is judged on the
-requests that the sweep counts.
+The window is the counted requests: those after the warm-up. What a replica is, a simulated vLLM or
+a queue of prefills, the sweep says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
+from threading import Event
 
 import numpy as np
 from msgspec import Struct
 
+from kvscope.core.errors import Stopped
+from kvscope.core.executor import Executor
 from kvscope.fleet.sweep import Fleet, FleetRun, FleetSweep
 from kvscope.policies.base import Policy
 from kvscope.replay.curve import first_counted
 from kvscope.routers.base import Router
 from kvscope.tuning.bootstrap import clusters_of
-from kvscope.tuning.fleet_size import FleetSize, fleet_size
+from kvscope.tuning.fleet_size import FleetSize, doubled, fleet_size
 from kvscope.tuning.target import Target
 
 MOST_REPLICAS = 64
@@ -25,61 +28,75 @@ MOST_REPLICAS = 64
 
 
 class FewestReplicas(Struct, frozen=True):
-    """The fewest replicas with a policy behind a router that meet the SLO; None for above `tried`.
+    """The fewest replicas with a policy behind a router that meet the SLO.
 
-    `size` is the 95 % interval of the number, of which None stands for more than were compared.
+    `replicas` is None where up to `tried` do not meet it. `size` has its 95 % interval, in which
+    None stands for more than `compared`; None without the fewest.
     """
 
     router: Router
     policy: Policy
     replicas: int | None
     tried: int
-    size: FleetSize | None = None
+    compared: int
+    size: FleetSize | None
 
 
-def doubled(counts: Sequence[int]) -> list[int]:
-    """Return of ascending counts the first, those at twice the previous or next to it, the last."""
-    taken = [counts[0]]
-    while taken[-1] < counts[-1]:
-        below = [count for count in counts if count <= 2 * taken[-1]]
-        taken.append(max(below[-1], next(count for count in counts if count > taken[-1])))
-    return taken
+def fewest(meets: Callable[[Sequence[int]], Iterable[bool]], counts: Sequence[int]) -> int | None:
+    """Return the fewest of ascending counts that meet the SLO; None where none of those tried does.
 
-
-def fewest(meets: Callable[[int], bool], counts: Sequence[int]) -> int | None:
-    """Return the fewest of ascending counts that meet the SLO, None where none does.
-
-    Doubled until one does, then one fewer at a time while they do: between the answer and the
-    doubled number all meet it, so that a lucky split below is not the answer.
+    Doubled until one does, then one fewer at a time while they do: a lower count that meets the SLO
+    where a larger one does not is luck. `meets` says of each of some counts whether it does.
     """
-    enough = next((count for count in doubled(counts) if meets(count)), None)
-    if enough is None:
-        return None
-    for count in reversed([count for count in counts if count < enough]):
-        if not meets(count):
-            break
-        enough = count
-    return enough
+    failing = 0
+    for count in doubled(counts):
+        if all(meets([count])):
+            fewer = [each for each in reversed(counts) if failing < each < count]
+            met = zip(fewer, meets(fewer), strict=False)  # a lazy answer is not read to its end
+            return min([count, *(each for each, _ in takewhile(lambda pair: pair[1], met))])
+        failing = count
+    return None
 
 
 def fewest_replicas(
     sweep: FleetSweep,
     router: Router,
     policy: Policy,
-    counts: Sequence[int] = range(1, MOST_REPLICAS + 1),
+    counts: Sequence[int],
+    *,
+    stop: Event | None = None,
+    executor: Executor | None = None,
 ) -> FewestReplicas:
-    """Return the fewest replicas with their 95 % interval."""
-    run = cache(lambda count: sweep.run(Fleet(router, policy, count)))
+    """Return the fewest replicas of ascending `counts` that meet the sweep's SLO. Raises Stopped.
+
+    The default executor are threads.
+    """
+    runs: dict[int, FleetRun] = {}
+
+    def replayed(wanted: Sequence[int]) -> list[FleetRun]:
+        missing = [Fleet(router, policy, count) for count in wanted if count not in runs]
+        if missing:
+            runs.update((run.fleet.replicas, run) for run in sweep.sweep(missing, stop, executor))
+        if stop is not None and stop.is_set():
+            raise Stopped("stopped before the fewest replicas were known")
+        return [runs[count] for count in wanted]
+
     for _ in sweep.prepare([Fleet(router, policy, counts[0])]):
         pass
-    enough = fewest(lambda count: run(count).meets, counts)
+    enough = fewest(lambda wanted: [run.meets for run in replayed(wanted)], counts)
+    compared = counts[-1] if enough is None else min(most_compared(enough), counts[-1])
     size = None
     if enough is not None:
-        size = size_of(sweep, [run(count) for count in counts if count <= most_around(enough)])
-    return FewestReplicas(router, policy, enough, counts[-1], size)
+        size = size_of(sweep, replayed([count for count in counts if count <= compared]))
+    return FewestReplicas(router, policy, enough, max(runs), compared, size)
 
 
-def most_around(replicas: int) -> int:
+def most_tried(present: int) -> int:
+    """Return the most replicas that are tried where so many run."""
+    return max(MOST_REPLICAS, 2 * present)
+
+
+def most_compared(replicas: int) -> int:
     """Return the most replicas that the interval of so many looks at."""
     return max(2 * replicas, replicas + 2)
 
@@ -90,7 +107,8 @@ def size_of(sweep: FleetSweep, runs: Sequence[FleetRun]) -> FleetSize:
     counted = slice(first_counted(prompts, sweep.workload.setting.definition), None)
     ttft_s, fails = {}, {}
     for run in runs:
-        worst = int(np.argmax([outcome.target_ttft_s for outcome in run.outcomes]))
+        target_s = [outcome.target_ttft_s for outcome in run.outcomes]
+        worst = int(np.argmax(target_s))
         outcome = run.outcomes[worst]
         replayed_s = sweep.replay(run.fleet, worst).ttft_s[counted]
         ttft_s[run.fleet.replicas] = np.nan_to_num(replayed_s, nan=np.inf)  # rejected

@@ -21,15 +21,9 @@ from kvscope.replay.parameter_estimates import bind, estimate_parameters
 from kvscope.replay.workload import Workload
 from kvscope.routers.base import Router
 from kvscope.tuning.comparison import Harm
-from kvscope.tuning.fewest import MOST_REPLICAS, fewest, most_around
-from kvscope.tuning.fleet_size import FleetSize, fleet_size
-from kvscope.tuning.fleet_window import (
-    LRU,
-    FleetPlan,
-    FleetWindow,
-    FleetWindows,
-    PolicyTrial,
-)
+from kvscope.tuning.fewest import MOST_REPLICAS, fewest, most_compared, size_of
+from kvscope.tuning.fleet_size import FleetSize
+from kvscope.tuning.fleet_window import LRU, FleetPlan, FleetWindow, FleetWindows, PolicyTrial
 from kvscope.tuning.tuner import End
 from kvscope.vllm_sim import EngineSettings
 
@@ -292,13 +286,8 @@ def _judged(
     if recommended is None:
         return tuning
     replicas = recommended.fleet.replicas
-    tried = min(most_around(replicas), most)
-    fleets = [Fleet(router, policy, count) for count in range(1, tried + 1)]
-    runs = judging.runs(fleets)
-    times = {run.fleet.replicas: judging.ttft_s(judging.replay(run)) for run in runs}
-    grows = {
-        run.fleet.replicas: any(each.latencies.overloaded for each in run.outcomes) for run in runs
-    }
+    compared = range(1, min(most_compared(replicas), most) + 1)
+    runs = judging.runs([Fleet(router, policy, count) for count in compared])
     one_fewer: FleetRun | None = None
     fewer_on: WindowName | None = None
     if replicas > 1:
@@ -311,7 +300,7 @@ def _judged(
         tuning,
         one_fewer=one_fewer,
         fewer_on=fewer_on,
-        size=fleet_size(times, grows, judging.clusters, judging.target),
+        size=size_of(judging.sweep, runs),
     )
 
 
@@ -345,7 +334,7 @@ def _more_on_engines(
         runs[replicas] = window.on_engines(replace(fleet, replicas=replicas), engine)
         return runs[replicas].meets
 
-    enough = fewest(meets, range(fleet.replicas + 1, most + 1))
+    enough = fewest(lambda counts: map(meets, counts), range(fleet.replicas + 1, most + 1))
     return None if enough is None else runs[enough]
 
 
@@ -357,7 +346,7 @@ def _sized_at_ends(
         return tuning
     router, policy = tuning.recommended.fleet.router, tuning.recommended.fleet.policy
 
-    def sized_at(pair: _Pair) -> int | None:
+    def fewest(pair: _Pair) -> int | None:
         replicas = pair.fewest(router, policy, most)
         if replicas is None or engine is None:
             return replicas
@@ -367,10 +356,8 @@ def _sized_at_ends(
         more = _more_on_engines(pair.judging, fleet, engine, most)
         return None if more is None else more.fleet.replicas
 
-    pairs = zip(tuning.ends, at_ends, strict=True)
-    return replace(
-        tuning, ends=tuple(replace(each, replicas=sized_at(pair)) for each, pair in pairs)
-    )
+    sized = zip(tuning.ends, at_ends, strict=True)
+    return replace(tuning, ends=tuple(replace(each, replicas=fewest(pair)) for each, pair in sized))
 
 
 def _rank(run: FleetRun) -> tuple[float, float, float]:

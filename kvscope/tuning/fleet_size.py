@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -31,7 +31,7 @@ def fleet_size(
     conversation: Int32s,
     target: Target,
 ) -> FleetSize:
-    """Return the fewest replicas that meet the target, as all larger numbers tried do.
+    """Return the fewest replicas that meet the target, by the rule of `fewest`.
 
     `ttft_s` has the latencies of the counted requests (s, in order of arrival) for each number of
     replicas tried, `conversation` their conversations. Where a fleet is `overloaded` its queue
@@ -45,14 +45,29 @@ def fleet_size(
     grows = np.array([overloaded[count] for count in counts])
     values = np.array([each.value[at] for each in figures])
     resamples = np.stack([each.resamples[..., at] for each in figures], axis=-1)
-    replicas = _fewest((values <= target.slo_s) & ~grows)
-    fewest = _fewest((resamples <= target.slo_s) & ~grows).astype(np.float64)
+    replicas = _fewest((values <= target.slo_s) & ~grows, counts)
+    fewest = _fewest((resamples <= target.slo_s) & ~grows, counts).astype(np.float64)
     low, high = interval(fewest, figures[min(int(replicas), len(counts) - 1)].clusters[:, at])
     tried = [*counts, None]
     return FleetSize(tried[int(replicas)], tried[int(low)], tried[int(high)])
 
 
-def _fewest(meets: Bools) -> NDArray[np.int64]:
-    """Return the first place on the last axis from which on all are true; its length for none."""
-    lasting = np.logical_and.accumulate(meets[..., ::-1], axis=-1)
-    return np.asarray(meets.shape[-1] - lasting.sum(axis=-1))
+def doubled(counts: Sequence[int]) -> list[int]:
+    """Return some of ascending counts: each the largest that is at most twice the one before.
+
+    The next one where there is none; the first and the last are among them.
+    """
+    chosen = list(counts[:1])
+    while chosen and chosen[-1] < counts[-1]:
+        larger = [count for count in counts if count > chosen[-1]]
+        chosen.append(max((each for each in larger if each <= 2 * chosen[-1]), default=larger[0]))
+    return chosen
+
+
+def _fewest(meets: Bools, counts: Sequence[int]) -> NDArray[np.int64]:
+    """Return the place of `fewest` of the counts on the last axis; the axis' length for none."""
+    fewest = np.full(meets.shape[:-1], len(counts))
+    for place in map(counts.index, reversed(doubled(counts))):
+        lasting = np.logical_and.accumulate(meets[..., place::-1], axis=-1).sum(axis=-1)
+        fewest = np.where(lasting > 0, place + 1 - lasting, fewest)
+    return fewest

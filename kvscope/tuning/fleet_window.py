@@ -158,8 +158,12 @@ class FleetWindow:
         return [self._runs[fleet] for fleet in fleets]
 
     def fewest(self, router: Router, policy: Policy, most: int) -> int | None:
-        """Return the fewest replicas up to `most` that meet the SLO; None where none do."""
-        return fewest(lambda count: self.at(router, policy, count).meets, range(1, most + 1))
+        """Return the fewest replicas up to `most` that meet the SLO, None where they do not."""
+
+        def meets(counts: Sequence[int]) -> list[bool]:
+            return [run.meets for run in self.runs([Fleet(router, policy, n) for n in counts])]
+
+        return fewest(meets, range(1, most + 1))
 
     def at(self, router: Router, policy: Policy, replicas: int) -> FleetRun:
         """Return one fleet's run."""

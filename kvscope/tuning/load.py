@@ -16,13 +16,12 @@ from kvscope.policies.lru import Lru
 from kvscope.replay.metrics import QueueTimes, ServedRequests
 from kvscope.replay.settings import engine_setting
 from kvscope.replay.workload import Workload
-from kvscope.tuning.fewest import fewest
+from kvscope.tuning.fewest import fewest, most_tried
 from kvscope.tuning.replicas import split_over, thinned
 from kvscope.tuning.trial import Advance, Evaluator, Trial
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
 from kvscope.vllm_sim.state import blocks_needed, engine_traffic
 
-MOST_TIMES = 64  # the replicas of the deployment
 _SHARE_STEPS = 6  # of a bisection: the share carried is exact to 1/64
 
 
@@ -68,8 +67,8 @@ class Load(Struct, frozen=True):
     """How the replicas of a deployment bear the arrivals of one window, under LRU.
 
     `growth` is that of the queue. The rest is set where they are `overloaded`: the least number
-    of replicas that keep up, None where MOST_TIMES times as many do not; the largest share of
-    the conversations that the present ones carry, and LRU's trial on that share.
+    of replicas that keep up, None where none up to `most_tried` do; the largest share of the
+    conversations that the present ones carry, and LRU's trial on that share.
     """
 
     growth: float
@@ -113,8 +112,8 @@ def load_of(
     growth = ttft_growth(evaluator.served(Lru(), capacity_blocks), scale)
     if keeps(evaluator):
         return Load(growth, overloaded=False)
-    more = range(replicas + 1, replicas * MOST_TIMES + 1)
-    needed = fewest(lambda count: keeps(evaluator.over(replicas=count)), more)
+    more = range(replicas + 1, most_tried(replicas) + 1)
+    needed = fewest(lambda counts: (keeps(evaluator.over(replicas=each)) for each in counts), more)
     carried, failing = 0.0, 1.0
     for _ in range(_SHARE_STEPS):
         middle = (carried + failing) / 2

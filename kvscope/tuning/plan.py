@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -222,7 +223,7 @@ class Planner:
             trial = window.measure(Lru(), machine.capacity_blocks)
             return trial.keeps_up and trial.meets(self._result.target)
 
-        return fewest(meets, range(1, MOST_REPLICAS + 1)) or 1
+        return fewest(partial(map, meets), range(1, MOST_REPLICAS + 1)) or 1
 
     def _windows(
         self, change: _Change, windows: Sequence[Window], end: End | None = None

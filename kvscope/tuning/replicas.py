@@ -1,7 +1,8 @@
 """One trace over several replicas, each with a cache of its own, by whole conversations.
 
-The router is `session`, with session affinity, as in kvscope.fleet: it sees the order of requests
-alone, so that each replica is a replay of its own.
+The router is `session`, as in fleets: it sees the order of requests alone, so each replica is a
+replay of its own. A conversation's replica stays the same when the trace grows; where conversations
+are inferred, as long as later requests do not change where they begin.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.routers.session import Session
 
 SESSION = Session()
-"""The router of replicas, where no other is named."""
+"""The router in front of a deployment's replicas, where none is named."""
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 

@@ -32,7 +32,7 @@ from kvscope.replay.workload import Workload
 from kvscope.tuning.canary import Canary
 from kvscope.tuning.capacity import least_for_any, least_for_lru
 from kvscope.tuning.comparison import Harm, Window, WindowTrial, bounds, changes, harms
-from kvscope.tuning.fewest import MOST_REPLICAS, FewestReplicas, fewest_replicas
+from kvscope.tuning.fewest import FewestReplicas, fewest_replicas, most_tried
 from kvscope.tuning.load import Load, load_of
 from kvscope.tuning.replicas import SESSION
 from kvscope.tuning.rule import Judged, LaterWindows, PolicyComparison
@@ -169,7 +169,7 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
     @property
     def replicas_tried(self) -> int:
         """The most replicas that were tried, where none were enough."""
-        return max(self.replicas, MOST_REPLICAS)
+        return most_tried(self.replicas)
 
     @property
     def slo_met(self) -> SloAnswer:
@@ -216,6 +216,7 @@ class Tuner:
         executor: Executor | None = None,
     ) -> None:
         self.options, self.target, self.progress = options, options.target, progress
+        self._stop = stop
         training, validation, held_out, later = (
             Evaluator(
                 workload,
@@ -378,7 +379,7 @@ class Tuner:
         return self._at(end, result, [each.with_prefill(end.prefill_times) for each in workloads])
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"progress": None}  # shown by the process that the user sees
+        return self.__dict__ | {"progress": None, "_stop": None}  # of the process that users see
 
     def _at(self, end: End, result: TuningResult, workloads: Sequence[Workload]) -> EndVerdict:
         capacity = end.capacity_blocks or result.capacity_blocks
@@ -499,28 +500,26 @@ class Tuner:
         return lossless(evaluator) if limit is None else min(limit, lossless(evaluator))
 
     def _fewest(self, policy: Policy, capacity: int) -> FewestReplicas | None:
-        """Return the fewest replicas of a deployment with a policy, on the later requests."""
+        """Return the fewest replicas with a policy that meet the SLO on the later requests."""
         if not self.options.scale_out:
             return None
-        counts = range(1, max(self.options.replicas, MOST_REPLICAS) + 1)
-        with self.progress("searching the fewest replicas"):
-            return fewest_replicas(self._sweep(capacity), SESSION, policy, counts)
-
-    def _sweep(self, capacity: int) -> FleetSweep:
-        """Return the replays of fleets of the deployment's replicas, on the later requests."""
-        self.training.require_going()
-        target, workload = self.target, self.windows.later.evaluator.workload
-        setting, prompts = workload.setting, workload.prompts
+        later, target = self.windows.later.evaluator, self.target
+        workload, setting, prompts = later.workload, later.workload.setting, later.workload.prompts
         if (scale := setting.rate_scale) != 1:
             prompts = replace(prompts, arrival_s=prompts.arrival_s / scale)
             workload = Workload(prompts, replace(setting, rate_scale=1.0), workload.windows)
-        engine = setting.capacity_model == "engine"
-        return FleetSweep(
+        simulated = setting.capacity_model == "engine"
+        sweep = FleetSweep(
             workload,
             capacity,
             Slo(target.slo_s, target.percentile, target.tpot_slo_s),
-            engine=engine_of(setting, capacity, prompts.block_size) if engine else None,
+            engine=engine_of(setting, capacity, prompts.block_size) if simulated else None,
         )
+        counts = range(1, most_tried(self.options.replicas) + 1)
+        with self.progress("searching the fewest replicas"):
+            return fewest_replicas(
+                sweep, SESSION, policy, counts, stop=self._stop, executor=later.executor
+            )
 
 
 def _keep_all(setting: RunSetting) -> Policy:

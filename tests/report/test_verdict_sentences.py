@@ -234,6 +234,13 @@ def _larger(document: dict[str, Any], fails: str | None) -> bool:
     return best["capacity_blocks"] > document["capacity_blocks"] and beyond == bool(fails)
 
 
+def _fewest(document: dict[str, Any], count: str, router: str) -> bool:
+    fewest, present = document["recommendation"]["fewest"][0], document["replicas"]
+    needed = document["recommendation"]["replicas_at_least"]
+    known = needed in {None, fewest["replicas"]} or document["load"]["replicas_at_least"] == needed
+    return known and (fewest["replicas"], fewest["router"]) == (int(count), router) and present > 0
+
+
 CHECKS: dict[str, Any] = {
     r"LRU has a \S+(?: queued)? TTFT of (?P<time>.+?) on (?P<window>held-out requests|the"
     r" validation window) at .+?, (?P<side>within|beyond) the SLO": _lru,
@@ -263,8 +270,9 @@ CHECKS: dict[str, Any] = {
     r"^At least (?P<count>\d+) replicas keep up": lambda document, count: (
         int(count) == document["load"]["replicas_at_least"] > document["replicas"]
     ),
-    r"^With LRU, (?P<count>\d+) replicas": lambda document, count: (
-        int(count) == document["recommendation"]["replicas_at_least"] > document["replicas"]
+    r"^With LRU, (?P<count>\d+) replicas? behind (?P<router>\S+)": _fewest,
+    r"^With (?!LRU)\S+, (?P<count>\d+) do": lambda document, count: (
+        int(count) == document["recommendation"]["fewest"][1]["replicas"]
     ),
     r"^(?P<name>\S+) has no guard": lambda document, name: (
         not by_name(name).guarded and document["recommendation"]["policy"] == name
@@ -273,8 +281,8 @@ CHECKS: dict[str, Any] = {
         price == f"{document['recommendation']['extra_price_hour']:.4g}"
         and document["recommendation"]["slo_met"] == "meets"
     ),
-    r"^With LRU, more replicas do not meet": lambda document: (
-        document["recommendation"]["replicas_at_least"] == document["load"]["replicas_at_least"]
+    r"^With LRU, more replicas behind \S+ do not meet": lambda document: (
+        document["recommendation"]["fewest"][0]["replicas"] is None
     ),
 }
 """Sentences that compare, and the check of each by the document."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvscope
-from kvscope.core.files import data_folder
-from kvscope.tuning.fewest import doubled, fewest
+from kvscope.tuning.fewest import fewest
+from kvscope.tuning.fleet_size import doubled, fleet_size
+from kvscope.tuning.target import Target
 
-DEPLOYMENT: dict[str, Any] = {"gpu": "h100", "model": "llama3-8b"}
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
 COUNTS = st.sets(st.integers(1, 80), min_size=1).map(sorted)
 
 
@@ -22,41 +25,70 @@ def test_where_more_are_better_the_fewest_are_those_of_a_scan(
 ) -> None:
     """The first of the counts that is enough, None where none is."""
     scan = next((count for count in counts if count >= needed), None)
-    assert fewest(lambda count: count >= needed, counts) == scan
+    assert fewest(lambda some: [count >= needed for count in some], counts) == scan
 
 
 @given(counts=COUNTS, enough=st.sets(st.integers(1, 80)))
 def test_one_fewer_does_not_meet(counts: list[int], enough: set[int]) -> None:
-    """Also where more are not always better."""
-    answer = fewest(enough.__contains__, counts)
-    if answer is None:
+    """Also where more are not always better; a lazy answer gives the same without more replays."""
+    asked: list[int] = []
+
+    def lazily(count: int) -> bool:
+        asked.append(count)
+        return count in enough
+
+    least = fewest(lambda some: [count in enough for count in some], counts)
+    assert fewest(lambda some: map(lazily, some), counts) == least
+    assert len(asked) == len(set(asked))
+    if least is None:
         assert not enough & set(doubled(counts))
         return
-    assert answer in enough
-    at = counts.index(answer)
-    assert at == 0 or counts[at - 1] not in enough
+    assert least in enough
+    place = counts.index(least)
+    assert place == 0 or counts[place - 1] not in enough
+
+
+@settings(deadline=None)
+@given(counts=COUNTS, enough=st.sets(st.integers(1, 80)))
+def test_the_interval_is_of_the_same_rule(counts: list[int], enough: set[int]) -> None:
+    """Where all requests are alike, all resamples are, and the number is that of the search."""
+    ttft_s = {count: np.full(20, 0.5 if count in enough else 2.0) for count in counts}
+    size = fleet_size(
+        ttft_s, dict.fromkeys(counts, False), np.arange(20, dtype=np.int32), Target(1.0)
+    )
+    least = fewest(lambda some: [count in enough for count in some], counts)
+    assert (size.replicas, size.low, size.high) == (least, least, least)
 
 
 def test_doubled() -> None:
     """Ascending, each at most twice the previous where that is a count, to the last one."""
     assert doubled(range(1, 17)) == [1, 2, 4, 8, 16]
+    assert doubled([]) == []
     assert doubled([3]) == [3]
     assert doubled([4, 8, 12]) == [4, 8, 12]
     assert doubled([1, 5, 6]) == [1, 5, 6]
     assert doubled(range(3, 11)) == [3, 6, 10]
 
 
-@pytest.mark.parametrize(("name", "slo"), [("to-c", "200ms"), ("to-c", "350ms"), ("to-b", "150ms")])
-def test_tune_and_fleet_have_one_number(name: str, slo: str) -> None:
-    """With LRU behind the router that tune names: replicas, percentile and hits."""
-    sample = str(data_folder("sample_traces") / f"{name}.jsonl.gz")
-    with kvscope.open_trace(sample) as trace:
-        tuned = kvscope.tune(trace, slo=slo, policies="lru", **DEPLOYMENT).to_dict()
-        study = kvscope.simulate_fleet(trace, slo=slo, router="session", **DEPLOYMENT).to_dict()
-    today, *others = tuned["plan"]["options"]
-    more = [each for each in others if each["router"] == "session"]
-    option = more[0] if more else today
-    assert study["fewest"] == (option["replicas"] if more or option["slo"] != "misses" else None)
-    if study["fewest"] is not None:
-        assert study["figures"]["p95"] == pytest.approx(option["target_ms"] / 1e3, rel=1e-9)
-        assert study["figures"]["hit-rate"] == pytest.approx(option["hit_rate"], rel=1e-9)
+@pytest.mark.parametrize(
+    ("name", "slo", "gpu", "replicas"),
+    [
+        ("to-c", "200ms", "h100", 2),
+        ("to-c", "150ms", "h100", None),
+        ("to-c", "8s", "l4", 4),
+        ("to-b", "300ms", "l40s", 7),
+        ("agent", "2s", "h100", 2),
+    ],
+)
+def test_tune_and_fleet_have_one_number(
+    name: str, slo: str, gpu: str, replicas: int | None
+) -> None:
+    """With LRU behind the router that `tune` names, with its interval, on the same requests."""
+    with kvscope.open_trace(SAMPLES / f"{name}.jsonl.gz") as trace:
+        where: dict[str, Any] = {"gpu": gpu, "model": "llama3-8b"}
+        tuned = kvscope.tune(trace, slo=slo, policies="lru", **where).to_dict()
+        (lru,) = tuned["recommendation"]["fewest"]
+        study = kvscope.simulate_fleet(trace, slo=slo, router=lru["router"], **where).to_dict()
+    assert lru["router"] == "session"
+    assert lru["replicas"] == study["fewest"] == replicas
+    assert lru["interval"] == study["fewest_interval"]

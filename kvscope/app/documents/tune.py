@@ -16,6 +16,7 @@ from kvscope.ingest.clocks import SessionStarts
 from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.canary import Canary
 from kvscope.tuning.comparison import Harm, WindowTrial
+from kvscope.tuning.fewest import FewestReplicas
 from kvscope.tuning.flags import Flags
 from kvscope.tuning.plan import TuningPlan
 from kvscope.tuning.rule import Grade, Judged
@@ -181,6 +182,32 @@ class HeldOutPair(Facts):
     chosen: HeldOutFigures | None
 
 
+class FewestFacts(Facts):
+    """The fewest replicas with a policy behind a router that meet the SLO on the later requests.
+
+    `replicas` is null where up to `tried` do not. `interval` is its 95 % interval, null in it for
+    more than `compared`, null itself without the fewest.
+    """
+
+    router: str
+    policy: str
+    replicas: int | None
+    interval: tuple[int | None, int | None] | None
+    compared: int
+    tried: int
+
+    @classmethod
+    def of(cls, fewest: FewestReplicas) -> FewestFacts:
+        """Return the facts of a search."""
+        size = fewest.size
+        return cls.build(
+            fewest,
+            router=fewest.router.name,
+            policy=fewest.policy.name,
+            interval=(size.low, size.high) if size else None,
+        )
+
+
 class RecommendationFacts(CapacityFacts):
     """What to run, what it gives on the held-out window, and the engine's flags for it.
 
@@ -192,7 +219,8 @@ class RecommendationFacts(CapacityFacts):
     than the `requests` of the trace would not. `enough` meets the SLO at a larger capacity.
     `why_no_flags` is empty where there are flags. `replicas_at_least` meet the SLO with LRU, or at
     least keep up, at `replicas_price_hour`: `extra_price_hour` more than now, which a switch saves.
-    Up to `replicas_tried` were tried.
+    Up to `replicas_tried` were tried. `fewest` are those of a deployment that meet the SLO, with
+    LRU and with the choice.
     """
 
     verdict: str
@@ -219,6 +247,7 @@ class RecommendationFacts(CapacityFacts):
     replicas_price_hour: float | None
     extra_price_hour: float | None
     replicas_tried: int
+    fewest: tuple[FewestFacts, ...]
 
 
 class OptionFacts(Facts):
@@ -334,6 +363,9 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
             ),
             flags=tuned.flags,
             why_no_flags=tuned.why_no_flags(),
+            fewest=tuple(
+                FewestFacts.of(each) for each in (tuning.fewest_lru, tuning.fewest_choice) if each
+            ),
             replicas_at_least=replicas,
             replicas_price_hour=tuned.price_hour(replicas) if replicas else None,
             extra_price_hour=tuned.price_hour(replicas - tuning.replicas) if replicas else None,

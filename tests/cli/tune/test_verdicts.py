@@ -60,8 +60,8 @@ def test_what_a_switch_saves(trace: str, options: tuple[str, ...], capsys: Strea
     found = document(capsys, trace, *options, *priced)
     best, least = found["recommendation"], found["least_capacity"]["lru"]
     assert best["verdict"] == "switch"
-    replicas = best["replicas_at_least"]
-    assert replicas > 1
+    replicas, (lru, choice) = best["replicas_at_least"], best["fewest"]
+    assert lru["replicas"] == replicas > choice["replicas"] == 1
     assert best["replicas_price_hour"] == 2.5 * replicas
     assert best["extra_price_hour"] == 2.5 * (replicas - 1)
     pool = found["deployment"]["pool_blocks"]["value"]
@@ -72,7 +72,9 @@ def test_what_a_switch_saves(trace: str, options: tuple[str, ...], capsys: Strea
     assert f"{2.5 * replicas:.4g} an hour, {saved} more than now) meet the SLO" in words
     assert f"The change saves {saved} an hour." in words
     words = told(capsys, trace, *options, *priced[:-2])
-    assert f"With LRU, {replicas} replicas meet the SLO" in words
+    meets = f"With LRU, {replicas} replicas behind session meet the SLO of 200 ms on the later"
+    assert f"{meets} requests (simulated vLLMs). 95% interval: " in words
+    assert "With tlru, 1 does. 95% interval: 1." in words
     assert "an hour" not in words
 
 
