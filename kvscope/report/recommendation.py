@@ -322,13 +322,15 @@ def _replicas(tuned: Recommendation) -> list[str]:
     each = "" if price is None else f" ({price:.4g} an hour)"
     if extra:
         each = f" ({price:.4g} an hour, {extra:.4g} {'more' if more > 0 else 'less'} than now)"
+    verb = "meets" if lru.replicas == 1 else "meet"
+    fewest = f"With LRU, {counted(lru.replicas, 'replica')} behind {router}{each} {verb} {slo}"
+    words = [f"{fewest} ({model}).{_interval_of(lru)}", *_with_choice(tuned)]
     saves = tuning.slo_met == "meets" and tuning.choice is not None and tuning.replicas_needed
-    meet = f"{'meets' if lru.replicas == 1 else 'meet'} {slo} ({model}).{_interval_of(lru)}"
-    return [
-        f"With LRU, {counted(lru.replicas, 'replica')} behind {router}{each} {meet}",
-        *_with_choice(tuned),
-        *([f"The change saves {extra:.4g} an hour."] if saves and extra and more > 0 else []),
-    ]
+    return (
+        [*words, f"The change saves {extra:.4g} an hour."]
+        if saves and extra and more > 0
+        else words
+    )
 
 
 def _interval_of(fewest: FewestReplicas) -> str:

@@ -46,12 +46,11 @@ def in_words(tuned: FleetRecommendation) -> list[str]:
             f"No fleet of up to {MOST_REPLICAS} replicas meets {target} on the choosing window."
         ]
     run, size, engines = tuning.recommended, tuning.size, tuning.on_engines
+    most = f"No fleet of up to {MOST_REPLICAS} replicas behind the router"
     if run is None and engines is not None:
-        most = f"No fleet of up to {MOST_REPLICAS} replicas behind the router"
         return [f"{most} meets {target} on simulated vLLMs.", _misses_there(engines, slo)]
     if run is None or size is None:
-        none = f"No fleet of up to {MOST_REPLICAS} replicas behind the router meets {target}"
-        return [f"{none} on both windows.", *_rejected(tuned)]
+        return [f"{most} meets {target} on both windows.", *_rejected(tuned)]
     price = "" if tuned.price_hour is None else f" for {tuned.price_hour:.4g} an hour"
     answer = f"{_fleet(run, _size(tuned))}{price}: {target} holds"
     flags = run.fleet.router.flags()

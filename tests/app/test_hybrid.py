@@ -98,7 +98,7 @@ def test_fleets_replay_the_groups_on_simulated_engines(
 ) -> None:
     """One replica hits what one engine does, and what counts all layers alike is said."""
     common = {"slo": "1s", "replicas": 1, "router": "round-robin", "latency": measured, **POOL}
-    study = kvscope.simulate_fleet(trace, time_model="engine", **common)
+    study = kvscope.simulate_fleet(trace, time_model="engine", warmup=0.0, **common)
     (fleet,) = study.to_dict()["fleets"]
     (engine,) = kvscope.simulate(trace, policies="lru", latency=measured, **POOL).to_dict()[
         "results"

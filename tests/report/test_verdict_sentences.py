@@ -128,7 +128,7 @@ def _known(document: dict[str, Any]) -> set[str]:
         elif leaf.endswith("_per_s") or leaf == "prefill_times":
             texts.add(f"{value:.3g}")
         elif leaf.endswith("_hour"):
-            texts.add(f"{value:.4g}")
+            texts.add(f"{abs(value):.4g}")
         else:  # shares, their changes, and differences of shares
             texts |= {share(value), f"{value:.0%}", points(value)}
             texts |= {percent_change(value), percent_change(-value)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -91,4 +93,22 @@ def test_tune_and_fleet_have_one_number(
         study = kvscope.simulate_fleet(trace, slo=slo, router=lru["router"], **where).to_dict()
     assert lru["router"] == "session"
     assert lru["replicas"] == study["fewest"] == replicas
-    assert lru["interval"] == study["fewest_interval"]
+    assert lru["replicas_interval"] == study["fewest_interval"]
+
+
+def test_arrivals_at_a_multiple_of_the_rate(tmp_path: Path) -> None:
+    """Of `tune --rate-scale 2` as of a trace with its arrivals in half the time."""
+    with gzip.open(SAMPLES / "agent.jsonl.gz", "rt") as lines:
+        rows = [json.loads(line) for line in lines]
+    fast = tmp_path / "fast.jsonl"
+    fast.write_text(
+        "".join(json.dumps(row | {"timestamp": row["timestamp"] / 2}) + "\n" for row in rows)
+    )
+    where: dict[str, Any] = {"gpu": "h100", "model": "llama3-8b", "slo": "3s", "policies": "lru"}
+    fewest_of = []
+    for path, scale in ((SAMPLES / "agent.jsonl.gz", 2.0), (fast, 1.0)):
+        with kvscope.open_trace(path) as trace:
+            tuned = kvscope.tune(trace, rate_scale=scale, **where).to_dict()
+        fewest_of.append(tuned["recommendation"]["fewest"])
+    assert fewest_of[0] == fewest_of[1]
+    assert fewest_of[0][0]["replicas"] > 1

@@ -32,7 +32,7 @@ def test_a_close_number_has_both_neighbours_in_its_interval() -> None:
 
 
 def test_a_fleet_that_fails_below_the_doubled_number_moves_the_number_up() -> None:
-    """Three of four replicas miss the SLO, so that two are luck; beyond four none is looked at."""
+    """Four of eight replicas miss the SLO, so that three are luck; beyond four none matters."""
     late = {1: 400, 2: 400, 3: 0, 4: 400, 5: 0, 6: 0, 7: 400, 8: 0}
     tried = {count: latencies(slow) for count, slow in late.items()}
     size = fleet_size(tried, dict.fromkeys(tried, False), FEW, TARGET)

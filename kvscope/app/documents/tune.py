@@ -185,26 +185,33 @@ class HeldOutPair(Facts):
 class FewestFacts(Facts):
     """The fewest replicas with a policy behind a router that meet the SLO on the later requests.
 
-    `replicas` is null where up to `tried` do not. `interval` is its 95 % interval, null in it for
-    more than `compared`, null itself without the fewest.
+    `replicas` is null where up to `replicas_tried` do not. `replicas_interval` is its 95 %
+    interval, null in it for more than `replicas_compared`, null itself without the fewest. The
+    `price_hour` is `extra_price_hour` above the present one, below it where negative.
     """
 
     router: str
     policy: str
     replicas: int | None
-    interval: tuple[int | None, int | None] | None
-    compared: int
-    tried: int
+    replicas_interval: tuple[int | None, int | None] | None
+    replicas_compared: int
+    replicas_tried: int
+    price_hour: float | None
+    extra_price_hour: float | None
 
     @classmethod
-    def of(cls, fewest: FewestReplicas) -> FewestFacts:
+    def of(cls, fewest: FewestReplicas, tuned: Recommendation) -> FewestFacts:
         """Return the facts of a search."""
-        size = fewest.size
+        replicas, size, now = fewest.replicas, fewest.size, tuned.tuning.replicas
         return cls.build(
             fewest,
             router=fewest.router.name,
             policy=fewest.policy.name,
-            interval=(size.low, size.high) if size else None,
+            replicas_interval=(size.low, size.high) if size else None,
+            replicas_compared=fewest.compared,
+            replicas_tried=fewest.tried,
+            price_hour=None if replicas is None else tuned.price_hour(replicas),
+            extra_price_hour=None if replicas is None else tuned.price_hour(replicas - now),
         )
 
 
@@ -364,7 +371,9 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
             flags=tuned.flags,
             why_no_flags=tuned.why_no_flags(),
             fewest=tuple(
-                FewestFacts.of(each) for each in (tuning.fewest_lru, tuning.fewest_choice) if each
+                FewestFacts.of(each, tuned)
+                for each in (tuning.fewest_lru, tuning.fewest_choice)
+                if each
             ),
             replicas_at_least=replicas,
             replicas_price_hour=tuned.price_hour(replicas) if replicas else None,
