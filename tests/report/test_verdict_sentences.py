@@ -132,6 +132,10 @@ def _known(document: dict[str, Any]) -> set[str]:
         else:  # shares, their changes, and differences of shares
             texts |= {share(value), f"{value:.0%}", points(value)}
             texts |= {percent_change(value), percent_change(-value)}
+    options = document["plan"]["options"]
+    prices = [option["price_hour"] for option in options]
+    texts |= {f"{abs(price - prices[0]):.4g}" for price in prices if price is not None}
+    texts |= {units.format_size(round(option["tier_gib"] * 2**30)) for option in options}
     return {number for text in texts for number in _numbers(text)}
 
 
