@@ -243,7 +243,10 @@ def _beyond_reach(tuned: Recommendation) -> list[str]:
         time, name = _in_words(tuning.infinite.tpot_s), f"{tuning.target.rank_name} TPOT"
         slo = f"the TPOT SLO of {_in_words(tuning.target.tpot_slo_s)}"
     even = f"on {VALIDATION} even an infinite one has a {name} of {time}"
-    return [f"No cache meets {slo}: {even}."]
+    alone_ms = getattr(tuning.infinite.outcome.ttft_ms, tuning.target.rank_name, 0.0)
+    idle = tuning.target.view == "queued" and alone_ms > tuning.target.slo_s * 1e3
+    why = f", {units.duration_in_words(alone_ms / 1e3)} on an idle engine" if idle else ""
+    return [f"No cache meets {slo}: {even}{why}."]
 
 
 def _unreachable(tuned: Recommendation) -> list[str]:

@@ -206,10 +206,11 @@ class Planner:
             yield _Change(lru, result.replicas, size)
             if result.choice is not None:
                 yield _Change(result.choice.policy, result.replicas, size)
-        present = result.replicas
+        least = math.inf  # as many replicas with the policy are no other option
         for each in (result.fewest_lru, result.fewest_choice):
-            if each is not None and each.replicas is not None and each.replicas > present:
-                yield _Change(each.policy, each.replicas)
+            if each is not None and result.replicas < (each.replicas or 0) < least:
+                least = each.replicas or 0
+                yield _Change(each.policy, least)
         for machine in self._machines:
             yield _Change(lru, self._fewest_on(machine), machine=machine)
 
