@@ -132,7 +132,10 @@ def test_recommendation(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Stream
         capsys, "tune", "chats", "--db", db, "--slo", "20ms", "--capacity-blocks", "60",
         "--model", "llama3-8b", "--hbm", "80GiB",
     )["recommendation"]  # fmt: skip
-    assert titles(app)[0] == f"Recommendation: {document['verdict']}"
+    assert titles(app)[:2] == [
+        "Options: p95 TTFT ≤ 20 ms",
+        f"Recommendation: {document['verdict']}",
+    ]
     row = table_with(app, "TTFT p50 (ms)", "prefills/s").to_numpy().tolist()[0]
     lru = document["lru"]["validation"]["ttft_ms"]
     assert row[:5] == ["lru", *(significant(lru[rank]) for rank in ("p50", "p90", "p95", "p99"))]

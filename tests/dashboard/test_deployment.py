@@ -139,7 +139,7 @@ def test_recommendation_is_tunes(db: str, monkeypatch: pytest.MonkeyPatch, capsy
         "--gpu-hour", "2.5",
     )  # fmt: skip
     recommendation = document["recommendation"]
-    assert titles(app)[0] == f"Recommendation: {recommendation['verdict']}"
+    assert titles(app)[1] == f"Recommendation: {recommendation['verdict']}"
     for sentence in document["words"]:
         assert sentence in words(app)
     row = table_with(app, "TTFT p50 (ms)", "prefills/s").to_numpy().tolist()[0]
@@ -231,7 +231,7 @@ def test_no_flags_without_a_switch(
     settled(app, "Recommendation: ")
     options = ("--slo", "8ms", "--gpu", "l4", "--model", "qwen3-8b")
     document = told(capsys, "tune", "chats", "--db", db, *options)["recommendation"]
-    assert titles(app)[0] == "Recommendation: unreachable"
+    assert titles(app)[1] == "Recommendation: unreachable"
     assert not app.code
     assert document["why_no_flags"] in captions(app)
     assert app.get("download_button")

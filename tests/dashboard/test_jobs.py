@@ -62,9 +62,9 @@ def test_a_job_outlives_its_tab(
     assert job.all_jobs() == [running]  # none of them was started again
     stalled.set()
     ended(0)
-    assert titles(reloaded.run())[0].startswith("Recommendation")
+    assert titles(reloaded.run())[0].startswith("Options")
     later = shown(db, monkeypatch, "recommendation", **TUNE)
-    assert titles(later)[0].startswith("Recommendation")
+    assert titles(later)[0].startswith("Options")
     assert job.all_jobs() == [running]
 
 
