@@ -281,9 +281,9 @@ class Tuner:
             least_any=least_any,
             explored=tuple(self.training.trials.values()),
             enough=enough,
-            fewest_lru=self._fewest(Lru(), capacity),
+            fewest_lru=self._fewest(lru, capacity),
             fewest_choice=(
-                self._fewest(choice.policy, capacity) if choice and not setting.kv_groups else None
+                self._fewest(choice, capacity) if choice and not setting.kv_groups else None
             ),
             canary=(
                 self.windows.later.canary(lru.later, choice.later, self.options.replicas)
@@ -499,11 +499,16 @@ class Tuner:
         limit = self.options.highest_blocks
         return lossless(evaluator) if limit is None else min(limit, lossless(evaluator))
 
-    def _fewest(self, policy: Policy, capacity: int) -> FewestReplicas | None:
-        """Return the fewest replicas with a policy that meet the SLO on the later requests."""
+    def _fewest(self, judged: Judged, capacity: int) -> FewestReplicas | None:
+        """Return the fewest replicas with a policy that meet the SLO on the later requests.
+
+        One that does is the fewest: nothing is replayed then, and nothing said of the interval.
+        """
         if not self.options.scale_out:
             return None
-        later, target = self.windows.later.evaluator, self.target
+        later, target, policy = self.windows.later.evaluator, self.target, judged.policy
+        if self.options.replicas == 1 and judged.later.keeps_up and judged.later.meets(target):
+            return FewestReplicas(SESSION, policy, 1, tried=1, compared=1, size=None)
         workload, setting, prompts = later.workload, later.workload.setting, later.workload.prompts
         if (scale := setting.rate_scale) != 1:
             prompts = replace(prompts, arrival_s=prompts.arrival_s / scale)
