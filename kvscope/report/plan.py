@@ -31,7 +31,8 @@ def options_section(tuned: Recommendation, plan: TuningPlan) -> Section:
         pool = sizes_of(tuned).label(tuned.tuning.capacity_blocks)
         machine = f"{where.summary}, pool {pool} ({where.pool.origin})."
     limit = tuned.tuning.limit
-    infinite = f"An infinite cache: {_time(limit.target_s * 1e3)}"
+    reached = _time(limit.target_s * 1e3) if limit.keeps_up else "the queue grows"
+    infinite = f"An infinite cache: {reached}"
     infinite += f", hit rate {share(limit.outcome.token_hit_rate)}."
     return Section.of(title, machine, _table(tuned, plan), infinite)
 
@@ -86,7 +87,13 @@ def _table(tuned: Recommendation, plan: TuningPlan) -> Table:
     priced = any(each.price_hour is not None for each in plan.options)
     rejected = any(each.trial.rejected for each in plan.options)
 
+    def time(option: PlanOption, milliseconds: float) -> str:
+        """Return a time where the queue does not grow; a longer trace would have a larger one."""
+        return _number(milliseconds) if option.judged.keeps_up else NONE
+
     def confidence(option: PlanOption) -> str:
+        if not option.judged.keeps_up:
+            return NONE
         low, high = option.judged.later.interval_s
         if not low and math.isinf(high):
             return "unknown"
@@ -102,8 +109,8 @@ def _table(tuned: Recommendation, plan: TuningPlan) -> Table:
     columns: Columns = {
         "option": lambda option: option_name(tuned, option, plan),
         "hits": lambda option: share(option.trial.outcome.token_hit_rate),
-        **({} if rank == "p50" else {"p50": lambda each: _number(each.trial.times_ms.p50)}),
-        rank: lambda option: _number(option.trial.target_s * 1e3),
+        **({} if rank == "p50" else {"p50": lambda each: time(each, each.trial.times_ms.p50)}),
+        rank: lambda option: time(option, option.trial.target_s * 1e3),
         "95% CI": confidence,
         "within": lambda option: share(option.trial.attainment),
         **optional,
