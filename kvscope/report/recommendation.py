@@ -459,6 +459,8 @@ def _shrink(tuned: Recommendation) -> list[str]:
     blocks = least.held_out.capacity_blocks
     if blocks >= tuned.tuning.capacity_blocks:
         return []
+    if least.held_out.rejected > tuned.tuning.baseline.rejected:  # which a percentile forgives
+        return []
     if not blocks:
         return ["You could shrink: the SLO is met without any cache."]
     least_size, time = sizes.in_words(blocks), _time(least.held_out)

@@ -145,9 +145,19 @@ class TuningPlan(Struct, frozen=True):
 
     @property
     def cheapest(self) -> PlanOption | None:
-        """The cheapest option that meets the SLO; else the one that does as estimated; or None."""
-        known = [option for option in self.options if option.slo == "meets"]
-        known = known or [each for each in self.options if each.meets]
+        """The cheapest option that meets the SLO; else the one that does as estimated; or None.
+
+        None that rejects more requests than today, which a percentile forgives, and on the present
+        machine none that harms what is not the SLO.
+        """
+        most = self.today.trial.rejected
+        sound = [
+            each
+            for each in self.options
+            if each.trial.rejected <= most and (each.machine or not each.judged.harms)
+        ]
+        known = [each for each in sound if each.slo == "meets"]
+        known = known or [each for each in sound if each.meets]
         return min(known, key=lambda option: option.cost, default=None)
 
     @property

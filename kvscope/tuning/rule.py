@@ -54,8 +54,14 @@ class Judged(Struct, frozen=True):
     @property
     def harms(self) -> tuple[Harm, ...]:
         """The limits that it breaks: on both windows together, and by value on either."""
-        broken = (*self.later.harms, *self.held_out.by_value, *self.validation.by_value)
+        broken = (*self.later.harms, *self.harms_by_value)
         return tuple({harm.figure: harm for harm in reversed(broken)}.values())
+
+    @property
+    def harms_by_value(self) -> tuple[Harm, ...]:
+        """The limits that its figures break on any window, not only an end of their intervals."""
+        windows = self.later, self.held_out, self.validation
+        return tuple(harm for window in windows for harm in window.by_value)
 
     @property
     def grade(self) -> Grade:

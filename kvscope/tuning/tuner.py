@@ -109,9 +109,9 @@ class RequiredCapacity(Struct, frozen=True):
 class EndVerdict(Struct, frozen=True):
     """The verdict at one end, the choice being the same; both trials are of the held-out window.
 
-    `eligible`: whether the choice breaks no limit there by its figures, with an SLO that is as much
-    longer as the prefills are: the same requests are then near it. With other starts of sessions a
-    gain has to be likely too. None without a choice.
+    `eligible`: whether the choice harms nothing there, with an SLO that is as much longer as the
+    prefills are: the same requests are then near it. What a canary confirms may harm within its
+    interval. With other starts of sessions a gain has to be likely too. None without a choice.
     """
 
     end: End
@@ -396,8 +396,8 @@ class Tuner:
         infinite = windows.validation.measure(_keep_all(result.setting), most)
         eligible = None
         if choice is not None:
-            harmless = choice.keeps_up and not choice.later.by_value
-            eligible = choice.grade != "no" if end.sessions else harmless
+            broken = choice.harms if result.grade == "do-now" else choice.harms_by_value
+            eligible = choice.grade != "no" if end.sessions else choice.keeps_up and not broken
         return EndVerdict(
             end,
             decide(self.target, lru, choice if eligible else None, infinite),

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import kvscope
 from kvscope.core.files import data_folder
+from kvscope.tuning.comparison import Harm
 
 SAMPLE = str(data_folder("sample_traces") / "to-c.jsonl.gz")
-DEPLOYMENT = {"gpu": "h100", "model": "llama3-8b", "gpu_hour": 2.5}
+DEPLOYMENT: dict[str, Any] = {"gpu": "h100", "model": "llama3-8b", "gpu_hour": 2.5}
 
 
 def plan_of(slo: str, **deployment: Any) -> tuple[dict[str, Any], Mapping[str, Any]]:
@@ -99,3 +101,21 @@ def test_other_machines_are_options() -> None:
     assert plan["options"][plan["cheapest"]]["price_hour"] == pytest.approx(5.0)
     with pytest.raises(kvscope.UsageError, match="no GPU 'abacus'"):
         plan_of("200ms", also="abacus")
+
+
+def test_no_option_is_named_that_rejects_more_or_harms() -> None:
+    """A percentile forgives rejected requests, and one of TTFT forgives a slower median."""
+    tuned = kvscope.tune(SAMPLE, slo="200ms", policies="lru", db=":memory:", **DEPLOYMENT)
+    plan = tuned.recommendation.plan
+    assert plan is not None
+    best = plan.cheapest
+    assert best is not None
+    assert best is not plan.today
+    for worse in (
+        replace(best.judged.later, rejected=plan.today.trial.rejected + 1),
+        replace(best.judged.later, harms=(Harm("p50", 0.8, 0.25),)),
+    ):
+        judged = replace(best.judged, later=worse)
+        options = (replace(each, judged=judged) if each is best else each for each in plan.options)
+        named = replace(plan, options=tuple(options)).cheapest
+        assert named is None or named.judged is not judged
