@@ -119,3 +119,13 @@ def test_no_option_is_named_that_rejects_more_or_harms() -> None:
         options = (replace(each, judged=judged) if each is best else each for each in plan.options)
         named = replace(plan, options=tuple(options)).cheapest
         assert named is None or named.judged is not judged
+
+
+def test_an_option_is_judged_at_both_ends() -> None:
+    """A machine whose interval lies within the SLO is undecided where a slower prefill misses it."""
+    plan, _ = plan_of("190ms", also="2xh100", policies="lru")
+    (fast,) = (each for each in plan["options"] if each["machine"])
+    assert fast["interval_ms"][1] < 190 < 1.65 * fast["target_ms"]
+    assert fast["slo"] == "undecided"
+    plan, _ = plan_of("1s", also="2xh100", policies="lru")
+    assert [each["slo"] for each in plan["options"] if each["machine"]] == ["meets"]
