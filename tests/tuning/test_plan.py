@@ -122,7 +122,7 @@ def test_no_option_is_named_that_rejects_more_or_harms() -> None:
 
 
 def test_an_option_is_judged_at_both_ends() -> None:
-    """A machine whose interval lies within the SLO is undecided where a slower prefill misses it."""
+    """An interval within the SLO is undecided where a slower prefill misses it."""
     plan, _ = plan_of("190ms", also="2xh100", policies="lru")
     (fast,) = (each for each in plan["options"] if each["machine"])
     assert fast["interval_ms"][1] < 190 < 1.65 * fast["target_ms"]
