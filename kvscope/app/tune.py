@@ -49,7 +49,7 @@ from kvscope.replay.settings import timed_by, with_groups
 from kvscope.replay.traffic import traffic
 from kvscope.tuning.canary import Canary
 from kvscope.tuning.comparison import WindowTrial
-from kvscope.tuning.file import EngineTable, TierTable, why_kept, write_recommendation
+from kvscope.tuning.file import AddedTier, EngineTable, TierTable, why_kept, write_recommendation
 from kvscope.tuning.flags import EngineLaunch, Flags, flags
 from kvscope.tuning.load import running_blocks
 from kvscope.tuning.plan import Planner, ReplicaMachine, RouterOffer, TuningPlan
@@ -322,6 +322,7 @@ def tune(
         tpot=request.target.tpot_slo_s is not None,
     )
     tuning_options = replace(tuning_options, ends=ends)
+    offer = _offer(trace, prompts, request, where, setting.kv_groups) if where else None
     routers = routers_for(trace, prompts, request.routers, monitor, named=request.routers_named)
     with replays_on(request.on, monitor) as executor:
         tuner, split, capacity, origin = prepared(
@@ -336,9 +337,11 @@ def tune(
         )
         origin = where.pool.origin if where else origin
         tuning = tuner.whole(capacity, origin, split, prompts, trace.lineage)
-        offer = None
-        if where is not None:
-            offer = _offer(trace, prompts, request, where, setting.kv_groups, tuner.estimates)
+        if offer is not None:
+            offer = replace(
+                offer,
+                candidates=tuple(_bound(each, tuner.estimates) for each in offer.candidates),
+            )
         plan = Planner(
             tuner,
             tuning,
@@ -364,12 +367,10 @@ def _offer(
     request: TuneRequest,
     where: ResolvedDeployment,
     kv_groups: str,
-    estimates: Estimates,
 ) -> TierOffer | None:
     """Return the memory to compare below the deployment's pools; None where none is simulated.
 
-    What an offloaded policy of kvscope's plugin is not given is taken from `estimates`. Raises
-    UsageError for ways to offload that are refused, and for sizes that hold no chunk.
+    Raises UsageError for ways to offload that are refused, and for sizes that hold no chunk.
     """
     model, asked = request.model or where.model, request.tiers
     if model is None:
@@ -391,7 +392,7 @@ def _offer(
             replica_hour=hour,
         )
     ways = {
-        text.strip(): _bound(parse_offload(text), text, trace.block_size, estimates)
+        text.strip(): _on_blocks(parse_offload(text), text, trace.block_size)
         for text in asked.offload
     }
     stated = asked.sizes or tuple(
@@ -448,20 +449,22 @@ def _candidates(
     return tuple(dict.fromkeys(candidates))
 
 
-def _bound(spec: Offloading, text: str, block_size: int, estimates: Estimates) -> Offloading:
-    """Return a way to offload with all that is not stated of it.
-
-    LMCache without options has chunks that end with blocks; parameters of a policy of kvscope's are
-    estimates in whole tokens.
-    """
+def _on_blocks(spec: Offloading, text: str, block_size: int) -> Offloading:
+    """Return LMCache, where no option is stated, with chunks that end with blocks."""
     if isinstance(spec, LmCacheSpec) and text.strip() == spec.text:
         return spec.on_blocks(block_size)
+    return spec
+
+
+def _bound(candidate: TierCandidate, estimates: Estimates) -> TierCandidate:
+    """Return a candidate with all parameters of its policy, those not stated in whole tokens."""
+    spec = parse_offload(candidate.offload)
     if not isinstance(spec, OffloadSpec) or spec.policy is None:
-        return spec
+        return candidate
     given = dict(spec.params)
     bound = spec.bound(lambda kind, own: bind(Variant(kind, own), estimates))
     whole = ((name, given.get(name, _whole(value))) for name, value in bound.params)
-    return replace(bound, params=tuple(whole))
+    return replace(candidate, offload=replace(bound, params=tuple(whole)).text)
 
 
 def _whole(value: float) -> float:
@@ -574,16 +577,13 @@ def write_recommended(
     if not force and (kept := why_kept(path, tuned.verdict)):
         return kept
     where, size = tuned.deployment, tuned.trace.block_size
-    tier = None
+    added = None
     if tuned.tier is not None and tuned.tiers is not None:
-        tier = TierTable.of(tuned.tiers, tuned.tier, size)
+        table = TierTable.of(tuned.tiers, tuned.tier, size)
+        added = AddedTier(table, tuned.recommended, tuned.grade, tuned.canary)
     write_recommendation(
         path,
         tuned.tuning,
-        tuned.recommended,
-        verdict=tuned.verdict,
-        grade=tuned.grade,
-        canary=tuned.canary,
         trace=tuned.trace.name,
         block_size=size,
         profile=tuned.profile,
@@ -591,7 +591,7 @@ def write_recommended(
         capacity_bytes=tuned.bytes_in(tuned.recommended.capacity_blocks),
         fitted=engine_fit(tuned, prompts),
         deployment=EngineTable.of(where, tuned.tuning.setting.kv_groups) if where else None,
-        tier=tier,
+        added=added,
     )
     return f"recommendation written to {path}"
 

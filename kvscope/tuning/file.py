@@ -259,14 +259,19 @@ class RecommendationFile(PolicyFile, frozen=True, kw_only=True):
     tier: TierTable | None = None
 
 
+class AddedTier(Struct, frozen=True):
+    """Memory to add below the pool of each replica, and what it gives on the held-out window."""
+
+    table: TierTable
+    trial: WindowTrial
+    grade: Grade
+    canary: Canary | None
+
+
 def write_recommendation(
     path: Path,
     result: TuningResult,
-    best: WindowTrial,
     *,
-    verdict: Verdict,
-    grade: Grade,
-    canary: Canary | None,
     trace: str,
     block_size: int,
     profile: LatencyProfile,
@@ -274,18 +279,15 @@ def write_recommendation(
     capacity_bytes: int | None = None,
     fitted: FittedTable | None = None,
     deployment: EngineTable | None = None,
-    tier: TierTable | None = None,
+    added: AddedTier | None = None,
 ) -> None:
-    """Write what `result` recommends, so that reading it returns the same policy.
-
-    `best` is what to run on the held-out window, with the `tier` below the pool of each replica.
-    """
-    target = result.target
-    blocks = best.capacity_blocks
+    """Write what `result` recommends, or a tier instead, so that reading it returns the same."""
+    best, target = added.trial if added else result.recommended, result.target
+    canary, blocks = added.canary if added else result.canary, best.capacity_blocks
     table = RecommendationTable(
         schema=SCHEMA,
         trace=trace,
-        verdict=verdict,
+        verdict="switch" if added else result.verdict,
         target=TargetTable.of(target),
         policy=PolicyTable.of(best.policy),
         capacity=CapacityTable(blocks * block_size, blocks, block_size, capacity_bytes),
@@ -298,8 +300,8 @@ def write_recommendation(
         flags={engine: text for engine, text in asdict(flags).items() if text is not None},
         deployment=deployment,
         canary=CanaryTable(**asdict(canary)) if canary else None,
-        tier=tier,
-        grade=grade,
+        tier=added.table if added else None,
+        grade=added.grade if added else result.grade,
     )
     held_out = f"[expected]: {result.split.held_out_requests} held-out requests."
     _write(path, msgspec.structs.asdict(table), fitted, *_COMMENTS, held_out)

@@ -430,8 +430,12 @@ class Planner:
                 return None, TierDoubt("too-dear" if likely else "no-gain", least)
             meeting = [option for option in able if option.judged.meets(result.target)]
             paying = meeting or [option for option in able if net(option) > 0] or able
-            most_s = min(option.trial.target_s for option in paying) * (1 + ALIKE)
-            able = [each for each in paying if meeting or not each.trial.target_s > most_s]
+            least_s = min(option.judged.validation.target_s for option in paying)
+            able = [
+                option
+                for option in paying
+                if meeting or not option.judged.validation.target_s > least_s * (1 + ALIKE)
+            ]
             able.sort(key=lambda option: option.cost)
         first: TierDoubt | None = None
         for option in able[:_TRIED_AT_ENDS]:
