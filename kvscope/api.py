@@ -14,7 +14,8 @@ traces InputError. What the command line prints as notes goes to the logger `kvs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
@@ -22,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
 from kvscope.app.monitor import LogMonitor
 from kvscope.app.options import (
     AnalyzeOptions,
-    ExplainOptions,
     FitOptions,
     FleetOptions,
     Reading,
@@ -34,10 +34,10 @@ from kvscope.app.options import (
 )
 from kvscope.core.errors import InputError, KvscopeError, UsageError
 from kvscope.core.files import one_path
+from kvscope.core.records import defaults
 from kvscope.results import (
     AnalysisResult,
     DiffResult,
-    ExplanationResult,
     FitResult,
     FleetResult,
     RetentionResult,
@@ -45,7 +45,11 @@ from kvscope.results import (
     TuneFleetResult,
     TuneResult,
     TuneTiersResult,
+    UseCaseResult,
+    result_class,
 )
+from kvscope.usecases import USE_CASES
+from kvscope.usecases.base import Opened, use_case
 
 if TYPE_CHECKING:
     from kvscope.core.trace import Trace
@@ -55,7 +59,6 @@ if TYPE_CHECKING:
 __all__ = [
     "AnalysisResult",
     "DiffResult",
-    "ExplanationResult",
     "FitResult",
     "FleetResult",
     "InputError",
@@ -70,7 +73,6 @@ __all__ = [
     "advise_retention",
     "analyze",
     "diff",
-    "explain",
     "fit",
     "hash_logs",
     "open_trace",
@@ -240,34 +242,6 @@ def analyze(
     with _opened(trace, db) as opened:
         part = in_range(opened.store, opened.facts, request, LogMonitor())
         return AnalysisResult(run(opened.store, part, request))
-
-
-def explain(
-    trace: Source,
-    *,
-    request: int | str | None = None,
-    pooled: bool = False,
-    policy: str = "lru",
-    param: Sequence[str] | None = None,
-    capacity: Amount = None,
-    capacity_blocks: Amount = None,
-    outputs: Literal["carried", "ignored"] = "carried",
-    db: str = MEMORY,
-    **of: Unpack[DeploymentArguments],
-) -> ExplanationResult:
-    """Explain why input tokens missed the cache: every missed token has one cause."""
-    with _arguments():
-        from kvscope.app.requests import explain_request
-
-        asked = explain_request(_parsed(ExplainOptions, locals()))
-    from kvscope.app.explain import explain as run
-    from kvscope.app.explain import read_evidence
-    from kvscope.app.traces import replayable
-
-    with _opened(trace, db) as opened:
-        evidence = read_evidence(opened.store, opened.facts, asked)
-        prompts = replayable(opened.store, opened.facts)
-        return ExplanationResult(run(opened.facts, prompts, asked, LogMonitor(), evidence))
 
 
 def advise_retention(
@@ -513,6 +487,48 @@ def tune_tiers(
     with _opened(trace, db) as opened:
         prompts = replayable(opened.store, opened.facts)
         return TuneTiersResult(recommend_tiers(opened.facts, prompts, request, LogMonitor()))
+
+
+def function_of(name: str) -> Callable[..., UseCaseResult]:
+    """Return the function of a use case; its arguments are the options of the command."""
+    case = use_case(name)
+    stated = defaults(case.options)
+    keyword, missing = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
+    signature = inspect.Signature(
+        [
+            inspect.Parameter("trace", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+            *(
+                inspect.Parameter(each, keyword, default=stated.get(each, missing))
+                for each in case.options.__struct_fields__
+            ),
+            inspect.Parameter("db", keyword, default=MEMORY),
+        ]
+    )
+
+    def run(*positional: Any, **named: Any) -> UseCaseResult:
+        bound = signature.bind(*positional, **named)
+        bound.apply_defaults()
+        arguments = bound.arguments
+        with _arguments():
+            request = case.check(parsed(case.options, arguments))
+        with _opened(arguments["trace"], arguments["db"]) as opened:
+            subject = Opened(opened.store, opened.facts.name, lambda _: opened.facts)
+            return result_class(name)(case, case.run(subject, request, LogMonitor()))
+
+    run.__name__ = run.__qualname__ = USE_CASES[name].function
+    run.__doc__ = case.help
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    return run
+
+
+def __getattr__(name: str) -> Any:
+    """Return the function of a use case, or the class of what it returns."""
+    for command, entry in USE_CASES.items():
+        if name == entry.function:
+            return globals().setdefault(name, function_of(command))
+        if name == entry.returns:
+            return result_class(command)
+    raise AttributeError(f"module 'kvscope.api' has no attribute {name!r}")
 
 
 def _parsed(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,8 @@ from msgspec.structs import replace
 
 from kvscope.app.monitor import LogMonitor
 from kvscope.core.errors import UsageError
+from kvscope.usecases import USE_CASES
+from kvscope.usecases.base import use_case
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -20,7 +24,6 @@ if TYPE_CHECKING:
 
     from kvscope.app.analyze import Analysis
     from kvscope.app.diff import Comparison
-    from kvscope.app.explain import Explanation
     from kvscope.app.fleet import FleetStudy
     from kvscope.app.retention import Retention
     from kvscope.app.simulate import Simulation
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from kvscope.core.trace import Prompts
     from kvscope.report.report import Report
     from kvscope.reuse_models.results import Fit
+    from kvscope.usecases.base import AnyUseCase
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -91,6 +95,45 @@ class _Result(ABC):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+class UseCaseResult(_Result):
+    """What the function of a use case returns; its fields are attributes, and itself one by name.
+
+    An `Explanation` is `explanation`, a `FleetStudy` `study`.
+    """
+
+    _case: AnyUseCase
+    _answer: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name == attribute_of(self._case):
+            return self._answer
+        return getattr(self._answer, name)
+
+    def to_polars(self, table: str | None = None) -> pl.DataFrame:
+        """Return a list of the document."""
+        return self._frame(table or self._case.table)
+
+    @property
+    def _report(self) -> Report:
+        return self._case.report(self._answer)
+
+
+def attribute_of(case: AnyUseCase) -> str:
+    """Return the name under which the result of a use case has all that was computed."""
+    words: list[str] = re.findall("[A-Z][a-z]*", case.result.__name__)
+    return words[-1].lower()
+
+
+@cache
+def result_class(name: str) -> type[UseCaseResult]:
+    """Return the class of what the function of a use case returns."""
+    entry = USE_CASES[name]
+    about = f"What `{entry.function}` returns; `{attribute_of(use_case(name))}` has it all."
+    facts = {"__doc__": about, "__module__": __name__, "__slots__": ()}
+    return type(entry.returns, (UseCaseResult,), facts)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class AnalysisResult(_Result):
     """What `analyze` returns; `analysis` has it all, with LRU's exact curve."""
 
@@ -105,23 +148,6 @@ class AnalysisResult(_Result):
         from kvscope.report.overview import report
 
         return report(self.analysis)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class ExplanationResult(_Result):
-    """What `explain` returns; `explanation.attribution` has the causes of every request."""
-
-    explanation: Explanation
-
-    def to_polars(self, table: str = "causes") -> pl.DataFrame:
-        """Return a list of the document: `causes`, `findings` or `requests`."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.misses import report
-
-        return report(self.explanation)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

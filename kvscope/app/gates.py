@@ -29,10 +29,10 @@ from kvscope.core import units
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.percentiles import percentiles
 from kvscope.core.runs import hit_rate
+from kvscope.replay.causes import CAUSES
 
 if TYPE_CHECKING:
     from kvscope.app.analyze import Analysis
-    from kvscope.app.explain import Explanation
     from kvscope.app.fleet import FleetLine, FleetStudy
     from kvscope.app.tune import Recommendation
     from kvscope.app.tune_fleet import FleetRecommendation
@@ -52,19 +52,6 @@ _PERCENTILES = ("p50", "p90", "p95", "p99")
 _BY_SLO = ("attainment", "tel")
 _FIGURES = (*_PERCENTILES, "hit-rate", *_BY_SLO)
 _QUEUED_FIGURES = tuple(f"{_QUEUED}{name}" for name in (*_PERCENTILES, *_BY_SLO))
-_CAUSES = (
-    *("missed", "evicted", "not-kept", "in-flight", "routed", "salt", "lora", "model", "periodic"),
-    *(
-        "diverged",
-        "output-changed",
-        "growth",
-        "cold",
-        "last-token",
-        "below-block",
-        "no-hash",
-        "rejected",
-    ),
-)
 _EQUALITY = ("=", "!=")
 _ORDER: Mapping[str, Callable[[Decimal, Decimal], bool]] = {
     "<": operator.lt,
@@ -73,7 +60,7 @@ _ORDER: Mapping[str, Callable[[Decimal, Decimal], bool]] = {
     ">=": operator.ge,
 }
 _HIGHER_IS_BETTER = ("hit-rate", "attainment", "throughput")
-_ONLY_BY_NAME = {"tel", f"{_QUEUED}tel", "mismatched", *_CAUSES}
+_ONLY_BY_NAME = {"tel", f"{_QUEUED}tel", "mismatched", "missed", *CAUSES}
 """Figures near 0, whose relative change says little: `regression` alone leaves them out."""
 _CONDITION = re.compile(r"([^<>=!\s]+)\s*([<>=!]+)\s*([^<>=!]+)")
 _DIGITS = 3
@@ -118,7 +105,7 @@ def _quantity(name: str) -> _Quantity:
         "replicas": _REPLICAS,
         "mismatched": _MISMATCHED,
         REGRESSION: _REGRESSION,
-        **dict.fromkeys(_CAUSES, _MISSED),
+        **dict.fromkeys(("missed", *CAUSES), _MISSED),
     }
     return fixed.get(
         figure.removeprefix(_QUEUED), _QUEUED_TIME if figure.startswith(_QUEUED) else _TIME
@@ -388,21 +375,6 @@ def analyze_figures(analysis: Analysis) -> Figures:
     if len(caching.asked) == 1:
         figures["lru.hit-rate"] = caching.rate(caching.asked[0])
     return figures
-
-
-def explain_gates(texts: Sequence[str] | None) -> tuple[Gate, ...]:
-    """Return the conditions on an explanation: shares of the input tokens, by cause."""
-    return parse_gates(texts, Known(("hit-rate", *_CAUSES))) if texts else ()
-
-
-def explain_figures(explanation: Explanation) -> Figures:
-    """Return the shares of the input tokens that hit, missed, and missed for each cause."""
-    total = explanation.input_tokens
-    return {
-        "hit-rate": explanation.hit_tokens / total,
-        "missed": explanation.missed_tokens / total,
-        **{each.cause: each.tokens / total for each in explanation.causes},
-    }
 
 
 def simulate_gates(

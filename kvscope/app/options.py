@@ -475,38 +475,6 @@ class SimulateOptions(DeploymentOptions, frozen=True, kw_only=True):
     on: On = None
 
 
-class ExplainOptions(DeploymentOptions, frozen=True, kw_only=True):
-    """What `explain` takes."""
-
-    request: Annotated[
-        str | None,
-        Option(
-            "Explain this request alone, by its number in order of arrival, from 0, or by its id"
-            " in the trace (id:7 where 7 is a number too).",
-            "N",
-        ),
-    ] = None
-    pooled: Annotated[
-        bool,
-        Option("Replay one cache for all workers that the trace names, as analyze does."),
-    ] = False
-    policy: Annotated[
-        str, Option("Eviction policy (see `kvscope policies`).", "NAME", str.lower)
-    ] = "lru"
-    param: Params = None
-    capacity: Annotated[
-        int | None,
-        Option(
-            "Capacity of the cache, for example 20GiB; needs --model.",
-            "SIZE",
-            values.size,
-            "infinite without a deployment",
-        ),
-    ] = None
-    capacity_blocks: Annotated[int | None, Blocks("The same in blocks.")] = None
-    outputs: Outputs = "carried"
-
-
 class RetentionOptions(Struct, frozen=True, kw_only=True):
     """What `retention` takes."""
 
@@ -780,6 +748,15 @@ def parsed(kind: type[T], written: Mapping[str, object]) -> T:
     return kind(
         **{name: _value(name, hints[name], written[name]) for name in hints.keys() & written}
     )
+
+
+def standard_output(options: Struct) -> str | None:
+    """Return the option of which standard output is the target, as it is typed; None without."""
+    for name, annotation in get_type_hints(type(options), include_extras=True).items():
+        pair = declared(annotation)
+        if pair and pair[1].parse is values.target and getattr(options, name) == "-":
+            return "--" + name.replace("_", "-")
+    return None
 
 
 def _value(name: str, annotation: object, value: object) -> object:

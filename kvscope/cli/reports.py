@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec.structs import asdict, replace
@@ -19,12 +19,10 @@ from kvscope.app import values
 from kvscope.app.options import (
     AnalyzeOptions,
     DiffOptions,
-    ExplainOptions,
     FitOptions,
     FleetOptions,
     Option,
     Reading,
-    ReplicaOptions,
     RetentionOptions,
     SimulateOptions,
     Target,
@@ -35,18 +33,16 @@ from kvscope.cli import output
 from kvscope.cli.diagnostics import end_on, note
 from kvscope.cli.options import DEFAULT_DB, Db, GateOptions, ScreenOptions, TraceArgument, parsed_by
 from kvscope.cli.terminal import Terminal, stoppable
+from kvscope.cli.usecase import Forget, keep_report, keep_stated, opened_store, stated
 from kvscope.core.errors import ExitCode, Stopped, UsageError, placed
 from kvscope.core.jit import load_in_background
 
 if TYPE_CHECKING:
-    from kvscope.app.deployment import StatedBefore
     from kvscope.app.gates import Gate
     from kvscope.app.requests import TuneRequest
     from kvscope.core.trace import Prompts, Trace
-    from kvscope.report.report import Report
     from kvscope.store.file import StoreFile
 
-Asked = TypeVar("Asked", bound=ReplicaOptions)
 DEFAULT_OUTPUT = "recommendation.toml"
 Force = Annotated[
     bool, Option("Replace a file that recommends a switch or a tier by a weaker verdict.")
@@ -64,10 +60,6 @@ TunesTiers = Annotated[
         "Choose memory below the GPU's pool, or none: does offloading pay? See docs/tune-tiers.md.",
         flags=("--tiers",),
     ),
-]
-Forget = Annotated[
-    bool,
-    Option("Start anew: use no deployment or SLO that earlier commands on the trace stated."),
 ]
 Explain = Annotated[bool, Option("The same as --full.")]
 Compared = Annotated[
@@ -104,8 +96,8 @@ def analyze(
     from kvscope.app.gates import analyze_figures, analyze_gates
     from kvscope.app.requests import analyze_request
 
-    with _opened(db, trace) as store:
-        said = _stated(store, trace, options, forget=forget)
+    with opened_store(db, trace) as store:
+        said = stated(store, trace, options, forget=forget)
         request = analyze_request(said.options)
         gates = analyze_gates(gate.fail_on, request)
         baseline = baseline_figures(gate.baseline, gates, "analyze", store)
@@ -116,48 +108,9 @@ def analyze(
 
         check_names(printing.section, overview.SECTIONS)
         analysis = analyze_source(store, trace, request, Terminal(), reading)
-        _keep_stated(store, analysis.trace, said)
+        keep_stated(store, analysis.trace, said)
     output.report(overview.report(analysis), printing)
     end_on(gates, analyze_figures(analysis), baseline)
-
-
-def explain(
-    *,
-    trace: TraceArgument = None,
-    db: Db = DEFAULT_DB,
-    options: ExplainOptions,
-    forget: Forget = False,
-    gate: GateOptions,
-    printing: ScreenOptions,
-    reading: Reading,
-) -> None:
-    """Explain why input tokens missed the cache: every missed token has one cause.
-
-    Without a capacity or a deployment nothing is evicted.
-    """
-    from kvscope.app.baseline import baseline_figures
-    from kvscope.app.gates import explain_figures, explain_gates
-    from kvscope.app.requests import explain_request
-
-    gates = explain_gates(gate.fail_on)
-    with _opened(db, trace) as store:
-        said = _stated(store, trace, options, forget=forget)
-        request = explain_request(said.options)
-        baseline = baseline_figures(gate.baseline, gates, "explain", store)
-        load_in_background()
-        from kvscope.app.explain import explain as run
-        from kvscope.app.explain import read_evidence
-        from kvscope.app.traces import prompts_to_replay
-        from kvscope.report import misses as report
-        from kvscope.report.section import check_names
-
-        check_names(printing.section, report.SECTIONS)
-        stored, prompts = prompts_to_replay(store, trace, Terminal(), reading)
-        evidence = read_evidence(store, stored, request)
-        explanation = run(stored, prompts, request, Terminal(), evidence)
-        _keep_stated(store, stored, said)
-    output.report(report.report(explanation), printing)
-    end_on(gates, explain_figures(explanation), baseline)
 
 
 def diff(
@@ -199,9 +152,9 @@ def fit(
     """
     from kvscope.app.fit import exported_policy
 
-    printing.check_alone(options.export)
+    printing.check_alone(None if options.export != values.STANDARD_STREAM else "--export")
     exported = exported_policy(options)
-    with _opened(db, trace) as store:
+    with opened_store(db, trace) as store:
         load_in_background()
         from kvscope.app.fit import fit_trace
         from kvscope.app.traces import load_trace
@@ -211,7 +164,7 @@ def fit(
         check_names(printing.section, report.SECTIONS)
         stored = load_trace(store, trace, Terminal(), reading)
         fitted = fit_trace(store, stored, options, exported, Terminal())
-    output.report(report.report(fitted), printing, options.export)
+    output.report(report.report(fitted), printing, quiet=options.export == values.STANDARD_STREAM)
 
 
 def simulate(
@@ -233,8 +186,8 @@ def simulate(
     from kvscope.app.gates import simulate_figures, simulate_gates
     from kvscope.app.requests import simulate_request
 
-    with _opened(db, trace) as store:
-        said = _stated(store, trace, options, forget=forget)
+    with opened_store(db, trace) as store:
+        said = stated(store, trace, options, forget=forget)
         request = simulate_request(said.options)
         gates = simulate_gates(
             gate.fail_on, request, recommended=options.recommendation is not None
@@ -251,7 +204,7 @@ def simulate(
         prompts = sampleable(store, stored, request.setting, Terminal())
         with stoppable() as terminal:
             simulation = run_replays(store, stored, prompts, request, terminal)
-        _keep_stated(store, stored, said)
+        keep_stated(store, stored, said)
     output.report(report.report(simulation), printing)
     if simulation.unfinished:
         count = len(simulation.runs)
@@ -275,7 +228,7 @@ def retention(
     from kvscope.app.requests import retention_request
 
     request = retention_request(options)
-    with _opened(db, trace) as store:
+    with opened_store(db, trace) as store:
         load_in_background()
         from kvscope.app.retention import retention as run
         from kvscope.app.traces import prompts_to_replay
@@ -328,8 +281,8 @@ def tune(
     from kvscope.app.gates import tune_figures, tune_gates
     from kvscope.app.requests import machine_requests, tune_request
 
-    with _opened(db, trace) as store:
-        said = _stated(store, trace, options, forget=forget)
+    with opened_store(db, trace) as store:
+        said = stated(store, trace, options, forget=forget)
         request, by_gpu = tune_request(said.options), machine_requests(said.options)
         gates = tune_gates(gate.fail_on)
         baseline = baseline_figures(gate.baseline, gates, "tune", store)
@@ -346,7 +299,7 @@ def tune(
         stored, prompts = prompts_to_replay(store, trace, Terminal(), reading)
         if by_gpu and stored.span_s > 0:
             _show_machines(trace, stored, prompts, by_gpu, screen, gates)
-            _keep_stated(store, stored, said)
+            keep_stated(store, stored, said)
             if path != values.STANDARD_STREAM:
                 note(f"{path} was not written: no machine is known")
             return
@@ -359,14 +312,14 @@ def tune(
             except Stopped as error:
                 note(f"{error}; nothing was written")
                 raise typer.Exit(ExitCode.INTERRUPTED) from None
-        _keep_stated(store, stored, said)
+        keep_stated(store, stored, said)
     if path != values.STANDARD_STREAM:
         tuned = replace(tuned, path=path)
     duration_s = monotonic() - began
     output.report(recommendation.report(tuned), screen)
     if path != values.STANDARD_STREAM:
         note(write_recommended(Path(path), tuned, prompts, force=force))
-    _keep(
+    keep_report(
         store,
         recommendation.report(tuned),
         duration_s,
@@ -437,8 +390,8 @@ def _tune_tiers(
     from kvscope.app.gates import tuned_tier_figures, tuned_tier_gates
     from kvscope.app.requests import tier_tuning_request
 
-    with _opened(db, trace) as store:
-        said = _stated(store, trace, options, forget=forget, leave_out=frozenset({"hbm"}))
+    with opened_store(db, trace) as store:
+        said = stated(store, trace, options, forget=forget, leave_out=frozenset({"hbm"}))
         request = tier_tuning_request(said.options, tiers)
         gates = tuned_tier_gates(gate.fail_on)
         baseline = baseline_figures(gate.baseline, gates, "tune-tiers", store)
@@ -455,12 +408,12 @@ def _tune_tiers(
         with _studying(store, trace, reading) as (stored, prompts, terminal):
             began = monotonic()
             tuned = recommend_tiers(stored, prompts, request, terminal)
-        _keep_stated(store, stored, said)
+        keep_stated(store, stored, said)
     duration_s = monotonic() - began
     output.report(report.report(tuned), screen)
     if path != values.STANDARD_STREAM:
         note(write_recommended_tier(Path(path), tuned, force=force))
-    _keep(
+    keep_report(
         store,
         report.report(tuned),
         duration_s,
@@ -485,8 +438,8 @@ def _tune_fleet(
     from kvscope.app.gates import tuned_fleet_figures, tuned_fleet_gates
     from kvscope.app.requests import fleet_tuning_request
 
-    with _opened(db, trace) as store:
-        said = _stated(
+    with opened_store(db, trace) as store:
+        said = stated(
             store, trace, options, forget=forget, leave_out=frozenset({"hbm", "replicas"})
         )
         request = fleet_tuning_request(said.options)
@@ -501,10 +454,10 @@ def _tune_fleet(
         with _studying(store, trace, reading) as (stored, prompts, terminal):
             began = monotonic()
             tuned = recommend_fleet(stored, prompts, request, terminal)
-        _keep_stated(store, stored, said)
+        keep_stated(store, stored, said)
     duration_s = monotonic() - began
     output.report(report.report(tuned), screen)
-    _keep(store, report.report(tuned), duration_s)
+    keep_report(store, report.report(tuned), duration_s)
     end_on(gates, tuned_fleet_figures(tuned), baseline)
 
 
@@ -526,8 +479,8 @@ def fleet(
     from kvscope.app.gates import fleet_figures, fleet_gates
     from kvscope.app.requests import fleet_request
 
-    with _opened(db, trace) as store:
-        said = _stated(store, trace, options, forget=forget)
+    with opened_store(db, trace) as store:
+        said = stated(store, trace, options, forget=forget)
         request = fleet_request(said.options)
         gates = fleet_gates(gate.fail_on, request)
         baseline = baseline_figures(gate.baseline, gates, "fleet", store)
@@ -540,57 +493,11 @@ def fleet(
         with _studying(store, trace, reading) as (stored, prompts, terminal):
             began = monotonic()
             study = study_fleet(stored, prompts, request, terminal)
-        _keep_stated(store, stored, said)
+        keep_stated(store, stored, said)
     duration_s = monotonic() - began
     output.report(report.report(study), printing)
-    _keep(store, report.report(study), duration_s)
+    keep_report(store, report.report(study), duration_s)
     end_on(gates, fleet_figures(study), baseline)
-
-
-def _keep(
-    store: StoreFile,
-    result: Report,
-    duration_s: float,
-    *,
-    summary: str = "",
-    file: str | None = None,
-) -> None:
-    """Store what was printed, for the dashboard to list and open."""
-    from kvscope.report.stored import keep
-    from kvscope.store.db import MEMORY
-    from kvscope.store.file import CANNOT_STORE
-
-    if store.path == MEMORY:
-        return
-    try:
-        keep(store, result, duration_s, summary=summary, file=file)
-    except CANNOT_STORE as error:
-        note(f"the report was not stored: {error}")
-
-
-def _stated(
-    store: StoreFile,
-    trace: str | None,
-    options: Asked,
-    *,
-    forget: bool,
-    leave_out: frozenset[str] = frozenset(),
-) -> StatedBefore[Asked]:
-    """Return the options with what earlier commands on the trace stated, and say what that is."""
-    from kvscope.app.deployment import stated_before
-    from kvscope.app.traces import stated_for
-
-    said = stated_before(options, {} if forget else stated_for(store, trace), leave_out)
-    if said.in_words:
-        note(f"As stated before: {said.in_words} (--forget starts anew)")
-    return said
-
-
-def _keep_stated(store: StoreFile, trace: Trace, said: StatedBefore[Any]) -> None:
-    """Keep what the command stated for the next one on the trace."""
-    from kvscope.app.traces import keep_stated
-
-    keep_stated(store, trace, said.record)
 
 
 @contextmanager
@@ -607,13 +514,3 @@ def _studying(
         except Stopped as error:
             note(str(error))
             raise typer.Exit(ExitCode.INTERRUPTED) from None
-
-
-@contextmanager
-def _opened(db: str, trace: str | None) -> Iterator[StoreFile]:
-    """Yield the store. Raises InputError for a trace that is neither in it nor a file."""
-    from kvscope.app.traces import check_source, store_for
-
-    with store_for(db, trace, note) as store:
-        check_source(store, trace)
-        yield store

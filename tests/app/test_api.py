@@ -17,6 +17,7 @@ import pytest
 
 import kvscope
 from benchmarks.same_documents import differences
+from docs.generate import STUB, stub
 from kvscope import api
 from kvscope.app.options import (
     AnalyzeOptions,
@@ -33,6 +34,7 @@ from kvscope.app.options import (
 from kvscope.cli.app import run
 from kvscope.core.records import defaults
 from kvscope.tuning.file import read_recommendation
+from kvscope.usecases import USE_CASES
 from tests.cli.replayed import write_trace
 from tests.cli.shell import python
 
@@ -261,8 +263,14 @@ def test_importing_loads_nothing() -> None:
         "print(all(hasattr(kvscope, name) for name in kvscope.__all__))"
     )
     assert done.stdout.split("\n")[:2] == ["[]", "True"]
-    assert set(kvscope.__all__) == {*api.__all__, "__version__"}
+    derived = {name for entry in USE_CASES.values() for name in (entry.function, entry.returns)}
+    assert set(kvscope.__all__) == {*api.__all__, *derived, "__version__"}
     assert dir(kvscope) == sorted(kvscope.__all__)
+
+
+def test_the_stub_is_current() -> None:
+    """Type checkers and editors see the arguments that the functions have."""
+    assert STUB.read_text(encoding="utf-8") == stub(), "run `make docs`"
 
 
 @pytest.fixture

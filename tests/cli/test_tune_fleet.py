@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from kvscope.app.schemas import schema
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
+from kvscope.usecases.schemas import schema
 from tests.cli.replayed import write_short
 from tests.cli.shell import Streams
 

@@ -14,11 +14,9 @@ from kvscope.app.requests.common import (
 from kvscope.app.requests.fleets import FleetRequest, fleet_request
 from kvscope.app.requests.replays import (
     AnalyzeRequest,
-    ExplainRequest,
     RetentionRequest,
     SimulateRequest,
     analyze_request,
-    explain_request,
     retention_request,
     simulate_request,
 )
@@ -40,7 +38,6 @@ __all__ = [
     "WINDOWS",
     "AnalyzeRequest",
     "Capacities",
-    "ExplainRequest",
     "FleetRequest",
     "FleetTuningRequest",
     "RetentionRequest",
@@ -49,7 +46,6 @@ __all__ = [
     "TuneRequest",
     "above_zero",
     "analyze_request",
-    "explain_request",
     "fleet_request",
     "fleet_tuning_request",
     "hit_definition",

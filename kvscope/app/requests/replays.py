@@ -13,8 +13,6 @@ from msgspec.structs import replace
 from kvscope.app.deployment import resolved_deployment
 from kvscope.app.options import (
     AnalyzeOptions,
-    ExplainOptions,
-    ReplicaOptions,
     RetentionOptions,
     SimulateOptions,
 )
@@ -85,17 +83,6 @@ class SimulateRequest(Struct, frozen=True):
     deployment: ResolvedDeployment | None = None
     on: str | None = None
     tier: TierTable | None = None
-
-
-class ExplainRequest(Struct, frozen=True):
-    """The one replay whose misses to explain, and the number or id of a request, None for all.
-
-    Without a capacity nothing is evicted. `pooled`: one cache, also where the trace names workers.
-    """
-
-    replayed: SimulateRequest
-    request: str | None = None
-    pooled: bool = False
 
 
 class RetentionRequest(Struct, frozen=True):
@@ -271,41 +258,6 @@ def _estimated(
             remedy="leave out one of them",
         )
     return scaling
-
-
-def explain_request(options: ExplainOptions) -> ExplainRequest:
-    """Return what the options of `explain` ask for."""
-    if options.capacity is not None and options.capacity_blocks is not None:
-        raise UsageError(
-            "one cache has one capacity",
-            where="--capacity, --capacity-blocks",
-            remedy="leave out one of them",
-        )
-    stated = {name: getattr(options, name) for name in ReplicaOptions.__struct_fields__}
-    replayed = simulate_request(
-        SimulateOptions(
-            **stated,
-            replicas=options.replicas,
-            policies=options.policy,
-            param=options.param,
-            capacity=None if options.capacity is None else (options.capacity,),
-            capacity_blocks=None if options.capacity_blocks is None else (options.capacity_blocks,),
-            outputs=options.outputs,
-        )
-    )
-    if len(replayed.variants) != 1:
-        raise UsageError(
-            f"{len(replayed.variants)} policies or settings",
-            where="--policy, --param",
-            remedy="name one policy, with one value of each parameter",
-        )
-    if replayed.capacities == Capacities() and replayed.variants[0].policy.name != BASELINE:
-        raise UsageError(
-            "needs a capacity",
-            where=f"--policy {options.policy}",
-            remedy="add --capacity or --capacity-blocks",
-        )
-    return ExplainRequest(replayed, options.request, options.pooled)
 
 
 def retention_request(options: RetentionOptions) -> RetentionRequest:

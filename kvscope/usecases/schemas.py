@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import sys
 from collections.abc import Iterator, Mapping
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -14,7 +20,6 @@ from kvscope.app.documents import (
     deployment,
     diff,
     engines,
-    explain,
     fit,
     fleet,
     lists,
@@ -25,15 +30,59 @@ from kvscope.app.documents import (
     tune_fleet,
     tune_tiers,
 )
-from kvscope.app.documents.base import Document
+from kvscope.usecases import USE_CASES
+from kvscope.usecases.base import use_case
+from kvscope.usecases.documents import FORMS, documented
 
-DOCUMENTS: Mapping[str, type[Document]] = {
+
+def _document_of(name: str) -> type:
+    """Return the class of a use case's documents, of which its schema is made."""
+    case = use_case(name)
+    hints = _hints(case.result)
+    fields: list[Any] = [
+        ("kvscope", str),
+        ("schema", Literal[case.schema]),
+        ("command", Literal[name]),
+        ("trace", _shown_type(hints.get("trace", type(None)))),
+    ]
+    if case.figures is not None:
+        fields.append(("figures", Mapping[str, float | str | None]))
+    fields += [
+        (each, _shown_type(hints[each])) for each in documented(case.result) if each != "trace"
+    ]
+    about = {"__doc__": case.result.__doc__}
+    return msgspec.defstruct(f"{name.title()}Document", fields, namespace=about)
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    """Return the types of the fields, those that a module imports for type checkers included."""
+    names: dict[str, Any] = {}
+    for each in kind.__mro__:
+        if not each.__module__.startswith("kvscope."):
+            continue
+        for statement in ast.parse(inspect.getsource(sys.modules[each.__module__])).body:
+            if isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":
+                exec(compile(ast.Module(statement.body, []), each.__module__, "exec"), names)  # noqa: S102  (our own imports)
+    return get_type_hints(kind, localns=names)
+
+
+def _shown_type(hint: Any) -> Any:
+    """Return the type of what documents show of a value of this type."""
+    if hint in FORMS:
+        return FORMS[hint][0]
+    inner = tuple(map(_shown_type, get_args(hint)))
+    if inner == get_args(hint):
+        return hint
+    origin = get_origin(hint)
+    return reduce(or_, inner) if origin in {Union, UnionType} else origin[inner]
+
+
+DOCUMENTS: Mapping[str, Any] = {
     "analyze": analyze.AnalyzeDocument,
     "calibrate": engines.CalibrateDocument,
     "deployment": deployment.DeploymentDocument,
     "diff": diff.DiffDocument,
     "doctor": lists.DoctorDocument,
-    "explain": explain.ExplainDocument,
     "fit": fit.FitDocument,
     "fleet": fleet.FleetDocument,
     "formats": lists.FormatsDocument,
@@ -51,6 +100,7 @@ DOCUMENTS: Mapping[str, type[Document]] = {
     "tune-machines": machines.MachinesDocument,
     "tune-tiers": tune_tiers.TuneTiersDocument,
     "validate": engines.ValidateDocument,
+    **{name: _document_of(name) for name in USE_CASES},
 }
 """The document of each command that prints one."""
 
@@ -78,7 +128,7 @@ def schema(command: str) -> dict[str, Any]:
 
 def version(command: str) -> int:
     """Return the version of a command's document."""
-    return int(DOCUMENTS[command].schema)
+    return use_case(command).schema if command in USE_CASES else int(DOCUMENTS[command].schema)
 
 
 def write_schemas(folder: Path) -> list[Path]:

@@ -1,0 +1,26 @@
+"""The use cases of kvscope, each one file: options, what it computes, its figures and sections.
+
+A new one is a file that declares a `USE_CASE`, and a line here. The command line, the Python API
+and the JSON schemas are made of the declaration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Listing(NamedTuple):
+    """What `kvscope --help` says of a use case; its function in Python and what that returns."""
+
+    summary: str
+    function: str
+    returns: str
+
+
+USE_CASES: Mapping[str, Listing] = {
+    "explain": Listing(
+        "Explain why input tokens missed the cache.", "explain", "ExplanationResult"
+    ),
+}
+"""By the name of the command, which is also that of the module."""
