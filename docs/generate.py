@@ -21,7 +21,7 @@ from kvscope.cli.app import COMMANDS, run
 from kvscope.results import attribute_of
 from kvscope.usecases import USE_CASES
 from kvscope.usecases.base import AnyUseCase, use_case
-from kvscope.usecases.schemas import write_schemas
+from kvscope.usecases.schemas import result_type, write_schemas
 
 TARGET = Path(__file__).parent / "cli.md"
 STUB = Path(api.__file__).parent / "__init__.pyi"
@@ -81,7 +81,7 @@ def stub() -> str:
     parts = []
     for name, entry in USE_CASES.items():
         case = use_case(name)
-        kind = case.result
+        kind = result_type(case)
         imports.add(f"from {kind.__module__} import {kind.__name__}")
         attribute = f"    {attribute_of(case)}: {kind.__name__}\n"
         parts.append(f"class {entry.returns}(UseCaseResult):\n{attribute}")

@@ -10,14 +10,12 @@ from kvscope.api import FleetResult as FleetResult
 from kvscope.api import InputError as InputError
 from kvscope.api import KvscopeError as KvscopeError
 from kvscope.api import OpenTrace as OpenTrace
-from kvscope.api import RetentionResult as RetentionResult
 from kvscope.api import SimulationResult as SimulationResult
 from kvscope.api import Source
 from kvscope.api import TuneFleetResult as TuneFleetResult
 from kvscope.api import TuneResult as TuneResult
 from kvscope.api import TuneTiersResult as TuneTiersResult
 from kvscope.api import UsageError as UsageError
-from kvscope.api import advise_retention as advise_retention
 from kvscope.api import analyze as analyze
 from kvscope.api import diff as diff
 from kvscope.api import fit as fit
@@ -30,6 +28,7 @@ from kvscope.api import tune_fleet as tune_fleet
 from kvscope.api import tune_tiers as tune_tiers
 from kvscope.results import UseCaseResult
 from kvscope.usecases.explain import Explanation
+from kvscope.usecases.retention import Retention
 
 __version__: str
 __all__ = [
@@ -95,3 +94,20 @@ def explain(
     outputs: Literal['carried', 'ignored'] = 'carried',
     db: str = ':memory:',
 ) -> ExplanationResult: ...
+
+
+class RetentionResult(UseCaseResult):
+    retention: Retention
+
+
+def advise_retention(
+    trace: Source,
+    *,
+    model: str | None = None,
+    kv_dtype: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] | None = None,
+    capacity: str | int | None = None,
+    capacity_blocks: str | int | None = None,
+    latency: str | None = None,
+    outputs: Literal['carried', 'ignored'] = 'carried',
+    db: str = ':memory:',
+) -> RetentionResult: ...

@@ -26,7 +26,6 @@ from kvscope.app.options import (
     FitOptions,
     FleetOptions,
     Reading,
-    RetentionOptions,
     SimulateOptions,
     TierOptions,
     TuneOptions,
@@ -40,7 +39,6 @@ from kvscope.results import (
     DiffResult,
     FitResult,
     FleetResult,
-    RetentionResult,
     SimulationResult,
     TuneFleetResult,
     TuneResult,
@@ -64,13 +62,11 @@ __all__ = [
     "InputError",
     "KvscopeError",
     "OpenTrace",
-    "RetentionResult",
     "SimulationResult",
     "TuneFleetResult",
     "TuneResult",
     "TuneTiersResult",
     "UsageError",
-    "advise_retention",
     "analyze",
     "diff",
     "fit",
@@ -242,30 +238,6 @@ def analyze(
     with _opened(trace, db) as opened:
         part = in_range(opened.store, opened.facts, request, LogMonitor())
         return AnalysisResult(run(opened.store, part, request))
-
-
-def advise_retention(
-    trace: Source,
-    *,
-    model: str | None = None,
-    kv_dtype: KvDtype | None = None,
-    capacity: Amount = None,
-    capacity_blocks: Amount = None,
-    latency: str | None = None,
-    outputs: Literal["carried", "ignored"] = "carried",
-    db: str = MEMORY,
-) -> RetentionResult:
-    """Find how long blocks should live: hits and memory of every TTL, the best ones, and prices."""
-    with _arguments():
-        from kvscope.app.requests import retention_request
-
-        asked = retention_request(parsed(RetentionOptions, locals()))
-    from kvscope.app.retention import retention as run
-    from kvscope.app.traces import replayable
-
-    with _opened(trace, db) as opened:
-        prompts = replayable(opened.store, opened.facts)
-        return RetentionResult(run(opened.facts, prompts, asked))
 
 
 def diff(

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from kvscope.app.analyze import Analysis
     from kvscope.app.diff import Comparison
     from kvscope.app.fleet import FleetStudy
-    from kvscope.app.retention import Retention
     from kvscope.app.simulate import Simulation
     from kvscope.app.tune import Recommendation
     from kvscope.app.tune_fleet import FleetRecommendation
@@ -120,7 +119,7 @@ class UseCaseResult(_Result):
 
 def attribute_of(case: AnyUseCase) -> str:
     """Return the name under which the result of a use case has all that was computed."""
-    words: list[str] = re.findall("[A-Z][a-z]*", case.result.__name__)
+    words: list[str] = re.findall("[A-Z][a-z]*", case.run.__annotations__["return"])
     return words[-1].lower()
 
 
@@ -182,23 +181,6 @@ class SimulationResult(_Result):
         from kvscope.report.policies import report
 
         return report(self.simulation)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class RetentionResult(_Result):
-    """What `advise_retention` returns."""
-
-    retention: Retention
-
-    def to_polars(self, table: str = "curve") -> pl.DataFrame:
-        """Return a list of the document: `curve`, `ttls`, `categories` or `charges`."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.retention import report
-
-        return report(self.retention)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -475,25 +475,6 @@ class SimulateOptions(DeploymentOptions, frozen=True, kw_only=True):
     on: On = None
 
 
-class RetentionOptions(Struct, frozen=True, kw_only=True):
-    """What `retention` takes."""
-
-    model: Model = None
-    kv_dtype: KvDtype = None
-    capacity: Annotated[
-        int | None,
-        Option(
-            "Capacity of the cache that times to live are chosen for, for example 20GiB; needs"
-            " --model.",
-            "SIZE",
-            values.size,
-        ),
-    ] = None
-    capacity_blocks: Annotated[int | None, Blocks("The same in blocks.")] = None
-    latency: Latency = None
-    outputs: Outputs = "carried"
-
-
 class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
     """What `tune` takes."""
 

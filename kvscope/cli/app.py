@@ -51,7 +51,6 @@ COMMANDS: tuple[tuple[str, Lazy], ...] = (
     ("analyze", Lazy("reports:analyze", "Characterize a trace: reuse, ideal hits, cache sizes.")),
     ("fit", Lazy("reports:fit", "Fit models of reuse and of conversations.")),
     ("simulate", Lazy("reports:simulate", "Replay a trace under eviction policies.")),
-    ("retention", Lazy("reports:retention", "Find how long blocks should live, and prices.")),
     ("tune", Lazy("reports:tune", "Recommend policy, parameters and capacity for an SLO.")),
     ("fleet", Lazy("reports:fleet", "Find the fewest replicas and the router for an SLO.")),
     ("calibrate", Lazy("engines:calibrate", "Measure TTFT on an engine; write a profile.")),

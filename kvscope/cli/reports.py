@@ -23,7 +23,6 @@ from kvscope.app.options import (
     FleetOptions,
     Option,
     Reading,
-    RetentionOptions,
     SimulateOptions,
     Target,
     TierOptions,
@@ -211,34 +210,6 @@ def simulate(
         note(f"{count:,} of {count + simulation.unfinished:,} runs are finished and kept")
         raise typer.Exit(ExitCode.INTERRUPTED)
     end_on(gates, simulate_figures(simulation.runs), baseline)
-
-
-def retention(
-    *,
-    trace: TraceArgument = None,
-    db: Db = DEFAULT_DB,
-    options: RetentionOptions,
-    printing: ScreenOptions,
-    reading: Reading,
-) -> None:
-    """Find how long blocks should live: hits and memory of every TTL, the best ones, and prices.
-
-    With a capacity, TTLs by category are chosen on the first half and replayed on the second.
-    """
-    from kvscope.app.requests import retention_request
-
-    request = retention_request(options)
-    with opened_store(db, trace) as store:
-        load_in_background()
-        from kvscope.app.retention import retention as run
-        from kvscope.app.traces import prompts_to_replay
-        from kvscope.report import retention as report
-        from kvscope.report.section import check_names
-
-        check_names(printing.section, report.SECTIONS)
-        stored, prompts = prompts_to_replay(store, trace, Terminal(), reading)
-        result = run(stored, prompts, request)
-    output.report(report.report(result), printing)
 
 
 def tune(

@@ -22,5 +22,8 @@ USE_CASES: Mapping[str, Listing] = {
     "explain": Listing(
         "Explain why input tokens missed the cache.", "explain", "ExplanationResult"
     ),
+    "retention": Listing(
+        "Find how long blocks should live, and prices.", "advise_retention", "RetentionResult"
+    ),
 }
 """By the name of the command, which is also that of the module."""

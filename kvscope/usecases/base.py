@@ -84,7 +84,7 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     """A use case: what it is asked, what it answers, and how that is shown.
 
     `help` is the command's. `check` refuses wrong options before anything heavy loads; `run`
-    computes. The fields of the class `result` are the JSON document `schema`, all but those marked
+    computes. The fields of its result are the JSON document, version `schema`, all but those marked
     `Beside`; `table` is the list that `to_polars` returns. `sections` are the names that
     `--section` takes. `known` has the names of figures that `--fail-on` takes, None for no
     conditions. With `remembers`, the deployment and the SLO that earlier commands on the trace
@@ -98,7 +98,6 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     options: type[Asked]
     check: Callable[[Asked], Request]
     run: Callable[[Opened, Request, Monitor], Result]
-    result: type[Result]
     table: str
     view: Callable[[Result], ReportView]
     sections: tuple[str, ...] = ()

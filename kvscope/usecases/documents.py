@@ -33,7 +33,7 @@ def document(case: AnyUseCase, result: Any) -> dict[str, Any]:
     }
     if case.figures is not None:
         head["figures"] = case.figures(result)
-    return head | {name: shown(getattr(result, name)) for name in documented(case.result)}
+    return head | {name: shown(getattr(result, name)) for name in documented(type(result))}
 
 
 def documented(kind: type[Struct]) -> tuple[str, ...]:

@@ -348,7 +348,6 @@ USE_CASE: UseCase[ExplainOptions, ExplainRequest, Explanation] = UseCase(
     options=ExplainOptions,
     check=explain_request,
     run=run,
-    result=Explanation,
     table="causes",
     view=_view,
     sections=("summary", "requests", "request"),

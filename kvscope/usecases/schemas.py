@@ -14,6 +14,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import Struct
 
 from kvscope.app.documents import (
     analyze,
@@ -24,46 +25,52 @@ from kvscope.app.documents import (
     fleet,
     lists,
     machines,
-    retention,
     runs,
     tune,
     tune_fleet,
     tune_tiers,
 )
+from kvscope.app.documents.base import TraceFacts
 from kvscope.usecases import USE_CASES
-from kvscope.usecases.base import use_case
+from kvscope.usecases.base import AnyUseCase, use_case
 from kvscope.usecases.documents import FORMS, documented
+
+
+def result_type(case: AnyUseCase) -> type[Struct]:
+    """Return the class of what a use case returns."""
+    kind: type[Struct] = _hints(case.run)["return"]
+    return kind
 
 
 def _document_of(name: str) -> type:
     """Return the class of a use case's documents, of which its schema is made."""
     case = use_case(name)
-    hints = _hints(case.result)
+    kind = result_type(case)
+    hints = _hints(kind)
     fields: list[Any] = [
         ("kvscope", str),
         ("schema", Literal[case.schema]),
         ("command", Literal[name]),
-        ("trace", _shown_type(hints.get("trace", type(None)))),
+        ("trace", _shown_type(hints["trace"]) if "trace" in hints else TraceFacts | None),
     ]
     if case.figures is not None:
         fields.append(("figures", Mapping[str, float | str | None]))
-    fields += [
-        (each, _shown_type(hints[each])) for each in documented(case.result) if each != "trace"
-    ]
-    about = {"__doc__": case.result.__doc__}
+    fields += [(each, _shown_type(hints[each])) for each in documented(kind) if each != "trace"]
+    about = {"__doc__": kind.__doc__}
     return msgspec.defstruct(f"{name.title()}Document", fields, namespace=about)
 
 
-def _hints(kind: type) -> dict[str, Any]:
-    """Return the types of the fields, those that a module imports for type checkers included."""
+def _hints(annotated: Any) -> dict[str, Any]:
+    """Return annotations, with the types that modules import for type checkers only."""
     names: dict[str, Any] = {}
-    for each in kind.__mro__:
+    for each in getattr(annotated, "__mro__", (annotated,)):
         if not each.__module__.startswith("kvscope."):
             continue
         for statement in ast.parse(inspect.getsource(sys.modules[each.__module__])).body:
             if isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":
-                exec(compile(ast.Module(statement.body, []), each.__module__, "exec"), names)  # noqa: S102  (our own imports)
-    return get_type_hints(kind, localns=names)
+                imports = ast.Module(statement.body, [])
+                exec(compile(imports, each.__module__, "exec"), names)  # noqa: S102  (our own)
+    return get_type_hints(annotated, localns=names)
 
 
 def _shown_type(hint: Any) -> Any:
@@ -90,7 +97,6 @@ DOCUMENTS: Mapping[str, Any] = {
     "latencies": lists.LatenciesDocument,
     "models": lists.ModelsDocument,
     "policies": lists.PoliciesDocument,
-    "retention": retention.RetentionDocument,
     "routers": lists.RoutersDocument,
     "runs": runs.RunsDocument,
     "simulate": runs.SimulateDocument,

@@ -14,10 +14,8 @@ from kvscope.app.requests.common import (
 from kvscope.app.requests.fleets import FleetRequest, fleet_request
 from kvscope.app.requests.replays import (
     AnalyzeRequest,
-    RetentionRequest,
     SimulateRequest,
     analyze_request,
-    retention_request,
     simulate_request,
 )
 from kvscope.app.requests.tuning import (
@@ -40,7 +38,6 @@ __all__ = [
     "Capacities",
     "FleetRequest",
     "FleetTuningRequest",
-    "RetentionRequest",
     "SimulateRequest",
     "TierTuningRequest",
     "TuneRequest",
@@ -52,7 +49,6 @@ __all__ = [
     "kv_model",
     "latency_profile",
     "machine_requests",
-    "retention_request",
     "simulate_request",
     "tier_tuning_request",
     "tune_request",

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from kvscope.app.deployment import resolved_deployment
 from kvscope.app.options import (
     AnalyzeOptions,
-    RetentionOptions,
     SimulateOptions,
 )
 from kvscope.app.requests.common import (
@@ -23,16 +22,12 @@ from kvscope.app.requests.common import (
     hit_definition,
     kv_model,
     latency_profile,
-    stated_capacities,
 )
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition, standard
 from kvscope.core.runs import RunSetting
 from kvscope.deployment.engines import parse_engine
 from kvscope.deployment.models import Model
-from kvscope.latency.profile import (
-    LatencyProfile,
-)
 from kvscope.replay.policy_options import (
     ALL,
     VLLM,
@@ -83,18 +78,6 @@ class SimulateRequest(Struct, frozen=True):
     deployment: ResolvedDeployment | None = None
     on: str | None = None
     tier: TierTable | None = None
-
-
-class RetentionRequest(Struct, frozen=True):
-    """For which model, and for a cache of which size, times to live are to be judged.
-
-    Steps of the engine that judges them too take the time of `profile`.
-    """
-
-    profile: LatencyProfile
-    definition: HitDefinition = standard()
-    model: Model | None = None
-    capacities: Capacities = Capacities()
 
 
 def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
@@ -258,18 +241,6 @@ def _estimated(
             remedy="leave out one of them",
         )
     return scaling
-
-
-def retention_request(options: RetentionOptions) -> RetentionRequest:
-    """Return what the options of `retention` ask for."""
-    sizes = None if options.capacity is None else (options.capacity,)
-    blocks = None if options.capacity_blocks is None else (options.capacity_blocks,)
-    return RetentionRequest(
-        latency_profile(options.latency),
-        hit_definition(None, options.outputs, 0.0),
-        kv_model(options.model, options.kv_dtype, sizes_named=sizes is not None),
-        stated_capacities(sizes, blocks),
-    )
 
 
 def _engine(
