@@ -14,8 +14,6 @@ from kvscope.usecases import USE_CASES
 __version__ = "0.1.0"
 __all__ = [  # noqa: PLE0604  (use cases declare theirs)
     "AnalysisResult",
-    "DiffResult",
-    "FitResult",
     "FleetResult",
     "InputError",
     "KvscopeError",
@@ -27,8 +25,6 @@ __all__ = [  # noqa: PLE0604  (use cases declare theirs)
     "UsageError",
     "__version__",
     "analyze",
-    "diff",
-    "fit",
     "hash_logs",
     "open_trace",
     "simulate",

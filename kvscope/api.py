@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
 from kvscope.app.monitor import LogMonitor
 from kvscope.app.options import (
     AnalyzeOptions,
-    FitOptions,
     FleetOptions,
     Reading,
     SimulateOptions,
     TierOptions,
     TuneOptions,
+    arguments_of,
     parsed,
 )
 from kvscope.core.errors import InputError, KvscopeError, UsageError
@@ -36,8 +36,6 @@ from kvscope.core.files import one_path
 from kvscope.core.records import defaults
 from kvscope.results import (
     AnalysisResult,
-    DiffResult,
-    FitResult,
     FleetResult,
     SimulationResult,
     TuneFleetResult,
@@ -51,13 +49,10 @@ from kvscope.usecases.base import Opened, use_case
 
 if TYPE_CHECKING:
     from kvscope.core.trace import Trace
-    from kvscope.deployment.models import KvDtype
     from kvscope.store.file import StoreFile
 
 __all__ = [
     "AnalysisResult",
-    "DiffResult",
-    "FitResult",
     "FleetResult",
     "InputError",
     "KvscopeError",
@@ -68,8 +63,6 @@ __all__ = [
     "TuneTiersResult",
     "UsageError",
     "analyze",
-    "diff",
-    "fit",
     "hash_logs",
     "open_trace",
     "simulate",
@@ -238,45 +231,6 @@ def analyze(
     with _opened(trace, db) as opened:
         part = in_range(opened.store, opened.facts, request, LogMonitor())
         return AnalysisResult(run(opened.store, part, request))
-
-
-def diff(
-    left: str | PathLike[str],
-    right: str | PathLike[str],
-    *,
-    model: str | None = None,
-    kv_dtype: KvDtype | None = None,
-    hbm: Amount = None,
-    db: str = MEMORY,
-) -> DiffResult:
-    """Compare two traces, two stored runs (`run:7`) or two files of `kvscope tune`."""
-    with _arguments():
-        from kvscope.app.requests import analyze_request
-
-        sizes = {"model": model, "kv_dtype": kv_dtype, "hbm": hbm}
-        request = analyze_request(parsed(AnalyzeOptions, sizes))
-    from kvscope.app.diff import diff as run
-    from kvscope.store.file import StoreFile
-
-    with StoreFile(db) as store:
-        return DiffResult(run(store, fspath(left), fspath(right), request, LogMonitor()))
-
-
-def fit(
-    trace: Source,
-    *,
-    window: Time = None,
-    warmup: Share = 0.0,
-    db: str = MEMORY,
-) -> FitResult:
-    """Fit models of reuse and of conversations: which one to use, and how stable it is."""
-    with _arguments():
-        from kvscope.app.fit import exported_policy, fit_trace
-
-        options = parsed(FitOptions, locals())
-        exported_policy(options)
-    with _opened(trace, db) as opened:
-        return FitResult(fit_trace(opened.store, opened.facts, options, None, LogMonitor()))
 
 
 def simulate(
@@ -466,31 +420,49 @@ def function_of(name: str) -> Callable[..., UseCaseResult]:
     case = use_case(name)
     stated = defaults(case.options)
     keyword, missing = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
+    positional = {"trace"} if case.takes_trace else arguments_of(case.options)
+    names = [*(["trace"] if case.takes_trace else []), *case.options.__struct_fields__]
     signature = inspect.Signature(
         [
-            inspect.Parameter("trace", inspect.Parameter.POSITIONAL_OR_KEYWORD),
-            *(
-                inspect.Parameter(each, keyword, default=stated.get(each, missing))
-                for each in case.options.__struct_fields__
-            ),
-            inspect.Parameter("db", keyword, default=MEMORY),
+            inspect.Parameter(
+                each,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD if each in positional else keyword,
+                default=stated.get(each, missing),
+            )
+            for each in names
         ]
+        + [inspect.Parameter("db", keyword, default=MEMORY)]
     )
 
-    def run(*positional: Any, **named: Any) -> UseCaseResult:
-        bound = signature.bind(*positional, **named)
+    def run(*places: Any, **named: Any) -> UseCaseResult:
+        bound = signature.bind(*places, **named)
         bound.apply_defaults()
-        arguments = bound.arguments
+        arguments = {
+            each: fspath(value) if isinstance(value, PathLike) and each != "trace" else value
+            for each, value in bound.arguments.items()
+        }
         with _arguments():
             request = case.check(parsed(case.options, arguments))
-        with _opened(arguments["trace"], arguments["db"]) as opened:
-            subject = Opened(opened.store, opened.facts.name, lambda _: opened.facts)
+        with _subject(arguments.get("trace", ...), arguments["db"]) as subject:
             return result_class(name)(case, case.run(subject, request, LogMonitor()))
 
     run.__name__ = run.__qualname__ = USE_CASES[name].function
     run.__doc__ = case.help
     run.__signature__ = signature  # type: ignore[attr-defined]
     return run
+
+
+@contextmanager
+def _subject(source: Any, db: str) -> Iterator[Opened]:
+    """Yield what a use case works on: a trace, or the store alone."""
+    if source is not ...:
+        with _opened(source, db) as opened:
+            yield Opened(opened.store, opened.facts.name, lambda _: opened.facts)
+        return
+    from kvscope.store.file import StoreFile
+
+    with StoreFile(db) as store:
+        yield Opened(store)
 
 
 def __getattr__(name: str) -> Any:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import polars as pl
 
     from kvscope.app.analyze import Analysis
-    from kvscope.app.diff import Comparison
     from kvscope.app.fleet import FleetStudy
     from kvscope.app.simulate import Simulation
     from kvscope.app.tune import Recommendation
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from kvscope.app.tune_tiers import TierRecommendation
     from kvscope.core.trace import Prompts
     from kvscope.report.report import Report
-    from kvscope.reuse_models.results import Fit
     from kvscope.usecases.base import AnyUseCase
 
 
@@ -150,23 +148,6 @@ class AnalysisResult(_Result):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class FitResult(_Result):
-    """What `fit` returns."""
-
-    fit: Fit
-
-    def to_polars(self, table: str = "models") -> pl.DataFrame:
-        """Return a list of the document: `models`, `categories`, `next_turns` and more."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.fit import report
-
-        return report(self.fit)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
 class SimulationResult(_Result):
     """What `simulate` returns; `simulation.runs` has a run per policy and capacity."""
 
@@ -218,23 +199,6 @@ class TuneResult(_Result):
         from kvscope.report.recommendation import report
 
         return report(self.recommendation)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class DiffResult(_Result):
-    """What `diff` returns; `comparison` has it all."""
-
-    comparison: Comparison
-
-    def to_polars(self, table: str = "differences") -> pl.DataFrame:
-        """Return a list of the document: `differences` or `same`."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.comparison import report
-
-        return report(self.comparison)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.app import values
-from kvscope.app.options import AnalyzeOptions, DeploymentOptions, FitOptions, ReplicaOptions
+from kvscope.app.options import AnalyzeOptions, DeploymentOptions, ReplicaOptions
 from kvscope.core import units
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.files import STANDARD_STREAM
@@ -28,10 +28,14 @@ from kvscope.deployment.file import (
     read_target,
 )
 
-if TYPE_CHECKING:
-    from kvscope.app.engine_options import ValidateOptions
 
-    Stating = ReplicaOptions | FitOptions | ValidateOptions
+class Stating(Protocol):
+    """Options of a command that a deployment may be stated with."""
+
+    @property
+    def deployment(self) -> str | None:
+        """The file that states it."""
+
 
 Asked = TypeVar("Asked", bound=ReplicaOptions)
 _NAMES = Deployment.__struct_fields__

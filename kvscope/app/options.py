@@ -24,7 +24,6 @@ from kvscope.deployment.models import KvDtype as Precision
 from kvscope.fleet.options import ROUTED
 from kvscope.replay.policy_options import REPLAYED, contenders
 
-DEFAULT_EXPORT = "gittins"
 DEFAULT_POINTS = 5
 
 T = TypeVar("T")
@@ -34,7 +33,8 @@ class Option(Struct, frozen=True):
     """One option: its help, and how its value is written and parsed.
 
     `default` describes the default in words where the value does not. `flags` replaces the option's
-    own name, which follows from the field. `Time` to `Target` are options of one kind of value.
+    own name, which follows from the field; an `argument` has none. `Time` to `Target` are options
+    of one kind of value.
     """
 
     help: str
@@ -42,6 +42,7 @@ class Option(Struct, frozen=True):
     parse: Callable[[str], Any] | None = None
     default: str | None = None
     flags: tuple[str, ...] = ()
+    argument: bool = False
 
 
 Time = partial(Option, metavar="TIME", parse=values.duration)
@@ -328,54 +329,6 @@ class AnalyzeOptions(DeploymentOptions, frozen=True, kw_only=True):
     compat: Compat = None
     outputs: Outputs = "carried"
     warmup: Warmup = 0.0
-
-
-class DiffOptions(Struct, frozen=True, kw_only=True):
-    """What `diff` takes: in what to size the capacities of traces."""
-
-    model: Model = None
-    kv_dtype: KvDtype = None
-    hbm: Hbm = None
-
-
-class FitOptions(Struct, frozen=True, kw_only=True):
-    """What `fit` takes; all from `policy` on need `export`."""
-
-    window: Annotated[
-        float | None,
-        Time(
-            "Length of a sliding window, for example 1h.",
-            default="1h, or a fifth of a shorter trace",
-        ),
-    ] = None
-    warmup: Warmup = 0.0
-    export: Annotated[
-        str | None,
-        Target(
-            "Write a policy and its fitted table to this file, for kvscope's plugin for vLLM;"
-            " - prints it instead of the report."
-        ),
-    ] = None
-    policy: Annotated[
-        str | None, Option("With --export: the policy.", "NAME", default=DEFAULT_EXPORT)
-    ] = None
-    param: Annotated[
-        list[str] | None,
-        Option(
-            "With --export: a parameter of the policy, for example gittins.xi_tokens=2000."
-            " Repeatable.",
-            "POLICY.NAME=VALUE",
-        ),
-    ] = None
-    capacity_blocks: Annotated[
-        int | None,
-        Blocks(
-            "With --export: fit for a cache of this size, in blocks of the trace: chooses the"
-            " classes of gittins.",
-            default="the deployment's pool, if there is one",
-        ),
-    ] = None
-    deployment: DeploymentFile = None
 
 
 class SimulateOptions(DeploymentOptions, frozen=True, kw_only=True):
@@ -729,6 +682,15 @@ def parsed(kind: type[T], written: Mapping[str, object]) -> T:
     return kind(
         **{name: _value(name, hints[name], written[name]) for name in hints.keys() & written}
     )
+
+
+def arguments_of(kind: type[Struct]) -> set[str]:
+    """Return the fields that are arguments of the command, without a name."""
+    pairs = {
+        name: declared(annotation)
+        for name, annotation in get_type_hints(kind, include_extras=True).items()
+    }
+    return {name for name, pair in pairs.items() if pair and pair[1].argument}
 
 
 def standard_output(options: Struct) -> str | None:

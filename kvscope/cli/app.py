@@ -49,7 +49,6 @@ Command = Callable[..., Any] | typer.Typer | Lazy
 COMMANDS: tuple[tuple[str, Lazy], ...] = (
     *((name, Lazy(name, entry.summary)) for name, entry in USE_CASES.items()),
     ("analyze", Lazy("reports:analyze", "Characterize a trace: reuse, ideal hits, cache sizes.")),
-    ("fit", Lazy("reports:fit", "Fit models of reuse and of conversations.")),
     ("simulate", Lazy("reports:simulate", "Replay a trace under eviction policies.")),
     ("tune", Lazy("reports:tune", "Recommend policy, parameters and capacity for an SLO.")),
     ("fleet", Lazy("reports:fleet", "Find the fewest replicas and the router for an SLO.")),
@@ -57,7 +56,6 @@ COMMANDS: tuple[tuple[str, Lazy], ...] = (
     ("validate", Lazy("engines:validate", "Replay the trace on a real engine; compare.")),
     ("deployment", Lazy("deployment:app", "Show, create or check the deployment to advise on.")),
     ("dashboard", Lazy("dashboard:dashboard", "Open the dashboard in a browser.")),
-    ("diff", Lazy("reports:diff", "Compare two traces, runs or recommendations.")),
     ("runs", Lazy("stored:runs_app", "List, compare or remove stored replays.")),
     ("ingest", Lazy("stored:ingest", "Read traces into the store.")),
     ("traces", Lazy("stored:traces_app", "List or remove stored traces.")),

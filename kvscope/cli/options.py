@@ -247,6 +247,9 @@ def _typers(name: str, annotation: Any) -> Any:
         return annotation
     kind, option = pair
     parser = None if option.parse is None else parsed_by(option.parse)
+    if option.argument:
+        argument = typer.Argument(parser=parser, help=option.help, show_default=False)
+        return Annotated[kind, argument]
     return Annotated[
         Any if parser and get_origin(kind) is not None else kind,  # a tuple takes one text here
         typer.Option(

@@ -13,13 +13,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from kvscope.app import values
 from kvscope.app.options import (
     AnalyzeOptions,
-    DiffOptions,
-    FitOptions,
     FleetOptions,
     Option,
     Reading,
@@ -30,7 +28,7 @@ from kvscope.app.options import (
 )
 from kvscope.cli import output
 from kvscope.cli.diagnostics import end_on, note
-from kvscope.cli.options import DEFAULT_DB, Db, GateOptions, ScreenOptions, TraceArgument, parsed_by
+from kvscope.cli.options import DEFAULT_DB, Db, GateOptions, ScreenOptions, TraceArgument
 from kvscope.cli.terminal import Terminal, stoppable
 from kvscope.cli.usecase import Forget, keep_report, keep_stated, opened_store, stated
 from kvscope.core.errors import ExitCode, Stopped, UsageError, placed
@@ -61,14 +59,6 @@ TunesTiers = Annotated[
     ),
 ]
 Explain = Annotated[bool, Option("The same as --full.")]
-Compared = Annotated[
-    str,
-    typer.Argument(
-        parser=parsed_by(values.called),
-        help="A trace (file or stored name), run:N of `kvscope runs`, or a recommendation (.toml).",
-        show_default=False,
-    ),
-]
 Output = Annotated[
     str | None,
     Target(
@@ -110,60 +100,6 @@ def analyze(
         keep_stated(store, analysis.trace, said)
     output.report(overview.report(analysis), printing)
     end_on(gates, analyze_figures(analysis), baseline)
-
-
-def diff(
-    left: Compared,
-    right: Compared,
-    *,
-    db: Db = DEFAULT_DB,
-    options: DiffOptions,
-    printing: ScreenOptions,
-) -> None:
-    """Compare two traces, two stored runs or two recommendations; the largest differences first.
-
-    Prints only what differs; --full has all figures.
-    """
-    from kvscope.app.requests import analyze_request
-
-    request = analyze_request(AnalyzeOptions(**asdict(options)))
-    load_in_background()
-    from kvscope.app.diff import diff as compare
-    from kvscope.report.comparison import report
-    from kvscope.store.file import StoreFile
-
-    with StoreFile(db, note) as store:
-        compared = compare(store, left, right, request, Terminal())
-    output.report(report(compared), printing)
-
-
-def fit(
-    *,
-    trace: TraceArgument = None,
-    db: Db = DEFAULT_DB,
-    options: FitOptions,
-    printing: ScreenOptions,
-    reading: Reading,
-) -> None:
-    """Fit models of reuse and of conversations: which one to use, and how stable it is.
-
-    The store keeps the result.
-    """
-    from kvscope.app.fit import exported_policy
-
-    printing.check_alone(None if options.export != values.STANDARD_STREAM else "--export")
-    exported = exported_policy(options)
-    with opened_store(db, trace) as store:
-        load_in_background()
-        from kvscope.app.fit import fit_trace
-        from kvscope.app.traces import load_trace
-        from kvscope.report import fit as report
-        from kvscope.report.section import check_names
-
-        check_names(printing.section, report.SECTIONS)
-        stored = load_trace(store, trace, Terminal(), reading)
-        fitted = fit_trace(store, stored, options, exported, Terminal())
-    output.report(report.report(fitted), printing, quiet=options.export == values.STANDARD_STREAM)
 
 
 def simulate(

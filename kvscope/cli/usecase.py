@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec import Struct
 
-from kvscope.app.options import Option, Reading, standard_output
+from kvscope.app.options import AS_STORED, Option, Reading, standard_output
 from kvscope.cli import output
 from kvscope.cli.diagnostics import end_on, note
 from kvscope.cli.options import DEFAULT_DB, Db, GateOptions, ScreenOptions, TraceArgument
@@ -38,12 +38,12 @@ Forget = Annotated[
 
 
 class _Common(Struct, frozen=True, kw_only=True):
-    """What all use cases over a trace take on the command line."""
+    """What use cases take on the command line besides their own options."""
 
-    trace: str | None
     db: str
     printing: ScreenOptions
-    reading: Reading
+    trace: str | None = None
+    reading: Reading = AS_STORED
     forget: bool = False
     gate: GateOptions = GateOptions()
 
@@ -54,7 +54,7 @@ def command(name: str) -> Callable[..., None]:
 
     case = use_case(name)
     parameters: dict[str, tuple[Any, Any]] = {
-        "trace": (TraceArgument, None),
+        **({"trace": (TraceArgument, None)} if case.takes_trace else {}),
         "db": (Db, DEFAULT_DB),
         "options": (case.options, inspect.Parameter.empty),
     }
@@ -63,7 +63,8 @@ def command(name: str) -> Callable[..., None]:
     if case.known is not None:
         parameters["gate"] = (GateOptions, inspect.Parameter.empty)
     parameters["printing"] = (ScreenOptions, inspect.Parameter.empty)
-    parameters["reading"] = (Reading, inspect.Parameter.empty)
+    if case.takes_trace:
+        parameters["reading"] = (Reading, inspect.Parameter.empty)
 
     def run(*, options: Any, **common: Any) -> None:
         _run(case, options, _Common(**common))
@@ -88,7 +89,7 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
     common.printing.check_alone(printed)
     if not case.remembers:
         request = case.check(options)
-    with opened_store(common.db, common.trace) as store:
+    with opened_store(common.db, common.trace, known=case.takes_trace) as store:
         if case.remembers:
             said = stated(store, common.trace, options, forget=common.forget)
             request = case.check(said.options)
@@ -125,12 +126,16 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
 
 
 @contextmanager
-def opened_store(db: str, trace: str | None) -> Iterator[StoreFile]:
-    """Yield the store. Raises InputError for a trace that is neither in it nor a file."""
+def opened_store(db: str, trace: str | None, *, known: bool = True) -> Iterator[StoreFile]:
+    """Yield the store. Raises InputError for a trace that has to be `known`, and is not.
+
+    It is where it is stored or a file.
+    """
     from kvscope.app.traces import check_source, store_for
 
     with store_for(db, trace, note) as store:
-        check_source(store, trace)
+        if known:
+            check_source(store, trace)
         yield store
 
 

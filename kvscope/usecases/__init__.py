@@ -22,8 +22,10 @@ USE_CASES: Mapping[str, Listing] = {
     "explain": Listing(
         "Explain why input tokens missed the cache.", "explain", "ExplanationResult"
     ),
+    "fit": Listing("Fit models of reuse and of conversations.", "fit", "FitResult"),
     "retention": Listing(
         "Find how long blocks should live, and prices.", "advise_retention", "RetentionResult"
     ),
+    "diff": Listing("Compare two traces, runs or recommendations.", "diff", "DiffResult"),
 }
 """By the name of the command, which is also that of the module."""

@@ -60,12 +60,13 @@ class Opened(Struct, frozen=True):
     """
 
     stores: Stores
-    source: str | None
-    load: Callable[[Foresee | None], Trace]
+    source: str | None = None
+    load: Callable[[Foresee | None], Trace] | None = None
 
     @property
     def trace(self) -> Trace:
-        """The trace."""
+        """The trace of a use case that takes one."""
+        assert self.load is not None  # noqa: S101  (of a use case that takes none)
         return self.load(None)
 
 
@@ -88,8 +89,9 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     `Beside`; `table` is the list that `to_polars` returns. `sections` are the names that
     `--section` takes. `known` has the names of figures that `--fail-on` takes, None for no
     conditions. With `remembers`, the deployment and the SLO that earlier commands on the trace
-    stated are filled in. `stops`: Ctrl-C ends `run` early, which then raises Stopped or says what
-    is `unfinished`. `keeps`: the store keeps the report.
+    stated are filled in; without `takes_trace`, it works on the store alone. `stops`: Ctrl-C ends
+    `run` early, which then raises Stopped or says what is `unfinished`. `keeps`: the store keeps
+    the report.
     """
 
     name: str
@@ -102,6 +104,7 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     view: Callable[[Result], ReportView]
     sections: tuple[str, ...] = ()
     schema: int = 1
+    takes_trace: bool = True
     known: Callable[[Request], Known] | None = None
     figures: Callable[[Result], Figures] | None = None
     remembers: bool = False

@@ -22,8 +22,6 @@ from kvscope import api
 from kvscope.app.options import (
     AnalyzeOptions,
     DeploymentOptions,
-    DiffOptions,
-    FitOptions,
     FleetOptions,
     Reading,
     ReplicaOptions,
@@ -157,8 +155,6 @@ def test_values_are_texts_or_numbers() -> None:
     [
         (kvscope.open_trace, Reading, set()),
         (kvscope.analyze, AnalyzeOptions, set()),
-        (kvscope.diff, DiffOptions, set()),
-        (kvscope.fit, FitOptions, {"export", "policy", "param", "capacity_blocks", "deployment"}),
         (kvscope.simulate, SimulateOptions, set()),
         (kvscope.tune, TuneOptions, {"router"}),
         (kvscope.simulate_fleet, FleetOptions, set()),
