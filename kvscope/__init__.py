@@ -13,7 +13,6 @@ from kvscope.usecases import USE_CASES
 
 __version__ = "0.1.0"
 __all__ = [  # noqa: PLE0604  (use cases declare theirs)
-    "AnalysisResult",
     "FleetResult",
     "InputError",
     "KvscopeError",
@@ -24,7 +23,6 @@ __all__ = [  # noqa: PLE0604  (use cases declare theirs)
     "TuneTiersResult",
     "UsageError",
     "__version__",
-    "analyze",
     "hash_logs",
     "open_trace",
     "simulate",

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Literal
 
-from kvscope.api import AnalysisResult as AnalysisResult
 from kvscope.api import FleetResult as FleetResult
 from kvscope.api import InputError as InputError
 from kvscope.api import KvscopeError as KvscopeError
@@ -15,7 +14,6 @@ from kvscope.api import TuneFleetResult as TuneFleetResult
 from kvscope.api import TuneResult as TuneResult
 from kvscope.api import TuneTiersResult as TuneTiersResult
 from kvscope.api import UsageError as UsageError
-from kvscope.api import analyze as analyze
 from kvscope.api import hash_logs as hash_logs
 from kvscope.api import open_trace as open_trace
 from kvscope.api import simulate as simulate
@@ -25,6 +23,7 @@ from kvscope.api import tune_fleet as tune_fleet
 from kvscope.api import tune_tiers as tune_tiers
 from kvscope.results import UseCaseResult
 from kvscope.reuse_models.results import Fit
+from kvscope.usecases.analyze import Analysis
 from kvscope.usecases.diff import Comparison
 from kvscope.usecases.explain import Explanation
 from kvscope.usecases.retention import Retention
@@ -59,6 +58,42 @@ __all__ = [
     'tune_fleet',
     'tune_tiers',
 ]
+
+
+class AnalysisResult(UseCaseResult):
+    analysis: Analysis
+
+
+def analyze(
+    trace: Source,
+    *,
+    gpu: str | None = None,
+    tp: str | int | None = None,
+    model: str | None = None,
+    weight_dtype: Literal['bf16', 'fp8', 'int8', 'awq', 'gptq', 'nvfp4', 'mxfp4'] | None = None,
+    kv_dtype: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] | None = None,
+    gpu_memory_utilization: str | float | None = None,
+    max_num_seqs: str | int | None = None,
+    max_num_batched_tokens: str | int | None = None,
+    engine: str | None = None,
+    num_gpu_blocks: str | int | None = None,
+    engine_log: str | None = None,
+    latency: str | None = None,
+    gpu_hour: str | float | None = None,
+    traffic: Literal['fleet', 'replica'] | None = None,
+    deployment: str | None = None,
+    replicas: str | int | None = None,
+    from_: str | float | None = None,
+    until: str | float | None = None,
+    memory: str | int | None = None,
+    hbm: str | int | None = None,
+    capacity_blocks: str | int | Sequence[str | int] | None = None,
+    capacity: str | int | Sequence[str | int] | None = None,
+    compat: Literal['kvcache-simulator', 'libcachesim'] | None = None,
+    outputs: Literal['carried', 'ignored'] = 'carried',
+    warmup: str | float = 0.0,
+    db: str = ':memory:',
+) -> AnalysisResult: ...
 
 
 class ExplanationResult(UseCaseResult):

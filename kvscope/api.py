@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 from kvscope.app.monitor import LogMonitor
 from kvscope.app.options import (
-    AnalyzeOptions,
     FleetOptions,
     Reading,
     SimulateOptions,
@@ -35,7 +34,6 @@ from kvscope.core.errors import InputError, KvscopeError, UsageError
 from kvscope.core.files import one_path
 from kvscope.core.records import defaults
 from kvscope.results import (
-    AnalysisResult,
     FleetResult,
     SimulationResult,
     TuneFleetResult,
@@ -52,7 +50,6 @@ if TYPE_CHECKING:
     from kvscope.store.file import StoreFile
 
 __all__ = [
-    "AnalysisResult",
     "FleetResult",
     "InputError",
     "KvscopeError",
@@ -62,7 +59,6 @@ __all__ = [
     "TuneResult",
     "TuneTiersResult",
     "UsageError",
-    "analyze",
     "hash_logs",
     "open_trace",
     "simulate",
@@ -203,34 +199,6 @@ def hash_logs(
     with _arguments():
         options = parsed(HashOptions, locals() | named)
     return run([fspath(path) for path in paths], options, LogMonitor()).requests
-
-
-def analyze(
-    trace: Source,
-    *,
-    from_: Time = None,
-    until: Time = None,
-    memory: Amount = None,
-    hbm: Amount = None,
-    capacity: Amounts = None,
-    capacity_blocks: Amounts = None,
-    compat: Literal["kvcache-simulator", "libcachesim"] | None = None,
-    outputs: Literal["carried", "ignored"] = "carried",
-    warmup: Share = 0.0,
-    db: str = MEMORY,
-    **of: Unpack[DeploymentArguments],
-) -> AnalysisResult:
-    """Characterize a trace: what is reused, what caching can give, how large it must be."""
-    with _arguments():
-        from kvscope.app.requests import analyze_request
-
-        request = analyze_request(_parsed(AnalyzeOptions, locals()))
-    from kvscope.app.analyze import analyze as run
-    from kvscope.app.analyze import in_range
-
-    with _opened(trace, db) as opened:
-        part = in_range(opened.store, opened.facts, request, LogMonitor())
-        return AnalysisResult(run(opened.store, part, request))
 
 
 def simulate(

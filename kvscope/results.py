@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     import polars as pl
 
-    from kvscope.app.analyze import Analysis
     from kvscope.app.fleet import FleetStudy
     from kvscope.app.simulate import Simulation
     from kvscope.app.tune import Recommendation
@@ -128,23 +127,6 @@ def result_class(name: str) -> type[UseCaseResult]:
     about = f"What `{entry.function}` returns; `{attribute_of(use_case(name))}` has it all."
     facts = {"__doc__": about, "__module__": __name__, "__slots__": ()}
     return type(entry.returns, (UseCaseResult,), facts)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class AnalysisResult(_Result):
-    """What `analyze` returns; `analysis` has it all, with LRU's exact curve."""
-
-    analysis: Analysis
-
-    def to_polars(self, table: str = "curve") -> pl.DataFrame:
-        """Return a list of the document: `curve`, `categories`, `hit_rates`, `misses` and more."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.overview import report
-
-        return report(self.analysis)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

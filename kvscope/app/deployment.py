@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.app import values
-from kvscope.app.options import AnalyzeOptions, DeploymentOptions, ReplicaOptions
+from kvscope.app.options import DeploymentOptions, ReplicaOptions
 from kvscope.core import units
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.files import STANDARD_STREAM
@@ -157,7 +157,7 @@ def _starts_anew(options: Stating, deployed: Mapping[str, Any]) -> bool:
     named = {name for name in _SIZES | _DEPLOYED if getattr(options, name, None) is not None}
     if named & _DEPLOYED or getattr(options, "model", None) is not None:
         return True
-    if isinstance(options, AnalyzeOptions):  # shows capacities beside a pool
+    if getattr(options, "beside_pool", False):
         named -= {"capacity", "capacity_blocks"}
     return bool(named and deployed.keys() & _DEPLOYED)
 

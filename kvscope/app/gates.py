@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, get_args
 from msgspec import Struct, field
 
 from kvscope.app.options import DEFAULT_POINTS
-from kvscope.app.requests import BASELINE, AnalyzeRequest, FleetRequest, SimulateRequest
+from kvscope.app.requests import BASELINE, FleetRequest, SimulateRequest
 from kvscope.core import units
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.percentiles import percentiles
@@ -32,7 +32,6 @@ from kvscope.core.runs import hit_rate
 from kvscope.replay.causes import CAUSES
 
 if TYPE_CHECKING:
-    from kvscope.app.analyze import Analysis
     from kvscope.app.fleet import FleetLine, FleetStudy
     from kvscope.app.tune import Recommendation
     from kvscope.app.tune_fleet import FleetRecommendation
@@ -353,28 +352,6 @@ def _spelled(verdict: str) -> str:
 def _nearest(name: str, candidates: Sequence[str], listed: str) -> str:
     near = get_close_matches(name, candidates, n=1)
     return f"did you mean {near[0]}? Known here: {listed}" if near else f"known here: {listed}"
-
-
-def analyze_gates(texts: Sequence[str] | None, request: AnalyzeRequest) -> tuple[Gate, ...]:
-    """Return the conditions on an analysis: of an infinite cache, and of LRU at one capacity."""
-    if not texts:
-        return ()
-    capacities = request.capacities
-    if len(capacities.blocks) + len(capacities.sizes_bytes) == 1:
-        return parse_gates(texts, Known(("hit-rate", "lru.hit-rate")))
-    missing = ("needs one capacity", "name one with --capacity-blocks or --capacity")
-    return parse_gates(texts, Known(("hit-rate",), missing={"lru.hit-rate": missing}))
-
-
-def analyze_figures(analysis: Analysis) -> Figures:
-    """Return the figures of an analysis, in the weight of its headline."""
-    caching = analysis.caching
-    if caching is None:
-        return {}
-    figures = {"hit-rate": caching.ideal}
-    if len(caching.asked) == 1:
-        figures["lru.hit-rate"] = caching.rate(caching.asked[0])
-    return figures
 
 
 def simulate_gates(

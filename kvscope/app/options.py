@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from msgspec import Struct
 
@@ -152,9 +152,11 @@ DeploymentFile = Annotated[
 class ReplicaOptions(Struct, frozen=True, kw_only=True):
     """What states one replica, and whose traffic the trace holds.
 
-    An option wins over the same key of a kvscope.toml, and the file over earlier commands.
+    An option wins over the same key of a kvscope.toml, and the file over earlier commands. With
+    `beside_pool`, a capacity is shown beside a deployment's pool, and replaces none.
     """
 
+    beside_pool: ClassVar[bool] = False
     gpu: Annotated[
         str | None, Option("GPU of the deployment, for example h100 or l40s.", "GPU", values.called)
     ] = None
@@ -296,39 +298,6 @@ class IntoOptions(Struct, frozen=True, kw_only=True):
             "this machine",
         ),
     ] = None
-
-
-class AnalyzeOptions(DeploymentOptions, frozen=True, kw_only=True):
-    """What `analyze` takes."""
-
-    from_: Annotated[
-        float | None,
-        Option(
-            "Analyze only requests from this time after the trace's start on, as a trace of their"
-            " own.",
-            "TIME",
-            units.parse_duration,
-            flags=("--from",),
-        ),
-    ] = None
-    until: Annotated[
-        float | None, Time("Analyze only requests before this time after the trace's start.")
-    ] = None
-    memory: Annotated[
-        int | None,
-        Option(
-            "Of a dataset: memory that the analysis may take, for example 8GiB.",
-            "SIZE",
-            values.size,
-            "half of what is free",
-        ),
-    ] = None
-    hbm: Hbm = None
-    capacity_blocks: CapacitiesBlocks = None
-    capacity: Capacities = None
-    compat: Compat = None
-    outputs: Outputs = "carried"
-    warmup: Warmup = 0.0
 
 
 class SimulateOptions(DeploymentOptions, frozen=True, kw_only=True):

@@ -48,7 +48,6 @@ Command = Callable[..., Any] | typer.Typer | Lazy
 
 COMMANDS: tuple[tuple[str, Lazy], ...] = (
     *((name, Lazy(name, entry.summary)) for name, entry in USE_CASES.items()),
-    ("analyze", Lazy("reports:analyze", "Characterize a trace: reuse, ideal hits, cache sizes.")),
     ("simulate", Lazy("reports:simulate", "Replay a trace under eviction policies.")),
     ("tune", Lazy("reports:tune", "Recommend policy, parameters and capacity for an SLO.")),
     ("fleet", Lazy("reports:fleet", "Find the fewest replicas and the router for an SLO.")),

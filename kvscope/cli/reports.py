@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from kvscope.app import values
 from kvscope.app.options import (
-    AnalyzeOptions,
     FleetOptions,
     Option,
     Reading,
@@ -65,41 +64,6 @@ Output = Annotated[
         "File for the recommendation; - writes none.", flags=("--output",), default=DEFAULT_OUTPUT
     ),
 ]
-
-
-def analyze(
-    *,
-    trace: TraceArgument = None,
-    db: Db = DEFAULT_DB,
-    options: AnalyzeOptions,
-    forget: Forget = False,
-    gate: GateOptions,
-    printing: ScreenOptions,
-    reading: Reading,
-) -> None:
-    """Characterize a trace: what is reused, what caching can give, how large it must be.
-
-    A path is ingested first if the store does not have it yet.
-    """
-    from kvscope.app.baseline import baseline_figures
-    from kvscope.app.gates import analyze_figures, analyze_gates
-    from kvscope.app.requests import analyze_request
-
-    with opened_store(db, trace) as store:
-        said = stated(store, trace, options, forget=forget)
-        request = analyze_request(said.options)
-        gates = analyze_gates(gate.fail_on, request)
-        baseline = baseline_figures(gate.baseline, gates, "analyze", store)
-        load_in_background()
-        from kvscope.app.analyze import analyze_source
-        from kvscope.report import overview
-        from kvscope.report.section import check_names
-
-        check_names(printing.section, overview.SECTIONS)
-        analysis = analyze_source(store, trace, request, Terminal(), reading)
-        keep_stated(store, analysis.trace, said)
-    output.report(overview.report(analysis), printing)
-    end_on(gates, analyze_figures(analysis), baseline)
 
 
 def simulate(

@@ -98,16 +98,11 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
             gates = parse_gates(common.gate.fail_on, case.known(request))
         baseline = baseline_figures(common.gate.baseline, gates, case.name, store)
         load_in_background()
-        from kvscope.app.traces import load_trace
         from kvscope.report.section import check_names
 
         if case.sections:
             check_names(common.printing.section, case.sections)
-        opened = Opened(
-            store,
-            common.trace,
-            lambda foresee: load_trace(store, common.trace, Terminal(), common.reading, foresee),
-        )
+        opened = Opened.of(store, common.trace, Terminal(), common.reading)
         began = monotonic()
         with watching(stops=case.stops) as terminal:
             result = case.run(opened, request, terminal)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from kvscope.app.analyze import Analysis
 from kvscope.characterize.traffic import TrafficWindow
 from kvscope.core import units
 from kvscope.core.runs import Run, hit_rate
@@ -13,6 +12,7 @@ from kvscope.report import style
 from kvscope.report.policies import setting_in_words
 from kvscope.report.section import Section, Table
 from kvscope.report.words import NONE, count, percent_change, points, share, significant
+from kvscope.usecases.analyze import Analysis
 from kvscope.usecases.diff import Comparison, Difference, Quantity
 
 _CHANGE = "change"

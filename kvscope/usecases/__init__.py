@@ -19,6 +19,9 @@ class Listing(NamedTuple):
 
 
 USE_CASES: Mapping[str, Listing] = {
+    "analyze": Listing(
+        "Characterize a trace: reuse, ideal hits, cache sizes.", "analyze", "AnalysisResult"
+    ),
     "explain": Listing(
         "Explain why input tokens missed the cache.", "explain", "ExplanationResult"
     ),

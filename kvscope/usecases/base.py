@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from kvscope.app.gates import Figures, Known
+from kvscope.app.options import AS_STORED, Reading
 
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
 Asked = TypeVar("Asked")
 Request = TypeVar("Request")
 Result = TypeVar("Result")
-T = TypeVar("T")
-
-Beside: TypeAlias = Annotated[T, "beside the document"]
-"""A field of a result that its sections need and its JSON document lacks."""
 
 
 class Figure(Struct, Generic[Result], frozen=True):
@@ -62,6 +59,19 @@ class Opened(Struct, frozen=True):
     stores: Stores
     source: str | None = None
     load: Callable[[Foresee | None], Trace] | None = None
+
+    @classmethod
+    def of(
+        cls, stores: Stores, source: str | None, monitor: Monitor, reading: Reading = AS_STORED
+    ) -> Self:
+        """Return the trace that `source` names, not loaded yet."""
+
+        def load(foresee: Foresee | None) -> Trace:
+            from kvscope.app.traces import load_trace
+
+            return load_trace(stores, source, monitor, reading, foresee)
+
+        return cls(stores, source, load)
 
     @property
     def trace(self) -> Trace:

@@ -16,14 +16,20 @@ from msgspec.structs import asdict
 
 from kvscope.app import values
 from kvscope.app.baseline import RUN, stored_run
-from kvscope.app.options import AnalyzeOptions, Hbm, KvDtype, Model, Option
-from kvscope.app.requests import AnalyzeRequest, analyze_request
+from kvscope.app.options import Hbm, KvDtype, Model, Option
 from kvscope.core.errors import UsageError
+from kvscope.core.records import Beside
 from kvscope.replay.policy_options import format_value
-from kvscope.usecases.base import Beside, Opened, ReportView, UseCase
+from kvscope.usecases.analyze import (
+    Analysis,
+    AnalyzeOptions,
+    AnalyzeRequest,
+    analyze,
+    analyze_request,
+)
+from kvscope.usecases.base import Opened, ReportView, UseCase
 
 if TYPE_CHECKING:
-    from kvscope.app.analyze import Analysis
     from kvscope.app.monitor import Monitor
     from kvscope.core.runs import Outcome, Run
     from kvscope.core.trace import Trace
@@ -138,7 +144,6 @@ def run(opened: Opened, request: DiffRequest, monitor: Monitor) -> Comparison:
     `run:N` is a stored run, a path that ends in .toml a recommendation, anything else a trace.
     Raises UsageError for two of different kinds, InputError for what is not there.
     """
-    from kvscope.app.analyze import analyze
     from kvscope.app.traces import check_source, load_trace, open_dataset
     from kvscope.datasets.place import is_dataset
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-
-from msgspec import Struct
 
 from kvscope import __version__
 from kvscope.app.documents.base import Facts, ModelFacts, TraceFacts
@@ -33,18 +31,35 @@ def document(case: AnyUseCase, result: Any) -> dict[str, Any]:
     }
     if case.figures is not None:
         head["figures"] = case.figures(result)
-    return head | {name: shown(getattr(result, name)) for name in documented(type(result))}
+    return head | dict(_documented(result))
 
 
-def documented(kind: type[Struct]) -> tuple[str, ...]:
-    """Return the fields of a result that its document has: all that are not `Beside`."""
-    beside = {
-        name
-        for each in kind.__mro__
+def _documented(result: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a result that its document has, and their values."""
+    for name, annotation in marked(type(result)).items():
+        value = getattr(result, name)
+        if not annotation.startswith("Inline["):
+            yield name, shown(value)
+        elif value is not None:
+            yield from _documented(value)
+        else:
+            from kvscope.usecases.schemas import empty
+
+            yield from empty(type(result), name).items()
+
+
+def marked(kind: type) -> dict[str, str]:
+    """Return the documented fields of a record with their annotations: all not `Beside`."""
+    annotations = {
+        name: str(annotation)
+        for each in reversed(kind.__mro__)
         for name, annotation in vars(each).get("__annotations__", {}).items()
-        if str(annotation).startswith("Beside[")
     }
-    return tuple(name for name in kind.__struct_fields__ if name not in beside)
+    return {
+        name: annotation
+        for name, annotation in annotations.items()
+        if not annotation.startswith(("Beside[", "ClassVar["))
+    }
 
 
 def shown(value: Any) -> Any:

@@ -24,8 +24,9 @@ from kvscope.app.options import (
 )
 from kvscope.app.requests import BASELINE, Capacities, SimulateRequest, simulate_request
 from kvscope.core.errors import UsageError
+from kvscope.core.records import Beside
 from kvscope.replay.causes import CAUSES, Cause
-from kvscope.usecases.base import Beside, Figure, FigureList, Opened, ReportView, UseCase
+from kvscope.usecases.base import Figure, FigureList, Opened, ReportView, UseCase
 
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor

@@ -16,7 +16,8 @@ from kvscope.app.requests import hit_definition, kv_model, latency_profile
 from kvscope.app.requests.common import Capacities, stated_capacities
 from kvscope.core.errors import InputError
 from kvscope.core.hits import HitDefinition, standard
-from kvscope.usecases.base import Beside, Opened, ReportView, UseCase
+from kvscope.core.records import Beside
+from kvscope.usecases.base import Opened, ReportView, UseCase
 
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor

@@ -17,7 +17,6 @@ import msgspec
 from msgspec import Struct
 
 from kvscope.app.documents import (
-    analyze,
     deployment,
     engines,
     fleet,
@@ -31,7 +30,7 @@ from kvscope.app.documents import (
 from kvscope.app.documents.base import TraceFacts
 from kvscope.usecases import USE_CASES
 from kvscope.usecases.base import AnyUseCase, use_case
-from kvscope.usecases.documents import FORMS, documented
+from kvscope.usecases.documents import FORMS, marked
 
 
 def result_type(case: AnyUseCase) -> type[Struct]:
@@ -44,18 +43,37 @@ def _document_of(name: str) -> type:
     """Return the class of a use case's documents, of which its schema is made."""
     case = use_case(name)
     kind = result_type(case)
-    hints = _hints(kind)
+    hints = dict(_field_types(kind))
     fields: list[Any] = [
         ("kvscope", str),
         ("schema", Literal[case.schema]),
         ("command", Literal[name]),
-        ("trace", _shown_type(hints["trace"]) if "trace" in hints else TraceFacts | None),
+        ("trace", hints.get("trace", TraceFacts | None)),
     ]
     if case.figures is not None:
         fields.append(("figures", Mapping[str, float | str | None]))
-    fields += [(each, _shown_type(hints[each])) for each in documented(kind) if each != "trace"]
+    fields += [(each, hint) for each, hint in hints.items() if each != "trace"]
     about = {"__doc__": kind.__doc__}
     return msgspec.defstruct(f"{name.title()}Document", fields, namespace=about)
+
+
+def _field_types(kind: type) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a result's document with their types."""
+    hints = _hints(kind)
+    for name, annotation in marked(kind).items():
+        if not annotation.startswith("Inline["):
+            yield name, _shown_type(hints[name])
+            continue
+        parts = get_args(hints[name]) or (hints[name],)
+        for inner, hint in _field_types(parts[0]):
+            is_list = get_origin(hint) is tuple
+            yield inner, hint if is_list or len(parts) == 1 else hint | None
+
+
+def empty(kind: type, name: str) -> dict[str, Any]:
+    """Return the fields of an `Inline` record that is None: null, or empty lists."""
+    inner = get_args(_hints(kind)[name])[0]
+    return {each: () if get_origin(hint) is tuple else None for each, hint in _field_types(inner)}
 
 
 def _hints(annotated: Any) -> dict[str, Any]:
@@ -83,7 +101,6 @@ def _shown_type(hint: Any) -> Any:
 
 
 DOCUMENTS: Mapping[str, Any] = {
-    "analyze": analyze.AnalyzeDocument,
     "calibrate": engines.CalibrateDocument,
     "deployment": deployment.DeploymentDocument,
     "doctor": lists.DoctorDocument,

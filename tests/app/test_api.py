@@ -20,7 +20,6 @@ from benchmarks.same_documents import differences
 from docs.generate import STUB, stub
 from kvscope import api
 from kvscope.app.options import (
-    AnalyzeOptions,
     DeploymentOptions,
     FleetOptions,
     Reading,
@@ -33,6 +32,7 @@ from kvscope.cli.app import run
 from kvscope.core.records import defaults
 from kvscope.tuning.file import read_recommendation
 from kvscope.usecases import USE_CASES
+from kvscope.usecases.analyze import AnalyzeOptions
 from tests.cli.replayed import write_trace
 from tests.cli.shell import python
 
@@ -154,7 +154,6 @@ def test_values_are_texts_or_numbers() -> None:
     ("function", "options", "missing"),
     [
         (kvscope.open_trace, Reading, set()),
-        (kvscope.analyze, AnalyzeOptions, set()),
         (kvscope.simulate, SimulateOptions, set()),
         (kvscope.tune, TuneOptions, {"router"}),
         (kvscope.simulate_fleet, FleetOptions, set()),

@@ -13,7 +13,6 @@ from kvscope.app.deployment import (
     stated_deployment,
 )
 from kvscope.app.options import (
-    AnalyzeOptions,
     DeploymentOptions,
     FleetOptions,
     SimulateOptions,
@@ -22,6 +21,7 @@ from kvscope.app.options import (
 from kvscope.core.errors import InputError, UsageError
 from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.file import FILE, write_deployment
+from kvscope.usecases.analyze import AnalyzeOptions
 
 STATED = Deployment(gpu="h100", tp=2, model="llama3-8b", replicas=3)
 

@@ -13,9 +13,7 @@ from kvscope.app.requests.common import (
 )
 from kvscope.app.requests.fleets import FleetRequest, fleet_request
 from kvscope.app.requests.replays import (
-    AnalyzeRequest,
     SimulateRequest,
-    analyze_request,
     simulate_request,
 )
 from kvscope.app.requests.tuning import (
@@ -34,7 +32,6 @@ __all__ = [
     "BASELINE",
     "COMMON_GPUS",
     "WINDOWS",
-    "AnalyzeRequest",
     "Capacities",
     "FleetRequest",
     "FleetTuningRequest",
@@ -42,7 +39,6 @@ __all__ = [
     "TierTuningRequest",
     "TuneRequest",
     "above_zero",
-    "analyze_request",
     "fleet_request",
     "fleet_tuning_request",
     "hit_definition",

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from kvscope.app.deployment import resolved_deployment
 from kvscope.app.options import (
-    AnalyzeOptions,
     SimulateOptions,
 )
 from kvscope.app.requests.common import (
@@ -24,7 +23,7 @@ from kvscope.app.requests.common import (
     latency_profile,
 )
 from kvscope.core.errors import UsageError
-from kvscope.core.hits import HitDefinition, standard
+from kvscope.core.hits import HitDefinition
 from kvscope.core.runs import RunSetting
 from kvscope.deployment.engines import parse_engine
 from kvscope.deployment.models import Model
@@ -48,22 +47,6 @@ if TYPE_CHECKING:
     from kvscope.tuning.file import EngineTable, RecommendationFile, TierTable
 
 
-class AnalyzeRequest(Struct, frozen=True):
-    """What an analysis shows beyond the trace itself, of requests `from_s` until `until_s`.
-
-    That of a dataset takes at most `memory_bytes` (None: half of what is free).
-    """
-
-    definition: HitDefinition = standard()
-    model: Model | None = None
-    hbm_bytes: int | None = None
-    capacities: Capacities = Capacities()
-    deployment: ResolvedDeployment | None = None
-    from_s: float | None = None
-    until_s: float | None = None
-    memory_bytes: int | None = None
-
-
 class SimulateRequest(Struct, frozen=True):
     """Which replays to run: `points` capacities, or else the named ones, or else DEFAULT_POINTS.
 
@@ -78,41 +61,6 @@ class SimulateRequest(Struct, frozen=True):
     deployment: ResolvedDeployment | None = None
     on: str | None = None
     tier: TierTable | None = None
-
-
-def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
-    """Return what the options of `analyze` ask for."""
-    if options.until is not None:
-        from kvscope.ingest.time_range import check_range  # late: loads NumPy
-
-        check_range(options.from_, options.until)
-    return replace(
-        _analysis(options),
-        from_s=options.from_,
-        until_s=options.until,
-        memory_bytes=options.memory,
-    )
-
-
-def _analysis(options: AnalyzeOptions) -> AnalyzeRequest:
-    """Return the same for a whole trace."""
-    definition = hit_definition(options.compat, options.outputs, options.warmup)
-    capacities = Capacities(options.capacity_blocks or (), options.capacity or ())
-    where = resolved_deployment(options)
-    if where is not None:
-        if options.hbm is not None:
-            raise UsageError(
-                "the deployment (--gpu) has a pool of its own",
-                where="--hbm",
-                remedy="leave --hbm out",
-            )
-        return AnalyzeRequest(definition, where.model, where.pool_bytes, capacities, where.as_cache)
-    latency_profile(options.latency)  # only a deployment uses it; a wrong name is refused anyway
-    kv = kv_model(options.model, options.kv_dtype)
-    if kv is None and (options.hbm or options.capacity):
-        option = "--hbm" if options.hbm else "--capacity"
-        raise UsageError("needs a model", where=option, remedy="name one with --model")
-    return AnalyzeRequest(definition, kv, options.hbm, capacities)
 
 
 def simulate_request(options: SimulateOptions) -> SimulateRequest:
