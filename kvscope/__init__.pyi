@@ -10,9 +10,7 @@ from kvscope.api import KvscopeError as KvscopeError
 from kvscope.api import OpenTrace as OpenTrace
 from kvscope.api import SimulationResult as SimulationResult
 from kvscope.api import Source
-from kvscope.api import TuneFleetResult as TuneFleetResult
 from kvscope.api import TuneResult as TuneResult
-from kvscope.api import TuneTiersResult as TuneTiersResult
 from kvscope.api import UsageError as UsageError
 from kvscope.api import hash_logs as hash_logs
 from kvscope.api import open_trace as open_trace
@@ -40,9 +38,7 @@ __all__ = [
     'OpenTrace',
     'RetentionResult',
     'SimulationResult',
-    'TuneFleetResult',
     'TuneResult',
-    'TuneTiersResult',
     'UsageError',
     '__version__',
     'advise_retention',

@@ -175,13 +175,12 @@ def stated(
     options: Asked,
     *,
     forget: bool,
-    leave_out: frozenset[str] = frozenset(),
 ) -> StatedBefore[Asked]:
     """Return the options with what earlier commands on the trace stated, and say what that is."""
     from kvscope.app.deployment import stated_before
     from kvscope.app.traces import stated_for
 
-    said = stated_before(options, {} if forget else stated_for(store, trace), leave_out)
+    said = stated_before(options, {} if forget else stated_for(store, trace))
     if said.in_words:
         note(f"As stated before: {said.in_words} (--forget starts anew)")
     return said

@@ -24,8 +24,6 @@ from kvscope.app.documents import (
     machines,
     runs,
     tune,
-    tune_fleet,
-    tune_tiers,
 )
 from kvscope.app.documents.base import TraceFacts
 from kvscope.usecases import USE_CASES
@@ -115,9 +113,7 @@ DOCUMENTS: Mapping[str, Any] = {
     "simulate": runs.SimulateDocument,
     "traces": lists.TracesDocument,
     "tune": tune.TuneDocument,
-    "tune-fleet": tune_fleet.TuneFleetDocument,
     "tune-machines": machines.MachinesDocument,
-    "tune-tiers": tune_tiers.TuneTiersDocument,
     "validate": engines.ValidateDocument,
     **{name: _document_of(name) for name in USE_CASES},
 }

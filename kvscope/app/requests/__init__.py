@@ -19,12 +19,8 @@ from kvscope.app.requests.replays import (
 from kvscope.app.requests.tuning import (
     COMMON_GPUS,
     WINDOWS,
-    FleetTuningRequest,
-    TierTuningRequest,
     TuneRequest,
-    fleet_tuning_request,
     machine_requests,
-    tier_tuning_request,
     tune_request,
 )
 
@@ -34,18 +30,14 @@ __all__ = [
     "WINDOWS",
     "Capacities",
     "FleetRequest",
-    "FleetTuningRequest",
     "SimulateRequest",
-    "TierTuningRequest",
     "TuneRequest",
     "above_zero",
     "fleet_request",
-    "fleet_tuning_request",
     "hit_definition",
     "kv_model",
     "latency_profile",
     "machine_requests",
     "simulate_request",
-    "tier_tuning_request",
     "tune_request",
 ]
