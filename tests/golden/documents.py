@@ -54,7 +54,7 @@ CHAINS: dict[str, str] = {
         fleet --forget --slo 300ms --router round-robin,session --replicas 1..2 --capacity-blocks \
             500 --policy lru,wa
         tune --fleet --forget --slo 300ms --router round-robin,session --policies wa \
-            --capacity-blocks 500
+            --gpu h100 --model llama3-8b
     """,
     "birth-death": """
         analyze birth-death.jsonl --outputs ignored --warmup 10%
