@@ -13,18 +13,14 @@ from kvscope.usecases import USE_CASES
 
 __version__ = "0.1.0"
 __all__ = [  # noqa: PLE0604  (use cases declare theirs)
-    "FleetResult",
     "InputError",
     "KvscopeError",
     "OpenTrace",
-    "SimulationResult",
     "TuneResult",
     "UsageError",
     "__version__",
     "hash_logs",
     "open_trace",
-    "simulate",
-    "simulate_fleet",
     "tune",
     "tune_fleet",
     "tune_tiers",

@@ -4,21 +4,19 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Literal
 
-from kvscope.api import FleetResult as FleetResult
 from kvscope.api import InputError as InputError
 from kvscope.api import KvscopeError as KvscopeError
 from kvscope.api import OpenTrace as OpenTrace
-from kvscope.api import SimulationResult as SimulationResult
 from kvscope.api import Source
 from kvscope.api import TuneResult as TuneResult
 from kvscope.api import UsageError as UsageError
 from kvscope.api import hash_logs as hash_logs
 from kvscope.api import open_trace as open_trace
-from kvscope.api import simulate as simulate
-from kvscope.api import simulate_fleet as simulate_fleet
 from kvscope.api import tune as tune
 from kvscope.api import tune_fleet as tune_fleet
 from kvscope.api import tune_tiers as tune_tiers
+from kvscope.app.fleet import FleetStudy
+from kvscope.app.simulate import Simulation
 from kvscope.results import UseCaseResult
 from kvscope.reuse_models.results import Fit
 from kvscope.usecases.analyze import Analysis
@@ -144,6 +142,53 @@ def fit(
 ) -> FitResult: ...
 
 
+class SimulationResult(UseCaseResult):
+    simulation: Simulation
+
+
+def simulate(
+    trace: Source,
+    *,
+    gpu: str | None = None,
+    tp: str | int | None = None,
+    model: str | None = None,
+    weight_dtype: Literal['bf16', 'fp8', 'int8', 'awq', 'gptq', 'nvfp4', 'mxfp4'] | None = None,
+    kv_dtype: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] | None = None,
+    gpu_memory_utilization: str | float | None = None,
+    max_num_seqs: str | int | None = None,
+    max_num_batched_tokens: str | int | None = None,
+    engine: str | None = None,
+    num_gpu_blocks: str | int | None = None,
+    engine_log: str | None = None,
+    latency: str | None = None,
+    gpu_hour: str | float | None = None,
+    traffic: Literal['fleet', 'replica'] | None = None,
+    deployment: str | None = None,
+    replicas: str | int | None = None,
+    policies: str | Sequence[str] | None = None,
+    capacity: str | int | Sequence[str | int] | None = None,
+    capacity_blocks: str | int | Sequence[str | int] | None = None,
+    points: str | int | None = None,
+    capacity_model: Literal['cache', 'engine'] = 'cache',
+    tiers: str | Sequence[str] | None = None,
+    tier_mode: Literal['exclusive', 'write-through'] | None = None,
+    offload: str | None = None,
+    param: Sequence[str] | None = None,
+    slo: str | float | None = None,
+    recommendation: str | None = None,
+    refit: str | float | None = None,
+    rate_scale: float = 1.0,
+    warmup: str | float = 0.0,
+    outputs: Literal['carried', 'ignored'] = 'carried',
+    compat: Literal['kvcache-simulator', 'libcachesim'] | None = None,
+    isolate: Literal['user', 'conversation'] | None = None,
+    sample: str | float = 1.0,
+    coarsen: str | int = 1,
+    on: str | None = None,
+    db: str = ':memory:',
+) -> SimulationResult: ...
+
+
 class RetentionResult(UseCaseResult):
     retention: Retention
 
@@ -159,6 +204,46 @@ def advise_retention(
     outputs: Literal['carried', 'ignored'] = 'carried',
     db: str = ':memory:',
 ) -> RetentionResult: ...
+
+
+class FleetResult(UseCaseResult):
+    study: FleetStudy
+
+
+def simulate_fleet(
+    trace: Source,
+    *,
+    gpu: str | None = None,
+    tp: str | int | None = None,
+    model: str | None = None,
+    weight_dtype: Literal['bf16', 'fp8', 'int8', 'awq', 'gptq', 'nvfp4', 'mxfp4'] | None = None,
+    kv_dtype: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] | None = None,
+    gpu_memory_utilization: str | float | None = None,
+    max_num_seqs: str | int | None = None,
+    max_num_batched_tokens: str | int | None = None,
+    engine: str | None = None,
+    num_gpu_blocks: str | int | None = None,
+    engine_log: str | None = None,
+    latency: str | None = None,
+    gpu_hour: str | float | None = None,
+    traffic: Literal['fleet', 'replica'] | None = None,
+    deployment: str | None = None,
+    slo: str | float | None = None,
+    percentile: str | float | None = None,
+    tpot_slo: str | float | None = None,
+    replicas: str | int | Sequence[str | int] = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16),
+    router: str | Sequence[str] | None = None,
+    policy: str | Sequence[str] = 'lru',
+    capacity: str | int | None = None,
+    capacity_blocks: str | int | None = None,
+    param: Sequence[str] | None = None,
+    time_model: Literal['queue', 'engine'] | None = None,
+    closed_loop: bool = False,
+    seeds: str | int = 3,
+    warmup: str | float = 0.5,
+    on: str | None = None,
+    db: str = ':memory:',
+) -> FleetResult: ...
 
 
 class DiffResult(UseCaseResult):

@@ -22,9 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 from kvscope.app.monitor import LogMonitor
 from kvscope.app.options import (
-    FleetOptions,
     Reading,
-    SimulateOptions,
     TuneOptions,
     arguments_of,
     parsed,
@@ -33,8 +31,6 @@ from kvscope.core.errors import InputError, KvscopeError, UsageError
 from kvscope.core.files import one_path
 from kvscope.core.records import defaults
 from kvscope.results import (
-    FleetResult,
-    SimulationResult,
     TuneResult,
     UseCaseResult,
     result_class,
@@ -47,17 +43,13 @@ if TYPE_CHECKING:
     from kvscope.store.file import StoreFile
 
 __all__ = [
-    "FleetResult",
     "InputError",
     "KvscopeError",
     "OpenTrace",
-    "SimulationResult",
     "TuneResult",
     "UsageError",
     "hash_logs",
     "open_trace",
-    "simulate",
-    "simulate_fleet",
     "tune",
     "tune_fleet",
     "tune_tiers",
@@ -196,45 +188,6 @@ def hash_logs(
     return run([fspath(path) for path in paths], options, LogMonitor()).requests
 
 
-def simulate(
-    trace: Source,
-    *,
-    policies: Texts = None,
-    param: Sequence[str] | None = None,
-    capacity: Amounts = None,
-    capacity_blocks: Amounts = None,
-    points: int | None = None,
-    capacity_model: Literal["cache", "engine"] = "cache",
-    tiers: Texts = None,
-    tier_mode: Literal["exclusive", "write-through"] | None = None,
-    offload: str | None = None,
-    slo: Time = None,
-    recommendation: str | None = None,
-    refit: Time = None,
-    rate_scale: float = 1.0,
-    warmup: Share = 0.0,
-    outputs: Literal["carried", "ignored"] = "carried",
-    compat: Literal["kvcache-simulator", "libcachesim"] | None = None,
-    isolate: Literal["user", "conversation"] | None = None,
-    sample: Share = 1.0,
-    coarsen: int = 1,
-    on: str | None = None,
-    db: str = MEMORY,
-    **of: Unpack[DeploymentArguments],
-) -> SimulationResult:
-    """Replay a trace under eviction policies at several capacities: hits, TTFT, gap to oracles."""
-    with _arguments():
-        from kvscope.app.requests import simulate_request
-
-        request = simulate_request(_parsed(SimulateOptions, locals()))
-    from kvscope.app.simulate import simulate as run
-    from kvscope.app.traces import sampleable
-
-    with _opened(trace, db) as opened:
-        prompts = sampleable(opened.store, opened.facts, request.setting, LogMonitor())
-        return SimulationResult(run(opened.store, opened.facts, prompts, request, LogMonitor()))
-
-
 def tune(
     trace: Source,
     *,
@@ -281,42 +234,6 @@ def tune(
     with _opened(trace, db) as opened:
         prompts = replayable(opened.store, opened.facts)
         return TuneResult(run(opened.facts, prompts, request, LogMonitor()), prompts)
-
-
-def simulate_fleet(
-    trace: Source,
-    *,
-    slo: str | float,
-    percentile: str | float | None = None,
-    tpot_slo: Time = None,
-    replicas: str | int | Sequence[int] = tuple(range(1, 17)),
-    router: Texts = None,
-    policy: Texts = "lru",
-    capacity: Amount = None,
-    capacity_blocks: Amount = None,
-    param: Sequence[str] | None = None,
-    time_model: Literal["queue", "engine"] | None = None,
-    closed_loop: bool = False,
-    seeds: int = 3,
-    warmup: Share = 0.5,
-    on: str | None = None,
-    db: str = MEMORY,
-    **of: Unpack[ReplicaArguments],
-) -> FleetResult:
-    """Find the fewest replicas that meet an SLO, and the router in front of them: `kvscope fleet`.
-
-    `kvscope.fleet` is a package, so the function has another name than the command.
-    """
-    with _arguments():
-        from kvscope.app.requests import fleet_request
-
-        request = fleet_request(_parsed(FleetOptions, locals(), ReplicaArguments.__optional_keys__))
-    from kvscope.app.fleet import fleet as run
-    from kvscope.app.traces import replayable
-
-    with _opened(trace, db) as opened:
-        prompts = replayable(opened.store, opened.facts)
-        return FleetResult(run(opened.facts, prompts, request, LogMonitor()))
 
 
 def tune_fleet(trace: Source, **options: Any) -> TuneResult:

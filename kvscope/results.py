@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     import polars as pl
 
-    from kvscope.app.fleet import FleetStudy
-    from kvscope.app.simulate import Simulation
     from kvscope.app.tune import Recommendation
     from kvscope.core.trace import Prompts
     from kvscope.report.report import Report
@@ -128,23 +126,6 @@ def result_class(name: str) -> type[UseCaseResult]:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class SimulationResult(_Result):
-    """What `simulate` returns; `simulation.runs` has a run per policy and capacity."""
-
-    simulation: Simulation
-
-    def to_polars(self, table: str = "results") -> pl.DataFrame:
-        """Return a list of the document: `results`, a row per policy and capacity."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.policies import report
-
-        return report(self.simulation)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
 class TuneResult(_Result):
     """What `tune` returns; `recommendation.tuning` has the verdict and all that was tried."""
 
@@ -185,28 +166,6 @@ class TuneResult(_Result):
         from kvscope.report.recommendation import report
 
         return report(self.recommendation)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class FleetResult(_Result):
-    """What `simulate_fleet` returns; `study` has every fleet that was replayed."""
-
-    study: FleetStudy
-
-    @property
-    def replicas(self) -> int | None:
-        """The fewest replicas that meet the SLO, None where none of those tried do."""
-        return self.study.fewest
-
-    def to_polars(self, table: str = "fleets") -> pl.DataFrame:
-        """Return a list of the document: `fleets`, a row per fleet, or `lines`, one per router."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.fleet import report
-
-        return report(self.study)
 
 
 def _is_table(rows: object) -> bool:

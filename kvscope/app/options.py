@@ -21,8 +21,7 @@ from kvscope.core.errors import UsageError
 from kvscope.core.records import defaults
 from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.models import KvDtype as Precision
-from kvscope.fleet.options import ROUTED
-from kvscope.replay.policy_options import REPLAYED, contenders
+from kvscope.replay.policy_options import contenders
 
 DEFAULT_POINTS = 5
 
@@ -300,103 +299,6 @@ class IntoOptions(Struct, frozen=True, kw_only=True):
     ] = None
 
 
-class SimulateOptions(DeploymentOptions, frozen=True, kw_only=True):
-    """What `simulate` takes."""
-
-    policies: Annotated[
-        str | None,
-        Option(
-            "Policies to replay (see `kvscope policies`); all: every one that the capacity model"
-            " can run.",
-            "NAME,...",
-            str.lower,
-            REPLAYED,
-        ),
-    ] = None
-    capacity: Capacities = None
-    capacity_blocks: CapacitiesBlocks = None
-    points: Annotated[
-        int | None,
-        Count(
-            "Number of capacities, from 1% to 100% of the one with which LRU loses nothing;"
-            f" {DEFAULT_POINTS} if no capacity is named."
-        ),
-    ] = None
-    capacity_model: Annotated[
-        Literal["cache", "engine"],
-        Option(
-            "What the capacity holds. cache: idle blocks only. engine: vLLM's block pool, which"
-            " also holds the blocks of running requests; a deployment's pool always is one."
-        ),
-    ] = "cache"
-    tiers: Annotated[
-        str | None,
-        Option(
-            "Cache in tiers, the fastest first, for example hbm=40GiB,dram=128GiB:ttl=10m, instead"
-            " of --capacity. A tier takes ttl, policy, read, write (bandwidths) and latency.",
-            "NAME=SIZE,...",
-        ),
-    ] = None
-    tier_mode: Annotated[
-        Literal["exclusive", "write-through"] | None,
-        Option(
-            "exclusive: blocks evicted from a tier move to the next. write-through: every tier is"
-            " written at once.",
-            default="exclusive",
-        ),
-    ] = None
-    offload: Annotated[
-        str | None,
-        Option(
-            "Run the --tiers as an engine does, steps and all: vllm@0.32 or vllm@0.33 is vLLM's"
-            " OffloadingConnector with CPU memory, and a third tier the files below it. Options"
-            " follow colons: vllm@0.33:eviction_policy=arc:blocks_per_chunk=4."
-            " eviction_policy=tlru or gittins is that of kvscope's plugin, with its parameters"
-            " behind further colons. sglang-hicache (write_policy=…, and with a third tier"
-            " hicache_storage_prefetch_policy=…, prefetch_threshold=…) and lmcache (chunk_size=…)"
-            " are approximations, which say what they leave out.",
-            "ENGINE",
-        ),
-    ] = None
-    param: Params = None
-    slo: Slo = None
-    recommendation: Annotated[
-        str | None,
-        Option(
-            "Replay LRU and what `kvscope tune` recommends in this file: its policy, capacity,"
-            " latency and SLO.",
-            "PATH",
-        ),
-    ] = None
-    refit: Annotated[
-        float | None,
-        Time(
-            "Time between refits of wa and etlru, each to a window six times as long.",
-            default="10m",
-        ),
-    ] = None
-    rate_scale: RateScale = 1.0
-    warmup: Warmup = 0.0
-    outputs: Outputs = "carried"
-    compat: Compat = None
-    isolate: Isolate = None
-    sample: Annotated[
-        float,
-        PositiveShare(
-            "Replay only this share of the blocks, for example 10%, and estimate the whole, with"
-            " the error.",
-            default="100%",
-        ),
-    ] = 1.0
-    coarsen: Annotated[
-        int,
-        Count(
-            "Merge N blocks of a prompt into one and estimate, with the error; keeps all requests."
-        ),
-    ] = 1
-    on: On = None
-
-
 class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
     """What `tune` takes."""
 
@@ -562,78 +464,6 @@ class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
             "1.3",
         ),
     ] = None
-
-
-class FleetOptions(ReplicaOptions, frozen=True, kw_only=True):
-    """What `fleet` takes."""
-
-    slo: Annotated[
-        float | None,
-        Time("TTFT threshold to meet, for example 2s.", default="as stated before"),
-    ] = None
-    percentile: Annotated[
-        float | None,
-        Option("TTFT percentile that must meet the SLO.", "pN", values.percentile, "p95"),
-    ] = None
-    tpot_slo: Annotated[
-        float | None, Time("Time per output token to meet as well, for example 50ms.")
-    ] = None
-    replicas: Annotated[
-        tuple[int, ...],
-        Option("Numbers of replicas to try.", "LOW..HIGH or N,...", values.counts, "1..16"),
-    ] = tuple(range(1, 17))
-    router: Annotated[
-        str | None,
-        Option(
-            "Routers to try (see `kvscope routers`); all: every one.",
-            "NAME,...",
-            str.lower,
-            ROUTED,
-        ),
-    ] = None
-    policy: Annotated[
-        str, Option("Eviction policies of the replicas to try.", "NAME,...", str.lower)
-    ] = "lru"
-    capacity: Annotated[
-        int | None,
-        Option(
-            "Cache of a replica, for example 40GiB; needs --model.",
-            "SIZE",
-            values.size,
-            "the deployment's pool",
-        ),
-    ] = None
-    capacity_blocks: Annotated[int | None, Blocks("Cache of a replica in blocks.")] = None
-    param: Annotated[
-        list[str] | None,
-        Option(
-            "Set a parameter of a router or a policy, for example dynamo@1.6.temperature=0.5;"
-            " several values are replayed each. Repeatable.",
-            "NAME.PARAMETER=VALUE,...",
-        ),
-    ] = None
-    time_model: Annotated[
-        TimeModel | None,
-        Option(
-            "How a replica takes time. queue: one prefill after the other, decodes apart. engine:"
-            " a simulated vLLM, whose pool also holds running requests.",
-            default="engine with a deployment on vLLM, else queue",
-        ),
-    ] = None
-    closed_loop: Annotated[
-        bool,
-        Option("Let a turn arrive its think time after the simulated end of the previous one."),
-    ] = False
-    seeds: Annotated[int, Count("Seeds to replay routers with that draw at random.")] = 3
-    warmup: Annotated[
-        float,
-        Share(
-            "Share of the requests, from the start, that fill the caches and are not counted: by"
-            " default those before `tune`'s validation window.",
-            default="50%",
-        ),
-    ] = 0.5
-    on: On = None
 
 
 def declared(annotation: object) -> tuple[Any, Option] | None:

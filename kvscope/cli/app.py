@@ -48,9 +48,7 @@ Command = Callable[..., Any] | typer.Typer | Lazy
 
 COMMANDS: tuple[tuple[str, Lazy], ...] = (
     *((name, Lazy(name, entry.summary)) for name, entry in USE_CASES.items()),
-    ("simulate", Lazy("reports:simulate", "Replay a trace under eviction policies.")),
     ("tune", Lazy("reports:tune", "Recommend policy, parameters and capacity for an SLO.")),
-    ("fleet", Lazy("reports:fleet", "Find the fewest replicas and the router for an SLO.")),
     ("calibrate", Lazy("engines:calibrate", "Measure TTFT on an engine; write a profile.")),
     ("validate", Lazy("engines:validate", "Replay the trace on a real engine; compare.")),
     ("deployment", Lazy("deployment:app", "Show, create or check the deployment to advise on.")),

@@ -17,10 +17,8 @@ from msgspec.structs import replace
 
 from kvscope.app import values
 from kvscope.app.options import (
-    FleetOptions,
     Option,
     Reading,
-    SimulateOptions,
     Target,
     TuneOptions,
 )
@@ -49,52 +47,6 @@ Output = Annotated[
         "File for the recommendation; - writes none.", flags=("--output",), default=DEFAULT_OUTPUT
     ),
 ]
-
-
-def simulate(
-    *,
-    trace: TraceArgument = None,
-    db: Db = DEFAULT_DB,
-    options: SimulateOptions,
-    forget: Forget = False,
-    gate: GateOptions,
-    printing: ScreenOptions,
-    reading: Reading,
-) -> None:
-    """Replay a trace under eviction policies at several capacities: hits, TTFT, gap to oracles.
-
-    The store keeps finished runs (see `kvscope runs`) and does not repeat them. After Ctrl-C the
-    runs in progress are finished and kept.
-    """
-    from kvscope.app.baseline import baseline_figures
-    from kvscope.app.gates import simulate_figures, simulate_gates
-    from kvscope.app.requests import simulate_request
-
-    with opened_store(db, trace) as store:
-        said = stated(store, trace, options, forget=forget)
-        request = simulate_request(said.options)
-        gates = simulate_gates(
-            gate.fail_on, request, recommended=options.recommendation is not None
-        )
-        baseline = baseline_figures(gate.baseline, gates, "simulate", store)
-        load_in_background()
-        from kvscope.app.simulate import simulate as run_replays
-        from kvscope.app.traces import load_trace, sampleable
-        from kvscope.report import policies as report
-        from kvscope.report.section import check_names
-
-        check_names(printing.section, report.SECTIONS)
-        stored = load_trace(store, trace, Terminal(), reading)
-        prompts = sampleable(store, stored, request.setting, Terminal())
-        with stoppable() as terminal:
-            simulation = run_replays(store, stored, prompts, request, terminal)
-        keep_stated(store, stored, said)
-    output.report(report.report(simulation), printing)
-    if simulation.unfinished:
-        count = len(simulation.runs)
-        note(f"{count:,} of {count + simulation.unfinished:,} runs are finished and kept")
-        raise typer.Exit(ExitCode.INTERRUPTED)
-    end_on(gates, simulate_figures(simulation.runs), baseline)
 
 
 def tune(
@@ -195,45 +147,6 @@ def _show_machines(
             note(str(error))
             raise typer.Exit(ExitCode.INTERRUPTED) from None
     output.report(machines.report(study), screen)
-
-
-def fleet(
-    *,
-    options: FleetOptions,
-    forget: Forget = False,
-    gate: GateOptions,
-    trace: TraceArgument = None,
-    db: Db = DEFAULT_DB,
-    printing: ScreenOptions,
-    reading: Reading,
-) -> None:
-    """Find the fewest replicas that meet an SLO, and the router in front of them.
-
-    Replays the trace with every router, policy and number of replicas; says what each router loses.
-    """
-    from kvscope.app.baseline import baseline_figures
-    from kvscope.app.gates import fleet_figures, fleet_gates
-    from kvscope.app.requests import fleet_request
-
-    with opened_store(db, trace) as store:
-        said = stated(store, trace, options, forget=forget)
-        request = fleet_request(said.options)
-        gates = fleet_gates(gate.fail_on, request)
-        baseline = baseline_figures(gate.baseline, gates, "fleet", store)
-        load_in_background()
-        from kvscope.app.fleet import fleet as study_fleet
-        from kvscope.report import fleet as report
-        from kvscope.report.section import check_names
-
-        check_names(printing.section, report.SECTIONS)
-        with _studying(store, trace, reading) as (stored, prompts, terminal):
-            began = monotonic()
-            study = study_fleet(stored, prompts, request, terminal)
-        keep_stated(store, stored, said)
-    duration_s = monotonic() - began
-    output.report(report.report(study), printing)
-    keep_report(store, report.report(study), duration_s)
-    end_on(gates, fleet_figures(study), baseline)
 
 
 @contextmanager

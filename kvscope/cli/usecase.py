@@ -96,13 +96,17 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
         gates: tuple[Gate, ...] = ()
         if common.gate.fail_on and case.known is not None:
             gates = parse_gates(common.gate.fail_on, case.known(request))
-        baseline = baseline_figures(common.gate.baseline, gates, case.name, store)
+        named = common.gate.baseline
+        baseline = baseline_figures(named, gates, case.name, store, case.of_run)
         load_in_background()
         from kvscope.report.section import check_names
 
         if case.sections:
             check_names(common.printing.section, case.sections)
         opened = Opened.of(store, common.trace, Terminal(), common.reading)
+        if case.stops:  # what is loaded before ends at once
+            trace = opened.trace
+            opened = Opened(store, common.trace, lambda _: trace)
         began = monotonic()
         with watching(stops=case.stops) as terminal:
             result = case.run(opened, request, terminal)

@@ -26,8 +26,12 @@ USE_CASES: Mapping[str, Listing] = {
         "Explain why input tokens missed the cache.", "explain", "ExplanationResult"
     ),
     "fit": Listing("Fit models of reuse and of conversations.", "fit", "FitResult"),
+    "simulate": Listing("Replay a trace under eviction policies.", "simulate", "SimulationResult"),
     "retention": Listing(
         "Find how long blocks should live, and prices.", "advise_retention", "RetentionResult"
+    ),
+    "fleet": Listing(
+        "Find the fewest replicas and the router for an SLO.", "simulate_fleet", "FleetResult"
     ),
     "diff": Listing("Compare two traces, runs or recommendations.", "diff", "DiffResult"),
 }

@@ -12,7 +12,9 @@ from kvscope.app.gates import Figures, Known
 from kvscope.app.options import AS_STORED, Reading
 
 if TYPE_CHECKING:
+    from kvscope.app.documents.base import Document
     from kvscope.app.monitor import Monitor
+    from kvscope.core.runs import Run
     from kvscope.core.trace import Trace
     from kvscope.ingest.pipeline import Foresee
     from kvscope.report.report import Report
@@ -101,7 +103,8 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     conditions. With `remembers`, the deployment and the SLO that earlier commands on the trace
     stated are filled in; without `takes_trace`, it works on the store alone. `stops`: Ctrl-C ends
     `run` early, which then raises Stopped or says what is `unfinished`. `keeps`: the store keeps
-    the report.
+    the report. `document` builds one that is not the result's fields. `of_run` has the figures of a
+    stored run as a baseline.
     """
 
     name: str
@@ -120,6 +123,8 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     remembers: bool = False
     stops: bool = False
     unfinished: Callable[[Result], str] | None = None
+    document: Callable[[Result], Document] | None = None
+    of_run: Callable[[Run], Figures] | None = None
     keeps: bool = False
 
     def report(self, result: Result) -> Report:

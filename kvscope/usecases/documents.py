@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kvscope import __version__
-from kvscope.app.documents.base import Facts, ModelFacts, TraceFacts
+from kvscope.app.documents.base import AnyDocument, Facts, ModelFacts, TraceFacts
 from kvscope.app.documents.deployment import DeploymentFacts, deployment_facts
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import ResolvedDeployment
@@ -21,8 +21,10 @@ FORMS: Mapping[type, tuple[type[Facts], Callable[[Any], Facts]]] = {
 """What documents show of things of the domain: its class, and what makes it."""
 
 
-def document(case: AnyUseCase, result: Any) -> dict[str, Any]:
+def document(case: AnyUseCase, result: Any) -> AnyDocument:
     """Return the document of a result: what all begin with, its figures, its documented fields."""
+    if case.document is not None:
+        return case.document(result)
     head = {
         "kvscope": __version__,
         "schema": case.schema,

@@ -20,13 +20,13 @@ from kvscope.app.options import (
     Outputs,
     Params,
     ReplicaOptions,
-    SimulateOptions,
 )
-from kvscope.app.requests import BASELINE, Capacities, SimulateRequest, simulate_request
+from kvscope.app.requests import BASELINE, Capacities, SimulateRequest
 from kvscope.core.errors import UsageError
 from kvscope.core.records import Beside
 from kvscope.replay.causes import CAUSES, Cause
 from kvscope.usecases.base import Figure, FigureList, Opened, ReportView, UseCase
+from kvscope.usecases.simulate import SimulateOptions, simulate_request
 
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor

@@ -115,7 +115,7 @@ DOCUMENTS: Mapping[str, Any] = {
     "tune": tune.TuneDocument,
     "tune-machines": machines.MachinesDocument,
     "validate": engines.ValidateDocument,
-    **{name: _document_of(name) for name in USE_CASES},
+    **{name: _document_of(name) for name in USE_CASES if use_case(name).document is None},
 }
 """The document of each command that prints one."""
 

@@ -21,10 +21,8 @@ from docs.generate import STUB, stub
 from kvscope import api
 from kvscope.app.options import (
     DeploymentOptions,
-    FleetOptions,
     Reading,
     ReplicaOptions,
-    SimulateOptions,
     TuneOptions,
     parsed,
 )
@@ -33,6 +31,8 @@ from kvscope.core.records import defaults
 from kvscope.tuning.file import read_recommendation
 from kvscope.usecases import USE_CASES
 from kvscope.usecases.analyze import AnalyzeOptions
+from kvscope.usecases.fleet import FleetOptions
+from kvscope.usecases.simulate import SimulateOptions
 from tests.cli.replayed import write_trace
 from tests.cli.shell import python
 
@@ -149,9 +149,7 @@ def test_values_are_texts_or_numbers() -> None:
     ("function", "options", "missing"),
     [
         (kvscope.open_trace, Reading, set()),
-        (kvscope.simulate, SimulateOptions, set()),
         (kvscope.tune, TuneOptions, set()),
-        (kvscope.simulate_fleet, FleetOptions, set()),
     ],
 )
 def test_arguments_are_the_options(function: Any, options: Any, missing: set[str]) -> None:

@@ -6,15 +6,12 @@ UsageError names the option that is wrong. This package and what it imports load
 from kvscope.app.requests.common import (
     BASELINE,
     Capacities,
+    FleetRequest,
+    SimulateRequest,
     above_zero,
     hit_definition,
     kv_model,
     latency_profile,
-)
-from kvscope.app.requests.fleets import FleetRequest, fleet_request
-from kvscope.app.requests.replays import (
-    SimulateRequest,
-    simulate_request,
 )
 from kvscope.app.requests.tuning import (
     COMMON_GPUS,
@@ -33,11 +30,9 @@ __all__ = [
     "SimulateRequest",
     "TuneRequest",
     "above_zero",
-    "fleet_request",
     "hit_definition",
     "kv_model",
     "latency_profile",
     "machine_requests",
-    "simulate_request",
     "tune_request",
 ]
