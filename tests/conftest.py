@@ -63,7 +63,7 @@ def _validator(command: str) -> Any:
     """Return a validator that also refuses fields that the schema does not have."""
     from jsonschema import Draft202012Validator
 
-    from kvscope.app.schemas import schema
+    from kvscope.usecases.schemas import schema
 
     strict = schema(command)
     for part in strict["$defs"].values():

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kvscope.app import analyze, diff, traces
+from kvscope.app import traces
 from kvscope.cli.app import run
 from kvscope.core.jit import Kernel
 from tests.cli.replayed import write_short
@@ -533,8 +533,7 @@ def _without_kernels(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 @pytest.fixture
 def _without_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (traces, analyze, diff):
-        monkeypatch.setattr(module, "load_trace", _forbidden("a trace is read"))
+    monkeypatch.setattr(traces, "load_trace", _forbidden("a trace is read"))
     monkeypatch.setattr(traces, "ingest_file", _forbidden("a trace is read"))
 
 
