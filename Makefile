@@ -80,7 +80,7 @@ test-engine: $(ENGINE)/ready ## tests with vLLM's own code, in .venv-engine (Lin
 
 test-engine-0.26: $(ENGINE)-0.26/ready ## cache manager, schedulers and plugin of vLLM 0.26, likewise
 	PYTHONPATH=$(ENGINE)-0.26 $(ENGINE_PYTEST) -m "engine and not clock and not long" \
-		$(addprefix tests/conformance/test_,cache_manager.py scheduler.py plugin.py)
+		$(addprefix tests/conformance/test_,cache_manager.py scheduler.py plugin.py forgetting.py)
 
 test-engine-0.33: $(ENGINE)-0.33/ready ## cache manager, schedulers, groups and CPU tier of vLLM 0.33, whose Python runs on 0.32's build
 	PYTHONPATH=$(ENGINE)-0.33 $(ENGINE_PYTEST) -m "engine and not clock and not long" \

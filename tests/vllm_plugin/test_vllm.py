@@ -117,9 +117,10 @@ def vllm() -> Iterator[Vllm]:
 
 
 def prompts(answer: dict[str, Any]) -> Prompts:
-    """Return the same requests for the simulator."""
+    """Return the same requests for the simulator, which counts time from the first arrival."""
+    start_s = answer["served"][0]["arrival_s"]
     trace = [
-        TokenRequest(tuple(x["prompt"]), tuple(x["output"]), None, x["arrival_s"])
+        TokenRequest(tuple(x["prompt"]), tuple(x["output"]), None, x["arrival_s"] - start_s)
         for x in answer["served"]
     ]
     kinds = [one["kind"] for one in answer["served"]]
