@@ -68,7 +68,7 @@ def hash_logs(logs: Sequence[str], options: HashOptions, monitor: Monitor) -> Ha
     """
     from kvscope.chat_logs import hashing, tokenizer
     from kvscope.chat_logs.convert import Converter, refuse_if_too_bad
-    from kvscope.ingest.formats.base import Rejects
+    from kvscope.ingest.formats.base import Rejects, counted
     from kvscope.ingest.pipeline import UnusableLinesError
 
     if not logs:
@@ -99,7 +99,8 @@ def hash_logs(logs: Sequence[str], options: HashOptions, monitor: Monitor) -> Ha
                 raise
             _note_all(rejects.in_words(), monitor)
         if not converter.counts.requests:
-            raise InputError("no request is in these logs", where=", ".join(logs))
+            what = "; ".join(["no request is in these logs", *counted(converter.counts.left_out)])
+            raise InputError(what, where=", ".join(logs))
     _note_all(_notes(converter.counts), monitor)
     return converter.counts
 
@@ -111,7 +112,11 @@ def _note_all(texts: Sequence[str], monitor: Monitor) -> None:
 
 def _notes(counts: HashCounts) -> list[str]:
     """Return what the user has to know about the trace."""
-    notes = [f"{count:,} {reason} were left out" for reason, count in counts.left_out.items()]
+    from kvscope.ingest.formats.base import counted
+
+    notes = counted(counts.left_out)
+    if counts.unread_answers:
+        notes.append(f"{counts.unread_answers:,} answers cannot be read: taken as 0 tokens")
     if counts.different:
         notes.append(
             f"the log states another prompt length for {counts.different:,} of"

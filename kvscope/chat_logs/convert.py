@@ -22,6 +22,7 @@ from kvscope.chat_logs.formats.openai import OpenAI
 from kvscope.chat_logs.formats.otlp import Otlp
 from kvscope.chat_logs.formats.sglang import SGLang
 from kvscope.chat_logs.hashing import Hasher, Tokens
+from kvscope.chat_logs.lineage import Lineage
 from kvscope.chat_logs.tokenizer import Piece, Text, Tokenizer
 from kvscope.core.background import in_background
 from kvscope.core.errors import InputError
@@ -69,12 +70,16 @@ class _TraceLine(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class HashCounts(Struct):
-    """What was hashed. `compared` requests state their prompt's length, `different` another one."""
+    """What was hashed. `compared` requests state their prompt's length, `different` another one.
+
+    `unread_answers` are those whose tokens are neither stated nor can be counted.
+    """
 
     requests: int = 0
     tokens: int = 0
     compared: int = 0
     different: int = 0
+    unread_answers: int = 0
     models: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
 
@@ -98,6 +103,7 @@ class Converter:
     def __init__(self, tokenizer: Tokenizer, hasher: Hasher, block_size: int) -> None:
         self.counts = HashCounts()
         self._tokenizer, self._hasher, self._block_size = tokenizer, hasher, block_size
+        self._lineage = Lineage()
         self._encode = msgspec.json.Encoder().encode
 
     def lines(
@@ -156,9 +162,19 @@ class Converter:
         pieces: list[tuple[Piece, Piece | None]] = []
         for request in requests:
             prompt = self._tokenizer.prompt(request)
-            counts = request.output_tokens is None and request.response is not None
-            pieces.append((prompt, self._tokenizer.answer(request, prompt) if counts else None))
+            pieces.append((prompt, self._answer(request, prompt)))
+            self._lineage.link(request)
         return _Record(line, requests, pieces)
+
+    def _answer(self, request: LoggedRequest, prompt: Piece) -> Piece | None:
+        """Return an answer that has to be counted; one that cannot be read is none."""
+        if request.output_tokens is not None or request.response is None:
+            return None
+        try:
+            return self._tokenizer.answer(request, prompt)
+        except BadLine:
+            self.counts.unread_answers += 1
+            return None
 
     def _hashed(
         self, batch: list[_Record], encoded: Future[list[Tokens]], rejects: Rejects

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from kvscope.chat_logs.formats.base import Chat, LoggedRequest, Message
 from kvscope.chat_logs.hashing import Tokens, tokens_of
-from kvscope.chat_logs.messages import plain_text
+from kvscope.chat_logs.messages import for_mistral, plain_text
 from kvscope.core.errors import InputError, UsageError
 from kvscope.ingest.formats.base import BadLine
 
@@ -167,7 +167,7 @@ class TekkenTokenizer(Tokenizer):
             return tokens_of(prompt)
         try:
             asked = self._request.from_openai(
-                messages=[*prompt.messages],
+                messages=for_mistral(prompt.messages),
                 tools=[*prompt.tools] if prompt.tools else None,
                 continue_final_message=bool(prompt.arguments.get("continue_final_message")),
             )

@@ -11,11 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import msgspec
 from msgspec import Struct, field
 
 from kvscope.ingest.formats.base import Identifier
-from kvscope.ingest.formats.litellm import Usage
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
@@ -90,23 +88,3 @@ class LogFormat(ABC):
 
         Raises BadLine, or any of msgspec's errors, with the reason.
         """
-
-
-class _Choice(msgspec.Struct, gc=False):
-    message: Message | None = None
-    text: str | None = None
-
-
-class Response(msgspec.Struct, gc=False):
-    """A response of OpenAI's chat completions or completions."""
-
-    id: str | None = None
-    choices: list[_Choice] = []
-    usage: Usage | None = None
-
-    @property
-    def answer(self) -> Message | str | None:
-        """The first choice."""
-        if not self.choices:
-            return None
-        return self.choices[0].message or self.choices[0].text

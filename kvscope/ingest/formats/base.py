@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, Literal, Self, TypedDict
 
@@ -267,6 +267,19 @@ class Rejects(Struct):
             others = sum(count for _, count in common[_MOST_KINDS:])
             words.append(f"{others:,} more for {len(common) - _MOST_KINDS} other reasons")
         return words
+
+
+def described(value: object) -> str:
+    """Return what a value is, in words, without any of it: logs hold prompts, messages do not."""
+    if isinstance(value, str | bytes):
+        return f"text of {len(value):,} characters"
+    if isinstance(value, Mapping):
+        return f"an object of {len(value):,} fields"
+    if isinstance(value, Sequence):
+        return f"a list of {len(value):,} values"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "a boolean"
+    return "a number" if isinstance(value, int | float) else "a value"
 
 
 def counted(left_out: Counter[str]) -> list[str]:

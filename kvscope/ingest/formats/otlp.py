@@ -8,7 +8,6 @@ vLLM 0.32.0, vllm/tracing/utils.py and vllm/v1/engine/output_processor.py.
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -24,6 +23,7 @@ from kvscope.ingest.formats.base import (
     Request,
     Service,
     TraceFormat,
+    described,
 )
 from kvscope.ingest.formats.json_lines import common_keys
 from kvscope.ingest.formats.times import between
@@ -145,7 +145,7 @@ def _whole(value: Any) -> int:
     except (TypeError, ValueError, OverflowError):
         number = _BEYOND
     if abs(number) >= _BEYOND:
-        raise BadLine(f"expected a whole number: {reprlib.repr(value)}")
+        raise BadLine(f"expected a whole number: {described(value)}")
     return number
 
 
