@@ -101,7 +101,7 @@ def hash_logs(logs: Sequence[str], options: HashOptions, monitor: Monitor) -> Ha
         if not converter.counts.requests:
             what = "; ".join(["no request is in these logs", *counted(converter.counts.left_out)])
             raise InputError(what, where=", ".join(logs))
-    _note_all(_notes(converter.counts), monitor)
+    _note_all([*_notes(converter.counts), *model.notes], monitor)
     return converter.counts
 
 

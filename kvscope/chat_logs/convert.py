@@ -42,7 +42,9 @@ FORMATS: dict[str, type[LogFormat]] = {
 
 _BATCH_CHARACTERS = 1 << 18
 _BATCHES = 3
-_PLAIN = re.compile(r"[\w.:/@+-]{1,128}", re.ASCII)
+_PLAIN = re.compile(r"[\w.:/+-]{1,128}", re.ASCII)
+_NUMBER = re.compile(r"(\d[-.:/+]?){9}")  # of a telephone, a card, an address: no version or date
+_FAILS = "the tokenizer fails"
 _TOO_LONG = f"line longer than {MAX_LINE_BYTES // MIB} MiB: split what it holds"
 
 
@@ -146,6 +148,11 @@ class Converter:
                 rejects.reject(line, NOT_UTF8)
             except RecursionError:
                 rejects.reject(line, TOO_DEEP)
+            except InputError:
+                raise
+            except BaseException as error:  # noqa: BLE001  (others are raised again)
+                _require_library_error(error)
+                rejects.reject(line, f"{_FAILS}: {type(error).__name__}")
             else:
                 if record.requests:
                     batch.append(record)
@@ -160,7 +167,9 @@ class Converter:
 
     def _record(self, line: int, requests: Sequence[LoggedRequest]) -> _Record:
         pieces: list[tuple[Piece, Piece | None]] = []
+        date_s = None  # of the line, where a later request of it has no time
         for request in requests:
+            request.date_s = date_s = date_s if request.arrival_s is None else request.arrival_s
             prompt = self._tokenizer.prompt(request)
             pieces.append((prompt, self._answer(request, prompt)))
             self._lineage.link(request)
@@ -180,17 +189,22 @@ class Converter:
         self, batch: list[_Record], encoded: Future[list[Tokens]], rejects: Rejects
     ) -> Iterator[bytes]:
         """Yield the lines of a batch once it is tokenized."""
-        tokens = iter(encoded.result())
+        try:
+            tokens: Iterator[Tokens | BadLine] = iter(encoded.result())
+        except BaseException as error:  # noqa: BLE001  (others are raised again)
+            _require_library_error(error)
+            tokens = map(self._encoded_alone, (text for record in batch for text in record.texts))
 
-        def encoded_piece(piece: Piece) -> Tokens:
+        def encoded_piece(piece: Piece) -> Tokens | BadLine:
             return next(tokens) if isinstance(piece, Text) else piece
 
         for record in batch:
-            pairs = [
+            encodings = [
                 (encoded_piece(prompt), None if answer is None else encoded_piece(answer))
                 for prompt, answer in record.pieces
             ]
             try:
+                pairs = [(_tokens(prompt), self._readable(answer)) for prompt, answer in encodings]
                 lines = [
                     self._line(request, *pair)
                     for request, pair in zip(record.requests, pairs, strict=True)
@@ -201,6 +215,21 @@ class Converter:
             rejects.accepted += 1
             self._count(record.requests, lines)
             yield from (self._encode(line) + b"\n" for line in lines)
+
+    def _readable(self, answer: Tokens | BadLine | None) -> Tokens | None:
+        """Return an answer's tokens; one that breaks the tokenizer has none."""
+        if isinstance(answer, BadLine):
+            self.counts.unread_answers += 1
+            return None
+        return answer
+
+    def _encoded_alone(self, text: Text) -> Tokens | BadLine:
+        """Return the tokens of a text, or why the library makes none."""
+        try:
+            return self._tokenizer.encode([text])[0]
+        except BaseException as error:  # noqa: BLE001  (others are raised again)
+            _require_library_error(error)
+            return BadLine(f"{_FAILS}: {type(error).__name__}")
 
     def _line(self, request: LoggedRequest, prompt: Tokens, answer: Tokens | None) -> _TraceLine:
         outputs = request.output_tokens if answer is None else len(answer)
@@ -237,7 +266,8 @@ class Converter:
         if text is None or text == "":
             return None
         word = str(text)
-        return word if _PLAIN.fullmatch(word) else str(self._hasher.name(kind, word))
+        plain = _PLAIN.fullmatch(word) and not _NUMBER.search(word)
+        return word if plain else str(self._hasher.name(kind, word))
 
     def _count(self, requests: Sequence[LoggedRequest], lines: Sequence[_TraceLine]) -> None:
         counts = self.counts
@@ -248,6 +278,19 @@ class Converter:
             if request.input_tokens is not None:
                 counts.compared += 1
                 counts.different += request.input_tokens != line.input_length
+
+
+def _require_library_error(error: BaseException) -> None:
+    """Raise an error again that is no library's: an exception, or a panic of Rust's."""
+    panic = type(error).__name__ == "PanicException"
+    if isinstance(error, MemoryError) or not (panic or isinstance(error, Exception)):
+        raise error
+
+
+def _tokens(piece: Tokens | BadLine) -> Tokens:
+    if isinstance(piece, BadLine):
+        raise piece
+    return piece
 
 
 def _possible_ms(measured_s: float | None) -> int | float | None:

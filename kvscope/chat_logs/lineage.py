@@ -25,15 +25,14 @@ class Lineage:
     def __init__(self) -> None:
         self._latest: OrderedDict[bytes, str] = OrderedDict()  # by what was asked, the last name
         self._names: OrderedDict[str, None] = OrderedDict()
+        self._last: tuple[list[Message], list[bytes]] = [], [b""]
 
     def link(self, request: LoggedRequest) -> None:
         """Name a request and the one that it continues, unless the log does."""
         chat = request.prompt
         if not isinstance(chat, Chat):
             return
-        digests = [b""]
-        for message in chat.messages:
-            digests.append(_digest(digests[-1], message))
+        digests = self._digests(chat.messages)
         answer = request.response
         said = {"content": answer} if isinstance(answer, str) else answer
         name = _name(digests[-1], said)
@@ -46,6 +45,20 @@ class Lineage:
             self._latest.popitem(last=False)
         if request.parent_id is None and request.request_id is None:
             request.request_id, request.parent_id = name, parent
+
+    def _digests(self, messages: Sequence[Message]) -> list[bytes]:
+        """Return a digest of each number of first messages; those of the last list serve again.
+
+        The requests of one logged conversation share their messages.
+        """
+        before, digests = self._last
+        if list(messages[: len(before)]) != before:
+            before, digests = [], [b""]
+        digests = digests[:]
+        for message in messages[len(before) :]:
+            digests.append(_digest(digests[-1], message))
+        self._last = [*messages], digests
+        return digests
 
     def _parent(
         self, messages: Sequence[Message], digests: Sequence[bytes], *, answered: bool

@@ -40,8 +40,9 @@ class LoggedRequest(Struct, kw_only=True):
 
     `input_tokens`, `output_tokens` and `cached_tokens` are those that the log states. Without
     output tokens, `response` is tokenized to count them. `arrival_s` counts from 1970 or from any
-    other zero, the times measured from the arrival. `adapter` is a LoRA adapter. `parent_id` is the
-    id of the request that this one continues.
+    other zero, the times measured from the arrival. `date_s` is the time that the chat template
+    takes for now. `adapter` is a LoRA adapter. `parent_id` is the id of the request that this one
+    continues.
     """
 
     prompt: Prompt
@@ -50,6 +51,7 @@ class LoggedRequest(Struct, kw_only=True):
     output_tokens: int | None = None
     cached_tokens: int | None = None
     arrival_s: float | None = None
+    date_s: float | None = None
     ttft_s: float | None = None
     queue_s: float | None = None
     duration_s: float | None = None
