@@ -33,10 +33,7 @@ Tokens: TypeAlias = "array[int]"
 
 
 def tokens_of(ids: Sequence[int]) -> Tokens:
-    """Return token ids as an array; raise BadLine where one cannot be a token id.
-
-    Bytes are the bytes of such an array.
-    """
+    """Return token ids as an array; raise BadLine where one cannot be a token id."""
     try:
         return array("I", ids)
     except (OverflowError, TypeError) as error:

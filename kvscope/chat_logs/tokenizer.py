@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -167,15 +167,19 @@ class HuggingFaceTokenizer(Tokenizer):
         """
         if self._special is None:
             return self._encoded(texts)
-        split = [self._special.split(text) for text in texts]
-        new = [piece for piece in {*chain(*split)} if piece not in self._pieces]
+        split = self._special.split
         if self._piece_characters > _MOST_CHARACTERS:
-            self._pieces, self._piece_characters, new = {}, 0, [*{*chain(*split)}]
+            self._pieces, self._piece_characters = {}, 0
+        pieces = {piece for text in texts for piece in split(text)}
+        new = [piece for piece in pieces if piece not in self._pieces]
         for at in range(0, len(new), _PIECES_AT_ONCE):
             some = new[at : at + _PIECES_AT_ONCE]
             self._pieces |= zip(some, self._encoded(some), strict=True)
         self._piece_characters += sum(map(len, new))
-        return [tokens_of(b"".join(self._pieces[piece].tobytes() for piece in x)) for x in split]
+        return [
+            array("I", b"".join(self._pieces[piece].tobytes() for piece in split(text)))
+            for text in texts
+        ]
 
     def _added(self, config: Mapping[str, Any], special: Mapping[str, str], end: str) -> list[int]:
         """Return the token that plain prompts get at one end, if any."""
