@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from kvscope.chat_logs.convert import HashCounts
 
 
+_LEAST_LOSS = 0.01  # of the input tokens
+
+
 class HashOptions(Struct, frozen=True, kw_only=True):
     """What makes tokens and hashes of the prompts in logs."""
 
@@ -121,6 +124,13 @@ def _notes(counts: HashCounts) -> list[str]:
         notes.append(
             f"the log states another prompt length for {counts.different:,} of"
             f" {counts.compared:,} requests: is this the tokenizer of the model that served them?"
+        )
+    breaks = counts.breaks
+    if breaks.lost >= _LEAST_LOSS * counts.tokens:
+        notes.append(
+            f"the chat template breaks prefixes: {breaks.broken:,} of {breaks.compared:,} follow-up"
+            " turns do not begin with the prompt before, though their messages do; that costs hits"
+            f" of {100 * breaks.lost / counts.tokens:.1f}% of the input tokens"
         )
     models = [name for name, _ in counts.models.most_common() if name]
     if len(models) > 1:

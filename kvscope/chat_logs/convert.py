@@ -22,7 +22,7 @@ from kvscope.chat_logs.formats.openai import OpenAI
 from kvscope.chat_logs.formats.otlp import Otlp
 from kvscope.chat_logs.formats.sglang import SGLang
 from kvscope.chat_logs.hashing import Hasher, Tokens
-from kvscope.chat_logs.lineage import Lineage
+from kvscope.chat_logs.lineage import Lineage, TemplateBreaks
 from kvscope.chat_logs.tokenizer import Piece, Text, Tokenizer
 from kvscope.core.background import in_background
 from kvscope.core.errors import InputError
@@ -77,6 +77,7 @@ class HashCounts(Struct):
     `unread_answers` are those whose tokens are neither stated nor can be counted.
     """
 
+    breaks: TemplateBreaks
     requests: int = 0
     tokens: int = 0
     compared: int = 0
@@ -105,7 +106,7 @@ class Converter:
     """Turns logs into lines of one trace under one salt."""
 
     def __init__(self, tokenizer: Tokenizer, hasher: Hasher, block_size: int) -> None:
-        self.counts = HashCounts()
+        self.counts = HashCounts(breaks=TemplateBreaks(block_size))
         self._tokenizer, self._hasher, self._block_size = tokenizer, hasher, block_size
         self._lineage = Lineage()
         self._refused = 0  # the last line with a request that cannot be used
@@ -217,6 +218,7 @@ class Converter:
                 rejects.reject(record.line, str(error))
                 self._refused = record.line
                 continue
+            self.counts.breaks.compare(record.request, line.hash_ids)
             rejects.accepted += record.is_last
             self._count(record.request, line)
             yield self._encode(line) + b"\n"

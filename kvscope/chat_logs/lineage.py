@@ -8,15 +8,21 @@ one in the history (clients drop reasoning and add calls), the latest whose mess
 from __future__ import annotations
 
 import json
+from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
+from msgspec import Struct
+
 from kvscope.chat_logs.formats.base import Chat, LoggedRequest, Message
 
 _ASSISTANT = "assistant"
-_MOST = 1_000_000  # requests that can be continued; a dozen of those a MiB
+_MOST = 1_000_000  # requests that can be continued
+_MOST_BLOCKS = 1 << 23  # of prompts that later ones are compared with
+_ENDING_TOKENS = 32
+"""A template ends a prompt with fewer, which tell the model to answer."""
 
 
 class Lineage:
@@ -43,6 +49,7 @@ class Lineage:
             self._names.popitem(last=False)
         if len(self._latest) > _MOST:
             self._latest.popitem(last=False)
+        request.name, request.continues = name, parent
         if request.parent_id is None and request.request_id is None:
             request.request_id, request.parent_id = name, parent
 
@@ -79,6 +86,54 @@ class Lineage:
                 return latest
             guess = guess or (exact if answered else _name(digests[at], None))
         return guess
+
+
+class _Prompt(Struct, frozen=True):
+    """The blocks of a prompt; prompts with other tools or arguments have another `context`."""
+
+    context: bytes
+    ids: array[int]
+
+
+class TemplateBreaks:
+    """Counts what follow-up turns lose to the template: blocks whose messages they share.
+
+    `lost` are the tokens of blocks in the prompt before that the turn's own prompt does not begin
+    with, although its messages begin with the same ones; `broken` are such turns, of the
+    `compared`. The end of the prompt before, which tells the model to answer, does not count.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.compared = self.broken = self.lost = 0
+        self._block_size = block_size
+        self._ending = 1 + _ENDING_TOKENS // block_size
+        self._prompts: OrderedDict[str, _Prompt] = OrderedDict()
+        self._kept = 0
+
+    def compare(self, request: LoggedRequest, ids: Sequence[int]) -> None:
+        """Compare the blocks of a request with those of the one that it continues; keep them."""
+        chat = request.prompt
+        if not isinstance(chat, Chat):
+            return
+        told = json.dumps([chat.tools, dict(chat.arguments)], sort_keys=True, default=str)
+        prompt = _Prompt(blake2b(told.encode(), digest_size=16).digest(), array("Q", ids))
+        before = self._prompts.get(request.continues or "")
+        if before is not None and before.context == prompt.context:
+            known = before.ids[: max(len(before.ids) - self._ending, 0)]
+            shared = len(known)
+            if prompt.ids[:shared] != known:
+                pairs = zip(known, prompt.ids, strict=False)
+                equal = (k for k, (one, other) in enumerate(pairs) if one != other)
+                shared = next(equal, min(len(known), len(prompt.ids)))
+            self.compared += 1
+            self.broken += shared < len(known)
+            self.lost += (len(known) - shared) * self._block_size
+        if (twin := self._prompts.pop(request.name, None)) is not None:
+            self._kept -= len(twin.ids)
+        self._prompts[request.name] = prompt
+        self._kept += len(prompt.ids)
+        while self._kept > _MOST_BLOCKS:
+            self._kept -= len(self._prompts.popitem(last=False)[1].ids)
 
 
 def _name(asked: bytes, answer: Mapping[str, Any] | None) -> str:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from itertools import islice
 from time import monotonic
 from typing import Any
 
@@ -27,6 +28,7 @@ from kvscope.ingest.limits import MAX_LINE_BYTES
 
 _LONGEST_REASON = 120
 _LONGEST_S = 60.0  # of a prompt
+_PARTS_AT_ONCE = 4096  # of a template's output, between two looks at the clock
 
 
 class _Generation(jinja2.ext.Extension):
@@ -114,17 +116,14 @@ class ChatTemplate:
             arguments["add_generation_prompt"] = False
             ending = messages[-1]["content"]
         try:
-            text = _joined(
-                self._compiled[name].generate(
-                    **self._special_tokens
-                    | arguments
-                    | {
-                        "messages": messages,
-                        "tools": rendered_tools(chat.tools) if chat.tools else None,
-                        "strftime_now": partial(self._strftime, date_s),
-                    }
-                )
-            )
+            template = self._compiled[name]
+            values = {
+                "messages": messages,
+                "tools": rendered_tools(chat.tools) if chat.tools else None,
+                "strftime_now": partial(self._strftime, date_s),
+            }
+            context = template.new_context({**self._special_tokens, **arguments, **values})
+            text = _joined(template.root_render_func(context))
         except BadLine:
             raise
         except Exception as error:  # whatever a template's code meets in messages of any shape
@@ -171,9 +170,9 @@ class ChatTemplate:
 def _joined(parts: Iterator[str]) -> str:
     """Return the text of a template's output. Raises BadLine beyond a length or a time."""
     texts, size, end_s = [], 0, monotonic() + _LONGEST_S
-    for part in parts:
-        texts.append(part)
-        size += len(part)
+    while some := list(islice(parts, _PARTS_AT_ONCE)):
+        texts.append(text := "".join(some))
+        size += len(text)
         if size > MAX_LINE_BYTES or monotonic() > end_s:
             raise BadLine("the chat template writes too much, or for too long")
     return "".join(texts)

@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("tokenizers", reason="make setup installs it")
 
 import kvscope
-from tests.chat_logs.test_hash import ANSWER, ASK, MORE, SYSTEM, USER, Line, hashed
+from tests.chat_logs.models import write_model
+from tests.chat_logs.test_hash import ANSWER, ASK, MORE, SYSTEM, USER, Line, hashed, write
 
 RESULT = "three of them"
 SCHEMA = {"type": "object", "properties": {"q": {"type": "integer"}}}
@@ -171,6 +172,83 @@ def test_messages_show_which_request_each_one_continues(model: Path, tmp_path: P
         assert trace.facts.lineage == "given"
         analysis = kvscope.analyze(trace)
     assert analysis is not None
+
+
+MOVING = """\
+{%- for message in messages %}
+    {%- if message.role == 'user' and loop.last %}
+        {{- '<|im_start|>' + messages[0].content }}
+    {%- endif %}
+    {%- if message.role != 'system' %}
+        {{- '<|im_start|>' + message.role + message.content + '<|im_end|>' }}
+    {%- endif %}
+{%- endfor %}
+"""
+"""As Mistral's V3 does: the system prompt comes before the last message of the user."""
+
+
+@pytest.mark.parametrize(
+    ("template", "change", "broken"),
+    [
+        (MOVING, {}, 2),
+        (None, {}, 0),
+        (MOVING, {"tools": [TOOL]}, 0),
+        (MOVING, {"chat_template_kwargs": {"x": 1}}, 0),
+        (MOVING, {"messages": [SYSTEM | {"content": "Another. " * 40}, USER, ANSWER, MORE]}, 1),
+    ],
+)
+def test_a_template_that_breaks_prefixes_is_said_with_its_cost(
+    tmp_path: Path, template: str | None, change: Line, broken: int
+) -> None:
+    """Only where the messages begin alike, with the same tools and arguments."""
+    from kvscope.chat_logs.convert import Converter
+    from kvscope.chat_logs.hashing import Hasher
+    from kvscope.chat_logs.tokenizer import HuggingFaceTokenizer
+    from kvscope.ingest.formats.base import Rejects
+
+    write_model(tmp_path / "model", template) if template else write_model(tmp_path / "model")
+    long = SYSTEM | {"content": " ".join([SYSTEM["content"]] * 9)}
+    chats: list[Line] = [
+        {"messages": [long, USER]},
+        {"messages": [long, USER, ANSWER, MORE]} | change,
+        {"messages": [long, USER, ANSWER, MORE, ANSWER, USER]} | change,
+    ]
+    if "messages" in change:
+        chats[2]["messages"] = [*change["messages"], ANSWER, USER]
+    log = write(tmp_path / "log.jsonl", *chats)
+    converter = Converter(HuggingFaceTokenizer(tmp_path / "model"), Hasher(bytes(32), 4), 4)
+    lines = [json.loads(x) for x in converter.lines(str(log), None, Rejects(str(log)))]
+    breaks = converter.counts.breaks
+    found = breaks.broken
+    if change and "messages" not in change:  # the first turn has other tools, the next the same
+        assert breaks.compared == 1
+        found -= 1
+    assert found == broken
+    ids = [line["hash_ids"] for line in lines]
+    if broken == 2:
+        ends = [len(each) - 1 - 32 // 4 for each in ids]
+        shared = [
+            next((k for k in range(end) if a[k] != b[k]), end)
+            for a, b, end in zip(ids, ids[1:], ends, strict=False)
+        ]
+        lost = sum(end - kept for end, kept in zip(ends, shared, strict=False))
+        assert breaks.lost == 4 * lost > 0
+
+
+def test_the_cost_of_a_template_is_noted_from_one_percent(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kvscope.cli.app import run
+
+    long = SYSTEM | {"content": " ".join([SYSTEM["content"]] * 9)}
+    chats = [{"messages": [long, USER]}, {"messages": [long, USER, ANSWER, MORE]}]
+    log = write(tmp_path / "log.jsonl", *chats)
+    write_model(tmp_path / "moving", MOVING)
+    for folder in (tmp_path / "moving", model):
+        assert run(["hash", str(log), "--tokenizer", str(folder), "-o", str(tmp_path / "t")]) == 0
+    noted = [line for line in capsys.readouterr().err.splitlines() if "breaks prefixes" in line]
+    assert len(noted) == 1
+    assert "1 of 1 follow-up turns" in noted[0]
 
 
 def test_parents_that_a_log_states_are_not_overruled(model: Path, tmp_path: Path) -> None:

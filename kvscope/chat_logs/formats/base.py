@@ -42,7 +42,7 @@ class LoggedRequest(Struct, kw_only=True):
     output tokens, `response` is tokenized to count them. `arrival_s` counts from 1970 or from any
     other zero, the times measured from the arrival. `date_s` is the time that the chat template
     takes for now. `adapter` is a LoRA adapter. `parent_id` is the id of the request that this one
-    continues.
+    continues; by their messages, this one is called `name` and continues another (see `Lineage`).
     """
 
     prompt: Prompt
@@ -55,6 +55,8 @@ class LoggedRequest(Struct, kw_only=True):
     ttft_s: float | None = None
     queue_s: float | None = None
     duration_s: float | None = None
+    name: str = ""
+    continues: str | None = None
     request_id: Identifier | None = None
     parent_id: Identifier | None = None
     session_id: Identifier | None = None
