@@ -28,7 +28,6 @@ from kvscope.app.options import (
     Reading,
     RetentionOptions,
     SimulateOptions,
-    TierOptions,
     TuneOptions,
     parsed,
 )
@@ -42,9 +41,7 @@ from kvscope.results import (
     FleetResult,
     RetentionResult,
     SimulationResult,
-    TuneFleetResult,
     TuneResult,
-    TuneTiersResult,
 )
 
 if TYPE_CHECKING:
@@ -63,9 +60,7 @@ __all__ = [
     "OpenTrace",
     "RetentionResult",
     "SimulationResult",
-    "TuneFleetResult",
     "TuneResult",
-    "TuneTiersResult",
     "UsageError",
     "advise_retention",
     "analyze",
@@ -98,7 +93,7 @@ Share = str | float
 
 
 class ReplicaArguments(TypedDict, total=False):
-    """The replica that an answer is for, as arguments of `simulate_fleet` and `tune_fleet`.
+    """The replica that an answer is for, as arguments of `simulate_fleet`.
 
     Each is an option of the command line; what is left out follows from kvscope.toml, where the
     current directory has one.
@@ -396,6 +391,14 @@ def tune(
     judge: Share | None = None,
     max_p50_regression: Share = 0.25,
     min_throughput: Share = 0.95,
+    fleet: bool = False,
+    router: Texts = None,
+    tiers: bool = False,
+    tier_sizes: Texts = None,
+    offload: Texts = None,
+    dram_price: float | None = None,
+    ssd_price: float | None = None,
+    ssd_writes_per_day: float | None = None,
     on: str | None = None,
     db: str = MEMORY,
     **of: Unpack[DeploymentArguments],
@@ -449,71 +452,14 @@ def simulate_fleet(
         return FleetResult(run(opened.facts, prompts, request, LogMonitor()))
 
 
-def tune_fleet(
-    trace: Source,
-    *,
-    slo: str | float,
-    percentile: str | float | None = None,
-    router: Texts = None,
-    capacity: Amounts = None,
-    capacity_blocks: Amounts = None,
-    policies: Texts = None,
-    param: Sequence[str] | None = None,
-    max_p50_regression: Share = 0.25,
-    min_throughput: Share = 0.95,
-    on: str | None = None,
-    db: str = MEMORY,
-    **of: Unpack[ReplicaArguments],
-) -> TuneFleetResult:
-    """Choose replicas, router, policy and capacity for an SLO: `kvscope tune --fleet`."""
-    with _arguments():
-        from kvscope.app.requests import fleet_tuning_request
-
-        options = _parsed(TuneOptions, locals(), ReplicaArguments.__optional_keys__)
-        request = fleet_tuning_request(options)
-    from kvscope.app.traces import replayable
-    from kvscope.app.tune_fleet import recommend_fleet
-
-    with _opened(trace, db) as opened:
-        prompts = replayable(opened.store, opened.facts)
-        return TuneFleetResult(recommend_fleet(opened.facts, prompts, request, LogMonitor()))
+def tune_fleet(trace: Source, **options: Any) -> TuneResult:
+    """Return `tune` with `fleet=True`; goes with the next version."""
+    return tune(trace, **{**options, "fleet": True})
 
 
-def tune_tiers(
-    trace: Source,
-    *,
-    slo: str | float,
-    percentile: str | float | None = None,
-    tier_sizes: Texts = None,
-    offload: Texts = None,
-    dram_price: float | None = None,
-    ssd_price: float | None = None,
-    ssd_writes_per_day: float | None = None,
-    rate_scale: float = 1.0,
-    isolate: Literal["user", "conversation"] | None = None,
-    tpot_slo: Time = None,
-    warmup: Share | None = None,
-    validation: Share | None = None,
-    judge: Share | None = None,
-    max_p50_regression: Share = 0.25,
-    min_throughput: Share = 0.95,
-    policies: Texts = None,
-    param: Texts = None,
-    db: str = MEMORY,
-    **of: Unpack[DeploymentArguments],
-) -> TuneTiersResult:
-    """Choose memory below a GPU's pool, or none: `kvscope tune --tiers`."""
-    with _arguments():
-        from kvscope.app.requests import tier_tuning_request
-
-        stated = locals()
-        request = tier_tuning_request(_parsed(TuneOptions, stated), parsed(TierOptions, stated))
-    from kvscope.app.traces import replayable
-    from kvscope.app.tune_tiers import recommend_tiers
-
-    with _opened(trace, db) as opened:
-        prompts = replayable(opened.store, opened.facts)
-        return TuneTiersResult(recommend_tiers(opened.facts, prompts, request, LogMonitor()))
+def tune_tiers(trace: Source, **options: Any) -> TuneResult:
+    """Return `tune` with `tiers=True`; goes with the next version."""
+    return tune(trace, **{**options, "tiers": True})
 
 
 def _parsed(

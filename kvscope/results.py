@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from kvscope.app.retention import Retention
     from kvscope.app.simulate import Simulation
     from kvscope.app.tune import Recommendation
-    from kvscope.app.tune_fleet import FleetRecommendation
-    from kvscope.app.tune_tiers import TierRecommendation
     from kvscope.core.trace import Prompts
     from kvscope.report.report import Report
     from kvscope.reuse_models.results import Fit
@@ -185,7 +183,13 @@ class TuneResult(_Result):
     @property
     def verdict(self) -> str:
         """`switch`, `keep-lru`, `add-capacity`, `unreachable` or `overloaded`."""
-        return self.recommendation.tuning.verdict
+        return self.recommendation.verdict
+
+    @property
+    def launch(self) -> str | None:
+        """How the engine is started with the tier to add, None without one."""
+        launch = self.recommendation.launch
+        return None if launch is None else launch.text
 
     def save(
         self, path: str | PathLike[str] = "recommendation.toml", *, force: bool = False
@@ -201,8 +205,8 @@ class TuneResult(_Result):
         tuned = replace(self.recommendation, path=str(written))
         LogMonitor().note(write_recommended(written, tuned, self.prompts, force=force))
 
-    def to_polars(self, table: str = "contenders") -> pl.DataFrame:
-        """Return a list of the document: `contenders`, `oracles`, `explored` and more."""
+    def to_polars(self, table: str = "rows") -> pl.DataFrame:
+        """Return a list of the document: `rows`, `contenders`, `oracles`, `explored` and more."""
         return self._frame(table)
 
     @property
@@ -249,74 +253,6 @@ class FleetResult(_Result):
         from kvscope.report.fleet import report
 
         return report(self.study)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TuneFleetResult(_Result):
-    """What `tune_fleet` returns; `recommendation.tuning` has the fleet and all that was tried."""
-
-    recommendation: FleetRecommendation
-
-    @property
-    def verdict(self) -> str:
-        """`confirmed`, `resized` or `misses-slo`."""
-        return self.recommendation.tuning.verdict
-
-    @property
-    def replicas(self) -> int | None:
-        """The recommended number of replicas, None where none of those tried meet the SLO."""
-        run = self.recommendation.tuning.recommended
-        return None if run is None else run.fleet.replicas
-
-    def to_polars(self, table: str = "routers") -> pl.DataFrame:
-        """Return a list of the document: `routers`, `policies`, `capacities` or `ends`."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.tune_fleet import report
-
-        return report(self.recommendation)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TuneTiersResult(_Result):
-    """What `tune_tiers` returns; `recommendation.tuning` has the tier and all that was tried."""
-
-    recommendation: TierRecommendation
-
-    @property
-    def verdict(self) -> str:
-        """`pays`, `helps`, `set-interval` or `keep-none`."""
-        return self.recommendation.tuning.verdict
-
-    @property
-    def launch(self) -> str | None:
-        """How the engine is started with what is recommended, None where it stays as it is."""
-        launch = self.recommendation.launch
-        return None if launch is None else launch.text
-
-    def save(
-        self, path: str | PathLike[str] = "recommendation.toml", *, force: bool = False
-    ) -> None:
-        """Write the recommendation, as `simulate` and kvscope's plugin for vLLM read it.
-
-        A file that recommends a change is not replaced by a weaker verdict, unless by `force`; the
-        logger `kvscope` gets what was done.
-        """
-        from kvscope.app.tune_tiers import write_recommended_tier
-
-        LogMonitor().note(write_recommended_tier(Path(path), self.recommendation, force=force))
-
-    def to_polars(self, table: str = "front") -> pl.DataFrame:
-        """Return a list of the document: `front`, `sizes`, `explored` or `ends`."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.tune_tiers import report
-
-        return report(self.recommendation)
 
 
 def _is_table(rows: object) -> bool:

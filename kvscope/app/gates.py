@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from kvscope.app.explain import Explanation
     from kvscope.app.fleet import FleetLine, FleetStudy
     from kvscope.app.tune import Recommendation
-    from kvscope.app.tune_fleet import FleetRecommendation
-    from kvscope.app.tune_tiers import TierRecommendation
     from kvscope.core.percentiles import Percentiles
     from kvscope.core.runs import Run
     from kvscope.fleet.sweep import FleetRun
@@ -522,10 +520,10 @@ def tune_gates(texts: Sequence[str] | None) -> tuple[Gate, ...]:
 
 
 def tune_figures(tuned: Recommendation) -> Figures:
-    """Return the verdict and what the recommended policy gave on the held-out requests."""
-    trial = tuned.tuning.recommended
+    """Return the verdict and what is recommended gave on the held-out requests."""
+    trial = tuned.recommended
     return {
-        VERDICT: tuned.tuning.verdict,
+        VERDICT: tuned.verdict,
         **_times(trial.times_ms),
         "hit-rate": trial.outcome.token_hit_rate,
         "attainment": trial.attainment,
@@ -610,46 +608,6 @@ def fleet_figures(study: FleetStudy) -> Figures:
         of_line = _line_figures(line, study.chosen)
         figures |= {f"{line.router.name}.{name}": value for name, value in of_line.items()}
     return figures
-
-
-def tuned_fleet_gates(texts: Sequence[str] | None) -> tuple[Gate, ...]:
-    """Return the conditions on a tuned fleet: its verdict, and figures on the judged window."""
-    if not texts:
-        return ()
-    from kvscope.tuning.fleet import FleetVerdict  # loads kernels
-
-    return parse_gates(texts, Known(_FLEET_FIGURES, get_args(FleetVerdict)))
-
-
-def tuned_fleet_figures(tuned: FleetRecommendation) -> Figures:
-    """Return the verdict and what the recommended fleet gave on the judged window."""
-    run, recommended = tuned.answer, tuned.tuning.recommended
-    figures = dict.fromkeys(_FLEET_FIGURES) if run is None else _fleet_run_figures(run)
-    replicas = None if recommended is None else float(recommended.fleet.replicas)
-    return {VERDICT: tuned.tuning.verdict, **figures, "replicas": replicas}
-
-
-_TIER_FIGURES = (*_PERCENTILES, "attainment", "hit-rate")
-
-
-def tuned_tier_gates(texts: Sequence[str] | None) -> tuple[Gate, ...]:
-    """Return the conditions on a tuned tier: its verdict, and figures of what is recommended."""
-    if not texts:
-        return ()
-    from kvscope.tuning.tiers import TierVerdict  # loads kernels
-
-    return parse_gates(texts, Known(_TIER_FIGURES, get_args(TierVerdict)))
-
-
-def tuned_tier_figures(tuned: TierRecommendation) -> Figures:
-    """Return the verdict and what is recommended gave on the held-out window."""
-    trial = tuned.tuning.best.trial
-    return {
-        VERDICT: tuned.tuning.verdict,
-        **_times(trial.times_ms),
-        "attainment": trial.attainment,
-        "hit-rate": trial.outcome.token_hit_rate,
-    }
 
 
 def _line_figures(line: FleetLine, replicas: int) -> dict[str, float | None]:

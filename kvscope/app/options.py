@@ -571,9 +571,8 @@ class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
     capacity: Annotated[
         tuple[int, ...] | None,
         Option(
-            "Capacity of the cache, without a deployment, for example 20GiB; with --fleet that of a"
-            " replica, or several to choose from: 20GiB,40GiB.",
-            "SIZE,...",
+            "Capacity of the cache, without a deployment, for example 20GiB.",
+            "SIZE",
             values.listed(values.size),
             "where LRU gets half of the possible hits",
         ),
@@ -582,7 +581,7 @@ class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
     router: Annotated[
         str | None,
         Option(
-            "With --fleet: routers to choose from (see `kvscope routers`).",
+            "With --fleet: routers to compare (see `kvscope routers`).",
             "NAME,...",
             str.lower,
             "all but references",
@@ -642,11 +641,17 @@ class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
         Time("Time per output token to meet as well, for example 50ms; needs a deployment."),
     ] = None
     on: On = None
-
-
-class TierOptions(Struct, frozen=True, kw_only=True):
-    """What `tune --tiers` takes beyond the target and the deployment."""
-
+    fleet: Annotated[
+        bool,
+        Option("Compare routers too, each with the fewest replicas that meet the SLO."),
+    ] = False
+    tiers: Annotated[
+        bool,
+        Option(
+            "Compare memory below the GPU's pool in all sizes, and say whether to add some; see"
+            " docs/tune.md."
+        ),
+    ] = False
     tier_sizes: Annotated[
         tuple[values.TierSize, ...] | None,
         Option(

@@ -22,8 +22,6 @@ from kvscope.app.documents import (
     retention,
     runs,
     tune,
-    tune_fleet,
-    tune_tiers,
 )
 from kvscope.app.documents.base import Document
 
@@ -47,9 +45,7 @@ DOCUMENTS: Mapping[str, type[Document]] = {
     "simulate": runs.SimulateDocument,
     "traces": lists.TracesDocument,
     "tune": tune.TuneDocument,
-    "tune-fleet": tune_fleet.TuneFleetDocument,
     "tune-machines": machines.MachinesDocument,
-    "tune-tiers": tune_tiers.TuneTiersDocument,
     "validate": engines.ValidateDocument,
 }
 """The document of each command that prints one."""

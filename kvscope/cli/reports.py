@@ -28,7 +28,6 @@ from kvscope.app.options import (
     RetentionOptions,
     SimulateOptions,
     Target,
-    TierOptions,
     TuneOptions,
 )
 from kvscope.cli import output
@@ -50,20 +49,6 @@ Asked = TypeVar("Asked", bound=ReplicaOptions)
 DEFAULT_OUTPUT = "recommendation.toml"
 Force = Annotated[
     bool, Option("Replace a file that recommends a switch or a tier by a weaker verdict.")
-]
-TunesFleet = Annotated[
-    bool,
-    Option(
-        "Choose a fleet: replicas, router and policy; see docs/tune.md. Writes no file.",
-        flags=("--fleet",),
-    ),
-]
-TunesTiers = Annotated[
-    bool,
-    Option(
-        "Choose memory below the GPU's pool, or none: does offloading pay? See docs/tune-tiers.md.",
-        flags=("--tiers",),
-    ),
 ]
 Forget = Annotated[
     bool,
@@ -291,15 +276,12 @@ def retention(
 def tune(
     *,
     options: TuneOptions,
-    tier_options: TierOptions,
     gate: GateOptions,
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
     explain: Explain = False,
     path: Output = None,
     force: Force = False,
-    fleet: TunesFleet = False,
-    tiers: TunesTiers = False,
     forget: Forget = False,
     printing: ScreenOptions,
     reading: Reading,
@@ -309,21 +291,9 @@ def tune(
     Searched, chosen and accepted on three windows of the trace. Writes recommendation.toml.
     """
     screen = replace(printing, full=printing.full or explain)
-    named = path not in {None, values.STANDARD_STREAM}
-    _check_modes(tier_options, fleet=fleet, tiers=tiers, writes=force or named)
-    if fleet:
-        _tune_fleet(options, gate, trace, db, screen, reading, forget=forget)
-        return
-    if path is None:  # only now: a fleet writes no file
+    if path is None:
         with placed("--output"):
             path = values.target(DEFAULT_OUTPUT)
-    if tiers:
-        _tune_tiers(
-            *(options, tier_options, gate, trace, db, screen, reading, path),
-            force=force,
-            forget=forget,
-        )
-        return
     from kvscope.app.baseline import baseline_figures
     from kvscope.app.gates import tune_figures, tune_gates
     from kvscope.app.requests import machine_requests, tune_request
@@ -403,111 +373,6 @@ def _show_machines(
     output.report(machines.report(study), screen)
 
 
-def _check_modes(options: TierOptions, *, fleet: bool, tiers: bool, writes: bool) -> None:
-    """Raise UsageError for options of `tune` that contradict each other."""
-    if fleet and tiers:
-        raise UsageError(
-            "a tier is chosen for one engine", where="--fleet, --tiers", remedy="leave out one"
-        )
-    if fleet and writes:
-        raise UsageError(
-            "the file holds no fleet", where="--output, --force", remedy="leave out --fleet"
-        )
-    for name in options.__struct_fields__:
-        if not tiers and getattr(options, name) is not None:
-            where = f"--{name.replace('_', '-')}"
-            raise UsageError("a tier alone has it", where=where, remedy="add --tiers")
-
-
-def _tune_tiers(
-    options: TuneOptions,
-    tiers: TierOptions,
-    gate: GateOptions,
-    trace: str | None,
-    db: str,
-    screen: ScreenOptions,
-    reading: Reading,
-    path: str,
-    *,
-    force: bool,
-    forget: bool,
-) -> None:
-    """Choose a tier of memory below the pool, or none; print it and write its file."""
-    from kvscope.app.baseline import baseline_figures
-    from kvscope.app.gates import tuned_tier_figures, tuned_tier_gates
-    from kvscope.app.requests import tier_tuning_request
-
-    with _opened(db, trace) as store:
-        said = _stated(store, trace, options, forget=forget, leave_out=frozenset({"hbm"}))
-        request = tier_tuning_request(said.options, tiers)
-        gates = tuned_tier_gates(gate.fail_on)
-        baseline = baseline_figures(gate.baseline, gates, "tune-tiers", store)
-        load_in_background()
-        from kvscope.app.tune_tiers import (
-            recommend_tiers,
-            tier_recommendation_text,
-            write_recommended_tier,
-        )
-        from kvscope.report import tune_tiers as report
-        from kvscope.report.section import check_names
-
-        check_names(screen.section, report.SECTIONS)
-        with _studying(store, trace, reading) as (stored, prompts, terminal):
-            began = monotonic()
-            tuned = recommend_tiers(stored, prompts, request, terminal)
-        _keep_stated(store, stored, said)
-    duration_s = monotonic() - began
-    output.report(report.report(tuned), screen)
-    if path != values.STANDARD_STREAM:
-        note(write_recommended_tier(Path(path), tuned, force=force))
-    _keep(
-        store,
-        report.report(tuned),
-        duration_s,
-        summary=report.in_words(tuned)[0],
-        file=tier_recommendation_text(tuned),
-    )
-    end_on(gates, tuned_tier_figures(tuned), baseline)
-
-
-def _tune_fleet(
-    options: TuneOptions,
-    gate: GateOptions,
-    trace: str | None,
-    db: str,
-    screen: ScreenOptions,
-    reading: Reading,
-    *,
-    forget: bool,
-) -> None:
-    """Choose replicas, router and policy, and print them."""
-    from kvscope.app.baseline import baseline_figures
-    from kvscope.app.gates import tuned_fleet_figures, tuned_fleet_gates
-    from kvscope.app.requests import fleet_tuning_request
-
-    with _opened(db, trace) as store:
-        said = _stated(
-            store, trace, options, forget=forget, leave_out=frozenset({"hbm", "replicas"})
-        )
-        request = fleet_tuning_request(said.options)
-        gates = tuned_fleet_gates(gate.fail_on)
-        baseline = baseline_figures(gate.baseline, gates, "tune-fleet", store)
-        load_in_background()
-        from kvscope.app.tune_fleet import recommend_fleet
-        from kvscope.report import tune_fleet as report
-        from kvscope.report.section import check_names
-
-        check_names(screen.section, report.SECTIONS)
-        with _studying(store, trace, reading) as (stored, prompts, terminal):
-            began = monotonic()
-            tuned = recommend_fleet(stored, prompts, request, terminal)
-        _keep_stated(store, stored, said)
-    duration_s = monotonic() - began
-    output.report(report.report(tuned), screen)
-    _keep(store, report.report(tuned), duration_s)
-    end_on(gates, tuned_fleet_figures(tuned), baseline)
-
-
 def fleet(
     *,
     options: FleetOptions,
@@ -574,13 +439,12 @@ def _stated(
     options: Asked,
     *,
     forget: bool,
-    leave_out: frozenset[str] = frozenset(),
 ) -> StatedBefore[Asked]:
     """Return the options with what earlier commands on the trace stated, and say what that is."""
     from kvscope.app.deployment import stated_before
     from kvscope.app.traces import stated_for
 
-    said = stated_before(options, {} if forget else stated_for(store, trace), leave_out)
+    said = stated_before(options, {} if forget else stated_for(store, trace))
     if said.in_words:
         note(f"As stated before: {said.in_words} (--forget starts anew)")
     return said

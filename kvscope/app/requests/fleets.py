@@ -73,26 +73,14 @@ class FleetRequest(Struct, frozen=True):
 
 def fleet_request(options: FleetOptions) -> FleetRequest:
     """Return what the options of `fleet` ask for."""
-    named = stated_capacities(
-        None if options.capacity is None else (options.capacity,),
-        None if options.capacity_blocks is None else (options.capacity_blocks,),
-    )
-    request = fleet_of(options, named)
-    if request.capacities == Capacities():
-        raise UsageError(
-            "how much a replica caches is not stated",
-            where="--capacity-blocks",
-            remedy="name it, or --capacity with --model, or a deployment: --gpu and --model",
-        )
-    return request
-
-
-def fleet_of(options: FleetOptions, named: Capacities) -> FleetRequest:
-    """Return what `fleet` asks for with these capacities of a replica, by default its pool."""
     from kvscope.fleet.options import parse_routers, router_variants, split_assignments
     from kvscope.fleet.outcome import Slo
     from kvscope.policies.registry import check_required
 
+    named = stated_capacities(
+        None if options.capacity is None else (options.capacity,),
+        None if options.capacity_blocks is None else (options.capacity_blocks,),
+    )
     slo_s = stated_slo(options.slo)
     where = resolved_deployment(
         ReplicaOptions(
@@ -114,6 +102,12 @@ def fleet_of(options: FleetOptions, named: Capacities) -> FleetRequest:
         raise UsageError("bytes need a model", where="--capacity", remedy="name one with --model")
     if where is not None and named == Capacities():
         named = Capacities(tokens=(where.pool.tokens,))
+    if named == Capacities():
+        raise UsageError(
+            "how much a replica caches is not stated",
+            where="--capacity-blocks",
+            remedy="name it, or --capacity with --model, or a deployment: --gpu and --model",
+        )
     profile = where.latency if where else latency_profile(options.latency)
     kinds = parse_routers(options.router or ROUTED)
     assigned, of_policies = split_assignments(kinds, options.param or ())
