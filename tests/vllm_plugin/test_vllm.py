@@ -45,7 +45,7 @@ pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = 64
-REQUESTS = 1000
+REQUESTS = 400
 TAIL = TLru({"xi_tokens": 256, "next_prompt_tokens": 64})
 POLICIES = (
     Lru(),
