@@ -1,8 +1,9 @@
 """Break lines of kvscope one at a time, and name those that the tests of their room do not notice.
 
 `python -m tests.mutants fleet replay --count 30 --seed 1` takes a sample of comparisons, sums,
-bounds and conditions of these rooms. Each is changed in a copy of the tree, in which `tests/ROOM`
-then runs up to its first failure. The same seed breaks the same lines before and after a change.
+bounds and conditions of these rooms. Each is changed in a copy of the tree, in which `tests/ROOM`,
+or what `--tests` names, then runs up to its first failure. The same seed breaks the same lines
+before and after a change of the tests.
 """
 
 from __future__ import annotations
@@ -103,8 +104,8 @@ def mutants(room: str) -> list[Mutant]:
     ]
 
 
-def noticed(mutant: Mutant, tests: list[str], folder: str) -> bool:
-    """Run the tests on the broken tree in `folder`, and return whether one fails."""
+def noticed(mutant: Mutant, tests: list[str], folder: str) -> str:
+    """Run the tests on the broken tree in `folder`; return what fails first, "" if nothing does."""
     broken_file = Path(folder) / mutant.path
     whole = broken_file.read_text()
     broken_file.write_text(mutant.source(whole))
@@ -116,20 +117,23 @@ def noticed(mutant: Mutant, tests: list[str], folder: str) -> bool:
             cwd=folder,
             env=environment,
             capture_output=True,
+            text=True,
             timeout=LIMIT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return True  # it goes round in circles
+        return "no end"
     finally:
         broken_file.write_text(whole)
-    return done.returncode != 0
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return (failed or [done.stderr[-200:]])[0] if done.returncode else ""
 
 
 def main() -> int:
     """Print a line for each mutant, and how many are noticed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rooms", nargs="+", help="folders below kvscope/ and tests/")
+    parser.add_argument("--tests", nargs="+", default=[])
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
@@ -142,9 +146,9 @@ def main() -> int:
         for at in range(options.count):
             room = options.rooms[at % len(options.rooms)]
             mutant = random.Random(f"{options.seed} {at}").choice(mutants(room))
-            hit = noticed(mutant, [f"tests/{room}"], folder)
-            caught += hit
-            sys.stdout.write(f"{'caught' if hit else 'MISSED'} {mutant}\n")
+            failed = noticed(mutant, options.tests or [f"tests/{room}"], folder)
+            caught += bool(failed)
+            sys.stdout.write(f"{'caught' if failed else 'MISSED'} {mutant} {failed[:120]}\n")
             sys.stdout.flush()
     sys.stdout.write(f"{caught} of {options.count} caught\n")
     return 0

@@ -126,8 +126,8 @@ def test_it_is_the_engine_that_was_asked_for(server: VllmServer) -> None:
 
 
 def test_one_after_the_other_every_hit_is_as_predicted(server: VllmServer, tmp_path: Path) -> None:
-    """300 requests over a bounded cache, outputs included: not one token off."""
-    prompts = chats(tmp_path, 300, ALIVE)
+    """200 requests over a bounded cache, outputs included: not one token off."""
+    prompts = chats(tmp_path, 200, ALIVE)
     predicted, measured = replayed(server, prompts, Pace("sequential"))
     assert measured.hit_tokens.tolist() == predicted.hit_tokens.tolist()
     assert measured.output_tokens.tolist() == prompts.output_tokens.tolist()
@@ -147,7 +147,7 @@ def test_one_after_the_other_every_hit_is_as_predicted(server: VllmServer, tmp_p
     ids=lambda policy: policy.name,
 )
 def test_the_plugin_hits_what_is_predicted(tmp_path: Path, policy: Policy) -> None:
-    """600 requests as `kvscope validate` sends them to its plugin: not one token off.
+    """400 requests as `kvscope validate` sends them to its plugin: not one token off.
 
     They take half an hour in the trace, so that what is learned of them changes, and `gittins` has
     seen enough to leave LRU.
@@ -162,7 +162,7 @@ def test_the_plugin_hits_what_is_predicted(tmp_path: Path, policy: Policy) -> No
         f"base_ms = 5\nper_token_ms = 0.03\n"
     )
     run = recommended_run(read_recommendation(file), file, overlapped=False, trace_clock=True)
-    prompts = chats(tmp_path, 600, ALIVE, gap_s=3.0, longest_output=12)
+    prompts = chats(tmp_path, 400, ALIVE, gap_s=4.5, longest_output=12)
     pace = Pace("sequential")
     with launch(tmp_path, run, FEW_BLOCKS) as server:
         predicted, measured = replayed(server, prompts, pace, run.policy, FEW_BLOCKS)

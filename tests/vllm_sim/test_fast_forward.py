@@ -124,7 +124,9 @@ def test_steps_in_one_go_are_steps_one_by_one(
     check_slices(engine(known, blocks, policy, COST, **options), kernels(), slices)
 
 
-@given(st.sampled_from(HYBRIDS), decoding(SIZE), st.integers(6, 40), SETTINGS, st.booleans(), SLICES)
+@given(
+    st.sampled_from(HYBRIDS), decoding(SIZE), st.integers(6, 40), SETTINGS, st.booleans(), SLICES
+)
 @settings(deadline=None, max_examples=60)
 def test_steps_of_a_hybrid_model_in_one_go_are_steps_one_by_one(
     groups: KvGroups,
