@@ -35,7 +35,6 @@ $(READY): pyproject.toml constraints.txt | $(PY)
 	@echo "Installing kvscope and all that it needs into $(VENV), once; this can take minutes ..."
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile \
 		--constraint constraints.txt --editable '.[dev,dashboard]'
-	@$(PY) -m compileall -q -j 0 $(VENV)/lib kvscope >/dev/null || true # on all cores, unlike pip
 	@echo "Compiling the kernels of all commands, once ..."
 	@$(PY) -m kvscope.cli.warm_up $(WARM_UP) || echo "make: commands compile the others when they first need them" >&2
 	@touch $(READY)

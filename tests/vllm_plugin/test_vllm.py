@@ -178,7 +178,9 @@ def test_every_request_hits_what_was_predicted_of_one_fit(
     fitted = FittedReturns(class_set, index, 1)
     policy = Gittins({"xi_tokens": 256, "next_prompt_tokens": 64})
     path = recommended(tmp_path / "policy.toml", policy, fitted)
-    answer = vllm.serve("conversations", guarded=False, KVSCOPE_RECOMMENDATION=str(path))
+    answer = vllm.serve(
+        "conversations", requests=300, guarded=False, KVSCOPE_RECOMMENDATION=str(path)
+    )
     assert answer["broken"] == [False]
     known = prompts(answer)
     measured = [one["hit_tokens"] for one in answer["served"]]
