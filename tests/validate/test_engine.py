@@ -49,7 +49,7 @@ SETTINGS = EngineSettings(BLOCKS, 16, 2048)
 POLICIES: tuple[Policy, ...] = (
     TLru({"xi_tokens": 200, "next_prompt_tokens": 60}),
     Wa({"refit_s": 60}),
-    Gittins({"xi_tokens": 200, "refit_requests": 64}),
+    Gittins({"xi_tokens": 200, "refit_requests": 32}),
 )
 PROFILE = LatencyProfile("a guess", "", 5e-3, 3e-5)
 ONE_CORE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}  # beside other tests
@@ -149,7 +149,7 @@ def test_one_after_the_other_every_hit_is_as_predicted(server: VllmServer, tmp_p
     ids=lambda policy: policy.name,
 )
 def test_the_plugin_hits_what_is_predicted(tmp_path: Path, policy: Policy) -> None:
-    """400 requests as `kvscope validate` sends them to its plugin: not one token off.
+    """450 requests as `kvscope validate` sends them to its plugin: not one token off.
 
     They take half an hour in the trace, so that what is learned of them changes, and `gittins` has
     seen enough to leave LRU.
@@ -164,7 +164,7 @@ def test_the_plugin_hits_what_is_predicted(tmp_path: Path, policy: Policy) -> No
         f"base_ms = 5\nper_token_ms = 0.03\n"
     )
     run = recommended_run(read_recommendation(file), file, overlapped=False, trace_clock=True)
-    prompts = chats(tmp_path, 400, ALIVE, gap_s=4.5, longest_output=12)
+    prompts = chats(tmp_path, 450, ALIVE, gap_s=4.0, longest_output=12)
     pace = Pace("sequential")
     with launch(tmp_path, run, FEW_BLOCKS) as server:
         predicted, measured = replayed(server, prompts, pace, run.policy, FEW_BLOCKS)
