@@ -45,12 +45,12 @@ pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = 64
-REQUESTS = 500
+REQUESTS = 600
 TAIL = TLru({"xi_tokens": 256, "next_prompt_tokens": 64})
 POLICIES = (
     Lru(),
     TAIL,
-    Wa({"refit_s": 2000}),
+    Wa({"refit_s": 5000}),
     Gittins({"xi_tokens": 256, "next_prompt_tokens": 64, "refit_requests": 32}),
 )
 
