@@ -95,7 +95,7 @@ ROUTERS_PYTEST = $(ROUTERS)/bin/python -m pytest -q --noconftest
 test-routers: $(ROUTERS)/ready ## kvscope's routers against the real programs, in .venv-routers (Linux)
 	$(ROUTERS_PYTEST) -m "router and not long" tests/conformance/test_routers.py
 
-test-long: setup $(ENGINE)/ready $(ROUTERS)/ready ## what CI runs in a short form, and what depends on the machine's load
+test-long: kernels $(ENGINE)/ready $(ROUTERS)/ready ## what CI runs in a short form, and what depends on the machine's load
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m "long and not engine and not router" \
 		$(PYTEST)
 	$(ENGINE_PYTEST) -m "engine and (long or clock)" $(ENGINE_TESTS)
