@@ -35,6 +35,7 @@ from kvscope.latency.profile import MODELS, LatencyProfile
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import fit_for
 from kvscope.policies.base import Policy
+from kvscope.policies.lru_retention import retaining
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.parameter_estimates import Estimates, bind
 from kvscope.replay.policy_options import (
@@ -414,6 +415,10 @@ def _offer(
             for text, spec in ways.items()
             if ":" not in text
         },
+        policies=tuple(
+            retaining(interval)
+            for interval in allowed.intervals(tuple(ways.values()), request.variants)
+        ),
         groups=groups,
         rows=_TIER_ROWS,
         chooses=True,

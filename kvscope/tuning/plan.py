@@ -31,7 +31,7 @@ from kvscope.tuning.replicas import SESSION, fleet_sweep
 from kvscope.tuning.rule import Judged, LaterWindows
 from kvscope.tuning.target import LIKELY
 from kvscope.tuning.tiers import ALIKE, TierCandidate, TierOffer, TierRejection, TierSearch
-from kvscope.tuning.trial import Trial
+from kvscope.tuning.trial import Advance, Trial
 from kvscope.tuning.tuner import End, Tuner, TuningResult, eligible_at, lossless
 from kvscope.tuning.verdict import SloAnswer, slo_answer
 
@@ -238,10 +238,7 @@ class Planner:
             if result.choice is not None:
                 change = Change(result.choice.policy, result.replicas)
                 options.append(self._option(change, result.choice, result.slo_met))
-            for change in self._changes():
-                option = self._judged(change)
-                options += [option] if option else []
-                advance(1)
+            options += self._judged_all(list(self._changes()), advance)
             worth, unguarded = self._worth_blocks(), self._unguarded()
             tier, doubt = self._tier_to_add(options)
         canary, later = None, self._tuner.windows.later
@@ -256,6 +253,23 @@ class Planner:
             tier_doubt=doubt,
             rejected=tuple(self._rejected.values()),
         )
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_at_end": None}  # of the process that users see
+
+    def _judged_all(self, changes: Sequence[Change], advance: Advance) -> list[PlanOption]:
+        """Return the options of changes, replayed on all cores, but those that never start."""
+        later = self._tuner.windows.later.evaluator
+        later.prepare([change.policy for change in changes])
+        options = []
+        for each in later.each(
+            Planner._judged, changes, later.executor.shared(self), advance=advance
+        ):
+            if isinstance(each, TierRejection):
+                self._rejected[each.candidate] = each
+            else:
+                options.append(each)
+        return options
 
     def _changes(self) -> Iterator[Change]:
         """Yield changes of more than the policy."""
@@ -272,10 +286,9 @@ class Planner:
             yield Change(lru, self._fewest_on(machine), machine=machine)
 
     def _tiered(self) -> Iterator[Change]:
-        """Yield tiers below the present replicas: with LRU, and with the policy to change to.
+        """Yield tiers below the present replicas: with LRU, the best with the policy to change to.
 
-        Of a hybrid model, whose policy is a retention interval, the best one counts in any case:
-        what it keeps in a tier may gain where it gains nothing in the pool.
+        Of a hybrid model, whose policy is a retention interval, other intervals are searched too.
         """
         result, offer, windows = self._result, self._tiers, self._tuner.windows
         if offer is None:
@@ -288,21 +301,14 @@ class Planner:
             result.replicas,
             result.target,
         )
-        others = [result.choice] if result.choice else []
-        if offer.groups is not None:
-            others = list(result.contenders)
         with self._tuner.progress("replaying tiers") as advance:
-            with_lru = search.worth_an_option(Lru(), result.lru.validation, advance)
-            tiered: list[tuple[Policy, TierCandidate]] = [(Lru(), each) for each in with_lru]
-            for judged in others:
-                chosen = with_lru[:1]
-                if offer.groups is not None:
-                    chosen = search.worth_an_option(judged.policy, judged.validation, advance)
-                tiered += [(judged.policy, each) for each in chosen]
+            tiered = search.worth_an_option(Lru(), result.lru.validation, advance)
         self._rejected |= search.rejected
-        for policy, candidate in tiered:
-            if offer.runs(candidate, policy):
-                yield Change(policy, result.replicas, candidate)
+        if result.choice is not None:
+            tiered += [(tier, result.choice.policy) for tier, _ in tiered[:1]]
+        for tier, policy in tiered:
+            if offer.runs(tier, policy):
+                yield Change(policy, result.replicas, tier)
 
     def _routed(self, offer: RouterOffer) -> Iterator[Change]:
         """Yield the fewest replicas behind each of the best routers, with LRU and the policy.
@@ -316,8 +322,8 @@ class Planner:
         def sized(routers: Sequence[Router], policy: Policy) -> list[Change]:
             for _ in sweep.prepare([Fleet(router, policy, 1) for router in routers]):
                 later.require_going()
-            found = later.each(_fewest_behind, list(routers), sweep, policy, most)
-            known = [each for each in found if each is not None]
+            changes = later.each(_fewest_behind, list(routers), sweep, policy, most)
+            known = [each for each in changes if each is not None]
             return [change for _, change in sorted(known, key=lambda each: each[0])]
 
         with self._tuner.progress("searching routers"):
@@ -368,8 +374,8 @@ class Planner:
             for each in windows
         ]
 
-    def _judged(self, change: Change) -> PlanOption | None:
-        """Return an option with its replays; None for a tier under which requests never start."""
+    def _judged(self, change: Change) -> PlanOption | TierRejection:
+        """Return an option with its replays, or why requests never start under its tier."""
         result, windows = self._result, self._tuner.windows
         known = windows.validation, windows.held_out, windows.later
         blocks = change.machine.capacity_blocks if change.machine else result.capacity_blocks
@@ -380,12 +386,11 @@ class Planner:
             for end in self._ends:
                 at_end = end.capacity_blocks if change.machine is None else None
                 evaluator = self._windows(change, (windows.held_out,), end)[0].evaluator
-                ends.append(evaluator.trial(change.policy, at_end or blocks))
+                ends.append(evaluator.trial_at(change.policy, at_end or blocks))
         except UsageError as error:
             if change.tier is None or not change.tier.files_bytes:
                 raise
-            self._rejected[change.tier] = TierRejection(change.tier, error.what)
-            return None
+            return TierRejection(change.tier, error.what)
         return self._option(change, judged, slo_answer(result.target, judged, ends))
 
     def _tier_to_add(

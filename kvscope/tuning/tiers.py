@@ -29,6 +29,7 @@ from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 ALIKE = 0.02
 """A difference, as a share of a figure, that does not matter."""
+_OUTPUTS = "offload_prompt_only"
 Options = tuple[tuple[str, tuple[object, ...]], ...]
 
 
@@ -72,8 +73,9 @@ class TierOffer(Struct, frozen=True, kw_only=True):
 
     `block_bytes` are those of a block over all `gpus` of a replica, each of which has a link of its
     own. `replica_hour` is what another replica costs, None for unknown. `options` of each way to
-    store are searched, with values beside its own. Up to `rows` of the `candidates` are options of
-    the plan; with `chooses`, it says whether one is to be added.
+    store are searched, with values beside its own, and `policies` in the pool: retention intervals
+    of a hybrid model. Up to `rows` of the `candidates` are options of the plan; with `chooses`, it
+    says whether one is to be added.
     """
 
     candidates: tuple[TierCandidate, ...]
@@ -82,6 +84,7 @@ class TierOffer(Struct, frozen=True, kw_only=True):
     prices: Mapping[TierKind, TierPrice]
     replica_hour: float | None = None
     options: Mapping[str, Options] = field(default_factory=dict)
+    policies: tuple[Policy, ...] = ()
     groups: KvGroups | None = None
     rows: int = 1
     chooses: bool = False
@@ -133,10 +136,15 @@ class TierOffer(Struct, frozen=True, kw_only=True):
         return max(self.prices[kind].wear(size, written_bytes_s) for kind, size in tiers)
 
 
+TierAt = tuple[TierCandidate, Policy]
+"""A tier and the policy in the pool above it."""
+
+
 class _Replayed(Struct, frozen=True):
-    """A candidate on one window, and its price for an hour."""
+    """A tier on one window, and its price for an hour."""
 
     candidate: TierCandidate
+    policy: Policy
     trial: Trial
     cost_hour: float
 
@@ -157,10 +165,8 @@ class TierSearch:
         self._training, self._validation, self._replicas = training, validation, replicas
         self.rejected: dict[TierCandidate, TierRejection] = {}
 
-    def worth_an_option(
-        self, policy: Policy, alone: Trial, advance: Advance
-    ) -> list[TierCandidate]:
-        """Return the candidates to judge with a policy, whose trial without is `alone`.
+    def worth_an_option(self, policy: Policy, alone: Trial, advance: Advance) -> list[TierAt]:
+        """Return the tiers to judge with a policy, whose trial without is `alone`.
 
         The first is the least size that meets the SLO; where none does, the least of those with
         about the lowest percentile. None where only one is wanted and no size takes it down.
@@ -170,19 +176,10 @@ class TierSearch:
         for candidate in self.offer.candidates:
             if self.offer.runs(candidate, policy):
                 ways.setdefault(candidate.offload, []).append(candidate)
-        for way, sizes in ways.items():
-            tried = []
-            for candidate in sorted(sizes, key=lambda each: each.sizes):
-                replayed = self._replay(self._validation, candidate, policy)
-                advance(1)
-                tried += [replayed] if replayed else []
-                if self.offer.rows == 1 and replayed and replayed.trial.meets(self._target):
-                    break
-            if tried and self.offer.options.get(way):
-                at = tried.index(self._nearest(alone, tried))
-                for each in tried[max(at - 1, 0) : at + 1]:
-                    tried += self._varied(each, policy, advance)
-            known += tried
+        for sizes in ways.values():
+            known += self._searched(
+                sorted(sizes, key=lambda each: each.sizes), policy, alone, advance
+            )
         best = self._nearest(alone, known) if known else None
         if best is None or (
             self.offer.rows == 1 and not best.trial.target_s < alone.target_s * (1 - ALIKE)
@@ -190,7 +187,35 @@ class TierSearch:
             return []
         front = _front(known)
         shown = [best, max(known, key=lambda each: self._net_hour(alone, each)), *_spread(front)]
-        return list(dict.fromkeys(each.candidate for each in shown))[: self.offer.rows]
+        chosen = dict.fromkeys((each.candidate, each.policy) for each in shown)
+        return list(chosen)[: self.offer.rows]
+
+    def _searched(
+        self, sizes: Sequence[TierCandidate], policy: Policy, alone: Trial, advance: Advance
+    ) -> list[_Replayed]:
+        """Return all sizes of one way to store on the validation window, and those with options.
+
+        One after the other until one meets the SLO, where only one is wanted. Options are searched
+        at the size that would be chosen and the next smaller one; of a hybrid model that misses the
+        SLO with all of them, at the largest too: what an interval keeps takes room.
+        """
+        tried: list[_Replayed] = []
+        at_once = len(sizes) if self.offer.rows > 1 else 1
+        for first in range(0, len(sizes), at_once):
+            some = [(size, policy) for size in sizes[first : first + at_once]]
+            tried += self._replay(self._validation, some, advance)
+            if tried and tried[-1].trial.meets(self._target):
+                break
+        if not tried or not (self.offer.options.get(sizes[0].offload) or self.offer.policies):
+            return tried
+        nearest = self._nearest(alone, tried)
+        at = tried.index(nearest)
+        searched = tried[max(at - 1, 0) : at + 1]
+        if self.offer.policies and not nearest.trial.meets(self._target):
+            searched += [each for each in tried[-1:] if each not in searched]
+        for each in searched:
+            tried += self._varied(each, advance)
+        return tried
 
     def _nearest(self, alone: Trial, known: Sequence[_Replayed]) -> _Replayed:
         """Return the cheapest that meets the SLO; else of those with about the lowest figure.
@@ -212,44 +237,80 @@ class TierSearch:
         freed = alone.utilization - replayed.trial.utilization
         return freed * self.offer.replica_hour - replayed.cost_hour
 
-    def _varied(self, plain: _Replayed, policy: Policy, advance: Advance) -> list[_Replayed]:
-        """Return a candidate with the options that gain in training, on the validation window.
+    def _varied(self, plain: _Replayed, advance: Advance) -> list[_Replayed]:
+        """Return a tier with the options that gain in training, on the validation window.
 
-        Empty where none gains: each option in turn keeps its own value unless another gains.
+        Empty where none gains: each option in turn keeps its own value unless another gains. A
+        retention interval is the first of them, with outputs stored too: those are hit at the
+        windows that it keeps alone.
         """
-        chosen = self._replay(self._training, plain.candidate, policy)
-        if chosen is None:
+        if not (own := self._replay(self._training, [(plain.candidate, plain.policy)], advance)):
             return []
-        for name, values in self.offer.options[plain.candidate.offload]:
-            for value in values if _takes(plain.candidate, name) else ():
-                other = _with(chosen.candidate, name, value)
-                if not self.offer.runs(other, policy):
-                    continue
-                replayed = self._replay(self._training, other, policy)
-                advance(1)
-                if replayed and _gains(replayed, chosen):
-                    chosen = replayed
-        if chosen.candidate == plain.candidate:
+        (chosen,) = own
+        options = self.offer.options.get(plain.candidate.offload, ())
+        stored = [
+            each
+            for name, values in options
+            if name == _OUTPUTS
+            for each in _with(plain.candidate, name, values)
+        ]
+        intervals = [
+            (each, policy) for policy in self.offer.policies for each in (plain.candidate, *stored)
+        ]
+        chosen = self._better(chosen, intervals, advance)
+        for name, values in options:
+            others = _with(chosen.candidate, name, values)
+            chosen = self._better(chosen, [(each, chosen.policy) for each in others], advance)
+        if chosen is own[0]:
             return []
-        varied = self._replay(self._validation, chosen.candidate, policy)
-        return [varied] if varied and _gains(varied, plain) else []
+        varied = self._replay(self._validation, [(chosen.candidate, chosen.policy)], advance)
+        return [each for each in varied if _gains(each, plain)]
+
+    def _better(self, chosen: _Replayed, pairs: Sequence[TierAt], advance: Advance) -> _Replayed:
+        """Return the tier among some that gains in training, else the one chosen before."""
+        able = [pair for pair in pairs if self.offer.runs(*pair)]
+        for replayed in self._replay(self._training, able, advance):
+            if _gains(replayed, chosen):
+                chosen = replayed
+        return chosen
 
     def _replay(
-        self, evaluator: Evaluator, candidate: TierCandidate, policy: Policy
-    ) -> _Replayed | None:
-        """Return a candidate's replay; None where requests never start, which is kept."""
-        tier = self.offer.below(candidate)
-        try:
-            trial = evaluator.over(replicas=self._replicas, tier=tier).trial(
-                policy, self._capacity_blocks
-            )
-        except UsageError as error:
-            if not candidate.files_bytes:
-                raise
-            self.rejected[candidate] = TierRejection(candidate, error.what)
-            return None
-        written = self.offer.written_bytes_s(trial, evaluator.workload) / self._replicas
-        return _Replayed(candidate, trial, self.offer.price_hour(candidate, written))
+        self, evaluator: Evaluator, pairs: Sequence[TierAt], advance: Advance
+    ) -> list[_Replayed]:
+        """Return tiers replayed on all cores, without those under which requests never start.
+
+        Why they do not is kept.
+        """
+        evaluator.prepare([policy for _, policy in pairs])
+        before = map(evaluator.executor.shared, (self.offer, evaluator))
+        point = self._capacity_blocks, self._replicas
+        replayed = []
+        done = evaluator.each(_trial_of, pairs, *before, point, advance=advance)
+        for (candidate, policy), trial in zip(pairs, done, strict=True):
+            if isinstance(trial, TierRejection):
+                self.rejected[candidate] = trial
+                continue
+            written = self.offer.written_bytes_s(trial, evaluator.workload) / self._replicas
+            cost_hour = self.offer.price_hour(candidate, written)
+            replayed.append(_Replayed(candidate, policy, trial, cost_hour))
+        return replayed
+
+
+def _trial_of(
+    offer: TierOffer, evaluator: Evaluator, point: tuple[int, int], tier: TierAt
+) -> Trial | TierRejection:
+    """Return a tier's trial at a capacity of so many replicas.
+
+    Only with files do requests never start; other errors are raised.
+    """
+    (candidate, policy), (capacity_blocks, replicas) = tier, point
+    try:
+        below = evaluator.over(replicas=replicas, tier=offer.below(candidate))
+        return below.trial_at(policy, capacity_blocks)
+    except UsageError as error:
+        if not candidate.files_bytes:
+            raise
+        return TierRejection(candidate, error.what)
 
 
 def _gains(replayed: _Replayed, other: _Replayed) -> bool:
@@ -285,16 +346,15 @@ def _spread(front: Sequence[_Replayed]) -> list[_Replayed]:
     return [front[at] for at in order]
 
 
-def _takes(candidate: TierCandidate, option: str) -> bool:
-    """Return whether an engine takes an option: with files below, or without."""
+def _with(candidate: TierCandidate, name: str, values: Sequence[Any]) -> list[TierCandidate]:
+    """Return a candidate with other values of an option, none where it does not take it.
+
+    With files below, or without.
+    """
     without = "store_threshold" if candidate.files_bytes else "hicache_storage_prefetch_policy"
-    return option != without
-
-
-def _with(candidate: TierCandidate, name: str, value: Any) -> TierCandidate:
-    """Return a candidate with another value of an option."""
     spec: Any = parse_offload(candidate.offload)
-    return replace(candidate, offload=replace(spec, **{name: value}).text)
+    offloads = (replace(spec, **{name: value}).text for value in values if name != without)
+    return [replace(candidate, offload=each) for each in offloads if each != candidate.offload]
 
 
 def sizes_to_compare(pool_bytes: int, most_bytes: int, times: Sequence[float]) -> list[int]:

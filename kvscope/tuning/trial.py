@@ -294,8 +294,13 @@ class Evaluator:
         replicas = self._routed[1] if self._routed else len(self._replicas)
         return len(arrival_s) / span_s / replicas
 
+    def trial_at(self, policy: Policy, capacity_blocks: int) -> Trial:
+        """Replay and return the trial of one policy and capacity, without keeping it."""
+        served = self.served(policy, capacity_blocks)
+        return trial_of(policy, capacity_blocks, served, self.target, self.arrivals_per_s)
+
     def _trial(self, point: PolicyAt) -> Trial:
-        return trial_of(*point, self.served(*point), self.target, self.arrivals_per_s)
+        return self.trial_at(*point)
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out what belongs to this process; replays elsewhere start no others."""

@@ -30,7 +30,7 @@ SWEEPS = (
     ("fleet", *FLEET, "--replicas", "1..2"),
     (
         *("tune", "--tiers", *TIERS, "--gpu", "h100", "--model", "llama3.1-8b", "--output", "-"),
-        *("--fleet", "--router", "random,round-robin", "--policies", "lru"),
+        *("--fleet", "--router", "random,round-robin", "--policies", "tlru"),
     ),
 )
 

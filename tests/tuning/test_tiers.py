@@ -430,20 +430,13 @@ def test_a_stop_ends_it() -> None:
 def test_an_interval_and_a_tier_do_more_together() -> None:
     """Answers are kept at intervals alone, and hit from a tier where outputs are stored, too."""
     trace = answered()
-    retention = (Variant(LruRetention, {"retention_tokens": 64.0}),)
     offer = {
         "candidates": (memory(2_000),),
         "options": {"vllm@0.33": (("offload_prompt_only", (False,)),)},
+        "policies": tuple(LruRetention({"retention_tokens": each}) for each in (64.0, 4_096.0)),
         "groups": KvGroups.parse(GROUPS),
     }
-    made = plan(
-        0.2,
-        trace=trace,
-        setting=replace(ENGINE, kv_groups=GROUPS),
-        pool=400,
-        variants=retention,
-        offer=offer,
-    )
+    made = plan(0.2, trace=trace, setting=replace(ENGINE, kv_groups=GROUPS), pool=400, offer=offer)
     with_interval = {
         each.tier.offload: each.trial.target_s
         for each in made.options

@@ -259,7 +259,7 @@ class RecommendationFacts(CapacityFacts):
     fewest: tuple[FewestFacts, ...]
 
 
-class Estimate(Facts):
+class FigureInterval(Facts):
     """A figure with its 95 % interval."""
 
     value: float
@@ -267,7 +267,7 @@ class Estimate(Facts):
     high: float
 
 
-class TierFacts(Facts):
+class MemoryFacts(Facts):
     """Memory below the pool of each replica; `offload` is how it works, as `--offload` has it.
 
     `files_gib` are those of an SSD below CPU memory (0: none), which files fill in `full_s`. Its
@@ -289,7 +289,7 @@ class ChangeOf(Facts):
 
     policy: str
     params: Mapping[str, float]
-    tier: TierFacts | None
+    tier: MemoryFacts | None
     router: str | None
     replicas: int
     machine: str | None
@@ -306,8 +306,8 @@ class RowFacts(Facts):
     change: ChangeOf
     hit_rate: float
     p50_ms: float
-    target_ms: Estimate
-    within_slo: Estimate
+    target_ms: FigureInterval
+    within_slo: FigureInterval
     rejected_requests: int
     utilization: float
     price_per_hour: float | None
@@ -545,16 +545,16 @@ def _row(tuned: Recommendation, at: int, option: PlanOption) -> RowFacts:
     )
 
 
-def _estimate(value: float, interval: tuple[float, float], unit: float = 1.0) -> Estimate:
+def _estimate(value: float, interval: tuple[float, float], unit: float = 1.0) -> FigureInterval:
     low, high = interval
-    return Estimate(value=value * unit, low=low * unit, high=high * unit)
+    return FigureInterval(value=value * unit, low=low * unit, high=high * unit)
 
 
-def _tier(tuned: Recommendation, option: PlanOption) -> TierFacts | None:
+def _tier(tuned: Recommendation, option: PlanOption) -> MemoryFacts | None:
     tier, offer = option.tier, tuned.tiers
     if tier is None or offer is None:
         return None
-    return TierFacts.build(
+    return MemoryFacts.build(
         tier,
         option,
         gib=tier.size_bytes / _GIB,
