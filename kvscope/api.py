@@ -144,6 +144,7 @@ def open_trace(
     block_size: int | None = None,
     session_arrivals: str | float | None = None,
     seed: int = 0,
+    turns: Literal["whole", "delta"] | None = None,
     strict: bool = False,
     max_bad: Share = 0.01,
 ) -> OpenTrace:

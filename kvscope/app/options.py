@@ -239,6 +239,13 @@ class Reading(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     seed: Annotated[int, Seed("Seed of --session-arrivals.")] = 0
+    turns: Annotated[
+        Literal["whole", "delta"] | None,
+        Option(
+            "What a session's rows hold: each its whole prompt, or only what is new (delta).",
+            default="as the rows show",
+        ),
+    ] = None
     strict: Annotated[bool, Option("Stop at the first bad line, with exit code 3.")] = False
     max_bad: Annotated[
         float, Share("Largest share of bad lines; a trace with more is not stored.", default="1%")
