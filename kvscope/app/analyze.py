@@ -311,6 +311,8 @@ def analyze_source(
     """
     with stores.reading() as store:
         _check_memory(store, source or "the trace", request)
+    for doubt in request.deployment.engine_doubts if request.deployment else ():
+        monitor.note(doubt)
     if request.from_s is not None or request.until_s is not None:
         trace = load_trace(stores, source, monitor, reading)
         return analyze(stores, in_range(stores, trace, request, monitor), request)

@@ -35,7 +35,7 @@ from kvscope.replay.settings import timed_by, with_groups
 from kvscope.replay.traffic import traffic
 from kvscope.routers.session import Session
 from kvscope.tuning.file import EngineTable, why_kept, write_recommendation
-from kvscope.tuning.flags import EngineLaunch, Flags, flags
+from kvscope.tuning.flags import NEWEST, EngineLaunch, Flags, flags
 from kvscope.tuning.load import running_blocks
 from kvscope.tuning.plan import Planner, ReplicaMachine, TierMemory, TuningPlan
 from kvscope.tuning.search import XI
@@ -286,10 +286,11 @@ def _launch(where: ResolvedDeployment, groups: KvGroups | None) -> EngineLaunch:
         ),
     }
     return EngineLaunch(
-        block_size=stated.block_size or where.engine.default_block_size,
+        block_size=stated.block_size,
         num_gpu_blocks=where.pool.num_gpu_blocks if where.pool.origin == "stated" else None,
         options=tuple(f"{name} {value}" for name, value in words.items() if value is not None),
         groups=groups,
+        engine=where.engine if vllm else NEWEST,
     )
 
 
