@@ -87,10 +87,10 @@ class Engine(Struct, frozen=True):
         """Return what is uncertain of its cache, for a model with these groups of layers."""
         if self.name != "vllm":
             return ()
-        found = [not_compared(self.version)]
+        doubts = [not_compared(self.version)]
         if groups is not None and groups.state_tokens and self.version < STATES_COMPARED:
             since = version_text(STATES_COMPARED)
-            found.append(
+            doubts.append(
                 f"states of linear attention were not compared before vLLM {since}: hits may differ"
             )
         if groups is not None and groups.sparse and not self.has(THIN_RETENTION):
@@ -100,8 +100,8 @@ class Engine(Struct, frozen=True):
                 else "no setting keeps less"
             )
             since = version_text(THIN_RETENTION.since)
-            found.append(f"before {since} vLLM keeps all windows and states; {thinner}")
-        return tuple(note for note in found if note is not None)
+            doubts.append(f"before {since} vLLM keeps all windows and states; {thinner}")
+        return tuple(note for note in doubts if note is not None)
 
     @property
     def default_block_size(self) -> int:
