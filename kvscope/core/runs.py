@@ -88,6 +88,7 @@ class RunSetting(Struct, frozen=True):
     `max_num_` limits of vLLM, the other one None. `tiers` is the value of `--tiers`, empty for one
     tier; `tier_mode` (a `TierMode`, or the value of `--offload`) and `block_bytes` belong to it.
     `kv_groups` are those of a hybrid model on an engine, as `KvGroups.text`, empty for any other.
+    `engine` is a vLLM that is simulated in another way than the newest, as `vllm@0.22`.
     """
 
     definition: HitDefinition
@@ -112,6 +113,7 @@ class RunSetting(Struct, frozen=True):
     decode_request_s: float = 0.0
     decode_context_token_s: float = 0.0
     kv_groups: str = ""
+    engine: str = ""
 
     @property
     def exact(self) -> bool:

@@ -215,17 +215,17 @@ def layer_kinds(config: ConfigFields) -> LayerKinds:
         sharing = kinds[len(kinds) - _kv_sharing_layers(config) :]
         kinds = kinds[: len(kinds) - len(sharing)]
         total = len(kinds)
-        full = sum(kind in FULL for kind in kinds)
         windowed = sum(kind in WINDOWED for kind in kinds)
         linear = sum(kind in LINEAR for kind in kinds)
+        full = total - windowed - linear  # kinds that are not known keep all, at most
         chunked = windowed > 0 and windowed == kinds.count("chunked_attention")
-        known = full + windowed + linear == total and not (windowed and linear)
+        known = not unknown_layers(config) and not (windowed and linear)
         alike = known and windowed in (0, *map(kinds.count, WINDOWED))
         alike = alike and _alike(config, latent=linear > 0)
         return LayerKinds(
             full,
             windowed,
-            total - full - windowed,
+            linear,
             window,
             bool(kinds) and kinds[0] in FULL,
             alike,
@@ -250,6 +250,28 @@ def layer_kinds(config: ConfigFields) -> LayerKinds:
         return LayerKinds(full, total - full, 0, window, alike=_alike(config), chunked=chunked)
     full = min(total, config.count_or(0, "max_window_layers"))
     return LayerKinds(full, total - full, 0, window)
+
+
+def unknown_layers(config: ConfigFields) -> list[str]:
+    """Return the kinds in `layer_types` that kvscope does not know, each once."""
+    kinds = config.get("layer_types")
+    known = (*FULL, *WINDOWED, *LINEAR, *_FEED_FORWARD)
+    listed = map(str, kinds) if isinstance(kinds, list) else ()
+    return [kind for kind in dict.fromkeys(listed) if kind not in known]
+
+
+def listed_pattern(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the pattern and the number of layers that `layers_block_type` of Nemotron-H states.
+
+    Nothing where the config has a pattern, or lists other kinds.
+    """
+    kinds, letters = fields.get("layers_block_type"), {kind: k for k, kind in _PATTERN.items()}
+    if not isinstance(kinds, list) or fields.get("hybrid_override_pattern") is not None:
+        return {}
+    if fields.get("model_type") != "nemotron_h" or not all(kind in letters for kind in kinds):
+        return {}
+    pattern = "".join(letters[kind] for kind in kinds)
+    return {"hybrid_override_pattern": pattern, "num_hidden_layers": len(kinds)}
 
 
 def _named_layers(config: ConfigFields, total: int) -> list[str]:
@@ -319,6 +341,8 @@ def _alike(config: ConfigFields, *, latent: bool = False) -> bool:
 def architecture(config: ConfigFields) -> Architecture | str:
     """Return the shape that a config.json describes, or in words what it lacks."""
     state = linear_state(config)
+    if config.has("compress_ratios"):
+        return "compress_ratios: compressed attention, whose cache kvscope cannot count"
     stated = next(filter(config.has, _STATE_SPACE), None)
     if stated is not None and state is None:
         return f"{stated}: layers of a kind whose weights kvscope cannot count"
@@ -355,7 +379,11 @@ def architecture(config: ConfigFields) -> Architecture | str:
         kv_heads, size = kinds.full_heads
         whole = hidden * size * (2 * sizes["heads"] + 2 * kv_heads)
         attention += (kinds.full + kinds.sharing_full) * (whole - each)
-    routed = moe_layers * matrices * hidden * expert_width
+    expert_hidden = config.count_or(hidden, "moe_latent_size", "routed_expert_hidden_size")
+    routed = moe_layers * matrices * expert_hidden * expert_width
+    shared = moe_layers * matrices * hidden * shared_width
+    if expert_hidden != hidden:  # into the width in which experts work, and back
+        shared += moe_layers * 2 * hidden * expert_hidden
     return Architecture(
         hidden_size=hidden,
         layers=layers,
@@ -369,7 +397,7 @@ def architecture(config: ConfigFields) -> Architecture | str:
         experts_per_token=config.count(*_EXPERTS_PER_TOKEN) if experts else 0,
         expert_width=expert_width,
         expert_parameters=routed * experts,
-        shared_parameters=moe_layers * matrices * hidden * shared_width,
+        shared_parameters=shared,
         router_parameters=moe_layers * hidden * experts,
         vision_parameters=_vision(config),
         layer_embedding_parameters=_layer_embeddings(config, layers),

@@ -29,6 +29,7 @@ from kvscope.deployment.models import (
 from kvscope.deployment.observed import observed_pool
 from kvscope.deployment.pool import KvPool, derive_pool, stated_pool
 from kvscope.deployment.roofline import HIGH, LOW, latency_notes, roofline
+from kvscope.deployment.versions import JUNCTIONS, version_text
 from kvscope.latency.file import load_profile
 from kvscope.latency.profile import FROM_TRACE, MODELS, PRESETS, TO_FIT, LatencyProfile
 
@@ -189,9 +190,16 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
         if self.model is None or self.engine.name != "vllm":
             return None
         groups = self.model.kv_groups(trace_block, self.stated.block_size, self.tp)
-        if groups is None or not groups.state_tokens:  # else hits end at blocks all the same
-            return groups
-        return groups.matching(self.stated.prefix_match_unit)
+        if groups is None:
+            return None
+        if groups.state_tokens:  # else hits end at blocks all the same
+            groups = groups.matching(self.stated.prefix_match_unit)
+        return self.engine.retaining(groups)
+
+    @property
+    def engine_doubts(self) -> tuple[str, ...]:
+        """What is uncertain of the cache of this version of the engine, in words."""
+        return self.engine.doubts(self.kv_groups)
 
     @property
     def pool_origin(self) -> Origin:
@@ -246,7 +254,7 @@ def resolve(
         raise UsageError("needs a model", where=option(name), remedy="name one with --model")
     sequences = deployment.max_num_seqs or (gpu.default_max_num_seqs if gpu else _SEQS)
     batched = deployment.max_num_batched_tokens
-    batched = batched or (gpu.default_max_num_batched_tokens if gpu else _BATCHED)
+    batched = batched or (engine.default_batched_tokens(gpu) if gpu else _BATCHED)
     pool = _pool(deployment, engine, model, gpu)
     if fitted is None:
         latency, origin, doubts = _latency(deployment, engine, model, gpu)
@@ -285,7 +293,7 @@ def resolve(
         max_num_seqs=sequences,
         max_num_batched_tokens=batched,
         gpu_memory_utilization=deployment.gpu_memory_utilization or engine.default_utilization,
-        notes=(*notes, *pool.notes, *doubts),
+        notes=(*engine.doubts(groups), *engine.left_out, *notes, *pool.notes, *doubts),
         not_switchable=reason,
     )
 
@@ -295,6 +303,9 @@ def _check_match_unit(deployment: Deployment, engine: Engine, model: Model | Non
     where, unit = "prefix_match_unit", deployment.prefix_match_unit or 0
     if engine.name != "vllm":
         raise UsageError("is an option of vLLM", where=where, remedy="leave it out")
+    if not engine.has(JUNCTIONS):
+        since = version_text(JUNCTIONS.since)
+        raise UsageError(f"{engine} has no such option", where=where, remedy=f"needs vLLM {since}")
     if model is None:
         raise UsageError("needs a model", where=where, remedy="name one with --model")
     size = deployment.block_size or engine.default_block_size

@@ -6,13 +6,31 @@ import re
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
+from kvscope.deployment.gpus import Gpu
+from kvscope.deployment.kv_groups import KvGroups
+from kvscope.deployment.versions import (
+    LARGE_BATCHES,
+    NEWEST,
+    PLUGIN,
+    RETENTION_VARIABLE,
+    STATES_COMPARED,
+    STATES_WRITTEN_ONCE,
+    THIN_RETENTION,
+    UNHASHED_FIRST,
+    UTILIZATION,
+    WHOLE_PROMPT,
+    Change,
+    not_compared,
+    version_text,
+)
 
 EngineName = Literal["vllm", "sglang"]
-DEFAULT_ENGINE = "vllm@0.33"
+DEFAULT_ENGINE = f"vllm@{version_text(NEWEST)}"
 _WRITTEN = re.compile(r"(?P<name>[a-z]+)(?:@v?(?P<major>\d+)\.(?P<minor>\d+)(?:\.\S*)?)?")
-_NEWEST: dict[str, tuple[int, int]] = {"vllm": (0, 33), "sglang": (0, 5)}
+_NEWEST: dict[str, tuple[int, int]] = {"vllm": NEWEST, "sglang": (0, 5)}
 
 
 class Engine(Struct, frozen=True):
@@ -22,12 +40,68 @@ class Engine(Struct, frozen=True):
     version: tuple[int, int]
 
     def __str__(self) -> str:
-        return f"{self.name}@{self.version[0]}.{self.version[1]}"
+        return f"{self.name}@{version_text(self.version)}"
+
+    def has(self, change: Change) -> bool:
+        """Return whether it is a vLLM with this behaviour."""
+        return self.name == "vllm" and self.version >= change.since
 
     @property
     def default_utilization(self) -> float:
-        """Share of the GPU's memory that the engine takes: vLLM's 0.92 since 0.20, 0.9 before."""
-        return 0.92 if self.version >= (0, 20) else 0.9
+        """Share of the GPU's memory that the engine takes."""
+        return 0.92 if self.has(UTILIZATION) else 0.9
+
+    def default_batched_tokens(self, gpu: Gpu) -> int:
+        """Return the limit of tokens per step on a GPU."""
+        usual = gpu.default_max_num_batched_tokens
+        return usual if self.has(LARGE_BATCHES) or self.name != "vllm" else min(usual, 8192)
+
+    @property
+    def simulated_as(self) -> str:
+        """Its name where the simulator does something else for it than for the newest vLLM."""
+        own = (WHOLE_PROMPT, UNHASHED_FIRST, STATES_WRITTEN_ONCE)
+        return "" if self.name != "vllm" or all(map(self.has, own)) else str(self)
+
+    @property
+    def runs_plugin(self) -> bool:
+        """Whether kvscope's plugin loads into it."""
+        return self.name == "vllm" and self.version in PLUGIN
+
+    def retaining(self, groups: KvGroups) -> KvGroups:
+        """Return groups with the retention interval that is this vLLM's default."""
+        if self.has(THIN_RETENTION) or not groups.sparse:
+            return groups
+        return replace(groups, retention_tokens=None)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What kvscope cannot do in this vLLM."""
+        if self.name != "vllm" or self.runs_plugin:
+            return ()
+        known = ", ".join(map(version_text, PLUGIN))
+        own = version_text(self.version)
+        why = f"kvscope's plugin does not load into vLLM {own}, but into {known}"
+        return (f"{why}: other policies than LRU get no flags",)
+
+    def doubts(self, groups: KvGroups | None) -> tuple[str, ...]:
+        """Return what is uncertain of its cache, for a model with these groups of layers."""
+        if self.name != "vllm":
+            return ()
+        doubts = [not_compared(self.version)]
+        if groups is not None and groups.state_tokens and self.version < STATES_COMPARED:
+            since = version_text(STATES_COMPARED)
+            doubts.append(
+                f"states of linear attention were not compared before vLLM {since}: hits may differ"
+            )
+        if groups is not None and groups.sparse and not self.has(THIN_RETENTION):
+            thinner = (
+                "VLLM_PREFIX_CACHE_RETENTION_INTERVAL=0 in its environment keeps less"
+                if self.has(RETENTION_VARIABLE)
+                else "no setting keeps less"
+            )
+            since = version_text(THIN_RETENTION.since)
+            doubts.append(f"before {since} vLLM keeps all windows and states; {thinner}")
+        return tuple(note for note in doubts if note is not None)
 
     @property
     def default_block_size(self) -> int:

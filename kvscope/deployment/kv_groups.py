@@ -242,7 +242,7 @@ class KvGroups(Struct, frozen=True):
         return (
             f"A block is of one group of layers: {', '.join(parts)}."
             f" Retention interval of {'states' if self.state_tokens else 'windows'}: {interval}"
-            " (vLLM's default is 0)."
+            " (vLLM's default from 0.29 on is 0, and all before)."
         )
 
     @property

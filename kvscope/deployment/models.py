@@ -25,7 +25,9 @@ from kvscope.deployment.architecture import (
     head_size,
     kv_head_count,
     layer_kinds,
+    listed_pattern,
     quantization,
+    unknown_layers,
     weight_bits,
 )
 from kvscope.deployment.config_fields import ConfigFields
@@ -47,6 +49,7 @@ _CONFIG_DTYPES: Mapping[str, KvDtype] = {
     "float8_e5m2": "fp8",
 }
 _LATENT_BLOCK = 128  # the least block of MLA beside linear attention
+_INDEX_SCALED, _SCALE_BYTES = 128, 4  # an indexer's keys have a scale for so many values
 _NESTED = ("text_config", "llm_config", "language_config")
 _INDEX = "model.safetensors.index.json"
 _QUANTIZATION = "hf_quant_config.json"
@@ -70,11 +73,16 @@ class HeadKv(Struct, frozen=True):
 
 
 class LatentKv(Struct, frozen=True):
-    """One compressed vector and one rotary key (MLA), in each of `layers`."""
+    """One compressed vector and one rotary key (MLA), in each of `layers`.
+
+    With sparse attention each layer also keeps `index_bytes` for a token: the indexer's key in
+    8 bits, and its scales.
+    """
 
     layers: int
     latent_size: int
     rope_size: int
+    index_bytes: int = 0
 
     @property
     def values_per_token(self) -> int:
@@ -156,7 +164,7 @@ class Model(Struct, frozen=True):
     @property
     def bytes_per_token(self) -> int:
         """Bytes of KV cache for one token, over all layers and GPUs."""
-        return self.shape.values_per_token * _BYTES[self.dtype]
+        return self.shape.values_per_token * _BYTES[self.dtype] + self._index_bytes
 
     @property
     def hybrid(self) -> bool:
@@ -251,7 +259,12 @@ class Model(Struct, frozen=True):
         Windowed layers are counted in full. KV heads are replicated where there are fewer of them
         than GPUs, and MLA's latent vector always.
         """
-        return self.shape.values_on_rank(tp) * _BYTES[self.dtype]
+        return self.shape.values_on_rank(tp) * _BYTES[self.dtype] + self._index_bytes
+
+    @property
+    def _index_bytes(self) -> int:
+        """Bytes of a token's keys for the indexers of sparse attention, on each GPU."""
+        return self.shape.layers * self.shape.index_bytes if isinstance(self.shape, LatentKv) else 0
 
     def tokens_in(self, size_bytes: float, tp: int = 1) -> tuple[int, int, int]:
         """Return how many tokens fit into `size_bytes` of each GPU: least, best, most.
@@ -372,7 +385,8 @@ def read_config(path: Path) -> Model:
         (config[key] for key in _NESTED if isinstance(config.get(key), dict)), {}
     )
     beside = _object(path.with_name(_QUANTIZATION))
-    fields = ConfigFields(str(path), {**beside, **config, **inner})
+    stated = {**beside, **config, **inner}
+    fields = ConfigFields(str(path), stated | listed_pattern(stated))
     metadata = _object(path.with_name(_INDEX)).get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     return _model(path.resolve().parent.name, fields, total)
@@ -421,9 +435,19 @@ def _shape(config: ConfigFields, layers: int) -> HeadKv | LatentKv | UnlikeKv:
         windowed = HeadKv(kinds.windowed, kv_head_count(config), head_size(config))
         return UnlikeKv(HeadKv(kinds.full, *kinds.full_heads), windowed)
     if config.has("kv_lora_rank"):
-        return LatentKv(layers, config.count("kv_lora_rank"), config.count("qk_rope_head_dim"))
+        latent, rope = config.count("kv_lora_rank"), config.count("qk_rope_head_dim")
+        return LatentKv(layers, latent, rope, _index_bytes(config))
     config.count("num_attention_heads", "n_head")
     return HeadKv(layers, kv_head_count(config), head_size(config))
+
+
+def _index_bytes(config: ConfigFields) -> int:
+    """Return the bytes that the indexer of a layer keeps for a token; 0 without one.
+
+    Source: vLLM 0.32.0, vllm/model_executor/models/deepseek_v2.py (Indexer).
+    """
+    size = config.count_or(0, "index_head_dim")
+    return size + size // _INDEX_SCALED * _SCALE_BYTES
 
 
 def _layers(config: ConfigFields) -> tuple[int, list[str]]:
@@ -439,6 +463,8 @@ def _layers(config: ConfigFields) -> tuple[int, list[str]]:
     if not counted:
         raise InputError("no layer keeps KV for each token", where=config.where)
     notes = []
+    if unknown := unknown_layers(config):
+        notes.append(f"layers of unknown kinds ({', '.join(unknown)}) {COUNTED_AS_FULL}")
     if kinds.windowed:
         notes.append(_window_note(f"{kinds.windowed} of {total} layers look", kinds.window))
     if kinds.linear:
@@ -448,6 +474,21 @@ def _layers(config: ConfigFields) -> tuple[int, list[str]]:
 
 
 def _dtype(config: ConfigFields) -> tuple[KvDtype, list[str]]:
+    """Return the precision of the cache, and notes where it is uncertain.
+
+    What a quantized checkpoint states of its KV cache wins, as in vLLM.
+    Source: vLLM 0.33.0, vllm/utils/torch_utils.py (get_kv_cache_quant_algo_string) and
+    vllm/model_executor/layers/attention/attention.py.
+    """
+    quantized = config.get("quantization_config", "quantization", default={})
+    if isinstance(quantized, Mapping):
+        scheme = quantized.get("kv_cache_scheme") or quantized.get("kv_cache_quant_algo")
+        bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else scheme
+        if bits == 8 or str(bits).lower() == "fp8":
+            return "fp8", []
+        if bits:
+            doubt = f"KV cache stated as {bits!r}, which is not counted"
+            return "bf16", [f"{doubt}: 2 bytes per value assumed; override with --kv-dtype"]
     stated = config.fields.get("dtype") or config.fields.get("torch_dtype")
     dtype = _CONFIG_DTYPES.get(str(stated).removeprefix("torch."))
     if dtype is None:
@@ -459,6 +500,7 @@ def _dtype(config: ConfigFields) -> tuple[KvDtype, list[str]]:
     return dtype, []
 
 
+COUNTED_AS_FULL = "are counted as full attention, an upper bound"
 COUNTED_IN_FULL = "counted in full, an upper bound for long prompts"
 NOT_COUNTED = "instead of KV for each token: not counted"
 

@@ -30,6 +30,13 @@ from kvscope.core.units import format_size
 from kvscope.deployment.engines import Engine
 from kvscope.deployment.gpus import GIB, Gpu
 from kvscope.deployment.models import Model
+from kvscope.deployment.versions import (
+    GRAPHS,
+    LEAN_SAMPLER,
+    MORE_NCCL,
+    SECOND_RUNNER,
+    SECOND_RUNNER_GRAPHS,
+)
 
 PoolOrigin = Literal["stated", "engine log", "metrics", "derived"]
 MIB = 2**20
@@ -115,7 +122,7 @@ def derive_pool(
     """
     size = block_size or engine.default_block_size
     sequences = max_num_seqs or gpu.default_max_num_seqs
-    batched = max_num_batched_tokens or gpu.default_max_num_batched_tokens
+    batched = max_num_batched_tokens or engine.default_batched_tokens(gpu)
     share = utilization or engine.default_utilization
     if engine.name == "sglang":
         terms = _sglang_terms(model, gpu, tp, utilization)
@@ -180,27 +187,21 @@ def _vllm_terms(
 
 
 def _deducts_graphs(model: Model, engine: Engine) -> bool:
-    """Return whether vLLM leaves room for CUDA graphs when it sizes the pool: since 0.20.
+    """Return whether vLLM leaves room for CUDA graphs when it sizes the pool.
 
-    From 0.25 on it runs dense models without hybrid layers by its second model runner, which
-    estimated none of it before 0.29. It does so for some experts too, which count as others here.
-
-    Source: vLLM 0.20 to 0.29, vllm/envs.py (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS),
-    vllm/config/vllm.py (use_v2_model_runner), vllm/v1/worker/gpu/model_runner.py
-    (profile_cudagraph_memory).
+    The second model runner is used for some experts too, which count as others here.
     """
-    second_runner = (0, 25) <= engine.version < (0, 29) and not (model.moe or model.hybrid)
-    return engine.version >= (0, 20) and not second_runner
+    second = engine.has(SECOND_RUNNER) and not (model.moe or model.hybrid)
+    return engine.has(GRAPHS) and (not second or engine.has(SECOND_RUNNER_GRAPHS))
 
 
 def activation_bytes(model: Model, engine: Engine, sequences: int, batched: int, tp: int) -> float:
     """Return the peak of vLLM's profiling pass: the sampler's logits, or the widest layer.
 
-    The sampler's copies take 14.3 bytes of each logit since 0.17 and 38.5 before, read off
-    published logs; tensor parallelism does not divide them.
+    Tensor parallelism does not divide the sampler's copies.
     """
     shape = model.shaped()
-    recent = engine.version >= (0, 17)
+    recent = engine.has(LEAN_SAMPLER)
     sampler = (14.3 if recent else 38.5) * min(sequences, batched) * shape.vocabulary
     hidden = shape.hidden_size
     queries = shape.heads * shape.query_size / tp
@@ -215,7 +216,7 @@ def activation_bytes(model: Model, engine: Engine, sequences: int, batched: int,
 
 def _non_torch(engine: Engine, tp: int) -> float:
     """Return the bytes that CUDA, NCCL and kernels take outside of PyTorch, read off logs."""
-    if engine.version >= (0, 18):
+    if engine.has(MORE_NCCL):
         return (0.25 if tp == 1 else 2.1) * GIB
     return (0.13 if tp == 1 else 0.55) * GIB
 

@@ -183,11 +183,14 @@ def with_groups(
     trace_block: int,
     deployment: ResolvedDeployment | None,
 ) -> tuple[RunSetting, Model | None]:
-    """Return the setting and the model of an engine's blocks, where the model's layers are grouped.
+    """Return the setting of an engine of the deployment's version, and the model of its blocks.
 
-    A block is of one group then; `trace_block` are the tokens of the trace's blocks. Both stay for
-    other models, and for a cache without an engine, which counts all layers as full attention.
+    Where the model's layers are grouped, a block is of one group; `trace_block` are the tokens of
+    the trace's blocks. Both stay for other models, and for a cache without an engine, which counts
+    all layers as full attention.
     """
+    if setting.capacity_model == "engine" and deployment is not None and not setting.engine:
+        setting = replace(setting, engine=deployment.engine.simulated_as)
     if setting.capacity_model != "engine" or model is None or setting.kv_groups:
         return setting, model
     groups = deployment.kv_groups_for(trace_block) if deployment else model.kv_groups(trace_block)

@@ -23,6 +23,7 @@ from kvscope.core.arrays import Bools, Float64s, Int32s
 from kvscope.core.executor import Executor, threads_for
 from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, HitDefinition
 from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierMode, TierOutcome
+from kvscope.deployment.engines import parse_engine
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import Policy, QueuePolicy
 from kvscope.policies.registry import by_name
@@ -321,13 +322,14 @@ def engine_of(
     usual = EngineSettings(1)
     groups = KvGroups.parse(setting.kv_groups) if setting.kv_groups else None
     blocks_each = 1 if groups is None else max(1, groups.block_tokens // block_size)
-    return EngineSettings(
+    settings = EngineSettings(
         max(1, capacity_blocks // blocks_each),
         max_num_seqs=setting.max_num_seqs or usual.max_num_seqs,
         max_num_batched_tokens=setting.max_num_batched_tokens or usual.max_num_batched_tokens,
         groups=groups,
         offload=_offload_of(setting, tiers, block_size, blocks_each),
     )
+    return settings.in_version(parse_engine(setting.engine)) if setting.engine else settings
 
 
 def _served(

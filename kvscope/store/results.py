@@ -30,6 +30,7 @@ Rows = Sequence[Mapping[str, Any]]
 _STEP_DEFAULTS = {
     name: value for name, value in defaults(RunSetting).items() if name in STEP_PARAMETERS
 }
+_OF_SOME = ("kv_groups", "engine")  # of a setting, empty for most runs
 _VALIDATED = ("pace", "forced_outputs", "latency", "tolerance", "slo_s", "verdict", "ended")
 _COMPARED = ("policy", "leaves", "repeat", "mismatched_requests", "mismatched_tokens", "ended")
 _BY_REQUEST = ("predicted_hit_tokens", "measured_hit_tokens", "predicted_ttft_s", "measured_ttft_s")
@@ -57,8 +58,9 @@ def request_digest(
     for name, default in _STEP_DEFAULTS.items():  # digests of runs without them stay
         if settings[name] == default:
             del settings[name]
-    if not settings["kv_groups"]:
-        del settings["kv_groups"]
+    for name in _OF_SOME:
+        if not settings[name]:
+            del settings[name]
     whole = (policy, leaves, values, capacity_blocks, settings)
     text = json.dumps(whole, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -99,7 +101,7 @@ def add_run(store: Store, trace: Trace, run: Run, code: str) -> Run:
     params, parts, _ = columns.pop("params"), columns.pop("parts"), columns.pop("run_id")
     setting = columns["setting"]
     steps = {name: setting.pop(name) for name in STEP_PARAMETERS}
-    kv_groups = setting.pop("kv_groups")
+    some = {name: setting.pop(name) or None for name in _OF_SOME}
     with store.transaction():
         older = store.rows("runs/same_request", trace_id=trace.trace_id, asked=digest_of(run))
         _remove_runs(store, [row["run_id"] for row in older])
@@ -111,8 +113,8 @@ def add_run(store: Store, trace: Trace, run: Run, code: str) -> Run:
             names=list(params),
             values=[float(value) for value in params.values()],
             steps=None if steps == _STEP_DEFAULTS else steps,
-            kv_groups=kv_groups or None,
-            **columns
+            **some
+            | columns
             | {
                 "tiers": list(columns["tiers"]) or None,
                 "deployment": _as_json(run.deployment),
@@ -268,7 +270,8 @@ def _with_maps(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stored_run(row: dict[str, Any]) -> KnownRun:
-    setting = row["setting"] | (row["steps"] or {}) | {"kv_groups": row["kv_groups"] or ""}
+    some = {name: row[name] or "" for name in _OF_SOME}
+    setting = row["setting"] | (row["steps"] or {}) | some
     whole = row | {
         "setting": setting,
         "tiers": row["tiers"] or (),

@@ -17,11 +17,13 @@ import shlex
 
 from msgspec import Struct
 
+from kvscope.deployment.engines import DEFAULT_ENGINE, Engine, parse_engine
 from kvscope.deployment.kv_groups import KvGroups
+from kvscope.deployment.versions import THIN_RETENTION
 from kvscope.policies.base import Policy
 from kvscope.policies.lru_retention import RETENTION, LruRetention
 
-VLLM_BLOCK_TOKENS = 16
+NEWEST = parse_engine(DEFAULT_ENGINE)
 VLLM_PLUGIN = "--scheduler-cls kvscope.vllm_plugin.KvscopeScheduler"
 _SGLANG_POLICIES = ("lru", "lfu", "slru", "tlru")
 _SGLANG_PARAMETERS = {
@@ -51,15 +53,17 @@ class Flags(Struct, frozen=True):
 class EngineLaunch(Struct, frozen=True):
     """How an engine is started, apart from its policy.
 
-    `num_gpu_blocks` is the size of the pool where it is stated, running requests and vLLM's block 0
-    included; None where the engine measures it. `options` are further flags, in the engine's words,
+    `block_size` and `num_gpu_blocks`, vLLM's block 0 and those of running requests included, are
+    the engine's, where they are stated; None leaves them to the engine. `engine` is its version:
+    what it does not have gets no flags. `options` are further flags, in the engine's words,
     `groups` those of a hybrid model, by which a retention interval is rounded.
     """
 
-    block_size: int = VLLM_BLOCK_TOKENS
+    block_size: int | None = None
     num_gpu_blocks: int | None = None
     options: tuple[str, ...] = ()
     groups: KvGroups | None = None
+    engine: Engine = NEWEST
 
 
 def flags(policy: Policy, launch: EngineLaunch | None = None) -> Flags:
@@ -97,19 +101,24 @@ def _sglang(policy: Policy, launch: EngineLaunch) -> str | None:
     chosen = [f"--radix-eviction-policy {name}"]
     chosen += [f"--radix-eviction-policy-config '{compact}'"] if config else []
     if launch.num_gpu_blocks is not None:
-        chosen.append(f"--max-total-tokens {launch.num_gpu_blocks * launch.block_size}")
+        chosen.append(f"--max-total-tokens {launch.num_gpu_blocks * (launch.block_size or 1)}")
     return " ".join([*chosen, *launch.options])
 
 
 def _vllm(policy: Policy, launch: EngineLaunch) -> str | None:
-    chosen = []
+    chosen, engine = [], launch.engine
     if isinstance(policy, LruRetention):
+        if not engine.has(THIN_RETENTION):
+            return None
         chosen += [shlex.join(retention_arguments(policy, launch.groups))]
     elif not policy.runs_in_plugin():
         return None
     elif policy.name != "lru" or math.isfinite(policy.values["ttl_s"]):
+        if not engine.runs_plugin:
+            return None
         chosen.append(VLLM_PLUGIN)
-    chosen.append(f"--block-size {launch.block_size}")
+    if launch.block_size is not None:
+        chosen.append(f"--block-size {launch.block_size}")
     if launch.num_gpu_blocks is not None:
         chosen.append(f"--num-gpu-blocks-override {launch.num_gpu_blocks}")
     return " ".join([*chosen, *launch.options])

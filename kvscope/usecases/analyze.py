@@ -377,6 +377,8 @@ def run(opened: Opened, request: AnalyzeRequest, monitor: Monitor) -> Analysis:
     stores, load = opened.stores, opened.load
     with stores.reading() as store:
         _check_memory(store, opened.source or "the trace", request)
+    for doubt in request.deployment.engine_doubts if request.deployment else ():
+        monitor.note(doubt)
     if load is None or request.from_s is not None or request.until_s is not None:
         return analyze(stores, in_range(stores, opened.trace, request, monitor), request)
     started: list[StartedCaching] = []

@@ -238,6 +238,8 @@ def _engine_limits(
             remedy="take --time-model queue",
         )
     limits, usual = where or options, EngineSettings(1)
+    if where is not None:
+        usual = usual.in_version(where.engine)
     return replace(
         usual,
         max_num_seqs=limits.max_num_seqs or usual.max_num_seqs,

@@ -26,6 +26,7 @@ from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 from kvscope.core.errors import EngineError, KvscopeError
 from kvscope.core.trace import OUTPUTS
+from kvscope.deployment.versions import PLUGIN, version_text
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.observer import NOTHING, TIER_UNFIT, UNFIT, Observer, log
 from kvscope.policies.base import Policy
@@ -34,7 +35,6 @@ from kvscope.vllm_plugin.eviction_controller import EvictionController
 from kvscope.vllm_plugin.recording import Recording
 from kvscope.vllm_plugin.settings import PluginSettings, read_settings
 
-SUPPORTED = ("0.26", "0.32", "0.33")
 _FULL_ATTENTION = (FullAttentionSpec, MLAAttentionSpec)
 _REQUIRED = (
     (Scheduler, ("_free_request_blocks", "schedule", "update_from_output", "add_request")),
@@ -55,12 +55,12 @@ _REQUIRED = (
 def check_version() -> None:
     """Raise EngineError for a vLLM that this plugin does not know.
 
-    It knows the releases of `SUPPORTED`, patches and local builds included. What precedes a release
+    It knows the releases of `PLUGIN`, patches and local builds included. What precedes a release
     (0.33.0rc1, 0.33.1.dev4) may still have the earlier one's code, or neither's.
     """
     missing = [name for kind, names in _REQUIRED for name in names if not hasattr(kind, name)]
     if not _is_known(vllm.__version__) or missing:
-        *earlier, last = (f"{version}.x" for version in SUPPORTED)
+        *earlier, last = (f"{version_text(version)}.x" for version in PLUGIN)
         known = f"{', '.join(earlier)} and {last}"
         lacking = f", without {', '.join(missing)}" if missing else ""
         raise EngineError(
@@ -75,7 +75,7 @@ def _is_known(text: str) -> bool:
         version = Version(text)
     except InvalidVersion:
         return False
-    return not version.is_prerelease and f"{version.major}.{version.minor}" in SUPPORTED
+    return not version.is_prerelease and (version.major, version.minor) in PLUGIN
 
 
 class _Observed:

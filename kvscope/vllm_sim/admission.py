@@ -16,8 +16,8 @@ from kvscope.core.prefix import write_path
 from kvscope.policies.base import ADAPT_EVERY, RECENT, Turn
 from kvscope.replay.kernels.loop import advance_table
 from kvscope.replay.structures.recent import note_recent, sort_recent
-from kvscope.vllm_sim.pool import give_back, give_content, lose_content, take, use
-from kvscope.vllm_sim.state import NONE, ROOT, Machine
+from kvscope.vllm_sim.pool import give_back, give_content, goes_in_front, lose_content, take, use
+from kvscope.vllm_sim.state import NONE, Machine
 
 
 class BlockRules(NamedTuple):
@@ -213,7 +213,7 @@ def release_blocks(machine: Machine, request: int, finished: bool) -> None:
     One that has not finished will be back at once, so none of its blocks are evicted early. The
     new blocks of a turn that the policy does not admit lose their content.
     """
-    blocks, record, state = machine.blocks, machine.requests[request], machine.state[0]
+    record, state = machine.requests[request], machine.state[0]
     slot, allocated, cuts = record.slot, record.allocated, machine.cuts[request]
     known, size, p = machine.functions, state.block_size, machine.p
     part = int(np.searchsorted(cuts, allocated - 1 if finished else 0, side="right"))
@@ -224,7 +224,7 @@ def release_blocks(machine: Machine, request: int, finished: bool) -> None:
         lose_new_contents(machine, request)
     for at in range(allocated):  # to the front of their queue: the last one freed goes first
         block = machine.table[slot, at]
-        if blocks[block].content == ROOT:
+        if goes_in_front(machine, block):
             give_back(machine, block, shallow)
     for at in range(allocated - 1, -1, -1):
         if at < begin:
@@ -234,7 +234,7 @@ def release_blocks(machine: Machine, request: int, finished: bool) -> None:
             begin, lane = known.place(turn, at + 1, size, p)
             begin = max(begin, int(cuts[part - 1]) if part > 0 else 0)
         block = machine.table[slot, at]
-        if blocks[block].content != ROOT:
+        if not goes_in_front(machine, block):
             give_back(machine, block, lane)
     record.allocated = 0
     record.hashed = 0

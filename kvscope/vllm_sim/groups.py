@@ -37,7 +37,7 @@ from kvscope.vllm_sim.group_hits import (
     look_up_groups,
     second_of,
 )
-from kvscope.vllm_sim.pool import give_back, give_content, lose_content, take, use
+from kvscope.vllm_sim.pool import give_back, give_content, goes_in_front, lose_content, take, use
 from kvscope.vllm_sim.state import (
     ALWAYS,
     CHUNKED,
@@ -73,14 +73,14 @@ def first_held(machine: Machine, request: int, group: int) -> int:
 @callable_in_kernels
 def free_blocks(machine: Machine, request: int, group: int, begin: int, end: int) -> None:
     """Free blocks begin..end of a group, the last one first; linear attention lacks some."""
-    blocks, row = machine.blocks, machine.requests[request].slot * len(machine.groups) + group
+    row = machine.requests[request].slot * len(machine.groups) + group
     for at in range(begin, end):  # to the front of their queue: the last one freed goes first
         block = machine.table[row, at]
-        if block != NONE and blocks[block].content == ROOT:
+        if block != NONE and goes_in_front(machine, block):
             give_back(machine, block, 0)
     for at in range(end - 1, begin - 1, -1):
         block = machine.table[row, at]
-        if block != NONE and blocks[block].content != ROOT:
+        if block != NONE and not goes_in_front(machine, block):
             give_back(machine, block, 0)
 
 
@@ -453,14 +453,14 @@ def move_contents(machine: Machine, source: int, copy: int) -> None:
 @callable_in_kernels
 def free_copied(machine: Machine) -> None:
     """Free the blocks that the planned step copies, and the copies, where no request has them."""
-    groups, blocks, copies = machine.groups, machine.blocks, machine.copies
+    groups, copies = machine.groups, machine.copies
     for group in range(len(groups) - 1, -1, -1):  # to the front, as in `free_blocks`
         for at in range(groups[group].copied - 1, -1, -1):
-            if blocks[copies[group, at]].content == ROOT:
+            if goes_in_front(machine, copies[group, at]):
                 give_back(machine, copies[group, at], 0)
     for group in range(len(groups)):
         for at in range(groups[group].copied):
-            if blocks[copies[group, at]].content != ROOT:
+            if not goes_in_front(machine, copies[group, at]):
                 give_back(machine, copies[group, at], 0)
         groups[group].copied = 0
 

@@ -2,7 +2,8 @@
 
 A free block keeps its content until it is allocated again. Free blocks without a hash are in a
 queue of their own, the last one freed in front; those with a hash are in the lanes of the policy,
-the last one freed at the end. The next block to allocate is one without a hash, else the head of
+the last one freed at the end. Before vLLM 0.24 those without a hash join the lanes too, once a
+request has used them. The next block to allocate is one without a hash, else the head of
 the lane that scores lowest.
 
 Source: vLLM 0.32.0, vllm/v1/core/block_pool.py (BlockPool, BlockHashToBlockMap) and
@@ -121,8 +122,9 @@ def lose_content(machine: Machine, block: int) -> None:
 @callable_in_kernels
 def has_orphans(machine: Machine, block: int) -> bool:
     """Return whether cached nodes would lose the way to the root without this block."""
+    content = machine.blocks[block].content
     single = machine.blocks[block].twin_after == block
-    return single and machine.nodes[machine.blocks[block].content].children > 0  # type: ignore[no-any-return]
+    return content != ROOT and single and machine.nodes[content].children > 0  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
@@ -135,6 +137,12 @@ def use(machine: Machine, block: int) -> None:
 
 
 @callable_in_kernels
+def goes_in_front(machine: Machine, block: int) -> bool:
+    """Return whether a block goes in front of all others when it is freed."""
+    return machine.blocks[block].content == ROOT and not machine.state[0].unhashed_last
+
+
+@callable_in_kernels
 def give_back(machine: Machine, block: int, lane: int) -> None:
     """Count one request less that uses a block; free the block after the last one."""
     blocks, state, freed = machine.blocks, machine.state[0], machine.blocks[block]
@@ -142,7 +150,7 @@ def give_back(machine: Machine, block: int, lane: int) -> None:
     if freed.users > 0:
         return
     state.free += 1
-    if freed.content == ROOT:
+    if goes_in_front(machine, block):
         link(machine, block, UNHASHED, state.blocks + UNHASHED)
         return
     state.freed += 1
@@ -160,8 +168,9 @@ def expire(machine: Machine) -> None:
         block = head_of(machine, queue)
         while block != NONE and machine.blocks[block].freed_s < state.now_s - state.ttl_s:
             unlink(machine, block)
-            lose_content(machine, block)
-            state.evictions += 1
+            if machine.blocks[block].content != ROOT:
+                lose_content(machine, block)
+                state.evictions += 1
             link(machine, block, UNHASHED, state.blocks + UNHASHED)
             block = head_of(machine, queue)
 
@@ -250,12 +259,13 @@ def take(machine: Machine, again: bool) -> int:
         state.taken_lane = NONE
     if block == NONE:
         block = choose_again(machine)
-        if machine.blocks[block].twin_after == block:
-            state.evicted_node = machine.blocks[block].content
-        else:
-            state.taken_lane = NONE  # its twin, at the front of a lane, may have to stay now
-        lose_content(machine, block)
-        state.evictions += 1
+        if machine.blocks[block].content != ROOT:
+            if machine.blocks[block].twin_after == block:
+                state.evicted_node = machine.blocks[block].content
+            else:
+                state.taken_lane = NONE  # its twin, at the front of a lane, may have to stay now
+            lose_content(machine, block)
+            state.evictions += 1
     unlink(machine, block)
     machine.blocks[block].users = 1
     state.free -= 1

@@ -9,7 +9,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
+from kvscope.deployment.engines import Engine
 from kvscope.deployment.kv_groups import KvGroups
+from kvscope.deployment.versions import STATES_WRITTEN_ONCE, UNHASHED_FIRST, WHOLE_PROMPT
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.base import LanePolicy
 
@@ -178,6 +180,7 @@ class EngineSettings(Struct, frozen=True):
     tokens fit. `groups` are those of a hybrid model; None for one of full attention alone.
     `rehashes_states`: as 0.32 does, and not 0.33, the state before a prompt's end counts as new in
     the step after its own too, and requests that hit it wait for longer.
+    `unhashed_last`: as before 0.24, blocks without a hash are freed like the others.
     `offload` is a CPU tier below the pool; None for none.
     Raises UsageError for values that no engine takes.
     """
@@ -190,6 +193,7 @@ class EngineSettings(Struct, frozen=True):
     watermark: float = 0.0
     groups: KvGroups | None = None
     rehashes_states: bool = False
+    unhashed_last: bool = False
     offload: OffloadSettings | None = None
 
     def __post_init__(self) -> None:
@@ -214,6 +218,15 @@ class EngineSettings(Struct, frozen=True):
     def one_at_a_time(cls, usable_blocks: int, groups: KvGroups | None = None) -> Self:
         """Return settings that serve each request to its end before the next one starts."""
         return cls(usable_blocks, max_num_seqs=1, max_num_batched_tokens=NO_LIMIT, groups=groups)
+
+    def in_version(self, engine: Engine) -> Self:
+        """Return the settings with what a version of vLLM does."""
+        return replace(
+            self,
+            reserve_full_prompt=engine.has(WHOLE_PROMPT),
+            unhashed_last=not engine.has(UNHASHED_FIRST),
+            rehashes_states=not engine.has(STATES_WRITTEN_ONCE),
+        )
 
     def on_pool(self, blocks: int, block_size: int) -> Self:
         """Return the settings with the pool of so many blocks, each with the KV of all layers.

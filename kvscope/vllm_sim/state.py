@@ -111,7 +111,7 @@ STATE = _record(
     "watermark_blocks free evictions freed running preempted next arrived front in_progress "
     "planned budget prefill_tokens steps finished admitted period "
     "alignment_tokens segment_tokens keeps_boundaries state_tokens rehashes_states evicted_node "
-    "export_tokens leaf selects adaptive taken_lane second_freed",
+    "unhashed_last export_tokens leaf selects adaptive taken_lane second_freed",
     "now_s end_s cost_s ttl_s "
     "base_s prefill_token_s prefill_pair_s floor_s "
     "decode_base_s decode_token_s decode_context_token_s second_worth",
@@ -129,10 +129,10 @@ are kept at every multiple of `segment_tokens` (0: at none) and, with `keeps_bou
 of requests. Steps end at multiples of `state_tokens` where it has linear attention, else it is 0;
 where that is more than `alignment_tokens`, hits end within blocks. With `export_tokens` a step that
 ends a prompt writes the last state that a hit can end at, too, at a multiple of so many tokens.
-`rehashes_states` as in `EngineSettings`. Of the policy, `leaf`: only leaves leave; `selects`: it
-does not admit all turns; `adaptive` as in `LanePolicy`. The last block was taken from `taken_lane`;
-NONE if other lanes may have changed since. Of those the first block to leave is worth
-`second_worth`, with its free-sequence number `second_freed`.
+`rehashes_states` and `unhashed_last` as in `EngineSettings`. Of the policy, `leaf`: only leaves
+leave; `selects`: it does not admit all turns; `adaptive` as in `LanePolicy`. The last block was
+taken from `taken_lane`; NONE if other lanes may have changed since. Of those the first block to
+leave is worth `second_worth`, with its free-sequence number `second_freed`.
 """
 
 
@@ -444,6 +444,7 @@ def _state(settings: EngineSettings, cost: StepCost) -> Records:
     state.reserve_full_prompt = settings.reserve_full_prompt
     state.watermark_blocks = settings.watermark_blocks
     state.front = NONE
+    state.unhashed_last = settings.unhashed_last
     if settings.groups is not None:
         interval, alignment = settings.groups.retention_tokens, settings.groups.alignment_tokens
         state.alignment_tokens = settings.groups.hit_tokens

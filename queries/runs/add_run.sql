@@ -13,6 +13,7 @@
 -- $setting: see the schema
 -- $steps: see the schema
 -- $kv_groups: see the schema
+-- $engine: see the schema
 -- $outcome: see the schema
 -- $evictions: see the schema
 -- $misses: see the schema
@@ -24,13 +25,13 @@
 -- columns: run_id
 INSERT INTO runs (
     trace_id, asked, code, kvscope, created_at, policy, leaves, params, hindsight,
-    capacity_blocks, setting, steps, kv_groups, outcome, evictions, misses, hit_rate_error,
+    capacity_blocks, setting, steps, kv_groups, engine, outcome, evictions, misses, hit_rate_error,
     tiers, preemptions, turned_away, deployment
 )
 VALUES (
     $trace_id, $asked, $code, $kvscope, $created_at, $policy, $leaves,
     map($names::VARCHAR[], $values::DOUBLE[]), $hindsight, $capacity_blocks, $setting, $steps,
-    $kv_groups, $outcome, $evictions, $misses, $hit_rate_error, $tiers, $preemptions, $turned_away,
-    $deployment
+    $kv_groups, $engine, $outcome, $evictions, $misses, $hit_rate_error, $tiers, $preemptions,
+    $turned_away, $deployment
 )
 RETURNING run_id

@@ -8,6 +8,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,8 +63,6 @@ with warnings.catch_warnings():
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from kvscope.vllm_plugin import KvscopeAsyncScheduler, KvscopeScheduler
-
 __all__ = [
     "REHASHES_STATES",
     "VLLM_VERSION",
@@ -85,6 +84,7 @@ __all__ = [
 
 VLLM_VERSION: str = vllm.__version__
 LONGEST = 1 << 20
+RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"  # before 0.29
 HAS_RETENTION = "prefix_cache_retention_interval" in KVCacheConfig.__dataclass_fields__
 COUNTS_LOOKUPS = not HAS_RETENTION  # in its statistics, those of requests that must wait too
 REHASHES_STATES = vllm.__version__.startswith("0.32.")
@@ -145,12 +145,16 @@ def cache_config(usable_blocks: int, groups: KvGroups) -> KVCacheConfig:
 def manager(usable_blocks: int, size: int, groups: KvGroups | None = None) -> KVCacheManager:
     """Return vLLM's cache manager with so many usable blocks, in groups or of full attention."""
     groups = groups or full_attention(size)
-    return KVCacheManager(
-        cache_config(usable_blocks, groups),
-        max_model_len=LONGEST,
-        scheduler_block_size=groups.alignment_tokens,
-        hash_block_size=size,
-    )
+    settings = {"scheduler_block_size": groups.alignment_tokens, "hash_block_size": size}
+    known = signature(KVCacheManager).parameters
+    with pytest.MonkeyPatch.context() as patch:
+        if not HAS_RETENTION and groups.sparse and groups.retention_tokens is not None:
+            patch.setenv(RETENTION, str(groups.retention_tokens))
+        return KVCacheManager(
+            cache_config(usable_blocks, groups),
+            max_model_len=LONGEST,
+            **{name: value for name, value in settings.items() if name in known},
+        )
 
 
 def serve_alone(
@@ -161,9 +165,15 @@ def serve_alone(
 ) -> int | None:
     """Take a request from look-up to its last output; return its hit tokens, None if rejected."""
     cache.new_step_starts()
-    blocks, hits, request.shared_prefix_boundary = cache.get_computed_blocks(request)
+    blocks, hits, *junction = cache.get_computed_blocks(request)
+    if junction:  # since 0.26
+        (request.shared_prefix_boundary,) = junction
     wanted = step_tokens(cache, request, hits)
-    if cache.allocate_slots(request, wanted, hits, blocks, full_sequence_must_fit=True) is None:
+    if hasattr(cache, "can_fit_full_sequence"):  # before 0.22
+        fits, whole = cache.can_fit_full_sequence(request, hits, blocks), {}
+    else:
+        fits, whole = True, {"full_sequence_must_fit": True}
+    if not fits or cache.allocate_slots(request, wanted, hits, blocks, **whole) is None:
         return None
     end_step(cache)
     request.num_computed_tokens = hits + wanted
@@ -189,8 +199,9 @@ def serve_alone(
 
 def end_step(cache: KVCacheManager) -> None:
     """Free what is held until the step's copies are made, as vLLM's scheduler does."""
-    _, held = cache.take_kv_cache_block_copies()
-    cache.block_pool.free_blocks(held)
+    if hasattr(cache, "take_kv_cache_block_copies"):  # since 0.26
+        _, held = cache.take_kv_cache_block_copies()
+        cache.block_pool.free_blocks(held)
 
 
 def step_tokens(cache: KVCacheManager, request: Request, hits: int) -> int:
@@ -209,9 +220,11 @@ def step_tokens(cache: KVCacheManager, request: Request, hits: int) -> int:
         block_size=size,
         hash_block_size=unit,
         use_eagle_block_drop=False,
+        use_eagle=False,  # its name in 0.28
         mamba_partial_cache_hit=within,
-        mamba_has_prefill_checkpoint_blocks=state.num_prefill_checkpoint_blocks > 0,
-        mamba_prefill_checkpoint_alignment=state.prefill_checkpoint_alignment,
+        mamba_fine_grained_prefix_cache=within,  # its name in 0.30
+        mamba_has_prefill_checkpoint_blocks=getattr(state, "num_prefill_checkpoint_blocks", 0) > 0,
+        mamba_prefill_checkpoint_alignment=getattr(state, "prefill_checkpoint_alignment", 0),
         mamba_shared_prefix_checkpoint=False,
         num_hash_lookahead_tokens=0,
     )
@@ -275,10 +288,10 @@ class VllmScheduler:
                 path = folder / "policy.toml"
                 write_policy(path, policy, fitted, trace="made", block_size=size)
                 config.additional_config = {"kvscope": {"recommendation": str(path)}}
-            chosen = KvscopeAsyncScheduler if overlapped else KvscopeScheduler
+            chosen = of_kvscope(overlapped=overlapped)
         elif plugin != ():
             config.additional_config = {"kvscope": plugin}
-            chosen = KvscopeScheduler
+            chosen = of_kvscope(overlapped=False)
         self.scheduler = chosen(
             vllm_config=config,
             kv_cache_config=cache_config(usable_blocks, groups or full_attention(size)),
@@ -365,6 +378,13 @@ class VllmScheduler:
             kv_connector_output=transfers,
         )
         self.scheduler.update_from_output(batch.output, result)
+
+
+def of_kvscope(*, overlapped: bool) -> type[Scheduler]:
+    """Return kvscope's scheduler, which not every vLLM has."""
+    from kvscope.vllm_plugin import KvscopeAsyncScheduler, KvscopeScheduler
+
+    return KvscopeAsyncScheduler if overlapped else KvscopeScheduler
 
 
 _MODELS: dict[str, ModelConfig] = {}

@@ -271,3 +271,77 @@ def test_a_config_without_weights_still_has_kv(tmp_path: Path) -> None:
     assert "--num-gpu-blocks" in str(refusal.value)
     with pytest.raises(InputError, match="intermediate_size is missing"):
         written(tmp_path, intermediate_size=None).shaped()
+
+
+@pytest.mark.parametrize(
+    ("beside", "says"),
+    [
+        ({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}, "fp8"),
+        (
+            {
+                "quantization_config": {
+                    "quant_method": "compressed-tensors",
+                    "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False},
+                }
+            },
+            "fp8",
+        ),
+        ({"quantization_config": {"quant_method": "fp8"}}, "bf16"),
+        ({"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "NVFP4"}}, "bf16"),
+    ],
+)
+def test_a_checkpoint_states_the_precision_of_its_cache(
+    tmp_path: Path, beside: dict[str, object], says: str
+) -> None:
+    """As vLLM takes it by itself; one that is not counted is named."""
+    model = written(tmp_path, **beside)
+    assert model.dtype == says
+    assert any("NVFP4" in note for note in model.notes) == ("NVFP4" in str(beside))
+    assert resolve_model(str(tmp_path), "bf16").dtype == "bf16"
+
+
+def test_an_indexer_keeps_keys_of_its_own(tmp_path: Path) -> None:
+    """GLM-5: 78 layers of (576 x 2 + 132) bytes a token, on each GPU."""
+    latent = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_head_dim": 128}
+    latent |= {"qk_nope_head_dim": 192, "v_head_dim": 256, "q_lora_rank": 2048}
+    model = written(tmp_path, **latent, num_hidden_layers=78)
+    assert model.bytes_per_token == model.kv_bytes_per_token(8) == 78 * (576 * 2 + 132)
+
+
+def test_latent_experts_are_as_narrow_as_they_work(tmp_path: Path) -> None:
+    """Nemotron-3-Super: 120 billion parameters, of which experts of 1,024 dimensions."""
+    experts = {
+        "n_routed_experts": 64,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 512,
+        "moe_latent_size": 256,
+    }
+    model = written(tmp_path, **experts).shaped()
+    assert model.expert_parameters == 32 * 3 * 256 * 512 * 64
+    assert model.shared_parameters == 32 * 2 * 4096 * 256
+
+
+def test_layers_listed_by_their_kind_need_no_count(tmp_path: Path) -> None:
+    """Nemotron-3-Ultra's list of kinds is the pattern of its predecessors."""
+    pattern = json.loads((CONFIGS / "nemotron-h-8b" / "config.json").read_text())
+    letters = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+    kinds = [letters[letter] for letter in pattern.pop("hybrid_override_pattern")]
+    del pattern["num_hidden_layers"]
+    (tmp_path / "config.json").write_text(json.dumps(pattern | {"layers_block_type": kinds}))
+    by_list, by_pattern = resolve_model(str(tmp_path)), fixture("nemotron-h-8b")
+    assert by_list.kinds == by_pattern.kinds
+    assert by_list.shaped() == by_pattern.shaped()
+
+
+def test_layers_of_unknown_kinds_count_in_full_and_are_named(tmp_path: Path) -> None:
+    """An upper bound, not a model that keeps nothing."""
+    model = written(tmp_path, layer_types=["gated_attention", "full_attention"] * 16)
+    assert any("gated_attention" in note for note in model.notes)
+    assert model.bytes_per_token == written(tmp_path).bytes_per_token
+
+
+def test_compressed_attention_is_refused(tmp_path: Path) -> None:
+    """DeepSeek-V4's cache is not counted, so no pool is derived of it."""
+    model = written(tmp_path, compress_ratios=[4, 128])
+    with pytest.raises(InputError, match="compress_ratios"):
+        model.weight_bytes()

@@ -20,7 +20,7 @@ from kvscope.vllm_plugin.policy_controller import lane_policy
 def test_lru_needs_no_plugin() -> None:
     """vLLM's own order, with the pool that was stated."""
     told = flags(Lru(), EngineLaunch(num_gpu_blocks=64))
-    assert told.vllm == "--block-size 16 --num-gpu-blocks-override 64"
+    assert told.vllm == "--num-gpu-blocks-override 64"
     assert told.built_in
     assert not told.vllm_needs_plugin
 
@@ -30,7 +30,7 @@ def test_tlru_is_built_into_sglang_and_vllm_has_the_plugin_for_it() -> None:
     told = flags(
         TLru({"xi_tokens": 1130, "next_prompt_tokens": 99}), EngineLaunch(num_gpu_blocks=2)
     )
-    assert told.vllm == f"{VLLM_PLUGIN} --block-size 16 --num-gpu-blocks-override 2"
+    assert told.vllm == f"{VLLM_PLUGIN} --num-gpu-blocks-override 2"
     assert told.vllm_needs_plugin
     assert told.built_in
     assert told.sglang is not None
@@ -41,7 +41,7 @@ def test_a_retention_interval_is_vllms_own_flag() -> None:
     """A multiple of the blocks of all groups, and nothing without groups."""
     launch = EngineLaunch(groups=KvGroups((KvGroup("full", 16), KvGroup("sliding", 32, 128))))
     told = flags(LruRetention({"retention_tokens": 1000.0}), launch)
-    assert told.vllm == "--prefix-cache-retention-interval 992 --block-size 16"
+    assert told.vllm == "--prefix-cache-retention-interval 992"
     assert (told.sglang, told.vllm_needs_plugin) == (None, False)
     kept = flags(LruRetention(), launch).vllm
     assert kept is not None

@@ -60,7 +60,7 @@ def test_no_better_xi_was_overlooked() -> None:
 
 def test_flags_are_exact() -> None:
     """SGLang's own flags for T-LRU, in whole tokens; those for LRU, which T-LRU may be, in both."""
-    launch = EngineLaunch(num_gpu_blocks=1_000)
+    launch = EngineLaunch(16, 1_000)
     tlru = by_name("tlru")({"xi_tokens": 2048.4, "next_prompt_tokens": 255.6})
     assert flags(tlru, launch).sglang == (
         "--radix-eviction-policy tlru --radix-eviction-policy-config"

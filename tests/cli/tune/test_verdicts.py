@@ -44,7 +44,10 @@ def test_switch_of_a_deployment(trace: str, options: tuple[str, ...], capsys: St
     words = told(capsys, trace, *options, "--slo", "200ms", *DEPLOYED)
     assert "Recommendation: do now" in words
     assert "For: 1 x h100, llama3-8b in bf16, vllm@0.33." in words
-    assert "--scheduler-cls kvscope.vllm_plugin.KvscopeScheduler --block-size 16" in words
+    assert (
+        "--scheduler-cls kvscope.vllm_plugin.KvscopeScheduler --num-gpu-blocks-override 360"
+        in words
+    )
     assert "--num-gpu-blocks-override 360 --max-num-seqs 1024 --max-num-batched-tokens" in words
     assert "Canary: one engine, alternating with LRU for " in words
     tokens = (*DEPLOYED[:-1], "5760", "--engine", "sglang")  # it caches single tokens
@@ -125,7 +128,7 @@ def test_keep_lru(trace: str, options: tuple[str, ...], capsys: Streams) -> None
     assert re.search(r"You could shrink: LRU meets it down to 3(89|9\d) blocks", words)
     assert "vLLM: " not in words
     words = told(capsys, trace, *options, "--slo", "200ms", *DEPLOYED[:-1], "1001")
-    assert "vLLM: --block-size 16 --num-gpu-blocks-override 1001" in words
+    assert "vLLM: --num-gpu-blocks-override 1001" in words
     assert "--scheduler-cls" not in words
 
 
