@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.app import values
-from kvscope.app.options import AnalyzeOptions, DeploymentOptions, FitOptions, ReplicaOptions
+from kvscope.app.options import DeploymentOptions, ReplicaOptions
 from kvscope.core import units
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.files import STANDARD_STREAM
@@ -28,10 +28,14 @@ from kvscope.deployment.file import (
     read_target,
 )
 
-if TYPE_CHECKING:
-    from kvscope.app.engine_options import ValidateOptions
 
-    Stating = ReplicaOptions | FitOptions | ValidateOptions
+class Stating(Protocol):
+    """Options of a command that a deployment may be stated with."""
+
+    @property
+    def deployment(self) -> str | None:
+        """The file that states it."""
+
 
 Asked = TypeVar("Asked", bound=ReplicaOptions)
 _NAMES = Deployment.__struct_fields__
@@ -151,7 +155,7 @@ def _starts_anew(options: Stating, deployed: Mapping[str, Any]) -> bool:
     named = _named_of(options, _SIZES | _DEPLOYED)
     if named & _DEPLOYED or getattr(options, "model", None) is not None:
         return True
-    if isinstance(options, AnalyzeOptions):  # shows capacities beside a pool
+    if getattr(options, "beside_pool", False):
         named -= {"capacity", "capacity_blocks"}
     return bool(named and deployed.keys() & _DEPLOYED)
 

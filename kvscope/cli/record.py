@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 SILENCE_S = 30.0
 _SILENT = (
-    "is --kv-events-config on, is this its endpoint (one for each rank), and is there traffic?"
+    "is --kv-events-config on, with ipc:// or tcp://*:PORT (vLLM listens at no other address),"
+    " is this its endpoint (one for each rank), and is there traffic?"
 )
 _FROM_INSIDE = (
     "name vLLM's endpoint; or start vLLM with KVSCOPE_RECORD=FOLDER and --scheduler-cls"
@@ -35,7 +36,7 @@ _FROM_INSIDE = (
 Endpoint = Annotated[
     str | None,
     Option(
-        "Where the engine publishes its KV-cache events, for example tcp://localhost:5557.",
+        "Where the engine publishes its KV-cache events, for example ipc:///tmp/kv-events.",
         "ENDPOINT",
         flags=("--kv-events",),
     ),

@@ -42,7 +42,7 @@ Recording = Annotated[
     typer.Argument(
         metavar="RECORDING|KV-EVENTS",
         parser=parsed_by(values.called),
-        help="A recording's file or folder, or vLLM's KV events: tcp://localhost:5557.",
+        help="A recording's file or folder, or vLLM's KV events: ipc:///tmp/kv-events.",
         show_default=False,
     ),
 ]

@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -84,12 +85,13 @@ def is_private(status: os.stat_result) -> bool:
 class LineFile:
     """A file that grows by whole lines: what a failure has written of a line is cut off again.
 
-    `exclusive` refuses a path that exists; else lines are appended. `lines` counts those that were
-    written, `size` is the file's, in bytes. Raises OSError, with the path.
+    A new file is for its owner alone. `exclusive` refuses a path that exists; else lines are
+    appended. `lines` counts those that were written, `size` is the file's, in bytes. Raises
+    OSError, with the path.
     """
 
     def __init__(self, path: Path, *, exclusive: bool = False) -> None:
-        self._file = path.open("xb" if exclusive else "ab", buffering=0)
+        self._file = FileIO(path, "x" if exclusive else "a", opener=_opened_for_owner)
         self.size = os.fstat(self._file.fileno()).st_size
         self.lines = 0
         self._path = path
@@ -111,6 +113,11 @@ class LineFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _opened_for_owner(path: str, flags: int) -> int:
+    """Open a file; one that this creates can be read by its owner alone."""
+    return os.open(path, flags, 0o600)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -19,6 +19,7 @@ Lineage = Literal["given", "inferred", "none"]
 OUTPUTS = "kvscope_outputs"  # the tokens to generate
 TYPE, TURN = "kvscope_type", "kvscope_turn"  # for policies that distinguish categories
 ARRIVAL = "kvscope_arrival_s"  # the arrival in a trace that is replayed
+PROBE = "kvscope_probe"  # true: a measurement of kvscope's, which no recording has
 
 
 class Trace(Struct, frozen=True):

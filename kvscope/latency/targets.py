@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from kvscope.core.errors import EngineError
+from kvscope.core.trace import PROBE
 from kvscope.latency.calibration import Cell, TtftReading
 from kvscope.latency.decoding import Step
 from kvscope.serving.client import Endpoint, completion
@@ -29,11 +30,13 @@ _FEW, _STEPS = 8, 32  # outputs of every request, and those that are timed
 class ServerTarget:
     """A server measured over HTTP, one request at a time.
 
-    The same `seed` sends the same tokens; without one they are new each time.
+    The same `seed` sends the same tokens; without one they are new each time. On vLLM the requests
+    are marked, so that kvscope's plugin leaves them out of a recording.
     """
 
     def __init__(self, endpoint: Endpoint, model: str, *, seed: int | None = None) -> None:
         self._endpoint, self._model = endpoint, model
+        self._of_vllm = "vllm:" in endpoint.metrics()
         self._rng = np.random.default_rng(None if seed is None else [seed, 1])
 
     def read(self, cell: Cell) -> TtftReading:
@@ -54,11 +57,15 @@ class ServerTarget:
                 took_s.append(time.perf_counter() - before)
         return max(took_s[2] - took_s[1], 1e-6) / _STEPS
 
+    def _body(self, tokens: list[int], outputs: int) -> bytes:
+        marks = {PROBE: 1} if self._of_vllm else None  # others may refuse vLLM's own fields
+        return completion(self._model, tokens, outputs, xargs=marks)
+
     def _tokens(self, count: int) -> list[int]:
         return [int(token) for token in self._rng.integers(*TOKENS, count)]
 
     def _send(self, tokens: list[int], outputs: int = 1) -> TtftReading:
-        answer = self._endpoint.complete(completion(self._model, tokens, outputs))
+        answer = self._endpoint.complete(self._body(tokens, outputs))
         if answer.error:
             raise EngineError(
                 f"a prompt of {len(tokens)} tokens: {answer.error}",

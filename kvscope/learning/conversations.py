@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from kvscope.core.trace import ARRIVAL, TURN, TYPE
+from kvscope.core.trace import ARRIVAL, PROBE, TURN, TYPE
 from kvscope.learning.observer import Request
 from kvscope.learning.prefixes import Key
 
@@ -34,6 +34,7 @@ class RequestHints(NamedTuple):
     type: str
     turn: int | None
     arrival_s: float | None = None  # by the clock of a trace that is replayed
+    probe: bool = False  # sent by `kvscope calibrate`
 
 
 def read_hints(request: Request) -> RequestHints:
@@ -47,6 +48,7 @@ def read_hints(request: Request) -> RequestHints:
         type=kind if _TYPE.fullmatch(kind) else UNKNOWN,
         turn=None if (whole := _within(turn, 1, 1 << 31)) is None else int(whole),
         arrival_s=_within(arrival_s, 0, 1 << 53),
+        probe=bool(extra.get(PROBE)),
     )
 
 

@@ -56,6 +56,11 @@ def policy_in(document: Mapping[str, Any], where: str) -> Policy:
                 where=f"{where}: {key}",
                 remedy=f"did you mean {near[0]!r}" if near else REMEDY,
             )
+    size = document.get("block_size", 1)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise InputError(
+            f"{size!r} is not a number of tokens", where=f"{where}: block_size", remedy=REMEDY
+        )
     if "policy" not in document:
         raise InputError("missing", where=place, remedy=REMEDY)
     table = table_as(document["policy"], PolicyTable, place, REMEDY)

@@ -365,7 +365,10 @@ def _check_place(path: Path) -> None:
 
 
 def _create(path: Path) -> bool:
-    """Create an empty store, whole or not at all; return False if another process did so first."""
+    """Create an empty store, whole or not at all; return False if another process did so first.
+
+    It can be read by its owner alone.
+    """
     if not os.access(path.parent, os.W_OK):
         raise _read_only("its folder cannot be written", path)
     folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
@@ -373,6 +376,7 @@ def _create(path: Path) -> bool:
         draft = folder / "store"
         with explaining(str(path)):
             _write_empty(draft)
+        draft.chmod(0o600)
         try:
             os.link(draft, path)  # unlike a renaming, it never replaces another's
         except FileExistsError:

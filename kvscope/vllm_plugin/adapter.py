@@ -1,7 +1,7 @@
 """vLLM's schedulers with kvscope's observers around them.
 
-Of vLLM only the queue of free blocks is replaced, and for policies that evict leaves three methods
-of the block pool are wrapped. `ForcedOutputs` is a logits processor for `kvscope validate`.
+Of vLLM only the queue of free blocks is replaced, and the methods of the block pool by which blocks
+get and lose their hashes are wrapped. `ForcedOutputs` is a logits processor for `kvscope validate`.
 
 Source: vLLM 0.32.0, vllm/v1/core/sched/scheduler.py (Scheduler), vllm/v1/core/block_pool.py
 (BlockPool), vllm/config/scheduler.py (SchedulerConfig.get_scheduler_cls),
@@ -39,7 +39,16 @@ _FULL_ATTENTION = (FullAttentionSpec, MLAAttentionSpec)
 _REQUIRED = (
     (Scheduler, ("_free_request_blocks", "schedule", "update_from_output", "add_request")),
     (SchedulerConfig, ("get_scheduler_cls",)),
-    (BlockPool, ("_maybe_evict_cached_block", "_remove_cached_block_hashes", "cache_full_blocks")),
+    (
+        BlockPool,
+        (
+            "_maybe_evict_cached_block",
+            "_remove_cached_block_hashes",
+            "cache_full_blocks",
+            "evict_blocks",
+            "reset_prefix_cache",
+        ),
+    ),
 )
 
 
@@ -262,6 +271,7 @@ def control_evictions(
             lambda request_id: manager.coordinator.get_blocks(request_id)[0],
             own,
         )
+        _report_losses(pool, controller)
         if policy.evicts == "leaf":
             _report_hashes(pool, controller)
     except Exception:
@@ -271,13 +281,27 @@ def control_evictions(
     return controller
 
 
+def _report_losses(pool: Any, controller: EvictionController) -> None:
+    """Notify `controller` of blocks that lose their hashes while they may be free."""
+    evict, reset = pool.evict_blocks, pool.reset_prefix_cache
+
+    def evict_blocks(block_ids: set[int]) -> None:
+        evict(block_ids)
+        controller.tell("emptied", [pool.blocks[block_id] for block_id in block_ids])
+
+    def reset_prefix_cache() -> bool:
+        done = bool(reset())
+        if done:
+            controller.tell("cleared")
+        return done
+
+    pool.evict_blocks, pool.reset_prefix_cache = evict_blocks, reset_prefix_cache
+
+
 def _report_hashes(pool: Any, controller: EvictionController) -> None:
     """Notify `controller` of the hashes that enter and leave the cache."""
-    cache, uncache, reset = (
-        pool.cache_full_blocks,
-        pool._remove_cached_block_hashes,  # noqa: SLF001  (the one way out of the cache)
-        pool.reset_prefix_cache,
-    )
+    cache = pool.cache_full_blocks
+    uncache = pool._remove_cached_block_hashes  # noqa: SLF001  (the one way out of the cache)
 
     def cache_full_blocks(
         request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int, **more: Any
@@ -291,15 +315,8 @@ def _report_hashes(pool: Any, controller: EvictionController) -> None:
             controller.tell("uncached", removed)
         return removed
 
-    def reset_prefix_cache() -> bool:
-        done = bool(reset())
-        if done:
-            controller.tell("cleared")
-        return done
-
     pool.cache_full_blocks = cache_full_blocks
     pool._remove_cached_block_hashes = remove_cached_block_hashes  # noqa: SLF001
-    pool.reset_prefix_cache = reset_prefix_cache
 
 
 def register() -> None:

@@ -108,8 +108,13 @@ class EvictionController(PolicyController):
         for key in keys:
             self.free.lost(key)
 
+    def emptied(self, blocks: list[Block]) -> None:
+        """Note that these blocks, free or in use, have lost their hashes."""
+        for block in blocks:
+            self.free.emptied(block)
+
     def cleared(self) -> None:
-        """Note that all blocks have lost their hashes."""
+        """Note that all blocks, which are free, have lost their hashes."""
         self.free.lost_all()
         if self.learner is not None:
             self.learner.cleared()

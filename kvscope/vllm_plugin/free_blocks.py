@@ -97,9 +97,7 @@ class FreeBlocks:
             raise ValueError(f"{count} blocks wanted, {self.num_free_blocks} are free")
         taken = self._pop_unhashed(count)
         for _ in range(count - len(taken)):
-            block = self._choose()
-            if block is None:  # all are set aside, which no sound book-keeping leads to
-                raise RuntimeError(f"{self.num_free_blocks} blocks are free, and none is a leaf")
+            block = self._choose() or self._oldest_set_aside()
             self._heap.changed.add(self._lane[block.block_id])
             _unlink(block)
             self.evictions += 1
@@ -201,12 +199,24 @@ class FreeBlocks:
                 self._unpark(bare)
                 self._unpark(key)
 
+    def emptied(self, block: Block) -> None:
+        """Put a block that has lost its hash first, if it is free."""
+        if block.block_hash is None and block.next_free_block is not None:
+            self._heap.changed.add(self._lane[block.block_id])
+            _unlink(block)
+            _link(block, self.unhashed)
+
     def lost_all(self) -> None:
-        """Note that nothing is cached any more."""
+        """Note that nothing is cached any more: all free blocks are alike."""
         if self._prefixes is not None:
             self._prefixes.clear()
-        for key in list(self._parked):
-            self._unpark(key)
+        self._parked.clear()
+        self.assigned.clear()
+        for ring in self._rings()[1:]:
+            for block in list(ring):
+                _unlink(block)
+                _link(block, self.unhashed.prev_free_block)
+        self._heap.anew()
 
     def _rings(self) -> list[Ring]:
         return [self.unhashed, *self.lanes, self.set_aside]
@@ -228,6 +238,16 @@ class FreeBlocks:
             return None if ring.next_free_block is ring else ring.next_free_block
         entry = self._heap.first()
         return None if entry is None else self.lanes[entry[2]].next_free_block
+
+    def _oldest_set_aside(self) -> Block:
+        """Return the oldest of the blocks that were set aside, for when no other block is free.
+
+        Their cached children are in use, by requests whose own blocks of that prefix have lost
+        their hashes.
+        """
+        block = min(self.set_aside, key=lambda each: self._freed[each.block_id])
+        del self._parked[block.block_hash]
+        return block
 
     def _park_prefixes(self, prefixes: Prefixes) -> None:
         """Set aside lanes' oldest blocks while they have cached children."""

@@ -33,7 +33,8 @@ class RequestState(Struct):
 class PolicyController(Observer):
     """Learns from an engine's requests what a policy scores by.
 
-    `clock` returns seconds and is read twice a step. With `trace_clock` the
+    `clock` returns seconds and is read twice a step; times of requests count from the first
+    arrival, as in the simulator. With `trace_clock` the
     time is what requests carry (`kvscope_arrival_s`), so that a trace can be replayed faster than
     it was recorded; requests without it teach nothing. `fitted` is the table of a file.
     """
@@ -62,7 +63,7 @@ class PolicyController(Observer):
         self._requests: dict[str, RequestState] = {}
         self._recent: deque[int] = deque(maxlen=RECENT)
         self._arrived = self._admitted = 0
-        self._start_s = self.clock()
+        self._start_s = 0.0
         if self.learner is not None:
             self.use(self.learner.table)
 
@@ -89,6 +90,8 @@ class PolicyController(Observer):
             if hints.arrival_s is None:
                 return
             self._trace_s = max(self._trace_s, hints.arrival_s)
+        if not self._arrived:
+            self._start_s = self.clock()
         number, self._arrived = self._arrived, self._arrived + 1
         state = RequestState(number, self.clock() - self._start_s, request.num_prompt_tokens)
         self._requests[request.request_id] = state

@@ -160,10 +160,12 @@ class Recording(Observer):
         self._warned = False
 
     def arrived(self, request: Request) -> None:
-        """Note the request's hints, and its session's request before."""
+        """Note the request's hints, and its session's request before; skip probes of kvscope's."""
         if request.request_id in self._requests:  # more input of one that streams it
             return
         hints = read_hints(request)
+        if hints.probe:
+            return
         recorded = _RecordedRequest(self._arrived, request, hints, hints.turn)
         self._arrived += 1
         if hints.session is not None:

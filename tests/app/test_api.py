@@ -17,22 +17,22 @@ import pytest
 
 import kvscope
 from benchmarks.same_documents import differences
+from docs.generate import STUB, stub
 from kvscope import api
 from kvscope.app.options import (
-    AnalyzeOptions,
     DeploymentOptions,
-    DiffOptions,
-    FitOptions,
-    FleetOptions,
     Reading,
     ReplicaOptions,
-    SimulateOptions,
     TuneOptions,
     parsed,
 )
 from kvscope.cli.app import run
 from kvscope.core.records import defaults
 from kvscope.tuning.file import read_recommendation
+from kvscope.usecases import USE_CASES
+from kvscope.usecases.analyze import AnalyzeOptions
+from kvscope.usecases.fleet import FleetOptions
+from kvscope.usecases.simulate import SimulateOptions
 from tests.cli.replayed import write_trace
 from tests.cli.shell import python
 
@@ -149,12 +149,7 @@ def test_values_are_texts_or_numbers() -> None:
     ("function", "options", "missing"),
     [
         (kvscope.open_trace, Reading, set()),
-        (kvscope.analyze, AnalyzeOptions, set()),
-        (kvscope.diff, DiffOptions, set()),
-        (kvscope.fit, FitOptions, {"export", "policy", "param", "capacity_blocks", "deployment"}),
-        (kvscope.simulate, SimulateOptions, set()),
         (kvscope.tune, TuneOptions, set()),
-        (kvscope.simulate_fleet, FleetOptions, set()),
     ],
 )
 def test_arguments_are_the_options(function: Any, options: Any, missing: set[str]) -> None:
@@ -240,8 +235,14 @@ def test_importing_loads_nothing() -> None:
         "print(all(hasattr(kvscope, name) for name in kvscope.__all__))"
     )
     assert done.stdout.split("\n")[:2] == ["[]", "True"]
-    assert set(kvscope.__all__) == {*api.__all__, "__version__"}
+    derived = {name for entry in USE_CASES.values() for name in (entry.function, entry.returns)}
+    assert set(kvscope.__all__) == {*api.__all__, *derived, "__version__"}
     assert dir(kvscope) == sorted(kvscope.__all__)
+
+
+def test_the_stub_is_current() -> None:
+    """Type checkers and editors see the arguments that the functions have."""
+    assert STUB.read_text(encoding="utf-8") == stub(), "run `make docs`"
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import kvscope
-from kvscope.app.schemas import schema
 from kvscope.app.tiers_on_groups import OnGroups
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode, UsageError
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.latency.file import write_profile
 from kvscope.latency.profile import LatencyProfile
+from kvscope.usecases.schemas import schema
 from tests.app.answers import BLOCK, write_answers
 from tests.cli.shell import Streams
 

@@ -270,7 +270,7 @@ class OffloadingScheduler(VllmScheduler):
         self.read_tokens: dict[int, int] = {}
         self.manager = self.scheduler.connector.connector_scheduler.manager
         for observer in getattr(self.scheduler, "kvscope", ()):
-            observer.clock, observer._start_s = lambda: self.now_s, 0.0
+            observer.clock = lambda: self.now_s
         self.storage: TimedTier | None = None
         if offload.storage is not None:
             (self.storage,) = self.manager.secondary_tiers

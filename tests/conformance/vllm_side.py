@@ -299,7 +299,6 @@ class VllmScheduler:
         self.kinds = kinds
         if policy is not None:
             self.steering.clock = lambda: self.now_s
-            self.steering._start_s = 0.0
 
     @property
     def steering(self) -> EvictionController:

@@ -9,15 +9,13 @@ import pytest
 
 from dashboard import render
 from dashboard.wording import in_page_words
-from kvscope.app.analyze import analyze
-from kvscope.app.options import AnalyzeOptions
-from kvscope.app.requests import analyze_request
 from kvscope.cli.app import run
 from kvscope.core import units
 from kvscope.report import overview, space
 from kvscope.report.words import significant
 from kvscope.store import traces
 from kvscope.store.db import open_store
+from kvscope.usecases.analyze import AnalyzeOptions, analyze, analyze_request
 from tests.cli.shell import Streams
 from tests.dashboard.shown import (
     PAGES,

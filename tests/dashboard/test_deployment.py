@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from kvscope.app.analyze import analyze
-from kvscope.app.options import AnalyzeOptions
-from kvscope.app.requests import analyze_request
 from kvscope.core import units
 from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.file import FILE, write_deployment
@@ -19,6 +16,7 @@ from kvscope.report import overview
 from kvscope.report.words import significant
 from kvscope.store import traces
 from kvscope.store.db import open_store
+from kvscope.usecases.analyze import AnalyzeOptions, analyze, analyze_request
 from tests.cli.shell import Streams
 from tests.dashboard.shown import (
     EVERY_PAGE,

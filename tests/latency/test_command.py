@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from kvscope.cli.app import run
+from kvscope.core.trace import PROBE
+from kvscope.latency.calibration import Cell
 from kvscope.latency.decoding import Step
 from kvscope.latency.file import read_profile
 from kvscope.latency.targets import ServerTarget
@@ -37,6 +39,16 @@ def test_a_running_server_is_measured(tmp_path: Path, capsys: pytest.CaptureFixt
     assert not told["not_cached"]
     assert profile.per_token_s + profile.per_token_pair_s * 256 > 1.5e-4
     assert {(cell["uncached_tokens"], cell["n"]) for cell in told["cells"]} >= {(64, 2), (512, 2)}
+
+
+@pytest.mark.parametrize("of_vllm", [True, False])
+def test_a_vllm_is_told_that_these_are_no_requests_of_users(of_vllm: bool) -> None:
+    """So that a recording of it leaves them out; other servers may refuse vLLM's own fields."""
+    does = Behaviour(tells_blocks=of_vllm)
+    with fake_server(does) as url:
+        ServerTarget(Endpoint(url), "fake", seed=1).read(Cell(64, 0))
+    (seen,) = does.seen
+    assert seen.get("vllm_xargs") == ({PROBE: 1} if of_vllm else None)
 
 
 def test_its_steps_of_decoding_are_measured() -> None:

@@ -55,6 +55,13 @@ def test_what_was_stored_is_there_again(tmp_path: Path) -> None:
             assert load_prompts(store, trace).block_parent.tolist() == [0, 0, 1, 2, 2, 2, 2, 2]
 
 
+def test_a_store_is_its_owners_alone(tmp_path: Path) -> None:
+    """Other users of the machine cannot read what was asked of an engine."""
+    path = tmp_path / "store.duckdb"
+    filled(str(path))
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_new_store_that_stays_empty_leaves_no_file(tmp_path: Path) -> None:
     """Neither a look nor a failure creates a file; one that was there before stays."""
     path = tmp_path / "store.duckdb"

@@ -177,7 +177,7 @@ class Engine:
         self.now_s = 0.0
         for observer in self.scheduler.kvscope:
             if hasattr(observer, "policy"):
-                observer._start_s, observer.clock = 0.0, lambda: self.now_s
+                observer.clock = lambda: self.now_s
         update = self.scheduler.update_from_output
 
         def update_from_output(*arguments: Any) -> Any:

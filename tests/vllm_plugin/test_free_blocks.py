@@ -134,6 +134,45 @@ def test_what_is_not_free_cannot_be_removed_nor_more_taken_than_there_is() -> No
         free.popleft_n(2)
 
 
+def test_a_cleared_cache_has_empty_blocks_alone() -> None:
+    """Whatever lane they were in, and those set aside: all of them are taken before a full one."""
+    free, blocks = queue(total=5, leaf=True)
+    for path in ("pq", "ab", "x"):
+        cached(free, path, deep_beyond=1)
+    free.popleft_n(1)
+    assert list(free.set_aside) == [blocks[2]]
+    for block in blocks:
+        block.block_hash = None
+    free.lost_all()
+    assert list(free.unhashed) == free.get_all_free_blocks()
+    cached(free, "new")
+    assert held(free) == [None, "new", "ne", "n"]
+
+
+def test_a_block_that_loses_its_hash_is_taken_first() -> None:
+    """It holds nothing that a request could hit."""
+    free, blocks = queue(total=3)
+    cached(free, "abc")
+    blocks[0].block_hash = None
+    free.emptied(blocks[0])
+    assert [free.popleft_n(1)[0].block_id for _ in range(3)] == [0, 2, 1]
+    free.emptied(blocks[0])  # in use: nothing to do
+    assert free.get_all_free_blocks() == []
+
+
+def test_the_last_free_block_is_taken_though_a_child_is_cached() -> None:
+    """The child is in use by a request whose own block of that prefix has lost its hash."""
+    free, _ = queue(total=3, leaf=True)
+    head, child = free.popleft_n(2)
+    free.gained(head.hold("a", 1).block_hash, None)
+    free.gained(child.hold("ab", 2).block_hash, "a")
+    head.block_hash = None
+    free.lost("a")
+    cached(free, "a")
+    assert free.popleft_n(1)[0].block_id == 2
+    assert list(free.set_aside) == []
+
+
 def test_those_behind_a_block_are_told_in_order() -> None:
     """As an offloading manager walks them."""
     free, blocks = queue(total=4)

@@ -55,6 +55,15 @@ def read(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
+def test_probes_are_left_out_and_files_are_the_owners(tmp_path: Path) -> None:
+    """Requests of `kvscope calibrate` are no traffic."""
+    probe = asked("b", "xyz", 2.5, extra_args={"kvscope_probe": 1})
+    recorded(tmp_path, [asked("a", "xy", 0.0), probe, asked("c", "xq", 3.0)])
+    assert [line["chat_id"] for line in read(tmp_path)] == [0, 1]
+    (path,) = tmp_path.glob("*.jsonl")
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_line_says_all_but_the_content(tmp_path: Path) -> None:
     """Numbers, labels, salted hashes: the same block has the same hash, another one another."""
     extra = {"kvscope_type": "chat"}
@@ -247,9 +256,10 @@ def test_a_full_disk_leaves_whole_lines_and_their_count(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Told once; the line that did not fit is cut off again, and nothing is raised anywhere."""
-    own, died = Path.open, list[object]()
+    died = list[object]()
     monkeypatch.setattr(threading, "excepthook", died.append)
-    monkeypatch.setattr(Path, "open", lambda *of, **more: _SmallDisk(own(*of, **more), 1000))
+    small = lambda *of, **more: _SmallDisk(FileIO(*of, **more), 1000)  # noqa: E731
+    monkeypatch.setattr("kvscope.core.files.FileIO", small)
     with caplog.at_level(logging.INFO, logger="vllm.kvscope"):
         made = recorded(tmp_path, [asked(str(n), "ab", float(n)) for n in range(9)])
     monkeypatch.undo()

@@ -177,6 +177,7 @@ def test_no_number_of_tokens_is_infinite(written: Path, name: str) -> None:
             ": schema: 2, this kvscope reads 1",
         ),
         (lambda text: "\0" + text, ": not a TOML file"),
+        (lambda text: "block_size = 0\n" + text, ": block_size: 0 is not a number of tokens"),
     ],
 )
 def test_keys_that_no_version_writes_are_refused(

@@ -57,6 +57,18 @@ def served(one: EvictionController, request: FakeRequest, hit_tokens: int = 0) -
     return one.free.plan
 
 
+def test_time_begins_with_the_first_request() -> None:
+    """As in the simulator: `wa` fits its table ten minutes after it, however long nothing came."""
+    now_s = 0.0
+    made = EvictionController(Wa({"refit_s": 600}), SIZE, clock=lambda: now_s)
+    attached(made, 8)
+    fits = []
+    made.use = fits.append  # type: ignore[method-assign]
+    for now_s in (590.0, 610.0, 1189.0, 1191.0):
+        served(made, FakeRequest(str(now_s), 100))
+        assert len(fits) == (now_s >= 1190.0)
+
+
 def test_tel_safe_blocks_go_to_the_lane_that_leaves_first() -> None:
     """L = 600, Q = 100, xi = 300: what starts at token 400 or later is safe."""
     one = steering(TLru({"xi_tokens": 300, "next_prompt_tokens": 100}))
@@ -200,7 +212,7 @@ def test_policies_that_an_engine_can_follow(policy: type[LanePolicy]) -> None:
 def test_what_a_request_says(extra: dict[str, object] | None, kind: str, turn: int | None) -> None:
     """Labels and whole numbers are taken, anything else is unknown."""
     says = read_hints(FakeRequest("a", 10, extra_args=extra, session_id="s"))
-    assert says == ("s", kind, turn, None)
+    assert says == ("s", kind, turn, None, False)
 
 
 def test_turns_of_a_session_are_counted_in_order_of_arrival() -> None:

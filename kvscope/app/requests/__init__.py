@@ -6,21 +6,12 @@ UsageError names the option that is wrong. This package and what it imports load
 from kvscope.app.requests.common import (
     BASELINE,
     Capacities,
+    FleetRequest,
+    SimulateRequest,
     above_zero,
     hit_definition,
     kv_model,
     latency_profile,
-)
-from kvscope.app.requests.fleets import FleetRequest, fleet_request
-from kvscope.app.requests.replays import (
-    AnalyzeRequest,
-    ExplainRequest,
-    RetentionRequest,
-    SimulateRequest,
-    analyze_request,
-    explain_request,
-    retention_request,
-    simulate_request,
 )
 from kvscope.app.requests.tuning import (
     COMMON_GPUS,
@@ -34,22 +25,14 @@ __all__ = [
     "BASELINE",
     "COMMON_GPUS",
     "WINDOWS",
-    "AnalyzeRequest",
     "Capacities",
-    "ExplainRequest",
     "FleetRequest",
-    "RetentionRequest",
     "SimulateRequest",
     "TuneRequest",
     "above_zero",
-    "analyze_request",
-    "explain_request",
-    "fleet_request",
     "hit_definition",
     "kv_model",
     "latency_profile",
     "machine_requests",
-    "retention_request",
-    "simulate_request",
     "tune_request",
 ]

@@ -1,119 +1,114 @@
-"""Analyze a trace: what it consists of, what caching can give, and how large the cache must be."""
+"""Characterize a trace: what is reused, what caching can give, how large it must be.
+
+A path is ingested first if the store does not have it yet.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import numpy as np
 from msgspec import Struct
 from msgspec.structs import asdict, astuple, replace
-from numpy.typing import NDArray
 
-from kvscope.app.latency import latency_for
-from kvscope.app.monitor import Monitor
-from kvscope.app.options import AS_STORED, Reading
-from kvscope.app.requests import AnalyzeRequest
-from kvscope.app.traces import dataset_of, load_range, load_trace, replayable
-from kvscope.characterize.distributions import Summary
-from kvscope.characterize.summary import Characterization, Step, start_characterization
-from kvscope.core import memory
-from kvscope.core.background import in_background
+from kvscope.app import values
+from kvscope.app.deployment import resolved_deployment
+from kvscope.app.gates import Figures, Known
+from kvscope.app.options import (
+    Capacities as CapacitySizes,
+)
+from kvscope.app.options import (
+    CapacitiesBlocks,
+    Compat,
+    DeploymentOptions,
+    Hbm,
+    Option,
+    Outputs,
+    Time,
+    Warmup,
+)
+from kvscope.app.requests import Capacities, hit_definition, kv_model, latency_profile
+from kvscope.core import memory, units
 from kvscope.core.errors import UsageError
-from kvscope.core.files import space_in
-from kvscope.core.hits import HitDefinition, side_by_side, standard
-from kvscope.core.trace import PromptPaths, Trace
-from kvscope.core.units import GIB
-from kvscope.datasets.place import is_in_dataset
+from kvscope.core.hits import HitDefinition, standard
+from kvscope.core.records import Inline
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
-from kvscope.ingest.build import NO_COMMON_CLOCK
-from kvscope.ingest.clocks import SessionStarts, other_starts, placed
-from kvscope.replay.curve import HitCurve, first_counted
-from kvscope.replay.footprint import analysis_bytes
-from kvscope.replay.misses import MissReasons, at_capacity
-from kvscope.replay.path_facts import PathFacts, TracePaths
-from kvscope.store.db import Store
-from kvscope.store.file import Stores
-from kvscope.store.traces import load_prompts
+from kvscope.usecases.base import Opened, ReportView, UseCase
 
-LANDMARKS = (0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
-CURVE_POINTS = 48
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from pathlib import Path
 
+    from kvscope.app.monitor import Monitor
+    from kvscope.characterize.distributions import Summary
+    from kvscope.characterize.summary import Characterization, Step
+    from kvscope.core.trace import PromptPaths, Trace
+    from kvscope.replay.caching import Caching, CurvePoint, LayoutCapacity, Sizing
+    from kvscope.replay.path_facts import PathFacts
+    from kvscope.store.db import Store
+    from kvscope.store.file import Stores
 
 _RETENTION = 1024  # tokens, between vLLM's default of 0 and all windows
 
 
-class HitRate(Struct, frozen=True):
-    """One definition's row: its hit rate with an infinite cache."""
+class AnalyzeOptions(DeploymentOptions, frozen=True, kw_only=True):
+    """What `analyze` takes."""
 
-    definition: str
-    weight: str
-    window: str
-    partial: bool
-    last_token_rule: bool
-    outputs: str
-    flat: bool
-    ideal: float
+    beside_pool: ClassVar[bool] = True
+    from_: Annotated[
+        float | None,
+        Option(
+            "Analyze only requests from this time after the trace's start on, as a trace of their"
+            " own.",
+            "TIME",
+            units.parse_duration,
+            flags=("--from",),
+        ),
+    ] = None
+    until: Annotated[
+        float | None, Time("Analyze only requests before this time after the trace's start.")
+    ] = None
+    memory: Annotated[
+        int | None,
+        Option(
+            "Of a dataset: memory that the analysis may take, for example 8GiB.",
+            "SIZE",
+            values.size,
+            "half of what is free",
+        ),
+    ] = None
+    hbm: Hbm = None
+    capacity_blocks: CapacitiesBlocks = None
+    capacity: CapacitySizes = None
+    compat: Compat = None
+    outputs: Outputs = "carried"
+    warmup: Warmup = 0.0
 
 
-class CurvePoint(Struct, frozen=True):
-    """What LRU hits at one capacity. Sizes that need a model or an HBM size are None without."""
+class AnalyzeRequest(Struct, frozen=True):
+    """What an analysis shows beyond the trace itself, of requests `from_s` until `until_s`.
 
-    capacity_blocks: int
-    capacity_tokens: int
-    capacity_bytes: int | None
-    hbm_multiple: float | None
-    token_hit_rate: float
-    block_hit_rate: float
-
-
-class Landmark(Struct, frozen=True):
-    """The least capacity with which LRU reaches a share of the ideal hit rate.
-
-    With a deployment, `gpus` have the pools that hold it, at `price_hour` where a GPU has a price.
+    That of a dataset takes at most `memory_bytes` (None: half of what is free).
     """
 
-    share_of_ideal: float
-    point: CurvePoint
-    gpus: int | None = None
-    price_hour: float | None = None
+    definition: HitDefinition = standard()
+    model: Model | None = None
+    hbm_bytes: int | None = None
+    capacities: Capacities = Capacities()
+    deployment: ResolvedDeployment | None = None
+    from_s: float | None = None
+    until_s: float | None = None
+    memory_bytes: int | None = None
 
+    @property
+    def sizing(self) -> Sizing:
+        """In what capacities are shown."""
+        from kvscope.replay.caching import Sizing
 
-class Caching(Struct, frozen=True):
-    """What caching gives: LRU at every capacity, under `definition`.
-
-    `lru` is the exact curve in the headline's weight, `lru_by_token` that of `misses_definition`.
-    """
-
-    definition: HitDefinition
-    ideal: float
-    hit_rates: tuple[HitRate, ...]
-    curve: tuple[CurvePoint, ...]
-    landmarks: tuple[Landmark, ...]
-    asked: tuple[CurvePoint, ...]
-    misses: tuple[MissReasons, ...]
-    misses_definition: HitDefinition
-    lru: HitCurve
-    lru_by_token: HitCurve
-
-    def misses_at(self, capacity_blocks: int) -> MissReasons:
-        """Return what became of the input tokens under LRU at any capacity, exactly."""
-        return at_capacity(self.misses[-1], self.lru_by_token, capacity_blocks)
-
-    def rate(self, point: CurvePoint) -> float:
-        """Return the hit rate at `point` in the weight of the headline."""
-        return point.block_hit_rate if self.definition.weight == "block" else point.token_hit_rate
-
-
-class LayoutCapacity(SessionStarts, frozen=True):
-    """What LRU needs for 90 % of the ideal hits where sessions begin otherwise."""
-
-    capacity_blocks: int
+        return Sizing(self.model, self.hbm_bytes, self.deployment)
 
 
 class RetentionIdeal(Struct, frozen=True):
@@ -123,19 +118,20 @@ class RetentionIdeal(Struct, frozen=True):
     token_hit_rate: float
 
 
-class Analysis(Struct, frozen=True):
-    """A trace characterized; `caching` is None for a trace of lengths.
+class Analysis(Struct, frozen=True, kw_only=True):
+    """What `kvscope analyze` finds. Fields on reuse are null or empty for a trace of lengths.
 
-    `layouts` are other starts of sessions without a common clock, `retention` what the windows of a
-    hybrid model let hit, by vLLM's `prefix_cache_retention_interval`.
+    `layouts` are other starts of sessions without a common clock, with the capacity for 90 % of the
+    ideal hits there. `retention` is what windows of a hybrid model let hit in an ample pool.
     """
 
     trace: Trace
+    characterization: Inline[Characterization]
+    notes: tuple[str, ...]
     model: Model | None
     hbm_bytes: int | None
-    characterization: Characterization
-    caching: Caching | None
     deployment: ResolvedDeployment | None = None
+    caching: Inline[Caching | None]
     layouts: tuple[LayoutCapacity, ...] = ()
     retention: tuple[RetentionIdeal, ...] = ()
 
@@ -150,6 +146,41 @@ class Analysis(Struct, frozen=True):
         return self.model.blocks_in(self.hbm_bytes, block_size)
 
 
+def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
+    """Return what the options of `analyze` ask for."""
+    if options.until is not None:
+        from kvscope.ingest.time_range import check_range  # late: loads NumPy
+
+        check_range(options.from_, options.until)
+    return replace(
+        _analysis(options),
+        from_s=options.from_,
+        until_s=options.until,
+        memory_bytes=options.memory,
+    )
+
+
+def _analysis(options: AnalyzeOptions) -> AnalyzeRequest:
+    """Return the same for a whole trace."""
+    definition = hit_definition(options.compat, options.outputs, options.warmup)
+    capacities = Capacities(options.capacity_blocks or (), options.capacity or ())
+    where = resolved_deployment(options)
+    if where is not None:
+        if options.hbm is not None:
+            raise UsageError(
+                "the deployment (--gpu) has a pool of its own",
+                where="--hbm",
+                remedy="leave --hbm out",
+            )
+        return AnalyzeRequest(definition, where.model, where.pool_bytes, capacities, where.as_cache)
+    latency_profile(options.latency)  # only a deployment uses it; a wrong name is refused anyway
+    kv = kv_model(options.model, options.kv_dtype)
+    if kv is None and (options.hbm or options.capacity):
+        option = "--hbm" if options.hbm else "--capacity"
+        raise UsageError("needs a model", where=option, remedy="name one with --model")
+    return AnalyzeRequest(definition, kv, options.hbm, capacities)
+
+
 class StartedCaching:
     """The part of an analysis that needs only a trace's paths, under way in a thread of its own.
 
@@ -159,9 +190,21 @@ class StartedCaching:
     def __init__(
         self, paths: PromptPaths | PathFacts, request: AnalyzeRequest | None = None
     ) -> None:
+        from kvscope.core.background import in_background
+        from kvscope.core.trace import PromptPaths
+        from kvscope.replay.caching import caching
+        from kvscope.replay.path_facts import TracePaths
+
         self.paths = TracePaths(paths) if isinstance(paths, PromptPaths) else paths
         self.request = request or AnalyzeRequest()
-        self.caching = in_background(caching, self.paths, self.request)
+        asked, block_size = self.request, self.paths.block_size
+
+        def compute() -> Caching:
+            """Compute the part; a capacity that holds no block is refused with the result."""
+            named = asked.capacities.in_blocks(asked.model, block_size)
+            return caching(self.paths, asked.definition, named, asked.sizing)
+
+        self.caching = in_background(compute)
 
 
 def analyze(
@@ -179,6 +222,12 @@ def analyze(
     each step, as in `characterize`; `monitor` sees how many shards are done. Raises UsageError for
     a capacity that holds no block, and for less memory than a dataset takes.
     """
+    from kvscope.app.traces import dataset_of
+    from kvscope.characterize.summary import start_characterization
+    from kvscope.replay.footprint import analysis_bytes
+    from kvscope.replay.path_facts import TracePaths
+    from kvscope.store.traces import load_prompts
+
     work, request = None, started.request if started else request or AnalyzeRequest()
     request.capacities.in_blocks(request.model, trace.block_size)  # what is refused comes first
     deployment = _timed(stores, trace, request.deployment)
@@ -195,7 +244,7 @@ def analyze(
                 paths: PathFacts = TracePaths(load_prompts(store, trace))
             else:
                 work, free = dataset.work, memory.available_bytes()
-                given = request.memory_bytes or (free[0] // 2 if free else 4 * GIB)
+                given = request.memory_bytes or (free[0] // 2 if free else 4 * units.GIB)
                 budget = dataset.analysis_budget(given)
                 store.limit_memory(budget.store_bytes, work)
                 paths = replace(dataset.paths(), runs_at_once=budget.runs_at_once, progress=monitor)
@@ -210,6 +259,7 @@ def analyze(
         cached = started.caching.result() if started else None
     return Analysis(
         trace=trace,
+        notes=trace.notes,
         model=request.model,
         hbm_bytes=request.hbm_bytes,
         characterization=_sized(characterized, request),
@@ -224,6 +274,10 @@ def analyze(
 
 def space_for_analysis(work: Path | None) -> AbstractContextManager[None]:
     """Return a context that raises DiskFullError where a dataset's folder has too little space."""
+    from contextlib import nullcontext
+
+    from kvscope.core.files import space_in
+
     return nullcontext() if work is None else space_in(work, "the dataset is as it was")
 
 
@@ -233,6 +287,9 @@ def _timed(
     """Return a deployment with the latency for this trace, as other commands take it."""
     if deployment is None:
         return None
+    from kvscope.app.latency import latency_for
+    from kvscope.app.traces import replayable
+
     latency = latency_for(trace, deployment.latency, deployment, partial(replayable, stores, trace))
     return latency.deployment
 
@@ -245,7 +302,9 @@ def _retention(stores: Stores, trace: Trace, request: AnalyzeRequest) -> Iterato
         return
     if replace(request.definition, warmup=0.0) != standard():
         return
-    from kvscope.vllm_sim import hits_without_eviction  # late: few analyses replay an engine
+    from kvscope.app.traces import replayable
+    from kvscope.replay.curve import first_counted
+    from kvscope.vllm_sim import hits_without_eviction
 
     prompts = replayable(stores, trace)
     first = first_counted(prompts, request.definition)
@@ -261,6 +320,12 @@ def _layouts(
     stores: Stores, trace: Trace, paths: PathFacts, definition: HitDefinition
 ) -> Iterator[LayoutCapacity]:
     """Yield what LRU needs where sessions without a common clock begin otherwise."""
+    import numpy as np
+
+    from kvscope.ingest.build import NO_COMMON_CLOCK
+    from kvscope.ingest.clocks import other_starts, placed
+    from kvscope.replay.caching import LayoutCapacity
+
     if not any(note.startswith(NO_COMMON_CLOCK) for note in trace.notes):
         return
     with stores.reading() as store:
@@ -276,6 +341,8 @@ def _layouts(
 
 def _check_memory(store: Store, name: str, request: AnalyzeRequest) -> None:
     """Raise UsageError for a limit of memory where a store's traces are no dataset."""
+    from kvscope.datasets.place import is_in_dataset
+
     if request.memory_bytes is not None and not is_in_dataset(store.path):
         raise UsageError(
             f"{name!r} is no dataset, and is analyzed in memory",
@@ -286,6 +353,8 @@ def _check_memory(store: Store, name: str, request: AnalyzeRequest) -> None:
 
 def in_range(stores: Stores, trace: Trace, request: AnalyzeRequest, monitor: Monitor) -> Trace:
     """Return the trace of the requests that `request` is about: this one, or a range of it."""
+    from kvscope.app.traces import dataset_of, load_range
+
     if request.from_s is None and request.until_s is None:
         return trace
     with stores.reading() as store:
@@ -298,31 +367,23 @@ def in_range(stores: Stores, trace: Trace, request: AnalyzeRequest, monitor: Mon
     return load_range(stores, trace, request.from_s, request.until_s, monitor)
 
 
-def analyze_source(
-    stores: Stores,
-    source: str | None,
-    request: AnalyzeRequest,
-    monitor: Monitor,
-    reading: Reading = AS_STORED,
-) -> Analysis:
-    """Ingest `source` if the store lacks it, and analyze it.
+def run(opened: Opened, request: AnalyzeRequest, monitor: Monitor) -> Analysis:
+    """Ingest a trace if the store lacks it, and analyze it.
 
     LRU's curve of a new trace is computed while the trace is being stored.
     """
+    from kvscope.replay.path_facts import TracePaths
+
+    stores, load = opened.stores, opened.load
     with stores.reading() as store:
-        _check_memory(store, source or "the trace", request)
-    if request.from_s is not None or request.until_s is not None:
-        trace = load_trace(stores, source, monitor, reading)
-        return analyze(stores, in_range(stores, trace, request, monitor), request)
+        _check_memory(store, opened.source or "the trace", request)
+    if load is None or request.from_s is not None or request.until_s is not None:
+        return analyze(stores, in_range(stores, opened.trace, request, monitor), request)
     started: list[StartedCaching] = []
-    trace = load_trace(
-        stores,
-        source,
-        monitor,
-        reading,
+    trace = load(
         lambda new: started.append(
             StartedCaching(TracePaths(new.paths(), new.reuse.touched), request)
-        ),
+        )
     )
     return analyze(stores, trace, request, started=started[0] if started else None, monitor=monitor)
 
@@ -337,12 +398,18 @@ def resized(
 
     With a deployment, `hbm_bytes` is the size of its pool.
     """
+    from kvscope.replay.caching import landmark_at, point_of
+
     request = AnalyzeRequest(model=model, hbm_bytes=hbm_bytes)
     block_size = analysis.trace.block_size
 
     def sized(point: CurvePoint) -> CurvePoint:
-        return _point(
-            block_size, request, point.capacity_blocks, point.token_hit_rate, point.block_hit_rate
+        return point_of(
+            block_size,
+            request.sizing,
+            point.capacity_blocks,
+            point.token_hit_rate,
+            point.block_hit_rate,
         )
 
     known = analysis.caching
@@ -357,7 +424,7 @@ def resized(
             known,
             curve=tuple(map(sized, known.curve)),
             landmarks=tuple(
-                _landmark(mark.share_of_ideal, sized(mark.point), deployment)
+                landmark_at(mark.share_of_ideal, sized(mark.point), deployment)
                 for mark in known.landmarks
             ),
             asked=tuple(map(sized, known.asked)),
@@ -367,6 +434,10 @@ def resized(
 
 def _sized(facts: Characterization, request: AnalyzeRequest) -> Characterization:
     """Return the facts with sizes in bytes, where a model is named."""
+    import dataclasses
+
+    from kvscope.characterize.distributions import Summary
+
     model, hbm_bytes = request.model, request.hbm_bytes
     if model is None:
         return facts
@@ -392,73 +463,54 @@ def _sized(facts: Characterization, request: AnalyzeRequest) -> Characterization
     return dataclasses.replace(facts, request_sizes=tuple(sizes), working_set=alive)
 
 
-def caching(paths: PathFacts, request: AnalyzeRequest) -> Caching:
-    """Return LRU's curve, the definitions side by side, and why tokens missed at the landmarks."""
-    definition, block_size = request.definition, paths.block_size
-    named = request.capacities.in_blocks(request.model, block_size)
-    # Why tokens missed is told of whole prompts of the whole trace, whatever is counted elsewhere.
-    explained = standard(outputs=definition.outputs)
-    compared = side_by_side(definition)
-    followed = paths.follow([definition, explained], compared)
+def known_figures(request: AnalyzeRequest) -> Known:
+    """Return the figures of an infinite cache, and of LRU at one capacity."""
+    if len(request.capacities.blocks) + len(request.capacities.sizes_bytes) == 1:
+        return Known(("hit-rate", "lru.hit-rate"))
+    missing = ("needs one capacity", "name one with --capacity-blocks or --capacity")
+    return Known(("hit-rate",), missing={"lru.hit-rate": missing})
 
-    by_token = followed.curve(replace(definition, weight="token"))
-    by_block = followed.curve(replace(definition, weight="block"))
-    headline = by_block if definition.weight == "block" else by_token
 
-    def points(capacities: NDArray[np.int64]) -> tuple[CurvePoint, ...]:
-        rates = zip(capacities, by_token.rate(capacities), by_block.rate(capacities), strict=True)
-        return tuple(_point(block_size, request, int(c), float(t), float(b)) for c, t, b in rates)
+def figures(analysis: Analysis) -> Figures:
+    """Return the figures of an analysis, in the weight of its headline."""
+    caching = analysis.caching
+    if caching is None:
+        return {}
+    known = {"hit-rate": caching.ideal}
+    if len(caching.asked) == 1:
+        known["lru.hit-rate"] = caching.rate(caching.asked[0])
+    return known
 
-    at = [headline.capacity_for(share * headline.ideal) for share in LANDMARKS]
-    largest = max(int(headline.knots[-1]), 1)
-    grid = np.unique(np.geomspace(1, largest, CURVE_POINTS).round().astype(np.int64))
-    return Caching(
-        definition=definition,
-        ideal=headline.ideal,
-        hit_rates=tuple(_hit_rate(each, followed.ideal_rate(each)) for each in compared),
-        curve=points(grid),
-        landmarks=tuple(
-            _landmark(share, point, request.deployment)
-            for share, point in zip(LANDMARKS, points(np.array(at)), strict=True)
+
+def _view(analysis: Analysis) -> ReportView:
+    from kvscope.report import overview as report
+
+    return ReportView(lambda: [report.headline(analysis)], lambda: report.sections(analysis))
+
+
+USE_CASE: UseCase[AnalyzeOptions, AnalyzeRequest, Analysis] = UseCase(
+    name="analyze",
+    title="kvscope",
+    help=__doc__,
+    options=AnalyzeOptions,
+    check=analyze_request,
+    run=run,
+    table="curve",
+    view=_view,
+    sections=(
+        *(
+            "summary",
+            "capacity",
+            "misses",
+            "definitions",
+            "categories",
+            "contribution",
+            "last-touch",
         ),
-        asked=points(np.array(named, dtype=np.int64)),
-        misses=followed.misses(explained, sorted({*at, *named})),
-        misses_definition=explained,
-        lru=headline,
-        lru_by_token=by_token if definition == explained else followed.curve(explained),
-    )
-
-
-def _landmark(share: float, point: CurvePoint, deployment: ResolvedDeployment | None) -> Landmark:
-    if deployment is None:
-        return Landmark(share, point)
-    gpus = deployment.gpus_for(point.capacity_tokens)
-    return Landmark(share, point, gpus, deployment.price_of(gpus))
-
-
-def _hit_rate(definition: HitDefinition, ideal: float) -> HitRate:
-    return HitRate(
-        definition=definition.name,
-        weight=definition.weight,
-        window="whole" if not definition.warmup else f"last {1 - definition.warmup:.0%}",
-        partial=definition.partial,
-        last_token_rule=definition.last_token_rule,
-        outputs=definition.outputs,
-        flat=definition.flat,
-        ideal=ideal,
-    )
-
-
-def _point(
-    block_size: int, request: AnalyzeRequest, capacity: int, by_token: float, by_block: float
-) -> CurvePoint:
-    tokens = capacity * block_size
-    size = request.model.bytes_for(tokens) if request.model else None
-    return CurvePoint(
-        capacity_blocks=capacity,
-        capacity_tokens=tokens,
-        capacity_bytes=size,
-        hbm_multiple=size / request.hbm_bytes if size is not None and request.hbm_bytes else None,
-        token_hit_rate=by_token,
-        block_hit_rate=by_block,
-    )
+        *("skew", "reuse-gaps", "lifetimes", "stability", "where-in-the-prompt", "working-set"),
+        *("size-of-requests", "requests", "over-time", "conversations"),
+    ),
+    known=known_figures,
+    figures=figures,
+    remembers=True,
+)

@@ -1,4 +1,7 @@
-"""Compare two traces, two stored runs or two recommendations, figure by figure."""
+"""Compare two traces, two stored runs or two recommendations; the largest differences first.
+
+Prints only what differs; --full has all figures.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,31 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import starmap
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
-from kvscope.app.analyze import Analysis, analyze
+from kvscope.app import values
 from kvscope.app.baseline import RUN, stored_run
-from kvscope.app.monitor import Monitor
-from kvscope.app.requests import AnalyzeRequest
-from kvscope.app.traces import check_source, load_trace, open_dataset
+from kvscope.app.options import Hbm, KvDtype, Model, Option
 from kvscope.core.errors import UsageError
-from kvscope.core.runs import Outcome, Run, hit_rate
-from kvscope.core.trace import Trace
-from kvscope.datasets.place import is_dataset
+from kvscope.core.records import Beside
 from kvscope.replay.policy_options import format_value
-from kvscope.store.file import Stores
-from kvscope.tuning.file import RecommendationTable, read_recommendation_table
+from kvscope.usecases.analyze import (
+    Analysis,
+    AnalyzeOptions,
+    AnalyzeRequest,
+    analyze,
+    analyze_request,
+)
+from kvscope.usecases.base import Opened, ReportView, UseCase
+
+if TYPE_CHECKING:
+    from kvscope.app.monitor import Monitor
+    from kvscope.core.runs import Outcome, Run
+    from kvscope.core.trace import Trace
+    from kvscope.tuning.file import RecommendationTable
 
 Kind = Literal["traces", "runs", "recommendations"]
 Topic = Literal[
@@ -35,14 +47,43 @@ Quantity = Literal[
 SUFFIX = ".toml"
 
 _PERCENTILES = ("p50", "p90", "p95", "p99")
+_SIDES = {"left", "right"}
 _SAME = 1e-12  # relative: what two orders of summation leave
 
 
-class Difference(Struct, frozen=True):
-    """One figure of both sides, None where a side has none.
+Compared = Annotated[
+    str,
+    Option(
+        "A trace (file or stored name), run:N of `kvscope runs`, or a recommendation (.toml).",
+        parse=values.called,
+        argument=True,
+    ),
+]
 
-    `quantity` is its unit, `words` for text. `change` is right - left for shares, right / left - 1
-    for other numbers, None where there is none.
+
+class DiffOptions(Struct, frozen=True, kw_only=True):
+    """What `diff` takes: two things, and in what to size the capacities of traces."""
+
+    left: Compared
+    right: Compared
+    model: Model = None
+    kv_dtype: KvDtype = None
+    hbm: Hbm = None
+
+
+class DiffRequest(Struct, frozen=True):
+    """Two things to compare; traces are analyzed as `analysis` says."""
+
+    left: str
+    right: str
+    analysis: AnalyzeRequest
+
+
+class Difference(Struct, frozen=True):
+    """One figure of both sides, null where a side has none.
+
+    `quantity` is its unit: a share, seconds, per_second, or a number of what it names; `words` for
+    text. `change` is right - left for a share, right / left - 1 for another number, else null.
     """
 
     topic: Topic
@@ -50,67 +91,63 @@ class Difference(Struct, frozen=True):
     quantity: Quantity
     left: float | str | None
     right: float | str | None
-
-    @property
-    def change(self) -> float | None:
-        """The change from left to right."""
-        left, right = self.left, self.right
-        if not isinstance(left, int | float) or not isinstance(right, int | float):
-            return None
-        if self.quantity == "share":
-            return right - left
-        return right / left - 1 if left else None
+    change: float | None
 
     @property
     def is_none(self) -> bool:
         """Whether both sides are the same."""
-        change = self.change
-        return self.left == self.right or (change is not None and abs(change) < _SAME)
+        return self.left == self.right or (self.change is not None and abs(self.change) < _SAME)
 
 
 Facts = tuple[Difference, ...]
 
 
-class Comparison(Struct, frozen=True):
-    """Two things of a `kind` and their `facts`, in an order to be read.
+class CategoryDifferences(Struct, frozen=True):
+    """The figure `name` by category, of those that both sides have."""
 
-    `by_category` has facts of one name for each category that both have. `traces` are the traces of
-    analyses and runs; of the things themselves one pair is there.
+    name: str
+    categories: tuple[Difference, ...]
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """What `kvscope diff` finds: `differences`, what matters most first, and what is the `same`.
+
+    `traces` are those of traces and runs, empty for recommendations.
     """
 
     kind: Kind
-    names: tuple[str, str]
-    facts: Facts
-    by_category: Mapping[str, Facts]
-    traces: tuple[Trace, Trace] | None = None
-    analyses: tuple[Analysis, Analysis] | None = None
-    runs: tuple[Run, Run] | None = None
+    left: str
+    right: str
+    traces: tuple[Trace, ...] = ()
+    differences: tuple[Difference, ...]
+    same: tuple[Difference, ...]
+    by_category: tuple[CategoryDifferences, ...]
+    facts: Beside[tuple[Difference, ...]]  # all figures, in an order to be read
+    analyses: Beside[tuple[Analysis, Analysis] | None] = None
+    runs: Beside[tuple[Run, Run] | None] = None
 
     @property
-    def ranked(self) -> Facts:
-        """What differs: by topic, what matters most first, then by relative change."""
-
-        def rank(fact: Difference) -> tuple[int, float]:
-            left, right, size = fact.left, fact.right, 0.0
-            if isinstance(left, int | float) and isinstance(right, int | float):
-                size = abs(right - left) / max(abs(left), abs(right))
-            return TOPICS.index(fact.topic), -size
-
-        return tuple(sorted((fact for fact in self.facts if not fact.is_none), key=rank))
+    def names(self) -> tuple[str, str]:
+        """The names of both sides."""
+        return self.left, self.right
 
 
-def diff(
-    stores: Stores,
-    left: str,
-    right: str,
-    request: AnalyzeRequest | None = None,
-    monitor: Monitor | None = None,
-) -> Comparison:
-    """Compare what two names stand for; traces are analyzed as `request` says.
+def diff_request(options: DiffOptions) -> DiffRequest:
+    """Return what the options of `diff` ask for."""
+    sizes = {name: value for name, value in asdict(options).items() if name not in _SIDES}
+    return DiffRequest(options.left, options.right, analyze_request(AnalyzeOptions(**sizes)))
+
+
+def run(opened: Opened, request: DiffRequest, monitor: Monitor) -> Comparison:
+    """Compare what two names stand for.
 
     `run:N` is a stored run, a path that ends in .toml a recommendation, anything else a trace.
     Raises UsageError for two of different kinds, InputError for what is not there.
     """
+    from kvscope.app.traces import check_source, load_trace, open_dataset
+    from kvscope.datasets.place import is_dataset
+
+    left, right, stores = request.left, request.right, opened.stores
     names = (left, right)
     kind, other = (_kind(name) for name in names)
     if kind != other:
@@ -119,6 +156,8 @@ def diff(
             remedy="compare two traces, two runs (run:N) or two recommendations (FILE.toml)",
         )
     if kind == "recommendations":
+        from kvscope.tuning.file import read_recommendation_table
+
         first, second = (read_recommendation_table(Path(name)) for name in names)
         short = (Path(left).name, Path(right).name)
         return compare_recommendations(short if short[0] != short[1] else names, (first, second))
@@ -133,7 +172,7 @@ def diff(
 
     def analyzed(name: str) -> Analysis:
         own = open_dataset(name).stores if is_dataset(name) else stores
-        return analyze(own, load_trace(own, name, monitor or Monitor()), request)
+        return analyze(own, load_trace(own, name, monitor), request.analysis)
 
     both = analyzed(left), analyzed(right)
     return compare_traces((both[0].trace.name, both[1].trace.name), both)
@@ -154,7 +193,7 @@ def compare_traces(names: tuple[str, str], both: tuple[Analysis, Analysis]) -> C
         _known("traffic", name, "share", (left.get(name, 0.0), right.get(name, 0.0)))
         for name in {**left, **right}
     )
-    return Comparison(
+    return _comparison(
         "traces",
         names,
         _facts(_trace_facts(both)),
@@ -168,6 +207,8 @@ def compare_runs(
     names: tuple[str, str], both: tuple[Run, Run], traces: tuple[Trace, Trace] | None = None
 ) -> Comparison:
     """Compare two runs, with their parts."""
+    from kvscope.core.runs import hit_rate
+
     categories = [
         {part.category: part.outcome for part in run.parts if part.category is not None}
         for run in both
@@ -186,12 +227,12 @@ def compare_runs(
         _known("latency", name, "seconds", [each.ttft_ms.p95 / 1e3 for each in pair])
         for name, pair in shared.items()
     )
-    return Comparison(
+    return _comparison(
         "runs",
         names,
         _facts(_run_facts(both, traces)),
         {"Hit rate": _facts(rates), "p95 TTFT": _facts(times)} if shared else {},
-        traces=traces,
+        traces=traces or (),
         runs=both,
     )
 
@@ -200,7 +241,39 @@ def compare_recommendations(
     names: tuple[str, str], both: tuple[RecommendationTable, RecommendationTable]
 ) -> Comparison:
     """Compare what two files of `kvscope tune` recommend, and expect on held-out requests."""
-    return Comparison("recommendations", names, _facts(_advice_facts(both)), {})
+    return _comparison("recommendations", names, _facts(_advice_facts(both)), {})
+
+
+def _comparison(
+    kind: Kind,
+    names: tuple[str, str],
+    facts: Facts,
+    by_category: Mapping[str, Facts],
+    *,
+    traces: tuple[Trace, ...] = (),
+    analyses: tuple[Analysis, Analysis] | None = None,
+    runs: tuple[Run, Run] | None = None,
+) -> Comparison:
+    """Return a comparison: what differs by topic, what matters most first, and by its size."""
+
+    def rank(fact: Difference) -> tuple[int, float]:
+        left, right, size = fact.left, fact.right, 0.0
+        if isinstance(left, int | float) and isinstance(right, int | float):
+            size = abs(right - left) / max(abs(left), abs(right))
+        return TOPICS.index(fact.topic), -size
+
+    return Comparison(
+        kind=kind,
+        left=names[0],
+        right=names[1],
+        traces=traces,
+        differences=tuple(sorted((fact for fact in facts if not fact.is_none), key=rank)),
+        same=tuple(fact for fact in facts if fact.is_none),
+        by_category=tuple(starmap(CategoryDifferences, by_category.items())),
+        facts=facts,
+        analyses=analyses,
+        runs=runs,
+    )
 
 
 def _facts(facts: Iterable[Difference | None]) -> Facts:
@@ -212,9 +285,15 @@ def _known(
 ) -> Difference | None:
     """Return a figure of both sides, None where neither has it."""
     left, right = values
-    return (
-        None if left is None and right is None else Difference(topic, name, quantity, left, right)
-    )
+    if left is None and right is None:
+        return None
+    change = None
+    if isinstance(left, int | float) and isinstance(right, int | float):
+        if quantity == "share":
+            change = right - left
+        elif left:
+            change = right / left - 1
+    return Difference(topic, name, quantity, left, right, change)
 
 
 def _trace_facts(both: tuple[Analysis, Analysis]) -> Iterator[Difference | None]:
@@ -294,6 +373,8 @@ def _run_facts(
     both: tuple[Run, Run], traces: tuple[Trace, Trace] | None
 ) -> Iterator[Difference | None]:
     """Yield policy and capacity, the settings in which runs differ, and what they gave."""
+    from kvscope.core.runs import hit_rate
+
     if traces is not None and traces[0] != traces[1]:
         yield _known("traffic", "trace", "words", [trace.name for trace in traces])
     yield _known("policy", "policy", "words", [run.policy for run in both])
@@ -387,3 +468,26 @@ def _advice_facts(
     deployments = [each.deployment.summary if each.deployment else None for each in both]
     yield _known("setting", "deployment", "words", deployments)
     yield _known("traffic", "trace", "words", [each.trace or None for each in both])
+
+
+def _view(compared: Comparison) -> ReportView:
+    from kvscope.report import comparison as report
+
+    return ReportView(
+        lambda: report.screen(compared),
+        lambda: report.sections(compared),
+        heading=(f"{compared.left} and {compared.right}", report.lead(compared)),
+    )
+
+
+USE_CASE: UseCase[DiffOptions, DiffRequest, Comparison] = UseCase(
+    name="diff",
+    title="kvscope diff",
+    help=__doc__,
+    options=DiffOptions,
+    check=diff_request,
+    run=run,
+    table="differences",
+    view=_view,
+    takes_trace=False,
+)

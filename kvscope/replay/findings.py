@@ -1,6 +1,6 @@
-"""Explain why input tokens missed: one cause for each, over a whole trace and for single requests.
+"""What the causes of missed tokens say: totals, what to change, single requests, observed hits.
 
-What to change follows from the causes: `findings` ranks them by the tokens lost.
+`findings` ranks by the tokens lost what can be changed.
 """
 
 from __future__ import annotations
@@ -11,67 +11,18 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kvscope.app.latency import timed
-from kvscope.app.monitor import Monitor
-from kvscope.app.requests import BASELINE, ExplainRequest
-from kvscope.app.simulate import on_groups
-from kvscope.characterize.windows import round_windows
 from kvscope.core.arrays import Bools, Int64s
-from kvscope.core.errors import UsageError
 from kvscope.core.hits import HitDefinition
-from kvscope.core.runs import RunSetting
-from kvscope.core.trace import Prompts, Tenants, Trace
-from kvscope.deployment.deployment import ResolvedDeployment
-from kvscope.deployment.models import Model
-from kvscope.ingest.hash_ids import key
-from kvscope.policies.base import Policy
-from kvscope.replay.attribution import (
-    NO_REQUEST,
-    Attribution,
-    CacheLookups,
-    Cause,
-    attribute,
-    by_worker,
-    cache_lookups,
-    lru_cache_lookups,
-)
+from kvscope.core.trace import Prompts
+from kvscope.replay.attribution import NO_REQUEST, Attribution
 from kvscope.replay.branches import Branch, branches
+from kvscope.replay.causes import AVOIDABLE, Cause
 from kvscope.replay.observed_hits import Gap, HitGaps, hit_gaps
-from kvscope.replay.parameter_estimates import bind, estimate_parameters
-from kvscope.replay.sweep import WINDOWS, serve_replay
 from kvscope.replay.traffic import walk
-from kvscope.replay.workload import ReplayRequest, Workload
-from kvscope.store import traces
-from kvscope.store.db import Store
-from kvscope.store.file import Stores
-from kvscope.validate.result import stored_validations
 
-_BY_ID = "id:"
-MOST_REQUESTS = 10
 _MOST_BRANCHES = 8
 _NEGLIGIBLE = 0.001  # of the input tokens: no finding
-AVOIDABLE: tuple[Cause, ...] = (
-    *("evicted", "not-kept", "in-flight", "routed", "salt", "lora", "model", "periodic"),
-    *("diverged", "output-changed", "rejected"),
-)
-"""Causes that a larger cache, another router or another client could remove."""
-
-
 Place = Literal["first-prompt", "shortened", "history"]
-
-
-class TraceEvidence(Struct, frozen=True):
-    """What the store knows of a trace's requests apart from their prompts.
-
-    `tenants` are None where all requests share blocks. `measured_hit_tokens` (R entries, -1: not
-    measured) are of the latest validation with the policy, on an engine with `measured_blocks`.
-    `request` is the number of the request that was asked for.
-    """
-
-    tenants: Tenants | None = None
-    measured_hit_tokens: Int64s | None = None
-    measured_blocks: int | None = None
-    request: int | None = None
 
 
 class CauseTotal(Struct, frozen=True):
@@ -179,177 +130,28 @@ class Observed(Struct, frozen=True):
     gaps: tuple[GapTotal, ...] = ()
 
 
-class Explanation(Struct, frozen=True):
-    """The causes of all missed tokens of a trace under one policy at one capacity.
-
-    `capacity_blocks` is None for an infinite cache; each of several `workers` has one. `requests`
-    are the one that was asked for, or those that lost the most tokens to avoidable causes.
-    """
-
-    trace: Trace
-    model: Model | None
-    deployment: ResolvedDeployment | None
-    setting: RunSetting
-    policy: Policy
-    capacity_blocks: int | None
-    workers: int
-    attribution: Attribution
-    gaps: HitGaps | None
-    causes: tuple[CauseTotal, ...]
-    findings: tuple[Finding, ...]
-    requests: tuple[ExplainedRequest, ...]
-    single: bool
-    observed: Observed | None = None
-
-    @property
-    def input_tokens(self) -> int:
-        """The input tokens of all requests."""
-        return int(self.attribution.input_tokens.sum())
-
-    @property
-    def hit_tokens(self) -> int:
-        """The input tokens that hit."""
-        return int(self.attribution.hit_tokens.sum())
-
-    @property
-    def missed_tokens(self) -> int:
-        """The input tokens that missed."""
-        return self.input_tokens - self.hit_tokens
-
-
-def read_evidence(stores: Stores, trace: Trace, request: ExplainRequest) -> TraceEvidence:
-    """Return what the store knows that explains misses.
-
-    Raises UsageError for an unknown request, InputError for a dataset of several tenants.
-    """
-    with stores.reading() as store:
-        asked = request.request
-        number = None if asked is None else request_number(store, trace, asked)
-        evidence = TraceEvidence(traces.load_tenants(store, trace), request=number)
-        for validation in stored_validations(store, trace):
-            for run in validation.runs:
-                if run.policy != request.replayed.variants[0].policy.name:
-                    continue
-                numbers, hits = run.numbers, run.measured_hit_tokens
-                if not len(numbers) and len(hits) == trace.requests:
-                    numbers = np.arange(trace.requests)
-                if len(numbers):
-                    measured = np.full(trace.requests, NO_REQUEST, dtype=np.int64)
-                    measured[numbers] = hits
-                    blocks = validation.engine.blocks
-                    return replace(evidence, measured_hit_tokens=measured, measured_blocks=blocks)
-    return evidence
-
-
-def request_number(store: Store, trace: Trace, request: str) -> int:
-    """Return the number of a request: its number itself, or the trace's id of it.
-
-    Raises UsageError where there is none.
-    """
-    if request.isdecimal() and int(request) < trace.requests:
-        return int(request)
-    chat_id = request.removeprefix(_BY_ID)
-    number = traces.request_by_id(store, trace, key(chat_id))
-    if number is None:
-        raise UsageError(
-            f"the trace has {trace.requests:,} requests, and none with the id {chat_id!r}",
-            where=f"--request {request}",
-            remedy=f"name one from 0 to {trace.requests - 1}, or its id",
-        )
-    return number
-
-
-def explain(
-    trace: Trace,
-    prompts: Prompts,
-    request: ExplainRequest,
-    monitor: Monitor | None = None,
-    evidence: TraceEvidence | None = None,
-) -> Explanation:
-    """Return the cause of every missed token."""
-    evidence = evidence or TraceEvidence()
-    replayed, _ = timed(request.replayed, trace, prompts, monitor or Monitor())
-    replayed = on_groups(replayed, trace)
-    named = replayed.capacities.in_blocks(replayed.model, trace.block_size)
-    capacity = named[0] if named else None
-    setting, variant = replayed.setting, replayed.variants[0]
-    windows = round_windows(trace, WINDOWS)
-    workload = Workload(prompts, setting, windows)
-    estimates = estimate_parameters(workload.request_traffic, workload.profile, setting.slo_s)
-    policy = bind(variant, estimates)
-
-    def served(requests: Prompts) -> CacheLookups:
-        """Return what one cache holds of these requests."""
-        if policy.name == BASELINE and setting.capacity_model == "cache":
-            return lru_cache_lookups(requests, setting.definition, capacity)
-        part = workload if requests is prompts else Workload(requests, setting, windows)
-        done = serve_replay(part, ReplayRequest(policy, capacity or 0))
-        return cache_lookups(
-            requests,
-            setting.definition,
-            done.served.hit_blocks,
-            rejected=done.rejected,
-            written_blocks=done.written_blocks,
-            kept_blocks=done.kept_blocks,
-        )
-
-    workers = 1
-    if prompts.measurements is not None and not request.pooled:
-        workers = len(np.unique(prompts.measurements.worker))
-    if prompts.measurements is None or workers == 1:
-        cached = served(prompts)
-    else:
-        cached = by_worker(prompts, prompts.measurements.worker, served)
-    causes = attribute(
-        prompts, setting.definition, cached, several=workers > 1, tenants=evidence.tenants
-    )
-    gaps = _gaps(prompts, setting, causes, evidence)
-    lost, number = _lost(causes), evidence.request
-    if number is not None:
-        chosen = [number]
-    else:
-        worst = np.argsort(-lost, kind="stable")[:MOST_REQUESTS]
-        chosen = [int(each) for each in worst if lost[each]]
-    return Explanation(
-        trace=trace,
-        model=replayed.model,
-        deployment=replayed.deployment,
-        setting=setting,
-        policy=policy,
-        capacity_blocks=capacity,
-        workers=workers,
-        attribution=causes,
-        gaps=gaps,
-        causes=_totals(causes),
-        findings=_findings(prompts, causes),
-        requests=tuple(
-            explained_request(prompts, setting.definition, causes, each, gaps) for each in chosen
-        ),
-        single=number is not None,
-        observed=None if gaps is None else observed_hits(prompts, causes, gaps, evidence),
-    )
-
-
-def _gaps(
-    prompts: Prompts, setting: RunSetting, causes: Attribution, evidence: TraceEvidence
+def hit_gaps_of(
+    prompts: Prompts, definition: HitDefinition, causes: Attribution, measured: Int64s | None
 ) -> HitGaps | None:
-    """Return why observed hits are not the predicted ones; None where none were observed."""
-    observed = evidence.measured_hit_tokens
+    """Return why observed hits are not the predicted ones; None where none were observed.
+
+    Hits that the trace reports win over those that a validation `measured` (R entries, -1: none).
+    """
     if prompts.measurements is not None and _are_reported(prompts):
-        observed = prompts.measurements.cached_tokens.astype(np.int64)
-    if observed is None or not (observed >= 0).any():
+        measured = prompts.measurements.cached_tokens.astype(np.int64)
+    if measured is None or not (measured >= 0).any():
         return None
-    return hit_gaps(prompts, setting.definition, causes, observed)
+    return hit_gaps(prompts, definition, causes, measured)
 
 
 def _are_reported(prompts: Prompts) -> bool:
     """Return whether the trace has observed hits."""
-    measured = prompts.measurements
-    return measured is not None and bool((measured.cached_tokens >= 0).any())
+    reported = prompts.measurements
+    return reported is not None and bool((reported.cached_tokens >= 0).any())
 
 
 def observed_hits(
-    prompts: Prompts, causes: Attribution, gaps: HitGaps, evidence: TraceEvidence
+    prompts: Prompts, causes: Attribution, gaps: HitGaps, measured_blocks: int | None
 ) -> Observed:
     """Return the observed hits against the predicted ones."""
     known, by_cause = gaps.known, {name: int(of.sum()) for name, of in gaps.tokens.items()}
@@ -362,12 +164,12 @@ def observed_hits(
         more_tokens=by_cause["kept"],
         unseen_tokens=by_cause["cached-before"],
         source="trace" if reported else "validation",
-        engine_blocks=None if reported else evidence.measured_blocks,
+        engine_blocks=None if reported else measured_blocks,
         gaps=tuple(GapTotal(name, tokens) for name, tokens in by_cause.items()),
     )
 
 
-def _lost(causes: Attribution) -> Int64s:
+def avoidable_tokens(causes: Attribution) -> Int64s:
     """Return the tokens of each request that missed for avoidable causes."""
     lost = np.zeros_like(causes.input_tokens)
     for cause in AVOIDABLE:
@@ -375,7 +177,7 @@ def _lost(causes: Attribution) -> Int64s:
     return lost
 
 
-def _totals(causes: Attribution) -> tuple[CauseTotal, ...]:
+def cause_totals(causes: Attribution) -> tuple[CauseTotal, ...]:
     """Return all causes, those with the most tokens first."""
     total = int(causes.input_tokens.sum())
     known = [
@@ -413,7 +215,7 @@ _CHANGED: dict[Place, str] = {
 }
 
 
-def _findings(prompts: Prompts, causes: Attribution) -> tuple[Finding, ...]:
+def findings(prompts: Prompts, causes: Attribution) -> tuple[Finding, ...]:
     """Return what can be changed, what costs the most tokens first."""
     every = [
         *(
