@@ -66,7 +66,7 @@ class RouterOffer(Struct, frozen=True):
     rows: int = 4
 
 
-class Change(Struct, frozen=True):
+class OptionChange(Struct, frozen=True):
     """What is changed of a deployment; `machine` is None for the same one.
 
     `seed` is for routers that draw.
@@ -233,10 +233,12 @@ class Planner:
         """Return the options, each judged at both ends of what is not known exactly too."""
         with self._tuner.progress("judging the options") as advance:
             result = self._result
-            today = self._option(Change(Lru(), result.replicas), result.lru, result.lru_slo_met)
+            today = self._option(
+                OptionChange(Lru(), result.replicas), result.lru, result.lru_slo_met
+            )
             options = [today]
             if result.choice is not None:
-                change = Change(result.choice.policy, result.replicas)
+                change = OptionChange(result.choice.policy, result.replicas)
                 options.append(self._option(change, result.choice, result.slo_met))
             options += self._judged_all(list(self._changes()), advance)
             worth, unguarded = self._worth_blocks(), self._unguarded()
@@ -257,7 +259,7 @@ class Planner:
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_at_end": None}  # of the process that users see
 
-    def _judged_all(self, changes: Sequence[Change], advance: Advance) -> list[PlanOption]:
+    def _judged_all(self, changes: Sequence[OptionChange], advance: Advance) -> list[PlanOption]:
         """Return the options of changes, replayed on all cores, but those that never start."""
         later = self._tuner.windows.later.evaluator
         later.prepare([change.policy for change in changes])
@@ -271,7 +273,7 @@ class Planner:
                 options.append(each)
         return options
 
-    def _changes(self) -> Iterator[Change]:
+    def _changes(self) -> Iterator[OptionChange]:
         """Yield changes of more than the policy."""
         result, lru = self._result, Lru()
         yield from self._tiered()
@@ -279,13 +281,13 @@ class Planner:
         for each in (result.fewest_lru, result.fewest_choice):
             if each is not None and result.replicas < (each.replicas or 0) < least:
                 least = each.replicas or 0
-                yield Change(each.policy, least)
+                yield OptionChange(each.policy, least)
         if self._routers is not None and least > 1:
             yield from self._routed(self._routers)
         for machine in self._machines:
-            yield Change(lru, self._fewest_on(machine), machine=machine)
+            yield OptionChange(lru, self._fewest_on(machine), machine=machine)
 
-    def _tiered(self) -> Iterator[Change]:
+    def _tiered(self) -> Iterator[OptionChange]:
         """Yield tiers below the present replicas: with LRU, the best with the policy to change to.
 
         Of a hybrid model, whose policy is a retention interval, other intervals are searched too.
@@ -308,9 +310,9 @@ class Planner:
             tiered += [(tier, result.choice.policy) for tier, _ in tiered[:1]]
         for tier, policy in tiered:
             if offer.runs(tier, policy):
-                yield Change(policy, result.replicas, tier)
+                yield OptionChange(policy, result.replicas, tier)
 
-    def _routed(self, offer: RouterOffer) -> Iterator[Change]:
+    def _routed(self, offer: RouterOffer) -> Iterator[OptionChange]:
         """Yield the fewest replicas behind each of the best routers, with LRU and the policy.
 
         A parameter of the best two takes another value where that saves replicas.
@@ -319,7 +321,7 @@ class Planner:
         sweep = fleet_sweep(later.workload, result.capacity_blocks, result.target)
         most = most_tried(result.replicas)
 
-        def sized(routers: Sequence[Router], policy: Policy) -> list[Change]:
+        def sized(routers: Sequence[Router], policy: Policy) -> list[OptionChange]:
             for _ in sweep.prepare([Fleet(router, policy, 1) for router in routers]):
                 later.require_going()
             changes = later.each(_fewest_behind, list(routers), sweep, policy, most)
@@ -342,7 +344,7 @@ class Planner:
         later = self._tuner.windows.later
 
         def meets(replicas: int) -> bool:
-            change = Change(Lru(), replicas, machine=machine)
+            change = OptionChange(Lru(), replicas, machine=machine)
             window = self._windows(change, (later,))[0]
             trial = window.measure(Lru(), machine.capacity_blocks)
             return trial.keeps_up and trial.meets(self._result.target)
@@ -350,7 +352,11 @@ class Planner:
         return fewest(partial(map, meets), range(1, MOST_REPLICAS + 1)) or 1
 
     def _windows(
-        self, change: Change, windows: Sequence[Window], end: End | None = None, copies: float = 1.0
+        self,
+        change: OptionChange,
+        windows: Sequence[Window],
+        end: End | None = None,
+        copies: float = 1.0,
     ) -> list[Window]:
         """Return windows with a change, at one end of what is not known exactly."""
         tier = None
@@ -374,7 +380,7 @@ class Planner:
             for each in windows
         ]
 
-    def _judged(self, change: Change) -> PlanOption | TierRejection:
+    def _judged(self, change: OptionChange) -> PlanOption | TierRejection:
         """Return an option with its replays, or why requests never start under its tier."""
         result, windows = self._result, self._tuner.windows
         known = windows.validation, windows.held_out, windows.later
@@ -499,7 +505,7 @@ class Planner:
         for end, copies, there in ends:
             windows = self._at_end(end)
             blocks = end.capacity_blocks or result.capacity_blocks
-            change = Change(option.policy, option.replicas, there)
+            change = OptionChange(option.policy, option.replicas, there)
             every = windows.validation, windows.held_out, windows.later
             lru = windows.judge(Lru(), blocks)
             before = lru
@@ -537,7 +543,7 @@ class Planner:
         later = self._tuner.windows.later
         return later.measure(free, self._result.capacity_blocks, self._result.lru.later)
 
-    def _option(self, change: Change, judged: Judged, slo: SloAnswer) -> PlanOption:
+    def _option(self, change: OptionChange, judged: Judged, slo: SloAnswer) -> PlanOption:
         machine, price, offer = change.machine, self._replica_hour, self._tiers
         if machine is not None:
             price = machine.replica_hour
@@ -569,7 +575,7 @@ class Planner:
 
 def _fewest_behind(
     sweep: FleetSweep, policy: Policy, most: int, router: Router
-) -> tuple[tuple[int, float], Change] | None:
+) -> tuple[tuple[int, float], OptionChange] | None:
     """Return the fewest replicas behind a router that meet the SLO, with the sort key of the best.
 
     None where `most` do not. With routers that draw, the seed is the worst one.
@@ -585,7 +591,7 @@ def _fewest_behind(
         outcome.target_ttft_s for outcome in sweep.run(Fleet(router, policy, replicas)).outcomes
     ]
     worst = max(range(len(times)), key=times.__getitem__)
-    change = Change(policy, replicas, router=router, seed=worst)
+    change = OptionChange(policy, replicas, router=router, seed=worst)
     return (replicas, times[worst]), change
 
 
