@@ -35,7 +35,6 @@ $(READY): pyproject.toml constraints.txt | $(PY)
 	@echo "Installing kvscope and all that it needs into $(VENV), once; this can take minutes ..."
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile \
 		--constraint constraints.txt --editable '.[dev,dashboard]'
-	@$(PY) -m compileall -q -j 0 $(VENV)/lib kvscope >/dev/null || true # on all cores, unlike pip
 	@echo "Compiling the kernels of all commands, once ..."
 	@$(PY) -m kvscope.cli.warm_up $(WARM_UP) || echo "make: commands compile the others when they first need them" >&2
 	@touch $(READY)
@@ -67,7 +66,9 @@ test: setup ## the tests of CI that need no engine (PYTEST='-k word' narrows, WO
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal \
 		-m "not engine and not router and not install and not long" $(PYTEST)
 
-test-install: kernels ## install the wheel into an empty environment, and try it
+# The installed wheel has numba's newest version; of its kernels, those of the tested commands.
+test-install: setup $(NEWEST)/ready ## install the wheel into an empty environment, and try it
+	KVSCOPE_CACHE_DIR=$(KERNELS) PYTHONPATH=$(NEWEST) $(PY) -m kvscope.cli.warm_up --wheel analyze tune all
 	KVSCOPE_WHEEL_KERNELS=$(KERNELS)/kernels $(PY) -m pytest -q -m "install and not long" tests/test_install.py $(PYTEST)
 
 # A file is one worker's, so its tests share one started vLLM. Bytecode is written by what is imported
@@ -111,7 +112,7 @@ test-engine-versions: $(ENGINE)/ready ## cache managers of earlier vLLMs against
 test-routers: $(ROUTERS)/ready ## kvscope's routers against the real programs, in .venv-routers (Linux)
 	$(ROUTERS_PYTEST) -m "router and not long" tests/conformance/test_routers.py
 
-test-long: setup $(ENGINE)/ready $(ROUTERS)/ready ## what CI runs in a short form, and what depends on the machine's load
+test-long: kernels $(ENGINE)/ready $(ROUTERS)/ready ## what CI runs in a short form, and what depends on the machine's load
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m "long and not engine and not router" \
 		$(PYTEST)
 	$(ENGINE_PYTEST) -m "engine and (long or clock)" $(ENGINE_TESTS)

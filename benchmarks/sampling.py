@@ -12,8 +12,6 @@ import kvscope
 from benchmarks.processes import note
 from benchmarks.table import Table
 from benchmarks.traces import TraceFile
-from kvscope.app.options import SimulateOptions
-from kvscope.app.requests import simulate_request
 from kvscope.app.traces import replayable
 from kvscope.characterize.windows import round_windows
 from kvscope.core.errors import UsageError
@@ -21,6 +19,7 @@ from kvscope.replay.parameter_estimates import Estimates, bind, estimate_paramet
 from kvscope.replay.sampling import anchored, sampled
 from kvscope.replay.sweep import WINDOWS, make_run
 from kvscope.replay.workload import ReplayRequest, Workload
+from kvscope.usecases.simulate import SimulateOptions, simulate_request
 
 RATES = (0.3, 0.1, 0.03, 0.01)
 FACTORS = (2, 4, 8, 16)

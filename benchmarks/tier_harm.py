@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,20 +10,25 @@ from msgspec.structs import replace
 
 from benchmarks.held_out import HeldOut
 from benchmarks.table import Table
-from kvscope.app.options import TierOptions, TuneOptions
-from kvscope.app.requests import TierTuningRequest, tier_tuning_request
-from kvscope.app.tune_tiers import recommend_tiers, tier_plan
+from kvscope.app.latency import latency_for
+from kvscope.app.options import TuneOptions
+from kvscope.app.requests import TuneRequest, tune_request
+from kvscope.app.tune import Recommendation, tune
 from kvscope.app.values import TierSize
 from kvscope.characterize.windows import Windows
-from kvscope.core import units
 from kvscope.core.units import GIB
+from kvscope.policies.base import Policy
+from kvscope.policies.lru import Lru
+from kvscope.policies.lru_retention import LruRetention, retained_by
+from kvscope.replay.settings import timed_by, with_groups
 from kvscope.replay.workload import Workload
+from kvscope.report.added_memory import tier_label
+from kvscope.tuning.comparison import Window, WindowTrial
+from kvscope.tuning.plan import SLOW_COPIES
 from kvscope.tuning.split import counted_from, first_requests
-from kvscope.tuning.tier_trial import TierTrial, TierWindow, candidate_of
-from kvscope.tuning.tiers import SLOW_COPIES, TierTuning
+from kvscope.tuning.tiers import TierCandidate
 from kvscope.tuning.trial import Evaluator
-from kvscope.vllm_sim.offload_engines import HICACHE, parse_offload
-from kvscope.vllm_sim.offload_spec import OffloadSpec
+from kvscope.vllm_sim.offload_engines import HICACHE
 from kvscope.vllm_sim.settings import RELEASES
 
 DEPLOYMENTS: tuple[dict[str, Any], ...] = (
@@ -38,13 +43,13 @@ HYBRID: tuple[dict[str, Any], ...] = (
     {"gpu": "h100", "model": "gpt-oss-20b", "gpu_hour": 2.5},
 )
 """Of models with windows, whose retention interval is tuned, too."""
-TIERS: Mapping[str, TierOptions] = {
-    "": TierOptions(),
-    "HiCache": TierOptions(offload=(HICACHE,)),
-    "files": TierOptions(
-        offload=(f"vllm@{RELEASES[-1]}", HICACHE),
-        tier_sizes=tuple(TierSize("dram", times * 42 * GIB, 2**10 * GIB) for times in (1, 2)),
-    ),
+TIERS: Mapping[str, dict[str, Any]] = {
+    "": {},
+    "HiCache": {"offload": (HICACHE,)},
+    "files": {
+        "offload": (f"vllm@{RELEASES[-1]}", HICACHE),
+        "tier_sizes": tuple(TierSize("dram", times * 42 * GIB, 2**10 * GIB) for times in (1, 2)),
+    },
 }
 """What `tiers` of a deployment stands for; files are below once and twice its pool of memory."""
 FACTORS = (0.6, 1.5)
@@ -64,14 +69,21 @@ def measured(
         trace.prompts, int(len(trace.prompts.leaf) * share_seen), trace.trace.lineage
     )
 
-    def asked(rate: float, slo_s: float) -> TierTuningRequest:
+    hybrid = deployment in HYBRID
+
+    def asked(rate: float, slo_s: float) -> TuneRequest:
         given = {name: value for name, value in deployment.items() if name != "tiers"}
-        options = TuneOptions(slo=slo_s, percentile=percentile, rate_scale=rate, **given)
-        return tier_tuning_request(options, TIERS[deployment.get("tiers", "")])
+        given |= TIERS[deployment.get("tiers", "")]
+        if not hybrid:  # tiers alone
+            given["policies"] = "lru"
+        return tune_request(
+            TuneOptions(slo=slo_s, percentile=percentile, rate_scale=rate, tiers=True, **given)
+        )
 
     rate, alone_s = 0.0, np.inf
     for rate in _RATES:
-        alone = _window(trace, asked(rate, 1.0), share_seen / 2).baseline.trial
+        window, blocks = _last(trace, asked(rate, 1.0), share_seen / 2)
+        alone = window.measure(Lru(), blocks)
         if alone.keeps_up and np.isfinite(alone.target_s):
             alone_s = alone.target_s
             break
@@ -81,79 +93,93 @@ def measured(
     for times in TIMES:
         for factor in FACTORS:
             request = asked(rate * times, factor * alone_s)
-            tuning = recommend_tiers(trace.trace, seen, request).tuning
+            tuned = tune(trace.trace, seen, request)
             facts = {"rate": rate * times, "times": times, "slo_of_alone": factor}
-            window = _window(trace, request, share_seen)
-            yield {**facts, "why": tuning.why, **_judged(tuning, window)}
+            yield {**facts, **_judged(tuned, *_last(trace, request, share_seen))}
 
 
-def _window(trace: HeldOut, request: TierTuningRequest, share: float) -> TierWindow:
-    """Return the requests after the first `share` of the trace, as the request replays them."""
-    plan, requests = tier_plan(trace.trace, trace.prompts, request), len(trace.prompts.leaf)
-    setting = counted_from(plan.setting, int(requests * share), requests)
-    setting = replace(setting, slo_s=plan.target.slo_s)
-    workload = Workload(trace.prompts, setting, Windows(1.0, 1))
-    return TierWindow(plan, Evaluator(workload, plan.target))
+def _last(trace: HeldOut, request: TuneRequest, share: float) -> tuple[Window, int]:
+    """Return the requests after the first `share` of the trace, and the blocks of the pool."""
+    prompts, requests = trace.prompts, len(trace.prompts.leaf)
+    latency = latency_for(trace.trace, request.profile, request.deployment, lambda: prompts)
+    where = latency.deployment
+    assert where is not None  # noqa: S101  (each names a GPU)
+    setting = timed_by(request.setting, latency.profile)
+    setting, _ = with_groups(setting, request.model, trace.trace.block_size, where)
+    setting = counted_from(setting, int(requests * share), requests)
+    workload = Workload(prompts, replace(setting, slo_s=request.target.slo_s), Windows(1.0, 1))
+    blocks = where.pool.in_blocks_of(trace.trace.block_size).blocks
+    return Window(Evaluator(workload, request.target), request.limits), blocks
 
 
-def _judged(tuning: TierTuning, window: TierWindow) -> dict[str, Any]:
-    """Return the verdict, its tier on the window, and which of the tiers compared do harm there.
+def _judged(tuned: Recommendation, window: Window, blocks: int) -> dict[str, Any]:
+    """Return what is recommended, what it does on the window, and which tiers compared harm there.
 
-    A tier is compared with the pool alone as it is, and at the interval that is recommended for it;
-    an interval alone with today's.
+    Compared with the pool alone as it is and, of a hybrid model, at the interval recommended.
     """
-    window = window.keeping(window.plan.keeping(tuning.baseline[1].interval))
-    alone = window.baseline
-    served = window.all([candidate_of(each) for each in tuning.compared], lambda _: None)
+    today, offer, plan = window.measure(Lru(), blocks), tuned.tiers, tuned.plan
+    assert offer is not None  # noqa: S101  (each asks for tiers)
+    free: Policy = tuned.tuning.chosen.policy if tuned.tuning.grade == "do-now" else Lru()
+    alone = [today, *([window.measure(free, blocks, today)] if free.name != Lru.name else [])]
+
+    def served(policy: Policy, tier: TierCandidate, copies: float = 1.0) -> WindowTrial:
+        below = offer.below(tier, copies)
+        there = window.of(window.evaluator.over(replicas=1, tier=below))
+        return there.measure(policy, blocks, today)
+
+    compared = [option for option in plan.options if option.tier]
+    here = [served(each.policy, each.tier) for each in compared if each.tier]
     result: dict[str, Any] = {
-        "verdict": tuning.verdict,
+        "verdict": "add",
         "worse": [],
-        "harmful": sum(bool(_worse(window, each)) for each in served) + len(window.rejections),
-        "compared": len(tuning.compared),
+        "harmful": sum(bool(_worse(window, [today], each)) for each in here),
+        "compared": len(compared),
     }
-    candidate = tuning.best.candidate
-    if tuning.verdict == "keep-none" or candidate in window.rejections:
-        rejected = [["never starts"]] if candidate in window.rejections else []
-        return {**result, "worse": rejected}
-    if candidate is None:
-        trials, alone = [window.baseline], window.today
+    chosen, policy = tuned.tier, tuned.recommended.policy
+    if chosen is None:
+        doubt = plan.tier_doubt.why if plan.tier_doubt else ""
+        if not isinstance(policy, LruRetention):
+            return {**result, "verdict": doubt}
+        result["verdict"], trials, alone = "set-interval", alone[1:], [today]
     else:
-        trials = [window.of(candidate, copies) for copies in (1.0, SLOW_COPIES)]
-    here = trials[0].trial
+        trials = [served(policy, chosen, copies) for copies in (1.0, SLOW_COPIES)]
+    first, base = trials[0], alone[-1]
+    cost = 0.0
+    if chosen is not None:
+        written = offer.written_bytes_s(first, window.evaluator.workload)
+        cost = offer.price_hour(chosen, written)
+    hour = offer.replica_hour or 0.0
     return {
         **result,
-        "tier": candidate.offload if candidate else "",
-        "size": " + ".join(units.format_size(size) for _, size in candidate.tiers)
-        if candidate
-        else "",
-        "interval": f"{tuning.best.interval:g}",
-        "p95": here.target_s / alone.trial.target_s - 1 if alone.trial.target_s else 0.0,
-        "p50": here.times_ms.p50 / alone.trial.times_ms.p50 - 1,
-        "throughput": here.served_per_s / alone.trial.served_per_s - 1,
-        "meets": here.meets(window.plan.target),
-        "alone meets": alone.trial.meets(window.plan.target),
-        "worse": [_worse(window, trial) for trial in trials],
-        "net": [window.plan.net_hour(alone, trial) for trial in trials],
+        "tier": tier_label(chosen, [chosen.offload, "other"]) if chosen else "",
+        "interval": f"{retained_by(policy):g}",
+        "p95": first.target_s / base.target_s - 1 if base.target_s else 0.0,
+        "p50": first.times_ms.p50 / base.times_ms.p50 - 1,
+        "throughput": first.served_per_s / base.served_per_s - 1,
+        "meets": first.meets(window.target),
+        "alone meets": base.meets(window.target),
+        "worse": [_worse(window, alone, trial) for trial in trials],
+        "net": [(base.utilization - trial.utilization) * hour - cost for trial in trials],
     }
 
 
-def _worse(window: TierWindow, trial: TierTrial) -> list[str]:
-    """Return what is worse than the pool alone, as it is or at the recommended interval.
+def _worse(window: Window, alone: Sequence[WindowTrial], trial: WindowTrial) -> list[str]:
+    """Return what is worse than the pool alone.
 
     Attainment, TEL and the percentile where the 95 % interval lies on the wrong side of none, p50
     and prefill throughput beyond 2 %.
     """
     names: list[str] = []
-    for alone in (window.today.trial, window.baseline.trial):
-        here = window.window.against(alone, trial.trial)
+    for each in alone:
+        here = window.against(each, trial)
         names += [name for name, gain in here.gains.items() if name != "p50" and gain.high < 0]
         if here.attainment_gain.high < 0:
             names.append("attainment")
-        if here.times_ms.p50 > alone.times_ms.p50 * 1.02:
+        if here.times_ms.p50 > each.times_ms.p50 * 1.02:
             names.append("p50")
-        if here.served_per_s < alone.served_per_s * 0.98:
+        if here.served_per_s < each.served_per_s * 0.98:
             names.append("throughput")
-        if alone.keeps_up and not here.keeps_up:
+        if each.keeps_up and not here.keeps_up:
             names.append("queue")
     return list(dict.fromkeys(names))
 
@@ -168,8 +194,7 @@ def table(results: list[dict[str, Any]]) -> Table:
         recommended = [each for each in here if "tier" in each]
         verdicts = [each["verdict"] for each in here]
         tiers = dict.fromkeys(
-            " ".join(filter(None, [each["size"], *_options(each["tier"]), _interval(each)]))
-            for each in recommended
+            " ".join(filter(None, [each["tier"], _interval(each)])) for each in recommended
         )
         rows.append(
             [
@@ -189,16 +214,16 @@ def table(results: list[dict[str, Any]]) -> Table:
     kept = sum(each["verdict"] == "set-interval" for each in results)
     intervals = f", {kept} a retention interval without one" if kept else ""
     worse = sum(any(each.get("worse", ())) for each in results)
-    pays = [each for each in chosen if each["verdict"] == "pays"]
-    profit = sum(each["net"][0] > 0 for each in pays)
+    met = sum(each["meets"] for each in chosen)
+    profit = sum(each["net"][0] > 0 for each in chosen)
     return Table(
         "Tiers on requests that no choice saw",
         f"{sum('times' in each for each in results)} tunings at"
         f" {' and '.join(f'{times:g}' for times in TIMES)} times the"
         " highest arrival rate (`rate`, a power of two times the trace's) that the pool alone keeps"
         f" up with, for SLOs of {', '.join(f'{factor:g}' for factor in FACTORS)} times its p95:"
-        f" {len(chosen)} recommend a tier{intervals}; {len(pays)} say that it pays ({profit} save"
-        f" more GPU time than it costs on the last requests too). {worse} of them are worse than"
+        f" {len(chosen)} recommend a tier{intervals}; on the last requests {met} of the tiers meet"
+        f" the SLO and {profit} save more GPU time than they cost. {worse} of all are worse than"
         f" the pool alone there, as modelled or with copies {SLOW_COPIES:g} times as long. p95, p50"
         " and prefill throughput: changes by what is recommended, least and most. `would harm`:"
         " tiers compared, recommended or not, that were worse there.",
@@ -222,16 +247,6 @@ def table(results: list[dict[str, Any]]) -> Table:
 def _interval(result: dict[str, Any]) -> str:
     """Return the retention interval of a recommendation, empty for vLLM's default."""
     return "" if result.get("interval", "0") == "0" else f"interval {result['interval']}"
-
-
-def _options(offload: str) -> list[str]:
-    """Return HiCache's name, and options of a way to offload without its policy's parameters."""
-    if not offload:
-        return []
-    spec = parse_offload(offload)
-    if isinstance(spec, OffloadSpec):
-        return replace(spec, params=()).text.split(":")[1:]
-    return spec.text.split(":")
 
 
 def _range(values: list[float]) -> str:

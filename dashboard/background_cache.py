@@ -15,13 +15,13 @@ import streamlit as st
 from dashboard import connection
 from dashboard.job import Job, show_progress
 from dashboard.markdown import escape
-from kvscope.app.analyze import Analysis, StartedCaching, analyze
 from kvscope.app.traces import replayable
 from kvscope.characterize.prefixes import Prefix, hot_prefixes
 from kvscope.characterize.summary import STEPS
 from kvscope.core.errors import KvscopeError, StoreBusyError
 from kvscope.core.trace import Trace
 from kvscope.replay.metrics import LruAnywhere
+from kvscope.usecases.analyze import Analysis, StartedCaching, analyze
 
 _MOST = 4  # traces
 _SOON_S = 0.8  # a page waits so long before it shows progress

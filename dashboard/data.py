@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from dashboard import background_cache, connection, worker_process
 from dashboard.connection import reading
 from dashboard.job import Job
-from kvscope.app.analyze import Analysis, resized
 from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.core import units
 from kvscope.core.errors import StoreBusyError
@@ -30,6 +29,7 @@ from kvscope.reuse_models.evidence import load_evidence
 from kvscope.reuse_models.fit import fit_to
 from kvscope.reuse_models.results import Fit
 from kvscope.store import results, traces
+from kvscope.usecases.analyze import Analysis, resized
 from kvscope.validate.result import StoredValidation, stored_validations
 
 

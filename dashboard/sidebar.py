@@ -17,12 +17,11 @@ from dashboard.markdown import escape
 from dashboard.wording import in_page_words
 from kvscope.app import values
 from kvscope.app.deployment import resolved_deployment, stated_deployment
-from kvscope.app.options import DeploymentOptions, SimulateOptions
+from kvscope.app.options import DeploymentOptions
 from kvscope.app.requests import (
     Capacities,
     SimulateRequest,
     latency_profile,
-    simulate_request,
 )
 from kvscope.core import units
 from kvscope.core.errors import InputError, KvscopeError, UsageError, placed
@@ -37,6 +36,7 @@ from kvscope.latency.file import read_profile
 from kvscope.latency.profile import FROM_TRACE, PRESETS, LatencyProfile
 from kvscope.replay.settings import timed_by
 from kvscope.report.words import trace_in_words
+from kvscope.usecases.simulate import SimulateOptions, simulate_request
 
 NO_MODEL = NO_GPU = "none"
 FROM_FILE = f"as {FILE} says"  # a file may state a pool without a GPU

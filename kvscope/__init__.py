@@ -1,72 +1,30 @@
 """kvscope: what a prefix cache gives, what it could give, and what to set for it.
 
 The Python API is in kvscope.api; its names are imported when they are first used, so that
-`import kvscope` is quick and an engine that loads the plugin imports nothing else.
+`import kvscope` is quick and an engine that loads the plugin imports nothing else. For type
+checkers `__init__.pyi` has them, which `python -m docs.generate` writes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from kvscope.api import (
-        AnalysisResult,
-        DiffResult,
-        ExplanationResult,
-        FitResult,
-        FleetResult,
-        InputError,
-        KvscopeError,
-        OpenTrace,
-        RetentionResult,
-        SimulationResult,
-        TuneFleetResult,
-        TuneResult,
-        TuneTiersResult,
-        UsageError,
-        advise_retention,
-        analyze,
-        diff,
-        explain,
-        fit,
-        hash_logs,
-        open_trace,
-        simulate,
-        simulate_fleet,
-        tune,
-        tune_fleet,
-        tune_tiers,
-    )
+from kvscope.usecases import USE_CASES
 
 __version__ = "0.1.0"
-__all__ = [
-    "AnalysisResult",
-    "DiffResult",
-    "ExplanationResult",
-    "FitResult",
-    "FleetResult",
+__all__ = [  # noqa: PLE0604  (use cases declare theirs)
     "InputError",
     "KvscopeError",
     "OpenTrace",
-    "RetentionResult",
-    "SimulationResult",
-    "TuneFleetResult",
     "TuneResult",
-    "TuneTiersResult",
     "UsageError",
     "__version__",
-    "advise_retention",
-    "analyze",
-    "diff",
-    "explain",
-    "fit",
     "hash_logs",
     "open_trace",
-    "simulate",
-    "simulate_fleet",
     "tune",
     "tune_fleet",
     "tune_tiers",
+    *(name for entry in USE_CASES.values() for name in (entry.function, entry.returns)),
 ]
 
 
@@ -81,4 +39,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Return the names of the API."""
-    return __all__
+    return sorted(__all__)

@@ -14,68 +14,42 @@ traces InputError. What the command line prints as notes goes to the logger `kvs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 from kvscope.app.monitor import LogMonitor
 from kvscope.app.options import (
-    AnalyzeOptions,
-    ExplainOptions,
-    FitOptions,
-    FleetOptions,
     Reading,
-    RetentionOptions,
-    SimulateOptions,
-    TierOptions,
     TuneOptions,
+    arguments_of,
     parsed,
 )
 from kvscope.core.errors import InputError, KvscopeError, UsageError
 from kvscope.core.files import one_path
+from kvscope.core.records import defaults
 from kvscope.results import (
-    AnalysisResult,
-    DiffResult,
-    ExplanationResult,
-    FitResult,
-    FleetResult,
-    RetentionResult,
-    SimulationResult,
-    TuneFleetResult,
     TuneResult,
-    TuneTiersResult,
+    UseCaseResult,
+    result_class,
 )
+from kvscope.usecases import USE_CASES
+from kvscope.usecases.base import Opened, use_case
 
 if TYPE_CHECKING:
     from kvscope.core.trace import Trace
-    from kvscope.deployment.models import KvDtype
     from kvscope.store.file import StoreFile
 
 __all__ = [
-    "AnalysisResult",
-    "DiffResult",
-    "ExplanationResult",
-    "FitResult",
-    "FleetResult",
     "InputError",
     "KvscopeError",
     "OpenTrace",
-    "RetentionResult",
-    "SimulationResult",
-    "TuneFleetResult",
     "TuneResult",
-    "TuneTiersResult",
     "UsageError",
-    "advise_retention",
-    "analyze",
-    "diff",
-    "explain",
-    "fit",
     "hash_logs",
     "open_trace",
-    "simulate",
-    "simulate_fleet",
     "tune",
     "tune_fleet",
     "tune_tiers",
@@ -98,7 +72,7 @@ Share = str | float
 
 
 class ReplicaArguments(TypedDict, total=False):
-    """The replica that an answer is for, as arguments of `simulate_fleet` and `tune_fleet`.
+    """The replica that an answer is for, as arguments of `simulate_fleet`.
 
     Each is an option of the command line; what is left out follows from kvscope.toml, where the
     current directory has one.
@@ -170,6 +144,7 @@ def open_trace(
     block_size: int | None = None,
     session_arrivals: str | float | None = None,
     seed: int = 0,
+    turns: Literal["whole", "delta"] | None = None,
     strict: bool = False,
     max_bad: Share = 0.01,
 ) -> OpenTrace:
@@ -214,164 +189,6 @@ def hash_logs(
     return run([fspath(path) for path in paths], options, LogMonitor()).requests
 
 
-def analyze(
-    trace: Source,
-    *,
-    from_: Time = None,
-    until: Time = None,
-    memory: Amount = None,
-    hbm: Amount = None,
-    capacity: Amounts = None,
-    capacity_blocks: Amounts = None,
-    compat: Literal["kvcache-simulator", "libcachesim"] | None = None,
-    outputs: Literal["carried", "ignored"] = "carried",
-    warmup: Share = 0.0,
-    db: str = MEMORY,
-    **of: Unpack[DeploymentArguments],
-) -> AnalysisResult:
-    """Characterize a trace: what is reused, what caching can give, how large it must be."""
-    with _arguments():
-        from kvscope.app.requests import analyze_request
-
-        request = analyze_request(_parsed(AnalyzeOptions, locals()))
-    from kvscope.app.analyze import analyze as run
-    from kvscope.app.analyze import in_range
-
-    with _opened(trace, db) as opened:
-        part = in_range(opened.store, opened.facts, request, LogMonitor())
-        return AnalysisResult(run(opened.store, part, request))
-
-
-def explain(
-    trace: Source,
-    *,
-    request: int | str | None = None,
-    pooled: bool = False,
-    policy: str = "lru",
-    param: Sequence[str] | None = None,
-    capacity: Amount = None,
-    capacity_blocks: Amount = None,
-    outputs: Literal["carried", "ignored"] = "carried",
-    db: str = MEMORY,
-    **of: Unpack[DeploymentArguments],
-) -> ExplanationResult:
-    """Explain why input tokens missed the cache: every missed token has one cause."""
-    with _arguments():
-        from kvscope.app.requests import explain_request
-
-        asked = explain_request(_parsed(ExplainOptions, locals()))
-    from kvscope.app.explain import explain as run
-    from kvscope.app.explain import read_evidence
-    from kvscope.app.traces import replayable
-
-    with _opened(trace, db) as opened:
-        evidence = read_evidence(opened.store, opened.facts, asked)
-        prompts = replayable(opened.store, opened.facts)
-        return ExplanationResult(run(opened.facts, prompts, asked, LogMonitor(), evidence))
-
-
-def advise_retention(
-    trace: Source,
-    *,
-    model: str | None = None,
-    kv_dtype: KvDtype | None = None,
-    capacity: Amount = None,
-    capacity_blocks: Amount = None,
-    latency: str | None = None,
-    outputs: Literal["carried", "ignored"] = "carried",
-    db: str = MEMORY,
-) -> RetentionResult:
-    """Find how long blocks should live: hits and memory of every TTL, the best ones, and prices."""
-    with _arguments():
-        from kvscope.app.requests import retention_request
-
-        asked = retention_request(parsed(RetentionOptions, locals()))
-    from kvscope.app.retention import retention as run
-    from kvscope.app.traces import replayable
-
-    with _opened(trace, db) as opened:
-        prompts = replayable(opened.store, opened.facts)
-        return RetentionResult(run(opened.facts, prompts, asked))
-
-
-def diff(
-    left: str | PathLike[str],
-    right: str | PathLike[str],
-    *,
-    model: str | None = None,
-    kv_dtype: KvDtype | None = None,
-    hbm: Amount = None,
-    db: str = MEMORY,
-) -> DiffResult:
-    """Compare two traces, two stored runs (`run:7`) or two files of `kvscope tune`."""
-    with _arguments():
-        from kvscope.app.requests import analyze_request
-
-        sizes = {"model": model, "kv_dtype": kv_dtype, "hbm": hbm}
-        request = analyze_request(parsed(AnalyzeOptions, sizes))
-    from kvscope.app.diff import diff as run
-    from kvscope.store.file import StoreFile
-
-    with StoreFile(db) as store:
-        return DiffResult(run(store, fspath(left), fspath(right), request, LogMonitor()))
-
-
-def fit(
-    trace: Source,
-    *,
-    window: Time = None,
-    warmup: Share = 0.0,
-    db: str = MEMORY,
-) -> FitResult:
-    """Fit models of reuse and of conversations: which one to use, and how stable it is."""
-    with _arguments():
-        from kvscope.app.fit import exported_policy, fit_trace
-
-        options = parsed(FitOptions, locals())
-        exported_policy(options)
-    with _opened(trace, db) as opened:
-        return FitResult(fit_trace(opened.store, opened.facts, options, None, LogMonitor()))
-
-
-def simulate(
-    trace: Source,
-    *,
-    policies: Texts = None,
-    param: Sequence[str] | None = None,
-    capacity: Amounts = None,
-    capacity_blocks: Amounts = None,
-    points: int | None = None,
-    capacity_model: Literal["cache", "engine"] = "cache",
-    tiers: Texts = None,
-    tier_mode: Literal["exclusive", "write-through"] | None = None,
-    offload: str | None = None,
-    slo: Time = None,
-    recommendation: str | None = None,
-    refit: Time = None,
-    rate_scale: float = 1.0,
-    warmup: Share = 0.0,
-    outputs: Literal["carried", "ignored"] = "carried",
-    compat: Literal["kvcache-simulator", "libcachesim"] | None = None,
-    isolate: Literal["user", "conversation"] | None = None,
-    sample: Share = 1.0,
-    coarsen: int = 1,
-    on: str | None = None,
-    db: str = MEMORY,
-    **of: Unpack[DeploymentArguments],
-) -> SimulationResult:
-    """Replay a trace under eviction policies at several capacities: hits, TTFT, gap to oracles."""
-    with _arguments():
-        from kvscope.app.requests import simulate_request
-
-        request = simulate_request(_parsed(SimulateOptions, locals()))
-    from kvscope.app.simulate import simulate as run
-    from kvscope.app.traces import sampleable
-
-    with _opened(trace, db) as opened:
-        prompts = sampleable(opened.store, opened.facts, request.setting, LogMonitor())
-        return SimulationResult(run(opened.store, opened.facts, prompts, request, LogMonitor()))
-
-
 def tune(
     trace: Source,
     *,
@@ -395,6 +212,14 @@ def tune(
     judge: Share | None = None,
     max_p50_regression: Share = 0.25,
     min_throughput: Share = 0.95,
+    fleet: bool = False,
+    router: Texts = None,
+    tiers: bool = False,
+    tier_sizes: Texts = None,
+    offload: Texts = None,
+    dram_price: float | None = None,
+    ssd_price: float | None = None,
+    ssd_writes_per_day: float | None = None,
     on: str | None = None,
     db: str = MEMORY,
     **of: Unpack[DeploymentArguments],
@@ -412,107 +237,74 @@ def tune(
         return TuneResult(run(opened.facts, prompts, request, LogMonitor()), prompts)
 
 
-def simulate_fleet(
-    trace: Source,
-    *,
-    slo: str | float,
-    percentile: str | float | None = None,
-    tpot_slo: Time = None,
-    replicas: str | int | Sequence[int] = tuple(range(1, 17)),
-    router: Texts = None,
-    policy: Texts = "lru",
-    capacity: Amount = None,
-    capacity_blocks: Amount = None,
-    param: Sequence[str] | None = None,
-    time_model: Literal["queue", "engine"] | None = None,
-    closed_loop: bool = False,
-    seeds: int = 3,
-    warmup: Share = 0.5,
-    on: str | None = None,
-    db: str = MEMORY,
-    **of: Unpack[ReplicaArguments],
-) -> FleetResult:
-    """Find the fewest replicas that meet an SLO, and the router in front of them: `kvscope fleet`.
-
-    `kvscope.fleet` is a package, so the function has another name than the command.
-    """
-    with _arguments():
-        from kvscope.app.requests import fleet_request
-
-        request = fleet_request(_parsed(FleetOptions, locals(), ReplicaArguments.__optional_keys__))
-    from kvscope.app.fleet import fleet as run
-    from kvscope.app.traces import replayable
-
-    with _opened(trace, db) as opened:
-        prompts = replayable(opened.store, opened.facts)
-        return FleetResult(run(opened.facts, prompts, request, LogMonitor()))
+def tune_fleet(trace: Source, **options: Any) -> TuneResult:
+    """Return `tune` with `fleet=True`; goes with the next version."""
+    return tune(trace, **{**options, "fleet": True})
 
 
-def tune_fleet(
-    trace: Source,
-    *,
-    slo: str | float,
-    percentile: str | float | None = None,
-    router: Texts = None,
-    capacity: Amounts = None,
-    capacity_blocks: Amounts = None,
-    policies: Texts = None,
-    param: Sequence[str] | None = None,
-    max_p50_regression: Share = 0.25,
-    min_throughput: Share = 0.95,
-    on: str | None = None,
-    db: str = MEMORY,
-    **of: Unpack[ReplicaArguments],
-) -> TuneFleetResult:
-    """Choose replicas, router, policy and capacity for an SLO: `kvscope tune --fleet`."""
-    with _arguments():
-        from kvscope.app.requests import fleet_tuning_request
-
-        options = _parsed(TuneOptions, locals(), ReplicaArguments.__optional_keys__)
-        request = fleet_tuning_request(options)
-    from kvscope.app.traces import replayable
-    from kvscope.app.tune_fleet import recommend_fleet
-
-    with _opened(trace, db) as opened:
-        prompts = replayable(opened.store, opened.facts)
-        return TuneFleetResult(recommend_fleet(opened.facts, prompts, request, LogMonitor()))
+def tune_tiers(trace: Source, **options: Any) -> TuneResult:
+    """Return `tune` with `tiers=True`; goes with the next version."""
+    return tune(trace, **{**options, "tiers": True})
 
 
-def tune_tiers(
-    trace: Source,
-    *,
-    slo: str | float,
-    percentile: str | float | None = None,
-    tier_sizes: Texts = None,
-    offload: Texts = None,
-    dram_price: float | None = None,
-    ssd_price: float | None = None,
-    ssd_writes_per_day: float | None = None,
-    rate_scale: float = 1.0,
-    isolate: Literal["user", "conversation"] | None = None,
-    tpot_slo: Time = None,
-    warmup: Share | None = None,
-    validation: Share | None = None,
-    judge: Share | None = None,
-    max_p50_regression: Share = 0.25,
-    min_throughput: Share = 0.95,
-    policies: Texts = None,
-    param: Texts = None,
-    db: str = MEMORY,
-    **of: Unpack[DeploymentArguments],
-) -> TuneTiersResult:
-    """Choose memory below a GPU's pool, or none: `kvscope tune --tiers`."""
-    with _arguments():
-        from kvscope.app.requests import tier_tuning_request
+def function_of(name: str) -> Callable[..., UseCaseResult]:
+    """Return the function of a use case; its arguments are the options of the command."""
+    case = use_case(name)
+    stated = defaults(case.options)
+    keyword, missing = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
+    positional = {"trace"} if case.takes_trace else arguments_of(case.options)
+    names = [*(["trace"] if case.takes_trace else []), *case.options.__struct_fields__]
+    signature = inspect.Signature(
+        [
+            inspect.Parameter(
+                each,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD if each in positional else keyword,
+                default=stated.get(each, missing),
+            )
+            for each in names
+        ]
+        + [inspect.Parameter("db", keyword, default=MEMORY)]
+    )
 
-        stated = locals()
-        request = tier_tuning_request(_parsed(TuneOptions, stated), parsed(TierOptions, stated))
-    from kvscope.app.traces import replayable
-    from kvscope.app.tune_tiers import recommend_tiers
+    def run(*places: Any, **named: Any) -> UseCaseResult:
+        bound = signature.bind(*places, **named)
+        bound.apply_defaults()
+        arguments = {
+            each: fspath(value) if isinstance(value, PathLike) and each != "trace" else value
+            for each, value in bound.arguments.items()
+        }
+        with _arguments():
+            request = case.check(parsed(case.options, arguments))
+        with _subject(arguments.get("trace", ...), arguments["db"]) as subject:
+            return result_class(name)(case, case.run(subject, request, LogMonitor()))
 
-    with _opened(trace, db) as opened:
-        prompts = replayable(opened.store, opened.facts)
-        return TuneTiersResult(recommend_tiers(opened.facts, prompts, request, LogMonitor()))
+    run.__name__ = run.__qualname__ = USE_CASES[name].function
+    run.__doc__ = case.help
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    return run
+
+
+@contextmanager
+def _subject(source: Any, db: str) -> Iterator[Opened]:
+    """Yield what a use case works on: a trace, or the store alone."""
+    if source is not ...:
+        with _opened(source, db) as opened:
+            yield Opened(opened.store, opened.facts.name, lambda _: opened.facts)
+        return
+    from kvscope.store.file import StoreFile
+
+    with StoreFile(db) as store:
+        yield Opened(store)
+
+
+def __getattr__(name: str) -> Any:
+    """Return the function of a use case, or the class of what it returns."""
+    for command, entry in USE_CASES.items():
+        if name == entry.function:
+            return globals().setdefault(name, function_of(command))
+        if name == entry.returns:
+            return result_class(command)
+    raise AttributeError(f"module 'kvscope.api' has no attribute {name!r}")
 
 
 def _parsed(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,23 +15,17 @@ from msgspec.structs import replace
 
 from kvscope.app.monitor import LogMonitor
 from kvscope.core.errors import UsageError
+from kvscope.usecases import USE_CASES
+from kvscope.usecases.base import use_case
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     import polars as pl
 
-    from kvscope.app.analyze import Analysis
-    from kvscope.app.diff import Comparison
-    from kvscope.app.explain import Explanation
-    from kvscope.app.fleet import FleetStudy
-    from kvscope.app.retention import Retention
-    from kvscope.app.simulate import Simulation
     from kvscope.app.tune import Recommendation
-    from kvscope.app.tune_fleet import FleetRecommendation
-    from kvscope.app.tune_tiers import TierRecommendation
     from kvscope.core.trace import Prompts
     from kvscope.report.report import Report
-    from kvscope.reuse_models.results import Fit
+    from kvscope.usecases.base import AnyUseCase
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -91,88 +87,42 @@ class _Result(ABC):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class AnalysisResult(_Result):
-    """What `analyze` returns; `analysis` has it all, with LRU's exact curve."""
+class UseCaseResult(_Result):
+    """What the function of a use case returns; its fields are attributes, and itself one by name.
 
-    analysis: Analysis
+    An `Explanation` is `explanation`, a `FleetStudy` `study`.
+    """
 
-    def to_polars(self, table: str = "curve") -> pl.DataFrame:
-        """Return a list of the document: `curve`, `categories`, `hit_rates`, `misses` and more."""
-        return self._frame(table)
+    _case: AnyUseCase
+    _answer: Any
 
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.overview import report
+    def __getattr__(self, name: str) -> Any:
+        if name == attribute_of(self._case):
+            return self._answer
+        return getattr(self._answer, name)
 
-        return report(self.analysis)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class ExplanationResult(_Result):
-    """What `explain` returns; `explanation.attribution` has the causes of every request."""
-
-    explanation: Explanation
-
-    def to_polars(self, table: str = "causes") -> pl.DataFrame:
-        """Return a list of the document: `causes`, `findings` or `requests`."""
-        return self._frame(table)
+    def to_polars(self, table: str | None = None) -> pl.DataFrame:
+        """Return a list of the document."""
+        return self._frame(table or self._case.table)
 
     @property
     def _report(self) -> Report:
-        from kvscope.report.misses import report
-
-        return report(self.explanation)
+        return self._case.report(self._answer)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class FitResult(_Result):
-    """What `fit` returns."""
-
-    fit: Fit
-
-    def to_polars(self, table: str = "models") -> pl.DataFrame:
-        """Return a list of the document: `models`, `categories`, `next_turns` and more."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.fit import report
-
-        return report(self.fit)
+def attribute_of(case: AnyUseCase) -> str:
+    """Return the name under which the result of a use case has all that was computed."""
+    words: list[str] = re.findall("[A-Z][a-z]*", case.run.__annotations__["return"])
+    return words[-1].lower()
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class SimulationResult(_Result):
-    """What `simulate` returns; `simulation.runs` has a run per policy and capacity."""
-
-    simulation: Simulation
-
-    def to_polars(self, table: str = "results") -> pl.DataFrame:
-        """Return a list of the document: `results`, a row per policy and capacity."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.policies import report
-
-        return report(self.simulation)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class RetentionResult(_Result):
-    """What `advise_retention` returns."""
-
-    retention: Retention
-
-    def to_polars(self, table: str = "curve") -> pl.DataFrame:
-        """Return a list of the document: `curve`, `ttls`, `categories` or `charges`."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.retention import report
-
-        return report(self.retention)
+@cache
+def result_class(name: str) -> type[UseCaseResult]:
+    """Return the class of what the function of a use case returns."""
+    entry = USE_CASES[name]
+    about = f"What `{entry.function}` returns; `{attribute_of(use_case(name))}` has it all."
+    facts = {"__doc__": about, "__module__": __name__, "__slots__": ()}
+    return type(entry.returns, (UseCaseResult,), facts)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -185,7 +135,13 @@ class TuneResult(_Result):
     @property
     def verdict(self) -> str:
         """`switch`, `keep-lru`, `add-capacity`, `unreachable` or `overloaded`."""
-        return self.recommendation.tuning.verdict
+        return self.recommendation.verdict
+
+    @property
+    def launch(self) -> str | None:
+        """How the engine is started with the tier to add, None without one."""
+        launch = self.recommendation.launch
+        return None if launch is None else launch.text
 
     def save(
         self, path: str | PathLike[str] = "recommendation.toml", *, force: bool = False
@@ -201,120 +157,13 @@ class TuneResult(_Result):
         tuned = replace(self.recommendation, path=str(written))
         LogMonitor().note(write_recommended(written, tuned, self.prompts, force=force))
 
-    def to_polars(self, table: str = "contenders") -> pl.DataFrame:
-        """Return a list of the document: `contenders`, `oracles`, `explored` and more."""
+    def to_polars(self, table: str = "rows") -> pl.DataFrame:
+        """Return a list of the document: `rows`, `contenders`, `oracles`, `explored` and more."""
         return self._frame(table)
 
     @property
     def _report(self) -> Report:
         from kvscope.report.recommendation import report
-
-        return report(self.recommendation)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class DiffResult(_Result):
-    """What `diff` returns; `comparison` has it all."""
-
-    comparison: Comparison
-
-    def to_polars(self, table: str = "differences") -> pl.DataFrame:
-        """Return a list of the document: `differences` or `same`."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.comparison import report
-
-        return report(self.comparison)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class FleetResult(_Result):
-    """What `simulate_fleet` returns; `study` has every fleet that was replayed."""
-
-    study: FleetStudy
-
-    @property
-    def replicas(self) -> int | None:
-        """The fewest replicas that meet the SLO, None where none of those tried do."""
-        return self.study.fewest
-
-    def to_polars(self, table: str = "fleets") -> pl.DataFrame:
-        """Return a list of the document: `fleets`, a row per fleet, or `lines`, one per router."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.fleet import report
-
-        return report(self.study)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TuneFleetResult(_Result):
-    """What `tune_fleet` returns; `recommendation.tuning` has the fleet and all that was tried."""
-
-    recommendation: FleetRecommendation
-
-    @property
-    def verdict(self) -> str:
-        """`confirmed`, `resized` or `misses-slo`."""
-        return self.recommendation.tuning.verdict
-
-    @property
-    def replicas(self) -> int | None:
-        """The recommended number of replicas, None where none of those tried meet the SLO."""
-        run = self.recommendation.tuning.recommended
-        return None if run is None else run.fleet.replicas
-
-    def to_polars(self, table: str = "routers") -> pl.DataFrame:
-        """Return a list of the document: `routers`, `policies`, `capacities` or `ends`."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.tune_fleet import report
-
-        return report(self.recommendation)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TuneTiersResult(_Result):
-    """What `tune_tiers` returns; `recommendation.tuning` has the tier and all that was tried."""
-
-    recommendation: TierRecommendation
-
-    @property
-    def verdict(self) -> str:
-        """`pays`, `helps`, `set-interval` or `keep-none`."""
-        return self.recommendation.tuning.verdict
-
-    @property
-    def launch(self) -> str | None:
-        """How the engine is started with what is recommended, None where it stays as it is."""
-        launch = self.recommendation.launch
-        return None if launch is None else launch.text
-
-    def save(
-        self, path: str | PathLike[str] = "recommendation.toml", *, force: bool = False
-    ) -> None:
-        """Write the recommendation, as `simulate` and kvscope's plugin for vLLM read it.
-
-        A file that recommends a change is not replaced by a weaker verdict, unless by `force`; the
-        logger `kvscope` gets what was done.
-        """
-        from kvscope.app.tune_tiers import write_recommended_tier
-
-        LogMonitor().note(write_recommended_tier(Path(path), self.recommendation, force=force))
-
-    def to_polars(self, table: str = "front") -> pl.DataFrame:
-        """Return a list of the document: `front`, `sizes`, `explored` or `ends`."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.tune_tiers import report
 
         return report(self.recommendation)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvscope.cli import output
+from kvscope.cli import app, output
 from kvscope.store import db
 from kvscope.store.db import MEMORY, Store, open_store
 
@@ -30,6 +30,14 @@ def _valid_documents() -> Iterator[None]:
     output.emit_json = checked
     yield
     output.emit_json = emit_json
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _commands_built_once() -> Iterator[None]:
+    """Build each command once in a process: that takes longer than to refuse a mistake."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(app, "_built", cache(app._built))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -63,7 +71,7 @@ def _validator(command: str) -> Any:
     """Return a validator that also refuses fields that the schema does not have."""
     from jsonschema import Draft202012Validator
 
-    from kvscope.app.schemas import schema
+    from kvscope.usecases.schemas import schema
 
     strict = schema(command)
     for part in strict["$defs"].values():

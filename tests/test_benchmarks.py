@@ -97,11 +97,11 @@ def test_recommended_tiers_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = HeldOut("agent", ROOT / "sample_traces" / "agent.jsonl.gz")
     deployment = tier_harm.DEPLOYMENTS[1]
     results = list(tier_harm.measured(trace, deployment, 0.9, no_harm.SEEN))
-    assert [(each["verdict"], each["worse"]) for each in results] == [("pays", [[], []])]
+    assert [(each["verdict"], each["worse"]) for each in results] == [("add", [[], []])]
     assert all(each["meets"] and each["net"][0] > 0 for each in results)
     named = [{"trace": "agent", "deployment": "one", **result} for result in results]
     (row,) = tier_harm.table(named).rows
-    assert row[3] == "1 pays"
+    assert row[3] == "1 add"
     assert row[5] == "0"
 
 

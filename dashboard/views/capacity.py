@@ -9,7 +9,6 @@ import streamlit as st
 
 from dashboard import background_cache, connection, data, job, query_params, render, sidebar
 from dashboard.markdown import escape
-from kvscope.app.options import SimulateOptions
 from kvscope.app.simulate import simulate
 from kvscope.core import units
 from kvscope.core.runs import Run
@@ -18,6 +17,7 @@ from kvscope.replay.metrics import LruAnywhere
 from kvscope.report import caching
 from kvscope.report.policies import lru_curve_chart
 from kvscope.report.words import Unit, definition_in_words, ms_in_words, multiple, significant
+from kvscope.usecases.simulate import SimulateOptions
 
 STEPS = 200
 MOST_BLOCKS = 2**31 - 1

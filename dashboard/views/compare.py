@@ -8,8 +8,8 @@ from typing import TypeVar
 import streamlit as st
 
 from dashboard import data, query_params, render, sidebar
-from kvscope.app.diff import compare_runs, compare_traces
 from kvscope.report import comparison
+from kvscope.usecases.diff import compare_runs, compare_traces
 
 T = TypeVar("T", str, int)
 

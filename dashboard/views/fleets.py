@@ -10,14 +10,14 @@ from msgspec.structs import replace
 from dashboard import background_cache, data, job, query_params, render, sidebar
 from kvscope.app import values
 from kvscope.app.fleet import FleetStudy, fleet
-from kvscope.app.options import FleetOptions, ReplicaOptions, TimeModel
-from kvscope.app.requests import fleet_request
+from kvscope.app.options import ReplicaOptions, TimeModel
 from kvscope.core import units
 from kvscope.fleet.options import ROUTED
 from kvscope.policies.registry import POLICIES
 from kvscope.replay.settings import timed_by
 from kvscope.report import fleet as report
 from kvscope.routers.registry import ROUTERS, router_by_name
+from kvscope.usecases.fleet import USE_CASE, FleetOptions, fleet_request
 
 USUAL = ROUTED.split(",")
 USUAL_MODEL = "automatic"
@@ -53,7 +53,7 @@ def _study(running: job.Job) -> FleetStudy:
     )
     prompts = background_cache.lru_for(running, selected.trace).prompts
     study = fleet(selected.trace, prompts, request, running)
-    data.keep(running, report.report(study))
+    data.keep(running, USE_CASE.report(study))
     return study
 
 

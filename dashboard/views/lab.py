@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from dashboard import job, lab_results, query_params, sidebar
 from dashboard.markdown import escape
-from kvscope.app.options import SimulateOptions
 from kvscope.app.requests import SimulateRequest
 from kvscope.core import units
 from kvscope.core.runs import CapacityModel, TierMode
@@ -15,6 +14,7 @@ from kvscope.core.trace import Trace
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.policy_options import ALL
 from kvscope.tuning.search import has_xi
+from kvscope.usecases.simulate import SimulateOptions
 
 USUAL = ["lru", "gittins", "tlru", "wa", "belady"]
 MODELS: tuple[CapacityModel, ...] = ("cache", "engine")

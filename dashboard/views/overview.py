@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from dashboard import data, job, render, sidebar, time_range, upload
 from dashboard.markdown import escape
 from dashboard.wording import in_page_words
-from kvscope.app.analyze import Analysis
 from kvscope.core import units
 from kvscope.report import overview, traffic
 from kvscope.report.words import definition_in_words
+from kvscope.usecases.analyze import Analysis
 
 LINKS = (
     ("Now", "capacity", "Other capacities"),

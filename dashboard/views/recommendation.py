@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 from msgspec.structs import replace
@@ -11,26 +12,20 @@ from dashboard import background_cache, data, job, query_params, render, sidebar
 from dashboard.markdown import escape
 from dashboard.wording import in_page_words, uploaded
 from kvscope.app import values
-from kvscope.app.options import ReplicaOptions, TierOptions, TuneOptions
-from kvscope.app.requests import (
-    TuneRequest,
-    fleet_tuning_request,
-    tier_tuning_request,
-    tune_request,
-)
+from kvscope.app.options import TuneOptions
+from kvscope.app.requests import TuneRequest, tune_request
 from kvscope.app.tune import Recommendation, recommendation_text, tune
-from kvscope.app.tune_fleet import FleetRecommendation, recommend_fleet
-from kvscope.app.tune_tiers import TierRecommendation, recommend_tiers, tier_recommendation_text
 from kvscope.core import units
 from kvscope.core.trace import Trace
-from kvscope.report import recommendation, tune_fleet, tune_tiers
+from kvscope.report import recommendation
+from kvscope.report.added_memory import memory_to_set
 from kvscope.routers.registry import ROUTERS
 from kvscope.tuning.file import RecommendationFile, read_recommendation
 from kvscope.tuning.flags import Flags, plugin_command
 from kvscope.vllm_sim.offload_engines import parse_offload
 
 OFFERED = [router.name for router in ROUTERS if not router.reference]
-POLICY, FLEET, TIER = CHOICES = ("a policy", "a fleet", "memory below the GPU")
+MEMORY, BEHIND = CHOICES = ("memory below the GPU", "routers")
 
 
 def page() -> None:
@@ -38,17 +33,7 @@ def page() -> None:
     trace = sidebar.page_head("Recommendation")
     ask, read = query_params.tabs("from", ("Tune", "Read a recommendation.toml"))
     with ask:
-        with query_params.synced("choose", POLICY, allowed=CHOICES):
-            choice = st.radio(
-                "Choose",
-                CHOICES,
-                key="choose",
-                horizontal=True,
-                help="A policy and its parameters, as `kvscope tune` does. A fleet: the number of"
-                " replicas, their router, policy and capacity (`--fleet`). Memory below the GPU:"
-                " whether offloading pays, its size and the engine's options (`--tiers`).",
-            )
-        {POLICY: _ask, FLEET: _ask_for_fleet, TIER: _ask_for_tier}[choice](trace)
+        _ask(trace)
     with read:
         _read()
 
@@ -63,68 +48,36 @@ def _ask(trace: Trace) -> None:
         _show(done.result)
 
 
-def _ask_for_fleet(trace: Trace) -> None:
-    """Draw what to choose a fleet for, and the answer."""
-    options = _fleet_options()
-    clicked = st.button("Tune", type="primary", key="tune", disabled=options is None)
-    question = None if options is None else (trace, options)
-    done = job.answer("fleet", "Tune a fleet", question, _tune_fleet, "Tune", clicked=clicked)
-    if done is not None:
-        render.show(tune_fleet.sections(done.result))
+def _compared() -> dict[str, Any]:
+    """Draw what to compare beside policies, and return it as options of `tune`."""
+    with query_params.synced("compare", [], query_params.parse_list, list(CHOICES)):
+        compared = st.pills(
+            "Compare also",
+            CHOICES,
+            selection_mode="multi",
+            key="compare",
+            help="Memory below the GPU: whether offloading pays, its size and the engine's options"
+            " (`--tiers`). Routers: the fewest replicas behind each (`--fleet`).",
+        )
+    options: dict[str, Any] = {}
+    if MEMORY in compared:
+        options |= {"tiers": True, **_memory()}
+    if BEHIND in compared:
+        with query_params.synced("choose_from", OFFERED, query_params.parse_list, OFFERED):
+            routers = st.multiselect("Routers", OFFERED, key="choose_from")
+        # Unnamed, routers by session are left out where the trace has none.
+        named = routers and set(routers) != set(OFFERED)
+        options |= {"fleet": True, "router": ",".join(routers) if named else None}
+    return options
 
 
-def _tune_fleet(running: job.Job) -> FleetRecommendation:
-    trace, options = running.request
-    prompts = background_cache.lru_for(running, trace).prompts
-    tuned = recommend_fleet(trace, prompts, fleet_tuning_request(options), running)
-    data.keep(running, tune_fleet.report(tuned), summary=tune_fleet.in_words(tuned)[0])
-    return tuned
-
-
-def _ask_for_tier(trace: Trace) -> None:
-    """Draw what to choose memory below the GPU's pool for, and the answer."""
-    options = _tier_options()
-    clicked = st.button("Tune", type="primary", key="tune", disabled=options is None)
-    question = None if options is None else (trace, *options)
-    done = job.answer("tier", "Tune tiers", question, _tune_tiers, "Tune", clicked=clicked)
-    if done is not None:
-        _download(tier_recommendation_text(done.result))
-        render.show(tune_tiers.sections(done.result))
-
-
-def _tune_tiers(running: job.Job) -> TierRecommendation:
-    trace, options, tiers = running.request
-    prompts = background_cache.lru_for(running, trace).prompts
-    tuned = recommend_tiers(trace, prompts, tier_tuning_request(options, tiers), running)
-    data.keep(
-        running,
-        tune_tiers.report(tuned),
-        summary=tune_tiers.in_words(tuned)[0],
-        file=tier_recommendation_text(tuned),
-    )
-    return tuned
-
-
-def _tier_options() -> tuple[TuneOptions, TierOptions] | None:
-    """Draw the SLO, the sizes and the ways to offload; return them, None while one lacks.
-
-    Raises UsageError for a deployment whose engine cannot be simulated with a tier.
-    """
-    selected = sidebar.choices()
-    if selected.deployment is None:
-        st.info("Select a GPU and a model in the sidebar: a tier is chosen for an engine's pool.")
-        return None
-    left, right = st.columns(2)
-    with left:
-        about = "TTFT, queues included, to meet."
-        slo_s = sidebar.typed("tier_slo", "SLO (TTFT)", "2s", values.duration, about)
-    with right:
-        percentile = _percentile()
-    prices, (left, right) = {}, st.columns(2)
+def _memory() -> dict[str, Any]:
+    """Draw prices, sizes and ways to offload, and return them as options of `tune`."""
+    options, (left, right) = {}, st.columns(2)
     about = "Of a GiB for an hour; 0 for memory that is there. Empty: the list price, in US$."
     for kind, label, column in (("dram", "CPU memory", left), ("ssd", "an SSD", right)):
         with column:
-            prices[f"{kind}_price"] = sidebar.typed(
+            options[f"{kind}_price"] = sidebar.typed(
                 f"{kind}_price",
                 f"Price of {label}",
                 "",
@@ -134,7 +87,7 @@ def _tier_options() -> tuple[TuneOptions, TierOptions] | None:
             )
     left, right = st.columns(2)
     with left:
-        sizes = sidebar.typed(
+        options["tier_sizes"] = sidebar.typed(
             "tier_sizes",
             "Sizes",
             "",
@@ -143,7 +96,7 @@ def _tier_options() -> tuple[TuneOptions, TierOptions] | None:
             placeholder="up to 16 times the pool",
         )
     with right:
-        ways = sidebar.typed(
+        options["offload"] = sidebar.typed(
             "offload",
             "Ways to offload",
             "",
@@ -151,13 +104,7 @@ def _tier_options() -> tuple[TuneOptions, TierOptions] | None:
             "To compare, as `kvscope simulate --offload` takes them: lmcache,vllm@0.33.",
             placeholder="the deployment's engine",
         )
-    if not slo_s:
-        st.info("Enter an SLO.")
-        return None
-    tiers = TierOptions(tier_sizes=sizes, offload=ways, **prices)
-    options = TuneOptions(slo=slo_s, percentile=percentile, **selected.options)
-    tier_tuning_request(options, tiers)  # what it refuses is said before a job starts
-    return options, tiers
+    return options
 
 
 def _percentile() -> float:
@@ -174,45 +121,6 @@ def _ways(text: str) -> tuple[str, ...]:
     for name in names:
         parse_offload(name)
     return names
-
-
-def _fleet_options() -> TuneOptions | None:
-    """Draw the SLO, the capacities and the routers of a fleet; return them, None while one lacks.
-
-    Raises UsageError for a deployment whose trace is one replica's.
-    """
-    selected = sidebar.choices()
-    sidebar.check_traffic(selected)
-    left, middle, right = st.columns(3)
-    with left:
-        about = "TTFT, queues included, to meet."
-        slo_s = sidebar.typed("fleet_slo", "SLO (TTFT)", "2s", values.duration, about)
-    with middle:
-        percentile = _percentile()
-    with right:
-        usual = "the deployment's pool" if selected.deployment else "some of LRU's curve"
-        blocks = sidebar.typed(
-            "replica_sizes",
-            "Capacities of a replica",
-            "",
-            sidebar.parse_capacities,
-            f"To choose from: blocks, or sizes such as 20GiB,40GiB. Empty: {usual}.",
-            placeholder=usual,
-        )
-    with query_params.synced("choose_from", OFFERED, query_params.parse_list, OFFERED):
-        routers = st.multiselect("Routers", OFFERED, key="choose_from")
-    if not (slo_s and routers):
-        st.info("Enter an SLO and a router.")
-        return None
-    known = {*ReplicaOptions.__struct_fields__}
-    return TuneOptions(
-        slo=slo_s,
-        percentile=percentile,
-        capacity_blocks=blocks,
-        # Unnamed, routers by session are left out where the trace has none.
-        router=None if set(routers) == set(OFFERED) else ",".join(routers),
-        **{name: value for name, value in selected.options.items() if name in known},
-    )
 
 
 def _tune(running: job.Job) -> Recommendation:
@@ -246,6 +154,7 @@ def _request() -> TuneRequest | None:
         else:
             about = "The time per output token to stay within. Empty: any."
             tpot_s = sidebar.typed("tpot_slo", "SLO (TPOT)", "", values.duration, about)
+    compared = _compared() if selected.deployment else {}
     if not slo_s:
         return None
     request = tune_request(
@@ -255,6 +164,7 @@ def _request() -> TuneRequest | None:
             tpot_slo=tpot_s,
             capacity_blocks=None if blocks is None else (blocks,),
             hbm=None if selected.deployment else selected.hbm_bytes,
+            **compared,
             **selected.options,
         )
     )
@@ -267,8 +177,10 @@ def _show(tuned: Recommendation) -> None:
     if why := tuned.why_no_flags():
         st.caption(escape(in_page_words(why)))
     _flags(tuned.flags)
-    if tuned.flags.sglang:
+    if tuned.flags.sglang and tuned.tier is None:
         st.caption(recommendation.NOT_SIMULATED)
+    for note in memory_to_set(tuned):
+        st.caption(escape(note))
     _download(recommendation_text(tuned, background_cache.lru(tuned.trace).prompts))
     render.show(section for section in rest if section.title != "To set")  # it stands above
 

@@ -8,19 +8,19 @@ from msgspec import Struct
 from dashboard import background_cache, connection, job, query_params, render, sidebar
 from dashboard.markdown import escape
 from dashboard.wording import in_page_words
-from kvscope.app.explain import (
+from kvscope.core.errors import KvscopeError
+from kvscope.core.trace import Prompts
+from kvscope.replay.findings import explained_request
+from kvscope.report import misses as report
+from kvscope.report.words import count
+from kvscope.usecases.explain import (
+    ExplainOptions,
     Explanation,
     explain,
-    explained_request,
+    explain_request,
     read_evidence,
     request_number,
 )
-from kvscope.app.options import ExplainOptions
-from kvscope.app.requests import explain_request
-from kvscope.core.errors import KvscopeError
-from kvscope.core.trace import Prompts
-from kvscope.report import misses as report
-from kvscope.report.words import count
 
 
 class _Explained(Struct, frozen=True):
@@ -92,7 +92,7 @@ def _request(explained: _Explained) -> None:
         return
     request = explained_request(
         explained.prompts,
-        explanation.setting.definition,
+        explanation.definition,
         explanation.attribution,
         number,
         explanation.gaps,

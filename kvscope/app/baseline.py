@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kvscope.app.gates import REGRESSION, Figures, Gate, simulate_figures
+from kvscope.app.gates import REGRESSION, Figures, Gate
 from kvscope.core.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -21,13 +21,17 @@ RUN = "run:"
 
 
 def baseline_figures(
-    baseline: str | None, gates: Sequence[Gate], command: str, stores: Stores
+    baseline: str | None,
+    gates: Sequence[Gate],
+    command: str,
+    stores: Stores,
+    of_run: Callable[[Run], Figures] | None = None,
 ) -> Figures | None:
     """Return the figures of a `baseline`, None without one.
 
-    It is `run:N`, a replay by its number in `kvscope runs`, or the path of the JSON document of an
-    earlier `command`. Raises UsageError where gates take a baseline and there is none, or there is
-    one for nothing, and InputError for one that cannot be read.
+    It is `run:N`, a replay by its number in `kvscope runs` whose figures are `of_run`, or the path
+    of the JSON document of an earlier `command`. Raises UsageError where gates take a baseline and
+    there is none, or there is one for nothing, and InputError for one that cannot be read.
     """
     needed = [gate for gate in gates if gate.is_regression]
     if baseline is None:
@@ -46,14 +50,14 @@ def baseline_figures(
         )
     if not baseline.startswith(RUN):
         return _of_document(read_document(baseline), command, baseline)
-    if command != "simulate":
+    if of_run is None:
         raise UsageError(
             "a stored run is a replay",
             where=f"--baseline {baseline}",
             remedy=f"name the file of an earlier `kvscope {command} --json`",
         )
     with stores.reading() as store:
-        return simulate_figures([stored_run(store, baseline)[1]])
+        return of_run(stored_run(store, baseline)[1])
 
 
 def stored_run(store: Store, name: str) -> tuple[Trace, Run]:

@@ -7,15 +7,15 @@ deployment is mixed with it. Any other option (`--tp`, `--slo`, `--gpu-hour`) ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.app import values
-from kvscope.app.options import AnalyzeOptions, DeploymentOptions, FitOptions, ReplicaOptions
+from kvscope.app.options import DeploymentOptions, ReplicaOptions
 from kvscope.core import units
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.files import STANDARD_STREAM
@@ -28,10 +28,14 @@ from kvscope.deployment.file import (
     read_target,
 )
 
-if TYPE_CHECKING:
-    from kvscope.app.engine_options import ValidateOptions
 
-    Stating = ReplicaOptions | FitOptions | ValidateOptions
+class Stating(Protocol):
+    """Options of a command that a deployment may be stated with."""
+
+    @property
+    def deployment(self) -> str | None:
+        """The file that states it."""
+
 
 Asked = TypeVar("Asked", bound=ReplicaOptions)
 _NAMES = Deployment.__struct_fields__
@@ -68,7 +72,7 @@ def stated_deployment(options: Stating) -> Deployment | None:
 
 def names_no_machine(options: ReplicaOptions) -> bool:
     """Return whether options and file state neither a deployment, a capacity nor a latency."""
-    named = any(getattr(options, name, None) is not None for name in _SIZES | {"latency"})
+    named = _named_of(options, _SIZES | {"latency"})
     return not named and stated_deployment(options) is None
 
 
@@ -116,12 +120,10 @@ class StatedBefore(Struct, Generic[Asked], frozen=True):
     in_words: str
 
 
-def stated_before(
-    options: Asked, record: Mapping[str, Any], leave_out: frozenset[str] = frozenset()
-) -> StatedBefore[Asked]:
+def stated_before(options: Asked, record: Mapping[str, Any]) -> StatedBefore[Asked]:
     """Return the options with what kvscope.toml states of the SLO and what `record` adds.
 
-    `record` is that of the last command on the trace. Options called `leave_out` are not filled.
+    `record` is that of the last command on the trace.
     """
     if getattr(options, "recommendation", None) is not None:  # which settles all of it
         return StatedBefore(options, dict(record), "")
@@ -129,7 +131,7 @@ def stated_before(
     deployed = {name: value for name, value in record.items() if name in _KEPT}
     if _starts_anew(options, deployed):
         deployed = {}
-    open_ = {name for name in (*_KEPT, *TARGET) if getattr(options, name, ...) is None} - leave_out
+    open_ = {name for name in (*_KEPT, *TARGET) if getattr(options, name, ...) is None}
     if getattr(options, "max_violations", None) is not None:
         open_.discard("percentile")
     target = {name: record[name] for name in TARGET if name in record}
@@ -150,12 +152,22 @@ def _starts_anew(options: Stating, deployed: Mapping[str, Any]) -> bool:
     """Return whether a command uses nothing of the deployment that earlier ones stated."""
     if options.deployment is not None or _file(options) is not None:
         return True
-    named = {name for name in _SIZES | _DEPLOYED if getattr(options, name, None) is not None}
+    named = _named_of(options, _SIZES | _DEPLOYED)
     if named & _DEPLOYED or getattr(options, "model", None) is not None:
         return True
-    if isinstance(options, AnalyzeOptions):  # shows capacities beside a pool
+    if getattr(options, "beside_pool", False):
         named -= {"capacity", "capacity_blocks"}
     return bool(named and deployed.keys() & _DEPLOYED)
+
+
+def _named_of(options: Stating, names: Iterable[str]) -> set[str]:
+    """Return the options among `names` that have a value; `tune --tiers` is a flag, no size."""
+    values_of = {name: getattr(options, name, None) for name in names}
+    return {
+        name
+        for name, value in values_of.items()
+        if value is not None and not isinstance(value, bool)
+    }
 
 
 def _stated_of(options: Stating) -> dict[str, Any]:

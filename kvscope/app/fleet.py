@@ -156,7 +156,14 @@ def fleet(
     InputError for a trace without arrival times.
     """
     monitor = monitor or Monitor()
-    routers = routers_for(trace, prompts, request, monitor)
+    require_arrivals(trace)
+    if request.replicas[-1] > trace.requests:
+        raise UsageError(
+            f"{request.replicas[-1]} replicas for {trace.requests:,} requests",
+            where="--replicas",
+            remedy="take fewer replicas, or a longer trace",
+        )
+    routers = routers_for(trace, prompts, request.routers, monitor, named=request.routers_named)
     request, _ = timed(request, trace, prompts, monitor)
     (capacity,) = request.capacities.in_blocks(request.model, trace.block_size)
     workload = Workload(prompts, request.setting, Windows(1.0, 1))
@@ -242,27 +249,20 @@ def in_groups(request: FleetRequest, block_size: int) -> EngineSettings | None:
 
 
 def routers_for(
-    trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monitor
+    trace: Trace, prompts: Prompts, routers: Sequence[Router], monitor: Monitor, *, named: bool
 ) -> list[Router]:
     """Return the routers that the trace can be replayed with.
 
-    Raises as `fleet` does.
+    Raises UsageError for `named` routers that need sessions which the trace lacks.
     """
-    require_arrivals(trace)
-    if request.replicas[-1] > trace.requests:
-        raise UsageError(
-            f"{request.replicas[-1]} replicas for {trace.requests:,} requests",
-            where="--replicas",
-            remedy="take fewer replicas, or a longer trace",
-        )
-    by_session = [router for router in request.routers if router.needs == "keys"]
+    by_session = [router for router in routers if router.needs == "keys"]
     if not by_session:
-        return list(request.routers)
+        return list(routers)
     if len(np.unique(prompts.conversation)) < trace.requests:
         if trace.lineage == "inferred":
             monitor.note("sessions are inferred from prompts: a real router's keys may differ")
-        return list(request.routers)
-    if request.routers_named:
+        return list(routers)
+    if named:
         raise UsageError(
             f"{by_session[0].name} needs sessions, and no two requests of {trace.name!r} share one",
             where="--router",
@@ -270,7 +270,7 @@ def routers_for(
         )
     names = ", ".join(router.name for router in by_session)
     monitor.note(f"left out: {names}, since no two requests share a session")
-    return [router for router in request.routers if router not in by_session]
+    return [router for router in routers if router not in by_session]
 
 
 def _runs(

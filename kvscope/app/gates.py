@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from difflib import get_close_matches
@@ -23,23 +22,15 @@ from typing import TYPE_CHECKING, get_args
 
 from msgspec import Struct, field
 
-from kvscope.app.options import DEFAULT_POINTS
-from kvscope.app.requests import BASELINE, AnalyzeRequest, FleetRequest, SimulateRequest
+from kvscope.app.requests import BASELINE
 from kvscope.core import units
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.percentiles import percentiles
-from kvscope.core.runs import hit_rate
+from kvscope.replay.causes import CAUSES
 
 if TYPE_CHECKING:
-    from kvscope.app.analyze import Analysis
-    from kvscope.app.explain import Explanation
-    from kvscope.app.fleet import FleetLine, FleetStudy
     from kvscope.app.tune import Recommendation
-    from kvscope.app.tune_fleet import FleetRecommendation
-    from kvscope.app.tune_tiers import TierRecommendation
     from kvscope.core.percentiles import Percentiles
-    from kvscope.core.runs import Run
-    from kvscope.fleet.sweep import FleetRun
     from kvscope.validate.result import RunFacts, Validation
 
 Figures = Mapping[str, float | str | None]
@@ -47,24 +38,10 @@ Figures = Mapping[str, float | str | None]
 
 VERDICT = "verdict"
 REGRESSION = "regression"
-_QUEUED = "queued-"
-_PERCENTILES = ("p50", "p90", "p95", "p99")
-_BY_SLO = ("attainment", "tel")
-_FIGURES = (*_PERCENTILES, "hit-rate", *_BY_SLO)
-_QUEUED_FIGURES = tuple(f"{_QUEUED}{name}" for name in (*_PERCENTILES, *_BY_SLO))
-_CAUSES = (
-    *("missed", "evicted", "not-kept", "in-flight", "routed", "salt", "lora", "model", "periodic"),
-    *(
-        "diverged",
-        "output-changed",
-        "growth",
-        "cold",
-        "last-token",
-        "below-block",
-        "no-hash",
-        "rejected",
-    ),
-)
+QUEUED = "queued-"
+PERCENTILES: tuple[str, ...] = ("p50", "p90", "p95", "p99")
+BY_SLO: tuple[str, ...] = ("attainment", "tel")
+RUN_FIGURES = (*PERCENTILES, "hit-rate", *BY_SLO)
 _EQUALITY = ("=", "!=")
 _ORDER: Mapping[str, Callable[[Decimal, Decimal], bool]] = {
     "<": operator.lt,
@@ -73,7 +50,7 @@ _ORDER: Mapping[str, Callable[[Decimal, Decimal], bool]] = {
     ">=": operator.ge,
 }
 _HIGHER_IS_BETTER = ("hit-rate", "attainment", "throughput")
-_ONLY_BY_NAME = {"tel", f"{_QUEUED}tel", "mismatched", *_CAUSES}
+_ONLY_BY_NAME = {"tel", f"{QUEUED}tel", "mismatched", "missed", *CAUSES}
 """Figures near 0, whose relative change says little: `regression` alone leaves them out."""
 _CONDITION = re.compile(r"([^<>=!\s]+)\s*([<>=!]+)\s*([^<>=!]+)")
 _DIGITS = 3
@@ -118,10 +95,10 @@ def _quantity(name: str) -> _Quantity:
         "replicas": _REPLICAS,
         "mismatched": _MISMATCHED,
         REGRESSION: _REGRESSION,
-        **dict.fromkeys(_CAUSES, _MISSED),
+        **dict.fromkeys(("missed", *CAUSES), _MISSED),
     }
     return fixed.get(
-        figure.removeprefix(_QUEUED), _QUEUED_TIME if figure.startswith(_QUEUED) else _TIME
+        figure.removeprefix(QUEUED), _QUEUED_TIME if figure.startswith(QUEUED) else _TIME
     )
 
 
@@ -277,7 +254,7 @@ def _regression(name: str, figures: Figures, baseline: Figures) -> Regression | 
         return None
     if after is None or not math.isfinite(after):
         return Regression(name, math.inf, before, None)
-    higher = name.rpartition(".")[2].removeprefix(_QUEUED) in _HIGHER_IS_BETTER
+    higher = name.rpartition(".")[2].removeprefix(QUEUED) in _HIGHER_IS_BETTER
     worse = before - after if higher else after - before
     share = worse / before if before else math.inf if worse > 0 else 0.0
     return Regression(name, share, before, after)
@@ -368,148 +345,9 @@ def _nearest(name: str, candidates: Sequence[str], listed: str) -> str:
     return f"did you mean {near[0]}? Known here: {listed}" if near else f"known here: {listed}"
 
 
-def analyze_gates(texts: Sequence[str] | None, request: AnalyzeRequest) -> tuple[Gate, ...]:
-    """Return the conditions on an analysis: of an infinite cache, and of LRU at one capacity."""
-    if not texts:
-        return ()
-    capacities = request.capacities
-    if len(capacities.blocks) + len(capacities.sizes_bytes) == 1:
-        return parse_gates(texts, Known(("hit-rate", "lru.hit-rate")))
-    missing = ("needs one capacity", "name one with --capacity-blocks or --capacity")
-    return parse_gates(texts, Known(("hit-rate",), missing={"lru.hit-rate": missing}))
-
-
-def analyze_figures(analysis: Analysis) -> Figures:
-    """Return the figures of an analysis, in the weight of its headline."""
-    caching = analysis.caching
-    if caching is None:
-        return {}
-    figures = {"hit-rate": caching.ideal}
-    if len(caching.asked) == 1:
-        figures["lru.hit-rate"] = caching.rate(caching.asked[0])
-    return figures
-
-
-def explain_gates(texts: Sequence[str] | None) -> tuple[Gate, ...]:
-    """Return the conditions on an explanation: shares of the input tokens, by cause."""
-    return parse_gates(texts, Known(("hit-rate", *_CAUSES))) if texts else ()
-
-
-def explain_figures(explanation: Explanation) -> Figures:
-    """Return the shares of the input tokens that hit, missed, and missed for each cause."""
-    total = explanation.input_tokens
-    return {
-        "hit-rate": explanation.hit_tokens / total,
-        "missed": explanation.missed_tokens / total,
-        **{each.cause: each.tokens / total for each in explanation.causes},
-    }
-
-
-def simulate_gates(
-    texts: Sequence[str] | None, request: SimulateRequest, *, recommended: bool
-) -> tuple[Gate, ...]:
-    """Return the conditions on replays at one capacity.
-
-    A name without a policy means the only one, or with `recommended` the recommended one.
-    """
-    if not texts:
-        return ()
-    if (count := _capacities(request)) != 1:
-        raise UsageError(
-            f"needs one capacity, not {count}",
-            where="--fail-on",
-            remedy="name one with --capacity or --capacity-blocks",
-        )
-    settings = Counter(variant.policy.name for variant in request.variants)
-    subject = request.variants[-1].policy.name if recommended or len(settings) == 1 else None
-    known: list[str] = []
-    missing: dict[str, tuple[str, str]] = {}
-    for figure in (*_FIGURES, *_QUEUED_FIGURES):
-        owners = {f"{policy}.{figure}": policy for policy in settings}
-        if subject is None:
-            several = f"{len(settings)} policies are replayed"
-            missing[figure] = several, f"name one, as in {next(iter(owners))}"
-        else:
-            owners = {figure: subject, **owners}
-        for name, policy in owners.items():
-            if settings[policy] > 1:
-                several = f"{settings[policy]} settings of {policy} are replayed"
-                missing[name] = several, "take one value of each --param"
-            elif figure.removeprefix(_QUEUED) in _BY_SLO and request.setting.slo_s is None:
-                missing[name] = "needs an SLO", "add --slo"
-            else:
-                known.append(name)
-    return parse_gates(texts, Known(tuple(known), missing=missing))
-
-
-def _capacities(request: SimulateRequest) -> int:
-    """Return how many capacities are replayed."""
-    if request.setting.tiers:
-        return 1
-    named = request.capacities
-    count = len(named.blocks) + len(named.sizes_bytes) + len(named.tokens)
-    if request.points is None and count:
-        return count
-    return count + (request.points or DEFAULT_POINTS)
-
-
-def simulate_figures(runs: Sequence[Run]) -> Figures:
-    """Return the figures of the policies that have one run as `POLICY.NAME`.
-
-    Those of the only policy, or of the only one besides LRU, also stand under the name alone.
-    """
-    settings = Counter(run.policy for run in runs)
-    figures: dict[str, float | None] = {}
-    others = set(settings) - {BASELINE}
-    subject = BASELINE if not others else next(iter(others)) if len(others) == 1 else None
-    for run in runs:
-        if settings[run.policy] > 1:
-            continue
-        of_run = _run_figures(run)
-        figures |= {f"{run.policy}.{name}": value for name, value in of_run.items()}
-        if run.policy == subject:
-            figures |= of_run
-    return figures
-
-
-def _run_figures(run: Run) -> dict[str, float | None]:
-    """Return what one replay gave.
-
-    A rejected request has no TTFT and does not meet the SLO: a percentile that falls on one is
-    None.
-    """
-    outcome = run.outcome
-    answered = outcome.requests - (run.turned_away or 0)
-
-    def times(ttft_ms: Percentiles) -> dict[str, float | None]:
-        ranks = {name: -(-int(name[1:]) * outcome.requests // 100) for name in _PERCENTILES}
-        return {
-            name: value if ranks[name] <= answered else None
-            for name, value in _times(ttft_ms).items()
-        }
-
-    def by_slo(tel_ms: float | None, violations: int | None) -> dict[str, float | None]:
-        if tel_ms is None or violations is None:
-            return {}
-        return {"attainment": (answered - violations) / outcome.requests, "tel": tel_ms / 1e3}
-
-    queued: dict[str, float | None] = {}
-    if outcome.queued_ttft_ms is not None:
-        queued = times(outcome.queued_ttft_ms)
-        queued |= by_slo(outcome.queued_tel_ms, outcome.queued_violations)
-    elif not answered:
-        queued = dict.fromkeys((*_PERCENTILES, *_BY_SLO))
-    return {
-        **times(outcome.ttft_ms),
-        "hit-rate": hit_rate(run.setting, outcome),
-        **by_slo(outcome.tel_ms, outcome.violations),
-        **{f"{_QUEUED}{name}": value for name, value in queued.items()},
-    }
-
-
-def _times(ttft_ms: Percentiles) -> dict[str, float]:
+def ttft_figures(ttft_ms: Percentiles) -> dict[str, float]:
     """Return the percentiles of TTFT in seconds."""
-    return {name: getattr(ttft_ms, name) / 1e3 for name in _PERCENTILES}
+    return {name: getattr(ttft_ms, name) / 1e3 for name in PERCENTILES}
 
 
 def tune_gates(texts: Sequence[str] | None) -> tuple[Gate, ...]:
@@ -518,15 +356,15 @@ def tune_gates(texts: Sequence[str] | None) -> tuple[Gate, ...]:
         return ()
     from kvscope.tuning.verdict import Verdict  # loads kernels
 
-    return parse_gates(texts, Known((*_FIGURES, "throughput"), verdicts=get_args(Verdict)))
+    return parse_gates(texts, Known((*RUN_FIGURES, "throughput"), verdicts=get_args(Verdict)))
 
 
 def tune_figures(tuned: Recommendation) -> Figures:
-    """Return the verdict and what the recommended policy gave on the held-out requests."""
-    trial = tuned.tuning.recommended
+    """Return the verdict and what is recommended gave on the held-out requests."""
+    trial = tuned.recommended
     return {
-        VERDICT: tuned.tuning.verdict,
-        **_times(trial.times_ms),
+        VERDICT: tuned.verdict,
+        **ttft_figures(trial.times_ms),
         "hit-rate": trial.outcome.token_hit_rate,
         "attainment": trial.attainment,
         "tel": trial.tel_s,
@@ -534,7 +372,7 @@ def tune_figures(tuned: Recommendation) -> Figures:
     }
 
 
-_MEASURED = (*_FIGURES, "mismatched")
+_MEASURED = (*RUN_FIGURES, "mismatched")
 
 
 def validate_gates(texts: Sequence[str] | None) -> tuple[Gate, ...]:
@@ -569,7 +407,7 @@ def _measured(repeats: Sequence[RunFacts], validation: Validation) -> dict[str, 
     times_s = np.concatenate([run.measured_ttft_s[run.counted] for run in repeats])
     failed = sum(request >= validation.warmup for run in repeats for request in run.failed)
     measured = [run.measured for run in repeats]
-    figures = _times(percentiles(np.append(times_s, [np.inf] * failed) * 1e3))
+    figures = ttft_figures(percentiles(np.append(times_s, [np.inf] * failed) * 1e3))
     if (slo_s := validation.slo_s) is not None:
         within = int(np.count_nonzero(times_s <= slo_s))
         figures["attainment"] = within / (len(times_s) + failed)
@@ -584,92 +422,3 @@ def _measured(repeats: Sequence[RunFacts], validation: Validation) -> dict[str, 
         )
         figures["mismatched"] = sum(off) / predicted if predicted else float(sum(off) > 0)
     return figures
-
-
-_FLEET_FIGURES = ("replicas", *_PERCENTILES, "tpot-p95", "attainment", "hit-rate")
-
-
-def fleet_gates(texts: Sequence[str] | None, request: FleetRequest) -> tuple[Gate, ...]:
-    """Return the conditions on a fleet: its verdict and figures, as `ROUTER.NAME` of a router's."""
-    if not texts:
-        return ()
-    from kvscope.app.fleet import VERDICTS  # loads kernels
-
-    routers = dict.fromkeys(router.name for router in request.routers)
-    owned = (f"{router}.{figure}" for router in routers for figure in _FLEET_FIGURES)
-    return parse_gates(texts, Known((*_FLEET_FIGURES, *owned), VERDICTS))
-
-
-def fleet_figures(study: FleetStudy) -> Figures:
-    """Return the verdict, the answer's figures, and those of each router's best line."""
-    figures: dict[str, float | str | None] = {
-        VERDICT: study.verdict,
-        **_line_figures(study.best, study.chosen),
-    }
-    for line in reversed(study.ranked):  # the best of a router's lines comes last
-        of_line = _line_figures(line, study.chosen)
-        figures |= {f"{line.router.name}.{name}": value for name, value in of_line.items()}
-    return figures
-
-
-def tuned_fleet_gates(texts: Sequence[str] | None) -> tuple[Gate, ...]:
-    """Return the conditions on a tuned fleet: its verdict, and figures on the judged window."""
-    if not texts:
-        return ()
-    from kvscope.tuning.fleet import FleetVerdict  # loads kernels
-
-    return parse_gates(texts, Known(_FLEET_FIGURES, get_args(FleetVerdict)))
-
-
-def tuned_fleet_figures(tuned: FleetRecommendation) -> Figures:
-    """Return the verdict and what the recommended fleet gave on the judged window."""
-    run, recommended = tuned.answer, tuned.tuning.recommended
-    figures = dict.fromkeys(_FLEET_FIGURES) if run is None else _fleet_run_figures(run)
-    replicas = None if recommended is None else float(recommended.fleet.replicas)
-    return {VERDICT: tuned.tuning.verdict, **figures, "replicas": replicas}
-
-
-_TIER_FIGURES = (*_PERCENTILES, "attainment", "hit-rate")
-
-
-def tuned_tier_gates(texts: Sequence[str] | None) -> tuple[Gate, ...]:
-    """Return the conditions on a tuned tier: its verdict, and figures of what is recommended."""
-    if not texts:
-        return ()
-    from kvscope.tuning.tiers import TierVerdict  # loads kernels
-
-    return parse_gates(texts, Known(_TIER_FIGURES, get_args(TierVerdict)))
-
-
-def tuned_tier_figures(tuned: TierRecommendation) -> Figures:
-    """Return the verdict and what is recommended gave on the held-out window."""
-    trial = tuned.tuning.best.trial
-    return {
-        VERDICT: tuned.tuning.verdict,
-        **_times(trial.times_ms),
-        "attainment": trial.attainment,
-        "hit-rate": trial.outcome.token_hit_rate,
-    }
-
-
-def _line_figures(line: FleetLine, replicas: int) -> dict[str, float | None]:
-    """Return the fewest replicas of a line, and its figures at the chosen number of them."""
-    run = line.at(replicas)
-    if run is None:
-        return dict.fromkeys(_FLEET_FIGURES)
-    return {
-        **_fleet_run_figures(run),
-        "replicas": None if line.fewest is None else float(line.fewest),
-    }
-
-
-def _fleet_run_figures(run: FleetRun) -> dict[str, float | None]:
-    """Return the figures of one fleet."""
-    outcome, latencies = run.outcome, run.outcome.latencies
-    ttft, tpot = latencies.ttft_ms, latencies.tpot_ms
-    return {
-        **(dict.fromkeys(_PERCENTILES, math.inf) if ttft is None else _times(ttft)),
-        "tpot-p95": None if tpot is None else tpot.p95 / 1e3,
-        "attainment": latencies.attainment,
-        "hit-rate": outcome.taken,
-    }

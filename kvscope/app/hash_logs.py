@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from kvscope.chat_logs.convert import HashCounts
 
 
+_LEAST_LOSS = 0.01  # of the input tokens
+
+
 class HashOptions(Struct, frozen=True, kw_only=True):
     """What makes tokens and hashes of the prompts in logs."""
 
@@ -68,7 +71,7 @@ def hash_logs(logs: Sequence[str], options: HashOptions, monitor: Monitor) -> Ha
     """
     from kvscope.chat_logs import hashing, tokenizer
     from kvscope.chat_logs.convert import Converter, refuse_if_too_bad
-    from kvscope.ingest.formats.base import Rejects
+    from kvscope.ingest.formats.base import Rejects, counted
     from kvscope.ingest.pipeline import UnusableLinesError
 
     if not logs:
@@ -99,8 +102,9 @@ def hash_logs(logs: Sequence[str], options: HashOptions, monitor: Monitor) -> Ha
                 raise
             _note_all(rejects.in_words(), monitor)
         if not converter.counts.requests:
-            raise InputError("no request is in these logs", where=", ".join(logs))
-    _note_all(_notes(converter.counts), monitor)
+            what = "; ".join(["no request is in these logs", *counted(converter.counts.left_out)])
+            raise InputError(what, where=", ".join(logs))
+    _note_all([*_notes(converter.counts), *model.notes], monitor)
     return converter.counts
 
 
@@ -111,11 +115,22 @@ def _note_all(texts: Sequence[str], monitor: Monitor) -> None:
 
 def _notes(counts: HashCounts) -> list[str]:
     """Return what the user has to know about the trace."""
-    notes = [f"{count:,} {reason} were left out" for reason, count in counts.left_out.items()]
+    from kvscope.ingest.formats.base import counted
+
+    notes = counted(counts.left_out)
+    if counts.unread_answers:
+        notes.append(f"{counts.unread_answers:,} answers cannot be read: taken as 0 tokens")
     if counts.different:
         notes.append(
             f"the log states another prompt length for {counts.different:,} of"
             f" {counts.compared:,} requests: is this the tokenizer of the model that served them?"
+        )
+    breaks = counts.breaks
+    if breaks.lost >= _LEAST_LOSS * counts.tokens:
+        notes.append(
+            f"the chat template breaks prefixes: {breaks.broken:,} of {breaks.compared:,} follow-up"
+            " turns do not begin with the prompt before, though their messages do; that costs hits"
+            f" of {100 * breaks.lost / counts.tokens:.1f}% of the input tokens"
         )
     models = [name for name, _ in counts.models.most_common() if name]
     if len(models) > 1:

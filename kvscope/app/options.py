@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from msgspec import Struct
 
@@ -21,10 +21,8 @@ from kvscope.core.errors import UsageError
 from kvscope.core.records import defaults
 from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.models import KvDtype as Precision
-from kvscope.fleet.options import ROUTED
-from kvscope.replay.policy_options import REPLAYED, contenders
+from kvscope.replay.policy_options import contenders
 
-DEFAULT_EXPORT = "gittins"
 DEFAULT_POINTS = 5
 
 T = TypeVar("T")
@@ -34,7 +32,8 @@ class Option(Struct, frozen=True):
     """One option: its help, and how its value is written and parsed.
 
     `default` describes the default in words where the value does not. `flags` replaces the option's
-    own name, which follows from the field. `Time` to `Target` are options of one kind of value.
+    own name, which follows from the field; an `argument` has none. `Time` to `Target` are options
+    of one kind of value.
     """
 
     help: str
@@ -42,6 +41,7 @@ class Option(Struct, frozen=True):
     parse: Callable[[str], Any] | None = None
     default: str | None = None
     flags: tuple[str, ...] = ()
+    argument: bool = False
 
 
 Time = partial(Option, metavar="TIME", parse=values.duration)
@@ -151,9 +151,11 @@ DeploymentFile = Annotated[
 class ReplicaOptions(Struct, frozen=True, kw_only=True):
     """What states one replica, and whose traffic the trace holds.
 
-    An option wins over the same key of a kvscope.toml, and the file over earlier commands.
+    An option wins over the same key of a kvscope.toml, and the file over earlier commands. With
+    `beside_pool`, a capacity is shown beside a deployment's pool, and replaces none.
     """
 
+    beside_pool: ClassVar[bool] = False
     gpu: Annotated[
         str | None, Option("GPU of the deployment, for example h100 or l40s.", "GPU", values.called)
     ] = None
@@ -237,6 +239,13 @@ class Reading(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     seed: Annotated[int, Seed("Seed of --session-arrivals.")] = 0
+    turns: Annotated[
+        Literal["whole", "delta"] | None,
+        Option(
+            "What a session's rows hold: each its whole prompt, or only what is new (delta).",
+            default="as the rows show",
+        ),
+    ] = None
     strict: Annotated[bool, Option("Stop at the first bad line, with exit code 3.")] = False
     max_bad: Annotated[
         float, Share("Largest share of bad lines; a trace with more is not stored.", default="1%")
@@ -297,235 +306,6 @@ class IntoOptions(Struct, frozen=True, kw_only=True):
     ] = None
 
 
-class AnalyzeOptions(DeploymentOptions, frozen=True, kw_only=True):
-    """What `analyze` takes."""
-
-    from_: Annotated[
-        float | None,
-        Option(
-            "Analyze only requests from this time after the trace's start on, as a trace of their"
-            " own.",
-            "TIME",
-            units.parse_duration,
-            flags=("--from",),
-        ),
-    ] = None
-    until: Annotated[
-        float | None, Time("Analyze only requests before this time after the trace's start.")
-    ] = None
-    memory: Annotated[
-        int | None,
-        Option(
-            "Of a dataset: memory that the analysis may take, for example 8GiB.",
-            "SIZE",
-            values.size,
-            "half of what is free",
-        ),
-    ] = None
-    hbm: Hbm = None
-    capacity_blocks: CapacitiesBlocks = None
-    capacity: Capacities = None
-    compat: Compat = None
-    outputs: Outputs = "carried"
-    warmup: Warmup = 0.0
-
-
-class DiffOptions(Struct, frozen=True, kw_only=True):
-    """What `diff` takes: in what to size the capacities of traces."""
-
-    model: Model = None
-    kv_dtype: KvDtype = None
-    hbm: Hbm = None
-
-
-class FitOptions(Struct, frozen=True, kw_only=True):
-    """What `fit` takes; all from `policy` on need `export`."""
-
-    window: Annotated[
-        float | None,
-        Time(
-            "Length of a sliding window, for example 1h.",
-            default="1h, or a fifth of a shorter trace",
-        ),
-    ] = None
-    warmup: Warmup = 0.0
-    export: Annotated[
-        str | None,
-        Target(
-            "Write a policy and its fitted table to this file, for kvscope's plugin for vLLM;"
-            " - prints it instead of the report."
-        ),
-    ] = None
-    policy: Annotated[
-        str | None, Option("With --export: the policy.", "NAME", default=DEFAULT_EXPORT)
-    ] = None
-    param: Annotated[
-        list[str] | None,
-        Option(
-            "With --export: a parameter of the policy, for example gittins.xi_tokens=2000."
-            " Repeatable.",
-            "POLICY.NAME=VALUE",
-        ),
-    ] = None
-    capacity_blocks: Annotated[
-        int | None,
-        Blocks(
-            "With --export: fit for a cache of this size, in blocks of the trace: chooses the"
-            " classes of gittins.",
-            default="the deployment's pool, if there is one",
-        ),
-    ] = None
-    deployment: DeploymentFile = None
-
-
-class SimulateOptions(DeploymentOptions, frozen=True, kw_only=True):
-    """What `simulate` takes."""
-
-    policies: Annotated[
-        str | None,
-        Option(
-            "Policies to replay (see `kvscope policies`); all: every one that the capacity model"
-            " can run.",
-            "NAME,...",
-            str.lower,
-            REPLAYED,
-        ),
-    ] = None
-    capacity: Capacities = None
-    capacity_blocks: CapacitiesBlocks = None
-    points: Annotated[
-        int | None,
-        Count(
-            "Number of capacities, from 1% to 100% of the one with which LRU loses nothing;"
-            f" {DEFAULT_POINTS} if no capacity is named."
-        ),
-    ] = None
-    capacity_model: Annotated[
-        Literal["cache", "engine"],
-        Option(
-            "What the capacity holds. cache: idle blocks only. engine: vLLM's block pool, which"
-            " also holds the blocks of running requests; a deployment's pool always is one."
-        ),
-    ] = "cache"
-    tiers: Annotated[
-        str | None,
-        Option(
-            "Cache in tiers, the fastest first, for example hbm=40GiB,dram=128GiB:ttl=10m, instead"
-            " of --capacity. A tier takes ttl, policy, read, write (bandwidths) and latency.",
-            "NAME=SIZE,...",
-        ),
-    ] = None
-    tier_mode: Annotated[
-        Literal["exclusive", "write-through"] | None,
-        Option(
-            "exclusive: blocks evicted from a tier move to the next. write-through: every tier is"
-            " written at once.",
-            default="exclusive",
-        ),
-    ] = None
-    offload: Annotated[
-        str | None,
-        Option(
-            "Run the --tiers as an engine does, steps and all: vllm@0.32 or vllm@0.33 is vLLM's"
-            " OffloadingConnector with CPU memory, and a third tier the files below it. Options"
-            " follow colons: vllm@0.33:eviction_policy=arc:blocks_per_chunk=4."
-            " eviction_policy=tlru or gittins is that of kvscope's plugin, with its parameters"
-            " behind further colons. sglang-hicache (write_policy=…, and with a third tier"
-            " hicache_storage_prefetch_policy=…, prefetch_threshold=…) and lmcache (chunk_size=…)"
-            " are approximations, which say what they leave out.",
-            "ENGINE",
-        ),
-    ] = None
-    param: Params = None
-    slo: Slo = None
-    recommendation: Annotated[
-        str | None,
-        Option(
-            "Replay LRU and what `kvscope tune` recommends in this file: its policy, capacity,"
-            " latency and SLO.",
-            "PATH",
-        ),
-    ] = None
-    refit: Annotated[
-        float | None,
-        Time(
-            "Time between refits of wa and etlru, each to a window six times as long.",
-            default="10m",
-        ),
-    ] = None
-    rate_scale: RateScale = 1.0
-    warmup: Warmup = 0.0
-    outputs: Outputs = "carried"
-    compat: Compat = None
-    isolate: Isolate = None
-    sample: Annotated[
-        float,
-        PositiveShare(
-            "Replay only this share of the blocks, for example 10%, and estimate the whole, with"
-            " the error.",
-            default="100%",
-        ),
-    ] = 1.0
-    coarsen: Annotated[
-        int,
-        Count(
-            "Merge N blocks of a prompt into one and estimate, with the error; keeps all requests."
-        ),
-    ] = 1
-    on: On = None
-
-
-class ExplainOptions(DeploymentOptions, frozen=True, kw_only=True):
-    """What `explain` takes."""
-
-    request: Annotated[
-        str | None,
-        Option(
-            "Explain this request alone, by its number in order of arrival, from 0, or by its id"
-            " in the trace (id:7 where 7 is a number too).",
-            "N",
-        ),
-    ] = None
-    pooled: Annotated[
-        bool,
-        Option("Replay one cache for all workers that the trace names, as analyze does."),
-    ] = False
-    policy: Annotated[
-        str, Option("Eviction policy (see `kvscope policies`).", "NAME", str.lower)
-    ] = "lru"
-    param: Params = None
-    capacity: Annotated[
-        int | None,
-        Option(
-            "Capacity of the cache, for example 20GiB; needs --model.",
-            "SIZE",
-            values.size,
-            "infinite without a deployment",
-        ),
-    ] = None
-    capacity_blocks: Annotated[int | None, Blocks("The same in blocks.")] = None
-    outputs: Outputs = "carried"
-
-
-class RetentionOptions(Struct, frozen=True, kw_only=True):
-    """What `retention` takes."""
-
-    model: Model = None
-    kv_dtype: KvDtype = None
-    capacity: Annotated[
-        int | None,
-        Option(
-            "Capacity of the cache that times to live are chosen for, for example 20GiB; needs"
-            " --model.",
-            "SIZE",
-            values.size,
-        ),
-    ] = None
-    capacity_blocks: Annotated[int | None, Blocks("The same in blocks.")] = None
-    latency: Latency = None
-    outputs: Outputs = "carried"
-
-
 class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
     """What `tune` takes."""
 
@@ -564,9 +344,8 @@ class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
     capacity: Annotated[
         tuple[int, ...] | None,
         Option(
-            "Capacity of the cache, without a deployment, for example 20GiB; with --fleet that of a"
-            " replica, or several to choose from: 20GiB,40GiB.",
-            "SIZE,...",
+            "Capacity of the cache, without a deployment, for example 20GiB.",
+            "SIZE",
             values.listed(values.size),
             "where LRU gets half of the possible hits",
         ),
@@ -575,7 +354,7 @@ class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
     router: Annotated[
         str | None,
         Option(
-            "With --fleet: routers to choose from (see `kvscope routers`).",
+            "With --fleet: routers to compare (see `kvscope routers`).",
             "NAME,...",
             str.lower,
             "all but references",
@@ -635,11 +414,17 @@ class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
         Time("Time per output token to meet as well, for example 50ms; needs a deployment."),
     ] = None
     on: On = None
-
-
-class TierOptions(Struct, frozen=True, kw_only=True):
-    """What `tune --tiers` takes beyond the target and the deployment."""
-
+    fleet: Annotated[
+        bool,
+        Option("Compare routers too, each with the fewest replicas that meet the SLO."),
+    ] = False
+    tiers: Annotated[
+        bool,
+        Option(
+            "Compare memory below the GPU's pool in all sizes, and say whether to add some; see"
+            " docs/tune.md."
+        ),
+    ] = False
     tier_sizes: Annotated[
         tuple[values.TierSize, ...] | None,
         Option(
@@ -688,78 +473,6 @@ class TierOptions(Struct, frozen=True, kw_only=True):
     ] = None
 
 
-class FleetOptions(ReplicaOptions, frozen=True, kw_only=True):
-    """What `fleet` takes."""
-
-    slo: Annotated[
-        float | None,
-        Time("TTFT threshold to meet, for example 2s.", default="as stated before"),
-    ] = None
-    percentile: Annotated[
-        float | None,
-        Option("TTFT percentile that must meet the SLO.", "pN", values.percentile, "p95"),
-    ] = None
-    tpot_slo: Annotated[
-        float | None, Time("Time per output token to meet as well, for example 50ms.")
-    ] = None
-    replicas: Annotated[
-        tuple[int, ...],
-        Option("Numbers of replicas to try.", "LOW..HIGH or N,...", values.counts, "1..16"),
-    ] = tuple(range(1, 17))
-    router: Annotated[
-        str | None,
-        Option(
-            "Routers to try (see `kvscope routers`); all: every one.",
-            "NAME,...",
-            str.lower,
-            ROUTED,
-        ),
-    ] = None
-    policy: Annotated[
-        str, Option("Eviction policies of the replicas to try.", "NAME,...", str.lower)
-    ] = "lru"
-    capacity: Annotated[
-        int | None,
-        Option(
-            "Cache of a replica, for example 40GiB; needs --model.",
-            "SIZE",
-            values.size,
-            "the deployment's pool",
-        ),
-    ] = None
-    capacity_blocks: Annotated[int | None, Blocks("Cache of a replica in blocks.")] = None
-    param: Annotated[
-        list[str] | None,
-        Option(
-            "Set a parameter of a router or a policy, for example dynamo@1.6.temperature=0.5;"
-            " several values are replayed each. Repeatable.",
-            "NAME.PARAMETER=VALUE,...",
-        ),
-    ] = None
-    time_model: Annotated[
-        TimeModel | None,
-        Option(
-            "How a replica takes time. queue: one prefill after the other, decodes apart. engine:"
-            " a simulated vLLM, whose pool also holds running requests.",
-            default="engine with a deployment on vLLM, else queue",
-        ),
-    ] = None
-    closed_loop: Annotated[
-        bool,
-        Option("Let a turn arrive its think time after the simulated end of the previous one."),
-    ] = False
-    seeds: Annotated[int, Count("Seeds to replay routers with that draw at random.")] = 3
-    warmup: Annotated[
-        float,
-        Share(
-            "Share of the requests, from the start, that fill the caches and are not counted: by"
-            " default those before `tune`'s validation window.",
-            default="50%",
-        ),
-    ] = 0.5
-    on: On = None
-
-
 def declared(annotation: object) -> tuple[Any, Option] | None:
     """Return the type and the Option of an annotation, None for one without an Option."""
     if get_origin(annotation) is Annotated:
@@ -780,6 +493,24 @@ def parsed(kind: type[T], written: Mapping[str, object]) -> T:
     return kind(
         **{name: _value(name, hints[name], written[name]) for name in hints.keys() & written}
     )
+
+
+def arguments_of(kind: type[Struct]) -> set[str]:
+    """Return the fields that are arguments of the command, without a name."""
+    pairs = {
+        name: declared(annotation)
+        for name, annotation in get_type_hints(kind, include_extras=True).items()
+    }
+    return {name for name, pair in pairs.items() if pair and pair[1].argument}
+
+
+def standard_output(options: Struct) -> str | None:
+    """Return the option of which standard output is the target, as it is typed; None without."""
+    for name, annotation in get_type_hints(type(options), include_extras=True).items():
+        pair = declared(annotation)
+        if pair and pair[1].parse is values.target and getattr(options, name) == "-":
+            return "--" + name.replace("_", "-")
+    return None
 
 
 def _value(name: str, annotation: object, value: object) -> object:

@@ -16,10 +16,12 @@ from kvscope.core.errors import UsageError
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.lru_retention import RETENTION, LruRetention
 from kvscope.replay.policy_options import Variant
-from kvscope.tuning.tier_trial import DEFAULT_INTERVAL, Options
+from kvscope.tuning.tiers import Options
 from kvscope.vllm_sim.offload_engines import Offloading
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 from kvscope.vllm_sim.settings import EngineSettings, StorageSettings
+
+_DEFAULT_INTERVAL = 0.0  # vLLM's, as `kvscope.policies.lru_retention` counts them
 
 
 class OnGroups(Struct, frozen=True):
@@ -81,10 +83,10 @@ class OnGroups(Struct, frozen=True):
                     intervals.add(interval)
                 elif named:
                     raise error
-        return tuple(sorted(intervals - {DEFAULT_INTERVAL}))
+        return tuple(sorted(intervals - {_DEFAULT_INTERVAL}))
 
     def _refusal(
-        self, spec: Offloading, interval: float = DEFAULT_INTERVAL, *, files: bool = False
+        self, spec: Offloading, interval: float = _DEFAULT_INTERVAL, *, files: bool = False
     ) -> UsageError | None:
         """Return why an engine with these groups and a way to offload is refused, None if not."""
         if self.groups is None:

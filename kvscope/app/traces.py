@@ -245,7 +245,7 @@ def ingest_options(reading: Reading) -> IngestOptions:
         format=reading.trace_format,
         strict=reading.strict,
         max_bad=reading.max_bad,
-        read=ReadOptions(reading.block_size, reading.session_arrivals, reading.seed),
+        read=ReadOptions(reading.block_size, reading.session_arrivals, reading.seed, reading.turns),
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +14,17 @@ from msgspec.structs import replace
 
 from kvscope.app.cluster import replays_on
 from kvscope.app.ends import ends_of
+from kvscope.app.fleet import routers_for
 from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import WINDOWS, TuneRequest
-from kvscope.app.requests.tuning import own_offload
+from kvscope.app.requests.tuning import offers, own_offload
+from kvscope.app.tiers_on_groups import OnGroups
 from kvscope.app.traces import require_arrivals
+from kvscope.app.values import TierSize
 from kvscope.characterize.windows import round_windows
 from kvscope.core import units
+from kvscope.core.errors import UsageError
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
 from kvscope.core.trace import Prompts, Trace
@@ -29,19 +35,41 @@ from kvscope.latency.profile import MODELS, LatencyProfile
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import fit_for
 from kvscope.policies.base import Policy
+from kvscope.policies.lru_retention import retaining
 from kvscope.replay.derived_traces import isolate
-from kvscope.replay.policy_options import FORESEEING, SGLANG, VLLM, contenders, format_value
+from kvscope.replay.parameter_estimates import Estimates, bind
+from kvscope.replay.policy_options import (
+    FORESEEING,
+    SGLANG,
+    VLLM,
+    Variant,
+    contenders,
+    format_value,
+)
 from kvscope.replay.settings import timed_by, with_groups
 from kvscope.replay.traffic import traffic
-from kvscope.routers.session import Session
-from kvscope.tuning.file import EngineTable, why_kept, write_recommendation
+from kvscope.tuning.canary import Canary
+from kvscope.tuning.comparison import WindowTrial
+from kvscope.tuning.file import AddedTier, EngineTable, TierTable, why_kept, write_recommendation
 from kvscope.tuning.flags import NEWEST, EngineLaunch, Flags, flags
 from kvscope.tuning.load import running_blocks
-from kvscope.tuning.plan import Planner, ReplicaMachine, TierMemory, TuningPlan
+from kvscope.tuning.plan import Planner, ReplicaMachine, RouterOffer, TuningPlan
+from kvscope.tuning.rule import Grade, Judged
 from kvscope.tuning.search import XI
+from kvscope.tuning.target import CERTAIN
 from kvscope.tuning.tier_prices import tier_prices
+from kvscope.tuning.tiers import Options, TierCandidate, TierOffer, sizes_to_compare
 from kvscope.tuning.trial import category_times_ms
 from kvscope.tuning.tuner import TuningOptions, TuningResult, prepared
+from kvscope.tuning.verdict import Verdict
+from kvscope.vllm_sim.offload_engines import (
+    HiCacheSpec,
+    LmCacheSpec,
+    Offloading,
+    parse_offload,
+)
+from kvscope.vllm_sim.offload_launch import OffloadLaunch
+from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
@@ -51,6 +79,21 @@ WHY_CONTENDERS = {
     SGLANG: "what SGLang runs by flags",
 }
 BEYOND_RANGE = 0.01  # share of prompts beyond the measured lengths that is worth a warning
+_POOLS, _ALL_POOLS = (0.5, 1.0, 2.0, 4.0), (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+_TIER_ROWS = 6
+_TIER_OPTIONS: Mapping[type, Options] = {
+    OffloadSpec: (
+        ("offload_prompt_only", (False,)),
+        ("store_threshold", (2,)),
+        ("eviction_policy", ("arc",)),
+    ),
+    HiCacheSpec: (
+        ("write_policy", ("write_through_selective", "write_back")),
+        ("hicache_storage_prefetch_policy", ("best_effort", "wait_complete")),
+    ),
+    LmCacheSpec: (("save_decode_cache", (True,)),),
+}
+"""The options that are searched of a way to offload, first what is stored, then what leaves."""
 
 
 class Assumption(Struct, frozen=True):
@@ -72,11 +115,53 @@ class Recommendation(Struct, frozen=True):
     hbm_bytes: int | None
     profile: LatencyProfile
     tuning: TuningResult
+    plan: TuningPlan
     deployment: ResolvedDeployment | None = None
     assumptions: tuple[Assumption, ...] = ()
     warnings: tuple[str, ...] = ()
     path: str = "recommendation.toml"
-    plan: TuningPlan | None = None
+    tiers: TierOffer | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """What to do: as of the policy, but that a tier which is to be added is a switch."""
+        return "switch" if self._tier else self.tuning.verdict
+
+    @property
+    def grade(self) -> Grade:
+        """How certain that is; a tier is added for a likely gain, or for what it saves."""
+        if self._tier is None:
+            return self.tuning.grade
+        return "do-now" if self._tier.later.likely >= CERTAIN else "canary"
+
+    @property
+    def recommended(self) -> WindowTrial:
+        """What to run, on the held-out window."""
+        return self._tier.held_out if self._tier else self.tuning.recommended
+
+    @property
+    def canary(self) -> Canary | None:
+        """What confirms the gain; None without a change."""
+        return self.plan.tier_canary if self._tier else self.tuning.canary
+
+    @property
+    def _tier(self) -> Judged | None:
+        return self.plan.tier.judged if self.plan.tier else None
+
+    @property
+    def tier(self) -> TierCandidate | None:
+        """The memory to add below the pool, None for none."""
+        return self.plan.tier.tier if self.plan.tier else None
+
+    @property
+    def launch(self) -> OffloadLaunch | None:
+        """How the engine is started with the tier to add, beside all other flags."""
+        if self.tier is None or self.deployment is None:
+            return None
+        spec, ranks = self.tier.spec, self.deployment.tp
+        if isinstance(spec, LmCacheSpec):
+            return spec.launch(self.tier.size_bytes, ranks, disk=self.tier.kind == "ssd")
+        return spec.launch(self.tier.size_bytes, ranks)
 
     def size(self, blocks: int) -> str:
         """Return a capacity in every unit that is known."""
@@ -103,31 +188,46 @@ class Recommendation(Struct, frozen=True):
             return Flags(None, None)
         written = self.tuning.setting.kv_groups
         groups = KvGroups.parse(written) if written else None
-        chosen = flags(self.tuning.recommended.policy, _launch(where, groups))
+        chosen = flags(self.recommended.policy, _launch(where, groups))
         sglang = self.engine == SGLANG
-        return Flags(chosen.sglang if sglang else None, None if sglang else chosen.vllm)
+        text, launch = chosen.sglang if sglang else chosen.vllm, self.launch
+        if text is not None and launch is not None:
+            text = replace(launch, arguments=(*shlex.split(text), *launch.arguments)).flags
+        return Flags(text if sglang else None, None if sglang else text)
 
     def why_no_flags(self) -> str:
         """Return why no flags are given; empty where they are."""
         if self.deployment is None:
             return "A cache study: name the deployment (--gpu, --model) for an engine's flags."
-        changes = self.tuning.choice is not None
-        if not changes and self.tuning.verdict != "keep-lru":
+        if self.tier is not None:  # which did no harm at any end
+            return ""
+        if self.tuning.choice is not None:
+            return self._why_no_switch(self.deployment)
+        if self.tuning.verdict != "keep-lru":
             return f"No flags: {self.tuning.verdict} is not mended by flags."
-        if changes and not self.deployment.switchable:
-            return f"No flags: {self.deployment.not_switchable}."
-        disagreeing = self.tuning.disagreeing
-        if any(each.end.sessions for each in disagreeing):
-            return (
-                "No flags: the answer changes with when the sessions begin."
-                " State it: --session-arrivals poisson:RATE."
-            )
-        if changes and disagreeing:
+        return self._why_starts()
+
+    def _why_no_switch(self, where: ResolvedDeployment) -> str:
+        """Return why a change of policy gets no flags; empty where it does."""
+        if not where.switchable:
+            return f"No flags: {where.not_switchable}."
+        if starts := self._why_starts():
+            return starts
+        if self.tuning.disagreeing:
             return (
                 "No flags: the comparison does not hold within the uncertainty of pool and latency."
                 " Measure them: kvscope calibrate, and --engine-log for the pool."
             )
         return ""
+
+    def _why_starts(self) -> str:
+        """Return that the answer changes with when sessions begin; empty where it does not."""
+        if not any(each.end.sessions for each in self.tuning.disagreeing):
+            return ""
+        return (
+            "No flags: the answer changes with when the sessions begin."
+            " State it: --session-arrivals poisson:RATE."
+        )
 
     def price_hour(self, replicas: int) -> float | None:
         """Return the price of so many replicas for an hour, None where it is not known."""
@@ -206,7 +306,7 @@ def tune(
     if where is not None:
         replicas = where.engines
         pool = where.pool.in_blocks_of(trace.block_size)
-        if where.engine.name == SGLANG:
+        if setting.capacity_model == "cache":  # SGLang
             running = running_blocks(prompts, setting, pool.blocks, replicas)
         tuning_options = replace(
             tuning_options,
@@ -223,6 +323,8 @@ def tune(
         tpot=request.target.tpot_slo_s is not None,
     )
     tuning_options = replace(tuning_options, ends=ends)
+    offer = _offer(trace, prompts, request, where, setting.kv_groups) if where else None
+    routers = routers_for(trace, prompts, request.routers, monitor, named=request.routers_named)
     with replays_on(request.on, monitor) as executor:
         tuner, split, capacity, origin = prepared(
             prompts,
@@ -236,12 +338,22 @@ def tune(
         )
         origin = where.pool.origin if where else origin
         tuning = tuner.whole(capacity, origin, split, prompts, trace.lineage)
-        price = where.price_of(where.tp) if where else None
-        memory = _memory(where, trace.block_size)
-        machines = [_machine(each, trace.block_size) for each in request.also]
-        plan = Planner(tuner, tuning, Session.name, price, memory, machines).plan()
+        if offer is not None:
+            offer = replace(
+                offer,
+                candidates=tuple(_bound(each, tuner.estimates) for each in offer.candidates),
+            )
+        plan = Planner(
+            tuner,
+            tuning,
+            where.price_of(where.tp) if where else None,
+            at_end=lambda end: tuner.at_end(end, prompts, trace.lineage),
+            tiers=offer,
+            routers=RouterOffer(tuple(routers)) if routers else None,
+            machines=[_machine(each, trace.block_size) for each in request.also],
+        ).plan()
     tuned = Recommendation(
-        trace, request.model, request.hbm_bytes, profile, tuning, where, plan=plan
+        trace, request.model, request.hbm_bytes, profile, tuning, plan, where, tiers=offer
     )
     return replace(
         tuned,
@@ -250,12 +362,119 @@ def tune(
     )
 
 
-def _memory(where: ResolvedDeployment | None, block_size: int) -> TierMemory | None:
-    """Return the CPU memory that the deployment's engine can store in; None where it cannot."""
-    if where is None or where.model is None or where.engine.name != VLLM or where.model.hybrid:
+def _offer(
+    trace: Trace,
+    prompts: Prompts,
+    request: TuneRequest,
+    where: ResolvedDeployment,
+    kv_groups: str,
+) -> TierOffer | None:
+    """Return the memory to compare below the deployment's pools; None where none is simulated.
+
+    Raises UsageError for ways to offload that are refused, and for sizes that hold no chunk.
+    """
+    model, asked = request.model or where.model, request.tiers
+    if model is None:
         return None
-    block_bytes = where.model.kv_bytes_per_token(where.tp) * where.tp * block_size
-    return TierMemory(own_offload(where), block_bytes, where.tp, tier_prices().dram)
+    if asked is None and (where.engine.name != VLLM or model.hybrid):
+        return None
+    groups = KvGroups.parse(kv_groups) if kv_groups else None
+    block_bytes = model.kv_bytes_per_token(where.tp) * where.tp * trace.block_size
+    pool_bytes = where.pool.in_blocks_of(trace.block_size).blocks * block_bytes
+    most_bytes = len(prompts.block_parent) * block_bytes * (len(groups.groups) if groups else 1)
+    known, hour = tier_prices(), where.price_of(where.tp)
+    if asked is None:
+        sizes = sizes_to_compare(pool_bytes, most_bytes, _POOLS)
+        return TierOffer(
+            candidates=tuple(TierCandidate(own_offload(where), "dram", size) for size in sizes),
+            block_bytes=block_bytes,
+            gpus=where.tp,
+            prices={"dram": known.dram, "ssd": known.ssd},
+            replica_hour=hour,
+        )
+    ways = {
+        text.strip(): _on_blocks(parse_offload(text), text, trace.block_size)
+        for text in asked.offload
+    }
+    stated = asked.sizes or tuple(
+        TierSize("dram", size) for size in sizes_to_compare(pool_bytes, most_bytes, _ALL_POOLS)
+    )
+    allowed = OnGroups(groups)
+    for spec in ways.values():
+        allowed.require(spec, files=any(each.files_bytes for each in stated))
+    return TierOffer(
+        candidates=_candidates(
+            ways, stated, trace.block_size, allowed.page_bytes(block_bytes, trace.block_size)
+        ),
+        block_bytes=block_bytes,
+        gpus=where.tp,
+        prices=asked.prices,
+        replica_hour=hour,
+        options={
+            spec.text: allowed.options(spec, _TIER_OPTIONS[type(spec)])
+            for text, spec in ways.items()
+            if ":" not in text
+        },
+        policies=tuple(
+            retaining(interval)
+            for interval in allowed.intervals(tuple(ways.values()), request.variants)
+        ),
+        groups=groups,
+        rows=_TIER_ROWS,
+        chooses=True,
+    )
+
+
+def _candidates(
+    ways: Mapping[str, Offloading],
+    sizes: tuple[TierSize, ...],
+    block_size: int,
+    page_bytes: int,
+) -> tuple[TierCandidate, ...]:
+    """Return each way to offload with each size, an SSD's CPU memory also without the SSD.
+
+    `page_bytes` are those of a block of the engine.
+    """
+    alone = (each._replace(files_bytes=0) for each in sizes if each.files_bytes)
+    candidates: list[TierCandidate] = []
+    for spec in ways.values():
+        chunk_bytes = spec.chunk_blocks(block_size) * page_bytes
+        for size in dict.fromkeys([*sizes, *alone]):
+            if not offers(spec, size):
+                continue
+            least = min(size.size_bytes, size.files_bytes or size.size_bytes)
+            if least < chunk_bytes:
+                raise UsageError(
+                    f"{units.format_size(least)} holds not one chunk of {spec.text}",
+                    where="--tier-sizes",
+                    remedy=f"a chunk takes {units.format_size(chunk_bytes)}",
+                )
+            own = spec if size.files_bytes or not isinstance(spec, HiCacheSpec) else spec.in_memory
+            candidates.append(TierCandidate(own.text, *size))
+    return tuple(dict.fromkeys(candidates))
+
+
+def _on_blocks(spec: Offloading, text: str, block_size: int) -> Offloading:
+    """Return LMCache, where no option is stated, with chunks that end with blocks."""
+    if isinstance(spec, LmCacheSpec) and text.strip() == spec.text:
+        return spec.on_blocks(block_size)
+    return spec
+
+
+def _bound(candidate: TierCandidate, estimates: Estimates) -> TierCandidate:
+    """Return a candidate with all parameters of its policy, those not stated in whole tokens."""
+    spec = parse_offload(candidate.offload)
+    if not isinstance(spec, OffloadSpec) or spec.policy is None:
+        return candidate
+    given = dict(spec.params)
+    bound = spec.bound(lambda kind, own: bind(Variant(kind, own), estimates))
+    whole = ((name, given.get(name, _whole(value))) for name, value in bound.params)
+    return replace(candidate, offload=replace(bound, params=tuple(whole)).text)
+
+
+def _whole(value: float) -> float:
+    """Return whole tokens; an infinite number as the most that a parameter takes."""
+    return float(round(value)) if math.isfinite(value) else 1e15
 
 
 def _machine(where: ResolvedDeployment, block_size: int) -> ReplicaMachine:
@@ -332,7 +551,7 @@ def engine_fit(tuned: Recommendation, prompts: Prompts) -> FittedTable | None:
     None for a policy without one. An engine goes on fitting where it can, as the replays did that
     the policy was judged by.
     """
-    recommended, setting = tuned.tuning.recommended, tuned.tuning.setting
+    recommended, setting = tuned.recommended, tuned.tuning.setting
     if not recommended.policy.reads_table:
         return None
     whole = isolate(prompts, setting.isolate) if setting.isolate else prompts
@@ -361,19 +580,24 @@ def write_recommended(
     why = tuned.why_no_flags()
     if tuned.deployment is not None and tuned.tuning.choice and why and not force:
         return f"{path} was not written (--force writes it). {why}"
-    if not force and (kept := why_kept(path, tuned.tuning.verdict)):
+    if not force and (kept := why_kept(path, tuned.verdict)):
         return kept
-    blocks, where = tuned.tuning.recommended.capacity_blocks, tuned.deployment
+    where, size = tuned.deployment, tuned.trace.block_size
+    added = None
+    if tuned.tier is not None and tuned.tiers is not None:
+        table = TierTable.of(tuned.tiers, tuned.tier, size)
+        added = AddedTier(table, tuned.recommended, tuned.grade, tuned.canary)
     write_recommendation(
         path,
         tuned.tuning,
         trace=tuned.trace.name,
-        block_size=tuned.trace.block_size,
+        block_size=size,
         profile=tuned.profile,
         flags=tuned.flags,
-        capacity_bytes=tuned.bytes_in(blocks),
+        capacity_bytes=tuned.bytes_in(tuned.recommended.capacity_blocks),
         fitted=engine_fit(tuned, prompts),
         deployment=EngineTable.of(where, tuned.tuning.setting.kv_groups) if where else None,
+        added=added,
     )
     return f"recommendation written to {path}"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
 
@@ -22,6 +22,7 @@ from kvscope.chat_logs.formats.openai import OpenAI
 from kvscope.chat_logs.formats.otlp import Otlp
 from kvscope.chat_logs.formats.sglang import SGLang
 from kvscope.chat_logs.hashing import Hasher, Tokens
+from kvscope.chat_logs.lineage import Lineage, TemplateBreaks
 from kvscope.chat_logs.tokenizer import Piece, Text, Tokenizer
 from kvscope.core.background import in_background
 from kvscope.core.errors import InputError
@@ -41,7 +42,9 @@ FORMATS: dict[str, type[LogFormat]] = {
 
 _BATCH_CHARACTERS = 1 << 18
 _BATCHES = 3
-_PLAIN = re.compile(r"[\w.:/@+-]{1,128}", re.ASCII)
+_PLAIN = re.compile(r"[\w.:/+-]{1,128}", re.ASCII)
+_NUMBER = re.compile(r"(\d[-.:/+]?){9}")  # of a telephone, a card, an address: no version or date
+_FAILS = "the tokenizer fails"
 _TOO_LONG = f"line longer than {MAX_LINE_BYTES // MIB} MiB: split what it holds"
 
 
@@ -69,35 +72,44 @@ class _TraceLine(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class HashCounts(Struct):
-    """What was hashed. `compared` requests state their prompt's length, `different` another one."""
+    """What was hashed. `compared` requests state their prompt's length, `different` another one.
 
+    `unread_answers` are those whose tokens are neither stated nor can be counted.
+    """
+
+    breaks: TemplateBreaks
     requests: int = 0
     tokens: int = 0
     compared: int = 0
     different: int = 0
+    unread_answers: int = 0
     models: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
 
 
 class _Record(Struct):
-    """A line of a log with its requests; `pieces` has prompt and, to be counted, answer of each."""
+    """A request of a line of a log; `is_last` of those of the line. An answer has to be counted."""
 
     line: int
-    requests: Sequence[LoggedRequest]
-    pieces: list[tuple[Piece, Piece | None]]
+    is_last: bool
+    request: LoggedRequest
+    prompt: Piece
+    answer: Piece | None
 
     @property
     def texts(self) -> list[Text]:
         """What has to be tokenized, in order."""
-        return [piece for pair in self.pieces for piece in pair if isinstance(piece, Text)]
+        return [piece for piece in (self.prompt, self.answer) if isinstance(piece, Text)]
 
 
 class Converter:
     """Turns logs into lines of one trace under one salt."""
 
     def __init__(self, tokenizer: Tokenizer, hasher: Hasher, block_size: int) -> None:
-        self.counts = HashCounts()
+        self.counts = HashCounts(breaks=TemplateBreaks(block_size))
         self._tokenizer, self._hasher, self._block_size = tokenizer, hasher, block_size
+        self._lineage = Lineage()
+        self._refused = 0  # the last line with a request that cannot be used
         self._encode = msgspec.json.Encoder().encode
 
     def lines(
@@ -115,6 +127,7 @@ class Converter:
             rejects.place = source.place
             kind = FORMATS[format_name] if format_name else None
             reader = (kind or detect(source.head, path))()
+            self._refused = 0
             waiting: deque[tuple[list[_Record], Future[list[Tokens]]]] = deque()
             for batch in self._batches(source, reader, rejects):
                 texts = [text for record in batch for text in record.texts]
@@ -132,59 +145,98 @@ class Converter:
         batch: list[_Record] = []
         size = 0
         for line, text in _numbered_lines(source, rejects):
-            try:
-                record = self._record(line, reader.parse(text))
-            except (BadLine, msgspec.MsgspecError) as error:
-                rejects.reject(line, str(error))
-            except UnicodeDecodeError:
-                rejects.reject(line, NOT_UTF8)
-            except RecursionError:
-                rejects.reject(line, TOO_DEEP)
-            else:
-                if record.requests:
-                    batch.append(record)
-                    size += 1 + sum(len(piece.text) for piece in record.texts)
+            for record in self._records(line, text, reader, rejects):
+                batch.append(record)
+                size += 1 + sum(len(piece.text) for piece in record.texts)
+                if size >= _BATCH_CHARACTERS:
+                    yield batch
+                    batch, size = [], 0
             if rejects.is_hopeless:
                 return
-            if size >= _BATCH_CHARACTERS:
-                yield batch
-                batch, size = [], 0
         if batch:
             yield batch
 
-    def _record(self, line: int, requests: Sequence[LoggedRequest]) -> _Record:
-        pieces: list[tuple[Piece, Piece | None]] = []
-        for request in requests:
-            prompt = self._tokenizer.prompt(request)
-            counts = request.output_tokens is None and request.response is not None
-            pieces.append((prompt, self._tokenizer.answer(request, prompt) if counts else None))
-        return _Record(line, requests, pieces)
+    def _records(
+        self, line: int, text: bytes, reader: LogFormat, rejects: Rejects
+    ) -> Iterator[_Record]:
+        """Yield the requests of a line one by one: the turns of a conversation may be many.
+
+        Those before one that cannot be used are kept.
+        """
+        try:
+            requests = reader.parse(text)
+            date_s = None  # of the line, where a later request of it has no time
+            for k, request in enumerate(requests, 1):
+                request.date_s = date_s = date_s if request.arrival_s is None else request.arrival_s
+                prompt = self._tokenizer.prompt(request)
+                answer = self._answer(request, prompt)
+                self._lineage.link(request)
+                yield _Record(line, k == len(requests), request, prompt, answer)
+        except (BadLine, msgspec.MsgspecError) as error:
+            rejects.reject(line, str(error))
+        except UnicodeDecodeError:
+            rejects.reject(line, NOT_UTF8)
+        except RecursionError:
+            rejects.reject(line, TOO_DEEP)
+        except (InputError, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001  (others are raised again)
+            _require_library_error(error)
+            rejects.reject(line, f"{_FAILS}: {type(error).__name__}")
+
+    def _answer(self, request: LoggedRequest, prompt: Piece) -> Piece | None:
+        """Return an answer that has to be counted; one that cannot be read is none."""
+        if request.output_tokens is not None or request.response is None:
+            return None
+        try:
+            return self._tokenizer.answer(request, prompt)
+        except BadLine:
+            self.counts.unread_answers += 1
+            return None
 
     def _hashed(
         self, batch: list[_Record], encoded: Future[list[Tokens]], rejects: Rejects
     ) -> Iterator[bytes]:
         """Yield the lines of a batch once it is tokenized."""
-        tokens = iter(encoded.result())
+        try:
+            tokens: Iterator[Tokens | BadLine] = iter(encoded.result())
+        except BaseException as error:  # noqa: BLE001  (others are raised again)
+            _require_library_error(error)
+            tokens = map(self._encoded_alone, (text for record in batch for text in record.texts))
 
-        def encoded_piece(piece: Piece) -> Tokens:
+        def encoded_piece(piece: Piece) -> Tokens | BadLine:
             return next(tokens) if isinstance(piece, Text) else piece
 
         for record in batch:
-            pairs = [
-                (encoded_piece(prompt), None if answer is None else encoded_piece(answer))
-                for prompt, answer in record.pieces
-            ]
+            prompt = encoded_piece(record.prompt)
+            answer = None if record.answer is None else encoded_piece(record.answer)
+            if record.line == self._refused:  # an earlier turn of the same conversation
+                continue
             try:
-                lines = [
-                    self._line(request, *pair)
-                    for request, pair in zip(record.requests, pairs, strict=True)
-                ]
+                line = self._line(record.request, _tokens(prompt), self._readable(answer))
             except BadLine as error:
                 rejects.reject(record.line, str(error))
+                self._refused = record.line
                 continue
-            rejects.accepted += 1
-            self._count(record.requests, lines)
-            yield from (self._encode(line) + b"\n" for line in lines)
+            self.counts.breaks.compare(record.request, line.hash_ids)
+            rejects.accepted += record.is_last
+            self._count(record.request, line)
+            yield self._encode(line) + b"\n"
+
+    def _readable(self, answer: Tokens | BadLine | None) -> Tokens | None:
+        """Return an answer's tokens; one that breaks the tokenizer has none."""
+        if isinstance(answer, BadLine):
+            self.counts.unread_answers += 1
+            return None
+        return answer
+
+    def _encoded_alone(self, text: Text) -> Tokens | BadLine:
+        """Return the tokens of a text, or why the library makes none."""
+        try:
+            return self._tokenizer.encode([text])[0]
+        except BaseException as error:  # noqa: BLE001  (others are raised again)
+            _require_library_error(error)
+            return BadLine(f"{_FAILS}: {type(error).__name__}")
 
     def _line(self, request: LoggedRequest, prompt: Tokens, answer: Tokens | None) -> _TraceLine:
         outputs = request.output_tokens if answer is None else len(answer)
@@ -221,17 +273,30 @@ class Converter:
         if text is None or text == "":
             return None
         word = str(text)
-        return word if _PLAIN.fullmatch(word) else str(self._hasher.name(kind, word))
+        plain = _PLAIN.fullmatch(word) and not _NUMBER.search(word)
+        return word if plain else str(self._hasher.name(kind, word))
 
-    def _count(self, requests: Sequence[LoggedRequest], lines: Sequence[_TraceLine]) -> None:
+    def _count(self, request: LoggedRequest, line: _TraceLine) -> None:
         counts = self.counts
-        counts.requests += len(lines)
-        for request, line in zip(requests, lines, strict=True):
-            counts.tokens += line.input_length
-            counts.models[line.model or ""] += 1
-            if request.input_tokens is not None:
-                counts.compared += 1
-                counts.different += request.input_tokens != line.input_length
+        counts.requests += 1
+        counts.tokens += line.input_length
+        counts.models[line.model or ""] += 1
+        if request.input_tokens is not None:
+            counts.compared += 1
+            counts.different += request.input_tokens != line.input_length
+
+
+def _require_library_error(error: BaseException) -> None:
+    """Raise an error again that is no library's: an exception, or a panic of Rust's."""
+    panic = type(error).__name__ == "PanicException"
+    if isinstance(error, MemoryError) or not (panic or isinstance(error, Exception)):
+        raise error
+
+
+def _tokens(piece: Tokens | BadLine) -> Tokens:
+    if isinstance(piece, BadLine):
+        raise piece
+    return piece
 
 
 def _possible_ms(measured_s: float | None) -> int | float | None:

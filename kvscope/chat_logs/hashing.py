@@ -6,12 +6,14 @@ to the block's end. Without the salt, the hash of a known prompt cannot be compu
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
+import stat
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import TypeAlias
@@ -23,6 +25,7 @@ from kvscope.core.files import is_private
 from kvscope.ingest.formats.base import BadLine, Identifier
 
 SALT_BYTES = 32
+_SIZE = 2 * SALT_BYTES + 1  # of a salt's file that no other process has read
 _CHAIN_BYTES, _ID_BYTES, _TOKEN_BYTES = 16, 8, 4
 
 Tokens: TypeAlias = "array[int]"
@@ -43,6 +46,7 @@ class Hasher:
     def __init__(self, salt: bytes, block_size: int) -> None:
         self._step = block_size * _TOKEN_BYTES
         self._blocks = blake2b(key=salt, digest_size=_CHAIN_BYTES, person=b"kvscope block")
+        self._last: tuple[bytes, bytes, list[int]] = b"", b"", []  # blocks, chain and their hashes
         self._names = blake2b(key=salt, digest_size=_ID_BYTES, person=b"kvscope name")
 
     def blocks(self, tokens: Tokens) -> list[int]:
@@ -51,13 +55,17 @@ class Hasher:
             tokens = tokens[:]
             tokens.byteswap()
         text, step, empty = tokens.tobytes(), self._step, self._blocks.copy
-        chain, ids = b"", []
-        for start in range(0, len(text) - step + 1, step):
+        before, chain, numbers = self._last
+        if not before or not text.startswith(before):  # no turn that goes on with the last prompt
+            before, chain, numbers = b"", b"", []
+        ids = []
+        for start in range(len(before), len(text) - step + 1, step):
             hashed = empty()
             hashed.update(chain + text[start : start + step])
             chain = hashed.digest()
             ids.append(chain[:_ID_BYTES])
-        numbers: list[int] = np.frombuffer(b"".join(ids), dtype="<u8").tolist()
+        numbers = [*numbers, *np.frombuffer(b"".join(ids), dtype="<u8").tolist()]
+        self._last = text[: len(text) - len(text) % step], chain, numbers
         return numbers
 
     def name(self, kind: str, identifier: Identifier) -> int:
@@ -71,8 +79,9 @@ class Hasher:
 def salt(path: str | None) -> Iterator[bytes]:
     """Yield the salt in the file at `path`, or a random one, which a missing file gets (mode 0600).
 
-    A file that was made is removed again where the block fails. Raises InputError for a file that
-    other users can write to, or that holds something else.
+    A file that was made is removed again where the block fails, unless another process has read it,
+    which adds a blank line to it. Raises InputError for a file of another user, one that other
+    users can read or write, and one that holds something else.
     """
     if path is None:
         yield secrets.token_bytes(SALT_BYTES)
@@ -89,16 +98,32 @@ def salt(path: str | None) -> Iterator[bytes]:
     try:
         yield chosen
     except BaseException:
-        file.unlink(missing_ok=True)
+        with suppress(FileNotFoundError), file.open("rb") as made_file:
+            fcntl.flock(made_file, fcntl.LOCK_EX)
+            if os.fstat(made_file.fileno()).st_size == _SIZE:
+                file.unlink(missing_ok=True)
         raise
 
 
 def _read(file: Path) -> bytes:
+    """Return the salt in a file and mark it as read. Raises InputError."""
     remedy = "name the file that an earlier `kvscope hash --salt-file` has made"
-    if not is_private(file.stat()):
-        raise InputError("other users can write to it", where=str(file), remedy="chmod 600 it")
+    writable = os.access(file, os.W_OK)  # a kept salt may be read-only
+    with file.open("r+b" if writable else "rb") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        status = os.fstat(opened.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError("no file", where=str(file), remedy=remedy)
+        if not is_private(status) or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise InputError("other users can read it", where=str(file), remedy="chmod 600 it")
+        if not status.st_nlink:  # the run that made it has failed meanwhile
+            raise InputError("no such file", where=str(file), remedy="try again")
+        text = opened.read(4 * SALT_BYTES)
+        if writable and status.st_size == _SIZE:
+            opened.seek(0, os.SEEK_END)
+            opened.write(b"\n")
     try:
-        chosen = bytes.fromhex(file.read_text(encoding="ascii"))
+        chosen = bytes.fromhex(text.decode("ascii"))
     except ValueError:
         chosen = b""
     if len(chosen) != SALT_BYTES:

@@ -8,12 +8,11 @@ vllm/entrypoints/openai/chat_completion/protocol.py (ChatCompletionToolsParam).
 from __future__ import annotations
 
 import json
-import reprlib
 from collections.abc import Sequence
 from typing import Any
 
 from kvscope.chat_logs.formats.base import Message, Tool
-from kvscope.ingest.formats.base import BadLine
+from kvscope.ingest.formats.base import BadLine, described
 
 _TEXT_PARTS = {
     "text": "text",
@@ -22,7 +21,13 @@ _TEXT_PARTS = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
-_BILLING_HEADER = "x-anthropic-billing-header"
+_MISTRAL_FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning")
+_MISTRAL_ID = 9
+_OTHER_PARTS = frozenset({
+    "image", "image_url", "input_image", "input_audio", "audio_url", "video_url", "file",
+    "input_file", "document",
+})  # fmt: skip
+BILLING_HEADER = "x-anthropic-billing-header"
 
 
 def rendered_messages(messages: Sequence[Message], *, as_parts: bool) -> list[Message]:
@@ -41,7 +46,7 @@ def rendered_tools(tools: Sequence[Tool]) -> list[Tool]:
     for tool in tools:
         function = tool.get("function")
         if not isinstance(function, dict) or "name" not in function:
-            raise BadLine(f"a tool without a function's name: {reprlib.repr(tool)}")
+            raise BadLine(f"a tool without a function's name: {described(tool)}")
         plain = {name: function.get(name) for name in ("name", "description", "parameters")}
         plain |= {name: function[name] for name in ("strict",) if function.get(name) is not None}
         rendered.append({"type": "function", "function": plain})
@@ -67,6 +72,30 @@ def without_developers(messages: list[Message]) -> list[Message]:
             for message in messages
         ]
     return [{"role": "system", "content": "\n\n".join(system)}, *others]
+
+
+def for_mistral(messages: Sequence[Message]) -> list[Message]:
+    """Return messages as mistral-common takes them: texts without marks, ids of 9 characters.
+
+    Source: vLLM 0.33.0, vllm/tokenizers/mistral.py (truncate_tool_call_ids).
+    """
+    plain = []
+    for at, message in enumerate(messages):
+        kept = {name: message[name] for name in _MISTRAL_FIELDS if message.get(name) is not None}
+        if isinstance(kept.get("content"), list):
+            texts = _texts(kept["content"], at)
+            kept["content"] = [{"type": "text", "text": text} for text in texts]
+        if isinstance(name := kept.get("tool_call_id"), str):
+            kept["tool_call_id"] = name[-_MISTRAL_ID:]
+        if isinstance(calls := kept.get("tool_calls"), list):
+            kept["tool_calls"] = [
+                {**call, "id": call["id"][-_MISTRAL_ID:]}
+                if isinstance(call, dict) and isinstance(call.get("id"), str)
+                else call
+                for call in calls
+            ]
+        plain.append(kept)
+    return plain
 
 
 def plain_text(message: Message | str) -> str:
@@ -111,21 +140,22 @@ def _texts(content: Any, at: int) -> list[str]:
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
-        raise BadLine(f"content is no text: {reprlib.repr(content)} - at `$.messages[{at}]`")
+        raise BadLine(f"content is no text: {described(content)} - at `$.messages[{at}]`")
     texts = []
     for part in content:
         text: Any = part
         if isinstance(part, dict):
             kind = part.get("type", "text")
             if not isinstance(kind, str) or kind not in _TEXT_PARTS:
+                known = kind if kind in _OTHER_PARTS else described(kind)
                 raise BadLine(
-                    f"content that is no text cannot be hashed: {reprlib.repr(kind)}"
+                    f"content that is no text cannot be hashed: {known}"
                     f" - at `$.messages[{at}].content`"
                 )
             text = part.get(_TEXT_PARTS[kind])
         if text is not None:
             if not isinstance(text, str):
-                raise BadLine(f"text is none: {reprlib.repr(text)} - at `$.messages[{at}].content`")
+                raise BadLine(f"text is none: {described(text)} - at `$.messages[{at}].content`")
             texts.append(text)
     return texts
 
@@ -134,7 +164,7 @@ def _without_billing_header(parts: list[str]) -> list[str]:
     """Return system texts without Claude Code's first line, which differs in every request."""
     kept = []
     for text in parts:
-        if not text.startswith(_BILLING_HEADER):
+        if not text.startswith(BILLING_HEADER):
             kept.append(text)
         elif rest := text.partition("\n")[2]:
             kept.append(rest)
@@ -144,7 +174,7 @@ def _without_billing_header(parts: list[str]) -> list[str]:
 def _calls(calls: Any, at: int) -> list[dict[str, Any]]:
     """Return tool calls with their arguments as objects; what is no object becomes an empty one."""
     if not isinstance(calls, list):
-        raise BadLine(f"tool_calls are no list: {reprlib.repr(calls)} - at `$.messages[{at}]`")
+        raise BadLine(f"tool_calls are no list: {described(calls)} - at `$.messages[{at}]`")
     rendered = []
     for call in calls:
         function = call.get("function") if isinstance(call, dict) else None

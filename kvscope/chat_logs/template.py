@@ -7,8 +7,11 @@ utils/chat_template_utils.py (render_jinja_template).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from itertools import islice
+from time import monotonic
 from typing import Any
 
 import jinja2
@@ -21,8 +24,11 @@ from kvscope.chat_logs.formats.base import Chat, Message
 from kvscope.chat_logs.messages import rendered_messages, rendered_tools, without_developers
 from kvscope.core.errors import InputError
 from kvscope.ingest.formats.base import BadLine
+from kvscope.ingest.limits import MAX_LINE_BYTES
 
 _LONGEST_REASON = 120
+_LONGEST_S = 60.0  # of a prompt
+_PARTS_AT_ONCE = 4096  # of a template's output, between two looks at the clock
 
 
 class _Generation(jinja2.ext.Extension):
@@ -53,10 +59,6 @@ def _tojson(
     )
 
 
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)  # noqa: DTZ005  (as transformers does)
-
-
 class ChatTemplate:
     """The templates of a model by name, with its special tokens.
 
@@ -74,27 +76,34 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
         self._special_tokens = dict(special_tokens)
         self._compiled = {}
         self._takes_parts = {}
         self._knows_developers = {}
+        self._last: tuple[list[Message], list[Message]] = [], []
+        self.dated = self.undated = False
         for name, text in templates.items():
             try:
                 self._compiled[name] = environment.from_string(text)
                 self._takes_parts[name] = takes_parts(environment.parse(text))
-            except jinja2.TemplateError as error:
-                raise InputError(f"not a Jinja template: {error}", where=where) from error
+            except Exception as error:  # RecursionError and SyntaxError of what Jinja writes, too
+                reason = str(error) if isinstance(error, jinja2.TemplateError) else None
+                what = f"not a chat template: {reason or type(error).__name__}"
+                raise InputError(what, where=where) from error
             self._knows_developers[name] = '"developer"' in text or "'developer'" in text
+        self._sources = "\n".join(templates.values())
 
-    def render(self, chat: Chat, *, answer: Message | None = None) -> str:
+    def render(
+        self, chat: Chat, *, date_s: float | None = None, answer: Message | None = None
+    ) -> str:
         """Return the prompt of a chat; with `answer`, the chat ended by it, and no more.
 
-        Raises BadLine where the template refuses the messages.
+        The template's today is the day of `date_s`, s since 1970, in UTC. Raises BadLine where it
+        refuses the messages.
         """
         name = "tool_use" if chat.tools and "tool_use" in self._compiled else "default"
         given = chat.messages if answer is None else [*chat.messages, answer]
-        messages = rendered_messages(given, as_parts=self._takes_parts[name])
+        messages = self._rendered(given, as_parts=self._takes_parts[name])
         if not self._knows_developers[name] and any(x["role"] == "developer" for x in messages):
             messages = without_developers(messages)
         arguments = {"add_generation_prompt": True, "documents": None} | dict(chat.arguments)
@@ -107,23 +116,66 @@ class ChatTemplate:
             arguments["add_generation_prompt"] = False
             ending = messages[-1]["content"]
         try:
-            text = self._compiled[name].render(
-                **self._special_tokens
-                | arguments
-                | {
-                    "messages": messages,
-                    "tools": rendered_tools(chat.tools) if chat.tools else None,
-                }
-            )
+            template = self._compiled[name]
+            values = {
+                "messages": messages,
+                "tools": rendered_tools(chat.tools) if chat.tools else None,
+                "strftime_now": partial(self._strftime, date_s),
+            }
+            context = template.new_context({**self._special_tokens, **arguments, **values})
+            text = _joined(template.root_render_func(context))
         except BadLine:
             raise
         except Exception as error:  # whatever a template's code meets in messages of any shape
             # Not its text, which may repeat the prompt.
-            reason = type(error).__name__
-            if type(error) is jinja2.TemplateError:  # raise_exception
-                reason = str(error)[:_LONGEST_REASON]
-            raise BadLine(f"the chat template refuses the messages: {reason}") from error
+            raise BadLine(
+                f"the chat template refuses the messages: {self._reason(error)}"
+            ) from error
         return text if ending is None else _cut_behind(text, ending)
+
+    def _reason(self, error: Exception) -> str:
+        """Return what a template raises where it is a text of its own, else the error's name."""
+        text = str(error)
+        own = type(error) is jinja2.TemplateError and text in self._sources
+        return text[:_LONGEST_REASON] if own else type(error).__name__
+
+    def _strftime(self, date_s: float | None, form: str) -> str:
+        """Return today as a template asks for it: the request's day, the same in every run."""
+        self.dated = True
+        self.undated = self.undated or date_s is None
+        try:
+            today = datetime.fromtimestamp(date_s or 0.0, UTC)
+        except (OverflowError, OSError, ValueError):
+            today = datetime.fromtimestamp(0, UTC)
+        return today.strftime(form)
+
+    def _rendered(self, given: Sequence[Message], *, as_parts: bool) -> list[Message]:
+        """Return messages as the template gets them; those of the last chat serve again.
+
+        The requests of one logged conversation share their messages.
+        """
+        before, rendered = self._last
+        if as_parts or [*given[: len(before)]] != before or not before:
+            return self._keep(given, rendered_messages(given, as_parts=as_parts))
+        more = (
+            rendered_messages(given[len(before) :], as_parts=False) if given[len(before) :] else []
+        )
+        return self._keep(given, [*rendered, *more])
+
+    def _keep(self, given: Sequence[Message], rendered: list[Message]) -> list[Message]:
+        self._last = [*given], rendered
+        return rendered
+
+
+def _joined(parts: Iterator[str]) -> str:
+    """Return the text of a template's output. Raises BadLine beyond a length or a time."""
+    texts, size, end_s = [], 0, monotonic() + _LONGEST_S
+    while some := list(islice(parts, _PARTS_AT_ONCE)):
+        texts.append(text := "".join(some))
+        size += len(text)
+        if size > MAX_LINE_BYTES or monotonic() > end_s:
+            raise BadLine("the chat template writes too much, or for too long")
+    return "".join(texts)
 
 
 def _cut_behind(text: str, ending: Any) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,12 +14,14 @@ from msgspec import Struct
 
 from kvscope.chat_logs.formats.base import Chat, LoggedRequest, Message
 from kvscope.chat_logs.hashing import Tokens, tokens_of
-from kvscope.chat_logs.messages import plain_text
+from kvscope.chat_logs.messages import for_mistral, plain_text
 from kvscope.core.errors import InputError, UsageError
 from kvscope.ingest.formats.base import BadLine
 
 _EXTRA = "pip install 'kvscope[hash]'"
 _SPECIAL = "_token"
+_MOST_CHARACTERS = 1 << 25  # of pieces of prompts whose tokens are kept
+_PIECES_AT_ONCE = 1024  # encodings take some hundred bytes a token
 
 
 class Text(Struct, frozen=True):
@@ -40,6 +44,11 @@ class Tokenizer(ABC):
     @abstractmethod
     def answer(self, request: LoggedRequest, prompt: Piece) -> Piece:
         """Return what the model wrote, with the token that ends it. Raises BadLine."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What to note about the prompts made so far."""
+        return []
 
     @abstractmethod
     def encode(self, texts: Sequence[Text]) -> list[Tokens]:
@@ -65,7 +74,9 @@ class HuggingFaceTokenizer(Tokenizer):
         path = folder / "tokenizer.json"
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises this class itself
+        except BaseException as error:  # the library raises Exception itself, and panics
+            if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+                raise
             raise InputError(f"not a tokenizer: {error}", where=str(path)) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -75,6 +86,9 @@ class HuggingFaceTokenizer(Tokenizer):
         self._tokenizer.add_special_tokens(
             [tokenizers.AddedToken(text, special=True, normalized=False) for text in missing]
         )
+        self._special = _boundaries(self._tokenizer)
+        self._pieces: dict[str, Tokens] = {}
+        self._piece_characters = 0
         self._ends: tuple[list[int], list[int]] | None = None
         if "add_bos_token" in config or "add_eos_token" in config:
             self._ends = self._added(config, special, "bos"), self._added(config, special, "eos")
@@ -93,10 +107,18 @@ class HuggingFaceTokenizer(Tokenizer):
                     where=self._where,
                     remedy="name the template's file with --chat-template",
                 )
-            return _sound(Text(self._template.render(prompt)))
+            return _sound(Text(self._template.render(prompt, date_s=request.date_s)))
         if isinstance(prompt, str):
             return _sound(Text(prompt, is_raw=True))
         return tokens_of(prompt)
+
+    @property
+    def notes(self) -> list[str]:
+        """Whose date the prompts have."""
+        if self._template is None or not self._template.dated:
+            return []
+        missing = ", 1970-01-01 where a line has no time" if self._template.undated else ""
+        return [f"the template writes a date: that of each request, in UTC{missing}"]
 
     def answer(self, request: LoggedRequest, prompt: Piece) -> Piece:
         """Return what the template adds for the answer up to its end token.
@@ -113,7 +135,7 @@ class HuggingFaceTokenizer(Tokenizer):
                 if isinstance(response, str)
                 else response | {"role": "assistant"}
             )
-            whole = self._template.render(chat, answer=message)
+            whole = self._template.render(chat, date_s=request.date_s, answer=message)
             if whole.startswith(prompt.text):
                 return _sound(Text(whole[len(prompt.text) :].rstrip()))
         return _sound(Text(plain_text(response)))
@@ -121,17 +143,43 @@ class HuggingFaceTokenizer(Tokenizer):
     def encode(self, texts: Sequence[Text]) -> list[Tokens]:
         """Return the tokens of each text."""
         tokens: list[Tokens] = [tokens_of(())] * len(texts)
-        for is_raw in (False, True):
-            chosen = [at for at, text in enumerate(texts) if text.is_raw == is_raw]
-            adds = is_raw and self._ends is None
-            first, last = self._ends if is_raw and self._ends else ([], [])
-            encodings = self._tokenizer.encode_batch_fast(
-                [texts[at].text for at in chosen], add_special_tokens=adds
-            )
-            for at, encoding in zip(chosen, encodings, strict=True):
-                ids = encoding.ids
-                tokens[at] = tokens_of([*first, *ids, *last] if first or last else ids)
+        rendered = [at for at, text in enumerate(texts) if not text.is_raw]
+        raw = [at for at, text in enumerate(texts) if text.is_raw]
+        for at, ids in zip(
+            rendered, self._in_pieces([texts[k].text for k in rendered]), strict=True
+        ):
+            tokens[at] = ids
+        first, last = self._ends or ([], [])
+        plain = self._encoded([texts[at].text for at in raw], special=self._ends is None)
+        for at, ids in zip(raw, plain, strict=True):
+            tokens[at] = tokens_of([*first, *ids, *last]) if first or last else ids
         return tokens
+
+    def _encoded(self, texts: Sequence[str], *, special: bool = False) -> list[Tokens]:
+        encodings = self._tokenizer.encode_batch_fast([*texts], add_special_tokens=special)
+        return [tokens_of(encoding.ids) for encoding in encodings]
+
+    def _in_pieces(self, texts: Sequence[str]) -> list[Tokens]:
+        """Return the tokens of rendered prompts: what begins with a special token is encoded once.
+
+        Special tokens are found before anything else, so what lies between two of them has the same
+        tokens wherever it stands. Turns of a conversation repeat all pieces but the last ones.
+        """
+        if self._special is None:
+            return self._encoded(texts)
+        split = self._special.split
+        if self._piece_characters > _MOST_CHARACTERS:
+            self._pieces, self._piece_characters = {}, 0
+        pieces = {piece for text in texts for piece in split(text)}
+        new = [piece for piece in pieces if piece not in self._pieces]
+        for at in range(0, len(new), _PIECES_AT_ONCE):
+            some = new[at : at + _PIECES_AT_ONCE]
+            self._pieces |= zip(some, self._encoded(some), strict=True)
+        self._piece_characters += sum(map(len, new))
+        return [
+            array("I", b"".join(self._pieces[piece].tobytes() for piece in split(text)))
+            for text in texts
+        ]
 
     def _added(self, config: Mapping[str, Any], special: Mapping[str, str], end: str) -> list[int]:
         """Return the token that plain prompts get at one end, if any."""
@@ -167,7 +215,7 @@ class TekkenTokenizer(Tokenizer):
             return tokens_of(prompt)
         try:
             asked = self._request.from_openai(
-                messages=[*prompt.messages],
+                messages=for_mistral(prompt.messages),
                 tools=[*prompt.tools] if prompt.tools else None,
                 continue_final_message=bool(prompt.arguments.get("continue_final_message")),
             )
@@ -214,6 +262,22 @@ def load(path: str, template: str | None = None) -> Tokenizer:
     if template is not None:
         raise UsageError("a tekken.json brings its own template", where="--chat-template")
     return TekkenTokenizer(place)
+
+
+def _boundaries(tokenizer: Any) -> re.Pattern[str] | None:
+    """Return where rendered prompts can be cut: before special tokens; None where they cannot.
+
+    Not where a special token takes the blanks before it, or is found in normalized text.
+    """
+    added = tokenizer.get_added_tokens_decoder().values()
+    special = [each for each in added if each.special]
+    words = [each.content for each in special]
+    if not special or any(each.lstrip or each.single_word or each.normalized for each in special):
+        return None
+    if any(word in other for word in words for other in words if word != other):
+        return None
+    longest_first = sorted((re.escape(each.content) for each in special), key=len, reverse=True)
+    return re.compile(f"(?={'|'.join(longest_first)})")
 
 
 def _sound(text: Text) -> Text:

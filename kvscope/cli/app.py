@@ -1,7 +1,7 @@
 """The command `kvscope`: the list of its commands, the global options, and `main`.
 
-A new command is a function and a line in `COMMANDS`. Its module is imported when the command is
-called, so `kvscope --help` and a mistyped command load none of them.
+A new command is a use case, or a function and a line in `COMMANDS`. Its module is imported when the
+command is called, so `kvscope --help` and a mistyped command load none of them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from kvscope.cli import diagnostics, output
 from kvscope.cli.options import Debug, convert_directly, typed
 from kvscope.core.errors import ExitCode
 from kvscope.core.memory import require_address_space
+from kvscope.usecases import USE_CASES
 
 
 class Lazy(NamedTuple):
     """A command whose module is imported when it is called.
 
     `place` is `module:attribute` below `kvscope.cli`: a function, or the Typer app of a command
-    with sub-commands. `summary` is the first sentence of its help.
+    with sub-commands; or the name of a use case. `summary` is the first sentence of its help.
     """
 
     place: str
@@ -34,7 +35,11 @@ class Lazy(NamedTuple):
     def load(self) -> Callable[..., Any] | typer.Typer:
         """Import the command. Raises OutOfMemoryError where its libraries cannot be loaded."""
         require_address_space()
-        module, _, attribute = self.place.partition(":")
+        module, colon, attribute = self.place.partition(":")
+        if not colon:
+            from kvscope.cli.usecase import command
+
+            return command(module)
         loaded: Callable[..., Any] = getattr(import_module(f"kvscope.cli.{module}"), attribute)
         return loaded
 
@@ -42,18 +47,12 @@ class Lazy(NamedTuple):
 Command = Callable[..., Any] | typer.Typer | Lazy
 
 COMMANDS: tuple[tuple[str, Lazy], ...] = (
-    ("analyze", Lazy("reports:analyze", "Characterize a trace: reuse, ideal hits, cache sizes.")),
-    ("explain", Lazy("reports:explain", "Explain why input tokens missed the cache.")),
-    ("fit", Lazy("reports:fit", "Fit models of reuse and of conversations.")),
-    ("simulate", Lazy("reports:simulate", "Replay a trace under eviction policies.")),
-    ("retention", Lazy("reports:retention", "Find how long blocks should live, and prices.")),
+    *((name, Lazy(name, entry.summary)) for name, entry in USE_CASES.items()),
     ("tune", Lazy("reports:tune", "Recommend policy, parameters and capacity for an SLO.")),
-    ("fleet", Lazy("reports:fleet", "Find the fewest replicas and the router for an SLO.")),
     ("calibrate", Lazy("engines:calibrate", "Measure TTFT on an engine; write a profile.")),
     ("validate", Lazy("engines:validate", "Replay the trace on a real engine; compare.")),
     ("deployment", Lazy("deployment:app", "Show, create or check the deployment to advise on.")),
     ("dashboard", Lazy("dashboard:dashboard", "Open the dashboard in a browser.")),
-    ("diff", Lazy("reports:diff", "Compare two traces, runs or recommendations.")),
     ("runs", Lazy("stored:runs_app", "List, compare or remove stored replays.")),
     ("ingest", Lazy("stored:ingest", "Read traces into the store.")),
     ("traces", Lazy("stored:traces_app", "List or remove stored traces.")),

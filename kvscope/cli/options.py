@@ -101,10 +101,10 @@ class ReportOptions(Struct, frozen=True, kw_only=True):
         """Check the options. Raises UsageError."""
         self.check_alone()
 
-    def check_alone(self, export: str | None = None) -> None:
-        """Raise UsageError where two results would go to standard output."""
-        paths = {"--export -": export, "--html -": self.html}
-        given = [name for name, path in paths.items() if path == values.STANDARD_STREAM]
+    def check_alone(self, printed: str | None = None) -> None:
+        """Raise UsageError where two results would go to standard output, one of them `printed`."""
+        given = [f"{printed} -"] if printed else []
+        given += ["--html -"] if self.html == values.STANDARD_STREAM else []
         if given and (self.as_json or len(given) > 1):
             raise UsageError(
                 "two results for standard output",
@@ -247,6 +247,9 @@ def _typers(name: str, annotation: Any) -> Any:
         return annotation
     kind, option = pair
     parser = None if option.parse is None else parsed_by(option.parse)
+    if option.argument:
+        argument = typer.Argument(parser=parser, help=option.help, show_default=False)
+        return Annotated[kind, argument]
     return Annotated[
         Any if parser and get_origin(kind) is not None else kind,  # a tuple takes one text here
         typer.Option(

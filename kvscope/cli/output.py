@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from kvscope.app.documents.base import Document
+    from kvscope.app.documents.base import AnyDocument
     from kvscope.cli.options import ScreenOptions
     from kvscope.report.report import Report
     from kvscope.report.section import Section, Table
@@ -38,20 +38,20 @@ def emit_text(text: str) -> None:
     sys.stdout.write(text)
 
 
-def emit_json(document: Document) -> None:
+def emit_json(document: AnyDocument) -> None:
     """Write the one document of `--json`."""
     from kvscope.app.documents.base import to_json
 
     sys.stdout.write(f"{to_json(document)}\n")
 
 
-def report(result: Report, printing: ScreenOptions, export: str | None = None) -> None:
+def report(result: Report, printing: ScreenOptions, *, quiet: bool = False) -> None:
     """Print a result as JSON, one screen or sections, and write its HTML report, if wanted.
 
-    Nothing else is printed where the HTML report, or what was exported, goes to standard output.
+    Nothing else is printed where the HTML report goes to standard output, or with `quiet`.
     """
     with reader_may_leave():
-        if STANDARD_STREAM in {export, printing.html}:
+        if quiet or printing.html == STANDARD_STREAM:
             pass
         elif printing.as_json:
             emit_json(result.document())

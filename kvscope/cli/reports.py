@@ -10,74 +10,37 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from kvscope.app import values
 from kvscope.app.options import (
-    AnalyzeOptions,
-    DiffOptions,
-    ExplainOptions,
-    FitOptions,
-    FleetOptions,
     Option,
     Reading,
-    ReplicaOptions,
-    RetentionOptions,
-    SimulateOptions,
     Target,
-    TierOptions,
     TuneOptions,
 )
 from kvscope.cli import output
 from kvscope.cli.diagnostics import end_on, note
-from kvscope.cli.options import DEFAULT_DB, Db, GateOptions, ScreenOptions, TraceArgument, parsed_by
+from kvscope.cli.options import DEFAULT_DB, Db, GateOptions, ScreenOptions, TraceArgument
 from kvscope.cli.terminal import Terminal, stoppable
+from kvscope.cli.usecase import Forget, keep_report, keep_stated, opened_store, stated
 from kvscope.core.errors import ExitCode, Stopped, UsageError, placed
 from kvscope.core.jit import load_in_background
 
 if TYPE_CHECKING:
-    from kvscope.app.deployment import StatedBefore
     from kvscope.app.gates import Gate
     from kvscope.app.requests import TuneRequest
     from kvscope.core.trace import Prompts, Trace
-    from kvscope.report.report import Report
     from kvscope.store.file import StoreFile
 
-Asked = TypeVar("Asked", bound=ReplicaOptions)
 DEFAULT_OUTPUT = "recommendation.toml"
 Force = Annotated[
     bool, Option("Replace a file that recommends a switch or a tier by a weaker verdict.")
 ]
-TunesFleet = Annotated[
-    bool,
-    Option(
-        "Choose a fleet: replicas, router and policy; see docs/tune.md. Writes no file.",
-        flags=("--fleet",),
-    ),
-]
-TunesTiers = Annotated[
-    bool,
-    Option(
-        "Choose memory below the GPU's pool, or none: does offloading pay? See docs/tune-tiers.md.",
-        flags=("--tiers",),
-    ),
-]
-Forget = Annotated[
-    bool,
-    Option("Start anew: use no deployment or SLO that earlier commands on the trace stated."),
-]
 Explain = Annotated[bool, Option("The same as --full.")]
-Compared = Annotated[
-    str,
-    typer.Argument(
-        parser=parsed_by(values.called),
-        help="A trace (file or stored name), run:N of `kvscope runs`, or a recommendation (.toml).",
-        show_default=False,
-    ),
-]
 Output = Annotated[
     str | None,
     Target(
@@ -86,220 +49,15 @@ Output = Annotated[
 ]
 
 
-def analyze(
-    *,
-    trace: TraceArgument = None,
-    db: Db = DEFAULT_DB,
-    options: AnalyzeOptions,
-    forget: Forget = False,
-    gate: GateOptions,
-    printing: ScreenOptions,
-    reading: Reading,
-) -> None:
-    """Characterize a trace: what is reused, what caching can give, how large it must be.
-
-    A path is ingested first if the store does not have it yet.
-    """
-    from kvscope.app.baseline import baseline_figures
-    from kvscope.app.gates import analyze_figures, analyze_gates
-    from kvscope.app.requests import analyze_request
-
-    with _opened(db, trace) as store:
-        said = _stated(store, trace, options, forget=forget)
-        request = analyze_request(said.options)
-        gates = analyze_gates(gate.fail_on, request)
-        baseline = baseline_figures(gate.baseline, gates, "analyze", store)
-        load_in_background()
-        from kvscope.app.analyze import analyze_source
-        from kvscope.report import overview
-        from kvscope.report.section import check_names
-
-        check_names(printing.section, overview.SECTIONS)
-        analysis = analyze_source(store, trace, request, Terminal(), reading)
-        _keep_stated(store, analysis.trace, said)
-    output.report(overview.report(analysis), printing)
-    end_on(gates, analyze_figures(analysis), baseline)
-
-
-def explain(
-    *,
-    trace: TraceArgument = None,
-    db: Db = DEFAULT_DB,
-    options: ExplainOptions,
-    forget: Forget = False,
-    gate: GateOptions,
-    printing: ScreenOptions,
-    reading: Reading,
-) -> None:
-    """Explain why input tokens missed the cache: every missed token has one cause.
-
-    Without a capacity or a deployment nothing is evicted.
-    """
-    from kvscope.app.baseline import baseline_figures
-    from kvscope.app.gates import explain_figures, explain_gates
-    from kvscope.app.requests import explain_request
-
-    gates = explain_gates(gate.fail_on)
-    with _opened(db, trace) as store:
-        said = _stated(store, trace, options, forget=forget)
-        request = explain_request(said.options)
-        baseline = baseline_figures(gate.baseline, gates, "explain", store)
-        load_in_background()
-        from kvscope.app.explain import explain as run
-        from kvscope.app.explain import read_evidence
-        from kvscope.app.traces import prompts_to_replay
-        from kvscope.report import misses as report
-        from kvscope.report.section import check_names
-
-        check_names(printing.section, report.SECTIONS)
-        stored, prompts = prompts_to_replay(store, trace, Terminal(), reading)
-        evidence = read_evidence(store, stored, request)
-        explanation = run(stored, prompts, request, Terminal(), evidence)
-        _keep_stated(store, stored, said)
-    output.report(report.report(explanation), printing)
-    end_on(gates, explain_figures(explanation), baseline)
-
-
-def diff(
-    left: Compared,
-    right: Compared,
-    *,
-    db: Db = DEFAULT_DB,
-    options: DiffOptions,
-    printing: ScreenOptions,
-) -> None:
-    """Compare two traces, two stored runs or two recommendations; the largest differences first.
-
-    Prints only what differs; --full has all figures.
-    """
-    from kvscope.app.requests import analyze_request
-
-    request = analyze_request(AnalyzeOptions(**asdict(options)))
-    load_in_background()
-    from kvscope.app.diff import diff as compare
-    from kvscope.report.comparison import report
-    from kvscope.store.file import StoreFile
-
-    with StoreFile(db, note) as store:
-        compared = compare(store, left, right, request, Terminal())
-    output.report(report(compared), printing)
-
-
-def fit(
-    *,
-    trace: TraceArgument = None,
-    db: Db = DEFAULT_DB,
-    options: FitOptions,
-    printing: ScreenOptions,
-    reading: Reading,
-) -> None:
-    """Fit models of reuse and of conversations: which one to use, and how stable it is.
-
-    The store keeps the result.
-    """
-    from kvscope.app.fit import exported_policy
-
-    printing.check_alone(options.export)
-    exported = exported_policy(options)
-    with _opened(db, trace) as store:
-        load_in_background()
-        from kvscope.app.fit import fit_trace
-        from kvscope.app.traces import load_trace
-        from kvscope.report import fit as report
-        from kvscope.report.section import check_names
-
-        check_names(printing.section, report.SECTIONS)
-        stored = load_trace(store, trace, Terminal(), reading)
-        fitted = fit_trace(store, stored, options, exported, Terminal())
-    output.report(report.report(fitted), printing, options.export)
-
-
-def simulate(
-    *,
-    trace: TraceArgument = None,
-    db: Db = DEFAULT_DB,
-    options: SimulateOptions,
-    forget: Forget = False,
-    gate: GateOptions,
-    printing: ScreenOptions,
-    reading: Reading,
-) -> None:
-    """Replay a trace under eviction policies at several capacities: hits, TTFT, gap to oracles.
-
-    The store keeps finished runs (see `kvscope runs`) and does not repeat them. After Ctrl-C the
-    runs in progress are finished and kept.
-    """
-    from kvscope.app.baseline import baseline_figures
-    from kvscope.app.gates import simulate_figures, simulate_gates
-    from kvscope.app.requests import simulate_request
-
-    with _opened(db, trace) as store:
-        said = _stated(store, trace, options, forget=forget)
-        request = simulate_request(said.options)
-        gates = simulate_gates(
-            gate.fail_on, request, recommended=options.recommendation is not None
-        )
-        baseline = baseline_figures(gate.baseline, gates, "simulate", store)
-        load_in_background()
-        from kvscope.app.simulate import simulate as run_replays
-        from kvscope.app.traces import load_trace, sampleable
-        from kvscope.report import policies as report
-        from kvscope.report.section import check_names
-
-        check_names(printing.section, report.SECTIONS)
-        stored = load_trace(store, trace, Terminal(), reading)
-        prompts = sampleable(store, stored, request.setting, Terminal())
-        with stoppable() as terminal:
-            simulation = run_replays(store, stored, prompts, request, terminal)
-        _keep_stated(store, stored, said)
-    output.report(report.report(simulation), printing)
-    if simulation.unfinished:
-        count = len(simulation.runs)
-        note(f"{count:,} of {count + simulation.unfinished:,} runs are finished and kept")
-        raise typer.Exit(ExitCode.INTERRUPTED)
-    end_on(gates, simulate_figures(simulation.runs), baseline)
-
-
-def retention(
-    *,
-    trace: TraceArgument = None,
-    db: Db = DEFAULT_DB,
-    options: RetentionOptions,
-    printing: ScreenOptions,
-    reading: Reading,
-) -> None:
-    """Find how long blocks should live: hits and memory of every TTL, the best ones, and prices.
-
-    With a capacity, TTLs by category are chosen on the first half and replayed on the second.
-    """
-    from kvscope.app.requests import retention_request
-
-    request = retention_request(options)
-    with _opened(db, trace) as store:
-        load_in_background()
-        from kvscope.app.retention import retention as run
-        from kvscope.app.traces import prompts_to_replay
-        from kvscope.report import retention as report
-        from kvscope.report.section import check_names
-
-        check_names(printing.section, report.SECTIONS)
-        stored, prompts = prompts_to_replay(store, trace, Terminal(), reading)
-        result = run(stored, prompts, request)
-    output.report(report.report(result), printing)
-
-
 def tune(
     *,
     options: TuneOptions,
-    tier_options: TierOptions,
     gate: GateOptions,
     trace: TraceArgument = None,
     db: Db = DEFAULT_DB,
     explain: Explain = False,
     path: Output = None,
     force: Force = False,
-    fleet: TunesFleet = False,
-    tiers: TunesTiers = False,
     forget: Forget = False,
     printing: ScreenOptions,
     reading: Reading,
@@ -309,27 +67,15 @@ def tune(
     Searched, chosen and accepted on three windows of the trace. Writes recommendation.toml.
     """
     screen = replace(printing, full=printing.full or explain)
-    named = path not in {None, values.STANDARD_STREAM}
-    _check_modes(tier_options, fleet=fleet, tiers=tiers, writes=force or named)
-    if fleet:
-        _tune_fleet(options, gate, trace, db, screen, reading, forget=forget)
-        return
-    if path is None:  # only now: a fleet writes no file
+    if path is None:
         with placed("--output"):
             path = values.target(DEFAULT_OUTPUT)
-    if tiers:
-        _tune_tiers(
-            *(options, tier_options, gate, trace, db, screen, reading, path),
-            force=force,
-            forget=forget,
-        )
-        return
     from kvscope.app.baseline import baseline_figures
     from kvscope.app.gates import tune_figures, tune_gates
     from kvscope.app.requests import machine_requests, tune_request
 
-    with _opened(db, trace) as store:
-        said = _stated(store, trace, options, forget=forget)
+    with opened_store(db, trace) as store:
+        said = stated(store, trace, options, forget=forget)
         request, by_gpu = tune_request(said.options), machine_requests(said.options)
         gates = tune_gates(gate.fail_on)
         baseline = baseline_figures(gate.baseline, gates, "tune", store)
@@ -346,7 +92,7 @@ def tune(
         stored, prompts = prompts_to_replay(store, trace, Terminal(), reading)
         if by_gpu and stored.span_s > 0:
             _show_machines(trace, stored, prompts, by_gpu, screen, gates)
-            _keep_stated(store, stored, said)
+            keep_stated(store, stored, said)
             if path != values.STANDARD_STREAM:
                 note(f"{path} was not written: no machine is known")
             return
@@ -359,14 +105,14 @@ def tune(
             except Stopped as error:
                 note(f"{error}; nothing was written")
                 raise typer.Exit(ExitCode.INTERRUPTED) from None
-        _keep_stated(store, stored, said)
+        keep_stated(store, stored, said)
     if path != values.STANDARD_STREAM:
         tuned = replace(tuned, path=path)
     duration_s = monotonic() - began
     output.report(recommendation.report(tuned), screen)
     if path != values.STANDARD_STREAM:
         note(write_recommended(Path(path), tuned, prompts, force=force))
-    _keep(
+    keep_report(
         store,
         recommendation.report(tuned),
         duration_s,
@@ -403,196 +149,6 @@ def _show_machines(
     output.report(machines.report(study), screen)
 
 
-def _check_modes(options: TierOptions, *, fleet: bool, tiers: bool, writes: bool) -> None:
-    """Raise UsageError for options of `tune` that contradict each other."""
-    if fleet and tiers:
-        raise UsageError(
-            "a tier is chosen for one engine", where="--fleet, --tiers", remedy="leave out one"
-        )
-    if fleet and writes:
-        raise UsageError(
-            "the file holds no fleet", where="--output, --force", remedy="leave out --fleet"
-        )
-    for name in options.__struct_fields__:
-        if not tiers and getattr(options, name) is not None:
-            where = f"--{name.replace('_', '-')}"
-            raise UsageError("a tier alone has it", where=where, remedy="add --tiers")
-
-
-def _tune_tiers(
-    options: TuneOptions,
-    tiers: TierOptions,
-    gate: GateOptions,
-    trace: str | None,
-    db: str,
-    screen: ScreenOptions,
-    reading: Reading,
-    path: str,
-    *,
-    force: bool,
-    forget: bool,
-) -> None:
-    """Choose a tier of memory below the pool, or none; print it and write its file."""
-    from kvscope.app.baseline import baseline_figures
-    from kvscope.app.gates import tuned_tier_figures, tuned_tier_gates
-    from kvscope.app.requests import tier_tuning_request
-
-    with _opened(db, trace) as store:
-        said = _stated(store, trace, options, forget=forget, leave_out=frozenset({"hbm"}))
-        request = tier_tuning_request(said.options, tiers)
-        gates = tuned_tier_gates(gate.fail_on)
-        baseline = baseline_figures(gate.baseline, gates, "tune-tiers", store)
-        load_in_background()
-        from kvscope.app.tune_tiers import (
-            recommend_tiers,
-            tier_recommendation_text,
-            write_recommended_tier,
-        )
-        from kvscope.report import tune_tiers as report
-        from kvscope.report.section import check_names
-
-        check_names(screen.section, report.SECTIONS)
-        with _studying(store, trace, reading) as (stored, prompts, terminal):
-            began = monotonic()
-            tuned = recommend_tiers(stored, prompts, request, terminal)
-        _keep_stated(store, stored, said)
-    duration_s = monotonic() - began
-    output.report(report.report(tuned), screen)
-    if path != values.STANDARD_STREAM:
-        note(write_recommended_tier(Path(path), tuned, force=force))
-    _keep(
-        store,
-        report.report(tuned),
-        duration_s,
-        summary=report.in_words(tuned)[0],
-        file=tier_recommendation_text(tuned),
-    )
-    end_on(gates, tuned_tier_figures(tuned), baseline)
-
-
-def _tune_fleet(
-    options: TuneOptions,
-    gate: GateOptions,
-    trace: str | None,
-    db: str,
-    screen: ScreenOptions,
-    reading: Reading,
-    *,
-    forget: bool,
-) -> None:
-    """Choose replicas, router and policy, and print them."""
-    from kvscope.app.baseline import baseline_figures
-    from kvscope.app.gates import tuned_fleet_figures, tuned_fleet_gates
-    from kvscope.app.requests import fleet_tuning_request
-
-    with _opened(db, trace) as store:
-        said = _stated(
-            store, trace, options, forget=forget, leave_out=frozenset({"hbm", "replicas"})
-        )
-        request = fleet_tuning_request(said.options)
-        gates = tuned_fleet_gates(gate.fail_on)
-        baseline = baseline_figures(gate.baseline, gates, "tune-fleet", store)
-        load_in_background()
-        from kvscope.app.tune_fleet import recommend_fleet
-        from kvscope.report import tune_fleet as report
-        from kvscope.report.section import check_names
-
-        check_names(screen.section, report.SECTIONS)
-        with _studying(store, trace, reading) as (stored, prompts, terminal):
-            began = monotonic()
-            tuned = recommend_fleet(stored, prompts, request, terminal)
-        _keep_stated(store, stored, said)
-    duration_s = monotonic() - began
-    output.report(report.report(tuned), screen)
-    _keep(store, report.report(tuned), duration_s)
-    end_on(gates, tuned_fleet_figures(tuned), baseline)
-
-
-def fleet(
-    *,
-    options: FleetOptions,
-    forget: Forget = False,
-    gate: GateOptions,
-    trace: TraceArgument = None,
-    db: Db = DEFAULT_DB,
-    printing: ScreenOptions,
-    reading: Reading,
-) -> None:
-    """Find the fewest replicas that meet an SLO, and the router in front of them.
-
-    Replays the trace with every router, policy and number of replicas; says what each router loses.
-    """
-    from kvscope.app.baseline import baseline_figures
-    from kvscope.app.gates import fleet_figures, fleet_gates
-    from kvscope.app.requests import fleet_request
-
-    with _opened(db, trace) as store:
-        said = _stated(store, trace, options, forget=forget)
-        request = fleet_request(said.options)
-        gates = fleet_gates(gate.fail_on, request)
-        baseline = baseline_figures(gate.baseline, gates, "fleet", store)
-        load_in_background()
-        from kvscope.app.fleet import fleet as study_fleet
-        from kvscope.report import fleet as report
-        from kvscope.report.section import check_names
-
-        check_names(printing.section, report.SECTIONS)
-        with _studying(store, trace, reading) as (stored, prompts, terminal):
-            began = monotonic()
-            study = study_fleet(stored, prompts, request, terminal)
-        _keep_stated(store, stored, said)
-    duration_s = monotonic() - began
-    output.report(report.report(study), printing)
-    _keep(store, report.report(study), duration_s)
-    end_on(gates, fleet_figures(study), baseline)
-
-
-def _keep(
-    store: StoreFile,
-    result: Report,
-    duration_s: float,
-    *,
-    summary: str = "",
-    file: str | None = None,
-) -> None:
-    """Store what was printed, for the dashboard to list and open."""
-    from kvscope.report.stored import keep
-    from kvscope.store.db import MEMORY
-    from kvscope.store.file import CANNOT_STORE
-
-    if store.path == MEMORY:
-        return
-    try:
-        keep(store, result, duration_s, summary=summary, file=file)
-    except CANNOT_STORE as error:
-        note(f"the report was not stored: {error}")
-
-
-def _stated(
-    store: StoreFile,
-    trace: str | None,
-    options: Asked,
-    *,
-    forget: bool,
-    leave_out: frozenset[str] = frozenset(),
-) -> StatedBefore[Asked]:
-    """Return the options with what earlier commands on the trace stated, and say what that is."""
-    from kvscope.app.deployment import stated_before
-    from kvscope.app.traces import stated_for
-
-    said = stated_before(options, {} if forget else stated_for(store, trace), leave_out)
-    if said.in_words:
-        note(f"As stated before: {said.in_words} (--forget starts anew)")
-    return said
-
-
-def _keep_stated(store: StoreFile, trace: Trace, said: StatedBefore[Any]) -> None:
-    """Keep what the command stated for the next one on the trace."""
-    from kvscope.app.traces import keep_stated
-
-    keep_stated(store, trace, said.record)
-
-
 @contextmanager
 def _studying(
     store: StoreFile, trace: str | None, reading: Reading
@@ -607,13 +163,3 @@ def _studying(
         except Stopped as error:
             note(str(error))
             raise typer.Exit(ExitCode.INTERRUPTED) from None
-
-
-@contextmanager
-def _opened(db: str, trace: str | None) -> Iterator[StoreFile]:
-    """Yield the store. Raises InputError for a trace that is neither in it nor a file."""
-    from kvscope.app.traces import check_source, store_for
-
-    with store_for(db, trace, note) as store:
-        check_source(store, trace)
-        yield store

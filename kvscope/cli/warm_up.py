@@ -1,8 +1,9 @@
 """Compile the kernels of all commands, once: `python -m kvscope.cli.warm_up`.
 
 A command compiles the kernels that it lacks and caches them. This runs the usual commands on a
-small made-up trace, two at a time, so that later commands find their kernels compiled. With
-`--wheel`, they are compiled for all CPUs that a wheel's kernels are for, not for this one alone.
+small made-up trace, two at a time, so that later commands find their kernels compiled. Words as
+arguments limit it to the commands that have one of them. With `--wheel`, kernels are compiled for
+all CPUs that a wheel's kernels are for, not for this one alone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -35,16 +37,17 @@ COMMANDS = (
 _REQUESTS = 900  # so many blocks that ingesting enlarges its table of them
 
 
-def main() -> int:
+def main(limit: Sequence[str] = ()) -> int:
     """Run the commands, and print how many are done; return 1 if one failed, which it names."""
+    commands = [words for words in COMMANDS if not limit or not {*limit}.isdisjoint(words)]
     failed = []
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "warm-up.jsonl"
         trace.write_text("".join(map(_line, range(_REQUESTS))))
         with ThreadPoolExecutor(min(cores(), 2)) as pool:
-            runs = pool.map(partial(_run, folder), COMMANDS)
-            for number, (words, done) in enumerate(zip(COMMANDS, runs, strict=True), start=1):
-                sys.stderr.write(f"compiling, once: {number} of {len(COMMANDS)}\n")
+            runs = pool.map(partial(_run, folder), commands)
+            for number, (words, done) in enumerate(zip(commands, runs, strict=True), start=1):
+                sys.stderr.write(f"compiling, once: {number} of {len(commands)}\n")
                 if done.returncode != 0:
                     last = done.stderr.strip().splitlines()[-1:]
                     failed.append(f"kvscope {' '.join(words)}: {' '.join(last)}")
@@ -89,4 +92,4 @@ if __name__ == "__main__":
         from kvscope.core.machine_code import wheels_environment  # numba
 
         os.environ |= wheels_environment()
-    sys.exit(main())
+    sys.exit(main([word for word in sys.argv[1:] if not word.startswith("--")]))

@@ -8,9 +8,16 @@ that are abstract, and the documents of `--json` with those that they inherit fr
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from msgspec import NODEFAULT, Struct, to_builtins
+
+T = TypeVar("T")
+
+Beside: TypeAlias = Annotated[T, "beside the document"]
+"""A field of a result that its sections need and its JSON document lacks."""
+Inline: TypeAlias = Annotated[T, "fields of the document"]
+"""A record in a result whose fields are fields of the document; null or empty where it is None."""
 
 
 def defaults(kind: type[Struct]) -> dict[str, Any]:

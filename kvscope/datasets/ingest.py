@@ -72,13 +72,15 @@ from kvscope.datasets.shards import (
 )
 from kvscope.datasets.spill import drop_paths, shard_sizes
 from kvscope.ingest.build import Arranged, BuiltRequests, missing_notes
-from kvscope.ingest.formats.base import Rejects
+from kvscope.ingest.formats.base import Rejects, counted
+from kvscope.ingest.meaning import turns, unread_notes
 from kvscope.ingest.pipeline import (
     IngestOptions,
     Origin,
     format_of,
     overlap_notes,
     refuse_if_too_bad,
+    require_requests,
     write_requests,
     write_reuses,
 )
@@ -212,6 +214,7 @@ class DatasetBuild:
             raise _no_file(STANDARD_STREAM)
         with closing(Source(self.path)) as source:
             self._format = format_of(source, self.options.read)
+            self._unread = unread_notes(self._format, source.head)
         self._read = replace(self.options.read, format=self._format.name)
         self._plan = self._settled()
         return (self.folder / MANIFEST).is_file()
@@ -229,8 +232,13 @@ class DatasetBuild:
         joined = join_parts(self.path, parts, facts, ArrayFolder(self.work / "rows"))
         if joined.cut and (self._read.strict or not joined.gaps.requests):
             raise InputError(joined.cut, where=self.path, remedy="copy or write it again")
-        if not joined.gaps.requests:
-            raise InputError("the trace holds no requests", where=self.path)
+        require_requests(joined.gaps.requests, self.path, joined.left_out)
+        if turns(joined.gaps, self._format, self._read.read.turns, self.path) == "delta":
+            raise InputError(
+                "rows of a session hold only what is new, which a dataset cannot complete",
+                where=self.path,
+                remedy="store it without --into, export it to mooncake, and ingest that",
+            )
         self._shards = self._plan.shards
         paths = self._divided(joined.gaps.requests, parts)
         self._bytes_on_disk = joined.bytes_on_disk
@@ -406,7 +414,13 @@ class DatasetBuild:
     def _built(self, joined: Joined, paths: list[Path]) -> BuiltRequests:
         """Make the shards, link conversations and follow reuse; return the requests."""
         columns_on_disk = ArrayFolder(self.work / "requests")
-        arranged = Arranged(joined.rows, joined.block_size, self._read.read, columns_on_disk)
+        arranged = Arranged(
+            joined.rows,
+            joined.block_size,
+            self._read.read,
+            columns_on_disk,
+            in_ms=self._format.in_ms,
+        )
         requests, full_blocks = arranged.requests, arranged.full_blocks
         number = np.empty(len(full_blocks), dtype=np.int32)
         number[arranged.order] = np.arange(len(number), dtype=np.int32)
@@ -455,7 +469,8 @@ class DatasetBuild:
         self.numbered = number_blocks(shards, reduced, requests["blocks"], arranged.order)
         requests["ideal_blocks"], requests["leaf"] = ideal, self.numbered.leaf
         requests["carried_leaf"] = self.numbered.carried_leaf
-        notes = [*joined.notes, joined.cut] if joined.cut else joined.notes
+        cut = [joined.cut] if joined.cut else []
+        notes = [*self._unread, *joined.notes, *counted(joined.left_out), *cut]
         missing = missing_notes(joined.gaps, joined.names, kind)
         return BuiltRequests(
             block_size=joined.block_size,

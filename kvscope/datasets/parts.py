@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import MutableMapping
 from contextlib import closing
 from pathlib import Path
@@ -68,6 +69,7 @@ class PartFacts(Struct, frozen=True):
     lines: tuple[RejectedLine, ...]
     spans: dict[str, Span]
     notes: tuple[str, ...]
+    left_out: dict[str, int]
     cut: str
     stands_alone: bool
     lines_read: int
@@ -104,6 +106,7 @@ def parse_part(task: PartTask) -> None:
             spans={_text(file): span for file, span in spans.items()}
             or {_text(task.path): _span(arrays)},
             notes=tuple(reader.notes),
+            left_out=reader.left_out,
             cut=reader.cut,
             stands_alone=_stands_alone(arrays, columns.gaps)
             and not (reader.notes or reader.cut or source.is_cut or rejects.is_hopeless),
@@ -146,6 +149,7 @@ class Joined(Struct, frozen=True):
     gaps: Gaps
     spans: dict[str, Span]
     notes: tuple[str, ...]
+    left_out: Counter[str]
     cut: str
     contents: tuple[str, ...]
     bytes_on_disk: int
@@ -215,6 +219,7 @@ def join_parts(
         gaps=Gaps(*(sum(getattr(part.gaps, name) for part in parts) for name in names)),
         spans=_joined_spans(parts),
         notes=parts[0].notes,
+        left_out=sum((Counter(part.left_out) for part in parts), Counter[str]()),
         cut=parts[0].cut,
         contents=tuple(part.content for part in parts),
         bytes_on_disk=sum(part.bytes_on_disk for part in parts),

@@ -17,6 +17,7 @@ from kvscope.ingest.clocks import begin_together, open_sessions, placed
 from kvscope.ingest.columns import UNKNOWN_TYPE, Columns, Gaps
 from kvscope.ingest.formats.base import ROOT, ReadOptions
 from kvscope.ingest.hash_ids import NO_ID
+from kvscope.ingest.meaning import correct_epoch
 from kvscope.ingest.reuse import TraceReuse, trace_reuse
 from kvscope.ingest.trie import Trie
 
@@ -76,7 +77,8 @@ class Arranged:
     """The requests of a trace in order of arrival, as far as their paths do not matter.
 
     `rows` are columns in file order, as `Columns.arrays` returns them; they are moved to
-    `requests`, empty so far. `order` has the file's rows by arrival.
+    `requests`, empty so far. `order` has the file's rows by arrival. `in_ms`: the format's times
+    are in ms, and may be epoch seconds by mistake.
     """
 
     def __init__(
@@ -85,9 +87,11 @@ class Arranged:
         block_size: int,
         options: ReadOptions,
         requests: MutableMapping[str, NDArray[Any]],
+        *,
+        in_ms: bool = False,
     ) -> None:
         self.block_size = block_size
-        self.notes = _place_sessions(rows, options)
+        self.notes = [*(correct_epoch(rows) if in_ms else ()), *_place_sessions(rows, options)]
         steps_s = np.diff(rows["arrival_s"])
         if (steps_s < 0).any() and not (steps_s > 0).any():
             self.notes.append("newest requests come first: put in order of time")
@@ -152,12 +156,12 @@ def _cached_blocks(inputs: Int32s, outputs: Int32s, block_size: int) -> Int32s:
     return cached
 
 
-def build(columns: Columns, reader_notes: list[str]) -> Built:
+def build(columns: Columns, reader_notes: list[str], in_ms: bool = False) -> Built:
     """Sort by arrival (stably), link conversations, carry outputs and follow reuse.
 
     What is in `columns` is used up: sorted columns are copies.
     """
-    arranged = Arranged(columns.taken(), columns.block_size, columns.options, {})
+    arranged = Arranged(columns.taken(), columns.block_size, columns.options, {}, in_ms=in_ms)
     requests, trie, full_blocks = arranged.requests, columns.trie, arranged.full_blocks
     leaf = requests["leaf"]
     full_leaf = np.where(requests["blocks"] > full_blocks, trie.parent[leaf], leaf)
@@ -206,6 +210,16 @@ def _previous_in_session(session: Int32s, order: Int64s) -> Int32s:
     previous = np.full(len(session), -1, dtype=np.int32)
     previous[grouped[1:][same]] = grouped[:-1][same]
     return previous
+
+
+def _previous_of_chat(chat_id: Int64s) -> Int32s:
+    """Return each request's previous one with the same chat id, -1 for none; all by arrival.
+
+    With turns, an id that comes again is that of a conversation.
+    """
+    first = np.unique(chat_id, return_inverse=True)[1].astype(np.int32)
+    order = np.arange(len(chat_id), dtype=np.int64)
+    return _previous_in_session(np.where(chat_id == NO_ID, np.int32(-1), first), order)
 
 
 def _place_sessions(rows: MutableMapping[str, NDArray[Any]], options: ReadOptions) -> list[str]:
@@ -263,6 +277,9 @@ def _lineage(
     # Sessions are given if one has two requests, or if each request has one.
     if (before[deciding] >= 0).any() or (links["session"][deciding] >= 0).all():
         return in_session, "given"
+    chat = requests["chat_id"]
+    if (requests["turn"] > 0).any() and (of_chat := _previous_of_chat(chat)).max(initial=-1) >= 0:
+        return of_chat, "given"
     if blocks.any():
         inputs, outputs = requests["input_tokens"], requests["output_tokens"]
         return lineage.parents_by_prefix(ends.above, ends.full_leaf, inputs, outputs), "inferred"
@@ -274,7 +291,8 @@ def missing_notes(gaps: Gaps, names: Mapping[str, Collection[str]], kind: Lineag
     total = gaps.requests
     notes = []
     if gaps.untimed:
-        notes.append(f"{gaps.untimed:,} of {total:,} requests have no arrival time")
+        delays = f", {gaps.delayed:,} of them a delay" if gaps.delayed else ""
+        notes.append(f"{gaps.untimed:,} of {total:,} requests have no arrival time{delays}")
     if gaps.unhashed == total:
         notes.append("no block hashes: lengths and arrivals only, nothing about reuse")
     elif gaps.unhashed:

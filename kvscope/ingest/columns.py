@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any, Protocol, cast
 
@@ -38,6 +38,7 @@ NONE = -1
 """Stands for no name, no request and nothing measured in columns of numbers."""
 _REQUEST_BYTES, _BLOCK_BYTES = 400, 40  # what linking and storing take on top, measured
 _SMALL_BYTES = 64 * MIB  # fits anywhere
+_IDS_AT_ONCE = 1 << 20
 TOO_MANY_IDS = "more hash ids than the prompt has blocks"
 
 _TYPECODES = {
@@ -211,14 +212,21 @@ def check(request: Request, block_size: int) -> None:
 class Gaps(Struct):
     """How many requests lack what a trace may have.
 
-    `short`: hash ids for a part of the prompt only. `impossible` are measured values.
+    `short`: hash ids for a part of the prompt only. `impossible` are measured values. `delayed`
+    have no time and a delay. Of the hashed requests that follow another in their session
+    (`following`), `repeating` begin as it or as any session does, and of the others `growing` are
+    as long as all before.
     """
 
     requests: int = 0
     untimed: int = 0
+    delayed: int = 0
     unhashed: int = 0
     short: int = 0
     impossible: int = 0
+    following: int = 0
+    repeating: int = 0
+    growing: int = 0
 
 
 class Interner(Protocol):
@@ -262,6 +270,8 @@ class Columns:
             name: array(code) for name, code in _TYPECODES.items()
         }
         self._last_in_session: dict[int, int] = {}  # the last row of each session
+        self._begun: dict[int, tuple[int, int]] = {}  # by session: last first block, longest input
+        self._heads: set[int] = set()  # first blocks of sessions
         self._first_on_clock: dict[int, int] = {}
         self._settled_block_size = 0  # not yet
         self._fallback_block_size = options.block_size or default_block_size
@@ -445,11 +455,52 @@ class Columns:
                 first = starts[row]
                 ids[first] = key(f"{scope}/{ids[first]}")
         self._separate_tenants(batch)
+        self._compare_turns(batch)
         self._extend("leaf", self._interner.intern(starts, ids))
         self._extend("blocks", blocks)
-        full = batch.input_tokens // self.block_size
+        self._count_hashed(blocks, batch.input_tokens)
+
+    def _count_hashed(self, blocks: Int64s, input_tokens: Int64s) -> None:
         self.gaps.unhashed += int(np.count_nonzero(blocks == 0))
+        full = input_tokens // self.block_size
         self.gaps.short += int(np.count_nonzero((blocks > 0) & (blocks < full)))
+
+    def _compare_turns(self, batch: RequestBatch) -> None:
+        """Count how the rows of sessions go on, which shows what they hold."""
+        inputs, gaps = batch.input_tokens.tolist(), self.gaps
+        for row, session in enumerate(batch.field("session_id") or ()):
+            if session is None or not batch.blocks[row]:
+                continue
+            first = int(batch.ids[batch.starts[row]])
+            known, longest = self._begun.get(key(session), (None, 0))
+            if known is None:
+                self._heads.add(first)
+            else:
+                gaps.following += 1
+                if first == known or first in self._heads:
+                    gaps.repeating += 1
+                elif inputs[row] >= longest:
+                    gaps.growing += 1
+            self._begun[key(session)] = first, max(longest, inputs[row])
+
+    def replace_paths(self, paths: Sequence[Sequence[int]], input_tokens: Sequence[int]) -> None:
+        """Give each request another path and as many input tokens; the paths make a new trie."""
+        blocks = np.fromiter(map(len, paths), dtype=np.int64, count=len(paths))
+        self._interner = Trie()
+        leaf, at = np.zeros(len(paths), dtype=np.int32), 0
+        while at < len(paths):
+            ends = np.cumsum(blocks[at:])
+            count = max(int(np.searchsorted(ends, _IDS_AT_ONCE, side="right")), 1)
+            ids = np.fromiter(chain.from_iterable(paths[at : at + count]), dtype=np.int64)
+            starts = np.concatenate([[0], ends[:count]])
+            leaf[at : at + count] = self._interner.intern(starts, ids)
+            at += count
+        inputs = np.array(input_tokens, dtype=np.int64)
+        for name, values in (("leaf", leaf), ("blocks", blocks), ("input_tokens", inputs)):
+            self._columns[name] = array(_TYPECODES[name])
+            self._extend(name, values)
+        self.gaps.unhashed = self.gaps.short = 0
+        self._count_hashed(blocks, inputs)
 
     def _separate_tenants(self, batch: RequestBatch) -> None:
         """Rename the first blocks of all tenants but the first, and append their numbers."""
@@ -504,6 +555,7 @@ class Columns:
                 arrival_s.append(row.arrival_s)
                 continue
             self.gaps.untimed += 1
+            self.gaps.delayed += row.delay_s is not None and previous >= 0
             if previous >= 0:
                 arrival_s.append(float(arrival_s[previous]) + (row.delay_s or 0.0))
             else:

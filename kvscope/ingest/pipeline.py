@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from itertools import groupby, pairwise, takewhile
@@ -23,9 +24,17 @@ from kvscope.core.trace import Trace
 from kvscope.ingest.build import Built, BuiltRequests, build
 from kvscope.ingest.columns import ATTRIBUTES, MEASURED, NONE, TOO_MANY_IDS, Columns, Interner
 from kvscope.ingest.formats import registry
-from kvscope.ingest.formats.base import Reader, ReadOptions, Records, Rejects, TraceFormat
+from kvscope.ingest.formats.base import (
+    Reader,
+    ReadOptions,
+    Records,
+    Rejects,
+    TraceFormat,
+    counted,
+)
 from kvscope.ingest.formats.mooncake import TEXT_PROMPTS
 from kvscope.ingest.hash_ids import NO_ID
+from kvscope.ingest.meaning import complete_sessions, turns, unread_notes
 from kvscope.ingest.reuse import ReusedRuns
 from kvscope.ingest.source import Source
 from kvscope.ingest.trie import Trie
@@ -111,13 +120,14 @@ def ingest(
     if reader.cut and (options.strict or not len(columns)):
         raise InputError(reader.cut, where=path, remedy="copy or write it again")
     refuse_if_too_bad(rejects, chosen, options)
-    if not len(columns):
-        raise InputError("the trace holds no requests", where=path)
-    notes = [*reader.notes, reader.cut] if reader.cut else reader.notes
+    notes = [*unread_notes(chosen, source.head), *reader.all_notes()]
+    require_requests(len(columns), path, reader.left_out)
+    if turns(columns.gaps, chosen, options.read.turns, path) == "delta":
+        notes.append(complete_sessions(columns, path))
     if spans:
         notes = [*notes, *overlap_notes(spans, columns.arrays())]
     # Not in this thread: Ctrl-C would have to wait for each kernel.
-    built = in_background(build, columns, notes).result()
+    built = in_background(build, columns, notes, chosen.in_ms).result()
     if foresee is not None and built.trie.count > 1:
         foresee(built)
     with stores.writing() as store, store.transaction():
@@ -132,6 +142,13 @@ def ingest(
         )
         trace = write(store, origin, built, rejects)
     return Ingested(trace, True, rejects)
+
+
+def require_requests(count: int, path: str, left_out: Counter[str]) -> None:
+    """Raise InputError where a trace holds no requests; it says what was left out of it."""
+    if not count:
+        what = "; ".join(["the trace holds no requests", *counted(left_out)])
+        raise InputError(what, where=path)
 
 
 def read_columns(
@@ -377,7 +394,7 @@ def refuse_if_too_bad(rejects: Rejects, chosen: type[TraceFormat], options: Inge
     """Raise UnusableLinesError where more lines than `options` tolerate cannot be used."""
     lines = rejects.accepted + rejects.count
     if not lines:
-        raise InputError("the trace holds no requests", where=rejects.path)
+        return
     if rejects.accepted and rejects.count <= options.max_bad * lines:
         return
     if rejects.accepted:

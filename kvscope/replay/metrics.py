@@ -90,7 +90,8 @@ class ServedRequests(Struct, frozen=True):
     seconds: `ttft_s` on an idle engine, `queued_ttft_s` behind the requests before it (None where
     the trace has no times; nan for a request that an engine rejects), `tpot_s` from the first
     output token to the last one, per token (None but for an engine; nan for fewer than two). The
-    requests from `first` on are counted.
+    requests from `first` on are counted. `stored_blocks` were written to an offload tier by all
+    requests, 0 without one.
     """
 
     prompts: Prompts
@@ -102,6 +103,7 @@ class ServedRequests(Struct, frozen=True):
     ttft_s: Float64s
     queued_ttft_s: Float64s | None
     tpot_s: Float64s | None = None
+    stored_blocks: int = 0
 
 
 def serve(

@@ -140,7 +140,6 @@ def _misses(workload: Workload, hit_blocks: Int32s, first: int) -> Misses | None
 class ServedReplay(Struct, frozen=True):
     """How a replay served every request, and its other results; fields as in `Run`.
 
-    `stored_blocks` were written to an offload tier, None without one.
     Of an engine also which requests it `rejected`, how many leading blocks of each had been cached
     by the time of its look-up, evicted or not, and how many would have been hits without eviction
     (R entries).
@@ -154,7 +153,6 @@ class ServedReplay(Struct, frozen=True):
     rejected: Bools | None = None
     written_blocks: Int32s | None = None
     kept_blocks: Int32s | None = None
-    stored_blocks: int | None = None
 
 
 def serve_replay(workload: Workload, request: ReplayRequest) -> ServedReplay:
@@ -246,6 +244,9 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
     if served.queued_ttft_s is not None:  # the engine's own queue, not one prefill after the other
         outside_s = workload.profile.request_s  # HTTP and tokenizer: no part of the steps
         served = replace(served, queued_ttft_s=done.ttft_s + outside_s, tpot_s=done.tpot_s)
+    if engine.offload is not None:
+        chunk = _chunk_blocks(engine, workload.prompts.block_size)
+        served = replace(served, stored_blocks=done.stored_chunks * chunk)
     counted = slice(served.first, None)
     return ServedReplay(
         served,
@@ -256,11 +257,6 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
         rejected=done.oversized,
         written_blocks=done.written_blocks,
         kept_blocks=done.kept_blocks,
-        stored_blocks=(
-            done.stored_chunks * _chunk_blocks(engine, workload.prompts.block_size)
-            if engine.offload
-            else None
-        ),
     )
 
 

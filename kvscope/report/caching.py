@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from kvscope.app.analyze import Analysis, Caching, CurvePoint
 from kvscope.core import units
+from kvscope.replay.caching import Caching, CurvePoint
 from kvscope.replay.misses import MissReasons
 from kvscope.report import style
 from kvscope.report.section import Section, Table, bar, tabulate
 from kvscope.report.words import Sizes, definition_in_words, share
+from kvscope.usecases.analyze import Analysis
 
 _PLOTTED = 16  # points of the curve on a terminal
 _VISIBLE = 0.01  # of the ideal hit rate: where the curve begins

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from kvscope.app.analyze import Analysis
-from kvscope.app.diff import Comparison, Difference, Quantity
-from kvscope.app.documents.diff import diff_document
 from kvscope.characterize.traffic import TrafficWindow
 from kvscope.core import units
 from kvscope.core.runs import Run, hit_rate
 from kvscope.report import style
 from kvscope.report.policies import setting_in_words
-from kvscope.report.report import Report
 from kvscope.report.section import Section, Table
 from kvscope.report.words import NONE, count, percent_change, points, share, significant
+from kvscope.usecases.analyze import Analysis
+from kvscope.usecases.diff import Comparison, Difference, Quantity
 
 _CHANGE = "change"
 _NOTE = "change: right against left; pp: percentage points"
@@ -32,20 +30,9 @@ _WRITE: Mapping[Quantity, Callable[[float], str]] = {
 }
 
 
-def report(compared: Comparison) -> Report:
-    """Return a comparison in every form."""
-    return Report(
-        "kvscope diff",
-        None,
-        document=lambda: diff_document(compared),
-        screen=lambda: screen(compared),
-        sections=lambda: sections(compared),
-        heading=(f"{compared.names[0]} and {compared.names[1]}", _lead(compared)),
-    )
-
-
-def _lead(compared: Comparison) -> str:
-    differing = len(compared.ranked)
+def lead(compared: Comparison) -> str:
+    """Return how many figures differ."""
+    differing = len(compared.differences)
     if not differing:
         return f"all {len(compared.facts)} figures are the same."
     return f"{differing} of {len(compared.facts)} figures differ."
@@ -53,7 +40,7 @@ def _lead(compared: Comparison) -> str:
 
 def screen(compared: Comparison) -> list[Section]:
     """Return what differs, what matters most first."""
-    ranked = compared.ranked
+    ranked = compared.differences
     if not ranked:
         return []
     notes = [_NOTE] if any(fact.change is not None for fact in ranked) else []
@@ -75,7 +62,7 @@ def sections(compared: Comparison) -> list[Section]:
     words = (*notes, *_sentences(names, compared.facts))
     known = [Section.of("Facts", *words, _table("", names, compared.facts, _NOTE), chart)]
     if compared.by_category:
-        tables = (_table(title, names, rows, _NOTE) for title, rows in compared.by_category.items())
+        tables = (_table(each.name, names, each.categories, _NOTE) for each in compared.by_category)
         known.append(Section.of("Categories", *tables))
     if both and all(each.caching for each in both):
         known.append(Section.of("Capacity", partial(_curves_chart, names, both)))

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from kvscope.app.documents.fit import fit_document
 from kvscope.core import units
 from kvscope.report import style
-from kvscope.report.report import Report
 from kvscope.report.section import Section, Table, curve_plot, tabulate
 from kvscope.report.words import (
     NONE,
@@ -36,9 +34,6 @@ from kvscope.reuse_models.results import (
     WindowFits,
 )
 
-SECTIONS = ("summary", "models", "stability", "conversations", "next-prompts")
-"""What `--section` of `kvscope fit` takes; a trace need not have them all."""
-
 SHOWN_WINDOWS = 12  # more lines cannot be told apart
 
 _FITS = "exponential fits"
@@ -64,20 +59,9 @@ def sections(fit: Fit) -> list[Section]:
         _models(fit) if fit.models else None,
         _stability(fit, fit.windows) if fit.windows is not None else None,
         _conversations(fit) if fit.next_turns else None,
-        _next_prompts(fit.next_prompts) if fit.next_prompts else None,
+        _next_prompts(fit.next_prompt_tokens) if fit.next_prompt_tokens else None,
     ]
     return [section for section in known if section is not None]
-
-
-def report(fit: Fit) -> Report:
-    """Return the fit in every form."""
-    return Report(
-        "kvscope fit",
-        fit.trace,
-        document=lambda: fit_document(fit),
-        screen=lambda: [headline(fit)],
-        sections=lambda: sections(fit),
-    )
 
 
 def headline(fit: Fit) -> Section:
@@ -95,7 +79,7 @@ def headline(fit: Fit) -> Section:
         few = [row for row in fit.categories if row.model is None]
         sentences += _verdicts(fitted)
         sentences += [f"Too few gaps to fit: {_names(few)}."] if few else []
-        sentences += _stable(fit.windows)
+        sentences += _stable(fit)
     table = _models_to_use(fit, fitted) if fitted else None
     return Section.of("Summary", *sentences, _births(fit), table, plot=_plot(fitted))
 
@@ -115,15 +99,15 @@ def _names(rows: Sequence[CategoryFit]) -> str:
     return listed([row.category for row in sorted(rows, key=lambda row: -row.n)], _SEVERAL)
 
 
-def _stable(windows: WindowFits | None) -> list[str]:
-    if windows is None or not windows.stability:
+def _stable(fit: Fit) -> list[str]:
+    if fit.windows is None or not fit.stability:
         return ["The trace is too short to tell how stable that is."]
-    length = units.duration_in_words(windows.length_s)
+    length = units.duration_in_words(fit.windows.length_s)
     between = {"window": f"windows of {length}", "day": "days"}
     return [
         f"Between {name}, {counted(len(rows), 'category', 'categories')}: {_verdict_counts(rows)}."
         for unit, name in between.items()
-        if (rows := [row for row in windows.stability if row.between == unit])
+        if (rows := [row for row in fit.stability if row.between == unit])
     ]
 
 
@@ -252,7 +236,7 @@ def _stability(fit: Fit, windows: WindowFits) -> Section:
     tables = tuple(
         _differences(unit, rows)
         for unit in ("window", "day")
-        if (rows := [row for row in windows.stability if row.between == unit])
+        if (rows := [row for row in fit.stability if row.between == unit])
     )
     charts = [
         partial(probability_over_time_chart, windows, largest),

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvscope.app.documents.fleet import fleet_document
 from kvscope.app.fleet import FleetLine, FleetStudy
 from kvscope.app.options import TimeModel
 from kvscope.core import units
@@ -18,7 +17,6 @@ from kvscope.fleet.sweep import FleetRun
 from kvscope.replay.curve import HitCurve
 from kvscope.replay.policy_options import format_value
 from kvscope.report import style
-from kvscope.report.report import Report
 from kvscope.report.section import Section, Table, tabulate
 from kvscope.report.words import (
     NONE,
@@ -39,9 +37,6 @@ if TYPE_CHECKING:
 
 Lines = Mapping[str, Sequence[FleetRun]]
 """Runs by their number of replicas, for each router and policy by what it is called."""
-
-SECTIONS = ("answer", "routers", "losses", "replicas", "capacity", "assumed")
-"""What `--section` of `kvscope fleet` takes; capacity only for routers that see the order alone."""
 
 _ROWS = 8  # of a table on the one screen
 _COUNTS = 8  # columns of a table that can be read
@@ -89,17 +84,6 @@ def sections(study: FleetStudy) -> list[Section]:
         *_capacity(study),
         Section.of("Assumed", *_assumed(study)),
     ]
-
-
-def report(study: FleetStudy) -> Report:
-    """Return the study in every form."""
-    return Report(
-        "kvscope fleet",
-        study.trace,
-        document=lambda: fleet_document(study, in_words(study)),
-        screen=lambda: screen(study),
-        sections=lambda: sections(study),
-    )
 
 
 def in_words(study: FleetStudy) -> list[str]:

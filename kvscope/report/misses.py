@@ -6,19 +6,16 @@ from functools import partial
 from math import log2
 from typing import NamedTuple
 
-from kvscope.app.documents.explain import explain_document
-from kvscope.app.explain import AVOIDABLE, ExplainedRequest, Explanation, Finding, Place
 from kvscope.core import units
-from kvscope.replay.attribution import COMPUTED, Cause
+from kvscope.replay.causes import AVOIDABLE, COMPUTED, Cause
+from kvscope.replay.findings import ExplainedRequest, Finding, Place
 from kvscope.replay.observed_hits import Gap
 from kvscope.report import style
-from kvscope.report.report import Report
 from kvscope.report.section import Section, Table, bar, tabulate
 from kvscope.report.words import Sizes, count, counted, definition_in_words, share
+from kvscope.usecases.explain import Explanation
 
 _OWN_WIDTH = 4.0  # of the request in its prefix tree; 1 is one other request
-SECTIONS = ("summary", "requests", "request")
-"""What `--section` of `kvscope explain` takes."""
 
 _WORDS: dict[Cause, str] = {
     "evicted": "computed before, then evicted",
@@ -55,24 +52,13 @@ _PLACES: dict[Place, str] = {
 _PERIODS = {1: "every second", 60: "every minute", 3600: "hourly", 86400: "daily", 604800: "weekly"}
 
 
-def report(explanation: Explanation) -> Report:
-    """Return the explanation in every form."""
-    if explanation.single:
-        (request,) = explanation.requests
-        every = [request_section(explanation, request)]
-    else:
-        every = sections(explanation)
-    return Report(
-        "Misses",
-        explanation.trace,
-        document=lambda: explain_document(explanation),
-        screen=lambda: every[:1],
-        sections=lambda: every,
-    )
-
-
 def sections(explanation: Explanation) -> list[Section]:
-    """Return the causes over the trace with what to change, and the requests that lost most."""
+    """Return the causes over the trace with what to change, and the requests that lost most.
+
+    Of a single request only why it missed.
+    """
+    if explanation.single:
+        return [request_section(explanation, request) for request in explanation.requests]
     every = [_summary(explanation)]
     if explanation.requests:
         every.append(_requests(explanation))
@@ -88,8 +74,8 @@ def _cache(explanation: Explanation) -> str:
     blocks = explanation.capacity_blocks
     if blocks is None:
         return "An infinite cache"
-    pool = "'s pool of" if explanation.setting.capacity_model == "engine" else " with"
-    policy = "LRU" if explanation.policy.name == "lru" else explanation.policy.name
+    pool = "'s pool of" if explanation.capacity_model == "engine" else " with"
+    policy = "LRU" if explanation.policy == "lru" else explanation.policy
     return f"{policy}{pool} {_sizes(explanation).in_words(blocks)}"
 
 
@@ -125,7 +111,7 @@ def _summary(explanation: Explanation) -> Section:
     )
     ranked = enumerate(explanation.findings, start=1)
     findings = [_finding(explanation, rank, each) for rank, each in ranked]
-    counted_as = f"Counted: {definition_in_words(explanation.setting.definition)}."
+    counted_as = f"Counted: {definition_in_words(explanation.definition)}."
     chart = partial(causes_chart, explanation)
     return Section.of(
         "Summary", answer, hint, _observed(explanation), *findings, counted_as, causes, chart

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from kvscope.app.analyze import Analysis, Caching
-from kvscope.app.documents.analyze import analyze_document
 from kvscope.characterize.summary import Characterization
 from kvscope.core import units
 from kvscope.core.trace import Trace
+from kvscope.replay.caching import Caching
 from kvscope.report import caching, reuse, space, time, traffic
 from kvscope.report.caching import capacity_table, largest_misses, sizes_of
-from kvscope.report.report import Report
 from kvscope.report.section import Section
 from kvscope.report.words import count, counted, definition_in_words, share, significant
-
-SECTIONS = (
-    *("summary", "capacity", "misses", "definitions", "categories", "contribution", "last-touch"),
-    *("skew", "reuse-gaps", "lifetimes", "stability", "where-in-the-prompt", "working-set"),
-    *("size-of-requests", "requests", "over-time", "conversations"),
-)
-"""What `--section` of `kvscope analyze` takes; a trace need not have them all."""
+from kvscope.usecases.analyze import Analysis
 
 _NEGLIGIBLE = 0.02  # of the hits of an infinite cache
 _ROWS = 10  # of the categories' table on the one screen
@@ -38,17 +30,6 @@ def sections(analysis: Analysis) -> list[Section]:
         *space.sections(analysis),
         *traffic.sections(facts),
     ]
-
-
-def report(analysis: Analysis) -> Report:
-    """Return the analysis in every form."""
-    return Report(
-        "kvscope",
-        analysis.trace,
-        document=lambda: analyze_document(analysis),
-        screen=lambda: [headline(analysis)],
-        sections=lambda: sections(analysis),
-    )
 
 
 def headline(analysis: Analysis) -> Section:

@@ -7,10 +7,13 @@ from collections.abc import Callable
 
 from kvscope.app.tune import Recommendation
 from kvscope.core import units
+from kvscope.fleet.options import router_label
 from kvscope.policies.lru import Lru
+from kvscope.report.added_memory import tier_label
 from kvscope.report.explanation import sizes_of
 from kvscope.report.section import Columns, Section, Table, tabulate
 from kvscope.report.words import NONE, count, ms_in_words, share
+from kvscope.routers.session import Session
 from kvscope.tuning.plan import PlanOption, TuningPlan
 from kvscope.tuning.search import XI
 
@@ -53,6 +56,8 @@ def to_meet(tuned: Recommendation, plan: TuningPlan) -> list[str]:
         sure = "" if cheapest.slo == "meets" else ", as estimated"
         what = f"For less, {slo} is met by" if plan.today.meets else f"To meet {slo}{sure}:"
         sentences.append(f"{what} {option_name(tuned, cheapest, plan)}{extra}.")
+        if cheapest.router is not None and (flags := cheapest.router.flags()):
+            sentences.append(f"Of the router: {' '.join(flags)}")
     elif cheapest is None:
         sentences.append(f"No option tried meets {slo}.")
     if math.isfinite(plan.promise_s) and not tuned.tuning.baseline.rejected:
@@ -63,19 +68,21 @@ def to_meet(tuned: Recommendation, plan: TuningPlan) -> list[str]:
 
 def _lru_replicas(option: PlanOption) -> bool:
     """Return whether an option is more of the same with LRU, which the verdict names itself."""
-    same = option.machine is None and not option.tier_bytes
-    return same and option.replicas > 1 and option.policy.name == Lru.name
+    same = option.machine is None and option.tier is None
+    session = option.router is not None and option.router.name == Session.name
+    return same and session and option.policy.name == Lru.name
 
 
 def option_name(tuned: Recommendation, option: PlanOption, plan: TuningPlan) -> str:
     """Return an option's name: `2 replicas, session, gittins, ξ 1,585`."""
     policy = tuned.called(option.policy).replace(f" {XI}=", ", ξ ")
     parts = [policy]
-    if option.tier_bytes:
+    if option.tier is not None:
         each = " each" if option.replicas > 1 else ""
-        parts[0] += f" + {units.format_size(option.tier_bytes)} CPU tier{each}"
-    if option.replicas > 1:
-        parts.insert(0, f"{count(option.replicas)} replicas, {option.router}")
+        ways = [other.tier.offload for other in plan.options if other.tier]
+        parts[0] += f" + {tier_label(option.tier, ways)}{each}"
+    if option.router is not None:
+        parts.insert(0, f"{count(option.replicas)} replicas, {router_label(option.router)}")
     if option.machine:
         parts.insert(0, option.machine)
     name = ", ".join(parts)

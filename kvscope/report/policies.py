@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from kvscope.app.documents.runs import simulate_document
 from kvscope.app.requests import BASELINE
 from kvscope.app.simulate import Simulation, ordered
 from kvscope.core import units
@@ -26,7 +25,6 @@ from kvscope.replay.curve import HitCurve
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.tier_spec import offload_launch, offload_of
 from kvscope.report import style, ttft
-from kvscope.report.report import Report
 from kvscope.report.runs import (
     BEST_KNOWN,
     OPTIMUM,
@@ -58,12 +56,6 @@ from kvscope.report.words import (
     time_unit,
 )
 from kvscope.vllm_sim.offload_spec import OffloadSpec
-
-SECTIONS = ("summary", "policies", "tiers", "categories")
-"""What `--section` of `kvscope simulate` takes.
-
-Tiers only where the cache has several, and no policies where a recommendation has a tier.
-"""
 
 _ROWS = 12  # of a table on the one screen
 _COMPARED = 5  # policies that fit side by side
@@ -118,17 +110,6 @@ def stored(trace: Trace, runs: Sequence[Run], model: Model | None) -> list[Secti
         title = f"{trace.name}{slo}"
         known.append(Section.of(title, *words, *setting_in_words(setting), table))
     return known
-
-
-def report(simulation: Simulation) -> Report:
-    """Return the simulation in every form."""
-    return Report(
-        "kvscope simulate",
-        simulation.trace,
-        document=lambda: simulate_document(simulation),
-        screen=lambda: screen(simulation),
-        sections=lambda: sections(simulation),
-    )
 
 
 class _Measure(Struct, frozen=True):

@@ -16,6 +16,7 @@ from kvscope.app.tune import Recommendation
 from kvscope.core import units
 from kvscope.replay.policy_options import VLLM, contenders
 from kvscope.report import explanation, fleet, style, ttft
+from kvscope.report.added_memory import memory_in_words, memory_to_set
 from kvscope.report.plan import options_section, to_meet, worth_in_words
 from kvscope.report.report import Report
 from kvscope.report.runs import ORACLE_NOTE
@@ -76,7 +77,7 @@ def screen(tuned: Recommendation) -> list[Section]:
     )
     assumed = f"{taken} (why: --section assumed)." if taken else None
     return [
-        *_options(tuned),
+        options_section(tuned, tuned.plan),
         _verdict(tuned),
         _to_set(tuned),
         Section.of("Assumed", assumed, *_ends(tuned, layouts=False)),
@@ -87,7 +88,7 @@ def sections(tuned: Recommendation) -> list[Section]:
     """Return the verdict, what it rests on, and what was tried."""
     assumed = (f"{each.name} {each.value}: {each.why}." for each in tuned.assumptions)
     return [
-        *_options(tuned),
+        options_section(tuned, tuned.plan),
         _verdict(tuned),
         _policies(tuned),
         _capacities(tuned),
@@ -108,10 +109,6 @@ def report(tuned: Recommendation) -> Report:
     )
 
 
-def _options(tuned: Recommendation) -> list[Section]:
-    return [options_section(tuned, tuned.plan)] if tuned.plan else []
-
-
 def verdict_in_words(tuned: Recommendation) -> list[str]:
     """Return what a change is worth, then whether the SLO is met, in sentences.
 
@@ -124,8 +121,12 @@ def verdict_in_words(tuned: Recommendation) -> list[str]:
         "unreachable": _unreachable,
         "overloaded": _overloaded,
     }
-    meet = to_meet(tuned, tuned.plan) if tuned.plan else []
-    return [*_worth(tuned), *words[tuned.tuning.verdict](tuned), *meet]
+    meet = to_meet(tuned, tuned.plan)
+    memory = memory_in_words(tuned)
+    if tuned.tier is not None and tuned.canary is not None:
+        arms = "one replica, with and without the tier in turn,"
+        memory.append(canary_in_words(tuned.canary, arms))
+    return [*_worth(tuned), *memory, *words[tuned.tuning.verdict](tuned), *meet]
 
 
 def _worth(tuned: Recommendation) -> list[str]:
@@ -145,7 +146,7 @@ def _worth(tuned: Recommendation) -> list[str]:
         first,
         *([before] if place else []),
         *_side_effects(tuned),
-        *(worth_in_words(tuned, tuned.plan) if tuned.plan else []),
+        *worth_in_words(tuned, tuned.plan),
         *_unguarded(tuned),
         *_canary(tuned),
     ]
@@ -385,7 +386,7 @@ def _harms(harms: Sequence[Harm]) -> str:
 def _canary(tuned: Recommendation) -> list[str]:
     """Return how to confirm the gain before all replicas switch."""
     plan = tuned.tuning.canary
-    if plan is None:
+    if plan is None or tuned.tier is not None:
         return []
     arms = f"{counted(plan.replicas or 0, 'replica')} against as many with LRU"
     if tuned.tuning.replicas == 1:
@@ -475,7 +476,8 @@ def _verdict(tuned: Recommendation) -> Section:
         f" {count(split.validation_requests)} (choice), held-out {count(split.held_out_requests)}."
     )
     what = tuned.deployment.summary if tuned.deployment else CACHE_STUDY
-    title = f"Recommendation: {_TITLES.get(tuned.tuning.grade, tuned.tuning.verdict)}"
+    what_to_do = "add memory" if tuned.tier else _TITLES.get(tuned.grade, tuned.verdict)
+    title = f"Recommendation: {what_to_do}"
     first = (*tuned.warnings, *_layouts(tuned))
     return Section.of(title, *first, *verdict_in_words(tuned), f"For: {what}.", how)
 
@@ -636,15 +638,17 @@ def _capacities(tuned: Recommendation) -> Section:
 
 def _to_set(tuned: Recommendation) -> Section:
     """Return the flags for the deployment's engine, or why there are none."""
-    flags = tuned.flags
+    flags, more = tuned.flags, tuple(memory_to_set(tuned))
     if why := tuned.why_no_flags():
         return Section.of("To set", why)
     if flags.sglang:
-        return Section.of("To set", f"SGLang: {flags.sglang}", NOT_SIMULATED)
+        note = None if more else NOT_SIMULATED
+        return Section.of("To set", f"SGLang: {flags.sglang}", note, *more)
     if flags.vllm_needs_plugin:
         command = plugin_command(tuned.path)
-        return Section.of("To set", f"vLLM, with kvscope's plugin: {command} {flags.vllm}")
-    return Section.of("To set", f"vLLM: {flags.vllm}")
+        plugin = f"vLLM, with kvscope's plugin: {command} {flags.vllm}"
+        return Section.of("To set", plugin, *more)
+    return Section.of("To set", f"vLLM: {flags.vllm}", *more)
 
 
 def _ends(tuned: Recommendation, *, layouts: bool = True) -> list[str]:

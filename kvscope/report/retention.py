@@ -5,17 +5,9 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from kvscope.app.documents.retention import retention_document
-from kvscope.app.retention import (
-    MOST_OF,
-    CategoryTtl,
-    Retention,
-    stated_ttl,
-)
 from kvscope.core import units
 from kvscope.policies.soft_ttl import PAUSE_TTL, PIN_SHARE
 from kvscope.report import style
-from kvscope.report.report import Report
 from kvscope.report.section import Columns, Section, Table, tabulate
 from kvscope.report.words import (
     NONE,
@@ -29,25 +21,21 @@ from kvscope.report.words import (
 )
 from kvscope.retention.advice import RetentionAdvice, RetentionTrial
 from kvscope.retention.prices import Charge
-from kvscope.retention.request_fields import request_fields
-
-SECTIONS = ("summary", "categories", "prices", "requests")
-"""What `--section` of `kvscope retention` takes."""
+from kvscope.retention.ttls import MOST_OF, CategoryTtl
+from kvscope.usecases.retention import Retention
 
 _ROWS = 4  # categories on the one screen
 _FOREVER = "forever"
 
 
-def report(result: Retention) -> Report:
-    """Return what retention gives in every form."""
-    every = [_summary(result), _categories(result), _prices(result), _requests(result)]
-    return Report(
-        "Retention",
-        result.trace,
-        document=lambda: retention_document(result),
-        screen=lambda: [every[0], _categories(result, _ROWS), every[2]],
-        sections=lambda: every,
-    )
+def screen(result: Retention) -> list[Section]:
+    """Return what TTLs give, the categories with most hits, and prices."""
+    return [_summary(result), _categories(result, _ROWS), _prices(result)]
+
+
+def sections(result: Retention) -> list[Section]:
+    """Return all sections."""
+    return [_summary(result), _categories(result), _prices(result), _requests(result)]
 
 
 def _sizes(result: Retention) -> Sizes:
@@ -67,7 +55,7 @@ def _summary(result: Retention) -> Section:
         f" possible hits and holds {sizes.label(round(most.mean_blocks))} on average,"
         f" {sizes.label(most.peak_blocks)} at peak."
     )
-    cheapest = {charge.offer.provider: charge for charge in reversed(result.charges)}
+    cheapest = {charge.provider: charge for charge in reversed(result.charges)}
     paid = "Cheapest prompt caching by provider, relative to none: " + ", ".join(
         f"{charge.offered} {share(charge.cost_ratio)}"
         for charge in sorted(cheapest.values(), key=lambda charge: charge.cost_ratio)
@@ -132,7 +120,7 @@ def _ttls(result: Retention) -> Table:
         "held, mean": lambda point: sizes.label(round(point.mean_blocks)),
         "held, peak": lambda point: sizes.label(point.peak_blocks),
     }
-    return tabulate("One TTL after each touch, nothing else evicted", result.landmarks, columns)
+    return tabulate("One TTL after each touch, nothing else evicted", result.ttls, columns)
 
 
 def _categories(result: Retention, rows: int | None = None) -> Section:
@@ -167,8 +155,8 @@ def _prices(result: Retention) -> Section:
     columns: Columns = {
         "offer": lambda charge: charge.offered,
         "TTL": lambda charge: _time(charge.ttl_s),
-        "write": lambda charge: f"{significant(charge.offer.write)}×",
-        "read": lambda charge: f"{significant(charge.offer.read)}×",
+        "write": lambda charge: f"{significant(charge.write)}×",
+        "read": lambda charge: f"{significant(charge.read)}×",
         "tokens read": lambda charge: share(_read(result, charge)),
         "input's cost": lambda charge: share(charge.cost_ratio),
     }
@@ -183,12 +171,13 @@ def _prices(result: Retention) -> Section:
 
 def _requests(result: Retention) -> Section:
     """Return what requests send to each engine, if that is advised."""
-    ttl_s = stated_ttl(result)
-    if ttl_s is None:
+    if result.stated_ttl_s is None:
         return Section.of("Requests", "Nothing to send: keep LRU.")
     replayed = "Replayed was soft-ttl: TensorRT-LLM with one priority above 35 evicts as it does."
-    fields = (f"{each.engine}: {each.field}." for each in request_fields(ttl_s))
-    return Section.of("Requests", replayed, f"For blocks to live for {_time(ttl_s)}:", *fields)
+    fields = (f"{each.engine}: {each.field}." for each in result.request_fields)
+    return Section.of(
+        "Requests", replayed, f"For blocks to live for {_time(result.stated_ttl_s)}:", *fields
+    )
 
 
 def _read(result: Retention, charge: Charge) -> float:
@@ -200,7 +189,7 @@ def curve_chart(result: Retention) -> style.Figure:
     x = [point.ttl_s or 0.0 for point in result.curve]
     series = style.curves(x, {"hit rate": [point.token_hit_rate for point in result.curve]})
     chart = style.lines("Hit rate of one TTL", "TTL (s)", "share of the input tokens", series)
-    return style.ideal_level(chart, result.landmarks[-1].token_hit_rate)
+    return style.ideal_level(chart, result.ttls[-1].token_hit_rate)
 
 
 def memory_chart(result: Retention) -> style.Figure:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from kvscope.app.analyze import Analysis
 from kvscope.characterize.lifetimes import WorkingSet
 from kvscope.characterize.spatial import Spatial
 from kvscope.characterize.traffic import RequestSize
@@ -15,6 +14,7 @@ from kvscope.report.caching import sizes_of
 from kvscope.report.section import Section, heat_map, sparkline, tabulate
 from kvscope.report.traffic import TURNS
 from kvscope.report.words import DEFAULT_HITS, Unit, count, percentiles, share, significant
+from kvscope.usecases.analyze import Analysis
 
 _MAP_PX, _MARGIN_PX = 170, 120
 

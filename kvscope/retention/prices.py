@@ -48,23 +48,28 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Charge(Struct, frozen=True):
-    """What the input of a trace costs with one offer, in input tokens at their plain price.
+    """What a provider would charge for the input; prices relative to a plain input token's.
 
-    `written_tokens` and `read_tokens` are charged at the offer's multiples, `storage` in plain
-    tokens; `cost_ratio` is the total over that without caching.
+    `cost_ratio` is the charge over that without caching; `storage` is in plain input tokens.
     """
 
-    offer: Offer
+    provider: str
+    offer: str
     ttl_s: float
+    write: float
+    read: float
+    minimum_tokens: int
     read_tokens: int
     written_tokens: int
     storage: float
     cost_ratio: float
+    note: str
+    source: str
 
     @property
     def offered(self) -> str:
         """The provider and the offer's name."""
-        return f"{self.offer.provider} {self.offer.name}"
+        return f"{self.provider} {self.offer}"
 
 
 @cache
@@ -83,7 +88,7 @@ def charges(prompts: Prompts) -> tuple[Charge, ...]:
     """
     requests = traffic(prompts, PROVIDER)
     known = [_charge(requests, offer) for offer in prices().offer]
-    return tuple(sorted(known, key=lambda charge: (charge.offer.provider, charge.cost_ratio)))
+    return tuple(sorted(known, key=lambda charge: (charge.provider, charge.cost_ratio)))
 
 
 def _charge(requests: Traffic, offer: Offer) -> Charge:
@@ -97,7 +102,20 @@ def _charge(requests: Traffic, offer: Offer) -> Charge:
     plain = int(tokens.sum())
     more = (offer.read - 1) * int(read.sum()) + (offer.write - 1) * int(written.sum()) + storage
     ratio = 1 + more / plain if plain else math.nan
-    return Charge(offer, ttl_s, int(read.sum()), int(written.sum()), storage, ratio)
+    return Charge(
+        offer.provider,
+        offer.name,
+        ttl_s,
+        offer.write,
+        offer.read,
+        offer.minimum_tokens,
+        int(read.sum()),
+        int(written.sum()),
+        storage,
+        ratio,
+        offer.note,
+        offer.source,
+    )
 
 
 def _readable(hit_tokens: Int64s, offer: Offer) -> Int64s:

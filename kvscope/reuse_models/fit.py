@@ -23,6 +23,8 @@ from kvscope.reuse_models.results import (
     ModelFit,
     NextPromptFit,
     NextTurnFit,
+    StabilityFit,
+    WindowFits,
 )
 from kvscope.reuse_models.selection import Choice, choose, enough, tolerance
 from kvscope.reuse_models.windows import default_length_s, over_windows
@@ -69,8 +71,13 @@ def fit_to(
             choices[name] = choose(of)
     use = {name: choice.chosen.name for name, choice in choices.items()}
     length_s = window_s or default_length_s(span)
+    windows: WindowFits | None = None
+    stability: tuple[StabilityFit, ...] = ()
+    if use and length_s:  # all requests at one time leave no windows to compare
+        windows, stability = over_windows(evidence, span, length_s, use, step)
     return Fit(
         trace=trace,
+        notes=trace.notes,
         warmup=warmup,
         start_s=span.start_s,
         end_s=span.end_s,
@@ -81,11 +88,11 @@ def fit_to(
             if name in choices
             for model in _models(name, of, span, choices[name])
         ),
-        # All requests at one time leave no windows to compare.
-        windows=over_windows(evidence, span, length_s, use, step) if use and length_s else None,
+        windows=windows,
+        stability=stability,
         conversation=_conversation(evidence, span, turns) if has_lineage else None,
         next_turns=tuple(_next_turns(evidence, turns)) if has_lineage else (),
-        next_prompts=tuple(_next_prompts(evidence, span)) if has_lineage else (),
+        next_prompt_tokens=tuple(_next_prompts(evidence, span)) if has_lineage else (),
     )
 
 

@@ -117,7 +117,6 @@ class WindowFits(Struct, frozen=True):
     step_s: float
     at_s: tuple[float, ...]
     fits: tuple[WindowFit, ...]
-    stability: tuple[StabilityFit, ...]
 
 
 class Conversation(Struct, frozen=True):
@@ -167,18 +166,24 @@ class NextPromptFit(Struct, frozen=True):
 
 
 class Fit(Struct, frozen=True):
-    """All that was fitted to a trace; without hashes only conversations, if at all."""
+    """What `kvscope fit` finds. Fields on reuse are empty for a trace of lengths.
+
+    `returns` is always null: it described predictions of a policy that was removed.
+    """
 
     trace: Trace
+    notes: tuple[str, ...]
     warmup: float
     start_s: float
     end_s: float
     categories: tuple[CategoryFit, ...]
     models: tuple[ModelFit, ...]
     windows: WindowFits | None
+    stability: tuple[StabilityFit, ...]
     conversation: Conversation | None
     next_turns: tuple[NextTurnFit, ...]
-    next_prompts: tuple[NextPromptFit, ...]
+    next_prompt_tokens: tuple[NextPromptFit, ...]
+    returns: None = None
 
     def model_of(self, category: str) -> ModelFit | None:
         """Return the model chosen for a category."""
@@ -209,7 +214,7 @@ def keep(store: Store, fit: Fit) -> int:
         "windows": [_without("observed", window) for window in windows.fits] if windows else [],
         "next_prompts": [
             _without("tokens", prompt) | {"values": list(prompt.values)}
-            for prompt in fit.next_prompts
+            for prompt in fit.next_prompt_tokens
         ],
         "next_turns": [_without("interval", turn) for turn in fit.next_turns],
     }

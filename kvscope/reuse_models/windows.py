@@ -63,7 +63,7 @@ def over_windows(
     length_s: float,
     use: Mapping[str, str],
     step: Callable[[str], None] = lambda _: None,
-) -> WindowFits:
+) -> tuple[WindowFits, tuple[StabilityFit, ...]]:
     """Fit every window on its own; `use` names the model of each category that has one.
 
     `step` is called before each window. A window is fitted to the touches in it, censored at its
@@ -84,7 +84,7 @@ def over_windows(
     for name, row in samples.items():
         fits += _fits(name, row, ahead, grid)
         stability += _stability(name, row, ahead, step_s)
-    return WindowFits(length_s, step_s, tuple(grid.tolist()), tuple(fits), tuple(stability))
+    return WindowFits(length_s, step_s, tuple(grid.tolist()), tuple(fits)), tuple(stability)
 
 
 def _sample(span: Span, waits: Observations, use: str) -> _WindowSample | None:

@@ -32,12 +32,13 @@ from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.learners import FittedTable, read_fit
 from kvscope.learning.policy_file import REMEDY, PolicyTable, policy_in
 from kvscope.policies.base import Policy
+from kvscope.tuning.canary import Canary
+from kvscope.tuning.comparison import WindowTrial
 from kvscope.tuning.flags import Flags
 from kvscope.tuning.rule import Grade
 from kvscope.tuning.target import Measure, Target, View
 from kvscope.tuning.tier_prices import TierKind
-from kvscope.tuning.tier_trial import TierCandidate, TierPlan, tiers_of
-from kvscope.tuning.tiers import TierTuning, TierVerdict
+from kvscope.tuning.tiers import TierCandidate, TierOffer
 from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import TuningResult
 from kvscope.tuning.verdict import Verdict
@@ -57,22 +58,12 @@ _COMMENTS = (
     "[gain]: share by which a figure is below LRU's: value, low and high of its 95 % CI.",
     "[flags]: for the deployment's engine; none where the verdict is not certain enough.",
     "[canary]: so many replicas for so long confirm the gain; roll back if the figure rises.",
+    "[tier]: memory below the pool of [capacity], with the times of copies.",
 )
-_TIER_COMMENTS = (
-    "verdict: pays, helps, set-interval or keep-none.",
-    *_COMMENTS[1:],
-    "[policy] and [capacity] are those of the pool on the GPU, [tier] is the memory below it, with",
-    "the times of copies. [expected]: lru is the pool alone as it is, interval the same with the",
-    "retention interval that is best for it, recommended what is recommended.",
-)
-AnyVerdict = Literal[Verdict, TierVerdict]
-_REPLACED_BY: Mapping[str, tuple[AnyVerdict, ...]] = {
-    "switch": ("switch",),
-    "pays": ("pays",),
-    "helps": ("helps", "pays"),
-    "set-interval": ("set-interval", "helps", "pays"),
-}
-"""The verdicts that may replace a file which recommends a change; any may replace other files."""
+AnyVerdict = Verdict | Literal["pays", "helps", "set-interval", "keep-none"]
+"""The last four are of files that `tune --tiers` wrote before version 0.2."""
+_CHANGES = {"switch", "pays", "helps", "set-interval"}
+"""The verdicts of files that only another change may replace."""
 Bandwidth = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
 
 
@@ -188,8 +179,8 @@ class TierTable(msgspec.Struct, forbid_unknown_fields=True):
             raise ValueError(f"offload: {error.what}") from error
 
     @classmethod
-    def of(cls, plan: TierPlan, candidate: TierCandidate) -> Self:
-        """Return the table of a tier that was tuned."""
+    def of(cls, offer: TierOffer, candidate: TierCandidate, block_size: int) -> Self:
+        """Return the table of a tier, for blocks of so many tokens."""
         spec = candidate.spec
         own = spec.policy if isinstance(spec, OffloadSpec) else None
         memory = [
@@ -200,11 +191,13 @@ class TierTable(msgspec.Struct, forbid_unknown_fields=True):
                 tier.write_bytes_per_s,
                 Seconds(tier.read.latency_s),
             )
-            for (kind, size), tier in zip(candidate.tiers, tiers_of(plan, candidate), strict=True)
+            for (kind, size), tier in zip(
+                candidate.tiers, offer.below(candidate).tiers, strict=True
+            )
         ]
         return cls(
             candidate.offload,
-            plan.block_bytes // plan.prompts.block_size,
+            offer.block_bytes // block_size,
             memory,
             spec.left_out,
             None if own is None else PolicyTable.of(own),
@@ -266,6 +259,15 @@ class RecommendationFile(PolicyFile, frozen=True, kw_only=True):
     tier: TierTable | None = None
 
 
+class AddedTier(Struct, frozen=True):
+    """Memory to add below the pool of each replica, and what it gives on the held-out window."""
+
+    table: TierTable
+    trial: WindowTrial
+    grade: Grade
+    canary: Canary | None
+
+
 def write_recommendation(
     path: Path,
     result: TuningResult,
@@ -277,14 +279,15 @@ def write_recommendation(
     capacity_bytes: int | None = None,
     fitted: FittedTable | None = None,
     deployment: EngineTable | None = None,
+    added: AddedTier | None = None,
 ) -> None:
-    """Write what `result` recommends, so that reading it returns the same policy."""
-    best, target = result.recommended, result.target
-    blocks = best.capacity_blocks
+    """Write what `result` recommends, or a tier instead, so that reading it returns the same."""
+    best, target = added.trial if added else result.recommended, result.target
+    canary, blocks = added.canary if added else result.canary, best.capacity_blocks
     table = RecommendationTable(
         schema=SCHEMA,
         trace=trace,
-        verdict=result.verdict,
+        verdict="switch" if added else result.verdict,
         target=TargetTable.of(target),
         policy=PolicyTable.of(best.policy),
         capacity=CapacityTable(blocks * block_size, blocks, block_size, capacity_bytes),
@@ -296,47 +299,12 @@ def write_recommendation(
         gain={name: (gain.value, gain.low, gain.high) for name, gain in best.gains.items()},
         flags={engine: text for engine, text in asdict(flags).items() if text is not None},
         deployment=deployment,
-        canary=CanaryTable(**asdict(result.canary)) if result.canary else None,
-        grade=result.grade,
+        canary=CanaryTable(**asdict(canary)) if canary else None,
+        tier=added.table if added else None,
+        grade=added.grade if added else result.grade,
     )
     held_out = f"[expected]: {result.split.held_out_requests} held-out requests."
     _write(path, msgspec.structs.asdict(table), fitted, *_COMMENTS, held_out)
-
-
-def write_tier_recommendation(
-    path: Path,
-    tuning: TierTuning,
-    plan: TierPlan,
-    *,
-    trace: str,
-    profile: LatencyProfile,
-    flags: Mapping[str, str],
-    deployment: EngineTable,
-) -> None:
-    """Write the tier that `tuning` recommends for a plan, or the pool alone."""
-    best, size, today = tuning.best, plan.prompts.block_size, tuning.today[1]
-    expected = {"lru": today, "interval": tuning.baseline[1], "recommended": best}
-    if tuning.baseline[1] is today or tuning.baseline[1] is best:
-        del expected["interval"]
-    table = RecommendationTable(
-        schema=SCHEMA,
-        trace=trace,
-        verdict=tuning.verdict,
-        target=TargetTable.of(plan.target),
-        policy=PolicyTable.of(best.trial.policy),
-        capacity=CapacityTable(
-            plan.pool_blocks * size, plan.pool_blocks, size, plan.pool_blocks * plan.block_bytes
-        ),
-        latency=LatencyTable.of(profile),
-        expected={name: _figures(each.trial) for name, each in expected.items()},
-        gain={name: (gain.value, gain.low, gain.high) for name, gain in tuning.gains.items()},
-        flags=dict(flags),
-        deployment=deployment,
-        canary=CanaryTable(**asdict(tuning.canary)) if tuning.canary else None,
-        tier=None if best.candidate is None else TierTable.of(plan, best.candidate),
-    )
-    held_out = f"[expected]: {tuning.split.held_out_requests} held-out requests."
-    _write(path, msgspec.structs.asdict(table), None, *_TIER_COMMENTS, held_out)
 
 
 def read_recommendation(path: Path) -> RecommendationFile:
@@ -405,14 +373,12 @@ def _write(
 def why_kept(path: Path, verdict: AnyVerdict) -> str | None:
     """Return why a recommendation may not take the place of the one at `path`; None if it may.
 
-    One that recommends a change gives way only to one of the same kind that is no weaker.
+    One that recommends a change gives way only to another one.
     """
-    present = verdict_in(path)
-    if verdict in _REPLACED_BY.get(present, (verdict,)):
+    if verdict in _CHANGES or verdict_in(path) not in _CHANGES:
         return None
-    change = {"switch": "switch", "set-interval": "retention interval"}.get(present, "tier")
     return (
-        f"{path} recommends a {change} and was left as it is: replace it with --force, or name"
+        f"{path} recommends a change and was left as it is: replace it with --force, or name"
         " another file with --output"
     )
 

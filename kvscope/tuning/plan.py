@@ -1,64 +1,47 @@
 """The plan: changes of a deployment as a table of options, all judged on the same later requests.
 
-An option is the deployment as it is with another policy, a tier of CPU memory below each pool, more
-replicas behind a router, or another machine, and combinations that can pay. Every one is a replay
-of the same simulated engine, and every one is compared with the deployment as it is. The size of a
-tier is chosen on the validation window.
+An option is the deployment as it is with another policy, memory below each pool, more replicas
+behind a router, or another machine, and combinations that can pay. Every one is a replay of the
+same simulated engine, and every one is compared with the deployment as it is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kvscope.core.errors import UsageError
+from kvscope.fleet.sweep import Fleet, FleetSweep
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.base import GUARD, Policy
 from kvscope.policies.lru import Lru
-from kvscope.replay.tier_spec import Tier
+from kvscope.policies.lru_retention import LruRetention
 from kvscope.replay.workload import Workload
+from kvscope.routers.base import Router
+from kvscope.tuning.canary import Canary
 from kvscope.tuning.capacity import least_for_lru
 from kvscope.tuning.comparison import Window, WindowTrial
-from kvscope.tuning.fewest import MOST_REPLICAS, fewest
+from kvscope.tuning.fewest import MOST_REPLICAS, fewest, most_tried
+from kvscope.tuning.replicas import SESSION, fleet_sweep
 from kvscope.tuning.rule import Judged, LaterWindows
-from kvscope.tuning.tier_prices import TierPrice
-from kvscope.tuning.tier_trial import tier_of
-from kvscope.tuning.trial import EngineTier, Trial
-from kvscope.tuning.tuner import End, Tuner, TuningResult, lossless
+from kvscope.tuning.target import LIKELY
+from kvscope.tuning.tiers import ALIKE, TierCandidate, TierOffer, TierRejection, TierSearch
+from kvscope.tuning.trial import Advance, Trial
+from kvscope.tuning.tuner import End, Tuner, TuningResult, eligible_at, lossless
 from kvscope.tuning.verdict import SloAnswer, slo_answer
 
-_POOLS = (0.5, 1.0, 2.0, 4.0)
-_GIB = 1 << 30
-_ALIKE = 0.02  # a difference of the percentile that does not matter
+SLOW_COPIES = 3.0
+"""Times as long as modelled that a copy may take: a tier has to do no harm there too."""
+FULL_SSD = End("an SSD full of other files")
+_SEARCHED = 2  # routers whose parameters are searched
+_TRIED_AT_ENDS = 3  # tiers, until one does no harm there
 
-
-class TierMemory(Struct, frozen=True):
-    """CPU memory that may be added below the pool of every replica.
-
-    `offload` is how the engine stores there, as `--offload` takes it. `block_bytes` are those of a
-    block over all `gpus` of a replica, each of which has a link of its own.
-    """
-
-    offload: str
-    block_bytes: int
-    gpus: int
-    price: TierPrice
-
-    def below(self, size_bytes: int) -> EngineTier:
-        """Return a tier of so many bytes, for each replica."""
-        tier: Tier = tier_of("dram", size_bytes, self.block_bytes, self.gpus)
-        return EngineTier(self.offload, self.block_bytes, (tier,))
-
-    def sizes(self, pool_blocks: int, trace_blocks: int) -> Iterator[int]:
-        """Yield sizes to compare, whole GiB where a pool has some, up to what the trace fills."""
-        for times in _POOLS:
-            size = int(pool_blocks * self.block_bytes * times)
-            yield -(-size // _GIB) * _GIB if size >= _GIB else size
-            if size >= trace_blocks * self.block_bytes:
-                return
+TierReason = Literal["overloaded", "no-gain", "too-dear", "costs-more", "met-without", "uncertain"]
 
 
 class ReplicaMachine(Struct, frozen=True):
@@ -76,32 +59,48 @@ class ReplicaMachine(Struct, frozen=True):
         return workload.on_engine(self.profile, self.max_num_seqs, self.max_num_batched_tokens)
 
 
-class _Change(Struct, frozen=True):
-    """What is changed of a deployment; `machine` is None for the same one."""
+class RouterOffer(Struct, frozen=True):
+    """Routers that replicas may stand behind, the best `rows` of which are options."""
+
+    routers: tuple[Router, ...]
+    rows: int = 4
+
+
+class Change(Struct, frozen=True):
+    """What is changed of a deployment; `machine` is None for the same one.
+
+    `seed` is for routers that draw.
+    """
 
     policy: Policy
     replicas: int
-    tier_bytes: int = 0
+    tier: TierCandidate | None = None
     machine: ReplicaMachine | None = None
+    router: Router = SESSION
+    seed: int = 0
 
 
 class PlanOption(Struct, frozen=True):
     """One option, on the later requests; `judged` compares it with the deployment as it is.
 
-    `machine` is None for the present one, `router` for one replica; `tier_bytes` (of each replica)
-    is 0 without a tier, and `price_hour` None where prices are not known. `attainment_interval` is
-    the 95 % interval of the share within the SLO. `meets_target`: the percentile is within it.
+    `machine` is None for the present one, `router` for one replica, `tier` (below each replica) for
+    none; `price_hour` None where prices are not known. `attainment_interval` is the 95 % interval
+    of the share within the SLO. `meets_target`: the percentile is within it. `saves_hour` is the
+    price of the GPU time that the present machine computes less, None where it is not known or
+    another machine computes. `written_bytes_s` are written to each replica's tier.
     """
 
     judged: Judged
     machine: str | None
     replicas: int
-    router: str | None
-    tier_bytes: int
+    router: Router | None
+    tier: TierCandidate | None
     price_hour: float | None
     slo: SloAnswer
     attainment_interval: tuple[float, float]
     meets_target: bool
+    saves_hour: float | None
+    written_bytes_s: float
 
     @property
     def policy(self) -> Policy:
@@ -119,11 +118,35 @@ class PlanOption(Struct, frozen=True):
         return self.judged.keeps_up and self.meets_target
 
     @property
-    def cost(self) -> tuple[float, ...]:
+    def cost(self) -> tuple[object, ...]:
         """The sort key of options: price, replicas, memory; the same machine and LRU first."""
         price = math.inf if self.price_hour is None else self.price_hour
-        other = self.machine is not None
-        return price, other, self.replicas, self.tier_bytes, self.policy.name != Lru.name
+        sizes = self.tier.sizes if self.tier else (0, 0)
+        here = price, self.machine is not None, self.replicas, sizes
+        return *here, self.policy.name != Lru.name, -self.trial.attainment
+
+    @property
+    def full_s(self) -> float | None:
+        """In how many seconds files fill their SSD, at the earliest; None without files."""
+        if self.tier is None or not self.tier.files_bytes:
+            return None
+        return self.tier.files_bytes / max(self.written_bytes_s, 1e-9)
+
+
+class TierDoubt(Struct, frozen=True):
+    """Why no tier is to be added, and the option that comes nearest; None where there is none.
+
+    - overloaded: the queue grows with every tier, and without.
+    - no-gain: none is harmless and likely better than what costs nothing.
+    - too-dear: what gains costs as much as another replica.
+    - met-without: the SLO is met without, and the GPU has no price that a tier could save.
+    - costs-more: the SLO is met without, and none saves as much GPU time as it costs.
+    - uncertain: the option harms, or does not pay, at the `ends` of what is not known exactly.
+    """
+
+    why: TierReason
+    option: PlanOption | None = None
+    ends: tuple[str, ...] = ()
 
 
 class TuningPlan(Struct, frozen=True):
@@ -131,12 +154,18 @@ class TuningPlan(Struct, frozen=True):
 
     `worth_blocks` are those of an LRU cache beyond the present one with which LRU has the chosen
     policy's percentile; None without a choice, and where no LRU cache has it. `unguarded` is that
-    policy without its guard, None where it has none that can be left out.
+    policy without its guard, None where it has none that can be left out. `tier` is the option that
+    adds memory below the pools, where that was asked for and pays, and `tier_canary` confirms it;
+    else `tier_doubt` says why not. Under `rejected` tiers requests never start.
     """
 
     options: tuple[PlanOption, ...]
     worth_blocks: int | None = None
     unguarded: WindowTrial | None = None
+    tier: PlanOption | None = None
+    tier_canary: Canary | None = None
+    tier_doubt: TierDoubt | None = None
+    rejected: tuple[TierRejection, ...] = ()
 
     @property
     def today(self) -> PlanOption:
@@ -178,58 +207,142 @@ class TuningPlan(Struct, frozen=True):
 
 
 class Planner:
-    """Judges the options of a deployment after its policies were compared."""
+    """Judges the options of a deployment after its policies were compared.
+
+    `at_end` gives the later windows at one end of what is not known exactly.
+    """
 
     def __init__(
         self,
         tuner: Tuner,
         result: TuningResult,
-        router: str,
         replica_hour: float | None,
-        memory: TierMemory | None,
+        *,
+        at_end: Callable[[End], LaterWindows],
+        tiers: TierOffer | None = None,
+        routers: RouterOffer | None = None,
         machines: Sequence[ReplicaMachine] = (),
     ) -> None:
-        self._tuner, self._result, self._router = tuner, result, router
-        self._replica_hour, self._memory, self._machines = replica_hour, memory, machines
+        self._tuner, self._result, self._at_end = tuner, result, at_end
+        self._replica_hour, self._machines = replica_hour, machines
+        self._tiers, self._routers = tiers, routers
         self._ends = [each.end for each in result.ends if each.end.sessions is None]
+        self._rejected: dict[TierCandidate, TierRejection] = {}
 
     def plan(self) -> TuningPlan:
         """Return the options, each judged at both ends of what is not known exactly too."""
         with self._tuner.progress("judging the options") as advance:
             result = self._result
-            today = self._option(_Change(Lru(), result.replicas), result.lru, result.lru_slo_met)
-            others = []
+            today = self._option(Change(Lru(), result.replicas), result.lru, result.lru_slo_met)
+            options = [today]
             if result.choice is not None:
-                change = _Change(result.choice.policy, result.replicas)
-                others.append(self._option(change, result.choice, result.slo_met))
-            for change in self._changes():
-                others.append(self._judged(change))
-                advance(1)
+                change = Change(result.choice.policy, result.replicas)
+                options.append(self._option(change, result.choice, result.slo_met))
+            options += self._judged_all(list(self._changes()), advance)
             worth, unguarded = self._worth_blocks(), self._unguarded()
-        options = (today, *sorted(others, key=lambda option: option.cost))
-        return TuningPlan(options, worth, unguarded)
+            tier, doubt = self._tier_to_add(options)
+        canary, later = None, self._tuner.windows.later
+        if tier is not None:
+            canary = later.canary(result.lru.later, tier.judged.later, result.replicas)
+        return TuningPlan(
+            (today, *sorted(options[1:], key=lambda option: option.cost)),
+            worth_blocks=worth,
+            unguarded=unguarded,
+            tier=tier,
+            tier_canary=canary,
+            tier_doubt=doubt,
+            rejected=tuple(self._rejected.values()),
+        )
 
-    def _changes(self) -> Iterator[_Change]:
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_at_end": None}  # of the process that users see
+
+    def _judged_all(self, changes: Sequence[Change], advance: Advance) -> list[PlanOption]:
+        """Return the options of changes, replayed on all cores, but those that never start."""
+        later = self._tuner.windows.later.evaluator
+        later.prepare([change.policy for change in changes])
+        options = []
+        for each in later.each(
+            Planner._judged, changes, later.executor.shared(self), advance=advance
+        ):
+            if isinstance(each, TierRejection):
+                self._rejected[each.candidate] = each
+            else:
+                options.append(each)
+        return options
+
+    def _changes(self) -> Iterator[Change]:
         """Yield changes of more than the policy."""
         result, lru = self._result, Lru()
-        if size := self._tier_bytes():
-            yield _Change(lru, result.replicas, size)
-            if result.choice is not None:
-                yield _Change(result.choice.policy, result.replicas, size)
+        yield from self._tiered()
         least = math.inf  # as many replicas with the policy are no other option
         for each in (result.fewest_lru, result.fewest_choice):
             if each is not None and result.replicas < (each.replicas or 0) < least:
                 least = each.replicas or 0
-                yield _Change(each.policy, least)
+                yield Change(each.policy, least)
+        if self._routers is not None and least > 1:
+            yield from self._routed(self._routers)
         for machine in self._machines:
-            yield _Change(lru, self._fewest_on(machine), machine=machine)
+            yield Change(lru, self._fewest_on(machine), machine=machine)
+
+    def _tiered(self) -> Iterator[Change]:
+        """Yield tiers below the present replicas: with LRU, the best with the policy to change to.
+
+        Of a hybrid model, whose policy is a retention interval, other intervals are searched too.
+        """
+        result, offer, windows = self._result, self._tiers, self._tuner.windows
+        if offer is None:
+            return
+        search = TierSearch(
+            offer,
+            self._tuner.training,
+            windows.validation.evaluator,
+            result.capacity_blocks,
+            result.replicas,
+            result.target,
+        )
+        with self._tuner.progress("replaying tiers") as advance:
+            tiered = search.worth_an_option(Lru(), result.lru.validation, advance)
+        self._rejected |= search.rejected
+        if result.choice is not None:
+            tiered += [(tier, result.choice.policy) for tier, _ in tiered[:1]]
+        for tier, policy in tiered:
+            if offer.runs(tier, policy):
+                yield Change(policy, result.replicas, tier)
+
+    def _routed(self, offer: RouterOffer) -> Iterator[Change]:
+        """Yield the fewest replicas behind each of the best routers, with LRU and the policy.
+
+        A parameter of the best two takes another value where that saves replicas.
+        """
+        result, later = self._result, self._tuner.windows.later.evaluator
+        sweep = fleet_sweep(later.workload, result.capacity_blocks, result.target)
+        most = most_tried(result.replicas)
+
+        def sized(routers: Sequence[Router], policy: Policy) -> list[Change]:
+            for _ in sweep.prepare([Fleet(router, policy, 1) for router in routers]):
+                later.require_going()
+            changes = later.each(_fewest_behind, list(routers), sweep, policy, most)
+            known = [each for each in changes if each is not None]
+            return [change for _, change in sorted(known, key=lambda each: each[0])]
+
+        with self._tuner.progress("searching routers"):
+            best = sized(offer.routers, Lru())
+            for place, usual in enumerate(best[:_SEARCHED]):  # a value has to save replicas
+                for change in sized(list(_searched(usual.router)), Lru()):
+                    if change.replicas < best[place].replicas:
+                        best[place] = change
+            if result.choice is not None and best and result.setting.kv_groups == "":
+                best = [*best[: offer.rows], *sized([best[0].router], result.choice.policy)]
+        chosen = best[: offer.rows + 1]
+        yield from (change for change in chosen if change.router.name != SESSION.name)
 
     def _fewest_on(self, machine: ReplicaMachine) -> int:
         """Return the fewest replicas of a machine that meet the SLO with LRU; 1 where none do."""
         later = self._tuner.windows.later
 
         def meets(replicas: int) -> bool:
-            change = _Change(Lru(), replicas, machine=machine)
+            change = Change(Lru(), replicas, machine=machine)
             window = self._windows(change, (later,))[0]
             trial = window.measure(Lru(), machine.capacity_blocks)
             return trial.keeps_up and trial.meets(self._result.target)
@@ -237,10 +350,12 @@ class Planner:
         return fewest(partial(map, meets), range(1, MOST_REPLICAS + 1)) or 1
 
     def _windows(
-        self, change: _Change, windows: Sequence[Window], end: End | None = None
+        self, change: Change, windows: Sequence[Window], end: End | None = None, copies: float = 1.0
     ) -> list[Window]:
         """Return windows with a change, at one end of what is not known exactly."""
-        tier = self._memory.below(change.tier_bytes) if self._memory and change.tier_bytes else None
+        tier = None
+        if self._tiers is not None and change.tier is not None:
+            tier = self._tiers.below(change.tier, copies)
 
         def workload(known: Workload) -> Workload:
             known = change.machine.under(known) if change.machine else known
@@ -249,45 +364,159 @@ class Planner:
         return [
             each.of(
                 each.evaluator.over(
-                    replicas=change.replicas, workload=workload(each.evaluator.workload), tier=tier
+                    replicas=change.replicas,
+                    workload=workload(each.evaluator.workload),
+                    tier=tier,
+                    router=change.router,
+                    seed=change.seed,
                 )
             )
             for each in windows
         ]
 
-    def _tier_bytes(self) -> int:
-        """Return the least size that meets the SLO with LRU in the validation window.
-
-        Where none does, the least of those with about the lowest percentile; 0 where no tier can be
-        added or none helps.
-        """
-        memory, capacity = self._memory, self._result.capacity_blocks
-        if memory is None:
-            return 0
-        window, target = self._tuner.windows.validation, self._result.target
-        best, least_s = 0, self._result.lru.validation.target_s
-        for size in memory.sizes(capacity, len(window.evaluator.workload.prompts.block_parent)):
-            change = _Change(Lru(), self._result.replicas, size)
-            trial = self._windows(change, (window,))[0].evaluator.trial(Lru(), capacity)
-            if trial.target_s < least_s * (1 - _ALIKE):
-                best, least_s = size, trial.target_s
-            if trial.meets(target):
-                break
-        return best
-
-    def _judged(self, change: _Change) -> PlanOption:
-        """Return an option with its replays."""
+    def _judged(self, change: Change) -> PlanOption | TierRejection:
+        """Return an option with its replays, or why requests never start under its tier."""
         result, windows = self._result, self._tuner.windows
         known = windows.validation, windows.held_out, windows.later
         blocks = change.machine.capacity_blocks if change.machine else result.capacity_blocks
-        changed = LaterWindows(*self._windows(change, known))
-        judged = changed.judge(change.policy, blocks, result.lru)
-        ends = []
-        for end in self._ends:
-            at_end = end.capacity_blocks if change.machine is None else None
-            evaluator = self._windows(change, (windows.held_out,), end)[0].evaluator
-            ends.append(evaluator.trial(change.policy, at_end or blocks))
+        try:
+            changed = LaterWindows(*self._windows(change, known))
+            judged = changed.judge(change.policy, blocks, result.lru)
+            ends = []
+            for end in self._ends:
+                at_end = end.capacity_blocks if change.machine is None else None
+                evaluator = self._windows(change, (windows.held_out,), end)[0].evaluator
+                ends.append(evaluator.trial_at(change.policy, at_end or blocks))
+        except UsageError as error:
+            if change.tier is None or not change.tier.files_bytes:
+                raise
+            return TierRejection(change.tier, error.what)
         return self._option(change, judged, slo_answer(result.target, judged, ends))
+
+    def _tier_to_add(
+        self, options: Sequence[PlanOption]
+    ) -> tuple[PlanOption | None, TierDoubt | None]:
+        """Return the option with the tier to add, or why there is none; neither if not asked for.
+
+        Compared with what costs nothing: the policy to change to now, else LRU. Where that misses
+        the SLO, the cheapest tier that meets it; if none does, the cheapest with about the lowest
+        percentile of those that save their price, or of all where none does; none that costs as
+        much as another replica. Where the SLO is met anyway, the one that saves most. None that
+        harms, or that would where pool, latency or copies are not as modelled.
+        """
+        result, offer = self._result, self._tiers
+        if offer is None or not offer.chooses:
+            return None, None
+        free = options[result.grade == "do-now"]
+        sound = {Lru.name, LruRetention.name}  # which harm nothing that the tier does not
+        if free.policy.name not in sound and not result.disagreeing:
+            sound.add(free.policy.name)
+        tiered = [each for each in options if each.tier and each.policy.name in sound]
+        nearest = min(tiered, key=lambda option: option.trial.target_s, default=None)
+        if not any(option.judged.keeps_up for option in (free, *tiered)):
+            return None, TierDoubt("overloaded", nearest)
+        harmless = [
+            option for option in tiered if not option.judged.harms and option.judged.keeps_up
+        ]
+        net = partial(self._net_hour, free)
+        if met := free.judged.meets(result.target) and free.judged.keeps_up:
+            able = sorted((each for each in harmless if net(each) > 0), key=net, reverse=True)
+            if not able:
+                why: TierReason = "costs-more" if harmless else "no-gain"
+                if offer.replica_hour is None:
+                    why = "met-without"
+                return None, TierDoubt(why, max(tiered, key=net, default=None))
+        else:
+            likely = [each for each in harmless if self._beyond(free, each) >= LIKELY]
+            able = [each for each in likely if self._extra_hour(free, each) < self._another_hour]
+            if not able:
+                doubtful = likely or ([nearest] if nearest else [])
+                least = min(doubtful, key=lambda option: option.cost, default=None)
+                return None, TierDoubt("too-dear" if likely else "no-gain", least)
+            meeting = [option for option in able if option.judged.meets(result.target)]
+            paying = meeting or [option for option in able if net(option) > 0] or able
+            least_s = min(option.judged.validation.target_s for option in paying)
+            able = [
+                option
+                for option in paying
+                if meeting or not option.judged.validation.target_s > least_s * (1 + ALIKE)
+            ]
+            able.sort(key=lambda option: option.cost)
+        first: TierDoubt | None = None
+        for option in able[:_TRIED_AT_ENDS]:
+            ends = tuple(self._fails_at(free, option, pays=met))
+            if not ends:
+                return option, None
+            first = first or TierDoubt("uncertain", option, ends)
+        return None, first
+
+    @property
+    def _another_hour(self) -> float:
+        """The price of another replica, infinite where it is not known."""
+        return math.inf if self._replica_hour is None else self._replica_hour
+
+    def _extra_hour(self, free: PlanOption, option: PlanOption) -> float:
+        """Return what an option costs an hour beyond what is free, 0 where it is not known."""
+        offer = self._tiers
+        if offer is None or option.tier is None:
+            return 0.0
+        return option.replicas * offer.price_hour(option.tier, option.written_bytes_s)
+
+    def _net_hour(self, free: PlanOption, option: PlanOption) -> float:
+        """Return what a tier saves an hour beyond its price, on the worse of both windows."""
+        if self._replica_hour is None:
+            return -math.inf
+        freed = min(
+            its.utilization - own.utilization
+            for its, own in (
+                (free.judged.validation, option.judged.validation),
+                (free.judged.later, option.judged.later),
+            )
+        )
+        saved = freed * self._replica_hour * option.replicas
+        return saved - self._extra_hour(free, option)
+
+    def _beyond(self, free: PlanOption, option: PlanOption) -> float:
+        """Return how likely (0-1) a tier is better than what is free."""
+        if free.policy.name == Lru.name:
+            return option.judged.later.likely
+        later = self._tuner.windows.later
+        return later.against(free.judged.later, option.judged.later).likely
+
+    def _fails_at(self, free: PlanOption, option: PlanOption, *, pays: bool) -> Iterator[str]:
+        """Yield the ends at which a tier harms, or saves less than its price if it is to pay.
+
+        Beside those of pool, latency and session starts: slow copies, and files that fill the SSD,
+        as no engine deletes any. They are then no more than CPU memory whose misses are looked up
+        in vain.
+        """
+        result, tier = self._result, option.tier
+        slow = End(f"copies {SLOW_COPIES:g}x as long")
+        ends = [(each.end, 1.0, tier) for each in result.ends]
+        ends.append((slow, SLOW_COPIES, tier))
+        if tier is not None and tier.files_bytes:
+            ends.append((FULL_SSD, 1.0, replace(tier, files_bytes=1)))
+        for end, copies, there in ends:
+            windows = self._at_end(end)
+            blocks = end.capacity_blocks or result.capacity_blocks
+            change = Change(option.policy, option.replicas, there)
+            every = windows.validation, windows.held_out, windows.later
+            lru = windows.judge(Lru(), blocks)
+            before = lru
+            if free.policy.name != Lru.name:
+                before = windows.judge(free.policy, blocks, lru)
+            try:
+                changed = LaterWindows(*self._windows(change, every, copies=copies))
+                judged = changed.judge(option.policy, blocks, lru)
+            except UsageError:
+                yield end.name
+                continue
+            net = self._net_hour(
+                replace(free, judged=before), replace(option, judged=judged, tier=tier)
+            )
+            unpaid = pays and end is not FULL_SSD and not net > 0
+            if unpaid or not eligible_at(end, judged, option.judged.grade):
+                yield end.name
 
     def _worth_blocks(self) -> int | None:
         """Return the blocks that LRU needs beyond the present ones to be as fast as the choice."""
@@ -308,23 +537,61 @@ class Planner:
         later = self._tuner.windows.later
         return later.measure(free, self._result.capacity_blocks, self._result.lru.later)
 
-    def _option(self, change: _Change, judged: Judged, slo: SloAnswer) -> PlanOption:
-        machine, price = change.machine, self._replica_hour
+    def _option(self, change: Change, judged: Judged, slo: SloAnswer) -> PlanOption:
+        machine, price, offer = change.machine, self._replica_hour, self._tiers
         if machine is not None:
             price = machine.replica_hour
-        if price is not None:
-            tier = self._memory.price.hour(change.tier_bytes) if self._memory else 0.0
-            price = change.replicas * (price + tier)
+        written = tier_hour = 0.0
+        if offer is not None and change.tier is not None:
+            workload = self._tuner.windows.later.evaluator.workload
+            written = offer.written_bytes_s(judged.later, workload) / change.replicas
+            tier_hour = offer.price_hour(change.tier, written)
+        saves = None
+        if machine is None and price is not None:
+            used = self._result.lru.later.utilization * self._result.replicas
+            saves = (used - judged.later.utilization * change.replicas) * price
         bootstrap = self._tuner.windows.later.bootstrap
         low, high = bootstrap.interval(judged.later.resampled, "violations")
         return PlanOption(
             judged=judged,
             machine=machine.name if machine else None,
             replicas=change.replicas,
-            router=self._router if change.replicas > 1 else None,
-            tier_bytes=change.tier_bytes,
-            price_hour=price,
+            router=change.router if change.replicas > 1 else None,
+            tier=change.tier,
+            price_hour=None if price is None else change.replicas * (price + tier_hour),
             slo=slo,
             attainment_interval=(1 - high, 1 - low),
             meets_target=judged.later.meets(self._result.target),
+            saves_hour=saves,
+            written_bytes_s=written,
         )
+
+
+def _fewest_behind(
+    sweep: FleetSweep, policy: Policy, most: int, router: Router
+) -> tuple[tuple[int, float], Change] | None:
+    """Return the fewest replicas behind a router that meet the SLO, with the sort key of the best.
+
+    None where `most` do not. With routers that draw, the seed is the worst one.
+    """
+
+    def meets(replicas: int) -> bool:
+        return sweep.run(Fleet(router, policy, replicas)).meets
+
+    replicas = fewest(partial(map, meets), range(1, most + 1))
+    if replicas is None:
+        return None
+    times = [
+        outcome.target_ttft_s for outcome in sweep.run(Fleet(router, policy, replicas)).outcomes
+    ]
+    worst = max(range(len(times)), key=times.__getitem__)
+    change = Change(policy, replicas, router=router, seed=worst)
+    return (replicas, times[worst]), change
+
+
+def _searched(router: Router) -> Iterator[Router]:
+    """Yield the router with each value that a parameter is searched with, one at a time."""
+    for parameter in router.parameters:
+        for value in parameter.search:
+            if value != router.values[parameter.name]:
+                yield type(router)({**router.values, parameter.name: value})

@@ -1,8 +1,8 @@
-"""One trace over several replicas, each with a cache of its own, by whole conversations.
+"""One trace over several replicas, each with a cache of its own, behind a router.
 
-The router is `session`, as in fleets: it sees the order of requests alone, so each replica is a
-replay of its own. A conversation's replica stays the same when the trace grows; where conversations
-are inferred, as long as later requests do not change where they begin.
+Router `session` sees the order of requests alone, so each replica is a replay of its own. A
+conversation's replica stays the same when the trace grows; where conversations are inferred, as
+long as later requests do not change where they begin. Other routers are those of `kvscope fleet`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvscope.core.trace import Prompts
+from kvscope.fleet.outcome import Slo
 from kvscope.fleet.replay import asked
 from kvscope.fleet.split import assignment
+from kvscope.fleet.sweep import Fleet, FleetSweep
 from kvscope.replay.curve import first_counted
 from kvscope.replay.derived_traces import select
-from kvscope.replay.metrics import ServedRequests
-from kvscope.replay.sweep import serve_replay
+from kvscope.replay.metrics import ServedRequests, serve
+from kvscope.replay.sweep import engine_of, serve_replay
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.routers.session import Session
+from kvscope.tuning.target import Target
 
 SESSION = Session()
 """The router in front of a deployment's replicas, where none is named."""
@@ -94,12 +97,43 @@ def together(
             whole[replica.requests] = values
         return whole
 
-    given = {"prompts", "first"}
+    given = {"prompts", "first", "stored_blocks"}
     return ServedRequests(
         prompts=workload.prompts,
         first=_first(workload),
+        stored_blocks=sum(part.stored_blocks for part in parts),
         **{name: column(name) for name in ServedRequests.__struct_fields__ if name not in given},
     )
+
+
+def fleet_sweep(workload: Workload, capacity_blocks: int, target: Target) -> FleetSweep:
+    """Return fleets of a workload, each replica as the workload's setting has one engine."""
+    setting, prompts = workload.setting, workload.prompts
+    if (scale := setting.rate_scale) != 1:
+        prompts = replace(prompts, arrival_s=prompts.arrival_s / scale)
+        workload = Workload(prompts, replace(setting, rate_scale=1.0), workload.windows)
+    simulated = setting.capacity_model == "engine"
+    return FleetSweep(
+        workload,
+        capacity_blocks,
+        Slo(target.slo_s, target.percentile, target.tpot_slo_s),
+        engine=engine_of(setting, capacity_blocks, prompts.block_size) if simulated else None,
+    )
+
+
+def serve_fleet(
+    workload: Workload, capacity_blocks: int, target: Target, fleet: Fleet, seed: int
+) -> ServedRequests:
+    """Return how a fleet serves all requests of a workload, each replica with so many blocks."""
+    sweep = fleet_sweep(workload, capacity_blocks, target)
+    done = sweep.replay(fleet, seed)
+    setting, prompts = workload.setting, workload.prompts
+    served = serve(prompts, setting.definition, done.hit_blocks, workload.profile)
+    tpot_s = None
+    if sweep.engine is not None:
+        later = prompts.output_tokens.astype(np.int64) - 1
+        tpot_s = np.where(later > 0, (done.end_s - done.token_s) / np.maximum(later, 1), np.nan)
+    return replace(served, queued_ttft_s=done.ttft_s, tpot_s=tpot_s)
 
 
 def _first(workload: Workload) -> int:

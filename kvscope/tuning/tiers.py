@@ -1,354 +1,368 @@
-"""Tiers of memory below a GPU's pool: whether they pay, of which size, and how they store.
+"""Memory below the pool of every replica: what may be added, and which of it is worth an option.
 
-Candidates (an engine's way to offload, and a size) are replayed on the simulated engine. Those that
-no cheaper one equals on the training window are compared with the pool alone on the validation
-window; the choice is accepted or rejected on the held-out one, and at the ends of what is not known
-exactly: latency, pool, and how fast copies are. Without acceptance the answer is to keep no tier.
-
-Of a hybrid model, the pool alone is that with the best retention interval: a setting that costs
-nothing is no gain of a tier.
+Each way to store is replayed at each size over the validation window, and its options, one after
+the other, over the training window. What is left are sizes that no cheaper one equals, and the one
+that saves most GPU time beyond its price. The plan judges them on the later requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
-from threading import Event
-from typing import Literal
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
-from kvscope.core.executor import Executor
-from kvscope.tuning.bootstrap import Gain
-from kvscope.tuning.canary import Canary
-from kvscope.tuning.split import Split
-from kvscope.tuning.tier_interval import PoolInterval, tune_interval
-from kvscope.tuning.tier_search import explore, with_parameters
-from kvscope.tuning.tier_trial import (
-    ALIKE,
-    TierCandidate,
-    TierPlan,
-    TierRejection,
-    TierTrial,
-    TierWindow,
-    candidate_of,
-    pareto_front,
-)
-from kvscope.tuning.trial import Advance, Evaluator
-from kvscope.tuning.tuner import End
+from kvscope.deployment.kv_groups import KvGroups
+from kvscope.policies.base import Policy
+from kvscope.policies.lru import Lru
+from kvscope.policies.lru_retention import retained_by
+from kvscope.replay.tier_spec import READS, WRITES, Read, Tier, offload_spec
+from kvscope.replay.workload import Workload
+from kvscope.tuning.target import Target
+from kvscope.tuning.tier_prices import STATED, TierKind, TierPrice, tier_prices
+from kvscope.tuning.trial import Advance, EngineTier, Evaluator, Trial
+from kvscope.vllm_sim.offload_engines import Offloading, parse_offload
+from kvscope.vllm_sim.offload_spec import OffloadSpec
 
-TierVerdict = Literal["pays", "helps", "set-interval", "keep-none"]
-Why = Literal[
-    "",
-    "overloaded",
-    "no-gain",
-    "too-dear",
-    "costs-more",
-    "met-without",
-    "held-out",
-    "uncertain",
-    "never-starts",
-]
-Progress = Callable[[str], AbstractContextManager[Advance]]
-
-SLOW_COPIES = 3.0
-"""Times as long as modelled that a copy may take: the choice has to hold there too."""
-FULL = End("an SSD full of other files")
-_COMPARED = 8  # candidates on the validation window
+ALIKE = 0.02
+"""A difference, as a share of a figure, that does not matter."""
+_OUTPUTS = "offload_prompt_only"
+Options = tuple[tuple[str, tuple[object, ...]], ...]
 
 
-class TierEnd(Struct, frozen=True):
-    """The choice at one end of what is not known, on the held-out window.
+class TierCandidate(Struct, frozen=True):
+    """A tier of `size_bytes` below a pool; `offload` is how it works, as `--offload` takes it.
 
-    `holds`: it does no harm there, and pays its price where that is what it was chosen for.
+    `files_bytes` are those of an SSD below CPU memory, where an engine keeps files; 0 without.
     """
 
-    end: End
-    copies: float
-    baseline: TierTrial
-    choice: TierTrial
-    holds: bool
-
-
-class TierTuning(Struct, frozen=True):
-    """The verdict and what it rests on.
-
-    - pays: the choice meets the SLO, and the pool alone does not; or it saves more GPU time
-      than it costs, on both windows and at the ends of what is not known exactly.
-    - helps: the choice is significantly better, but the SLO is missed with it too.
-    - set-interval: no tier is to be recommended, but another retention interval of the pool alone,
-      which costs nothing; `why` says why no tier beyond that.
-    - keep-none: nothing is to be recommended; `why` says what is the reason.
-
-    `today` is the pool alone as it is, `interval` another retention interval chosen for it, None
-    without. `baseline` is the pool alone, with that interval if it is kept: what tiers are compared
-    with. `choice` is the candidate chosen, each on validation and held-out
-    window; without a candidate to choose, None. `front` are candidates on the validation window
-    that no cheaper one equals, `sizes` those that work as the choice does, ascending; `least` is
-    the smallest of them that may be recommended and does as much for the SLO. `explored` are all
-    candidates on the training window, `trained` is the pool alone there. `rejected` are those
-    under which requests of some window never start; `never-starts` where the choice is among them.
-    `gains` are those of what is recommended over the pool as it is today; `canary` confirms what is
-    recommended, None where nothing is.
-    """
-
-    verdict: TierVerdict
-    why: Why
-    split: Split
-    today: tuple[TierTrial, TierTrial]
-    interval: PoolInterval | None
-    baseline: tuple[TierTrial, TierTrial]
-    choice: tuple[TierTrial, TierTrial] | None
-    front: tuple[TierTrial, ...]
-    compared: tuple[TierTrial, ...]
-    sizes: tuple[TierTrial, ...]
-    least: TierTrial | None
-    ends: tuple[TierEnd, ...]
-    trained: TierTrial
-    explored: tuple[TierTrial, ...]
-    rejected: tuple[TierRejection, ...]
-    gains: Mapping[str, Gain]
-    canary: Canary | None = None
+    offload: str
+    kind: TierKind
+    size_bytes: int
+    files_bytes: int = 0
 
     @property
-    def recommended(self) -> TierTrial | None:
-        """The choice on the held-out window, None where no tier is to be kept."""
-        return self.choice[1] if self.choice and self.verdict in {"pays", "helps"} else None
+    def spec(self) -> Offloading:
+        """How it works, with the files below."""
+        return offload_spec(self.offload, files=self.files_bytes > 0)
 
     @property
-    def best(self) -> TierTrial:
-        """What to run on the held-out window: the recommended tier, else the pool alone."""
-        return self.recommended or self.baseline[1]
+    def sizes(self) -> tuple[int, int]:
+        """Both sizes, to sort by."""
+        return self.size_bytes, self.files_bytes
+
+    @property
+    def tiers(self) -> tuple[tuple[TierKind, int], ...]:
+        """The kind of memory and the size of each tier, from the pool down."""
+        below: tuple[tuple[TierKind, int], ...] = (("ssd", self.files_bytes),)
+        return (self.kind, self.size_bytes), *(below if self.files_bytes else ())
 
 
-def tune_tiers(
-    plan: TierPlan,
-    progress: Progress,
-    stop: Event | None = None,
-    executor: Executor | None = None,
-) -> TierTuning:
-    """Return whether a tier pays, and which; a set `stop` raises Stopped.
+class TierRejection(Struct, frozen=True):
+    """A tier under which requests of a window never start, and why."""
 
-    The default executor of replays are threads.
+    candidate: TierCandidate
+    reason: str
+
+
+class TierOffer(Struct, frozen=True, kw_only=True):
+    """Memory that may be added below the pool of every replica, for each of which it is priced.
+
+    `block_bytes` are those of a block over all `gpus` of a replica, each of which has a link of its
+    own. `replica_hour` is what another replica costs, None for unknown. `options` of each way to
+    store are searched, with values beside its own, and `policies` in the pool: retention intervals
+    of a hybrid model. Up to `rows` of the `candidates` are options of the plan; with `chooses`, it
+    says whether one is to be added.
     """
-    split, workloads = plan.cut(plan.prompts)
-    plan = with_parameters(plan, workloads[0])
-    with progress("replaying without a tier") as advance:
-        windows = [
-            TierWindow(plan, Evaluator(workload, plan.target, stop=stop, executor=executor))
-            for workload in workloads
+
+    candidates: tuple[TierCandidate, ...]
+    block_bytes: int
+    gpus: int
+    prices: Mapping[TierKind, TierPrice]
+    replica_hour: float | None = None
+    options: Mapping[str, Options] = field(default_factory=dict)
+    policies: tuple[Policy, ...] = ()
+    groups: KvGroups | None = None
+    rows: int = 1
+    chooses: bool = False
+
+    @property
+    def currency(self) -> str:
+        """The currency of all prices: of the list's, empty where none of them is used."""
+        kinds = {kind for each in self.candidates for kind, _ in each.tiers}
+        stated = all(self.prices[kind].source == STATED for kind in kinds)
+        return "" if stated else tier_prices().currency
+
+    def below(self, candidate: TierCandidate, copies: float = 1.0) -> EngineTier:
+        """Return a candidate whose copies take so many times as long."""
+        tiers = []
+        for kind, size_bytes in candidate.tiers:
+            usual, links = READS[kind], self.gpus if kind == "dram" else 1
+            read = Read(usual.latency_s, usual.bytes_per_s * links / copies)
+            blocks = max(1, size_bytes // self.block_bytes)
+            tiers.append(Tier(kind, blocks, Lru(), read, WRITES[kind] * links / copies))
+        return EngineTier(candidate.offload, self.block_bytes, tuple(tiers))
+
+    def runs(self, candidate: TierCandidate, policy: Policy) -> bool:
+        """Return whether an engine runs a policy above a tier, and loads what it stored.
+
+        With all windows kept and outputs stored vLLM may load blocks of another request where those
+        of windows are smaller than those of full attention (docs/offload-hybrid.md).
+        """
+        spec = candidate.spec
+        if not isinstance(spec, OffloadSpec):
+            return policy.name == Lru.name
+        smaller = self.groups is not None and self.groups.smaller_windows
+        keeps_all = smaller and math.isinf(retained_by(policy))
+        return spec.offload_prompt_only or not keeps_all
+
+    def written_bytes_s(self, trial: Trial, workload: Workload) -> float:
+        """Return what a replay writes to the tiers a second; all of it reaches the files, too."""
+        arrival_s = workload.prompts.arrival_s / workload.setting.rate_scale
+        span_s = max(float(arrival_s[-1] - arrival_s[0]), 1e-9)
+        return trial.stored_blocks * self.block_bytes / span_s
+
+    def price_hour(self, candidate: TierCandidate, written_bytes_s: float = 0.0) -> float:
+        """Return the price of a replica's tiers for an hour, worn by such a rate of writes."""
+        tiers = candidate.tiers
+        return sum(self.prices[kind].hour(size, written_bytes_s) for kind, size in tiers)
+
+    def wear(self, candidate: TierCandidate, written_bytes_s: float) -> float:
+        """Return the writes to what wears most, as a multiple of those that it is rated for."""
+        tiers = candidate.tiers
+        return max(self.prices[kind].wear(size, written_bytes_s) for kind, size in tiers)
+
+
+TierAt = tuple[TierCandidate, Policy]
+"""A tier and the policy in the pool above it."""
+
+
+class _Replayed(Struct, frozen=True):
+    """A tier on one window, and its price for an hour."""
+
+    candidate: TierCandidate
+    policy: Policy
+    trial: Trial
+    cost_hour: float
+
+
+class TierSearch:
+    """Replays candidates below `replicas` pools over the training and the validation window."""
+
+    def __init__(
+        self,
+        offer: TierOffer,
+        training: Evaluator,
+        validation: Evaluator,
+        capacity_blocks: int,
+        replicas: int,
+        target: Target,
+    ) -> None:
+        self.offer, self._capacity_blocks, self._target = offer, capacity_blocks, target
+        self._training, self._validation, self._replicas = training, validation, replicas
+        self.rejected: dict[TierCandidate, TierRejection] = {}
+
+    def worth_an_option(self, policy: Policy, alone: Trial, advance: Advance) -> list[TierAt]:
+        """Return the tiers to judge with a policy, whose trial without is `alone`.
+
+        The first is the least size that meets the SLO; where none does, the least of those with
+        about the lowest percentile. None where only one is wanted and no size takes it down.
+        """
+        known: list[_Replayed] = []
+        ways: dict[str, list[TierCandidate]] = {}
+        for candidate in self.offer.candidates:
+            if self.offer.runs(candidate, policy):
+                ways.setdefault(candidate.offload, []).append(candidate)
+        for sizes in ways.values():
+            known += self._searched(
+                sorted(sizes, key=lambda each: each.sizes), policy, alone, advance
+            )
+        best = self._nearest(alone, known) if known else None
+        if best is None or (
+            self.offer.rows == 1 and not best.trial.target_s < alone.target_s * (1 - ALIKE)
+        ):
+            return []
+        front = _front(known)
+        shown = [best, max(known, key=lambda each: self._net_hour(alone, each)), *_spread(front)]
+        chosen = dict.fromkeys((each.candidate, each.policy) for each in shown)
+        return list(chosen)[: self.offer.rows]
+
+    def _searched(
+        self, sizes: Sequence[TierCandidate], policy: Policy, alone: Trial, advance: Advance
+    ) -> list[_Replayed]:
+        """Return all sizes of one way to store on the validation window, and those with options.
+
+        One after the other until one meets the SLO, where only one is wanted. Options are searched
+        at the size that would be chosen and the next smaller one; of a hybrid model that misses the
+        SLO with all of them, at the largest too: what an interval keeps takes room.
+        """
+        tried: list[_Replayed] = []
+        at_once = len(sizes) if self.offer.rows > 1 else 1
+        for first in range(0, len(sizes), at_once):
+            some = [(size, policy) for size in sizes[first : first + at_once]]
+            tried += self._replay(self._validation, some, advance)
+            if tried and tried[-1].trial.meets(self._target):
+                break
+        if not tried or not (self.offer.options.get(sizes[0].offload) or self.offer.policies):
+            return tried
+        nearest = self._nearest(alone, tried)
+        at = tried.index(nearest)
+        searched = tried[max(at - 1, 0) : at + 1]
+        if self.offer.policies and not nearest.trial.meets(self._target):
+            searched += [each for each in tried[-1:] if each not in searched]
+        for each in searched:
+            tried += self._varied(each, advance)
+        return tried
+
+    def _nearest(self, alone: Trial, known: Sequence[_Replayed]) -> _Replayed:
+        """Return the cheapest that meets the SLO; else of those with about the lowest figure.
+
+        Where none meets it, those that save more than their price go before all others: memory is
+        then no way to the SLO, and only worth what it saves.
+        """
+        meeting = [each for each in known if each.trial.meets(self._target)]
+        if not meeting:
+            paying = [each for each in known if self._net_hour(alone, each) > 0] or known
+            most_s = min(each.trial.target_s for each in paying) * (1 + ALIKE)
+            meeting = [each for each in paying if not each.trial.target_s > most_s]
+        return min(meeting, key=lambda each: (each.cost_hour, each.candidate.sizes))
+
+    def _net_hour(self, alone: Trial, replayed: _Replayed) -> float:
+        """Return what a candidate saves an hour beyond its price; its price without a GPU's."""
+        if self.offer.replica_hour is None:
+            return -replayed.cost_hour
+        freed = alone.utilization - replayed.trial.utilization
+        return freed * self.offer.replica_hour - replayed.cost_hour
+
+    def _varied(self, plain: _Replayed, advance: Advance) -> list[_Replayed]:
+        """Return a tier with the options that gain in training, on the validation window.
+
+        Empty where none gains: each option in turn keeps its own value unless another gains. A
+        retention interval is the first of them, with outputs stored too: those are hit at the
+        windows that it keeps alone.
+        """
+        if not (own := self._replay(self._training, [(plain.candidate, plain.policy)], advance)):
+            return []
+        (chosen,) = own
+        options = self.offer.options.get(plain.candidate.offload, ())
+        stored = [
+            each
+            for name, values in options
+            if name == _OUTPUTS
+            for each in _with(plain.candidate, name, values)
         ]
-        interval, tried = tune_interval(windows, advance) if plan.intervals else (None, [])
-    if interval is not None and interval.kept:
-        plan = plan.keeping(interval.choice[0].interval)
-        windows = [window.keeping(plan) for window in windows]
-    tuning = _tuned(plan, split, windows, progress)
-    return replace(tuning, interval=interval, explored=(*tried, *tuning.explored))
+        intervals = [
+            (each, policy) for policy in self.offer.policies for each in (plain.candidate, *stored)
+        ]
+        chosen = self._better(chosen, intervals, advance)
+        for name, values in options:
+            others = _with(chosen.candidate, name, values)
+            chosen = self._better(chosen, [(each, chosen.policy) for each in others], advance)
+        if chosen is own[0]:
+            return []
+        varied = self._replay(self._validation, [(chosen.candidate, chosen.policy)], advance)
+        return [each for each in varied if _gains(each, plain)]
+
+    def _better(self, chosen: _Replayed, pairs: Sequence[TierAt], advance: Advance) -> _Replayed:
+        """Return the tier among some that gains in training, else the one chosen before."""
+        able = [pair for pair in pairs if self.offer.runs(*pair)]
+        for replayed in self._replay(self._training, able, advance):
+            if _gains(replayed, chosen):
+                chosen = replayed
+        return chosen
+
+    def _replay(
+        self, evaluator: Evaluator, pairs: Sequence[TierAt], advance: Advance
+    ) -> list[_Replayed]:
+        """Return tiers replayed on all cores, without those under which requests never start.
+
+        Why they do not is kept.
+        """
+        evaluator.prepare([policy for _, policy in pairs])
+        before = map(evaluator.executor.shared, (self.offer, evaluator))
+        point = self._capacity_blocks, self._replicas
+        replayed = []
+        done = evaluator.each(_trial_of, pairs, *before, point, advance=advance)
+        for (candidate, policy), trial in zip(pairs, done, strict=True):
+            if isinstance(trial, TierRejection):
+                self.rejected[candidate] = trial
+                continue
+            written = self.offer.written_bytes_s(trial, evaluator.workload) / self._replicas
+            cost_hour = self.offer.price_hour(candidate, written)
+            replayed.append(_Replayed(candidate, policy, trial, cost_hour))
+        return replayed
 
 
-def _tuned(
-    plan: TierPlan, split: Split, opened: Sequence[TierWindow], progress: Progress
-) -> TierTuning:
-    training, validation, held_out = opened
-    with progress("replaying tiers") as advance:
-        explored, promising = explore(plan, training, advance)
-    alone = validation.baseline
-    with progress("replaying the validation window") as advance:
-        able = _able(plan, training)
-        leading = [candidate_of(trial) for trial in _leading(promising)]
-        first = _with_plain(able, leading)
-        compared = validation.all(first, advance)
-        larger = [size for each in validation.rejections for size in _sizes_of(able, each)]
-        compared += validation.all([x for x in dict.fromkeys(larger) if x not in first], advance)
-        chosen, why = _choose(validation, compared)
-        like = _sizes_of(able, candidate_of(chosen)) if chosen else []
-        known = {trial.candidate for trial in compared} | validation.rejections.keys()
-        compared += validation.all([each for each in like if each not in known], advance)
-    if chosen is not None:  # a cheaper size may do that training did not lead to
-        chosen, why = _choose(validation, compared)
-    rejected = training.rejections | validation.rejections
-    unchanged = held_out.baseline is held_out.today
-    nothing = partial(
-        TierTuning,
-        verdict="keep-none" if unchanged else "set-interval",
-        rejected=tuple(rejected.values()),
-        split=split,
-        today=(validation.today, held_out.today),
-        interval=None,
-        baseline=(alone, held_out.baseline),
-        gains=held_out.baseline.trial.gains,
-        canary=None if unchanged else held_out.canary(held_out.today, held_out.baseline),
-        front=pareto_front([alone, *compared]),
-        compared=tuple(compared),
-        trained=training.baseline,
-        explored=tuple(explored),
-    )
-    if chosen is None:
-        return nothing(why=why, choice=None, sizes=(), least=None, ends=())
-    candidate = candidate_of(chosen)
-    with progress("judging the choice"):
-        sizes = sorted((trial for trial in compared if trial.candidate in like), key=_sizes)
-        try:
-            judged = held_out.of(candidate)
-            ends = _at_ends(plan, held_out, candidate, pays=alone.trial.meets(plan.target))
-        except UsageError as error:
-            if not candidate.files_bytes:
-                raise
-            rejected[candidate] = TierRejection(candidate, error.what)
-            nothing = partial(nothing, rejected=tuple(rejected.values()))
-            return nothing(why="never-starts", choice=None, sizes=(), least=None, ends=())
-    done = partial(
-        nothing,
-        choice=(chosen, judged),
-        sizes=tuple(sizes),
-        least=_least(validation, sizes, chosen),
-        ends=ends,
-    )
-    met = chosen.trial.meets(plan.target) and judged.trial.meets(plan.target)
-    without = all(each.trial.meets(plan.target) for each in (alone, held_out.baseline))
-    worth = validation.net_hour(chosen) > 0 and held_out.net_hour(judged) > 0
-    worth_at_ends = all(
-        plan.net_hour(each.baseline, each.choice) > 0 for each in ends if each.end is not FULL
-    )
-    harmless = not judged.trial.harms and judged.trial.keeps_up and _better(held_out, judged)
-    if not harmless or (without and not worth):
-        return done(why="held-out")
-    if not all(end.holds for end in ends):
-        return done(why="uncertain")
-    pays = met or (worth and worth_at_ends)
-    return done(
-        verdict="pays" if pays else "helps",
-        why="",
-        gains=held_out.window.against(held_out.today.trial, judged.trial).gains,
-        canary=held_out.canary(held_out.baseline, judged),
-    )
+def _trial_of(
+    offer: TierOffer, evaluator: Evaluator, point: tuple[int, int], tier: TierAt
+) -> Trial | TierRejection:
+    """Return a tier's trial at a capacity of so many replicas.
 
-
-def _able(plan: TierPlan, training: TierWindow) -> TierPlan:
-    """Return the plan without sizes under which requests of the training window never start."""
-    sizes = {each.tiers for each in training.rejections}
-    return replace(plan, candidates=tuple(x for x in plan.candidates if x.tiers not in sizes))
-
-
-def _with_plain(plan: TierPlan, leading: Sequence[TierCandidate]) -> list[TierCandidate]:
-    """Return candidates, and those as large whose options were not searched."""
-    sizes = {each.tiers for each in leading}
-    plain = [each for each in plan.candidates if each.tiers in sizes]
-    searched = any(each not in plan.candidates for each in leading)
-    return list(dict.fromkeys([*leading, *(plain if searched else ())]))
-
-
-def _sizes_of(plan: TierPlan, chosen: TierCandidate) -> list[TierCandidate]:
-    """Return every size that offloads as the choice does."""
-    same = (each for each in plan.candidates if each.kinds == chosen.kinds)
-    as_chosen = (replace(each, offload=chosen.offload, interval=chosen.interval) for each in same)
-    return list(dict.fromkeys(as_chosen))
-
-
-def _sizes(trial: TierTrial) -> tuple[int, int]:
-    return candidate_of(trial).sizes
-
-
-def _better(window: TierWindow, trial: TierTrial) -> bool:
-    """Return whether a tier is better than the pool alone, and than that with its interval."""
-    objective = window.plan.target.objective
-    return trial.trial.gains[objective].value > 0 and window.beyond(trial)[objective].value > 0
-
-
-def _choose(window: TierWindow, compared: Sequence[TierTrial]) -> tuple[TierTrial | None, Why]:
-    """Return the candidate to judge, or why there is none.
-
-    Where the pool alone misses the SLO, the cheapest that meets it; if none does, the cheapest with
-    about the lowest percentile of those that save their price, or of all where none does; none that
-    costs more than another engine's GPUs. Where the SLO is met anyway, the one that saves most. Of
-    one size, options that are not the engine's own have to gain significantly.
+    Only with files do requests never start; other errors are raised.
     """
-    plan, baseline, target = window.plan, window.baseline, window.plan.target
-    able = [
-        trial for trial in compared if trial.trial.recommendable(target) and window.earns(trial)
-    ]
-    affordable = [trial for trial in able if plan.affordable(trial)]
-    if not any(trial.trial.keeps_up for trial in (baseline, *compared)):
-        return None, "overloaded"
-    if baseline.trial.meets(target):
-        if plan.gpu_hour is None:
-            return None, "met-without"
-        harmless = [trial for trial in compared if not trial.trial.harms and trial.trial.keeps_up]
-        worth = [trial for trial in harmless if window.net_hour(trial) > 0]
-        if not worth:
-            return None, "costs-more" if harmless else "no-gain"
-        most = max(map(window.net_hour, worth))
-        return _cheapest(
-            plan, [each for each in worth if window.net_hour(each) >= most * (1 - ALIKE)]
-        ), ""
-    if not affordable:
-        return None, "too-dear" if able else "no-gain"
-    return _cheapest(plan, plan.nearest(baseline, affordable), window), ""
+    (candidate, policy), (capacity_blocks, replicas) = tier, point
+    try:
+        below = evaluator.over(replicas=replicas, tier=offer.below(candidate))
+        return below.trial_at(policy, capacity_blocks)
+    except UsageError as error:
+        if not candidate.files_bytes:
+            raise
+        return TierRejection(candidate, error.what)
 
 
-def _cheapest(
-    plan: TierPlan, trials: Sequence[TierTrial], window: TierWindow | None = None
-) -> TierTrial:
-    """Return the cheapest trial with the fewest options; with more that gain in the window."""
-    least = min(map(_price, trials))
-    same = [each for each in trials if _price(each) == least]
-    same.sort(key=lambda each: (plan.options_of(candidate_of(each)), each.trial.target_s))
-    chosen = same[0]
-    for trial in same[1:]:
-        if window is not None and window.gains(trial, chosen):
-            chosen = trial
-    return chosen
+def _gains(replayed: _Replayed, other: _Replayed) -> bool:
+    """Return whether one is better by more than does not matter.
 
-
-def _least(window: TierWindow, sizes: Sequence[TierTrial], chosen: TierTrial) -> TierTrial | None:
-    """Return the smallest size that may be chosen too and does for the SLO what the choice does."""
-    target = window.plan.target
-    for trial in sizes:
-        enough = trial.trial.meets(target) or not chosen.trial.meets(target)
-        if enough and _choose(window, [trial])[0] is not None:
-            return trial
-    return None
-
-
-def _leading(explored: Sequence[TierTrial]) -> list[TierTrial]:
-    """Return the candidates to compare: those that no cheaper one equals, of all costs."""
-    by_latency = pareto_front(explored)
-    by_work = pareto_front(explored, lambda trial: trial.prefill_share)
-    leading = sorted({id(each): each for each in (*by_latency, *by_work)}.values(), key=_price)
-    if len(leading) <= _COMPARED:
-        return leading
-    picked = np.linspace(0, len(leading) - 1, _COMPARED).round().astype(int)
-    return [leading[at] for at in picked]
-
-
-def _price(trial: TierTrial) -> tuple[float, tuple[int, int]]:
-    return trial.cost_hour, _sizes(trial)
-
-
-def _at_ends(
-    plan: TierPlan, held_out: TierWindow, choice: TierCandidate, *, pays: bool
-) -> tuple[TierEnd, ...]:
-    """Return the choice at each end of latency, pool and session starts, and with slow copies.
-
-    `pays`: it has to save more than it costs there too. Nor may it do harm once its files fill
-    the SSD, as no engine deletes any: they are then no more than CPU memory whose misses are
-    looked up in vain.
+    By the target's percentile; where that is alike by GPU time, and where both are by price.
     """
-    ends = [(end, 1.0, choice) for end in plan.ends]
-    ends.append((End(f"copies {SLOW_COPIES:g}x as long"), SLOW_COPIES, choice))
-    if choice.files_bytes:
-        ends.append((FULL, 1.0, replace(choice, files_bytes=1)))
-    judged = []
-    for end, copies, tiers in ends:
-        there = held_out.at(end)
-        trial = there.of(tiers, copies)
-        holds = not trial.trial.harms and (
-            trial.trial.keeps_up or not there.baseline.trial.keeps_up
-        )
-        holds = holds and (not pays or end is FULL or plan.net_hour(there.baseline, trial) > 0)
-        judged.append(TierEnd(end, copies, there.baseline, trial, holds))
-    return tuple(judged)
+    figures = (
+        (replayed.trial.target_s, other.trial.target_s),
+        (replayed.trial.utilization, other.trial.utilization),
+        (replayed.cost_hour, other.cost_hour),
+    )
+    for own, its in figures:
+        if own < its * (1 - ALIKE):
+            return True
+        if own > its * (1 + ALIKE):
+            return False
+    return False
+
+
+def _front(known: Sequence[_Replayed]) -> list[_Replayed]:
+    """Return those that no cheaper one equals in the target's percentile, by price."""
+    front: list[_Replayed] = []
+    for each in sorted(known, key=lambda replayed: (replayed.cost_hour, replayed.trial.target_s)):
+        if not front or each.trial.target_s < front[-1].trial.target_s:
+            front.append(each)
+    return front
+
+
+def _spread(front: Sequence[_Replayed]) -> list[_Replayed]:
+    """Return the front, the largest and the smallest first, then those between."""
+    order = sorted(range(len(front)), key=lambda at: (min(at, len(front) - 1 - at), -at))
+    return [front[at] for at in order]
+
+
+def _with(candidate: TierCandidate, name: str, values: Sequence[Any]) -> list[TierCandidate]:
+    """Return a candidate with other values of an option, none where it does not take it.
+
+    With files below, or without.
+    """
+    without = "store_threshold" if candidate.files_bytes else "hicache_storage_prefetch_policy"
+    spec: Any = parse_offload(candidate.offload)
+    offloads = (replace(spec, **{name: value}).text for value in values if name != without)
+    return [replace(candidate, offload=each) for each in offloads if each != candidate.offload]
+
+
+def sizes_to_compare(pool_bytes: int, most_bytes: int, times: Sequence[float]) -> list[int]:
+    """Return multiples of a pool in bytes, whole GiB where it has some, up to the first `most`."""
+    gib, sizes = 1 << 30, []
+    for factor in times:
+        size = int(pool_bytes * factor)
+        sizes.append(-(-size // gib) * gib if size >= gib else size)
+        if sizes[-1] >= most_bytes:
+            break
+    return sizes

@@ -17,13 +17,16 @@ from kvscope.core.errors import InputError, Stopped
 from kvscope.core.executor import Executor, threads_for
 from kvscope.core.percentiles import Percentiles, at_rank, percentiles
 from kvscope.core.runs import Outcome
+from kvscope.fleet.sweep import Fleet
 from kvscope.policies.base import Policy
 from kvscope.replay.curve import first_counted
 from kvscope.replay.footprint import replay_bytes
 from kvscope.replay.metrics import ServedRequests, summarize
 from kvscope.replay.tier_spec import Tier
 from kvscope.replay.workload import ReplayRequest, Workload
-from kvscope.tuning.replicas import serve_replicas, split_over, together
+from kvscope.routers.base import Router
+from kvscope.routers.session import Session
+from kvscope.tuning.replicas import SESSION, serve_fleet, serve_replicas, split_over, together
 from kvscope.tuning.target import Target, View
 
 PolicyAt = tuple[Policy, int]
@@ -54,7 +57,7 @@ class Trial(Struct, frozen=True):
     `served_per_s` is the number of requests that an engine could prefill per second, a proxy for
     throughput; `utilization` (0-1) is the share of the time that prefills take at the trace's
     arrivals, 1 on an idle engine. `rejected` requests are longer than the pool; they violate every
-    SLO.
+    SLO. `stored_blocks` were written to a tier by all requests, those of the warm-up included.
     """
 
     policy: Policy
@@ -69,6 +72,7 @@ class Trial(Struct, frozen=True):
     served_per_s: float
     utilization: float
     rejected: int
+    stored_blocks: int
 
     @property
     def attainment(self) -> float:
@@ -136,6 +140,7 @@ def trial_of(
         served_per_s=served_per_s,
         utilization=min(arrivals_per_s / served_per_s, 1.0),
         rejected=int(np.count_nonzero(~answered[served.first :])),
+        stored_blocks=served.stored_blocks,
     )
 
 
@@ -151,7 +156,7 @@ def _tpot_s(served: ServedRequests, percentile: float) -> float | None:
 class Evaluator:
     """Replays policies at capacities over one workload, on all cores that memory suffices for.
 
-    The workload's conversations are served by `replicas`, each with the capacity to itself.
+    The workload is served by `replicas` behind a router, each with the capacity to itself.
     `trials` keeps every trial in the order of the first request for it. Once `stop` is set, replays
     raise Stopped. The default executor are threads.
     """
@@ -170,19 +175,34 @@ class Evaluator:
         self.trials: dict[object, Trial] = {}
         self._replicas = split_over(workload, replicas)
         self._tier: EngineTier | None = None
+        self._routed: tuple[Router, int, int] | None = None
         self._stop = stop or Event()
         self.executor = executor or threads_for(replay_bytes(workload.traffic))
 
     def over(
-        self, *, replicas: int, workload: Workload | None = None, tier: EngineTier | None = None
+        self,
+        *,
+        replicas: int,
+        workload: Workload | None = None,
+        tier: EngineTier | None = None,
+        router: Router = SESSION,
+        seed: int = 0,
     ) -> Evaluator:
-        """Return an evaluator of so many replicas, each with a tier or without, on the executor."""
+        """Return an evaluator of so many replicas on the executor, each with a tier or without.
+
+        `seed` is for routers that draw. Raises ValueError for a tier behind another router than
+        `session`.
+        """
         other = copy(self)
         other.executor, other._stop = self.executor, self._stop  # noqa: SLF001 - one class
         other.workload = workload or self.workload
         other.trials = {}
         other._tier = tier  # noqa: SLF001 - one class
-        parts = split_over(other.workload, replicas)
+        routed = None if isinstance(router, Session) else (router, replicas, seed)
+        if routed and tier:
+            raise ValueError("tiers are replayed behind `session` alone")
+        other._routed = routed  # noqa: SLF001 - one class
+        parts = split_over(other.workload, 1 if routed else replicas)
         if tier is not None:
             parts = tuple(
                 replace(part, workload=part.workload.with_tier(tier.offload, tier.block_bytes))
@@ -253,6 +273,10 @@ class Evaluator:
     def served(self, policy: Policy, capacity_blocks: int) -> ServedRequests:
         """Replay and return the result of each request, which trials do not keep."""
         self.require_going()
+        if self._routed is not None:
+            router, replicas, seed = self._routed
+            fleet = Fleet(router, policy, replicas)
+            return serve_fleet(self.workload, capacity_blocks, self.target, fleet, seed)
         request = ReplayRequest(policy, capacity_blocks)
         if self._tier is not None:
             request = self._tier.request(policy, capacity_blocks)
@@ -267,10 +291,16 @@ class Evaluator:
         span_s = float(arrival_s[-1] - arrival_s[0]) / setting.rate_scale
         if self.target.view == "unloaded" or not span_s > 0:
             return math.inf
-        return len(arrival_s) / span_s / len(self._replicas)
+        replicas = self._routed[1] if self._routed else len(self._replicas)
+        return len(arrival_s) / span_s / replicas
+
+    def trial_at(self, policy: Policy, capacity_blocks: int) -> Trial:
+        """Replay and return the trial of one policy and capacity, without keeping it."""
+        served = self.served(policy, capacity_blocks)
+        return trial_of(policy, capacity_blocks, served, self.target, self.arrivals_per_s)
 
     def _trial(self, point: PolicyAt) -> Trial:
-        return trial_of(*point, self.served(*point), self.target, self.arrivals_per_s)
+        return self.trial_at(*point)
 
     def __getstate__(self) -> dict[str, object]:
         """Leave out what belongs to this process; replays elsewhere start no others."""

@@ -15,8 +15,6 @@ from kvscope.characterize.windows import Windows
 from kvscope.core.executor import Executor
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts
-from kvscope.fleet.outcome import Slo
-from kvscope.fleet.sweep import FleetSweep
 from kvscope.ingest.clocks import SessionStarts
 from kvscope.policies.base import Policy
 from kvscope.policies.belady import Belady
@@ -34,8 +32,8 @@ from kvscope.tuning.capacity import least_for_any, least_for_lru
 from kvscope.tuning.comparison import Harm, Window, WindowTrial, bounds, changes, harms
 from kvscope.tuning.fewest import FewestReplicas, fewest_replicas, most_tried
 from kvscope.tuning.load import Load, load_of
-from kvscope.tuning.replicas import SESSION
-from kvscope.tuning.rule import Judged, LaterWindows, PolicyComparison
+from kvscope.tuning.replicas import SESSION, fleet_sweep
+from kvscope.tuning.rule import Grade, Judged, LaterWindows, PolicyComparison
 from kvscope.tuning.search import Contender, Rank, search, xi_hints
 from kvscope.tuning.split import Split, later_workload, split_windows, window_workloads
 from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits, Target
@@ -364,30 +362,39 @@ class Tuner:
         with self.progress("judging at the ends of what is not known") as advance:
             return self.training.each(Tuner._end, self.options.ends, *before, advance=advance)
 
-    def _end(
-        self, result: TuningResult, prompts: Prompts, lineage: Lineage, end: End
-    ) -> EndVerdict:
+    def at_end(self, end: End, prompts: Prompts, lineage: Lineage) -> LaterWindows:
+        """Return the later windows at one end; `prompts` is the whole trace.
+
+        The SLO is as much longer as the prefills are.
+        """
         windows = self.validation, self.held_out, self.windows.later
         workloads = [each.evaluator.workload for each in windows]
         if (starts := end.sessions) is not None:
             laid_out = begun(prompts, starts)
-            split = self.options.split(laid_out)
+            split, setting = self.options.split(laid_out), workloads[1].setting
             _, *workloads = window_workloads(
-                laid_out, split, result.setting, workloads[0].windows, lineage
+                laid_out, split, setting, workloads[0].windows, lineage
             )
             workloads.append(later_workload(workloads[-1], split))
-        return self._at(end, result, [each.with_prefill(end.prefill_times) for each in workloads])
+        target = replace(self.target, slo_s=self.target.slo_s * end.prefill_times)
+        evaluators = (
+            self.training.over(
+                replicas=self.options.replicas, workload=each.with_prefill(end.prefill_times)
+            )
+            for each in workloads
+        )
+        return LaterWindows(
+            *(Window(each.aiming(target), self.options.limits) for each in evaluators)
+        )
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"progress": None, "_stop": None}  # of the process that users see
 
-    def _at(self, end: End, result: TuningResult, workloads: Sequence[Workload]) -> EndVerdict:
+    def _end(
+        self, result: TuningResult, prompts: Prompts, lineage: Lineage, end: End
+    ) -> EndVerdict:
         capacity = end.capacity_blocks or result.capacity_blocks
-        target = replace(self.target, slo_s=self.target.slo_s * end.prefill_times)
-        evaluators = (self.training.over(replicas=result.replicas, workload=w) for w in workloads)
-        windows = LaterWindows(
-            *(Window(each.aiming(target), self.options.limits) for each in evaluators)
-        )
+        windows = self.at_end(end, prompts, lineage)
         lru = windows.judge(Lru(), capacity)
         choice = None
         if result.choice is not None:
@@ -396,8 +403,7 @@ class Tuner:
         infinite = windows.validation.measure(_keep_all(result.setting), most)
         eligible = None
         if choice is not None:
-            broken = choice.harms if result.grade == "do-now" else choice.harms_by_value
-            eligible = choice.grade != "no" if end.sessions else choice.keeps_up and not broken
+            eligible = eligible_at(end, choice, result.grade)
         return EndVerdict(
             end,
             decide(self.target, lru, choice if eligible else None, infinite),
@@ -509,22 +515,20 @@ class Tuner:
         later, target, policy = self.windows.later.evaluator, self.target, judged.policy
         if self.options.replicas == 1 and judged.later.keeps_up and judged.later.meets(target):
             return FewestReplicas(SESSION, policy, 1, tried=1, compared=1, size=None)
-        workload, setting, prompts = later.workload, later.workload.setting, later.workload.prompts
-        if (scale := setting.rate_scale) != 1:
-            prompts = replace(prompts, arrival_s=prompts.arrival_s / scale)
-            workload = Workload(prompts, replace(setting, rate_scale=1.0), workload.windows)
-        simulated = setting.capacity_model == "engine"
-        sweep = FleetSweep(
-            workload,
-            capacity,
-            Slo(target.slo_s, target.percentile, target.tpot_slo_s),
-            engine=engine_of(setting, capacity, prompts.block_size) if simulated else None,
-        )
+        sweep = fleet_sweep(later.workload, capacity, target)
         counts = range(1, most_tried(self.options.replicas) + 1)
         with self.progress("searching the fewest replicas"):
             return fewest_replicas(
                 sweep, SESSION, policy, counts, stop=self._stop, executor=later.executor
             )
+
+
+def eligible_at(end: End, judged: Judged, grade: Grade) -> bool:
+    """Return whether a change of a grade may be recommended by what it does at one end."""
+    if end.sessions:
+        return judged.grade != "no"
+    broken = judged.harms if grade == "do-now" else judged.harms_by_value
+    return judged.keeps_up and not broken
 
 
 def _keep_all(setting: RunSetting) -> Policy:

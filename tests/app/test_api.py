@@ -17,22 +17,22 @@ import pytest
 
 import kvscope
 from benchmarks.same_documents import differences
+from docs.generate import STUB, stub
 from kvscope import api
 from kvscope.app.options import (
-    AnalyzeOptions,
     DeploymentOptions,
-    DiffOptions,
-    FitOptions,
-    FleetOptions,
     Reading,
     ReplicaOptions,
-    SimulateOptions,
     TuneOptions,
     parsed,
 )
 from kvscope.cli.app import run
 from kvscope.core.records import defaults
 from kvscope.tuning.file import read_recommendation
+from kvscope.usecases import USE_CASES
+from kvscope.usecases.analyze import AnalyzeOptions
+from kvscope.usecases.fleet import FleetOptions
+from kvscope.usecases.simulate import SimulateOptions
 from tests.cli.replayed import write_trace
 from tests.cli.shell import python
 
@@ -49,19 +49,14 @@ RESULTS = {
         *("--slo", "200ms", "--capacity-blocks", "1000"),
         *("--router", "round-robin,session", "--replicas", "1..2"),
     ),
-    "tune --fleet": (
-        *("--slo", "10s", "--capacity-blocks", "1000,2000"),
-        *("--router", "round-robin,session", "--policies", "wa"),
-    ),
-    "tune --tiers": (
+    "tune --fleet --tiers": (
         *("--slo", "10s", "--gpu", "l4", "--model", "llama3-8b", "--num-gpu-blocks", "1000"),
-        *("--tier-sizes", "1GiB", "--offload", "vllm@0.33:eviction_policy=lru", "--output", "-"),
+        *("--router", "round-robin,session", "--policies", "wa", "--tier-sizes", "1GiB"),
+        *("--offload", "vllm@0.33:eviction_policy=lru", "--output", "-"),
     ),
 }
 FUNCTIONS = {
-    "tune --tiers": "tune_tiers",
     "fleet": "simulate_fleet",
-    "tune --fleet": "tune_fleet",
     "retention": "advise_retention",
 }
 """Functions whose name is not their command's."""
@@ -92,9 +87,9 @@ def test_documents_are_those_of_the_command_line(
     trace: kvscope.OpenTrace, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each function gives the document of its command, a frame, a figure and a notebook's HTML."""
-    result = getattr(kvscope, FUNCTIONS.get(command, command))(
-        trace, **_arguments(RESULTS[command])
-    )
+    name, *flags = command.split(" --")
+    asked = {**_arguments(RESULTS[command]), **dict.fromkeys(flags, True)}
+    result = getattr(kvscope, FUNCTIONS.get(name, name))(trace, **asked)
     options = (*RESULTS[command], "--db", ":memory:", "--json")
     assert run([*command.split(), SAMPLE, *options]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -110,19 +105,19 @@ def test_documents_are_those_of_the_command_line(
     assert repr(result) == f"<{type(result).__name__} of birth-death>"
 
 
-def test_a_tier_is_saved(trace: kvscope.OpenTrace, tmp_path: Path) -> None:
-    """The file has the verdict; one that recommends a tier stays, unless by force."""
+def test_what_recommends_a_change_is_kept(trace: kvscope.OpenTrace, tmp_path: Path) -> None:
+    """The file has the verdict; one that recommends a change stays, unless by force."""
     result = kvscope.tune_tiers(
-        trace, **_arguments(RESULTS["tune --tiers"]), ssd_writes_per_day=3.0
+        trace, **_arguments(RESULTS["tune --fleet --tiers"]) | {"router": None}
     )
     path = tmp_path / "recommendation.toml"
     result.save(path)
-    assert read_recommendation(path).verdict == result.verdict == "keep-none"
-    path.write_text('verdict = "pays"', encoding="utf-8")
+    assert read_recommendation(path).verdict == result.verdict != "switch"
+    path.write_text('verdict = "switch"', encoding="utf-8")
     result.save(path)
-    assert path.read_text(encoding="utf-8") == 'verdict = "pays"'
+    assert path.read_text(encoding="utf-8") == 'verdict = "switch"'
     result.save(path, force=True)
-    assert read_recommendation(path).verdict == "keep-none"
+    assert read_recommendation(path).verdict == result.verdict
 
 
 def test_frames_have_a_column_for_each_nested_field(trace: kvscope.OpenTrace) -> None:
@@ -154,28 +149,7 @@ def test_values_are_texts_or_numbers() -> None:
     ("function", "options", "missing"),
     [
         (kvscope.open_trace, Reading, set()),
-        (kvscope.analyze, AnalyzeOptions, set()),
-        (kvscope.diff, DiffOptions, set()),
-        (kvscope.fit, FitOptions, {"export", "policy", "param", "capacity_blocks", "deployment"}),
-        (kvscope.simulate, SimulateOptions, set()),
-        (kvscope.tune, TuneOptions, {"router"}),
-        (kvscope.simulate_fleet, FleetOptions, set()),
-        (
-            kvscope.tune_fleet,
-            TuneOptions,
-            {
-                *(
-                    "max_violations",
-                    "tpot_slo",
-                    "also",
-                    "view",
-                    "capacity_range",
-                    "hbm",
-                    "rate_scale",
-                ),
-                *("outputs", "isolate", "warmup", "validation", "judge", "replicas"),
-            },
-        ),
+        (kvscope.tune, TuneOptions, set()),
     ],
 )
 def test_arguments_are_the_options(function: Any, options: Any, missing: set[str]) -> None:
@@ -184,7 +158,7 @@ def test_arguments_are_the_options(function: Any, options: Any, missing: set[str
     names = {**dict.fromkeys(options.__struct_fields__), **defaults(options)}
     if arguments.pop("of", None):
         of, stated = api.DeploymentArguments, DeploymentOptions
-        if function in {kvscope.simulate_fleet, kvscope.tune_fleet}:
+        if function is kvscope.simulate_fleet:
             of, stated = api.ReplicaArguments, ReplicaOptions
         deployment = set(get_type_hints(of))
         assert deployment == {*stated.__struct_fields__}
@@ -261,8 +235,14 @@ def test_importing_loads_nothing() -> None:
         "print(all(hasattr(kvscope, name) for name in kvscope.__all__))"
     )
     assert done.stdout.split("\n")[:2] == ["[]", "True"]
-    assert set(kvscope.__all__) == {*api.__all__, "__version__"}
+    derived = {name for entry in USE_CASES.values() for name in (entry.function, entry.returns)}
+    assert set(kvscope.__all__) == {*api.__all__, *derived, "__version__"}
     assert dir(kvscope) == sorted(kvscope.__all__)
+
+
+def test_the_stub_is_current() -> None:
+    """Type checkers and editors see the arguments that the functions have."""
+    assert STUB.read_text(encoding="utf-8") == stub(), "run `make docs`"
 
 
 @pytest.fixture

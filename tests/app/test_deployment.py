@@ -13,15 +13,15 @@ from kvscope.app.deployment import (
     stated_deployment,
 )
 from kvscope.app.options import (
-    AnalyzeOptions,
     DeploymentOptions,
-    FleetOptions,
-    SimulateOptions,
     TuneOptions,
 )
 from kvscope.core.errors import InputError, UsageError
 from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.file import FILE, write_deployment
+from kvscope.usecases.analyze import AnalyzeOptions
+from kvscope.usecases.fleet import FleetOptions
+from kvscope.usecases.simulate import SimulateOptions
 
 STATED = Deployment(gpu="h100", tp=2, model="llama3-8b", replicas=3)
 

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from kvscope import __version__
 from kvscope.app.documents.base import Document, TraceFacts, to_dict, to_json
 from kvscope.app.documents.lists import TracesDocument, traces_document
-from kvscope.app.schemas import DOCUMENTS, schema, version, write_schemas
 from kvscope.cli.app import COMMANDS, run
+from kvscope.usecases.schemas import DOCUMENTS, schema, version, write_schemas
 from tests.cli.test_output import TRACE
 
 _GROUPS = {"deployment", "traces", "runs"}

@@ -28,8 +28,10 @@ SWEEPS = (
     ("simulate", "--policies", "lru,tlru", "--points", "2"),
     ("tune", "--policies", "tlru", "--capacity-blocks", "289", "--output", "-"),
     ("fleet", *FLEET, "--replicas", "1..2"),
-    ("tune", "--tiers", *TIERS, "--gpu", "h100", "--model", "llama3.1-8b", "--output", "-"),
-    ("tune", "--fleet", "--policies", "lru", *FLEET),
+    (
+        *("tune", "--tiers", *TIERS, "--gpu", "h100", "--model", "llama3.1-8b", "--output", "-"),
+        *("--fleet", "--router", "random,round-robin", "--policies", "tlru"),
+    ),
 )
 
 

@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 from kvscope.app.gates import (
     Gate,
     Known,
-    analyze_gates,
     parse_gates,
     reasons,
-    simulate_gates,
     worst_regression,
 )
-from kvscope.app.options import AnalyzeOptions, SimulateOptions
-from kvscope.app.requests import analyze_request, simulate_request
 from kvscope.core.errors import InputError, UsageError
+from kvscope.usecases import simulate
+from kvscope.usecases.analyze import AnalyzeOptions, analyze_request, known_figures
+from kvscope.usecases.simulate import SimulateOptions, simulate_request
 
 FIGURES = ("p50", "p95", "p99", "attainment", "hit-rate", "tel", "throughput", "tlru.p95")
 KNOWN = Known(
@@ -239,10 +238,10 @@ def test_what_an_analysis_lacks(options: dict[str, object], text: str, message: 
     """LRU's hit rate takes one capacity; there is no latency."""
     request = analyze_request(AnalyzeOptions(**options))  # type: ignore[arg-type]
     with pytest.raises(UsageError) as refusal:
-        analyze_gates([text], request)
+        parse_gates([text], known_figures(request))
     assert message in str(refusal.value)
-    assert analyze_gates(None, request) == ()
-    assert [str(gate) for gate in analyze_gates(["HIT-RATE<0.4"], request)] == ["hit-rate<0.4"]
+    gates = parse_gates(["HIT-RATE<0.4"], known_figures(request))
+    assert [str(gate) for gate in gates] == ["hit-rate<0.4"]
 
 
 @pytest.mark.parametrize(
@@ -275,15 +274,14 @@ def test_what_replays_lack(options: dict[str, object], text: str, message: str) 
     """One capacity, one setting of the policy, and an SLO for what follows from one."""
     request = simulate_request(SimulateOptions(**options))  # type: ignore[arg-type]
     with pytest.raises(UsageError) as refusal:
-        simulate_gates([text], request, recommended=False)
+        parse_gates([text], simulate.known_figures(request))
     assert message in str(refusal.value)
-    assert simulate_gates(None, request, recommended=False) == ()
 
 
 def test_tiers_are_one_capacity() -> None:
     """They have capacities of their own."""
     request = simulate_request(SimulateOptions(tiers="hbm=2blocks", policies="lru", slo=1.0))
-    gates = simulate_gates(["p95>1s,lru.tel>1s"], request, recommended=False)
+    gates = parse_gates(["p95>1s,lru.tel>1s"], simulate.known_figures(request))
     assert [gate.name for gate in gates] == ["p95", "lru.tel"]
 
 

@@ -115,8 +115,6 @@ def test_fleets_of_hybrid_models_have_no_other_policy(
     common = {"slo": "1s", "latency": measured, **POOL}
     with pytest.raises(UsageError, match="tlru is not replayed on fleets of hybrid models"):
         kvscope.simulate_fleet(trace, policy="tlru", **common)
-    with pytest.raises(UsageError, match="only lru is replayed on fleets of hybrid models"):
-        kvscope.tune_fleet(trace, policies="tlru", **common)
 
 
 def test_other_policies_are_refused(trace: kvscope.OpenTrace, measured: str) -> None:

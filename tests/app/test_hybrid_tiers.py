@@ -11,13 +11,13 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import kvscope
-from kvscope.app.schemas import schema
 from kvscope.app.tiers_on_groups import OnGroups
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode, UsageError
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.latency.file import write_profile
 from kvscope.latency.profile import LatencyProfile
+from kvscope.usecases.schemas import schema
 from tests.app.answers import BLOCK, write_answers
 from tests.cli.shell import Streams
 
@@ -55,32 +55,17 @@ def document(capsys: Streams, command: str, name: str, *arguments: str) -> dict[
     return made
 
 
-def test_an_interval_that_costs_nothing(
-    trace: kvscope.OpenTrace, folder: Path, tmp_path: Path
-) -> None:
+def test_an_interval_that_costs_nothing(trace: kvscope.OpenTrace, folder: Path) -> None:
     """All windows fit into the pool: answers are hit, and no tier is credited with that."""
-    result = kvscope.tune_tiers(trace, **asked(folder, AMPLE))
-    made = result.to_dict()
-    assert (result.verdict, made["why"], made["recommended"]) == (
-        "set-interval",
-        "costs-more",
-        None,
-    )
-    assert result.launch == "vLLM: --prefix-cache-retention-interval None"
-    assert made["interval_kept"]
-    assert [each["interval_tokens"] for each in made["today"]] == [0, 0]
-    assert made["baseline"] == made["interval"]
-    assert [each["meets"] for each in (*made["today"], *made["interval"])] == [False] * 2 + [
-        True
-    ] * 2
-    path = tmp_path / "recommendation.toml"
-    result.save(path)
-    again = kvscope.simulate(trace, recommendation=str(path), warmup="75%").to_dict()
-    rates = {each["policy"]: each["token_hit_rate"] for each in again["results"]}
-    assert rates["lru"] == pytest.approx(made["today"][1]["token_hit_rate"])
-    assert rates["lru-retention"] == pytest.approx(made["baseline"][1]["token_hit_rate"])
-    plain = kvscope.tune(trace, **asked(folder, AMPLE)).to_dict()["recommendation"]
-    assert plain["policy"] == "lru-retention"  # what `tune` recommends, too
+    made = kvscope.tune_tiers(trace, **asked(folder, AMPLE)).to_dict()
+    assert made["recommendation"]["policy"] == "lru-retention"
+    assert made["add_tier"] is None
+    assert made["tier_doubt"]["why"] == "costs-more"
+    assert made["rows"][0]["slo"] != "meets"
+    free = made["rows"][made["do_now"]]
+    assert free["change"]["tier"] is None
+    assert free["target_ms"]["value"] <= 250
+    assert "--prefix-cache-retention-interval" in made["recommendation"]["flags"]["vllm"]
 
 
 def test_a_tier_with_an_interval(
@@ -93,57 +78,38 @@ def test_a_tier_with_an_interval(
     monkeypatch.chdir(folder)
     chats = ("answers.jsonl", "--block-size", str(BLOCK), "--db", ":memory:")
     pool = ("--model", "gpt-oss-20b", "--num-gpu-blocks", str(SMALL), "--latency", "latency.toml")
-    tune = ("tune", "tune-tiers", *chats, "--tiers", "--slo", "250ms", *pool, "--gpu-hour", "2.5")
+    tune = ("tune", "tune", *chats, "--tiers", "--slo", "250ms", *pool, "--gpu-hour", "2.5")
     made = document(capsys, *tune)
-    best = made["recommended"]
-    assert made["verdict"] == "pays"
-    assert best["offload"] == "vllm@0.33:offload_prompt_only=false"
-    assert best["interval_tokens"] == 256
-    assert made["arguments"][-2:] == ["--prefix-cache-retention-interval", "256"]
-    assert made["interval"] == []
-    tried = {
-        (each["offload"], each["interval_tokens"]): each["ttft_at_percentile_ms"]
-        for each in made["explored"]
-        if each["size_bytes"] == best["size_bytes"]
-    }
-    slow = min(tried["vllm@0.33", 0], tried["vllm@0.33", 256])
-    assert tried[best["offload"], 256] < 250 < slow
-    policies = {each["offload"] for each in made["explored"] if each["offload"]}
-    assert any("eviction_policy=arc" in each for each in policies)
-    assert not any("tlru" in each or "gittins" in each for each in policies)  # are not simulated
+    best = made["rows"][made["add_tier"]]
+    recommended = made["recommendation"]
+    assert recommended["verdict"] == "switch"
+    assert best["change"]["policy"] == recommended["policy"] == "lru-retention"
+    assert best["change"]["tier"]["offload"] == "vllm@0.33:offload_prompt_only=false"
+    interval = recommended["params"]["retention_tokens"]
+    assert f"--prefix-cache-retention-interval {interval:.0f}" in recommended["flags"]["vllm"]
+    tiers = [row for row in made["rows"] if row["change"]["tier"]]
+    with_lru = [row["target_ms"]["value"] for row in tiers if row["change"]["policy"] == "lru"]
+    assert best["target_ms"]["value"] < 250 < min(with_lru)
+    ways = {row["change"]["tier"]["offload"] for row in tiers}
+    assert not any("tlru" in each or "gittins" in each for each in ways)  # are not simulated
 
     again = ("simulate", "simulate", *chats, "--recommendation", "recommendation.toml")
     replayed = document(capsys, *again, "--warmup", "75%")
     (tiered,) = replayed["results"]
-    assert (tiered["policy"], tiered["params"]["retention_tokens"]) == ("lru-retention", 256)
+    assert (tiered["policy"], tiered["params"]["retention_tokens"]) == ("lru-retention", interval)
     assert replayed["alone_as_recommended"]["policy"] == "lru-retention"
-    for figures, of in ((tiered, best), (replayed["alone"], made["today"][1])):
+    for figures, of in (
+        (tiered, recommended["expected"]),
+        (replayed["alone"], recommended["baseline"]),
+    ):
         assert figures["token_hit_rate"] == pytest.approx(of["token_hit_rate"])
         p95_ms = figures["queued_ttft_ms"]["p95"]
-        assert p95_ms == pytest.approx(of["ttft_at_percentile_ms"], rel=1e-6)
+        assert p95_ms == pytest.approx(of["times_ms"]["p95"], rel=1e-6)
     assert run([again[0], *again[2:]]) == ExitCode.DONE
     words = " ".join(capsys.readouterr().out.split())
-    assert "The recommended tier with retention interval 256 takes p95 TTFT from " in words
+    assert f"The recommended tier with retention interval {interval:.0f} takes p95 TTFT" in words
     assert "Its retention interval without the tier: " in words
     assert "pool, interval" in words
-
-    assert run([tune[0], *tune[2:], "--policies", "lru", "--output", "x.toml"]) == ExitCode.DONE
-    capsys.readouterr()
-    assert run(["diff", "recommendation.toml", "x.toml"]) == ExitCode.DONE
-    differences = capsys.readouterr().out
-    assert "lru-retention" in differences
-    assert "--prefix-cache-retention-interval 256" in differences
-
-
-def test_intervals_are_stated_as_in_tune(trace: kvscope.OpenTrace, folder: Path) -> None:
-    """Rounded to what vLLM takes; no other is tried then, and with `lru` none at all."""
-
-    def tried(**options: Any) -> set[float | None]:
-        made = kvscope.tune_tiers(trace, tier_sizes="6GiB", **asked(folder, SMALL), **options)
-        return {each["interval_tokens"] for each in made.to_dict()["explored"]}
-
-    assert tried(param=["lru-retention.retention_tokens=200,1000"]) == {0, 192, 960}
-    assert tried(policies="lru") == {0}
 
 
 @pytest.mark.parametrize(
@@ -176,12 +142,6 @@ def test_what_is_refused(
     """In one line with a remedy, before anything is replayed."""
     with pytest.raises(UsageError, match=said):
         kvscope.tune_tiers(trace, **asked(folder, SMALL, **changes))
-
-
-def test_an_interval_is_no_option_of_other_models(trace: kvscope.OpenTrace, folder: Path) -> None:
-    """Full attention keeps all it writes."""
-    with pytest.raises(UsageError, match="policies: the choice of a tier does not take it"):
-        kvscope.tune_tiers(trace, policies="lru", **asked(folder, SMALL, model="llama3.1-8b"))
 
 
 def test_a_chunk_has_the_bytes_of_the_engine_block() -> None:

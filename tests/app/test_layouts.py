@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from kvscope.app.analyze import Analysis, analyze
-from kvscope.app.documents.analyze import analyze_document
 from kvscope.ingest.formats.base import Request
 from kvscope.report.overview import headline
 from kvscope.store.db import MEMORY, open_store
+from kvscope.usecases.analyze import USE_CASE, Analysis, analyze
 from tests import small_traces
 
 BLOCKS, TURNS, SESSIONS = 20, 25, 40
@@ -40,8 +39,8 @@ def test_needed_capacity_is_given_for_other_session_starts() -> None:
     assert len(needed) == 5
     assert min(needed) <= 3 * BLOCKS
     assert 8 * BLOCKS <= max(needed) <= SESSIONS * BLOCKS
-    document = analyze_document(analysis)
-    assert document.layouts == analysis.layouts
+    document = USE_CASE.report(analysis).document()
+    assert document["layouts"] == analysis.layouts
     text = " ".join(headline(analysis).sentences)
     assert f"{min(needed):,} blocks to {max(needed):,} blocks" in text
     assert "sessions open (Poisson arrivals, 5 layouts)" in text

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvscope.app.analyze import analyze_source
 from kvscope.app.monitor import Monitor
-from kvscope.app.requests import AnalyzeRequest
 from kvscope.core.hits import Outputs, standard
 from kvscope.store.db import MEMORY, open_store
+from kvscope.usecases.analyze import AnalyzeRequest, run
+from kvscope.usecases.base import Opened
 
 
 def conversations(path: Path) -> str:
@@ -45,7 +45,9 @@ def test_a_new_trace_is_analyzed_as_a_stored_one(tmp_path: Path, outputs: Output
     path = conversations(tmp_path / "a.jsonl")
     request = AnalyzeRequest(definition=standard(outputs=outputs))
     with open_store(MEMORY) as store:
-        new, stored = (analyze_source(store, path, request, Monitor()).caching for _ in range(2))
+        new, stored = (
+            run(Opened.of(store, path, Monitor()), request, Monitor()).caching for _ in range(2)
+        )
     assert new is not None
     assert stored is not None
     assert new.hit_rates == stored.hit_rates

@@ -22,6 +22,18 @@ _USER = {"role": "user", "content": [{"type": "text", "text": "Hello there"}]}
 _CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}
 _ASSISTANT = {"role": "assistant", "content": "Hm", "tool_calls": [_CALL], "reasoning": "Why"}
 _TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+_TEXT = {"type": "text", "text": "Hello there", "cache_control": {"type": "ephemeral"}}
+_USE = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}
+_USES = {"role": "assistant", "content": [{"type": "thinking", "thinking": "Why"}, _TEXT, _USE]}
+_RESULT = {"type": "tool_result", "tool_use_id": "1", "content": [_TEXT]}
+_RESULTS = {"role": "user", "content": [_RESULT, _TEXT]}
+_ITEMS: list[Any] = [
+    {"role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hm"}]},
+    {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"a": 1}'},
+    {"type": "function_call_output", "call_id": "1", "output": "3"},
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Why"}]},
+]
 _PARTS = [{"role": "user", "parts": [{"type": "text", "content": "Hello"}]}]
 _ATTRIBUTES = [
     {"key": "gen_ai.input.messages", "value": {"stringValue": json.dumps(_PARTS)}},
@@ -39,11 +51,19 @@ LINES: dict[str, list[Any]] = {
         {"messages": [_USER, _ASSISTANT, _USER], "tools": [_TOOL], "timestamp": 1.5, "user": "u"},
         {"messages": [_USER, _ASSISTANT], "session_id": 3, "chat_template_kwargs": {"x": 1}},
         {"request": {"prompt": "Hello"}, "response": {"usage": {"completion_tokens": 3}}},
+        {"system": [_TEXT], "messages": [{"role": "user", "content": [_TEXT]}, _USES, _RESULTS]}
+        | {"tools": [{"name": "f", "input_schema": {"type": "object"}}], "max_tokens": 9}
+        | {"response": {"content": [_TEXT], "usage": {"input_tokens": 3}}},
+        {"request": {"instructions": "Be brief", "input": _ITEMS, "previous_response_id": None}}
+        | {"response": {"id": "r", "output": _ITEMS[1:2], "usage": {"input_tokens": 3}}},
+        {"input": "And then?", "previous_response_id": "r", "response": {"id": "s"}},
         {"prompt": [3] * 40, "created": "2026-01-01T00:00:00Z", "lora_name": "l", "worker": 1},
     ],
     "litellm": [
         {"messages": [_USER], "startTime": 1.0, "completionStartTime": 1.5, "endTime": 2.0}
         | {"model": "m", "prompt_tokens": 3, "response": "Hm", "model_parameters": {"tools": []}},
+        {"messages": _ITEMS, "startTime": "2026-01-01T00:00:00Z", "completionStartTime": 1.5}
+        | {"call_type": "aresponses", "cache_hit": "None", "metadata": '{"usage_object": {}}'},
     ],
     "sglang": [
         {"request_parameters": json.dumps(_PARAMETERS), "request_received_ts": 1.5} | _META,

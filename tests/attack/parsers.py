@@ -15,7 +15,8 @@ from kvscope.core.errors import InputError, UsageError
 from kvscope.ingest.build import build
 from kvscope.ingest.columns import Columns
 from kvscope.ingest.formats import registry
-from kvscope.ingest.formats.base import ReadOptions, Rejects
+from kvscope.ingest.formats.base import ReadOptions, Rejects, Turns
+from kvscope.ingest.meaning import complete_sessions, turns
 from kvscope.ingest.source import Source
 from tests.attack.attack import Attack, Case, Harm
 from tests.attack.mutations import as_json, mutated_bytes, mutated_document
@@ -43,6 +44,22 @@ MORE_LINES = {
         ),
     ],
     "lengths": [b"Timestamp,Request tokens,Response tokens\n5,472,18\n45,1087,230"],
+    "litellm": [
+        (
+            b'{"request_id":"r","session_id":"s","call_type":"aresponses","cache_hit":"None","status":'
+            b'"success","prompt_tokens":9,"completion_tokens":3,"startTime":"2026-05-01T10:00:00Z",'
+            b'"metadata":"{\\"usage_object\\":{\\"prompt_tokens_details\\":{\\"cached_tokens\\":8}}}"}'
+        ),
+        b'startTime,prompt_tokens,cache_hit\n2026-05-01 10:00:00.5,9,False\n3.5,9,"None"',
+    ],
+    "otlp": [
+        (
+            b'{"spanId":"1","attributes":[{"key":"gen_ai.provider.name","value":{"stringValue":"a"}},'
+            b'{"key":"gen_ai.usage.input_tokens","value":{"intValue":"9"}},'
+            b'{"key":"gen_ai.usage.cache_read.input_tokens","value":{"intValue":"90"}}]}'
+        ),
+        b'{"spanId":"1","attributes":[{"key":"llm.token_count.prompt","value":{"intValue":9}}]}',
+    ],
 }
 PARQUET_ROWS = [
     {
@@ -116,7 +133,8 @@ class Parsers(Attack):
         size = random.choice((None, None, None, 1, 16, 2**31 - 1))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start_s = time.process_time()
-        read(path, name, ReadOptions(block_size=size))
+        stated: Turns | None = random.choice((None, None, None, "delta"))
+        read(path, name, ReadOptions(block_size=size, turns=stated))
         took_s = time.process_time() - start_s
         grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
         if took_s > LONGEST_S or grown > MOST_BYTES:
@@ -179,7 +197,9 @@ def read(path: Path, name: str, options: ReadOptions) -> Rejects:
                 numbers += [*records.lines, *(line for line, _ in records.refused)]
                 columns.add(records)
         if len(columns):
-            build(columns, reader.notes)
+            if turns(columns.gaps, known, options.turns, str(path)) == "delta":
+                complete_sessions(columns, str(path))
+            build(columns, reader.all_notes(), known.in_ms)
     except (InputError, UsageError) as refusal:
         if not str(refusal).strip():
             raise Harm("a refusal without a word") from refusal

@@ -188,41 +188,6 @@ def test_the_last_trace_is_taken_up_again(
     assert "working on 'tiny'" in written.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (
-            ["missing.jsonl"],
-            3,
-            "missing.jsonl: neither a file nor a stored trace; give a trace file",
-        ),
-        (["--hbm", "80GiB"], 2, "name one with --model"),
-        (["--capacity", "1GiB"], 2, "name one with --model"),
-        (["--compat", "libcachesim", "--warmup", "10%"], 2, "leave out"),
-        (["--warmup", "100%"], 2, "not below 100%"),
-        (["--capacity-blocks", "many"], 2, "'many' is not a number of blocks"),
-        (["--capacity-blocks", "1,0"], 2, "'0' is not a number of blocks"),
-        (["--model", "llama3-8b", "--hbm", "0GiB"], 2, "'0GiB' is not above zero"),
-        (["--model", "llama3-8b", "--capacity", "lots"], 2, "'lots' is not a size"),
-        (["--block-size", "0"], 2, "'0' is not a whole number from 1 on"),
-        (["--html", "no/such/page.html"], 2, "there is no folder 'no/such'"),
-    ],
-)
-def test_mistakes_get_one_line_and_an_exit_code(
-    arguments: list[str],
-    code: int,
-    message: str,
-    trace: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Every mistake is told in one line that says what to do."""
-    given = arguments if arguments[0] == "missing.jsonl" else [str(trace), *arguments]
-    assert run(["analyze", *given, "--db", ":memory:"]) == code
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("error: ")
-    assert message in error
-
-
 def test_the_report_is_one_file(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

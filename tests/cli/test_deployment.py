@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from kvscope.app.schemas import schema
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
 from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.file import read_deployment
+from kvscope.usecases.schemas import schema
 from tests.cli.replayed import write_short
 from tests.cli.shell import Streams
 

@@ -13,9 +13,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import kvscope
-from kvscope.app.schemas import schema
 from kvscope.cli.app import run
 from kvscope.core.files import data_folder
+from kvscope.usecases.schemas import schema
 from tests.cli.replayed import simulated, write_profile, write_trace
 
 Streams = pytest.CaptureFixture[str]

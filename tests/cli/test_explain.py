@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from kvscope.app.gates import explain_gates
+from kvscope.app.gates import parse_gates
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
 from kvscope.core.percentiles import Percentiles
-from kvscope.replay.attribution import CAUSES
+from kvscope.replay.causes import CAUSES
 from kvscope.store.db import open_store
 from kvscope.store.results import add_validation
 from kvscope.store.traces import find
+from kvscope.usecases.explain import FIGURES
 from kvscope.validate.result import EngineFacts, Figures, RunFacts, ValidationFacts
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -237,7 +238,7 @@ def test_a_head_that_changes_hourly_is_a_finding(
 
 def test_every_cause_can_be_a_condition() -> None:
     """Its name is known to --fail-on without a kernel being loaded."""
-    assert len(explain_gates([f"{cause}>1%" for cause in CAUSES])) == len(CAUSES)
+    assert len(parse_gates([f"{cause}>1%" for cause in CAUSES], FIGURES.known(None))) == len(CAUSES)
 
 
 def test_conditions_on_causes_end_with_4(db: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,27 +100,6 @@ def test_a_rejected_request_misses_the_slo(simulate: tuple[str, ...], capsys: St
     assert reasons == ["fail-on queued-tel>1h: queued-tel cannot be computed"]
 
 
-@pytest.mark.parametrize(
-    ("command", "condition"),
-    [
-        (("analyze",), "hitrate<1%"),
-        (("simulate", "--capacity-blocks", "3"), "lru.p59>1s"),
-        (("tune", "--slo", "1s"), "verdict=swich"),
-    ],
-)
-def test_mistakes_are_refused_before_the_trace_is_read(
-    tmp_path: Path, capsys: Streams, command: tuple[str, ...], condition: str
-) -> None:
-    """One line, nothing printed, nothing stored; the trace would not be readable."""
-    trace = tmp_path / "broken.jsonl"
-    trace.write_text("no trace")
-    arguments = (*command, str(trace), "--db", ":memory:", "--fail-on", condition)
-    code, out, lines = ended(capsys, *arguments)
-    assert (code, out, len(lines)) == (ExitCode.USAGE, "", 1)
-    assert lines[0].startswith(f"error: --fail-on {condition}: there is no ")
-    assert "did you mean" in lines[0]
-
-
 def test_analyze(tmp_path: Path, capsys: Streams) -> None:
     """The ideal hit rate is 2 of 7 blocks, LRU's at two blocks is 1 of 7."""
     analyze = ("analyze", str(write_trace(tmp_path)), "--db", str(tmp_path / "k.duckdb"))

@@ -154,28 +154,6 @@ def test_the_report_is_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert f"report written to {target}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["missing.jsonl"], 3, "missing.jsonl: neither a file nor a stored trace"),
-        (["--window", "2h"], 2, "--window: longer than the trace after the warmup; give at most"),
-        (["--window", "0s"], 2, "'0s' is not above zero"),
-        (["--window", "an hour"], 2, "'an hour' is not a duration"),
-        (["--warmup", "100%"], 2, "not below 100%"),
-        (["--html", "no/such/page.html"], 2, "there is no folder 'no/such'"),
-    ],
-)
-def test_mistakes_get_one_line_and_an_exit_code(
-    arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Every mistake is told in one line that says what to do."""
-    given = arguments if arguments[0] == "missing.jsonl" else [CHATS, *arguments]
-    assert run(["fit", *given, "--db", ":memory:"]) == code
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("error: ")
-    assert message in error
-
-
 def test_fit_imports_no_more_than_it_needs() -> None:
     """Neither charts nor scipy's statistics, which take long to load."""
     done = python(

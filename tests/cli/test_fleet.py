@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from kvscope.app.schemas import schema
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
 from kvscope.core.files import data_folder
+from kvscope.usecases.schemas import schema
 from tests.cli.replayed import PROFILE, write_short
 from tests.cli.shell import Streams
 

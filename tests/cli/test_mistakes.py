@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kvscope.app import analyze, diff, traces
+from kvscope.app import traces
 from kvscope.cli.app import run
 from kvscope.core.jit import Kernel
 from tests.cli.replayed import write_short
@@ -41,6 +41,13 @@ OPTIONS: Rows = {
         ("--latency nope", 2, "--latency: no latency profile 'nope'"),
         (f"{_GPU} --hbm 80GiB", 2, "--hbm: the deployment (--gpu) has a pool of its own"),
         ("--section reuse", 2, "--section: there is no section 'reuse'"),
+        ("--capacity-blocks many", 2, "'many' is not a number of blocks"),
+        ("--capacity-blocks 1,0", 2, "'0' is not a number of blocks"),
+        ("--model llama3-8b --hbm 0GiB", 2, "'0GiB' is not above zero"),
+        ("--model llama3-8b --capacity lots", 2, "'lots' is not a size"),
+        ("--block-size 0", 2, "'0' is not a whole number from 1 on"),
+        ("--html no/such/page.html", 2, "there is no folder 'no/such'"),
+        ("--fail-on hitrate<1%", 2, "no figure 'hitrate' here; did you mean hit-rate?"),
         ("--fail-on p95>1s", 2, "--fail-on"),
         ("--fail-on regression>5% --baseline run:1", 2, "a stored run is a replay"),
         ("--html /proc/x.html", 2, "/proc"),
@@ -66,6 +73,9 @@ OPTIONS: Rows = {
     ),
     "fit short": (
         ("--warmup 100%", 2, "--warmup: not below 100%"),
+        ("--window 0s", 2, "'0s' is not above zero"),
+        ("--window 'an hour'", 2, "'an hour' is not a duration"),
+        ("--html no/such/page.html", 2, "there is no folder 'no/such'"),
         ("--policy gittins", 2, "is for --export"),
         ("--param gittins.xi_tokens=1", 2, "is for --export"),
         ("--capacity-blocks 1", 2, "is for --export"),
@@ -87,6 +97,11 @@ OPTIONS: Rows = {
         ("--section nope", 2, "there is no section 'nope'"),
     ),
     "simulate short": (
+        (
+            "--capacity-blocks 3 --fail-on lru.p59>1s",
+            2,
+            "no figure 'lru.p59' here; did you mean lru.p99?",
+        ),
         ("--policies lru,tlur", 2, "--policies: unknown policy 'tlur'; did you mean tlru?"),
         ("--policies tlru-learned", 2, "tlru-learned was removed; take gittins instead"),
         ("--policies lru,TTL", 2, "--policies: ttl needs ttl_s: "),
@@ -211,6 +226,11 @@ OPTIONS: Rows = {
         ("--slo fast", 2, "200ms"),
     ),
     "tune short --slo 1s": (
+        (
+            "--fail-on verdict=swich",
+            2,
+            "--fail-on verdict=swich: there is no verdict 'swich' here; did you mean switch?",
+        ),
         ("--percentile 101", 2, "p95"),
         ("--percentile p101", 2, "p95"),
         ("--percentile p100", 2, "p95"),
@@ -246,7 +266,7 @@ OPTIONS: Rows = {
         (f"{_GPU} --outputs ignored", 2, "leave it out"),
         (f"{_GPU} --engine sglang --tpot-slo 50ms", 2, "leave it out"),
         (f"{_GPU} --policies lfu", 2, "--policies: lfu cannot order the blocks of an engine"),
-        ("--router session", 2, "--router: a fleet alone has a router; add --fleet"),
+        ("--router session", 2, "--router: one cache has no router; add --fleet"),
         ("--tier-sizes 1GiB", 2, "--tier-sizes: a tier alone has it"),
         ("--tiers", 2, "needs an engine with a pool"),
         ("--fail-on x>1", 2, "--fail-on"),
@@ -257,9 +277,7 @@ OPTIONS: Rows = {
         ("--html no/such/folder/r.html", 2, "make it first"),
     ),
     _TIERS: (
-        ("--policies tlru", 2, "--policies: the choice of a tier does not take it"),
-        ("--fleet", 2, "--fleet, --tiers: a tier is chosen for one engine"),
-        ("--replicas 2", 2, "one engine is replayed"),
+        ("--engine sglang --policies tlru", 2, "--policies: SGLang's policies are not simulated"),
         ("--warmup 90%", 2, "20%, 25% and 25%"),
         ("--tier-sizes tape:1GiB", 2, "'tape' is no memory"),
         ("--tier-sizes ssd:1TiB", 2, "add --offload lmcache"),
@@ -287,19 +305,16 @@ OPTIONS: Rows = {
         ("--section nope", 2, "there is no section 'nope'"),
         ("--model gemma3-4b --engine sglang", 2, "does not simulate; take vLLM"),
     ),
+    f"tune short --slo 1s --fleet {_GPU}": (
+        ("--router min-ttft", 2, "--router: min-ttft is a reference"),
+        ("--router mooncake", 2, "--router: mooncake"),
+        ("--router sglang@9", 2, "--router"),
+        ("--param dynamo@1.6.nothing=1", 2, "nothing"),
+        ("--policies belady", 2, "belady is an oracle"),
+        ("--traffic replica", 2, "--traffic: a fleet needs the traffic of all replicas"),
+    ),
     "tune short --slo 1s --fleet": (
-        ("--capacity-blocks 9 --output x.toml", 2, "--output"),
-        ("--capacity-blocks 9 --force", 2, "--force"),
-        ("--capacity-blocks 9 --judge 30%", 2, "--judge"),
-        ("--capacity-blocks 9 --tpot-slo 50ms", 2, "--tpot-slo"),
-        ("--capacity-blocks 9 --max-violations 5%", 2, "--max-violations"),
-        ("--capacity-blocks 9 --router min-ttft", 2, "--router: min-ttft is a reference"),
-        ("--capacity-blocks 9 --router sglang@9", 2, "--router"),
-        ("--capacity-blocks 9 --param dynamo@1.6.nothing=1", 2, "nothing"),
-        ("--capacity-blocks 9 --policies belady", 2, "belady is an oracle"),
-        (f"{_GPU} --replicas 4", 2, "--replicas"),
-        (f"{_GPU} --traffic replica", 2, "--traffic fleet"),
-        ("--gpu l4 --model gemma3-4b --policies tlru", 2, "only lru is replayed on fleets of"),
+        ("--capacity-blocks 9", 2, "--fleet: replicas need a deployment; name it: --gpu and"),
     ),
     "fleet short --slo 1s": (
         ("", 2, "how much a replica caches is not stated; name it, or --capacity with --model"),
@@ -369,6 +384,9 @@ OPTIONS: Rows = {
         ("x --port 0", 2, "--port"),
         ("x --port 99999", 2, "'99999' is too large; write at most 65535"),
         ("x --capacity-blocks 4 --token a", 2, "--token: too short"),
+        ("x", 2, "needs a capacity"),
+        ("no/file --capacity-blocks 4", 3, "no/file: no such file; name"),
+        ("x --recommendation no.toml", 3, "no.toml: "),
     ),
     "runs": (
         ("short --policy bellady", 2, "unknown policy 'bellady'"),
@@ -458,9 +476,8 @@ FACTS: Rows = {
         ("lengths", 3, "has only lengths"),
         (f"strangers --tiers {_GPU}", 3, "9 requests are too few"),
         (f"untimed --tiers {_GPU}", 3, "take one with timestamps, or --session-arrivals"),
-        (f"strangers --fleet {_GPU}", 3, "9 requests are too few to choose a fleet"),
+        (f"strangers --fleet {_GPU}", 3, "9 requests are too few"),
         (f"untimed --fleet {_GPU}", 3, "take one with timestamps, or --session-arrivals"),
-        ("strangers --fleet --capacity-blocks 9 --router session", 2, "session needs sessions"),
     ),
     _TIERS: (
         ("--tier-sizes 1KiB", 2, "holds not one chunk of vllm@0.33"),
@@ -539,8 +556,7 @@ def _without_kernels(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 @pytest.fixture
 def _without_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (traces, analyze, diff):
-        monkeypatch.setattr(module, "load_trace", _forbidden("a trace is read"))
+    monkeypatch.setattr(traces, "load_trace", _forbidden("a trace is read"))
     monkeypatch.setattr(traces, "ingest_file", _forbidden("a trace is read"))
 
 

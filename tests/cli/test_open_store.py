@@ -18,8 +18,8 @@ TRACE = str(Path(__file__).parents[1] / "written_before" / "trace.jsonl")
 CAPACITY = ("--capacity-blocks", "9")
 # What a command computes with once it has read the trace, and the command.
 COMPUTES = {
-    "kvscope.app.analyze:_layouts": ("analyze", "trace"),
-    "kvscope.app.analyze:caching": ("analyze", "trace"),
+    "kvscope.usecases.analyze:_layouts": ("analyze", "trace"),
+    "kvscope.replay.caching:caching": ("analyze", "trace"),
     "kvscope.characterize.summary:_of_history": ("analyze", "trace"),
     "kvscope.characterize.spatial:decile_histogram": ("analyze", "trace"),
     "kvscope.reuse_models.fit:fit_to": ("fit", "trace"),

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from kvscope.app.schemas import schema
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
 from kvscope.core.files import data_folder
 from kvscope.tuning.file import read_recommendation
+from kvscope.usecases.schemas import schema
 from tests.cli.replayed import write_short
 from tests.cli.shell import Streams
 
 ENGINE = ("--gpu", "l4", "--model", "llama3-8b", "--num-gpu-blocks", "1000")
-COMMON = ("--db", ":memory:", "--tiers", "--slo", "20s", *ENGINE, "--output", "-")
-SIZES = ("--tier-sizes", "4GiB,16GiB")
+COMMON = ("--db", ":memory:", "--tiers", "--slo", "20s", "--policies", "lru", *ENGINE)
+NO_FILE = ("--output", "-")
 PLAIN = "vllm@0.33:eviction_policy=lru"
 """An option stated: none is searched."""
 
@@ -31,7 +31,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_short(tmp_path_factory.mktemp("trace"))
 
 
-def document(capsys: Streams, *arguments: str, command: str = "tune-tiers") -> dict[str, Any]:
+def document(capsys: Streams, *arguments: str, command: str = "tune") -> dict[str, Any]:
     """Return the document that a command prints."""
     assert run([*arguments, "--json"]) == ExitCode.DONE
     made: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -39,61 +39,44 @@ def document(capsys: Streams, *arguments: str, command: str = "tune-tiers") -> d
     return made
 
 
-def test_the_answer(capsys: Streams, trace: str) -> None:
-    """Every way with every size is explored; flags are there with a recommendation alone."""
-    made = document(
-        capsys, "tune", trace, *COMMON, *SIZES, "--offload", f"{PLAIN},lmcache:chunk_size=256"
-    )
-    assert made["currency"] == "US$"
-    assert made["verdict"] in {"pays", "helps", "keep-none"}
-    assert {each["interval_tokens"] for each in made["explored"]} == {0}
-    assert made["words"][0].startswith("Does offloading pay? ")
-    assert (made["recommended"] is None) == (made["verdict"] == "keep-none")
-    assert (made["launch"] is None) == (made["recommended"] is None)
-    explored = {(each["offload"], each["size_bytes"]) for each in made["explored"]}
-    assert explored == {(way, 2**30 * size) for way in ("vllm@0.33", "lmcache") for size in (4, 16)}
-    largest = max(made["front"], key=lambda each: each["cost_hour"])
-    assert largest["cost_hour"] == pytest.approx(0.004237 * largest["size_bytes"] / 2**30)
+def rows(made: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows with a tier."""
+    return [row for row in made["rows"] if row["change"]["tier"]]
 
 
-def test_prices_are_stated(capsys: Streams, trace: str) -> None:
-    """A price of memory and one of GPUs; what is saved has one then."""
-    prices = ("--dram-price", "0.5", "--gpu-hour", "2")
-    made = document(
-        capsys, "tune", trace, *COMMON, "--tier-sizes", "4GiB", "--offload", PLAIN, *prices
-    )
-    assert made["gpu_hour"] == 2
-    assert made["currency"] is None
-    row = made["explored"][0]
-    assert row["cost_hour"] == 2.0
-    alone = made["baseline"][0]["prefill_share"]
-    tier = next((each for each in made["front"] if each["kind"]), None)
-    assert tier is None or tier["saved_hour"] == pytest.approx(2 * (alone - tier["prefill_share"]))
+def test_every_way_and_size_is_an_option(capsys: Streams, trace: str) -> None:
+    """A price is of the list, or of yours; what is saved has the GPU's."""
+    sizes = ("--tier-sizes", "4GiB,16GiB", "--offload", f"{PLAIN},lmcache:chunk_size=256")
+    made = document(capsys, "tune", trace, *COMMON, *sizes, *NO_FILE, "--gpu-hour", "2")
+    tried = {(row["change"]["tier"]["offload"], row["change"]["tier"]["gib"]) for row in rows(made)}
+    assert tried <= {(way, size) for way in ("vllm@0.33", "lmcache") for size in (4, 16)}
+    assert len(tried) > 1
+    today = made["rows"][0]
+    for row in rows(made):
+        tier = row["change"]["tier"]
+        assert tier["price_hour"] == pytest.approx(0.004237 * tier["gib"])
+        assert row["price_per_hour"] == pytest.approx(2 + tier["price_hour"])
+        freed = today["utilization"] - row["utilization"]
+        assert row["saves_per_hour"] == pytest.approx(2 * freed)
+    assert (made["add_tier"] is None) == (made["tier_doubt"] is not None)
+    free = document(
+        capsys, "tune", trace, *COMMON, "--tier-sizes", "4GiB", "--offload", PLAIN, *NO_FILE,
+        "--dram-price", "0",
+    )  # fmt: skip
+    assert {row["change"]["tier"]["price_hour"] for row in rows(free)} == {0}
 
 
 def test_one_screen_and_conditions(capsys: Streams, trace: str) -> None:
-    """The answer is the first sentence; a condition on the verdict holds or not."""
-    one = ("tune", trace, *COMMON, *SIZES, "--offload", f"{PLAIN},vllm@0.33:store_threshold=2")
-    code = run([*one, "--fail-on", "verdict!=pays,p95>1ms"])
-    assert code == ExitCode.CHECK_FAILED
-    printed = capsys.readouterr().out
-    screen = printed.splitlines()
-    assert "US$/hour" in printed
-    assert "Prices an hour in US$: 0.004237 a GiB of CPU memory (list of " in printed
+    """A sentence says whether to add memory; a condition on the verdict holds or not."""
+    ways = ("--tier-sizes", "4GiB,16GiB", "--offload", f"{PLAIN},vllm@0.33:store_threshold=2")
+    one = ("tune", trace, *COMMON, *ways, *NO_FILE)
+    assert run([*one, "--fail-on", "verdict!=overloaded,p95>1ms"]) == ExitCode.CHECK_FAILED
+    screen = capsys.readouterr().out.splitlines()
     assert len(screen) <= 45
     assert max(map(len, screen)) <= 100
-    at = next(at for at, line in enumerate(screen) if line.startswith("Answer"))
-    assert re.match(r"Does offloading pay\? (Yes|No|In part): ", screen[at + 1])
-    assert run([*one, "--section", "tried"]) == ExitCode.DONE
-    assert "store_threshold=2" in capsys.readouterr().out
-
-
-def test_memory_that_is_there(capsys: Streams, trace: str) -> None:
-    """A price of 0 is one that is stated, so that no amount is of the list."""
-    one = (trace, *COMMON, "--tier-sizes", "4GiB", "--offload", PLAIN)
-    assert run(["tune", *one, "--dram-price", "0", "--section", "assumed"]) == ExitCode.DONE
-    stated = capsys.readouterr().out
-    assert "Prices an hour, in the currency of yours: 0 a GiB of CPU memory (yours)" in stated
+    words = " ".join(screen)
+    assert re.search(r"Add (no memory below the pool: |[0-9.]+ GiB of CPU memory )", words)
+    assert " CPU tier, store_threshold=2" in words
 
 
 def test_writes_of_a_drive(capsys: Streams, trace: str) -> None:
@@ -101,40 +84,31 @@ def test_writes_of_a_drive(capsys: Streams, trace: str) -> None:
     one = (trace, *COMMON, "--tier-sizes", "ssd:4GiB", "--offload", "lmcache:chunk_size=256")
     wear = {}
     for rated in ("0.5", "1"):
-        made = document(capsys, "tune", *one, "--ssd-writes-per-day", rated)
-        row = made["explored"][0]
-        wear[rated] = row["wear"]
-        rate = row["written_bytes_s"] * 86_400 / row["size_bytes"]
-        assert row["wear"] == pytest.approx(rate / float(rated))
-        assert row["cost_hour"] == pytest.approx(0.00011 * 4 * max(1.0, row["wear"]))
+        made = document(capsys, "tune", *one, *NO_FILE, "--ssd-writes-per-day", rated)
+        tier = rows(made)[0]["change"]["tier"]
+        assert tier["kind"] == "ssd"
+        wear[rated] = tier["wear"]
+        rate = tier["written_bytes_s"] * 86_400 / 2**32
+        assert tier["wear"] == pytest.approx(rate / float(rated))
+        assert tier["price_hour"] == pytest.approx(0.00011 * 4 * max(1.0, tier["wear"]))
     assert wear["0.5"] == pytest.approx(2 * wear["1"])
     assert wear["0.5"] > 1
 
 
 def test_files_below_cpu_memory(capsys: Streams, trace: str) -> None:
     """An SSD below is compared with its CPU memory alone, and priced with its writes."""
-    made = document(
-        capsys, "tune", trace, *COMMON, "--tier-sizes", "dram:4GiB+ssd:64GiB", "--offload", PLAIN
+    sizes = ("--tier-sizes", "dram:4GiB+ssd:64GiB", "--offload", PLAIN)
+    made = document(capsys, "tune", trace, *COMMON, *sizes, *NO_FILE)
+    alone, both = sorted(
+        (row["change"]["tier"] for row in rows(made)), key=lambda x: x["files_gib"]
     )
-    both, alone = sorted(made["explored"], key=lambda each: -each["files_bytes"])
-    assert (both["kind"], both["size_bytes"], both["files_bytes"]) == ("dram", 2**32, 2**36)
-    assert (alone["kind"], alone["size_bytes"], alone["files_bytes"]) == ("dram", 2**32, 0)
+    assert (both["kind"], both["gib"], both["files_gib"]) == ("dram", 4, 64)
+    assert (alone["kind"], alone["gib"], alone["files_gib"]) == ("dram", 4, 0)
     assert alone["full_s"] is None
     assert both["full_s"] == pytest.approx(2**36 / both["written_bytes_s"])
     assert both["wear"] == pytest.approx(86_400 / both["full_s"] / 1.3)
     cost = 4 * 0.004237 + 64 * 0.00011 * max(1.0, both["wear"])
-    assert both["cost_hour"] == pytest.approx(cost)
-    assert both["tier_hit_rate"] > alone["tier_hit_rate"]
-
-
-def test_files_below_hicache(capsys: Streams, trace: str) -> None:
-    """Its options of files are those of CPU memory with an SSD below alone."""
-    way = "sglang-hicache:write_policy=write_back"
-    files = ("--tier-sizes", "dram:4GiB+ssd:64GiB")
-    prefetches = f"{way}:hicache_storage_prefetch_policy=wait_complete"
-    made = document(capsys, "tune", trace, *COMMON, *files, "--offload", prefetches)
-    tried = {each["offload"]: each["files_bytes"] for each in made["explored"]}
-    assert tried == {way: 0, prefetches: 2**36}
+    assert both["price_hour"] == pytest.approx(cost)
 
 
 def test_the_file_is_replayed_with_its_pool_alone(
@@ -149,21 +123,24 @@ def test_the_file_is_replayed_with_its_pool_alone(
     slower = (agents, "--db", ":memory:", "--rate-scale", "0.125")
     engine = ("--gpu", "h200", "--model", "llama3-70b", "--weight-dtype", "fp8")
     size = ("--tiers", "--offload", PLAIN, "--tier-sizes", "230GiB", "--gpu-hour", "3.5")
-    tune = ("tune", *slower, "--slo", "30s", *engine, *size)
+    tune = ("tune", *slower, "--slo", "30s", "--policies", "lru", *engine, *size)
     made = document(capsys, *tune)
-    assert made["verdict"] == "pays"
+    recommended = made["recommendation"]
+    assert recommended["verdict"] == "switch"
+    assert made["add_tier"] is not None
+    assert "OffloadingConnector" in recommended["flags"]["vllm"]
     advice = ("--recommendation", "recommendation.toml")
     replay = ("simulate", *slower, *advice)
     replayed = document(capsys, *replay, "--warmup", "75%", command="simulate")
     (tiered,) = replayed["results"]
     assert replayed["tier_mode"] == "vllm@0.33"
     for run_of, figures in (
-        (replayed["alone"], made["baseline"][1]),
-        (tiered, made["recommended"]),
+        (replayed["alone"], recommended["baseline"]),
+        (tiered, recommended["expected"]),
     ):
         assert run_of["token_hit_rate"] == pytest.approx(figures["token_hit_rate"])
         p95_ms = run_of["queued_ttft_ms"]["p95"]
-        assert p95_ms == pytest.approx(figures["ttft_at_percentile_ms"], rel=1e-6)
+        assert p95_ms == pytest.approx(figures["times_ms"]["p95"], rel=1e-6)
     assert run([*replay, "--offload", "lmcache"]) == ExitCode.USAGE
     assert "--offload: the recommendation settles this" in capsys.readouterr().err
     assert run([*replay, "--db", "store.duckdb"]) == ExitCode.DONE
@@ -182,10 +159,10 @@ def test_the_file_is_replayed_with_its_pool_alone(
         assert f"it recommends a tier, which {reader[0]} does not " in capsys.readouterr().err
     dear = (*tune, "--dram-price", "99")
     assert run(dear) == ExitCode.DONE
-    assert "recommends a tier and was left as it is" in capsys.readouterr().err
+    assert "recommends a change and was left as it is" in capsys.readouterr().err
     assert run([*dear, "--output", "x.toml"]) == ExitCode.DONE
     assert run(["diff", "recommendation.toml", "x.toml"]) == ExitCode.DONE
     assert "230 GiB dram, vllm@0.33" in capsys.readouterr().out
     assert run([*dear, "--force"]) == ExitCode.DONE
     for name in ("x.toml", "recommendation.toml"):
-        assert read_recommendation(Path(name)).verdict == "keep-none"
+        assert read_recommendation(Path(name)).tier is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,13 +21,30 @@ LATER = (
 )
 
 
-def test_nothing_is_left_to_compile(capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither for the commands that warm up, nor for the same ones on another trace."""
-    assert warm_up.main() == 0, capsys.readouterr().err
-    kernels = private_cache("kernels")
+def compile_more(cache: Path) -> set[str]:
+    """Run commands on a sample, and return the names of the kernels that they add to a cache."""
+    kernels = cache / "kernels"
     before = {path.name for path in kernels.iterdir()}
     sample = str(SAMPLES / "to-c.jsonl.gz")
     for command, *options in LATER:
         words = [sys.executable, "-m", "kvscope", command, sample, "--db", ":memory:", *options]
         subprocess.run(words, check=True, capture_output=True)
-    assert {path.name for path in kernels.iterdir()} <= before
+    return {path.name for path in kernels.iterdir()} - before
+
+
+def test_nothing_is_left_to_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On another trace than the one of the warm-up, which `make setup` ran; if not, run it here.
+
+    In a copy of the cache, to which other tests add nothing meanwhile.
+    """
+    warm, cold = tmp_path / "warm", tmp_path / "cold"
+    (warm / "kernels").mkdir(parents=True)
+    for kernel in private_cache("kernels").glob("*.kernel"):
+        shutil.copy(kernel, warm / "kernels")
+    monkeypatch.setenv("KVSCOPE_CACHE_DIR", str(warm))
+    if compile_more(warm):
+        monkeypatch.setenv("KVSCOPE_CACHE_DIR", str(cold))
+        assert warm_up.main() == 0, capsys.readouterr().err
+        assert not compile_more(cold)

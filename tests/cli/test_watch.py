@@ -134,29 +134,6 @@ def test_another_address_gets_a_token(
     assert "Bearer" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (("x",), ExitCode.USAGE, "kvscope watch: needs a capacity"),
-        (("no/file", "--capacity-blocks", "4"), ExitCode.INPUT, "no/file: no such file; name"),
-        (("x", "--recommendation", "no.toml"), ExitCode.INPUT, "no.toml: "),
-    ],
-)
-def test_refusals(
-    arguments: tuple[str, ...],
-    code: ExitCode,
-    message: str,
-    capsys: Streams,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    """In one line, before anything is served."""
-    monkeypatch.chdir(tmp_path)
-    assert run(["watch", *arguments, "--port", str(free_port())]) == code
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-
-
 def test_kv_events(capsys: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that are assembled from events are counted and kept as recorded ones are."""
     watched: list[Watch] = []

@@ -77,33 +77,51 @@ def lines_of(*files: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for file in files for line in file.read_bytes().splitlines()]
 
 
-@pytest.mark.parametrize("template", [TEMPLATE, PARTS_TEMPLATE], ids=["text", "parts"])
-def test_vllm_records_the_blocks_that_the_log_is_hashed_to(tmp_path: Path, template: str) -> None:
+TEMPLATES = {"text": TEMPLATE, "parts": PARTS_TEMPLATE}
+
+
+def test_vllm_records_the_blocks_that_the_log_is_hashed_to(tmp_path: Path) -> None:
     """Request by request: the same lengths, and blocks that are equal to the same others."""
-    model, recording = tmp_path / "model", tmp_path / "recording"
-    write_model(model, template)
+    for name, template in TEMPLATES.items():
+        write_model(tmp_path / name, template)
+    model, recording = tmp_path / "text", tmp_path / "recording"
     (model / "config.json").write_text(json.dumps(tiny_llama(LONGEST, "float32")))
     launch = Launch(
         str(model),
         BLOCK,
         200,
         LONGEST,
-        flags=("--scheduler-cls", "kvscope.vllm_plugin.KvscopeScheduler"),
+        flags=(
+            *("--scheduler-cls", "kvscope.vllm_plugin.KvscopeScheduler"),
+            "--trust-request-chat-template",
+        ),
         environment=ONE_CORE | {"KVSCOPE_RECORD": str(recording)},
     )
-    log = []
+    logs: dict[str, list[dict[str, Any]]] = {name: [] for name in TEMPLATES}
     with VllmServer(launch, with_vllm()) as server:
-        for path, bodies in (("chat/completions", CHATS), ("completions", TEXTS)):
-            for body in bodies:
-                sent = body | {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
-                response = post(f"{server.endpoint.url}/v1/{path}", sent | {"model": str(model)})
-                log.append({"request": sent, "response": response})
-    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, log)))
-    trace = tmp_path / "trace.jsonl"
+        for name, template in TEMPLATES.items():
+            with_template = {"model": str(model), "chat_template": template}
+            for path, bodies, more in (
+                ("chat/completions", CHATS, with_template),
+                ("completions", TEXTS, {"model": str(model)}),
+            ):
+                for body in bodies:
+                    sent = body | {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
+                    response = post(f"{server.endpoint.url}/v1/{path}", sent | more)
+                    logs[name].append({"request": sent, "response": response})
+    recorded = lines_of(*sorted(recording.glob("*.jsonl")))
+    assert len(recorded) == 2 * len(logs["text"]) == 2 * len(logs["parts"])
+    check_hashes(tmp_path / "text", logs["text"], recorded[: len(recorded) // 2])
+    check_hashes(tmp_path / "parts", logs["parts"], recorded[len(recorded) // 2 :])
+
+
+def check_hashes(model: Path, log: list[Any], recorded: list[dict[str, Any]]) -> None:
+    """Compare what `kvscope hash` makes of a log with what vLLM recorded of its requests."""
+    (model / "log.jsonl").write_text("\n".join(map(json.dumps, log)))
+    trace = model / "trace.jsonl"
     options = HashOptions(tokenizer=str(model), output=str(trace), block_size=BLOCK)
-    hash_logs([str(tmp_path / "log.jsonl")], options, Monitor())
-    recorded, hashed = lines_of(*sorted(recording.glob("*.jsonl"))), lines_of(trace)
-    assert len(recorded) == len(log)
+    hash_logs([str(model / "log.jsonl")], options, Monitor())
+    hashed = lines_of(trace)
     for name in ("input_length", "output_length"):
         assert [line[name] for line in hashed] == [line[name] for line in recorded]
     salted = [bool(line.get("cache_salt")) for line in hashed]
@@ -117,7 +135,7 @@ def test_vllm_records_the_blocks_that_the_log_is_hashed_to(tmp_path: Path, templ
     assert len({tuple(path) for path in one}) < len([x for path in one for x in path])
 
 
-@pytest.mark.parametrize("template", [TEMPLATE, PARTS_TEMPLATE], ids=["text", "parts"])
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
 def test_prompts_are_those_of_transformers(tmp_path: Path, template: str) -> None:
     """Rendered with tools, calls and reasoning; plain texts with their special tokens."""
     os.environ["HF_HUB_OFFLINE"] = "1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import copyfile
 
 import pytest
 
@@ -43,28 +44,33 @@ def forgetful() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, stored_chats: Path) -> Iterator[Served]:
     """Run a dashboard, for all tests with a browser, on a store with a small trace."""
     folder = tmp_path_factory.mktemp("served")
     db = str(folder / "store.duckdb")
-    with open_store(db) as store:
-        ingest(store, str(write_chats(folder / "chats.jsonl")))
+    copyfile(stored_chats, db)
     record = folder / "watched" / "record"
     record.parent.mkdir()
     with serving(db, record=record) as (address, _):
         yield Served(address, db, record)
 
 
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """600 requests in conversations."""
-    return write_chats(tmp_path_factory.mktemp("trace") / "chats.jsonl")
+@pytest.fixture(scope="session")
+def stored_chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a store with 600 requests in conversations."""
+    folder = tmp_path_factory.mktemp("chats")
+    with open_store(str(folder / "store.duckdb")) as store:
+        ingest(store, str(write_chats(folder / "chats.jsonl")))
+    return folder / "store.duckdb"
 
 
 @pytest.fixture
-def db(tmp_path: Path, trace: Path) -> str:
-    """Return a store with that trace."""
-    path = str(tmp_path / "store.duckdb")
-    with open_store(path) as store:
-        ingest(store, str(trace))
-    return path
+def trace(stored_chats: Path) -> Path:
+    """Return the file with these requests."""
+    return stored_chats.with_name("chats.jsonl")
+
+
+@pytest.fixture
+def db(tmp_path: Path, stored_chats: Path) -> str:
+    """Return a store of its own with that trace."""
+    return str(copyfile(stored_chats, tmp_path / "store.duckdb"))

@@ -9,15 +9,13 @@ import pytest
 
 from dashboard import render
 from dashboard.wording import in_page_words
-from kvscope.app.analyze import analyze
-from kvscope.app.options import AnalyzeOptions
-from kvscope.app.requests import analyze_request
 from kvscope.cli.app import run
 from kvscope.core import units
 from kvscope.report import overview, space
 from kvscope.report.words import significant
 from kvscope.store import traces
 from kvscope.store.db import open_store
+from kvscope.usecases.analyze import AnalyzeOptions, analyze, analyze_request
 from tests.cli.shell import Streams
 from tests.dashboard.shown import (
     PAGES,
@@ -144,29 +142,6 @@ def test_recommendation(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Stream
     assert in_page_words(document["why_no_flags"]) in captions(app)
     assert "For: cache study" in words(app)
     assert app.get("download_button")
-
-
-def test_a_fleet_is_recommended(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
-    """Words and routers of `tune --fleet --json`, the charts of the report, and its capacities."""
-    asked = {"fleet_slo": "1s", "replica_sizes": "30,60", "choose_from": "round-robin,session"}
-    app = shown(db, monkeypatch, "recommendation", choose="a fleet", **asked)
-    app.button(key="tune").click().run()
-    settled(app, "Answer")
-    document = told(
-        capsys, "tune", "chats", "--fleet", "--db", db, "--slo", "1s", "--capacity-blocks",
-        "30,60", "--router", "round-robin,session", "--model", "llama3-8b",
-        "--latency", "llama2-7b-a100",
-    )  # fmt: skip
-    for sentence in document["words"]:
-        assert sentence in words(app)
-    table = table_with(app, "router", "replicas", "within")
-    assert set(table["router"]) == {row["run"]["router"] for row in document["routers"]}
-    sizes = table_with(app, "a replica")
-    assert len(sizes) == len(document["capacities"]) == 2
-    charts = [chart.proto.spec for chart in app.get("plotly_chart")]
-    assert any("replicas" in spec and "SLO" in spec for spec in charts)
-    app.radio(key="choose").set_value("a policy").run()
-    assert app.text_input(key="slo")
 
 
 def test_validation(

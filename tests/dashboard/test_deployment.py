@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from kvscope.app.analyze import analyze
-from kvscope.app.options import AnalyzeOptions
-from kvscope.app.requests import analyze_request
 from kvscope.core import units
 from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.file import FILE, write_deployment
@@ -19,6 +16,7 @@ from kvscope.report import overview
 from kvscope.report.words import significant
 from kvscope.store import traces
 from kvscope.store.db import open_store
+from kvscope.usecases.analyze import AnalyzeOptions, analyze, analyze_request
 from tests.cli.shell import Streams
 from tests.dashboard.shown import (
     EVERY_PAGE,
@@ -257,20 +255,20 @@ def test_the_lab_replays_with_the_deployments_latency(
 def test_a_tier_is_recommended(
     db: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Streams
 ) -> None:
-    """Words, sizes and file of `tune --tiers`; without a GPU the page says what is missing."""
-    app = shown(db, monkeypatch, "recommendation", choose="memory below the GPU")
-    assert "Select a GPU and a model" in words(app)
-    assert app.button(key="tune").disabled
+    """Words, sizes and file of `tune --tiers`; without a GPU there is no such choice."""
+    app = shown(db, monkeypatch, "recommendation")
+    assert not app.button_group
     small = Deployment(gpu="h100", model="llama3-8b", num_gpu_blocks=60, gpu_hour=2.5)
     write_deployment(here / FILE, small)
     asked = {
-        "tier_slo": "10ms",
+        "slo": "10ms",
+        "compare": "memory below the GPU",
         "tier_sizes": "8MiB,64MiB",
         "offload": "vllm@0.33:store_threshold=2",
     }
-    app = shown(db, monkeypatch, "recommendation", choose="memory below the GPU", **asked)
+    app = shown(db, monkeypatch, "recommendation", **asked)
     app.button(key="tune").click().run()
-    settled(app, "Answer")
+    settled(app, "Recommendation")
     document = told(
         capsys, "tune", "chats", "--tiers", "--db", db, "--slo", "10ms", "--tier-sizes",
         "8MiB,64MiB", "--offload", "vllm@0.33:store_threshold=2", "--output", "-",

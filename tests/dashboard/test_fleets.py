@@ -11,7 +11,6 @@ from kvscope.app.fleet import FleetStudy
 from kvscope.core import units
 from kvscope.report import fleet as report
 from tests.cli.shell import Streams
-from tests.dashboard.browsing import FLAGS, PATIENCE_MS, READY, chromium, serving
 from tests.dashboard.shown import settled, shown, table_with, titles, told, words
 
 ROUTERS = "round-robin,session,min-ttft"
@@ -86,34 +85,3 @@ def test_the_sidebar_wins_over_a_file_of_one_replicas_traffic(
     app.button(key="replay_fleets").click().run()
     settled(app, "Answer")
     assert "1 replica meets" in words(app)
-
-
-@pytest.mark.skipif(chromium() is None, reason="no chromium on the PATH")
-def test_in_a_browser(db: str) -> None:
-    """A link draws the answer on wide and narrow screens; the heat map has a row a replica."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    link = "&".join(f"{name}={value}" for name, value in ASKED.items())
-    with serving(db) as (address, _), playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=chromium(), args=FLAGS)
-        for width in (1400, 390):
-            page = browser.new_page(viewport={"width": width, "height": 3600})
-            page.set_default_timeout(PATIENCE_MS)
-            wrong: list[str] = []
-            page.on("pageerror", lambda error, wrong=wrong: wrong.append(str(error)))
-            page.goto(f"{address}/fleets?{link}&ran_fleets=1")
-            page.get_by_role("heading", name="Assumed", exact=True).wait_for()
-            page.wait_for_selector(READY)
-            heat_map = page.get_by_role("figure", name="Chart: Uncached tokens sent to each")
-            heat_map.locator(".heatmaplayer image").wait_for(state="attached")
-            page.get_by_text("2 replicas behind").wait_for()
-            assert heat_map.locator(".ytick text").count() == 2
-            page.get_by_role("tab", name="p95 TTFT").click()
-            page.get_by_role("figure", name="Chart: p95 TTFT", exact=True).wait_for()
-            assert page.evaluate("document.scrollingElement.scrollWidth") <= width
-            for chart in page.get_by_test_id("stPlotlyChart").all():
-                box = chart.bounding_box()
-                assert box is None or box["x"] + box["width"] <= width
-            assert page.get_by_test_id("stException").count() == 0
-            assert not wrong
-            page.close()
-        browser.close()

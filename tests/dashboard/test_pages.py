@@ -1,16 +1,26 @@
-"""Pages in Chromium: links, history, what comes first, phones, and what the server refuses."""
+"""Pages in Chromium: links, history, what comes first, phones, and what the server refuses.
+
+Also a browser's tabs, a command line and another process at one store, all at the same time.
+"""
 
 from __future__ import annotations
 
 import http.client
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from kvscope.cli.app import run
+from tests.cli.shell import Streams
 from tests.dashboard.browsing import READY, Page, Served, chromium, outside, tabs
+from tests.dashboard.test_fleets import ASKED
+from tests.dashboard.test_trouble import HOLDS
 from tests.long import long
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright")
@@ -49,8 +59,8 @@ Visit = Callable[..., Page]
 
 
 @pytest.fixture(scope="module")
-def visit(served: Served) -> Iterator[Visit]:
-    """Return what opens a path in a tab of its own and waits until it is drawn."""
+def link(served: Served) -> Iterator[Visit]:
+    """Return what opens a path in a tab of its own, of this width and scheme."""
     with tabs() as new_tab:
 
         def open_tab(path: str, width: int = 1400, scheme: str = "light") -> Page:
@@ -60,10 +70,21 @@ def visit(served: Served) -> Iterator[Visit]:
             tab.on("pageerror", lambda error: tab.wrong.append(str(error)))
             tab.on("request", lambda one: outside(one.url, served.address) and wrong(tab, one.url))
             tab.goto(served.address + path)
-            drawn(tab)
             return tab
 
         yield open_tab
+
+
+@pytest.fixture(scope="module")
+def visit(link: Visit) -> Visit:
+    """Return what opens a path and waits until it is drawn."""
+
+    def open_tab(path: str, width: int = 1400, scheme: str = "light") -> Page:
+        tab = link(path, width, scheme)
+        drawn(tab)
+        return tab
+
+    return open_tab
 
 
 def wrong(tab: Page, url: str) -> None:
@@ -178,3 +199,89 @@ def test_other_hosts_and_sites_get_nothing(served: Served) -> None:
     own = re.compile(r"\b(127\.0\.0\.1|localhost)\b")
     strangers = [line for line in recorded if not own.search(line)]
     assert strangers == []
+
+
+def test_a_fleet(visit: Visit) -> None:
+    """A link draws the answer on wide and narrow screens; the heat map has a row a replica."""
+    address = "&".join(f"{name}={value}" for name, value in ASKED.items())
+    for width in (1400, 390):
+        tab = visit(f"/fleets?{address}&ran_fleets=1", width)
+        tab.get_by_role("heading", name="Assumed", exact=True).wait_for()
+        drawn(tab)
+        heat_map = tab.get_by_role("figure", name="Chart: Uncached tokens sent to each")
+        heat_map.locator(".heatmaplayer image").wait_for(state="attached")
+        tab.get_by_text("2 replicas behind").wait_for()
+        assert heat_map.locator(".ytick text").count() == 2
+        tab.get_by_role("tab", name="p95 TTFT").click()
+        tab.get_by_role("figure", name="Chart: p95 TTFT", exact=True).wait_for()
+        assert tab.evaluate("document.scrollingElement.scrollWidth") <= width
+        for chart in tab.get_by_test_id("stPlotlyChart").all():
+            box = chart.bounding_box()
+            assert box is None or box["x"] + box["width"] <= width
+        assert tab.get_by_test_id("stException").count() == 0
+        assert not tab.wrong
+        tab.close()
+
+
+def test_a_job_without_its_tab(link: Visit) -> None:
+    """Started in a tab that is closed, it is listed in another one, opens there, and reloads."""
+    tab = link("/recommendation?slo=5s")
+    tab.get_by_role("button", name="Tune", exact=True).click()
+    tab.get_by_role("button", name="Tune", exact=True).wait_for()
+    tab.wait_for_timeout(500)
+    tab.close()
+    other = link("/runs")
+    other.get_by_text("Tune: chats").first.wait_for()
+    tune = other.get_by_test_id("stButton").filter(has_text="Open").first  # the latest job
+    tune.get_by_role("button").click()
+    other.get_by_role("heading", name="Recommendation: ").wait_for()
+    other.reload()
+    other.get_by_role("heading", name="Recommendation: ").wait_for()
+    other.close()
+
+
+def test_alongside_a_command_line(
+    link: Visit, served: Served, tmp_path: Path, capsys: Streams
+) -> None:
+    """What it stores appears by itself, opens, and compares, on a telephone in the dark too."""
+    tab = link("/runs")
+    tab.get_by_role("heading", name="Stored runs").wait_for()
+    command = ("chats", "--db", served.db)
+    assert run(["simulate", *command, "--policies", "lru,belady", "--capacity-blocks", "60"]) == 0
+    tab.get_by_role("link", name="Compare two of them").wait_for()
+    output = str(tmp_path / "recommendation.toml")
+    cache = ("--view", "unloaded", "--output", output)
+    assert run(["tune", *command, "--slo", "4s", *cache]) == 0
+    capsys.readouterr()
+    choice = tab.get_by_role("combobox", name="Open a report")
+    choice.click()
+    tab.get_by_role("option", name="tune chats").first.click()
+    tab.get_by_role("heading", name="Recommendation: ").wait_for()
+    tab.close()
+    phone = link("/compare?compare=Runs&left_run=1&right_run=2", 390, "dark")
+    phone.get_by_role("heading", name="Over time").wait_for()
+    phone.wait_for_selector(READY)
+    assert phone.evaluate("document.scrollingElement.scrollWidth") <= 390
+    assert "left_run=1" in phone.url
+    phone.close()
+
+
+def test_while_the_store_is_written(link: Visit, served: Served) -> None:
+    """Known traces stay; what needs the store names the process, and comes back by itself."""
+    link("/").get_by_text("chats: 600 requests").wait_for()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, served.db],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "open\n"
+        tab = link("/")
+        tab.get_by_text("chats: 600 requests").wait_for()
+        tab.get_by_role("link", name="Validation", exact=True).click()
+        tab.get_by_text(f"process {holder.pid} ").first.wait_for()
+        holder.communicate("\n")
+    tab.get_by_text("The store has no validation of this trace").wait_for()

@@ -17,8 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
-from kvscope.app.analyze import analyze
-from kvscope.app.requests import AnalyzeRequest
 from kvscope.characterize import stretches
 from kvscope.core.files import one_path
 from kvscope.core.hits import HitDefinition, side_by_side, standard
@@ -37,6 +35,7 @@ from kvscope.replay.misses import Novelty, novelty
 from kvscope.replay.path_facts import TracePaths
 from kvscope.replay.stack_distances import lru_distances
 from kvscope.store.file import StoreFile
+from kvscope.usecases.analyze import AnalyzeRequest, analyze
 from tests import small_traces
 from tests.datasets import made
 

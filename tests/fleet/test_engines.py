@@ -233,7 +233,7 @@ def small_traces(draw: st.DrawFn) -> Prompts:
     ids=lambda each: each.name,
 )
 @given(st.data())
-@settings(deadline=None, max_examples=25)  # compiles
+@settings(deadline=None, max_examples=15)  # compiles
 def test_equals_the_oracle(kind: type[Router], policy: Policy, data: st.DataObject) -> None:
     """To the last bit: open and closed loop, late events and scrapes, rejected requests."""
     trace = data.draw(small_traces())

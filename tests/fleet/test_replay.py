@@ -170,7 +170,7 @@ def test_long_traffic_compiled(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ROUTERS, ids=lambda kind: kind.name)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.data())
 def test_equals_the_oracle(kind: type[Router], data: st.DataObject) -> None:
     """Choices, hits and times of any router, open and closed loop, are the oracle's."""

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvscope.app.analyze import analyze
 from kvscope.core.errors import InputError
 from kvscope.ingest.pipeline import IngestOptions, ingest
 from kvscope.report.overview import headline, sections
 from kvscope.store.db import Store
+from kvscope.usecases.analyze import analyze
 
 EXTREMES = [0, -1, 1e-300, 2.5, 1e9, 1.7e12, 1e15, -1e15, 1e16, 1.7e18, 1e300, 1.7e308, -1e308]
 TIMES = st.sampled_from(EXTREMES) | st.floats(allow_nan=False, allow_infinity=False)

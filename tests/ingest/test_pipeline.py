@@ -260,7 +260,7 @@ BAILIAN = '{"chat_id": %d, "timestamp": %d, "input_length": 40, "output_length":
         (
             ["timestamp,ContextToken,GeneratedToken", "1,2,3"],
             "knows: text that begins with",
-            "the nearest is lengths: it also needs ContextTokens, GeneratedTokens",
+            "the nearest is lengths: it also needs prompt_tokens, completion_tokens",
         ),
     ],
 )

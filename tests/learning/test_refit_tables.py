@@ -23,6 +23,7 @@ from kvscope.replay.traffic import Traffic, traffic
 from kvscope.reuse_models.distributions import Exponential
 from kvscope.reuse_models.evidence import Evidence, Span
 from tests.golden.samples import SAMPLES, sample
+from tests.long import long
 
 LEARNERS: tuple[Any, ...] = (
     ReuseOffline(),
@@ -53,8 +54,16 @@ def evidence_of(name: str) -> tuple[Evidence, Prompts]:
         return load_evidence(store, trace), sample(name)
 
 
-@pytest.mark.parametrize("name", SAMPLES)
-@pytest.mark.parametrize("learner", LEARNERS)
+@pytest.mark.parametrize(
+    ("learner", "name"),
+    [
+        (long if isinstance(learner, ReturnsOffline) and name != "agent" else pytest.param)(
+            learner, name
+        )
+        for learner in LEARNERS
+        for name in SAMPLES
+    ],
+)
 def test_a_table_does_not_change_with_the_future(name: str, learner: OfflineLearner) -> None:
     """Those that hold for the first requests are the same when no more of them are known."""
     of = first(told(name), 1_500)

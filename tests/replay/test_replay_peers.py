@@ -25,7 +25,11 @@ from kvscope.policies.registry import by_name
 from kvscope.replay.replay import Replay, replay, touch_history
 from kvscope.replay.traffic import Traffic, traffic
 from tests.golden.samples import SAMPLES, SHARES_PERCENT, capacities, sample
+from tests.long import long
 
+EACH_SAMPLE = pytest.mark.parametrize(
+    "name", [name if name in {"to-c", "regime-change"} else long(name) for name in SAMPLES]
+)
 ACCESSES = 150_000  # of each sample, for the flat caches: the first ones
 FLAT = {
     "lru": libcachesim.LRU,
@@ -37,7 +41,7 @@ FLAT = {
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="kvcache-simulator compiles its core")
-@pytest.mark.parametrize("name", SAMPLES)
+@EACH_SAMPLE
 def test_equals_kvcache_simulator(name: str) -> None:
     """The same hit tokens of the last half of the requests, for lru, belady and fifo.
 
@@ -70,7 +74,7 @@ def test_equals_kvcache_simulator(name: str) -> None:
     assert compared >= 3 * (len(rooms) - 3)
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@EACH_SAMPLE
 def test_equals_libcachesim(name: str, tmp_path: Path) -> None:
     """The same number of hits, every access being an object of its own.
 

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from kvscope.app.analyze import Analysis, Caching, analyze
-from kvscope.app.requests import AnalyzeRequest
 from kvscope.core.hits import LIBCACHESIM, HitDefinition, side_by_side, standard
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import Deployment, resolve
 from kvscope.deployment.models import resolve_model
 from kvscope.ingest.pipeline import ingest
+from kvscope.replay.caching import Caching
 from kvscope.report import overview
 from kvscope.report.section import Section
 from kvscope.report.words import share, trace_in_words
 from kvscope.store.db import MEMORY, Store, open_store
+from kvscope.usecases.analyze import USE_CASE, Analysis, AnalyzeRequest, analyze
 
 Stored = tuple[Store, Trace]
 
@@ -130,7 +130,7 @@ def test_several_models_and_workers_are_named(
     sentences = overview.headline(analysis).sentences
     named = [each for each in sentences if re.search("model|worker|salt", each)]
     assert named == ([words] if words else [])
-    facts = overview.report(analysis).document().trace
+    facts = USE_CASE.report(analysis).document()["trace"]
     assert facts.workers == len({each["worker"] for each in served if "worker" in each})
     assert facts.tenants == len({str({**each, "worker": 0}) for each in served})
 
@@ -191,7 +191,7 @@ def test_notes_open_the_report(three: Stored) -> None:
     analysis = analyze(*three)
     noted = replace(analysis, trace=replace(analysis.trace, notes=("turns are inferred",)))
     assert overview.headline(noted).sentences[0] == "Note: turns are inferred."
-    assert "<p>Note: turns are inferred.</p>" in overview.report(noted).html()
+    assert "<p>Note: turns are inferred.</p>" in USE_CASE.report(noted).html()
 
 
 def test_a_model_sizes_requests_and_working_set(three: Stored) -> None:

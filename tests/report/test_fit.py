@@ -10,11 +10,12 @@ from kvscope.core import units
 from kvscope.core.files import data_folder
 from kvscope.ingest.pipeline import ingest
 from kvscope.report import fit as charts
-from kvscope.report.fit import headline, report, sections
+from kvscope.report.fit import headline, sections
 from kvscope.report.words import interval_in_words
 from kvscope.reuse_models.fit import fit
 from kvscope.reuse_models.results import Fit
 from kvscope.store.db import MEMORY, open_store
+from kvscope.usecases.fit import USE_CASE
 
 
 @cache
@@ -53,7 +54,7 @@ def test_foreign_names_stay_text() -> None:
     row = next(row for row in fitted().categories if row.category == "text 1")
     models = [replace(m, category=odd) for m in fitted().models if m.category == "text 1"]
     of = replace(fitted(), categories=(replace(row, category=odd),), models=tuple(models))
-    assert "<b>x" not in report(of).html()
+    assert "<b>x" not in USE_CASE.report(of).html()
 
 
 def test_what_nobody_follows() -> None:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from kvscope.app.analyze import Analysis, analyze
-from kvscope.app.requests import AnalyzeRequest
 from kvscope.deployment.models import resolve_model
 from kvscope.ingest.pipeline import ingest
 from kvscope.report import overview
 from kvscope.store.db import MEMORY, open_store
+from kvscope.usecases.analyze import USE_CASE, Analysis, AnalyzeRequest, analyze
 from tests.dashboard.browsing import FLAGS, chromium
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def test_tables_are_rectangular_and_their_columns_distinct(analysis: Analysis) -
 
 def test_the_page_needs_no_network(analysis: Analysis) -> None:
     """No script, style, font or image is loaded from anywhere."""
-    page = overview.report(analysis).html()
+    page = USE_CASE.report(analysis).html()
     assert not re.search(r"<(script|img|iframe)[^>]*\ssrc=", page)
     assert not re.search(r"<link\b", page)
     assert "@import" not in page
@@ -98,7 +97,7 @@ def test_the_page_needs_no_network(analysis: Analysis) -> None:
 
 def test_trace_supplied_strings_are_escaped(analysis: Analysis) -> None:
     """A type that is HTML stays text, in tables and in the charts' data."""
-    page = overview.report(analysis).html()
+    page = USE_CASE.report(analysis).html()
     assert "<img src=x" not in page
     assert "&lt;img src=x onerror=alert(1)&gt;" in page
 
@@ -116,7 +115,7 @@ def test_charts_have_units_on_their_axes(analysis: Analysis) -> None:
 
 def test_the_page_is_much_smaller_than_plotly(analysis: Analysis) -> None:
     """plotly's script is in there once, compressed."""
-    page = overview.report(analysis).html()
+    page = USE_CASE.report(analysis).html()
     assert len(page) < 2_500_000
     assert page.count('id="plotly"') == 1
 
@@ -130,7 +129,7 @@ def test_a_browser_draws_every_chart(
     """Without a network; on a phone nothing scrolls sideways and no legend sticks out."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     path = tmp_path / "report.html"
-    path.write_text(overview.report(analysis).html(), encoding="utf-8")
+    path.write_text(USE_CASE.report(analysis).html(), encoding="utf-8")
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=chromium(), args=FLAGS)
         size: ViewportSize = {"width": width, "height": 900}

@@ -26,6 +26,7 @@ from kvscope.report.runs import contest, names, policy_line
 from kvscope.report.style import SERIES
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
+from kvscope.usecases.simulate import USE_CASE
 
 TIERS = (
     TierOutcome("hbm", "lru", 2, None, 0.0, None, 6, 96, 0.4, 0.0, None, 7, 5),
@@ -205,7 +206,7 @@ def test_charts_show_every_run(simulation: Simulation) -> None:
 
 def test_the_page_is_whole_and_safe(simulation: Simulation) -> None:
     """Every section and chart stands in one file, and no string of the trace is HTML."""
-    page = report.report(simulation).html()
+    page = USE_CASE.report(simulation).html()
     assert page.count('class="figure"') == 6
     assert "<h2>Summary</h2>" in page
     assert HOSTILE not in page

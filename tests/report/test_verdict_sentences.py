@@ -72,7 +72,7 @@ def tunings(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(tunings())
 @settings(
-    max_examples=20,
+    max_examples=10,
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # an example takes seconds to shrink
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

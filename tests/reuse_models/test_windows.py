@@ -11,7 +11,7 @@ from kvscope.core.files import data_folder
 from kvscope.ingest.pipeline import ingest
 from kvscope.reuse_models.evidence import Span
 from kvscope.reuse_models.fit import fit
-from kvscope.reuse_models.results import WindowFits
+from kvscope.reuse_models.results import Fit
 from kvscope.reuse_models.windows import default_length_s, sliding
 from kvscope.store.db import MEMORY, open_store
 from kvscope.synth.base import ROOT
@@ -31,26 +31,26 @@ def test_where_windows_lie() -> None:
     assert default_length_s(Span(0, 1e6)) == 3_600
 
 
-def windows_of(sample: str, length_s: float) -> WindowFits:
+def windows_of(sample: str, length_s: float) -> Fit:
     with open_store(MEMORY) as store:
         path = str(data_folder("sample_traces") / f"{sample}.jsonl.gz")
-        found = fit(store, ingest(store, path).trace, window_s=length_s).windows
-    assert found is not None
-    return found
+        return fit(store, ingest(store, path).trace, window_s=length_s)
 
 
 def test_a_process_that_does_not_change_is_stable() -> None:
     """The birth-death sample: 0.0233 reuses a second and p = 0.71 in every window."""
     found = windows_of("birth-death", 3_600.0)
-    assert found.step_s == 1_800
+    windows = found.windows
+    assert windows is not None
+    assert windows.step_s == 1_800
     assert {one.between for one in found.stability} == {"window"}
     assert all(one.stable is not False for one in found.stability)
     assert all(one.distance < 1.5 * one.by_chance for one in found.stability)
-    for one in found.fits:
+    for one in windows.fits:
         assert one.reuse_probability == pytest.approx(5 / 7, abs=0.15)
         assert one.rate_per_s == pytest.approx(7 / 300, rel=0.35)
         assert list(one.observed) == sorted(one.observed)
-        later = [w for w in found.fits if w.start_s == one.end_s and w.category == one.category]
+        later = [w for w in windows.fits if w.start_s == one.end_s and w.category == one.category]
         assert (one.distance is None) == (not later)
 
 
@@ -60,8 +60,7 @@ def test_days_are_compared_with_days(tmp_path: Path) -> None:
     made = BirthDeath(birth_rate_per_s=0.02).generate(requests=13_000, seed=1)
     path.write_bytes(b"\n".join(msgspec.json.encode(one) for one in made))
     with open_store(MEMORY) as store:
-        found = fit(store, ingest(store, str(path)).trace, window_s=21_600.0).windows
-    assert found is not None
+        found = fit(store, ingest(store, str(path)).trace, window_s=21_600.0)
     days = [one for one in found.stability if one.between == "day"]
     assert {one.category for one in days} == {
         f"text {turn}" for turn in ("1", "2", "3", "4-6", "7+")
@@ -92,8 +91,7 @@ def test_what_changes_is_called_changing(tmp_path: Path) -> None:
     path = tmp_path / "changing.jsonl"
     path.write_bytes(b"\n".join(msgspec.json.encode(row) for row in rows))
     with open_store(MEMORY) as store:
-        found = fit(store, ingest(store, str(path)).trace, window_s=1_800.0).windows
-    assert found is not None
+        found = fit(store, ingest(store, str(path)).trace, window_s=1_800.0)
     assert all(one.stable is False for one in found.stability)
     assert len(found.stability) >= 3
 

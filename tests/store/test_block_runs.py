@@ -8,26 +8,26 @@ from hypothesis import strategies as st
 
 from kvscope.ingest.formats.base import Request
 from kvscope.store import traces
-from kvscope.store.db import MEMORY, open_store
+from kvscope.store.db import MEMORY, Store, open_store
 from tests import small_traces
 
 IDS = st.sampled_from([0, 1, 2, 3, 7, 2**63 - 2, 2**63 - 1, -(2**63), -(2**63) + 1])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(paths=st.lists(st.lists(IDS, min_size=1, max_size=6), min_size=1, max_size=5))
-def test_each_block_is_stored_once(paths: list[list[int]]) -> None:
+def test_each_block_is_stored_once(store: Store, paths: list[list[int]]) -> None:
     """With its hash id, depth and reuses, whatever the neighbours in its run."""
     requests = [
         Request(input_tokens=len(path), output_tokens=0, arrival_s=float(k), hash_ids=[*path])
         for k, path in enumerate(paths)
     ]
     made = small_traces.built(requests, 1)
-    with open_store(MEMORY) as store:
-        trace = small_traces.stored(store, requests, 1)
-        columns = store.connection.execute("FROM each_block ORDER BY block").fetchnumpy()
-        loaded = traces.load_hash_ids(store, trace)
-        hot = store.rows("characterize/hot_blocks", trace_id=trace.trace_id, most=3)
+    trace = small_traces.stored(store, requests, 1)
+    blocks = "FROM each_block WHERE trace_id = ? ORDER BY block"
+    columns = store.connection.execute(blocks, [trace.trace_id]).fetchnumpy()
+    loaded = traces.load_hash_ids(store, trace)
+    hot = store.rows("characterize/hot_blocks", trace_id=trace.trace_id, most=3)
     assert columns["block"].tolist() == list(range(1, made.trie.count))
     for name, expected in (
         ("hash_id", made.trie.hash_id),

@@ -47,7 +47,7 @@ def test_what_goes_in_comes_out() -> None:
         assert found.windows is not None
         assert rows(store) == [
             *(1, len(found.models), len(found.windows.fits)),
-            *(len(found.next_prompts), len(found.next_turns)),
+            *(len(found.next_prompt_tokens), len(found.next_turns)),
         ]
 
 

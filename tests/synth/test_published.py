@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvscope.app.analyze import Analysis, analyze
 from kvscope.characterize.lifetimes import Lifetimes
 from kvscope.characterize.summary import Characterization
 from kvscope.ingest.pipeline import ingest
 from kvscope.store.db import MEMORY, open_store
 from kvscope.synth.profiles import by_name, write_jsonl
+from kvscope.usecases.analyze import Analysis, analyze
 
 POINTS = 0.04
 FEW_POINTS = 0.015  # of a share that is a few percent itself

@@ -6,24 +6,16 @@ prompt alone; with another retention interval it hits the answer, too.
 
 from __future__ import annotations
 
-from typing import Any
-
-from msgspec.structs import replace
-
 from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import Request
-from kvscope.tuning.target import Limits, Target
-from kvscope.tuning.tier_prices import TierPrice
-from kvscope.tuning.tier_trial import TierCandidate, TierPlan
 from tests.small_traces import built, prompts
-from tests.tuning.examples import BLOCK, ENGINE, WINDOWS
+from tests.tuning.examples import BLOCK
 
 GROUPS = "sliding/16/64/1+full/16/0/1@0"
 PROMPT, ANSWER = 4, 16  # blocks
 BLOCK_BYTES = 2**20
 CONVERSATIONS = 300
 EVERY_S, PAUSE = 2.0, 10  # between turns, and conversations between two turns of one
-ALL, EVERY_FOUR = float("inf"), 64.0
 
 
 def turn(conversation: int, number: int, at: int) -> Request:
@@ -50,27 +42,3 @@ def turns_of(conversations: int = CONVERSATIONS) -> list[Request]:
 def answered() -> Prompts:
     """Return all of them as replays walk them."""
     return prompts(built(turns_of(), BLOCK))
-
-
-def hybrid_plan(slo_s: float = 0.2, **changes: Any) -> TierPlan:
-    """Return what is tuned: a pool for everything, memory below it, and two intervals."""
-    made = TierPlan(
-        prompts=answered(),
-        lineage="given",
-        setting=replace(ENGINE, kv_groups=GROUPS),
-        windows=WINDOWS,
-        shares=(0.2, 0.25, 0.25),
-        target=Target(slo_s, 0.95, view="queued"),
-        limits=Limits(),
-        pool_blocks=20_000,
-        block_bytes=BLOCK_BYTES,
-        gpus=1,
-        candidates=tuple(
-            TierCandidate("vllm@0.33", "dram", blocks * BLOCK_BYTES) for blocks in (500, 2_000)
-        ),
-        prices={"dram": TierPrice(1.0, "stated"), "ssd": TierPrice(1.0, "stated")},
-        gpu_hour=None,
-        options={"vllm@0.33": (("offload_prompt_only", (False,)),)},
-        intervals=(EVERY_FOUR, ALL),
-    )
-    return replace(made, **changes)

@@ -16,6 +16,7 @@ import kvscope
 from kvscope.tuning.fewest import fewest
 from kvscope.tuning.fleet_size import doubled, fleet_size
 from kvscope.tuning.target import Target
+from tests.long import long
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 COUNTS = st.sets(st.integers(1, 80), min_size=1).map(sorted)
@@ -77,8 +78,8 @@ def test_doubled() -> None:
     [
         ("to-c", "200ms", "h100", 2),
         ("to-c", "150ms", "h100", None),
-        ("to-c", "8s", "l4", 4),
-        ("to-b", "300ms", "l40s", 7),
+        long("to-c", "8s", "l4", 4),
+        long("to-b", "300ms", "l40s", 7),
         ("agent", "2s", "h100", 2),
     ],
 )

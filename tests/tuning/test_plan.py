@@ -10,95 +10,94 @@ from msgspec.structs import replace
 
 import kvscope
 from kvscope.core.files import data_folder
+from kvscope.routers.registry import router_by_name
 from kvscope.tuning.comparison import Harm
 
 SAMPLE = str(data_folder("sample_traces") / "to-c.jsonl.gz")
 DEPLOYMENT: dict[str, Any] = {"gpu": "h100", "model": "llama3-8b", "gpu_hour": 2.5}
 
 
-def plan_of(slo: str, **deployment: Any) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """Return the plan of the sample, and the whole document."""
-    document = kvscope.tune(SAMPLE, slo=slo, db=":memory:", **DEPLOYMENT, **deployment).to_dict()
-    return document["plan"], document
+def plan_of(slo: str, **deployment: Any) -> Mapping[str, Any]:
+    """Return the plan of the sample."""
+    return kvscope.tune(SAMPLE, slo=slo, db=":memory:", **DEPLOYMENT, **deployment).to_dict()
 
 
 @pytest.fixture(scope="module")
-def tight() -> tuple[dict[str, Any], Mapping[str, Any]]:
+def tight() -> Mapping[str, Any]:
     """Return the plan for an SLO that LRU misses."""
     return plan_of("200ms")
 
 
-def test_today_is_first_and_the_others_by_price(
-    tight: tuple[dict[str, Any], Mapping[str, Any]],
-) -> None:
+def test_today_is_first_and_the_others_by_price(tight: Mapping[str, Any]) -> None:
     """Today's figures are those of LRU on both later windows."""
-    plan, document = tight
-    today, *others = plan["options"]
-    lru = document["recommendation"]["lru"]["later"]
-    assert (today["policy"], today["replicas"], today["tier_gib"]) == ("lru", 1, 0)
-    assert today["target_ms"] == lru["times_ms"]["p95"]
-    assert today["slo"] == document["recommendation"]["lru_slo_met"]
-    prices = [option["price_hour"] for option in others]
+    today, *others = tight["rows"]
+    lru = tight["recommendation"]["lru"]["later"]
+    change = today["change"]
+    assert (change["policy"], change["replicas"], change["tier"]) == ("lru", 1, None)
+    assert (today["grade"], today["gain"]) == ("today", {})
+    assert today["target_ms"]["value"] == lru["times_ms"]["p95"]
+    assert today["slo"] == tight["recommendation"]["lru_slo_met"]
+    prices = [row["price_per_hour"] for row in others]
     assert prices == sorted(prices)
-    for option in plan["options"]:
-        low, high = option["interval_ms"]
-        assert low <= option["target_ms"] <= high
-        below, above = option["attainment_interval"]
-        assert below <= option["attainment"] <= above
-        assert (option["router"] is None) == (option["replicas"] == 1)
+    for at, row in enumerate(tight["rows"]):
+        assert row["id"] == at
+        for figure in ("target_ms", "within_slo"):
+            assert row[figure]["low"] <= row[figure]["value"] <= row[figure]["high"]
+        assert (row["change"]["router"] is None) == (row["change"]["replicas"] == 1)
 
 
-def test_every_kind_of_change_is_an_option(
-    tight: tuple[dict[str, Any], Mapping[str, Any]],
-) -> None:
+def test_every_kind_of_change_is_an_option(tight: Mapping[str, Any]) -> None:
     """The policy recommended, a CPU tier with LRU and with it, and the replicas that LRU needs."""
-    plan, document = tight
-    recommended = document["recommendation"]
-    chosen = recommended["policy"]
-    kinds = {(each["policy"], each["replicas"], each["tier_gib"] > 0) for each in plan["options"]}
+    recommended = tight["recommendation"]
+    chosen, changes = recommended["policy"], [row["change"] for row in tight["rows"]]
+    kinds = {(each["policy"], each["replicas"], each["tier"] is not None) for each in changes}
     assert {("lru", 1, True), (chosen, 1, False), (chosen, 1, True)} <= kinds
     assert ("lru", recommended["replicas_at_least"], False) in kinds
-    more = [each for each in plan["options"] if each["replicas"] > 1]
+    more = [each for each in changes if each["replicas"] > 1]
     assert {each["router"] for each in more} == {"session"}
-    tier = next(each for each in plan["options"] if each["tier_gib"])
-    assert tier["price_hour"] > DEPLOYMENT["gpu_hour"]
-    assert tier["hit_rate"] > plan["options"][0]["hit_rate"]
+    tier = next(row for row in tight["rows"] if row["change"]["tier"])
+    memory = tier["change"]["tier"]
+    assert tier["price_per_hour"] == pytest.approx(DEPLOYMENT["gpu_hour"] + memory["price_hour"])
+    assert tier["hit_rate"] > tight["rows"][0]["hit_rate"]
+    grade = recommended["grade"]
+    assert tight["rows"][tight[grade.replace("-", "_")]]["change"]["policy"] == chosen
+    assert (tight["add_tier"], tight["tier_doubt"]) == (None, None)  # was not asked for
 
 
 def test_the_cheapest_that_meets_the_slo_is_named() -> None:
     """An SLO that LRU meets needs no other option; one that nothing meets has none."""
-    loose, _ = plan_of("5s")
-    assert loose["cheapest"] == 0
-    assert loose["options"][0]["slo"] == "meets"
-    assert all(each["replicas"] == 1 for each in loose["options"])
-    hopeless, _ = plan_of("10ms")
-    assert hopeless["cheapest"] is None
-    assert {each["slo"] for each in hopeless["options"]} == {"misses"}
+    loose = plan_of("5s")
+    assert loose["to_meet"] == 0
+    assert loose["rows"][0]["slo"] == "meets"
+    assert all(row["change"]["replicas"] == 1 for row in loose["rows"])
+    hopeless = plan_of("10ms")
+    assert hopeless["to_meet"] is None
+    assert hopeless["unreachable"]
+    assert {row["slo"] for row in hopeless["rows"]} == {"misses"}
 
 
-def test_what_is_not_certain_is_undecided(
-    tight: tuple[dict[str, Any], Mapping[str, Any]],
-) -> None:
+def test_what_is_not_certain_is_undecided(tight: Mapping[str, Any]) -> None:
     """A roofline's latency decides no SLO that lies within its band; the promise is an interval's.
 
     The same options with a measured latency have narrower ends.
     """
-    plan, _ = tight
-    assert plan["options"][0]["slo"] == "undecided"
-    assert plan["promise_ms"] == plan["options"][0]["interval_ms"][1]
-    assert plan["worth_blocks"] is None or plan["worth_blocks"] > 0
+    assert tight["rows"][0]["slo"] == "undecided"
+    assert tight["reachable_ms"] == tight["rows"][0]["target_ms"]["high"]
+    blocks = tight["worth"]["lru_blocks"]
+    assert blocks is None or blocks > 0
 
 
 def test_other_machines_are_options() -> None:
     """Each with its own pool, latency and price, and as many replicas as meet the SLO with LRU."""
-    plan, _ = plan_of("200ms", also="l40s@0.9,2xh100@2.5", policies="lru")
-    by_machine = {each["machine"]: each for each in plan["options"]}
+    plan = plan_of("200ms", also="l40s@0.9,2xh100@2.5", policies="lru")
+    by_machine = {row["change"]["machine"]: row for row in plan["rows"]}
     assert by_machine.keys() == {None, "1 x l40s", "2 x h100"}
     slow, fast = by_machine["1 x l40s"], by_machine["2 x h100"]
-    assert (slow["price_hour"], fast["price_hour"]) == (pytest.approx(0.9), pytest.approx(5.0))
-    assert slow["hit_rate"] < plan["options"][0]["hit_rate"] < fast["hit_rate"]
-    assert slow["p50_ms"] > plan["options"][0]["p50_ms"] > fast["p50_ms"]
-    assert plan["options"][plan["cheapest"]]["price_hour"] == pytest.approx(5.0)
+    prices = slow["price_per_hour"], fast["price_per_hour"]
+    assert prices == (pytest.approx(0.9), pytest.approx(5.0))
+    assert slow["hit_rate"] < plan["rows"][0]["hit_rate"] < fast["hit_rate"]
+    assert slow["p50_ms"] > plan["rows"][0]["p50_ms"] > fast["p50_ms"]
+    assert plan["rows"][plan["to_meet"]]["price_per_hour"] == pytest.approx(5.0)
     with pytest.raises(kvscope.UsageError, match="no GPU 'abacus'"):
         plan_of("200ms", also="abacus")
 
@@ -123,9 +122,59 @@ def test_no_option_is_named_that_rejects_more_or_harms() -> None:
 
 def test_an_option_is_judged_at_both_ends() -> None:
     """An interval within the SLO is undecided where a slower prefill misses it."""
-    plan, _ = plan_of("190ms", also="2xh100", policies="lru")
-    (fast,) = (each for each in plan["options"] if each["machine"])
-    assert fast["interval_ms"][1] < 190 < 1.65 * fast["target_ms"]
+    (fast,) = (
+        row
+        for row in plan_of("190ms", also="2xh100", policies="lru")["rows"]
+        if row["change"]["machine"]
+    )
+    target = fast["target_ms"]
+    assert target["high"] < 190 < 1.65 * target["value"]
     assert fast["slo"] == "undecided"
-    plan, _ = plan_of("1s", also="2xh100", policies="lru")
-    assert [each["slo"] for each in plan["options"] if each["machine"]] == ["meets"]
+    loose = plan_of("1s", also="2xh100", policies="lru")["rows"]
+    assert [row["slo"] for row in loose if row["change"]["machine"]] == ["meets"]
+
+
+def test_memory_is_an_option_in_all_sizes() -> None:
+    """With --tiers the plan says whether to add some, and has the document of `tune`."""
+    result = kvscope.tune_tiers(
+        SAMPLE, slo="200ms", tier_sizes="28GiB,220GiB", policies="lru", db=":memory:", **DEPLOYMENT
+    )
+    made = result.to_dict()
+    tiers = [row["change"]["tier"] for row in made["rows"] if row["change"]["tier"]]
+    assert {round(each["gib"]) for each in tiers} == {28, 220}
+    assert (made["add_tier"] is None) == (made["tier_doubt"] is not None)
+    assert made["add_tier"] is not None
+    added = made["rows"][made["add_tier"]]
+    assert result.verdict == made["recommendation"]["verdict"] == "switch"
+    assert "OffloadingConnector" in made["recommendation"]["flags"]["vllm"]
+    assert result.launch is not None
+    assert made["recommendation"]["expected"]["ttft_ms"]["p95"] > 0
+    assert added["saves_per_hour"] == pytest.approx(
+        (made["rows"][0]["utilization"] - added["utilization"]) * DEPLOYMENT["gpu_hour"]
+    )
+
+
+def test_routers_are_options() -> None:
+    """Each with the fewest replicas that meet the SLO behind it, as `fleet` finds them."""
+    routers = "session,round-robin,llm-d@0.8"
+    made = kvscope.tune_fleet(
+        SAMPLE, slo="200ms", router=routers, policies="lru", db=":memory:", **DEPLOYMENT
+    ).to_dict()
+    rows = {row["change"]["router"]: row for row in made["rows"] if row["change"]["router"]}
+    assert rows.keys() <= {"session", "round-robin", "llm-d@0.8"}
+    assert len(rows) > 1
+    study = kvscope.simulate_fleet(
+        SAMPLE, slo="200ms", router=routers, replicas="1..16", db=":memory:", **DEPLOYMENT
+    ).to_dict()
+    fewest = {line["router"]: line["fewest"] for line in study["lines"]}
+    fleets = {(each["router"], each["replicas"]): each for each in study["fleets"]}
+    for router, row in rows.items():
+        replicas = row["change"]["replicas"]
+        assert replicas == fewest[router]
+        fleet = fleets[router, replicas]
+        if router_by_name(router).draws:  # the worst seed, where `fleet` shows the median
+            assert row["target_ms"]["value"] >= fleet["ttft_at_percentile_ms"]
+            continue
+        assert row["target_ms"]["value"] == pytest.approx(fleet["ttft_at_percentile_ms"], rel=1e-9)
+        assert row["within_slo"]["value"] == pytest.approx(fleet["latencies"]["attainment"])
+        assert row["hit_rate"] == pytest.approx(fleet["hit_rate"], rel=1e-9)

@@ -12,6 +12,7 @@ from kvscope.core.errors import InputError
 from kvscope.policies.tlru import TLru
 from kvscope.replay.tier_spec import parse_tiers
 from kvscope.tuning.file import (
+    AddedTier,
     EngineTable,
     MemoryTable,
     RecommendationFile,
@@ -19,37 +20,47 @@ from kvscope.tuning.file import (
     read_recommendation,
     verdict_in,
     why_kept,
-    write_tier_recommendation,
+    write_recommendation,
 )
-from kvscope.tuning.tier_trial import TierCandidate, TierPlan, tiers_of
-from kvscope.tuning.tiers import TierTuning
+from kvscope.tuning.flags import Flags
+from kvscope.tuning.tiers import TierCandidate, TierOffer
+from kvscope.tuning.tuner import TuningResult
 from kvscope.vllm_plugin.settings import read_settings
+from tests.tuning.answered import BLOCK_BYTES
 from tests.tuning.examples import BLOCK, PROFILE
-from tests.tuning.test_tune_tiers import BLOCK_BYTES, POOL, WHOLE, plan, tuned
+from tests.tuning.test_tiers import CHEAP_SSD, POOL, SIZES, WHOLE, result_of
 
 WHERE = EngineTable("1 x l4", "vllm@0.33", 1, 8, 512)
 FLAGS = {"vllm": "--kv-transfer-config '{}'"}
 
 
 @pytest.fixture(scope="module")
-def paying() -> TierTuning:
-    """Return a tuning that recommends CPU memory."""
-    return tuned(plan(candidates=plan().candidates[1:2]))
+def result() -> TuningResult:
+    """Return a tuning that the files below take their figures from."""
+    return result_of()
 
 
-def rounded(path: Path, result: TierTuning, made: TierPlan) -> RecommendationFile:
-    """Return what is read of a tuning that was written."""
-    write_tier_recommendation(
-        path, result, made, trace="t", profile=PROFILE, flags=FLAGS, deployment=WHERE
+def offer(gpus: int = 1) -> TierOffer:
+    """Return memory below the pool."""
+    return TierOffer(candidates=SIZES, block_bytes=BLOCK_BYTES, gpus=gpus, prices=CHEAP_SSD)
+
+
+def rounded(
+    path: Path, result: TuningResult, candidate: TierCandidate, gpus: int = 1
+) -> RecommendationFile:
+    """Return what is read of a recommendation that was written."""
+    table = TierTable.of(offer(gpus), candidate, BLOCK)
+    write_recommendation(
+        path,
+        result,
+        trace="t",
+        block_size=BLOCK,
+        profile=PROFILE,
+        flags=Flags(None, FLAGS["vllm"]),
+        deployment=WHERE,
+        added=AddedTier(table, result.baseline, "do-now", None),
     )
     return read_recommendation(path)
-
-
-def with_tier(result: TierTuning, candidate: TierCandidate) -> TierTuning:
-    """Return a tuning that recommends another tier, with the figures of its own."""
-    assert result.choice is not None
-    validated, judged = result.choice
-    return replace(result, choice=(validated, replace(judged, candidate=candidate)))
 
 
 @pytest.mark.parametrize(
@@ -61,14 +72,12 @@ def with_tier(result: TierTuning, candidate: TierCandidate) -> TierTuning:
     ],
 )
 def test_simulate_finds_pool_and_tier(
-    paying: TierTuning, tmp_path: Path, candidate: TierCandidate
+    result: TuningResult, tmp_path: Path, candidate: TierCandidate
 ) -> None:
     """Sizes and times of copies are those of the tuning to the last bit, over all of its GPUs."""
-    made = plan(gpus=3)
-    path = tmp_path / "recommendation.toml"
-    read = rounded(path, with_tier(paying, candidate), made)
-    assert (read.verdict, read.trace, read.deployment, read.flags) == ("pays", "t", WHERE, FLAGS)
-    assert (read.target, read.profile) == (made.target, PROFILE)
+    read = rounded(tmp_path / "recommendation.toml", result, candidate, gpus=3)
+    assert (read.verdict, read.trace, read.deployment, read.flags) == ("switch", "t", WHERE, FLAGS)
+    assert (read.target, read.profile) == (result.target, PROFILE)
     assert (read.policy.name, read.capacity_tokens) == ("lru", POOL * BLOCK)
     assert read.tier is not None
     assert read.tier.offload == candidate.offload
@@ -77,7 +86,7 @@ def test_simulate_finds_pool_and_tier(
     pool, *below = parse_tiers(read.tier.tiers(POOL), block_bytes=BLOCK_BYTES)
     assert (pool.name, pool.capacity_blocks) == ("hbm", POOL)
     lru = pool.policy
-    tuned_with = tiers_of(made, candidate)
+    tuned_with = offer(3).below(candidate).tiers
     assert [replace(each, policy=lru) for each in below] == [
         replace(each, policy=lru) for each in tuned_with
     ]
@@ -95,27 +104,11 @@ def test_times_of_copies_are_exact() -> None:
         assert tier.read.latency_s == pytest.approx(stated.latency_s, rel=1e-15)
 
 
-def test_no_tier_is_the_pool_alone(paying: TierTuning, tmp_path: Path) -> None:
-    """Its figures are then those of the recommendation too, and there is nothing to confirm."""
-    path = tmp_path / "recommendation.toml"
-    none = replace(paying, verdict="keep-none", canary=None)
-    read = rounded(path, none, plan())
-    assert (read.verdict, read.tier) == ("keep-none", None)
-    assert "\n[canary]" not in path.read_text(encoding="utf-8")
-
-
-def test_a_canary_confirms_the_gain(paying: TierTuning) -> None:
-    """On the figure that decides, one engine after the other."""
-    assert paying.canary is not None
-    assert (paying.canary.figure, paying.canary.replicas) == ("p95", 1)
-    assert paying.canary.requests_per_hour == pytest.approx(3_600, rel=0.01)
-
-
-def test_the_plugin_finds_the_policy_of_the_tier(paying: TierTuning, tmp_path: Path) -> None:
+def test_the_plugin_finds_the_policy_of_the_tier(result: TuningResult, tmp_path: Path) -> None:
     """The pool keeps LRU; a policy in `--additional-config` goes before the file's."""
     path = tmp_path / "recommendation.toml"
     offload = "vllm@0.33:eviction_policy=tlru:xi_tokens=4096:guard=0"
-    rounded(path, with_tier(paying, TierCandidate(offload, "dram", WHOLE)), plan())
+    rounded(path, result, TierCandidate(offload, "dram", WHOLE))
     environment = {"KVSCOPE_RECOMMENDATION": str(path)}
     settings = read_settings({}, environment)
     assert settings.policy is not None
@@ -132,39 +125,29 @@ def test_the_plugin_finds_the_policy_of_the_tier(paying: TierTuning, tmp_path: P
         read_settings({}, environment)
 
 
-def test_a_plain_tier_has_no_policy(paying: TierTuning, tmp_path: Path) -> None:
+def test_a_plain_tier_has_no_policy(result: TuningResult, tmp_path: Path) -> None:
     """Then vLLM's own order stays in force."""
     path = tmp_path / "recommendation.toml"
-    rounded(path, paying, plan())
+    rounded(path, result, SIZES[1])
     settings = read_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
     assert settings.cpu_tier is None
     assert settings.for_chunks(TLru) is None
 
 
 @pytest.mark.parametrize(
-    ("present", "replaced_by"),
-    [
-        ("", "switch keep-lru pays helps set-interval keep-none"),
-        ("keep-lru", "switch keep-lru pays helps set-interval keep-none"),
-        ("keep-none", "switch keep-lru pays helps set-interval keep-none"),
-        ("switch", "switch"),
-        ("pays", "pays"),
-        ("helps", "pays helps"),
-        ("set-interval", "pays helps set-interval"),
-    ],
+    ("present", "stays"),
+    [("", False), ("keep-lru", False), ("keep-none", False), ("switch", True), ("pays", True)],
 )
-def test_what_recommends_a_change_stays(tmp_path: Path, present: str, replaced_by: str) -> None:
-    """Unless the new file recommends one of its kind that is no weaker."""
+def test_what_recommends_a_change_stays(tmp_path: Path, present: str, stays: bool) -> None:
+    """Unless the new file recommends one too; files of an older version are no exception."""
     path = tmp_path / "recommendation.toml"
     if present:
         path.write_text(f'verdict = "{present}"', encoding="utf-8")
     assert verdict_in(path) == present
-    changes = {"switch": "switch", "set-interval": "retention interval"}
-    for verdict in ("switch", "keep-lru", "pays", "helps", "set-interval", "keep-none"):
-        kept = why_kept(path, verdict)  # type: ignore[arg-type]
-        assert (kept is None) == (verdict in replaced_by.split())
-        what = changes.get(present, "tier")
-        assert kept is None or f"recommends a {what} and was left as it is" in kept
+    assert why_kept(path, "switch") is None
+    kept = why_kept(path, "keep-lru")
+    assert (kept is not None) == stays
+    assert kept is None or "recommends a change and was left as it is" in kept
 
 
 @pytest.mark.parametrize(
@@ -182,11 +165,11 @@ def test_what_recommends_a_change_stays(tmp_path: Path, present: str, replaced_b
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
-    paying: TierTuning, tmp_path: Path, old: str, new: str, where: str
+    result: TuningResult, tmp_path: Path, old: str, new: str, where: str
 ) -> None:
     """The file, the key and a remedy."""
     path = tmp_path / "recommendation.toml"
-    rounded(path, paying, plan())
+    rounded(path, result, SIZES[1])
     text = path.read_text(encoding="utf-8")
     assert text.count(old) == 1
     path.write_text(text.replace(old, new), encoding="utf-8")

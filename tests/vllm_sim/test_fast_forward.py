@@ -102,11 +102,15 @@ def check_slices(
             break
 
 
-@pytest.mark.parametrize(
-    "policy", [*POLICIES, Lru({"ttl_s": 3.0})], ids=lambda one: f"{one.name}-{one.evicts}"
+@given(
+    st.sampled_from([*POLICIES, Lru({"ttl_s": 3.0})]),
+    st.data(),
+    SIZES,
+    st.integers(1, 20),
+    SETTINGS,
+    SLICES,
 )
-@given(st.data(), SIZES, st.integers(1, 20), SETTINGS, SLICES)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=100)
 def test_steps_in_one_go_are_steps_one_by_one(
     policy: LanePolicy,
     data: st.DataObject,
@@ -120,9 +124,10 @@ def test_steps_in_one_go_are_steps_one_by_one(
     check_slices(engine(known, blocks, policy, COST, **options), kernels(), slices)
 
 
-@pytest.mark.parametrize("groups", HYBRIDS, ids=str)
-@given(decoding(SIZE), st.integers(6, 40), SETTINGS, st.booleans(), SLICES)
-@settings(deadline=None, max_examples=40)
+@given(
+    st.sampled_from(HYBRIDS), decoding(SIZE), st.integers(6, 40), SETTINGS, st.booleans(), SLICES
+)
+@settings(deadline=None, max_examples=60)
 def test_steps_of_a_hybrid_model_in_one_go_are_steps_one_by_one(
     groups: KvGroups,
     trace: list[Request],

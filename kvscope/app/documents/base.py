@@ -1,8 +1,8 @@
 """What all documents of `--json` share, and how they are written.
 
 A document is a dataclass whose fields are its keys: units in their names, rates from 0 to 1. Fields
-are added, never renamed or removed. Infinities and NaN become null. `kvscope.app.schemas` makes a
-JSON schema of each. `Facts.build` fills it from the results that it shows.
+are added, never renamed or removed. Infinities and NaN become null. `kvscope.usecases.schemas`
+makes a JSON schema of each. `Facts.build` fills it from the results that it shows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self, dataclass_transform
+from typing import Any, Literal, Self, TypeAlias, dataclass_transform
 
 import msgspec
 
@@ -107,7 +107,10 @@ class ModelFacts(Facts):
     notes: tuple[str, ...]
 
 
-def to_json(document: Document) -> str:
+AnyDocument: TypeAlias = "Document | Mapping[str, Any]"
+
+
+def to_json(document: AnyDocument) -> str:
     """Return the document as indented JSON, in ASCII."""
     encoded = msgspec.json.encode(document, enc_hook=_plain)
     text = msgspec.json.format(encoded, indent=2).decode()
@@ -115,7 +118,7 @@ def to_json(document: Document) -> str:
     return text if text.isascii() else json.dumps(json.loads(text), indent=2)
 
 
-def to_dict(document: Document) -> dict[str, Any]:
+def to_dict(document: AnyDocument) -> dict[str, Any]:
     """Return the document as a dictionary: what reading its JSON gives."""
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(document, enc_hook=_plain))
     return plain

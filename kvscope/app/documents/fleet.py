@@ -10,7 +10,7 @@ import numpy as np
 from kvscope.app.documents.base import Facts, GatedDocument, ModelFacts, TraceFacts, model_facts
 from kvscope.app.documents.deployment import DeploymentFacts, LatencyFacts, deployment_facts
 from kvscope.app.fleet import FleetLine, FleetStudy
-from kvscope.app.gates import fleet_figures
+from kvscope.app.gates import Figures
 from kvscope.app.options import TimeModel
 from kvscope.fleet.outcome import Imbalance, Latencies, ReplicaOutcome
 from kvscope.fleet.sweep import FleetRun
@@ -139,7 +139,7 @@ class FleetDocument(GatedDocument):
     curves: tuple[CapacityCurve, ...]
 
 
-def fleet_document(study: FleetStudy, words: Sequence[str]) -> FleetDocument:
+def fleet_document(study: FleetStudy, words: Sequence[str], figures: Figures) -> FleetDocument:
     """Return the document of `kvscope fleet`, with the answer in words."""
     tokens = study.capacity_blocks * study.trace.block_size
     steps = 2.0 ** np.arange(-4, 5)
@@ -165,7 +165,7 @@ def fleet_document(study: FleetStudy, words: Sequence[str]) -> FleetDocument:
         capacity_tokens=tokens,
         capacity_bytes=study.model.bytes_for(tokens) if study.model else None,
         words=tuple(words),
-        figures=fleet_figures(study),
+        figures=figures,
         fewest_interval=None if study.size is None else (study.size.low, study.size.high),
         pooled=_pooled(study),
         on_engines=None if study.on_engines is None else _fleet(study.on_engines, study),

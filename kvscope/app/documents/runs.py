@@ -15,7 +15,7 @@ from kvscope.app.documents.base import (
     model_facts,
 )
 from kvscope.app.documents.deployment import DeploymentFacts, LatencyFacts, deployment_facts
-from kvscope.app.gates import simulate_figures
+from kvscope.app.gates import Figures
 from kvscope.app.simulate import Simulation, ordered
 from kvscope.core.hits import HitDefinition
 from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierOutcome
@@ -134,7 +134,7 @@ class RunsDocument(Document):
     reports: tuple[ReportFacts, ...]
 
 
-def simulate_document(simulation: Simulation) -> SimulateDocument:
+def simulate_document(simulation: Simulation, figures: Figures) -> SimulateDocument:
     """Return the document of `kvscope simulate`."""
     trace, model = simulation.trace, simulation.model
     alone = [run_figures(run, trace, model) for run in simulation.alone]
@@ -144,7 +144,7 @@ def simulate_document(simulation: Simulation) -> SimulateDocument:
         model=model_facts(model),
         deployment=deployment_facts(simulation.deployment) if simulation.deployment else None,
         found=simulation.estimates,
-        figures=simulate_figures(simulation.runs),
+        figures=figures,
         results=tuple(run_figures(run, trace, model) for run in simulation.runs),
         alone=alone[0] if alone else None,
         alone_as_recommended=alone[-1] if len(alone) > 1 else None,

@@ -12,15 +12,17 @@ from kvscope.app.gates import tune_figures
 from kvscope.app.tune import Assumption, Recommendation
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
+from kvscope.fleet.options import router_label
 from kvscope.ingest.clocks import SessionStarts
 from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.canary import Canary
 from kvscope.tuning.comparison import Harm, WindowTrial
 from kvscope.tuning.fewest import FewestReplicas
 from kvscope.tuning.flags import Flags
-from kvscope.tuning.plan import TuningPlan
+from kvscope.tuning.plan import PlanOption, TierReason, TuningPlan
 from kvscope.tuning.rule import Grade, Judged
 from kvscope.tuning.split import Split
+from kvscope.tuning.tier_prices import TierKind
 from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import RequiredCapacity
 from kvscope.tuning.verdict import SloAnswer
@@ -257,60 +259,122 @@ class RecommendationFacts(CapacityFacts):
     fewest: tuple[FewestFacts, ...]
 
 
-class OptionFacts(Facts):
-    """An option of the plan on the later requests: the deployment as it is, or changed.
+class FigureInterval(Facts):
+    """A figure with its 95 % interval."""
 
-    `machine` is null for the present one, `router` for one replica, `tier_gib` (CPU memory of each
-    replica) 0 without a tier, `price_hour` null where prices are not known. `target_ms` and
-    `attainment` have 95 % intervals.
-    `slo` is meets, misses, undecided or overloaded; `grade` compares with the deployment as it is.
+    value: float
+    low: float
+    high: float
+
+
+class MemoryFacts(Facts):
+    """Memory below the pool of each replica; `offload` is how it works, as `--offload` has it.
+
+    `files_gib` are those of an SSD below CPU memory (0: none), which files fill in `full_s`. Its
+    price for an hour is `price_hour`, and `wear` times what its memory is rated for is written.
     """
+
+    offload: str
+    kind: TierKind
+    gib: float
+    files_gib: float
+    full_s: float | None
+    written_bytes_s: float
+    wear: float
+    price_hour: float
+
+
+class ChangeOf(Facts):
+    """What a row changes; `machine` is null for the present one, `router` for one replica."""
 
     policy: str
     params: Mapping[str, float]
-    machine: str | None
-    replicas: int
+    tier: MemoryFacts | None
     router: str | None
-    tier_gib: float
-    price_hour: float | None
+    replicas: int
+    machine: str | None
+
+
+class RowFacts(Facts):
+    """One option on the later requests, compared with the first row: the deployment as it is.
+
+    `price_per_hour` is null where prices are not known, `saves_per_hour` the price of the GPU time
+    that the present machine computes less. `slo` is meets, misses, undecided or overloaded.
+    """
+
+    id: int
+    change: ChangeOf
     hit_rate: float
     p50_ms: float
-    target_ms: float
-    interval_ms: tuple[float, float]
-    attainment: float
-    attainment_interval: tuple[float, float]
-    rejected: int
+    target_ms: FigureInterval
+    within_slo: FigureInterval
+    rejected_requests: int
     utilization: float
-    grade: Grade
+    price_per_hour: float | None
+    saves_per_hour: float | None
     slo: SloAnswer
+    grade: Literal["today", "do-now", "canary", "no"]
+    likely: float
+    gain: Mapping[str, Gain]
+    attainment_gain: Gain
+    harms: tuple[Harm, ...]
 
 
-class PlanFacts(Facts):
-    """The options, the deployment as it is first, then by price.
+class WorthFacts(Facts):
+    """What the policy to change to is worth.
 
-    `cheapest` is the place of the one to meet the SLO with, null where none does. The present
-    hardware stays within `promise_ms`. LRU needs `worth_blocks` more to be as fast as the policy
-    recommended; null without one, and where no LRU cache is. `unguarded_ms` is that policy's
+    LRU needs `lru_blocks` (`lru_gib`) more to be as fast: null where no LRU cache is. `replicas`
+    fewer meet the SLO than with LRU, null where that is not known. `unguarded_ms` is the policy's
     percentile without its guard, null where it has none that can be left out.
     """
 
-    options: tuple[OptionFacts, ...]
-    cheapest: int | None
-    promise_ms: float | None
-    worth_blocks: int | None
+    lru_blocks: int | None
+    lru_gib: float | None
+    replicas: int | None
     unguarded_ms: float | None
+
+
+class EnoughRequests(Facts):
+    """The requests of the trace, and how many would probably show that a change pays.
+
+    `need` is null where more of them would not, and where one is to be made already.
+    """
+
+    have: int
+    need: int | None
+
+
+class TierDoubtFacts(Facts):
+    """Why no tier is to be added, and the row that comes nearest; `ends` are where it harms."""
+
+    why: TierReason
+    row: int | None
+    ends: tuple[str, ...]
+
+
+class RejectedTier(Facts):
+    """A tier under which requests never start, and why."""
+
+    offload: str
+    gib: float
+    files_gib: float
+    reason: str
 
 
 class TuneDocument(GatedDocument, SettingFacts):
     """What `kvscope tune` recommends, what that rests on, and all that was tried.
 
+    `rows` are the options, the deployment as it is first, then by price. `do_now` and `canary` are
+    the row of the policy to change to, `to_meet` that to meet the SLO with, `add_tier` that with
+    the memory to add, where `--tiers` asks for it: null for none, `tier_doubt` says why. The
+    present hardware stays within `reachable_ms`; `unreachable`: no cache meets the SLO.
     `changes` are the contenders, the preferred one first. `contenders` (the same) and `infinite`
     are on the validation window, `limit` (an infinite cache) and `oracles` on both later windows,
     `explored` on the training window. `oracles` know the future; neither bounds TTFT.
     """
 
     command: Literal["tune"] = "tune"
-    schema: Literal[2] = 2  # type: ignore[assignment]  # a version of its own
+    schema: Literal[3] = 3  # type: ignore[assignment]  # a version of its own
     trace: TraceFacts
     target: TargetFacts
     model: ModelFacts | None
@@ -321,7 +385,17 @@ class TuneDocument(GatedDocument, SettingFacts):
     warnings: tuple[str, ...]
     words: tuple[str, ...]
     recommendation: RecommendationFacts
-    plan: PlanFacts | None
+    rows: tuple[RowFacts, ...]
+    do_now: int | None
+    canary: int | None
+    to_meet: int | None
+    add_tier: int | None
+    tier_doubt: TierDoubtFacts | None
+    rejected_tiers: tuple[RejectedTier, ...]
+    reachable_ms: float | None
+    unreachable: bool
+    worth: WorthFacts | None
+    enough_requests: EnoughRequests
     load: LoadFacts
     changes: tuple[ChangeFacts, ...]
     contenders: tuple[ComparedFigures, ...]
@@ -337,8 +411,13 @@ class TuneDocument(GatedDocument, SettingFacts):
 
 def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
     """Return the document of `kvscope tune`; `words` are the verdict in sentences."""
-    tuning, best = tuned.tuning, tuned.tuning.recommended
-    load = tuning.load
+    tuning, best, plan = tuned.tuning, tuned.recommended, tuned.plan
+    load, needed = tuning.load, tuning.promising[1] if tuning.promising else None
+    policy_row = None
+    if tuning.choice is not None:
+        policy_row = next(
+            at for at, option in enumerate(plan.options) if option.judged is tuning.choice
+        )
     replicas = tuning.replicas_needed or load.replicas_at_least
     return TuneDocument.build(
         setting_facts(tuning.setting),
@@ -360,7 +439,10 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
             expected=_trial(tuned, best),
             enough=_trial(tuned, tuning.enough) if tuning.enough else None,
             requests=tuning.split.requests,
-            requests_needed=tuning.promising[1] if tuning.promising else None,
+            requests_needed=needed,
+            verdict=tuned.verdict,
+            grade=tuned.grade,
+            canary=tuned.canary,
             gain=best.gains or dict.fromkeys(tuning.infinite.gains, Gain(0.0, 0.0, 0.0)),
             lru=_judged(tuned, tuning.lru),
             choice=_judged(tuned, tuning.choice) if tuning.choice else None,
@@ -379,7 +461,26 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
             replicas_price_hour=tuned.price_hour(replicas) if replicas else None,
             extra_price_hour=tuned.price_hour(replicas - tuning.replicas) if replicas else None,
         ),
-        plan=_plan(tuned, tuned.plan) if tuned.plan else None,
+        rows=tuple(_row(tuned, at, option) for at, option in enumerate(plan.options)),
+        do_now=policy_row if tuning.grade == "do-now" else None,
+        canary=policy_row if tuning.grade == "canary" else None,
+        to_meet=_place(plan, plan.cheapest),
+        add_tier=_place(plan, plan.tier),
+        tier_doubt=plan.tier_doubt
+        and TierDoubtFacts.build(plan.tier_doubt, row=_place(plan, plan.tier_doubt.option)),
+        rejected_tiers=tuple(
+            RejectedTier(
+                offload=each.candidate.offload,
+                gib=each.candidate.size_bytes / _GIB,
+                files_gib=each.candidate.files_bytes / _GIB,
+                reason=each.reason,
+            )
+            for each in plan.rejected
+        ),
+        reachable_ms=plan.promise_s * 1e3,
+        unreachable=tuning.verdict == "unreachable",
+        worth=_worth(tuned) if tuning.choice else None,
+        enough_requests=EnoughRequests(have=tuning.split.requests, need=needed),
         load=LoadFacts.build(load, carried=_trial(tuned, load.carried) if load.carried else None),
         changes=tuple(
             ChangeFacts.build(
@@ -414,24 +515,65 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
     )
 
 
-def _plan(tuned: Recommendation, plan: TuningPlan) -> PlanFacts:
-    return PlanFacts.build(
-        plan,
-        options=tuple(
-            OptionFacts.build(
-                option,
-                option.trial,
-                option.judged,
-                policy=option.policy.name,
-                params=_params(tuned, option.trial),
-                tier_gib=option.tier_bytes / _GIB,
-                hit_rate=option.trial.outcome.token_hit_rate,
-                p50_ms=option.trial.times_ms.p50,
-                interval_ms=tuple(end_s * 1e3 for end_s in option.judged.later.interval_s),
-            )
-            for option in plan.options
+def _place(plan: TuningPlan, option: PlanOption | None) -> int | None:
+    return None if option is None else plan.options.index(option)
+
+
+def _row(tuned: Recommendation, at: int, option: PlanOption) -> RowFacts:
+    later = option.judged.later
+    return RowFacts.build(
+        option,
+        later,
+        id=at,
+        change=ChangeOf.build(
+            option,
+            policy=option.policy.name,
+            params=_params(tuned, later),
+            tier=_tier(tuned, option),
+            router=router_label(option.router) if option.router else None,
         ),
-        cheapest=plan.options.index(plan.cheapest) if plan.cheapest else None,
+        hit_rate=later.outcome.token_hit_rate,
+        p50_ms=later.times_ms.p50,
+        target_ms=_estimate(later.target_s, later.interval_s, 1e3),
+        within_slo=_estimate(later.attainment, option.attainment_interval),
+        rejected_requests=later.rejected,
+        price_per_hour=option.price_hour,
+        saves_per_hour=option.saves_hour,
+        grade=option.judged.grade if at else "today",
+        gain=later.gains,
+        harms=option.judged.harms,
+    )
+
+
+def _estimate(value: float, interval: tuple[float, float], unit: float = 1.0) -> FigureInterval:
+    low, high = interval
+    return FigureInterval(value=value * unit, low=low * unit, high=high * unit)
+
+
+def _tier(tuned: Recommendation, option: PlanOption) -> MemoryFacts | None:
+    tier, offer = option.tier, tuned.tiers
+    if tier is None or offer is None:
+        return None
+    return MemoryFacts.build(
+        tier,
+        option,
+        gib=tier.size_bytes / _GIB,
+        files_gib=tier.files_bytes / _GIB,
+        wear=offer.wear(tier, option.written_bytes_s),
+        price_hour=offer.price_hour(tier, option.written_bytes_s),
+    )
+
+
+def _worth(tuned: Recommendation) -> WorthFacts:
+    plan, tuning = tuned.plan, tuned.tuning
+    size = None if plan.worth_blocks is None else tuned.bytes_in(plan.worth_blocks)
+    of_lru, of_choice = (
+        each.replicas if each else None for each in (tuning.fewest_lru, tuning.fewest_choice)
+    )
+    return WorthFacts(
+        lru_blocks=plan.worth_blocks,
+        lru_gib=None if size is None else size / _GIB,
+        replicas=of_lru - of_choice if of_lru and of_choice else None,
         unguarded_ms=plan.unguarded.target_s * 1e3 if plan.unguarded else None,
     )
 

@@ -30,7 +30,13 @@ from kvscope.replay.policy_options import (
 )
 
 if TYPE_CHECKING:
-    pass
+    from kvscope.app.options import TimeModel
+    from kvscope.core.runs import RunSetting
+    from kvscope.deployment.deployment import ResolvedDeployment
+    from kvscope.fleet.outcome import Slo
+    from kvscope.routers.base import Router
+    from kvscope.tuning.file import TierTable
+    from kvscope.vllm_sim import EngineSettings
 
 BASELINE = "lru"
 DEFAULT_PERCENTILE = 0.95
@@ -176,3 +182,44 @@ def policies_to_try(
     kinds = [policy for policy in named if not policy.hindsight and policy.name != BASELINE]
     variants = parse_variants(kinds, params or ())
     return [guarded(variant) for variant in variants] if engine == VLLM else variants
+
+
+class SimulateRequest(Struct, frozen=True):
+    """Which replays to run: `points` capacities, or else the named ones, or else DEFAULT_POINTS.
+
+    Tiers have capacities of their own; a recommended `tier` is below the one that is named.
+    """
+
+    setting: RunSetting
+    variants: tuple[Variant, ...]
+    capacities: Capacities = Capacities()
+    points: int | None = None
+    model: Model | None = None
+    deployment: ResolvedDeployment | None = None
+    on: str | None = None
+    tier: TierTable | None = None
+    recommended: bool = False
+
+
+class FleetRequest(Struct, frozen=True):
+    """Which fleets to replay, and the SLO that the fewest replicas have to meet.
+
+    `capacities` has that of a replica. Without `routers_named`, routers that need sessions are left
+    out where the trace has none. `engine` has the limits of simulated vLLMs, its blocks aside: for
+    their time model, or to check the answer of a deployment's queues; else None.
+    """
+
+    setting: RunSetting
+    slo: Slo
+    routers: tuple[Router, ...]
+    variants: tuple[Variant, ...]
+    replicas: tuple[int, ...]
+    capacities: Capacities
+    model: Model | None = None
+    deployment: ResolvedDeployment | None = None
+    time_model: TimeModel = "queue"
+    engine: EngineSettings | None = None
+    closed_loop: bool = False
+    seeds: int = 1
+    routers_named: bool = True
+    on: str | None = None

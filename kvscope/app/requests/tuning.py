@@ -1,4 +1,4 @@
-"""What the options of `tune` ask for: one cache or engine, a fleet, or a tier below an engine."""
+"""What the options of `tune` ask for: a deployment and its changes, or a study of one cache."""
 
 from __future__ import annotations
 
@@ -9,13 +9,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kvscope.app.deployment import names_no_machine, resolved_deployment
-from kvscope.app.options import (
-    FleetOptions,
-    TierOptions,
-    TuneOptions,
-)
+from kvscope.app.options import TuneOptions
 from kvscope.app.requests.common import (
-    BASELINE,
     DEFAULT_PERCENTILE,
     Capacities,
     above_zero,
@@ -27,10 +22,8 @@ from kvscope.app.requests.common import (
     stated_capacities,
     stated_slo,
 )
-from kvscope.app.requests.fleets import FleetRequest, fleet_of
 from kvscope.app.values import TierSize
 from kvscope.core.errors import UsageError, placed
-from kvscope.core.records import defaults
 from kvscope.core.runs import RunSetting
 from kvscope.deployment.gpus import resolve_gpu
 from kvscope.deployment.models import Model
@@ -52,6 +45,7 @@ from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits, Target, 
 
 if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
+    from kvscope.routers.base import Router
     from kvscope.tuning.tier_prices import TierKind, TierPrice
     from kvscope.vllm_sim.offload_engines import Offloading
 
@@ -59,7 +53,16 @@ WINDOWS = "--warmup, --validation, --judge"
 COMMON_GPUS = ("l40s", "a100-80", "h100", "h200")
 COMMON_MODEL = "llama3-8b"
 """What LRU is shown on while no machine is named."""
+_OF_TIERS = ("tier_sizes", "offload", "dram_price", "ssd_price", "ssd_writes_per_day")
 _SECOND_RELEASE = (0, 33)  # the version of the second of RELEASES
+
+
+class TierRequest(Struct, frozen=True):
+    """Memory to compare below the pool; `sizes` are None for the defaults."""
+
+    sizes: tuple[TierSize, ...] | None
+    offload: tuple[str, ...]
+    prices: dict[TierKind, TierPrice]
 
 
 class TuneRequest(Struct, frozen=True):
@@ -67,7 +70,8 @@ class TuneRequest(Struct, frozen=True):
 
     `shares` of the requests warm the cache, validate, and are held out; `range_bytes` bounds the
     search for the least capacity. `given` names the options that the user chose: the others are
-    listed as assumptions.
+    listed as assumptions. `tiers` and `routers` are to be compared too; with `routers_named`,
+    routers that need sessions are not left out where the trace has none.
     """
 
     target: Target
@@ -84,26 +88,9 @@ class TuneRequest(Struct, frozen=True):
     given: frozenset[str] = field(default_factory=frozenset)
     on: str | None = None
     also: tuple[ResolvedDeployment, ...] = ()
-
-
-class FleetTuningRequest(Struct, frozen=True):
-    """The routers, policies, capacities and SLO of a fleet to choose.
-
-    `limits` say how much a policy may harm. `latency_named`: whether --latency is stated.
-    """
-
-    fleet: FleetRequest
-    limits: Limits
-    latency_named: bool
-
-
-class TierTuningRequest(Struct, frozen=True):
-    """One engine to tune a tier for; `sizes` are None for the defaults."""
-
-    tune: TuneRequest
-    sizes: tuple[TierSize, ...] | None
-    offload: tuple[str, ...]
-    prices: dict[TierKind, TierPrice]
+    tiers: TierRequest | None = None
+    routers: tuple[Router, ...] = ()
+    routers_named: bool = False
 
 
 def tune_request(options: TuneOptions) -> TuneRequest:
@@ -120,19 +107,18 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         raise UsageError(
             "one cache has one capacity",
             where="--capacity" if options.capacity else "--capacity-blocks",
-            remedy="name one, or let --fleet choose among several",
+            remedy="name one",
         )
-    if options.router is not None:
-        raise UsageError("a fleet alone has a router", where="--router", remedy="add --fleet")
     where = resolved_deployment(options)
     _check_view(options, where)
+    tiers = _tier_request(options, where)
     profile = where.latency if where else latency_profile(options.latency)
     setting = replace(
         run_setting(hit_definition(None, options.outputs, 0.0), profile, slo_s=slo_s),
         rate_scale=above_zero(options.rate_scale),
         isolate=options.isolate,
     )
-    if where and where.engine.name == VLLM:
+    if where and (where.engine.name == VLLM or tiers):
         setting = engine_setting(setting, where.max_num_seqs, where.max_num_batched_tokens)
     kv = (
         where.model
@@ -165,7 +151,10 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         target = replace(target, percentile=percentile, measure="violations")
     engine = where.engine.name if where else VLLM
     hybrid = where is not None and where.kv_groups is not None
-    variants = policies_to_try(options.policies, options.param, engine, hybrid=hybrid)
+    routers, params = _routers(options, where)
+    variants = policies_to_try(options.policies, params, engine, hybrid=hybrid)
+    if tiers and engine == SGLANG:
+        variants = []  # its policies are not simulated on the engine, which its tiers are
     if options.policies is not None and setting.capacity_model == "engine":
         check_engine_runs(variants, "--policies")
     return TuneRequest(
@@ -185,6 +174,9 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         given=frozenset(name for name, value in stated.items() if value is not None),
         on=options.on,
         also=_others(options, where),
+        tiers=tiers,
+        routers=routers,
+        routers_named=options.router is not None,
     )
 
 
@@ -253,90 +245,63 @@ def _shares(options: TuneOptions) -> tuple[float, float, float]:
     return shares
 
 
-def fleet_tuning_request(options: TuneOptions) -> FleetTuningRequest:
-    """Return what `tune --fleet` asks for: by default every router that is no reference.
+def _routers(
+    options: TuneOptions, where: ResolvedDeployment | None
+) -> tuple[tuple[Router, ...], list[str]]:
+    """Return the routers to compare, none without --fleet, and what --param sets of policies.
 
-    Raises UsageError for an option that a fleet's choice does not take, and for a reference.
+    By default every router that is no reference. Raises UsageError for a reference, and where
+    replicas are not known.
     """
-    taken = {*FleetOptions.__struct_fields__}
-    taken -= {"replicas", "warmup", "param", "tpot_slo", "capacity", "capacity_blocks", "router"}
-    own = {"policies", "param", "capacity", "capacity_blocks", "router"}
-    own |= {"max_p50_regression", "min_throughput"}
-    for name, default in defaults(TuneOptions).items():
-        if name not in taken | own and getattr(options, name) != default:
-            raise UsageError(
-                "the choice of a fleet does not take it",
-                where=f"--{name.replace('_', '-')}",
-                remedy="leave it out, or leave out --fleet",
-            )
-    from kvscope.fleet.options import parse_routers, split_assignments
-
-    stated = {name: getattr(options, name) for name in TuneOptions.__struct_fields__}
-    kinds = parse_routers(options.router or ALL)
-    if options.router not in {None, ALL}:
-        for kind in kinds:
-            if kind.reference:
-                raise UsageError(
-                    f"{kind.name} is a reference, which no program offers",
-                    where="--router",
-                    remedy="leave it out: `kvscope fleet` shows it",
-                )
-    kinds = [kind for kind in kinds if not kind.reference]
-    param = list(options.param or ())
-    _, of_policies = split_assignments(kinds, param)
-    request = fleet_of(
-        FleetOptions(
-            **{name: stated[name] for name in taken & stated.keys()},
-            router=",".join(kind.name for kind in kinds),
-            param=[each for each in param if each not in of_policies],
-        ),
-        stated_capacities(options.capacity, options.capacity_blocks),
-    )
-    where = request.deployment
-    engine = where.engine.name if where else VLLM
-    hybrid = where is not None and where.kv_groups is not None
-    if hybrid and options.policies not in {None, BASELINE}:
+    params = list(options.param or ())
+    if not options.fleet:
+        if options.router is not None:
+            raise UsageError("one cache has no router", where="--router", remedy="add --fleet")
+        return (), params
+    if where is None:
         raise UsageError(
-            "only lru is replayed on fleets of hybrid models",
-            where="--policies",
-            remedy="leave it out, or leave out --fleet to tune one engine",
+            "replicas need a deployment",
+            where="--fleet",
+            remedy="name it: --gpu and --model; kvscope fleet also takes --capacity-blocks",
         )
-    variants = [] if hybrid else policies_to_try(options.policies, of_policies, engine)
-    return FleetTuningRequest(
-        replace(
-            request,
-            variants=tuple(variants),
-            replicas=(1,),
-            routers_named=options.router is not None,
-        ),
-        Limits(
-            max_p50_regression=options.max_p50_regression, min_throughput=options.min_throughput
-        ),
-        options.latency is not None,
-    )
+    if where.traffic == "replica":
+        raise UsageError(
+            "a fleet needs the traffic of all replicas, and the deployment's trace holds one's",
+            where="--traffic",
+            remedy="take a trace of the whole fleet, with --traffic fleet",
+        )
+    from kvscope.fleet.options import parse_routers, router_variants, split_assignments
+
+    kinds = parse_routers(options.router or ALL)
+    named = options.router not in {None, ALL}
+    for kind in kinds if named else ():
+        what = "is a reference, which no program offers" if kind.reference else ""
+        if kind.copies and where.engine.name == VLLM:
+            what = "copies prefixes between replicas, which simulated vLLMs do not"
+        if what:
+            raise UsageError(
+                f"{kind.name} {what}",
+                where="--router",
+                remedy="leave it out: `kvscope fleet` shows it",
+            )
+    simulated = where.engine.name == VLLM
+    kinds = [each for each in kinds if not each.reference and not (each.copies and simulated)]
+    assigned, params = split_assignments(kinds, params)
+    routers = (each for kind in kinds for each in router_variants(kind, assigned.get(kind, [])))
+    return tuple(routers), params
 
 
-def tier_tuning_request(options: TuneOptions, tiers: TierOptions) -> TierTuningRequest:
-    """Return what `tune --tiers` asks for: one engine, its pool, and the tiers to compare below it.
-
-    Raises UsageError for an option that it does not take, and for what cannot be simulated.
-    """
-    own = {"capacity", "capacity_blocks", "capacity_range", "router", "hbm", "outputs", "view"}
-    _check_not_given(options, own)
-    where = resolved_deployment(options)
-    if where is None or where.kv_groups is None:
-        _check_not_given(options, {"policies", "param"})  # those of a hybrid model are intervals
-    request = tune_request(options)
-    where = request.deployment
+def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> TierRequest | None:
+    """Return the memory to compare, None without --tiers; UsageError for what is not simulated."""
+    if not options.tiers:
+        for name in _OF_TIERS:
+            if getattr(options, name) is not None:
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError("a tier alone has it", where=option, remedy="add --tiers")
+        return None
     if where is None or where.model is None:
         raise UsageError(
             "needs an engine with a pool", where="--tiers", remedy="name it: --gpu and --model"
-        )
-    if where.engines > 1:
-        raise UsageError(
-            "one engine is replayed",
-            where=f"--replicas {where.replicas}",
-            remedy="add --traffic replica for one replica's trace",
         )
     if where.model.hybrid and where.kv_groups is None:
         vllm = where.engine.name == VLLM
@@ -345,12 +310,15 @@ def tier_tuning_request(options: TuneOptions, tiers: TierOptions) -> TierTuningR
             where="--tiers",
             remedy="leave it out for this model" if vllm else "take vLLM (--engine vllm@0.33)",
         )
-    setting = engine_setting(request.setting, where.max_num_seqs, where.max_num_batched_tokens)
-    offload = tiers.offload or (own_offload(where),)
-    _check_sizes(offload, tiers.tier_sizes or ())
-    return TierTuningRequest(
-        replace(request, setting=setting), tiers.tier_sizes, offload, _prices(tiers)
-    )
+    if where.engine.name == SGLANG and (options.policies or options.param):
+        raise UsageError(
+            "SGLang's policies are not simulated on the engine, which tiers need",
+            where="--policies" if options.policies else "--param",
+            remedy="leave it out, or leave out --tiers",
+        )
+    offload = options.offload or (own_offload(where),)
+    _check_sizes(offload, options.tier_sizes or ())
+    return TierRequest(options.tier_sizes, offload, _prices(options))
 
 
 def offers(spec: Offloading, size: TierSize) -> bool:
@@ -400,18 +368,7 @@ def own_offload(where: ResolvedDeployment) -> str:
     return f"vllm@{RELEASES[where.engine.version >= _SECOND_RELEASE]}"
 
 
-def _check_not_given(options: TuneOptions, names: set[str]) -> None:
-    """Raise UsageError for an option that the choice of a tier does not take."""
-    for name, default in defaults(TuneOptions).items():
-        if name in names and getattr(options, name) != default:
-            raise UsageError(
-                "the choice of a tier does not take it",
-                where=f"--{name.replace('_', '-')}",
-                remedy="leave it out, or leave out --tiers",
-            )
-
-
-def _prices(tiers: TierOptions) -> dict[TierKind, TierPrice]:
+def _prices(tiers: TuneOptions) -> dict[TierKind, TierPrice]:
     """Return the price of each kind of memory: as stated, or as the data file has it."""
     from kvscope.tuning.tier_prices import STATED, TierPrice, tier_prices
 

@@ -11,11 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import msgspec
 from msgspec import Struct, field
 
 from kvscope.ingest.formats.base import Identifier
-from kvscope.ingest.formats.litellm import Usage
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
@@ -42,8 +40,9 @@ class LoggedRequest(Struct, kw_only=True):
 
     `input_tokens`, `output_tokens` and `cached_tokens` are those that the log states. Without
     output tokens, `response` is tokenized to count them. `arrival_s` counts from 1970 or from any
-    other zero, the times measured from the arrival. `adapter` is a LoRA adapter. `parent_id` is the
-    id of the request that this one continues.
+    other zero, the times measured from the arrival. `date_s` is the time that the chat template
+    takes for now. `adapter` is a LoRA adapter. `parent_id` is the id of the request that this one
+    continues; by their messages, this one is called `name` and continues another (see `Lineage`).
     """
 
     prompt: Prompt
@@ -52,9 +51,12 @@ class LoggedRequest(Struct, kw_only=True):
     output_tokens: int | None = None
     cached_tokens: int | None = None
     arrival_s: float | None = None
+    date_s: float | None = None
     ttft_s: float | None = None
     queue_s: float | None = None
     duration_s: float | None = None
+    name: str = ""
+    continues: str | None = None
     request_id: Identifier | None = None
     parent_id: Identifier | None = None
     session_id: Identifier | None = None
@@ -90,23 +92,3 @@ class LogFormat(ABC):
 
         Raises BadLine, or any of msgspec's errors, with the reason.
         """
-
-
-class _Choice(msgspec.Struct, gc=False):
-    message: Message | None = None
-    text: str | None = None
-
-
-class Response(msgspec.Struct, gc=False):
-    """A response of OpenAI's chat completions or completions."""
-
-    id: str | None = None
-    choices: list[_Choice] = []
-    usage: Usage | None = None
-
-    @property
-    def answer(self) -> Message | str | None:
-        """The first choice."""
-        if not self.choices:
-            return None
-        return self.choices[0].message or self.choices[0].text

@@ -5,35 +5,36 @@ Source: https://docs.litellm.ai/docs/proxy/logging_spec
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from kvscope.chat_logs.bodies import answer_of, from_anthropic, is_anthropic, items
 from kvscope.chat_logs.formats.base import (
     Chat,
     LogFormat,
     LoggedRequest,
     Message,
     Prompt,
-    Response,
     Tool,
 )
 from kvscope.chat_logs.formats.openai import texts
-from kvscope.ingest.formats.base import BadLine
+from kvscope.ingest.formats.base import BadLine, described
 from kvscope.ingest.formats.litellm import Payload
 
 
 class _Parameters(msgspec.Struct, gc=False):
     tools: list[Tool] | None = None
+    system: Any = None
+    instructions: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
 
 
 class _PromptPayload(Payload, gc=False, kw_only=True):
     messages: Any = None
-    response: Response | str | None = None
+    response: Any = None
     model_parameters: _Parameters | None = None
 
 
@@ -63,14 +64,13 @@ class LiteLLM(LogFormat):
         if reason := payload.unserved():
             self.left_out[reason] += 1
             return ()
-        response = payload.response
         prompts = _prompts(payload)
         if len(prompts) > 1:
             raise BadLine(f"several prompts in one call: {len(prompts)}")
         return [
             LoggedRequest(
                 prompt=prompts[0],
-                response=response.answer if isinstance(response, Response) else response,
+                response=answer_of(payload.response).message,
                 input_tokens=payload.prompt_tokens,
                 output_tokens=payload.completion_tokens,
                 **payload.service(),
@@ -83,12 +83,20 @@ def _prompts(payload: _PromptPayload) -> list[Prompt]:
     messages = payload.messages
     if isinstance(messages, dict) and "messages" in messages:
         messages = messages["messages"]
+    body = {"messages": messages, "tools": parameters.tools, "system": parameters.system}
+    if (payload.call_type or "").endswith("responses") and messages:
+        own = [{"role": "user", "content": messages}] if isinstance(messages, str) else None
+        system = [{"role": "system", "content": parameters.instructions}]
+        body["messages"] = [*system * bool(parameters.instructions), *(own or items(messages))]
+    elif is_anthropic(body):
+        body = from_anthropic(body)
+    messages = body["messages"]
     if isinstance(messages, list) and messages and all(isinstance(x, dict) for x in messages):
         arguments = dict(parameters.chat_template_kwargs or {})
         if parameters.reasoning_effort is not None:
             arguments["reasoning_effort"] = parameters.reasoning_effort
         chat: list[Message] = messages
-        return [Chat(chat, parameters.tools, arguments)]
+        return [Chat(chat, body["tools"], arguments)]
     if not messages or (isinstance(messages, str) and messages.startswith("redacted-by-litellm")):
-        raise BadLine(f"messages were not logged: {reprlib.repr(messages)}")
+        raise BadLine(f"messages were not logged: {described(messages)}")
     return texts(messages)

@@ -1,6 +1,7 @@
-"""OpenAI's requests as gateways log them: chats, whole conversations and plain prompts.
+"""Requests as gateways log them: chats of several APIs, whole conversations and plain prompts.
 
-A line is a request body, or an object with the body in `request` or `body` and the response in
+A line is a request body of OpenAI's chat completions, completions or Responses API, or of
+Anthropic's Messages API, or an object with the body in `request` or `body` and the response in
 `response`. Messages that end with the assistant's are a conversation: one request per answer.
 Conversations of public data sets (`conversation`, or `conversations` with `from` and `value`) are
 read too.
@@ -8,24 +9,29 @@ read too.
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping, Sequence
 from secrets import randbits
 from typing import Any
 
 import msgspec
 
+from kvscope.chat_logs.bodies import (
+    Answer,
+    Responses,
+    answer_of,
+    from_anthropic,
+    is_anthropic,
+    usage_of,
+)
 from kvscope.chat_logs.formats.base import (
     Chat,
     LogFormat,
     LoggedRequest,
     Message,
     Prompt,
-    Response,
     Tool,
 )
-from kvscope.ingest.formats.base import BadLine, Identifier
-from kvscope.ingest.formats.litellm import Usage
+from kvscope.ingest.formats.base import BadLine, Identifier, described
 from kvscope.ingest.formats.times import between, in_seconds, moment
 
 ASSISTANT = "assistant"
@@ -57,8 +63,8 @@ class _Row(msgspec.Struct, gc=False, kw_only=True):
     tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
-    response: Response | str | None = None
-    usage: Usage | None = None
+    response: Any = None
+    usage: Any = None
     model: str | None = None
     type: str | None = None
     lora_name: str | None = None
@@ -74,20 +80,29 @@ class OpenAI(LogFormat):
     """JSON lines with `messages` or `prompt`, as OpenAI's API takes them."""
 
     name = "openai"
-    summary = "OpenAI requests (chats, completions) or whole conversations, one per line"
+    summary = "Requests of OpenAI's and Anthropic's APIs, or whole conversations, one per line"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._responses = Responses()
 
     @classmethod
     def recognizes(cls, keys: frozenset[str]) -> bool:
         """Return True if lines have messages, a prompt, or a request with them."""
-        return bool(keys & {*_CHATS, *_BODIES, "prompt"})
+        return bool(keys & {*_CHATS, *_BODIES, "prompt", "input"})
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
         """Return the line's request, or one per answer of a conversation."""
         fields = _flattened(msgspec.json.decode(line, type=dict[str, Any]))
+        if _is_responses(fields):
+            fields = self._responses.chat(fields, fields.get("response"), len(line))
+        elif is_anthropic(fields):
+            fields = from_anthropic(fields)
         row = msgspec.convert(fields, _Row)
+        answer = answer_of(row.response)
         start_s = _time(fields, _TIMES)
         common: dict[str, Any] = {
-            **_links(fields, row),
+            **_links(fields, answer),
             "session_id": _identifier(fields, _SESSIONS),
             "user_id": _identifier(fields, _USERS),
             "type": row.type,
@@ -103,8 +118,10 @@ class OpenAI(LogFormat):
             prompts: list[Prompt] = [_chat(row, fields, row.messages)]
         else:
             prompts = texts(fields.get("prompt"))
-        response = row.response if isinstance(row.response, Response) else Response()
-        usage = row.usage or response.usage or Usage()
+        usage = next(
+            (x for x in (usage_of(row.usage), answer.usage, usage_of(fields)) if x.prompt_tokens),
+            answer.usage,
+        )
         duration_s = between(start_s, _time(fields, _ENDS))
         if row.duration_ms is not None:
             duration_s = in_seconds(row.duration_ms)
@@ -113,7 +130,7 @@ class OpenAI(LogFormat):
         return [
             LoggedRequest(
                 prompt=prompts[0],
-                response=row.response if isinstance(row.response, str) else response.answer,
+                response=answer.message,
                 input_tokens=usage.prompt_tokens,
                 output_tokens=usage.completion_tokens,
                 cached_tokens=usage.cached_tokens,
@@ -143,14 +160,18 @@ def texts(prompt: object) -> list[Prompt]:
             return [*prompt]
     if prompt is None:
         raise BadLine("Object missing required field `messages` or `prompt`")
-    raise BadLine(f"prompt is neither text nor token ids: {reprlib.repr(prompt)}")
+    raise BadLine(f"prompt is neither text nor token ids: {described(prompt)}")
 
 
-def _links(fields: Mapping[str, Any], row: _Row) -> dict[str, Identifier | None]:
+def _is_responses(fields: Mapping[str, Any]) -> bool:
+    """Return True for a body of the Responses API."""
+    return "messages" not in fields and isinstance(fields.get("input"), str | list)
+
+
+def _links(fields: Mapping[str, Any], answer: Answer) -> dict[str, Identifier | None]:
     """Return the ids of a request and of its parent, which is another request or its response."""
-    if _RESPONSE in fields:
-        answer = row.response.id if isinstance(row.response, Response) else None
-        return {"request_id": answer, "parent_id": _identifier(fields, (_RESPONSE,))}
+    if _RESPONSE in fields or "input" in fields:
+        return {"request_id": answer.id, "parent_id": _identifier(fields, (_RESPONSE,))}
     parent = _identifier(fields, _PARENTS)
     named = parent is not None or any(name in fields for name in _PARENTS)
     return {"request_id": _identifier(fields, _REQUESTS) if named else None, "parent_id": parent}

@@ -7,7 +7,6 @@ LMCache, tools/cache_simulator/trace_analyze.py (mp.request.trace).
 from __future__ import annotations
 
 import json
-import reprlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from kvscope.chat_logs.formats.base import (
     Tool,
 )
 from kvscope.chat_logs.formats.openai import texts
-from kvscope.ingest.formats.base import BadLine
+from kvscope.ingest.formats.base import BadLine, described
 from kvscope.ingest.formats.otlp import (
     INPUT_MESSAGES,
     OtlpSpan,
@@ -65,7 +64,7 @@ def _request(span: OtlpSpan, values: Values) -> LoggedRequest:
     ids = _structured(values.get(_IDS), _IDS)
     prompt = _chat(values) if ids is None else texts(ids)[0]
     if ids is not None and not isinstance(prompt, list):
-        raise BadLine(f"{_IDS} are no token ids: {reprlib.repr(ids)}")
+        raise BadLine(f"{_IDS} are no token ids: {described(ids)}")
     answers = _messages(values.get(_OUTPUT), _OUTPUT)
     return LoggedRequest(
         prompt=prompt,
@@ -86,7 +85,7 @@ def _chat(values: Values) -> Chat:
     if tools is not None and not (
         isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
     ):
-        raise BadLine(f"{_TOOLS} is no list of objects: {reprlib.repr(tools)}")
+        raise BadLine(f"{_TOOLS} is no list of objects: {described(tools)}")
     return Chat(messages, [*map(_tool, tools)] if tools else None)
 
 
@@ -100,7 +99,7 @@ def _tool(tool: dict[str, Any]) -> Tool:
 def _messages(value: Any, name: str) -> list[Message]:
     messages = _structured(value, name) or []
     if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
-        raise BadLine(f"{name} is no list of messages: {reprlib.repr(messages)}")
+        raise BadLine(f"{name} is no list of messages: {described(messages)}")
     return [each for message in messages for each in _as_openai(message, name)]
 
 
@@ -115,7 +114,7 @@ def _as_openai(message: dict[str, Any], name: str) -> Iterator[Message]:
     texts_, calls, reasoning = [], [], []
     parts = message["parts"]
     if not isinstance(parts, list):
-        raise BadLine(f"parts of {name} are no list: {reprlib.repr(parts)}")
+        raise BadLine(f"parts of {name} are no list: {described(parts)}")
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(part, str):
@@ -132,7 +131,7 @@ def _as_openai(message: dict[str, Any], name: str) -> Iterator[Message]:
             content = result if isinstance(result, str) else json.dumps(result)
             yield {"role": "tool", "tool_call_id": part.get("id"), "content": content}
         else:
-            raise BadLine(f"a part of {name} that is no text: {reprlib.repr(kind)}")
+            raise BadLine(f"a part of {name} that is no text: {described(kind)}")
     if texts_ or calls or reasoning:
         plain: Message = {"role": message.get("role"), "content": "\n".join(texts_)}
         if calls:

@@ -15,7 +15,7 @@ import msgspec
 
 from kvscope.chat_logs.formats.base import LogFormat, LoggedRequest
 from kvscope.chat_logs.formats.openai import texts
-from kvscope.ingest.formats.base import BadLine, Identifier
+from kvscope.ingest.formats.base import BadLine, Identifier, described
 from kvscope.ingest.formats.times import moment
 
 _FINISHED = "request.finished"
@@ -110,7 +110,7 @@ def _requests(
     parameters: _ServerRequest, meta: _MetaInfo, arrival_s: float | None
 ) -> list[LoggedRequest]:
     if set(map(str, parameters.modalities or ())) - {"text"}:
-        raise BadLine(f"a prompt that is not only text: {parameters.modalities}")
+        raise BadLine(f"a prompt that is not only text: {described(parameters.modalities)}")
     prompts = texts(parameters.text if parameters.input_ids is None else parameters.input_ids)
     if len(prompts) > 1:
         raise BadLine(f"several prompts in one call: {len(prompts)}")

@@ -40,9 +40,11 @@ class _BailianRow(ServiceRow, gc=False, kw_only=True, rename=_SPELLED):
     output_tokens: int
     parent_chat_id: Identifier | None = None
     arrival_s: float | None = None
+    timestamp_ms: float | None = None
     type: str | None = None
     turn: int | None = None
     hash_ids: msgspec.Raw = msgspec.Raw()
+    request_id: Identifier | None = None  # not needed beside chat_id
     user_id: Identifier | None = None
     block_size: int | None = None
     delay_s: float | None = None  # decoded as ms
@@ -72,6 +74,8 @@ class _BailianReader(RowReader):
             row.parent_chat_id = ROOT
         if row.delay_s is not None:
             row.delay_s = in_seconds(row.delay_s)
+        if row.arrival_s is None:
+            row.arrival_s = in_seconds(row.timestamp_ms)
         return row  # type: ignore[return-value]  # see _BailianRow
 
 

@@ -8,9 +8,10 @@ defects, interning, lineage and the store are the same for all formats and live 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import ClassVar, Self, TypedDict
+from typing import ClassVar, Literal, Self, TypedDict
 
 import msgspec
 from msgspec import Struct, field
@@ -23,6 +24,9 @@ from kvscope.ingest.limits import HOPELESS_LINES, MAX_LINE_BYTES, MAX_NESTING
 from kvscope.ingest.source import Source
 
 Identifier = int | str
+
+Turns = Literal["whole", "delta"]
+"""What a session's follow-up row holds: its whole prompt, or only what is new in it."""
 
 ROOT = -1
 """The parent id of a request that has no parent according to its trace."""
@@ -173,12 +177,14 @@ class ReadOptions(Struct, frozen=True):
     """What the user states about a trace because the trace does not.
 
     `session_arrivals` places sessions that have no common clock: sessions per second of a Poisson
-    process, or None for where the trace has them. Raises UsageError for a rate that is none.
+    process, or None for where the trace has them. `turns` is what rows of a session hold, None for
+    what their contents show. Raises UsageError for a rate that is none.
     """
 
     block_size: int | None = None
     session_arrivals: float | None = None
     seed: int = 0
+    turns: Turns | None = None
 
     def __post_init__(self) -> None:
         rate = self.session_arrivals
@@ -195,7 +201,8 @@ class ReadOptions(Struct, frozen=True):
         Options that the format (see TraceFormat) ignores do not count, nor does an unused seed.
         """
         arrivals = self.session_arrivals if places_sessions else None
-        return f"{self.block_size}/{arrivals}/{self.seed if arrivals is not None else 0}"
+        stated = f"{self.block_size}/{arrivals}/{self.seed if arrivals is not None else 0}"
+        return stated if self.turns is None else f"{stated}/{self.turns}"
 
 
 class Rejects(Struct):
@@ -262,6 +269,24 @@ class Rejects(Struct):
         return words
 
 
+def described(value: object) -> str:
+    """Return what a value is, in words, without any of it: logs hold prompts, messages do not."""
+    if isinstance(value, str | bytes):
+        return f"text of {len(value):,} characters"
+    if isinstance(value, Mapping):
+        return f"an object of {len(value):,} fields"
+    if isinstance(value, Sequence):
+        return f"a list of {len(value):,} values"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "a boolean"
+    return "a number" if isinstance(value, int | float) else "a value"
+
+
+def counted(left_out: Counter[str]) -> list[str]:
+    """Return what was left out, in words: a line for each reason."""
+    return [f"{count:,} {reason} left out" for reason, count in left_out.most_common()]
+
+
 def _kind(reason: str) -> str:
     """Return a reason without its place and its value."""
     return reason.split(" - at ", 1)[0].split(":", 1)[0]
@@ -270,13 +295,29 @@ def _kind(reason: str) -> str:
 class Reader(ABC):
     """Reads one trace; made anew for each, so it may keep state between lines.
 
-    Where the trace ends too early, `cut` says where and what is left out.
+    `left_out` counts by reason what is no request to a model. Where the trace ends too early, `cut`
+    says where and what is left out.
     """
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
         self.notes: list[str] = []
+        self.left_out: Counter[str] = Counter()
         self.cut = ""
+
+    def all_notes(self) -> list[str]:
+        """Return what to note about the trace as a whole."""
+        return [*self.notes, *counted(self.left_out), *([self.cut] if self.cut else [])]
+
+    def note(self, text: str) -> None:
+        """Note `text` about the trace as a whole, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    @classmethod
+    def unread(cls, head: bytes) -> list[str]:  # noqa: ARG003  (readers of fields override it)
+        """Return the fields in `head` that the reader ignores, in order of name."""
+        return []
 
     @abstractmethod
     def records(self, source: Source) -> Iterator[Records]:
@@ -370,8 +411,10 @@ class TraceFormat(ABC):
 
     Each trace gets a `reader` of its own. Abilities are declared: `has_hashes` is False for formats
     that have only lengths, `places_sessions` is True for those that use `session_arrivals` and
-    `seed`, `divides` is True where any line may be the first that is read. `fields` are the names
-    that its records have at least or usually, for messages about files of no known format.
+    `seed`, `divides` is True where any line may be the first that is read. `has_deltas` is True for
+    those whose sessions may hold only what is new, `in_ms` for those whose times may be written in
+    seconds by mistake. `fields` are the names that its records have at least or usually, for
+    messages about files of no known format.
     """
 
     name: ClassVar[str]
@@ -383,6 +426,8 @@ class TraceFormat(ABC):
     has_hashes: ClassVar[bool] = True
     places_sessions: ClassVar[bool] = False
     divides: ClassVar[bool] = False
+    has_deltas: ClassVar[bool] = False
+    in_ms: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod

@@ -13,8 +13,10 @@ from kvscope.ingest.formats.json_lines import RowReader, common_keys
 from kvscope.ingest.formats.times import in_seconds
 
 _REQUEST = "request_end"
-_PAYLOADS = "request_payload records hold text and are left out: `kvscope hash` reads text"
-_TOOLS = "tool events are left out: a closed loop takes think times from arrivals and durations"
+_PAYLOADS = (
+    "prompts are logged but not read: `kvscope hash` makes a trace with block hashes of them"
+)
+_TOOLS = "tool events (a closed loop takes think times from arrivals and durations)"
 
 
 class _AgentContext(msgspec.Struct, gc=False):
@@ -68,10 +70,10 @@ class _DynamoReader(RowReader):
 
     def request(self, row: _DynamoRow) -> Request | None:
         if row.event_type != _REQUEST:
+            tool = row.event_type.startswith("tool_")
+            self.left_out[_TOOLS if tool else f"{row.event_type[:40]} records"] += 1
             if row.event_type == "request_payload":
                 self.note(_PAYLOADS)
-            elif row.event_type.startswith("tool_"):
-                self.note(_TOOLS)
             return None
         ended = row.request
         if ended is None:

@@ -68,6 +68,7 @@ class RowReader(LineReader):
     """
 
     row: ClassVar[type[msgspec.Struct]]
+    redundant: ClassVar[frozenset[str]] = frozenset()  # fields that repeat what others say
     in_columns: ClassVar[Mapping[str, LineColumn]] = {}  # keys that need no `request`
     always: ClassVar[frozenset[str]] = frozenset()  # keys of each such line
 
@@ -78,6 +79,12 @@ class RowReader(LineReader):
         hash_ids = ("hash_ids", list[int | str] | None, None)
         decoded = msgspec.defstruct("Row", [hash_ids], bases=(self.row,))
         self._explain = msgspec.json.Decoder(decoded).decode
+
+    @classmethod
+    def unread(cls, head: bytes) -> list[str]:
+        """Return the keys of lines in `head` that are no fields of `row`, in order of name."""
+        known = {field.encode_name for field in msgspec.structs.fields(cls.row)}
+        return sorted(common_keys(head) - known - cls.redundant)
 
     @abstractmethod
     def request(self, row: Any) -> Request | None:
@@ -98,11 +105,6 @@ class RowReader(LineReader):
         request = self.request(row)
         return None if request is None else (request,)
 
-    def note(self, text: str) -> None:
-        """Report `text` about the trace as a whole, once."""
-        if text not in self.notes:
-            self.notes.append(text)
-
     def columns_at_once(self, text: bytes, count: int) -> RequestColumns | None:
         """Return the requests of the lines; None unless all have the same, well-known keys."""
         return read_lines(text, count, self.in_columns, self.always) if self.in_columns else None
@@ -112,12 +114,16 @@ class RowReader(LineReader):
         others = _further_lines(text)
         if others is None:
             return None
+        left_out = self.left_out.copy()
         try:
             rows = self._decode_lines(text)
             requests = [request for row in rows if (request := self.request(row)) is not None]
-            return requests if len(requests) == others + 1 else None
+            if len(requests) == others + 1:
+                return requests
         except (BadLine, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return None
+            pass
+        self.left_out = left_out  # each line is counted when it is parsed by itself
+        return None
 
 
 def _further_lines(text: bytes) -> int | None:

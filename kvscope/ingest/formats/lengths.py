@@ -20,12 +20,18 @@ from kvscope.ingest.formats.base import (
 )
 from kvscope.ingest.source import Source
 
-# What each column is called, in lower case: Azure's name, BurstGPT's, Vidur's.
-_TIME = ("timestamp", "arrived_at")
-_INPUTS = ("contexttokens", "request tokens", "num_prefill_tokens")
-_OUTPUTS = ("generatedtokens", "response tokens", "num_decode_tokens")
-_TYPE = ("log type",)
-_SESSION = ("session id",)
+# What each column is called, as `_plain` spells it: Azure's name, BurstGPT's, Vidur's, others'.
+_TIME = ("timestamp", "arrivedat", "arrivaltime", "arrival", "time", "starttime")
+_INPUTS = (
+    "contexttokens", "requesttokens", "numprefilltokens", "prefilltokens", "prompttokens",
+    "inputtokens", "inputlength", "promptlength", "promptlen", "inputlen", "isl",
+)  # fmt: skip
+_OUTPUTS = (
+    "generatedtokens", "responsetokens", "numdecodetokens", "decodetokens", "completiontokens",
+    "outputtokens", "outputlength", "outputlen", "responselength", "osl",
+)  # fmt: skip
+_TYPE = ("logtype", "type")
+_SESSION = ("sessionid", "conversationid")
 _MODEL = ("model",)
 
 _WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
@@ -55,7 +61,7 @@ class _LengthsReader(LineReader):
         if not self._header:
             self._read_header(_header(line))
             return None
-        fields = _fields(line)
+        fields = csv_fields(line)
         if fields == self._header:  # of the next file of a folder
             return None
         if len(fields) != len(self._header):
@@ -73,6 +79,12 @@ class _LengthsReader(LineReader):
             ),
         )
 
+    @classmethod
+    def unread(cls, head: bytes) -> list[str]:
+        """Return the columns that the reader ignores, in order of name."""
+        known = {*_TIME, *_INPUTS, *_OUTPUTS, *_TYPE, *_SESSION, *_MODEL}
+        return sorted(name for name in csv_header(head) if _plain(name) not in known)
+
     def is_cut(self, line: bytes) -> bool:
         """Return True for fewer columns than the header has; a cut number cannot be recognized."""
         return line.count(b",") < len(self._header) - 1
@@ -84,7 +96,7 @@ class _LengthsReader(LineReader):
             raise InputError(
                 f"no column of {lengths} lengths: the first line must name the columns",
                 where=self._path,
-                remedy="call it one of " + ", ".join(_INPUTS if inputs is None else _OUTPUTS),
+                remedy=f"call it {'prompt_tokens' if inputs is None else 'completion_tokens'}",
             )
         self._inputs, self._outputs = inputs, outputs
         self._time = _column(header, _TIME)
@@ -111,7 +123,8 @@ class _LengthsReader(LineReader):
             raise BadLine(f"time is not {self._time_kind}, as before: {reprlib.repr(text)}")
 
 
-def _fields(line: bytes) -> list[str]:
+def csv_fields(line: bytes) -> list[str]:
+    """Return the fields of a line of CSV. Raises BadLine and UnicodeDecodeError."""
     text = line.decode().rstrip("\r")
     if '"' not in text:
         return [field.strip() for field in text.split(",")]
@@ -122,17 +135,28 @@ def _fields(line: bytes) -> list[str]:
     return [field.strip() for field in row]
 
 
+def csv_header(head: bytes) -> list[str]:
+    """Return the fields of the first line of a table that begins with `head`."""
+    lines = head.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    return _header(next((line for line in lines if line.strip()), b""))
+
+
 def _header(line: bytes) -> list[str]:
     """Return the names of the columns, none where the line is no CSV."""
     try:
-        return _fields(line)
+        return csv_fields(line)
     except (BadLine, UnicodeDecodeError):
         return []
 
 
 def _column(header: list[str], names: Sequence[str]) -> int | None:
     """Return the position of the first column with one of `names`."""
-    return next((index for index, name in enumerate(header) if name.lower() in names), None)
+    return next((index for index, name in enumerate(header) if _plain(name) in names), None)
+
+
+def _plain(name: str) -> str:
+    """Return a column's name in lower case, without what separates its words."""
+    return re.sub(r"[\s_.-]", "", name.lower())
 
 
 def _whole(name: str, text: str) -> int:
@@ -166,9 +190,9 @@ class LengthsCsv(TraceFormat):
     """CSV with lengths and arrivals: no analysis of reuse."""
 
     name = "lengths"
-    summary = "CSV of token counts (Azure, BurstGPT, Vidur columns), no block hashes"
-    source = "Azure LLM inference 2023, BurstGPT, Vidur"
-    fields = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+    summary = "CSV of token counts (Azure, BurstGPT, Vidur, BLIS columns), no block hashes"
+    source = "Azure LLM inference 2023, BurstGPT, Vidur, BLIS"
+    fields = ("timestamp", "prompt_tokens", "completion_tokens")
     default_block_size = 16
     reader = _LengthsReader
     has_hashes = False
@@ -176,6 +200,5 @@ class LengthsCsv(TraceFormat):
     @classmethod
     def recognizes(cls, head: bytes) -> bool:
         """Return True if the first line names columns for both lengths."""
-        lines = head.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-        header = _header(next((line for line in lines if line.strip()), b""))
+        header = csv_header(head)
         return _column(header, _INPUTS) is not None and _column(header, _OUTPUTS) is not None

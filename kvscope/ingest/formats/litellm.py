@@ -1,21 +1,37 @@
-"""LiteLLM's StandardLoggingPayload, one a line: lengths, times and what the provider cached.
+"""LiteLLM's logging payloads and spend logs: lengths, times and what the provider cached.
 
-Failed calls, calls that are no completions and answers from LiteLLM's own response cache never
-reached an engine as a prompt and are left out. Source: docs.litellm.ai, StandardLoggingPayload
-specification (read 2026-11).
+A payload is a JSON line. A row of the table of spend logs is one too, or a line of CSV; its flags
+and objects are strings. Failed calls, calls without a prompt and answers from LiteLLM's own cache
+never reached an engine and are left out. Source: litellm 1.110.2, types/utils.py (CallTypes,
+StandardLoggingPayload) and proxy/_types.py (SpendLogsPayload).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from kvscope.ingest.formats.base import BadLine, Identifier, Request, Service, TraceFormat
+from kvscope.ingest.formats.base import (
+    BadLine,
+    Identifier,
+    ReadOptions,
+    Request,
+    Service,
+    TraceFormat,
+)
 from kvscope.ingest.formats.json_lines import RowReader, common_keys
+from kvscope.ingest.formats.lengths import csv_fields, csv_header
 from kvscope.ingest.formats.times import between, moment
 
-_COMPLETIONS = ("completion", "text_completion")
+_PROMPTED = frozenset({
+    "completion", "text_completion", "anthropic_messages", "responses", "generate_content",
+    "generate_content_stream", "pass_through_endpoint", "allm_passthrough_route",
+    "llm_passthrough_route", "_aresponses_websocket",
+})  # fmt: skip
+"""Kinds of calls that are a prompt; those of asynchronous clients have an "a" before."""
+_UNCACHED = frozenset({"", "none", "false"})
 _PROMPTS = "prompts are logged but not read: `kvscope hash` makes a trace with block hashes of them"
 
 
@@ -44,6 +60,9 @@ class _Metadata(msgspec.Struct, gc=False):
     usage_object: Usage | None = None
 
 
+_metadata_of = msgspec.json.Decoder(_Metadata).decode
+
+
 class Payload(msgspec.Struct, gc=False, kw_only=True):
     """A payload, prompt and answer aside."""
 
@@ -55,19 +74,23 @@ class Payload(msgspec.Struct, gc=False, kw_only=True):
     model: str | None = None
     model_id: str | None = None
     trace_id: str | None = None
+    session_id: str | None = None
+    user: str | None = None
     end_user: str | None = None
     call_type: str | None = None
     status: str | None = None
-    cache_hit: bool | None = None
-    metadata: _Metadata | None = None
+    cache_hit: bool | str | None = None
+    metadata: _Metadata | str | None = None
 
     def unserved(self) -> str | None:
         """Return why the call is no request to an engine, None if it is one."""
-        if self.call_type and self.call_type.removeprefix("a") not in _COMPLETIONS:
-            return "calls that are no completions"
-        if self.status not in {None, "success"}:
+        kind = self.call_type or ""
+        if kind and not {kind, kind.removeprefix("a")} & _PROMPTED:
+            return f"calls of the kind {kind[:40]}"
+        if self.status not in {None, "", "success"}:
             return "calls that failed"
-        return "calls answered by LiteLLM's own cache" if self.cache_hit else None
+        cached = str(self.cache_hit).lower() not in _UNCACHED
+        return "calls answered by LiteLLM's own cache" if cached else None
 
     def service(self) -> Service:
         """Return how the call was served. Raises BadLine for times that are none."""
@@ -77,10 +100,12 @@ class Payload(msgspec.Struct, gc=False, kw_only=True):
         if first_s is not None and end_s is not None and first_s >= end_s:
             first_s = None  # not streamed: the time of the first token is not known
         metadata = self.metadata or _Metadata()
+        if isinstance(metadata, str):
+            metadata = _metadata_of(metadata)
         return Service(
             arrival_s=start_s,
-            session_id=self.trace_id,
-            user_id=self.end_user or metadata.user_api_key_user_id,
+            session_id=self.session_id or self.trace_id,
+            user_id=self.end_user or self.user or metadata.user_api_key_user_id,
             model=self.model,
             worker=self.model_id or None,
             ttft_s=between(start_s, first_s),
@@ -91,6 +116,7 @@ class Payload(msgspec.Struct, gc=False, kw_only=True):
 
 class _LengthsPayload(Payload, gc=False, kw_only=True):
     id: Identifier | None = None
+    request_id: Identifier | None = None
     messages: msgspec.Raw = msgspec.Raw()
 
 
@@ -100,30 +126,56 @@ class _PayloadRow(_LengthsPayload, gc=False, kw_only=True):
 
 class _LiteLlmReader(RowReader):
     row = _PayloadRow
+    redundant = frozenset({"total_tokens", "response_time", "request_duration_ms"})
+
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options)
+        self._header: list[str] = []
+
+    def parse(self, line: bytes) -> Sequence[Request] | None:
+        """Return the request of a JSON line, or of a line of CSV below its header."""
+        if line.lstrip().startswith(b"{"):
+            return super().parse(line)
+        fields = csv_fields(line)
+        if not self._header or fields == self._header:
+            self._header = fields
+            return None
+        if len(fields) != len(self._header):
+            raise BadLine(f"expected {len(self._header)} columns, got {len(fields)}")
+        named = {k: v for k, v in zip(self._header, fields, strict=True) if v}
+        if named.pop("messages", "{}") not in {"{}", "[]"}:
+            self.note(_PROMPTS)
+        request = self.request(msgspec.convert(named, _PayloadRow, strict=False))
+        return None if request is None else (request,)
+
+    def is_cut(self, line: bytes) -> bool:
+        """Return True for the beginning of a line: JSON, or with less commas than columns."""
+        commas = len(self._header) - 1
+        return line.count(b",") < commas if self._header else super().is_cut(line)
 
     def request(self, row: _PayloadRow) -> Request | None:
         payload = row.standard_logging_object or row
         if reason := payload.unserved():
-            self.note(f"{reason} are left out")
+            self.left_out[reason] += 1
             return None
-        if bytes(payload.messages) not in {b"", b"null", b"[]", b"{}", b'""'}:
+        if bytes(payload.messages) not in {b"", b"null", b"[]", b"{}", b'""', b'"{}"', b'"[]"'}:
             self.note(_PROMPTS)
         if payload.prompt_tokens is None:
             raise BadLine("Object missing required field `prompt_tokens`")
         return Request(
             input_tokens=payload.prompt_tokens,
             output_tokens=payload.completion_tokens or 0,
-            chat_id=payload.id,
+            chat_id=payload.request_id if payload.id is None else payload.id,
             **payload.service(),
         )
 
 
 class LiteLlmPayloads(TraceFormat):
-    """LiteLLM's standard logging payloads: lengths only."""
+    """LiteLLM's standard logging payloads and spend logs: lengths only."""
 
     name = "litellm"
-    summary = "LiteLLM logging payloads: lengths, times, cached tokens; no hashes"
-    source = "docs.litellm.ai, StandardLoggingPayload specification"
+    summary = "LiteLLM payloads and spend logs: lengths, times, cached tokens; no hashes"
+    source = "litellm 1.110.2 (StandardLoggingPayload, SpendLogsPayload)"
     fields = ("startTime", "endTime", "prompt_tokens", "completion_tokens")
     default_block_size = 16
     reader = _LiteLlmReader
@@ -131,6 +183,6 @@ class LiteLlmPayloads(TraceFormat):
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:
-        """Return True if the lines are payloads, or hold them."""
-        keys = common_keys(head)
+        """Return True if the lines are payloads, or hold them, or a table of them begins."""
+        keys = common_keys(head) or {*csv_header(head)}
         return {"startTime", "prompt_tokens"} <= keys or "standard_logging_object" in keys

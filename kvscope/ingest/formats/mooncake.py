@@ -43,6 +43,7 @@ class _MooncakeRow(ServiceRow, gc=False):
     input_length: int | None = None
     output_length: int | None = None
     timestamp: float | str | None = None
+    timestamp_ms: float | None = None
     delay: float | None = None
     delay_ms: float | None = None
     input_tokens: int | None = None
@@ -85,9 +86,9 @@ class _MooncakeReader(RowReader):
         outputs = _agreed("output_length", row.output_length, "output_tokens", row.output_tokens)
         if outputs is None:
             outputs = 0
-            if _NO_OUTPUTS not in self.notes:
-                self.notes.append(_NO_OUTPUTS)
+            self.note(_NO_OUTPUTS)
         arrival_ms = _agreed("timestamp", _ms(row.timestamp), "created_time", row.created_time)
+        arrival_ms = _agreed("timestamp", arrival_ms, "timestamp_ms", row.timestamp_ms)
         delay_ms = _agreed("delay", row.delay, "delay_ms", row.delay_ms)
         if row.tool_wait_ms is not None:
             delay_ms = (delay_ms or 0.0) + row.tool_wait_ms
@@ -179,6 +180,8 @@ class Mooncake(TraceFormat):
     reader = _MooncakeReader
     places_sessions = True  # those of its relatives
     divides = True
+    has_deltas = True
+    in_ms = True
 
     @classmethod
     def recognizes(cls, head: bytes) -> bool:

@@ -2,14 +2,14 @@
 
 Spans with a number of input tokens are requests; all others are left out. vLLM's spans count
 prompt and completion tokens and have latencies in seconds. Source: OpenTelemetry GenAI semantic
-conventions (gen_ai.usage.*); OTLP's JSON encoding; vLLM 0.32.0, vllm/tracing/utils.py and
-vllm/v1/engine/output_processor.py.
+conventions (gen_ai.usage.*); OpenInference (llm.token_count.*); OTLP's JSON encoding;
+vLLM 0.32.0, vllm/tracing/utils.py and vllm/v1/engine/output_processor.py.
 """
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -18,22 +18,40 @@ from kvscope.ingest.formats.base import (
     TOO_DEEP,
     BadLine,
     LineReader,
+    ReadOptions,
+    Records,
     Request,
     Service,
     TraceFormat,
+    described,
 )
 from kvscope.ingest.formats.json_lines import common_keys
 from kvscope.ingest.formats.times import between
 from kvscope.ingest.limits import MAX_NESTING
+from kvscope.ingest.source import Source
 
 _NS = 1_000_000_000
 _BEYOND = 2**64
 INPUT_MESSAGES = "gen_ai.input.messages"
 
-_INPUTS = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
-_OUTPUTS = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
-_CACHED = ("gen_ai.usage.cache_read.input_tokens",)
-_MODEL = ("gen_ai.response.model", "gen_ai.request.model", "lmcache.model")
+_INPUTS = (
+    "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt",
+)  # fmt: skip
+_OUTPUTS = (
+    "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion",
+)  # fmt: skip
+_CACHED = (
+    "gen_ai.usage.cache_read.input_tokens", "llm.token_count.prompt_details.cache_read",
+)  # fmt: skip
+_WRITTEN = (
+    "gen_ai.usage.cache_creation.input_tokens", "llm.token_count.prompt_details.cache_write",
+)  # fmt: skip
+_MODEL = (
+    "gen_ai.response.model", "gen_ai.request.model", "lmcache.model", "llm.model_name",
+)  # fmt: skip
+_PROVIDER = ("gen_ai.provider.name", "gen_ai.system", "llm.provider")
+_BESIDE = "input tokens do not count what was read from the cache or written to it: both are added"
+_NO_TOKENS = "spans without a number of input tokens"
 _SESSION = ("gen_ai.conversation.id", "session.id", "session_id")
 _USER = ("user.id", "enduser.id")
 _TTFT = ("gen_ai.latency.time_to_first_token", "gen_ai.response.time_to_first_chunk")
@@ -127,7 +145,7 @@ def _whole(value: Any) -> int:
     except (TypeError, ValueError, OverflowError):
         number = _BEYOND
     if abs(number) >= _BEYOND:
-        raise BadLine(f"expected a whole number: {reprlib.repr(value)}")
+        raise BadLine(f"expected a whole number: {described(value)}")
     return number
 
 
@@ -180,18 +198,59 @@ def _text(values: Values, names: Sequence[str]) -> str | None:
     return next((str(values[name]) for name in names if values.get(name)), None)
 
 
+class CachedBeside:
+    """Providers whose instrumentation counts cached tokens beside the input, not within it.
+
+    More of them than of the input itself show it. Source: OpenTelemetry semantic conventions for
+    Anthropic (input_tokens excludes cached tokens in its API).
+    """
+
+    def __init__(self) -> None:
+        self._providers: set[str | None] = set()
+
+    def learn(self, head: bytes) -> None:
+        """Take what the first lines of a trace show."""
+        for line in head.split(b"\n")[:-1]:
+            with suppress(BadLine, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                for span in spans_of(line):
+                    self.input_tokens(span.values())
+
+    def input_tokens(self, values: Values) -> tuple[int | None, bool]:
+        """Return the length of a prompt, and whether cached tokens were added to it."""
+        inputs = input_tokens(values)
+        cached = (_count(values, _CACHED) or 0) + (_count(values, _WRITTEN) or 0)
+        if inputs is None or not cached:
+            return inputs, False
+        provider = _text(values, _PROVIDER)
+        if cached > inputs:
+            self._providers.add(provider)
+        beside = provider in self._providers
+        return inputs + cached * beside, beside
+
+
 class _OtlpReader(LineReader):
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options)
+        self._beside = CachedBeside()
+
+    def records(self, source: Source) -> Iterator[Records]:
+        self._beside.learn(source.head)
+        return super().records(source)
+
     def parse(self, line: bytes) -> Sequence[Request] | None:
         return [*self._requests(line)] or None
 
     def _requests(self, line: bytes) -> Iterator[Request]:
         for span in spans_of(line):
             values = span.values()
-            inputs = input_tokens(values)
+            inputs, beside = self._beside.input_tokens(values)
             if inputs is None:
+                self.left_out[_NO_TOKENS] += 1
                 continue
-            if INPUT_MESSAGES in values and _PROMPTS not in self.notes:
-                self.notes.append(_PROMPTS)
+            if INPUT_MESSAGES in values:
+                self.note(_PROMPTS)
+            if beside:
+                self.note(_BESIDE)
             yield Request(
                 input_tokens=inputs,
                 output_tokens=output_tokens(values) or 0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import TypeVar
 
@@ -55,8 +55,27 @@ EXPORTERS: tuple[type[Exporter], ...] = (
 TEXT = "make a trace of prompts with `kvscope hash`, or record one with `kvscope record`"
 
 _TEXT_KEYS = frozenset(
-    {"completion", "content", "conversations", "messages", "prompt", "question", "text"}
+    {
+        "body", "completion", "content", "conversation", "conversations", "input", "messages",
+        "prompt", "question", "request", "system", "text",
+    }
+)  # fmt: skip
+_ARRAY_BEGINS = frozenset('[]{"')
+
+ENGINE_LOGS = (
+    (
+        "Prefill batch",
+        "SGLang's log of batches, without requests",
+        "start SGLang with --export-metrics-to-file, and read that file with `kvscope hash`",
+    ),
+    (
+        "Avg prompt throughput",
+        "vLLM's log of averages, without requests",
+        "start vLLM with KVSCOPE_RECORD, or export spans with --otlp-traces-endpoint",
+    ),
 )
+"""Lines of engines' logs: what they hold, what such a log is, what to do about it."""
+
 _MOST_NAMES = 6
 
 
@@ -98,20 +117,24 @@ def _description(head: bytes) -> tuple[str, str]:
     see = "see `kvscope formats`"
     if "\0" in text:
         return "binary data", see
-    if text.startswith("["):
+    for mark, looks, remedy in ENGINE_LOGS:
+        if mark in text:
+            return looks, remedy
+    if text[:1] == "[" and text[1:].lstrip()[:1] in _ARRAY_BEGINS:
         return "one JSON array", "write its objects one per line, for example with `jq -c '.[]'`"
     if text.startswith("{"):
         names = sorted(common_keys(head))
         if not names:
             return "JSON, but no object with fields on each line", see
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        return f"JSON lines with {', '.join(names[:_MOST_NAMES])}{more}", _nearest(names) or see
+        looks = f"JSON lines with {', '.join(names[:_MOST_NAMES])}{more}"
+        return looks, _nearest(names, [x for x in FORMATS if x not in {LengthsCsv, Parquet}]) or see
     line = text.split("\n", 1)[0].strip()
     looks = f"text that begins with {line[:40]!r}"
-    return looks, _nearest([name.strip() for name in line.split(",")]) or see
+    return looks, _nearest([name.strip() for name in line.split(",")], [LengthsCsv]) or see
 
 
-def _nearest(names: list[str]) -> str | None:
+def _nearest(names: list[str], candidates: Sequence[type[TraceFormat]]) -> str | None:
     """Return what makes a file with these field names one of the nearest format, None if none."""
     folded = [name.casefold() for name in names]
     if _TEXT_KEYS & set(folded):
@@ -121,11 +144,11 @@ def _nearest(names: list[str]) -> str | None:
         fields = (field.casefold() for field in known.fields)
         return sum(bool(get_close_matches(field, folded, n=1, cutoff=0.75)) for field in fields)
 
-    nearest = max(FORMATS, key=lambda known: (shared(known), -len(known.fields)))
+    nearest = max(candidates, key=lambda known: (shared(known), -len(known.fields)))
     if not shared(nearest):
         return None
     missing = [field for field in nearest.fields if field.casefold() not in folded]
-    return f"the nearest is {nearest.name}: it also needs {', '.join(missing)}"
+    return f"the nearest is {nearest.name}: it also needs {', '.join(missing)}" if missing else None
 
 
 def exporter(to: str, path: str) -> Exporter:

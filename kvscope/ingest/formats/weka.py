@@ -77,8 +77,8 @@ class _WekaReader(LineReader):
         unfolded = _Unfolded(session, self._start_s)
         requests = list(unfolded.requests())
         self._names.add(name)
-        if unfolded.is_absolute and _ABSOLUTE not in self.notes:
-            self.notes.append(_ABSOLUTE)
+        if unfolded.is_absolute:
+            self.note(_ABSOLUTE)
         last = (request.arrival_s or 0.0 for request in requests)
         self._start_s = max(last, default=self._start_s)
         return requests

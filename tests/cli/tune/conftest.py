@@ -19,7 +19,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
-    """Return a store of its own, 10 ms and 1 ms a token, tlru alone, in a temporary folder."""
+    """Return a store in memory, 10 ms and 1 ms a token, tlru alone, in a temporary folder."""
     monkeypatch.chdir(tmp_path)
     profile = str(write_profile(tmp_path))
-    return ("--db", str(tmp_path / "k.duckdb"), "--latency", profile, "--policies", "tlru")
+    return ("--db", ":memory:", "--latency", profile, "--policies", "tlru")

@@ -62,7 +62,7 @@ def _replayed(flags: str, path: Path, trace: Path) -> np.ndarray[Any, Any]:
         long("to-c", 30_000, "5s", "keep-lru"),
         long("agent", 60_000, "20s", "keep-lru"),
         ("to-c", 4_000, "20ms", "unreachable"),
-        ("birth-death", 1_800, "100ms", "switch"),
+        long("birth-death", 1_800, "100ms", "switch"),
     ],
 )
 def test_the_flags_keep_the_promise(

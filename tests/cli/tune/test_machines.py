@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from kvscope.app.options import TuneOptions
 from kvscope.app.requests import COMMON_GPUS, machine_requests
-from kvscope.app.schemas import schema
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode, UsageError
+from kvscope.usecases.schemas import schema
 from tests.cli.tune.asked import document, told, write_trace
 from tests.tuning.examples import in_turn
 

@@ -246,19 +246,24 @@ def test_the_recipe_of_the_documentation_suffices(
 
 
 def test_records_that_are_no_requests_are_left_out(read: Any) -> None:
-    """Events of tools, payloads, writes, failures and other spans are no bad lines."""
+    """Events of tools, payloads, writes, failures and other spans are no bad lines, but counted."""
     event = b'{"schema":"dynamo.request.trace.v1","event_time_unix_ms":1,"event_type":"%b"}'
     result = read(b"\n".join([event % b"tool_end", event % b"request_payload"]))
-    assert (result.records, result.rejects.count, len(result.reader.notes)) == ([], 0, 2)
+    assert (result.records, result.rejects.count) == ([], 0)
+    assert [*result.reader.left_out.values()] == [1, 1]
     result = read(b'{"timestamp_us":1,"keys":[1]}\n{"timestamp_us":2,"keys":[1],"query_type":"x"}')
     assert ([request.input_tokens for request in result.requests], result.rejects.count) == (
         [16],
         0,
     )
     failed = b'{"startTime":1,"prompt_tokens":5,"completion_tokens":0,"status":"failure"}'
-    assert (read(failed).records, read(failed).rejects.count) == ([], 0)
+    result = read(b"\n".join([failed, failed.replace(b"failure", b"success"), failed]))
+    assert ([each.input_tokens for each in result.requests], result.rejects.count) == ([5], 0)
+    assert result.reader.all_notes() == ["2 calls that failed left out"]
     span = b'{"resourceSpans":[{"scopeSpans":[{"spans":[{"startTimeUnixNano":"1"}]}]}]}'
-    assert (read(span).records, read(span).rejects.count) == ([], 0)
+    result = read(span)
+    assert (result.records, result.rejects.count) == ([], 0)
+    assert result.reader.all_notes() == ["1 spans without a number of input tokens left out"]
 
 
 def test_a_prompt_that_is_logged_names_the_command_that_hashes_it(read: Any) -> None:

@@ -1,0 +1,173 @@
+"""Conversations from messages: a list that extends an earlier one and its answer continues it.
+
+A request is named by its messages and its answer, so the names are the same in every run under one
+salt. It continues the request whose messages and answer begin its own; where no answer equals the
+one in the history (clients drop reasoning and add calls), the latest whose messages alone do.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from msgspec import Struct
+
+from kvscope.chat_logs.formats.base import Chat, LoggedRequest, Message
+
+_ASSISTANT = "assistant"
+_MOST = 1_000_000  # requests that can be continued
+_MOST_BLOCKS = 1 << 23  # of prompts that later ones are compared with
+_ENDING_TOKENS = 32
+"""A template ends a prompt with fewer, which tell the model to answer."""
+
+
+class Lineage:
+    """Finds the request that each request continues, among those before it in the log."""
+
+    def __init__(self) -> None:
+        self._latest: OrderedDict[bytes, str] = OrderedDict()  # by what was asked, the last name
+        self._names: OrderedDict[str, None] = OrderedDict()
+        self._last: tuple[list[Message], list[bytes]] = [], [b""]
+
+    def link(self, request: LoggedRequest) -> None:
+        """Name a request and the one that it continues, unless the log does."""
+        chat = request.prompt
+        if not isinstance(chat, Chat):
+            return
+        digests = self._digests(chat.messages)
+        answer = request.response
+        said = {"content": answer} if isinstance(answer, str) else answer
+        name = _name(digests[-1], said)
+        parent = self._parent(chat.messages, digests, answered=said is not None)
+        self._latest[digests[-1]] = name
+        self._names[name] = None
+        if len(self._names) > _MOST:
+            self._names.popitem(last=False)
+        if len(self._latest) > _MOST:
+            self._latest.popitem(last=False)
+        request.name, request.continues = name, parent
+        if request.parent_id is None and request.request_id is None:
+            request.request_id, request.parent_id = name, parent
+
+    def _digests(self, messages: Sequence[Message]) -> list[bytes]:
+        """Return a digest of each number of first messages; those of the last list serve again.
+
+        The requests of one logged conversation share their messages.
+        """
+        before, digests = self._last
+        if list(messages[: len(before)]) != before:
+            before, digests = [], [b""]
+        digests = digests[:]
+        for message in messages[len(before) :]:
+            digests.append(_digest(digests[-1], message))
+        self._last = [*messages], digests
+        return digests
+
+    def _parent(
+        self, messages: Sequence[Message], digests: Sequence[bytes], *, answered: bool
+    ) -> str | None:
+        """Return the name of the request that gave the last answer in the history, if any has.
+
+        Of a request that is not among those before, in another log, the name follows from what it
+        asked. `answered`: this log has answers.
+        """
+        guess = None
+        for at in range(len(messages) - 2, 0, -1):
+            if messages[at].get("role") != _ASSISTANT:
+                continue
+            exact = _name(digests[at], messages[at])
+            if exact in self._names:
+                return exact
+            if (latest := self._latest.get(digests[at])) is not None:
+                return latest
+            guess = guess or (exact if answered else _name(digests[at], None))
+        return guess
+
+
+class _Prompt(Struct, frozen=True):
+    """The blocks of a prompt; prompts with other tools or arguments have another `context`."""
+
+    context: bytes
+    ids: array[int]
+
+
+class TemplateBreaks:
+    """Counts what follow-up turns lose to the template: blocks whose messages they share.
+
+    `lost` are the tokens of blocks in the prompt before that the turn's own prompt does not begin
+    with, although its messages begin with the same ones; `broken` are such turns, of the
+    `compared`. The end of the prompt before, which tells the model to answer, does not count.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.compared = self.broken = self.lost = 0
+        self._block_size = block_size
+        self._ending = 1 + _ENDING_TOKENS // block_size
+        self._prompts: OrderedDict[str, _Prompt] = OrderedDict()
+        self._kept = 0
+
+    def compare(self, request: LoggedRequest, ids: Sequence[int]) -> None:
+        """Compare the blocks of a request with those of the one that it continues; keep them."""
+        chat = request.prompt
+        if not isinstance(chat, Chat):
+            return
+        told = json.dumps([chat.tools, dict(chat.arguments)], sort_keys=True, default=str)
+        prompt = _Prompt(blake2b(told.encode(), digest_size=16).digest(), array("Q", ids))
+        before = self._prompts.get(request.continues or "")
+        if before is not None and before.context == prompt.context:
+            known = before.ids[: max(len(before.ids) - self._ending, 0)]
+            shared = len(known)
+            if prompt.ids[:shared] != known:
+                pairs = zip(known, prompt.ids, strict=False)
+                equal = (k for k, (one, other) in enumerate(pairs) if one != other)
+                shared = next(equal, min(len(known), len(prompt.ids)))
+            self.compared += 1
+            self.broken += shared < len(known)
+            self.lost += (len(known) - shared) * self._block_size
+        if (twin := self._prompts.pop(request.name, None)) is not None:
+            self._kept -= len(twin.ids)
+        self._prompts[request.name] = prompt
+        self._kept += len(prompt.ids)
+        while self._kept > _MOST_BLOCKS:
+            self._kept -= len(self._prompts.popitem(last=False)[1].ids)
+
+
+def _name(asked: bytes, answer: Mapping[str, Any] | None) -> str:
+    said = b"" if answer is None else _digest(asked, {**answer, "role": _ASSISTANT})
+    return f"{asked.hex()}/{said.hex()}"
+
+
+def _digest(before: bytes, message: Mapping[str, Any]) -> bytes:
+    """Return the digest of a message after others: its role, texts and calls, without ids."""
+    calls = message.get("tool_calls")
+    functions = [
+        [function.get("name"), _arguments(function.get("arguments"))]
+        for call in (calls if isinstance(calls, list) else ())
+        if isinstance(call, dict) and isinstance(function := call.get("function"), dict)
+    ]
+    said = [message.get("role"), _text(message.get("content")), functions]
+    text = json.dumps(said, sort_keys=True)
+    return blake2b(before + text.encode(), digest_size=16).digest()
+
+
+def _arguments(arguments: Any) -> Any:
+    """Return the arguments of a call as an object, also where they are the JSON of one."""
+    if isinstance(arguments, str):
+        try:
+            return json.loads(arguments)
+        except (ValueError, RecursionError):
+            pass
+    return arguments
+
+
+def _text(content: Any) -> Any:
+    """Return content as one text, also where it is a list of parts."""
+    if not isinstance(content, list):
+        return content or ""
+    return "\n".join(
+        str(part.get("text")) if isinstance(part, dict) else str(part) for part in content
+    )

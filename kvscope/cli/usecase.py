@@ -1,0 +1,197 @@
+"""The command of a use case, made of what it declares.
+
+Options are checked first, then the trace's name, then the names of sections: what loads NumPy and
+kernels is imported after the mistakes that can be told without it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from msgspec import Struct
+
+from kvscope.app.options import AS_STORED, Option, Reading, standard_output
+from kvscope.cli import output
+from kvscope.cli.diagnostics import end_on, note
+from kvscope.cli.options import DEFAULT_DB, Db, GateOptions, ScreenOptions, TraceArgument
+from kvscope.cli.terminal import Terminal, stoppable
+from kvscope.core.errors import ExitCode, Stopped
+from kvscope.core.jit import load_in_background
+
+if TYPE_CHECKING:
+    from kvscope.app.deployment import Asked, StatedBefore
+    from kvscope.app.gates import Gate
+    from kvscope.core.trace import Trace
+    from kvscope.report.report import Report
+    from kvscope.store.file import StoreFile
+    from kvscope.usecases.base import AnyUseCase
+
+Forget = Annotated[
+    bool,
+    Option("Start anew: use no deployment or SLO that earlier commands on the trace stated."),
+]
+
+
+class _Common(Struct, frozen=True, kw_only=True):
+    """What use cases take on the command line besides their own options."""
+
+    db: str
+    printing: ScreenOptions
+    trace: str | None = None
+    reading: Reading = AS_STORED
+    forget: bool = False
+    gate: GateOptions = GateOptions()
+
+
+def command(name: str) -> Callable[..., None]:
+    """Return the function of a use case's command, as Typer reads it."""
+    from kvscope.usecases.base import use_case
+
+    case = use_case(name)
+    parameters: dict[str, tuple[Any, Any]] = {
+        **({"trace": (TraceArgument, None)} if case.takes_trace else {}),
+        "db": (Db, DEFAULT_DB),
+        "options": (case.options, inspect.Parameter.empty),
+    }
+    if case.remembers:
+        parameters["forget"] = (Forget, False)
+    if case.known is not None:
+        parameters["gate"] = (GateOptions, inspect.Parameter.empty)
+    parameters["printing"] = (ScreenOptions, inspect.Parameter.empty)
+    if case.takes_trace:
+        parameters["reading"] = (Reading, inspect.Parameter.empty)
+
+    def run(*, options: Any, **common: Any) -> None:
+        _run(case, options, _Common(**common))
+
+    run.__doc__ = case.help
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=value)
+            for each, (kind, value) in parameters.items()
+        ]
+    )
+    return run
+
+
+def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
+    """Run a use case on the command line: check, compute, print, end by its conditions."""
+    from kvscope.app.baseline import baseline_figures
+    from kvscope.app.gates import parse_gates
+    from kvscope.usecases.base import Opened
+
+    printed = standard_output(options)
+    common.printing.check_alone(printed)
+    if not case.remembers:
+        request = case.check(options)
+    with opened_store(common.db, common.trace, known=case.takes_trace) as store:
+        if case.remembers:
+            said = stated(store, common.trace, options, forget=common.forget)
+            request = case.check(said.options)
+        gates: tuple[Gate, ...] = ()
+        if common.gate.fail_on and case.known is not None:
+            gates = parse_gates(common.gate.fail_on, case.known(request))
+        named = common.gate.baseline
+        baseline = baseline_figures(named, gates, case.name, store, case.of_run)
+        load_in_background()
+        from kvscope.report.section import check_names
+
+        if case.sections:
+            check_names(common.printing.section, case.sections)
+        opened = Opened.of(store, common.trace, Terminal(), common.reading)
+        if case.stops:  # what is loaded before ends at once
+            trace = opened.trace
+            opened = Opened(store, common.trace, lambda _: trace)
+        began = monotonic()
+        with watching(stops=case.stops) as terminal:
+            result = case.run(opened, request, terminal)
+        if case.remembers:
+            keep_stated(store, result.trace, said)
+    duration_s = monotonic() - began
+    report = case.report(result)
+    output.report(report, common.printing, quiet=printed is not None)
+    if case.keeps:
+        keep_report(store, report, duration_s)
+    if case.unfinished is not None and (words := case.unfinished(result)):
+        note(words)
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    if case.figures is not None:
+        end_on(gates, case.figures(result), baseline)
+
+
+@contextmanager
+def opened_store(db: str, trace: str | None, *, known: bool = True) -> Iterator[StoreFile]:
+    """Yield the store. Raises InputError for a trace that has to be `known`, and is not.
+
+    It is where it is stored or a file.
+    """
+    from kvscope.app.traces import check_source, store_for
+
+    with store_for(db, trace, note) as store:
+        if known:
+            check_source(store, trace)
+        yield store
+
+
+@contextmanager
+def watching(*, stops: bool) -> Iterator[Terminal]:
+    """Yield the terminal; with `stops`, Ctrl-C lets the block end, and Stopped ends the command."""
+    if not stops:
+        yield Terminal()
+        return
+    with stoppable() as terminal:
+        try:
+            yield terminal
+        except Stopped as error:
+            note(str(error))
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def keep_report(
+    store: StoreFile,
+    result: Report,
+    duration_s: float,
+    *,
+    summary: str = "",
+    file: str | None = None,
+) -> None:
+    """Store what was printed, for the dashboard to list and open."""
+    from kvscope.report.stored import keep
+    from kvscope.store.db import MEMORY
+    from kvscope.store.file import CANNOT_STORE
+
+    if store.path == MEMORY:
+        return
+    try:
+        keep(store, result, duration_s, summary=summary, file=file)
+    except CANNOT_STORE as error:
+        note(f"the report was not stored: {error}")
+
+
+def stated(
+    store: StoreFile,
+    trace: str | None,
+    options: Asked,
+    *,
+    forget: bool,
+) -> StatedBefore[Asked]:
+    """Return the options with what earlier commands on the trace stated, and say what that is."""
+    from kvscope.app.deployment import stated_before
+    from kvscope.app.traces import stated_for
+
+    said = stated_before(options, {} if forget else stated_for(store, trace))
+    if said.in_words:
+        note(f"As stated before: {said.in_words} (--forget starts anew)")
+    return said
+
+
+def keep_stated(store: StoreFile, trace: Trace, said: StatedBefore[Any]) -> None:
+    """Keep what the command stated for the next one on the trace."""
+    from kvscope.app.traces import keep_stated as keep
+
+    keep(store, trace, said.record)

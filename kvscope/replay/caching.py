@@ -1,0 +1,181 @@
+"""What caching gives: LRU at every capacity, its landmarks, and what became of the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from kvscope.core.hits import HitDefinition, side_by_side, standard
+from kvscope.core.records import Beside
+from kvscope.deployment.deployment import ResolvedDeployment
+from kvscope.deployment.models import Model
+from kvscope.ingest.clocks import SessionStarts
+from kvscope.replay.curve import HitCurve
+from kvscope.replay.misses import MissReasons, at_capacity
+from kvscope.replay.path_facts import PathFacts
+
+LANDMARKS = (0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+CURVE_POINTS = 48
+
+
+class Sizing(Struct, frozen=True):
+    """In what capacities are also shown: bytes of a model, multiples of an HBM, GPUs to rent."""
+
+    model: Model | None = None
+    hbm_bytes: int | None = None
+    deployment: ResolvedDeployment | None = None
+
+
+class HitRate(Struct, frozen=True):
+    """One definition's row: its hit rate with an infinite cache."""
+
+    definition: str
+    weight: str
+    window: str
+    partial: bool
+    last_token_rule: bool
+    outputs: str
+    flat: bool
+    ideal: float
+
+
+class CurvePoint(Struct, frozen=True):
+    """What LRU hits at one capacity. Sizes that need a model or an HBM size are None without."""
+
+    capacity_blocks: int
+    capacity_tokens: int
+    capacity_bytes: int | None
+    hbm_multiple: float | None
+    token_hit_rate: float
+    block_hit_rate: float
+
+
+class Landmark(Struct, frozen=True):
+    """The least capacity with which LRU reaches a share of the ideal hit rate.
+
+    With a deployment, `gpus` have the pools that hold it, at `price_hour` where a GPU has a price.
+    """
+
+    share_of_ideal: float
+    point: CurvePoint
+    gpus: int | None = None
+    price_hour: float | None = None
+
+
+class Caching(Struct, frozen=True):
+    """What caching gives: LRU at every capacity, under `definition`.
+
+    `lru` is the exact curve in the headline's weight, `lru_by_token` that of `misses_definition`.
+    """
+
+    definition: HitDefinition
+    ideal_hit_rate: float
+    hit_rates: tuple[HitRate, ...]
+    curve: tuple[CurvePoint, ...]
+    landmarks: tuple[Landmark, ...]
+    asked: tuple[CurvePoint, ...]
+    misses: tuple[MissReasons, ...]
+    misses_definition: Beside[HitDefinition]
+    lru: Beside[HitCurve]
+    lru_by_token: Beside[HitCurve]
+
+    @property
+    def ideal(self) -> float:
+        """The hit rate of an infinite cache, in the headline's weight."""
+        return self.ideal_hit_rate
+
+    def misses_at(self, capacity_blocks: int) -> MissReasons:
+        """Return what became of the input tokens under LRU at any capacity, exactly."""
+        return at_capacity(self.misses[-1], self.lru_by_token, capacity_blocks)
+
+    def rate(self, point: CurvePoint) -> float:
+        """Return the hit rate at `point` in the weight of the headline."""
+        return point.block_hit_rate if self.definition.weight == "block" else point.token_hit_rate
+
+
+class LayoutCapacity(SessionStarts, frozen=True):
+    """What LRU needs for 90 % of the ideal hits where sessions begin otherwise."""
+
+    capacity_blocks: int
+
+
+def caching(
+    paths: PathFacts, definition: HitDefinition, named: Sequence[int], sizing: Sizing
+) -> Caching:
+    """Return LRU's curve, the definitions side by side, and why tokens missed at the landmarks.
+
+    `named` are capacities in blocks that are shown, too.
+    """
+    block_size = paths.block_size
+    # Why tokens missed is told of whole prompts of the whole trace, whatever is counted elsewhere.
+    explained = standard(outputs=definition.outputs)
+    compared = side_by_side(definition)
+    followed = paths.follow([definition, explained], compared)
+
+    by_token = followed.curve(replace(definition, weight="token"))
+    by_block = followed.curve(replace(definition, weight="block"))
+    headline = by_block if definition.weight == "block" else by_token
+
+    def points(capacities: NDArray[np.int64]) -> tuple[CurvePoint, ...]:
+        rates = zip(capacities, by_token.rate(capacities), by_block.rate(capacities), strict=True)
+        return tuple(point_of(block_size, sizing, int(c), float(t), float(b)) for c, t, b in rates)
+
+    at = [headline.capacity_for(share * headline.ideal) for share in LANDMARKS]
+    largest = max(int(headline.knots[-1]), 1)
+    grid = np.unique(np.geomspace(1, largest, CURVE_POINTS).round().astype(np.int64))
+    return Caching(
+        definition=definition,
+        ideal_hit_rate=headline.ideal,
+        hit_rates=tuple(_hit_rate(each, followed.ideal_rate(each)) for each in compared),
+        curve=points(grid),
+        landmarks=tuple(
+            landmark_at(share, point, sizing.deployment)
+            for share, point in zip(LANDMARKS, points(np.array(at)), strict=True)
+        ),
+        asked=points(np.array(named, dtype=np.int64)),
+        misses=followed.misses(explained, sorted({*at, *named})),
+        misses_definition=explained,
+        lru=headline,
+        lru_by_token=by_token if definition == explained else followed.curve(explained),
+    )
+
+
+def landmark_at(share: float, point: CurvePoint, deployment: ResolvedDeployment | None) -> Landmark:
+    """Return a landmark, with the GPUs whose pools hold it where there is a deployment."""
+    if deployment is None:
+        return Landmark(share, point)
+    gpus = deployment.gpus_for(point.capacity_tokens)
+    return Landmark(share, point, gpus, deployment.price_of(gpus))
+
+
+def _hit_rate(definition: HitDefinition, ideal: float) -> HitRate:
+    return HitRate(
+        definition=definition.name,
+        weight=definition.weight,
+        window="whole" if not definition.warmup else f"last {1 - definition.warmup:.0%}",
+        partial=definition.partial,
+        last_token_rule=definition.last_token_rule,
+        outputs=definition.outputs,
+        flat=definition.flat,
+        ideal=ideal,
+    )
+
+
+def point_of(
+    block_size: int, sizing: Sizing, capacity: int, by_token: float, by_block: float
+) -> CurvePoint:
+    """Return the point of the curve at a capacity in blocks."""
+    tokens = capacity * block_size
+    size = sizing.model.bytes_for(tokens) if sizing.model else None
+    return CurvePoint(
+        capacity_blocks=capacity,
+        capacity_tokens=tokens,
+        capacity_bytes=size,
+        hbm_multiple=size / sizing.hbm_bytes if size is not None and sizing.hbm_bytes else None,
+        token_hit_rate=by_token,
+        block_hit_rate=by_block,
+    )

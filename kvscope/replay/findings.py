@@ -1,0 +1,341 @@
+"""What the causes of missed tokens say: totals, what to change, single requests, observed hits.
+
+`findings` ranks by the tokens lost what can be changed.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kvscope.core.arrays import Bools, Int64s
+from kvscope.core.hits import HitDefinition
+from kvscope.core.trace import Prompts
+from kvscope.replay.attribution import NO_REQUEST, Attribution
+from kvscope.replay.branches import Branch, branches
+from kvscope.replay.causes import AVOIDABLE, Cause
+from kvscope.replay.observed_hits import Gap, HitGaps, hit_gaps
+from kvscope.replay.traffic import walk
+
+_MOST_BRANCHES = 8
+_NEGLIGIBLE = 0.001  # of the input tokens: no finding
+Place = Literal["first-prompt", "shortened", "history"]
+
+
+class CauseTotal(Struct, frozen=True):
+    """The tokens that missed for one cause, in how many requests; `share` of all input tokens."""
+
+    cause: Cause
+    tokens: int
+    share: float
+    requests: int
+
+
+class RequestCause(Struct, frozen=True):
+    """A cause of misses of one request, and how many of its tokens it took."""
+
+    cause: Cause
+    tokens: int
+
+
+class ComputedBy(Struct, frozen=True):
+    """The request that last used what another one missed, where its cache could not use it."""
+
+    cause: Cause
+    request: int
+
+
+class GapTotal(Struct, frozen=True):
+    """Tokens by which observed hits are not the predicted ones, by cause (see `hit_gaps`)."""
+
+    cause: Gap
+    tokens: int
+
+
+class ExplainedRequest(Struct, frozen=True):
+    """Why tokens of one request missed; `causes` add up to `missed_tokens`.
+
+    The first `shared_tokens` had been computed before; `shared_with` used the last of their blocks
+    before. The first `common_tokens` are also those of `previous_turn`. `last_use` last used the
+    first evicted block, `idle_s` earlier; `written_blocks` were written to the cache since, and
+    LRU keeps all evicted blocks of the request with `needed_blocks`. None: there is none.
+    `branches` are where most earlier prompts leave its path; `computed_by` are for what had been
+    computed elsewhere.
+    """
+
+    request: int
+    arrival_s: float
+    input_tokens: int
+    predicted_hit_tokens: int
+    observed_hit_tokens: int | None
+    missed_tokens: int
+    shared_tokens: int
+    shared_with: int | None
+    previous_turn: int | None
+    common_tokens: int | None
+    last_use: int | None
+    idle_s: float | None
+    written_blocks: int | None
+    needed_blocks: int | None
+    causes: tuple[RequestCause, ...]
+    branches: tuple[Branch, ...] = ()
+    computed_by: tuple[ComputedBy, ...] = ()
+    gaps: tuple[GapTotal, ...] = ()
+
+
+class Finding(Struct, frozen=True):
+    """What costs hits, by how many tokens of how many requests, and what to change.
+
+    `needed_blocks` is the capacity with which LRU keeps at least half of the tokens; only for
+    evictions of an LRU cache. `at_token` is the median position where requests leave their history,
+    or where the block begins that changes every `period_s` seconds; it had `values` contents.
+    `place` is what a diverged turn changed of its previous one: it is shorter, or the change lies
+    in what the conversation began with, or behind.
+    """
+
+    cause: Cause
+    tokens: int
+    share: float
+    requests: int
+    remedy: str
+    at_token: int | None = None
+    needed_blocks: int | None = None
+    period_s: int | None = None
+    values: int | None = None
+    place: Place | None = None
+
+
+class Observed(Struct, frozen=True):
+    """Hits that an engine reported, against those predicted, over the `requests` that have both.
+
+    They are of the `trace`, or of a `validation` on an engine with `engine_blocks`.
+
+    `observed_hit_tokens` = `predicted_hit_tokens` - `fewer_tokens` + `more_tokens` +
+    `unseen_tokens`. `fewer`: predicted, but missed. `more`: predicted as evicted, but hit.
+    `unseen`: hit, though no earlier request of the trace computed them: cached before it began.
+    `gaps` attribute the same tokens.
+    """
+
+    requests: int
+    predicted_hit_tokens: int
+    observed_hit_tokens: int
+    fewer_tokens: int
+    more_tokens: int
+    unseen_tokens: int
+    source: Literal["trace", "validation"] = "trace"
+    engine_blocks: int | None = None
+    gaps: tuple[GapTotal, ...] = ()
+
+
+def hit_gaps_of(
+    prompts: Prompts, definition: HitDefinition, causes: Attribution, measured: Int64s | None
+) -> HitGaps | None:
+    """Return why observed hits are not the predicted ones; None where none were observed.
+
+    Hits that the trace reports win over those that a validation `measured` (R entries, -1: none).
+    """
+    if prompts.measurements is not None and _are_reported(prompts):
+        measured = prompts.measurements.cached_tokens.astype(np.int64)
+    if measured is None or not (measured >= 0).any():
+        return None
+    return hit_gaps(prompts, definition, causes, measured)
+
+
+def _are_reported(prompts: Prompts) -> bool:
+    """Return whether the trace has observed hits."""
+    reported = prompts.measurements
+    return reported is not None and bool((reported.cached_tokens >= 0).any())
+
+
+def observed_hits(
+    prompts: Prompts, causes: Attribution, gaps: HitGaps, measured_blocks: int | None
+) -> Observed:
+    """Return the observed hits against the predicted ones."""
+    known, by_cause = gaps.known, {name: int(of.sum()) for name, of in gaps.tokens.items()}
+    reported = _are_reported(prompts)
+    return Observed(
+        requests=int(known.sum()),
+        predicted_hit_tokens=int(causes.hit_tokens[known].sum()),
+        observed_hit_tokens=int(gaps.observed_tokens[known].sum()),
+        fewer_tokens=by_cause["routed"] + by_cause["in-flight"] + by_cause["evicted"],
+        more_tokens=by_cause["kept"],
+        unseen_tokens=by_cause["cached-before"],
+        source="trace" if reported else "validation",
+        engine_blocks=None if reported else measured_blocks,
+        gaps=tuple(GapTotal(name, tokens) for name, tokens in by_cause.items()),
+    )
+
+
+def avoidable_tokens(causes: Attribution) -> Int64s:
+    """Return the tokens of each request that missed for avoidable causes."""
+    lost = np.zeros_like(causes.input_tokens)
+    for cause in AVOIDABLE:
+        lost += causes.tokens[cause]
+    return lost
+
+
+def cause_totals(causes: Attribution) -> tuple[CauseTotal, ...]:
+    """Return all causes, those with the most tokens first."""
+    total = int(causes.input_tokens.sum())
+    known = [
+        CauseTotal(
+            cause, int(tokens.sum()), float(tokens.sum() / total), int(np.count_nonzero(tokens))
+        )
+        for cause, tokens in causes.tokens.items()
+    ]
+    return tuple(sorted(known, key=lambda each: -each.tokens))
+
+
+_REMEDIES: dict[Cause, str] = {
+    "evicted": "enlarge the cache, or let `kvscope tune` look for a policy that keeps them",
+    "not-kept": "let `kvscope tune` compare values of --prefix-cache-retention-interval",
+    "in-flight": "let follow-ups and requests with the same prompt wait for the earlier one; a"
+    " faster engine computes it in time",
+    "routed": "route by prefix: `kvscope fleet` compares routers",
+    "salt": "give requests one cache salt if they may share a cache",
+    "lora": "send requests with the same prompt to one adapter, or to the base model",
+    "model": "keep conversations and shared prompts on one model",
+    "periodic": "move what changes behind the shared part, or change it less often",
+    "diverged": "append to the history",
+    "output-changed": "send outputs back as they were generated, reasoning included",
+    "below-block": "take smaller blocks in the engine",
+    "rejected": "enlarge the pool, or limit the length of prompts",
+}
+
+
+_CHANGED: dict[Place, str] = {
+    "first-prompt": "keep system prompt and tools the same, and in one order, through a"
+    " conversation; times and ids belong behind them",
+    "shortened": "compact or truncate histories rarely: all that follows is computed again",
+    "history": "append to the history: do not edit or reorder earlier messages, and send reasoning"
+    " back as generated",
+}
+
+
+def findings(prompts: Prompts, causes: Attribution) -> tuple[Finding, ...]:
+    """Return what can be changed, what costs the most tokens first."""
+    every = [
+        *(
+            _finding(causes, cause, causes.tokens[cause], _REMEDIES[cause])
+            for cause in _REMEDIES
+            if cause not in {"evicted", "periodic", "diverged"}
+        ),
+        replace(
+            _finding(causes, "evicted", causes.tokens["evicted"], _REMEDIES["evicted"]),
+            needed_blocks=_needed(causes),
+        ),
+        *_periodic(causes, prompts.block_size),
+        *_diverged(prompts, causes),
+    ]
+    known = [each for each in every if each.share >= _NEGLIGIBLE]
+    return tuple(sorted(known, key=lambda each: -each.tokens))
+
+
+def _finding(causes: Attribution, cause: Cause, lost: Int64s, remedy: str) -> Finding:
+    """Return what tokens (R entries) were lost to a cause."""
+    tokens, at_token = int(lost.sum()), None
+    if tokens and cause in {"diverged", "output-changed"}:
+        at_token = int(np.median(causes.common_tokens[lost > 0]))
+    share = tokens / int(causes.input_tokens.sum())
+    return Finding(cause, tokens, share, int(np.count_nonzero(lost)), remedy, at_token)
+
+
+def _periodic(causes: Attribution, block_size: int) -> list[Finding]:
+    """Return a finding for each place of a shared head that changes with the time."""
+    tokens = causes.tokens["periodic"]
+    return [
+        replace(
+            _finding(
+                causes,
+                "periodic",
+                np.where(causes.heads.change == number, tokens, 0),
+                _REMEDIES["periodic"],
+            ),
+            at_token=change.blocks * block_size,
+            period_s=change.period_s,
+            values=change.values,
+        )
+        for number, change in enumerate(causes.heads.changes)
+    ]
+
+
+def _diverged(prompts: Prompts, causes: Attribution) -> list[Finding]:
+    """Return what was changed of previous turns: their length, the first prompt, or else."""
+    shortened = prompts.input_tokens < prompts.input_tokens[prompts.parent]
+    begun_with = prompts.full_blocks[prompts.conversation].astype(np.int64) * prompts.block_size
+    first_prompt = causes.common_tokens < begun_with
+    places: dict[Place, Bools] = {
+        "shortened": shortened,
+        "first-prompt": first_prompt & ~shortened,
+        "history": ~first_prompt & ~shortened,
+    }
+    tokens = causes.tokens["diverged"]
+    return [
+        replace(
+            _finding(causes, "diverged", np.where(which, tokens, 0), _CHANGED[place]), place=place
+        )
+        for place, which in places.items()
+    ]
+
+
+def _needed(causes: Attribution) -> int | None:
+    """Return the capacity with which LRU serves requests that lost half of the evicted tokens."""
+    needed = causes.lookups.needed_blocks
+    if not needed.any():
+        return None
+    order = np.argsort(needed, kind="stable")
+    lost = np.cumsum(causes.tokens["evicted"][order])
+    return int(needed[order][np.searchsorted(lost, lost[-1] / 2)])
+
+
+def explained_request(
+    prompts: Prompts,
+    definition: HitDefinition,
+    causes: Attribution,
+    request: int,
+    gaps: HitGaps | None,
+) -> ExplainedRequest:
+    """Return why tokens of one request missed."""
+    lookups, arrival_s = causes.lookups, prompts.arrival_s
+
+    def number(value: int) -> int | None:
+        return None if value == NO_REQUEST else int(value)
+
+    evicted, needed = int(lookups.last_use[request]), int(lookups.needed_blocks[request])
+    known = evicted != NO_REQUEST
+    observed = NO_REQUEST if gaps is None else int(gaps.observed_tokens[request])
+    return ExplainedRequest(
+        request=request,
+        arrival_s=float(arrival_s[request]),
+        input_tokens=int(causes.input_tokens[request]),
+        predicted_hit_tokens=int(causes.hit_tokens[request]),
+        observed_hit_tokens=number(observed),
+        missed_tokens=int(causes.missed_tokens[request]),
+        shared_tokens=int(causes.shared_tokens[request]),
+        shared_with=number(lookups.shared_with[request]),
+        previous_turn=number(prompts.parent[request]),
+        common_tokens=number(causes.common_tokens[request]),
+        last_use=number(evicted),
+        idle_s=float(arrival_s[request] - arrival_s[evicted]) if known else None,
+        written_blocks=int(lookups.written_blocks[request]) if known else None,
+        needed_blocks=needed or None,
+        causes=tuple(
+            RequestCause(cause, int(tokens[request]))
+            for cause, tokens in causes.tokens.items()
+            if tokens[request]
+        ),
+        branches=branches(walk(prompts, definition), request, _MOST_BRANCHES),
+        computed_by=tuple(
+            ComputedBy(each.cause, int(each.request[request]))
+            for each in causes.elsewhere
+            if causes.tokens[each.cause][request]
+        ),
+        gaps=tuple(
+            GapTotal(cause, int(tokens[request]))
+            for cause, tokens in (gaps.tokens if gaps else {}).items()
+            if tokens[request]
+        ),
+    )

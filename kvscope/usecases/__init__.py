@@ -1,0 +1,38 @@
+"""The use cases of kvscope, each one file: options, what it computes, its figures and sections.
+
+A new one is a file that declares a `USE_CASE`, and a line here. The command line, the Python API
+and the JSON schemas are made of the declaration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Listing(NamedTuple):
+    """What `kvscope --help` says of a use case; its function in Python and what that returns."""
+
+    summary: str
+    function: str
+    returns: str
+
+
+USE_CASES: Mapping[str, Listing] = {
+    "analyze": Listing(
+        "Characterize a trace: reuse, ideal hits, cache sizes.", "analyze", "AnalysisResult"
+    ),
+    "explain": Listing(
+        "Explain why input tokens missed the cache.", "explain", "ExplanationResult"
+    ),
+    "fit": Listing("Fit models of reuse and of conversations.", "fit", "FitResult"),
+    "simulate": Listing("Replay a trace under eviction policies.", "simulate", "SimulationResult"),
+    "retention": Listing(
+        "Find how long blocks should live, and prices.", "advise_retention", "RetentionResult"
+    ),
+    "fleet": Listing(
+        "Find the fewest replicas and the router for an SLO.", "simulate_fleet", "FleetResult"
+    ),
+    "diff": Listing("Compare two traces, runs or recommendations.", "diff", "DiffResult"),
+}
+"""By the name of the command, which is also that of the module."""

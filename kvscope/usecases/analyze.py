@@ -1,0 +1,518 @@
+"""Characterize a trace: what is reused, what caching can give, how large it must be.
+
+A path is ingested first if the store does not have it yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from msgspec import Struct
+from msgspec.structs import asdict, astuple, replace
+
+from kvscope.app import values
+from kvscope.app.deployment import resolved_deployment
+from kvscope.app.gates import Figures, Known
+from kvscope.app.options import (
+    Capacities as CapacitySizes,
+)
+from kvscope.app.options import (
+    CapacitiesBlocks,
+    Compat,
+    DeploymentOptions,
+    Hbm,
+    Option,
+    Outputs,
+    Time,
+    Warmup,
+)
+from kvscope.app.requests import Capacities, hit_definition, kv_model, latency_profile
+from kvscope.core import memory, units
+from kvscope.core.errors import UsageError
+from kvscope.core.hits import HitDefinition, standard
+from kvscope.core.records import Inline
+from kvscope.deployment.deployment import ResolvedDeployment
+from kvscope.deployment.models import Model
+from kvscope.usecases.base import Opened, ReportView, UseCase
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from kvscope.app.monitor import Monitor
+    from kvscope.characterize.distributions import Summary
+    from kvscope.characterize.summary import Characterization, Step
+    from kvscope.core.trace import PromptPaths, Trace
+    from kvscope.replay.caching import Caching, CurvePoint, LayoutCapacity, Sizing
+    from kvscope.replay.path_facts import PathFacts
+    from kvscope.store.db import Store
+    from kvscope.store.file import Stores
+
+_RETENTION = 1024  # tokens, between vLLM's default of 0 and all windows
+
+
+class AnalyzeOptions(DeploymentOptions, frozen=True, kw_only=True):
+    """What `analyze` takes."""
+
+    beside_pool: ClassVar[bool] = True
+    from_: Annotated[
+        float | None,
+        Option(
+            "Analyze only requests from this time after the trace's start on, as a trace of their"
+            " own.",
+            "TIME",
+            units.parse_duration,
+            flags=("--from",),
+        ),
+    ] = None
+    until: Annotated[
+        float | None, Time("Analyze only requests before this time after the trace's start.")
+    ] = None
+    memory: Annotated[
+        int | None,
+        Option(
+            "Of a dataset: memory that the analysis may take, for example 8GiB.",
+            "SIZE",
+            values.size,
+            "half of what is free",
+        ),
+    ] = None
+    hbm: Hbm = None
+    capacity_blocks: CapacitiesBlocks = None
+    capacity: CapacitySizes = None
+    compat: Compat = None
+    outputs: Outputs = "carried"
+    warmup: Warmup = 0.0
+
+
+class AnalyzeRequest(Struct, frozen=True):
+    """What an analysis shows beyond the trace itself, of requests `from_s` until `until_s`.
+
+    That of a dataset takes at most `memory_bytes` (None: half of what is free).
+    """
+
+    definition: HitDefinition = standard()
+    model: Model | None = None
+    hbm_bytes: int | None = None
+    capacities: Capacities = Capacities()
+    deployment: ResolvedDeployment | None = None
+    from_s: float | None = None
+    until_s: float | None = None
+    memory_bytes: int | None = None
+
+    @property
+    def sizing(self) -> Sizing:
+        """In what capacities are shown."""
+        from kvscope.replay.caching import Sizing
+
+        return Sizing(self.model, self.hbm_bytes, self.deployment)
+
+
+class RetentionIdeal(Struct, frozen=True):
+    """What an ample pool of a hybrid model hits; `interval_tokens` None keeps all windows."""
+
+    interval_tokens: int | None
+    token_hit_rate: float
+
+
+class Analysis(Struct, frozen=True, kw_only=True):
+    """What `kvscope analyze` finds. Fields on reuse are null or empty for a trace of lengths.
+
+    `layouts` are other starts of sessions without a common clock, with the capacity for 90 % of the
+    ideal hits there. `retention` is what windows of a hybrid model let hit in an ample pool.
+    """
+
+    trace: Trace
+    characterization: Inline[Characterization]
+    notes: tuple[str, ...]
+    model: Model | None
+    hbm_bytes: int | None
+    deployment: ResolvedDeployment | None = None
+    caching: Inline[Caching | None]
+    layouts: tuple[LayoutCapacity, ...] = ()
+    retention: tuple[RetentionIdeal, ...] = ()
+
+    @property
+    def present_blocks(self) -> int | None:
+        """The blocks of the deployment's pools, or that fit into the HBM; None without both."""
+        block_size, where = self.trace.block_size, self.deployment
+        if where is not None:
+            return where.pool.in_blocks_of(block_size).blocks * where.engines
+        if self.model is None or not self.hbm_bytes:
+            return None
+        return self.model.blocks_in(self.hbm_bytes, block_size)
+
+
+def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
+    """Return what the options of `analyze` ask for."""
+    if options.until is not None:
+        from kvscope.ingest.time_range import check_range  # late: loads NumPy
+
+        check_range(options.from_, options.until)
+    return replace(
+        _analysis(options),
+        from_s=options.from_,
+        until_s=options.until,
+        memory_bytes=options.memory,
+    )
+
+
+def _analysis(options: AnalyzeOptions) -> AnalyzeRequest:
+    """Return the same for a whole trace."""
+    definition = hit_definition(options.compat, options.outputs, options.warmup)
+    capacities = Capacities(options.capacity_blocks or (), options.capacity or ())
+    where = resolved_deployment(options)
+    if where is not None:
+        if options.hbm is not None:
+            raise UsageError(
+                "the deployment (--gpu) has a pool of its own",
+                where="--hbm",
+                remedy="leave --hbm out",
+            )
+        return AnalyzeRequest(definition, where.model, where.pool_bytes, capacities, where.as_cache)
+    latency_profile(options.latency)  # only a deployment uses it; a wrong name is refused anyway
+    kv = kv_model(options.model, options.kv_dtype)
+    if kv is None and (options.hbm or options.capacity):
+        option = "--hbm" if options.hbm else "--capacity"
+        raise UsageError("needs a model", where=option, remedy="name one with --model")
+    return AnalyzeRequest(definition, kv, options.hbm, capacities)
+
+
+class StartedCaching:
+    """The part of an analysis that needs only a trace's paths, under way in a thread of its own.
+
+    So it can run while the trace is still being stored. `caching` is its future.
+    """
+
+    def __init__(
+        self, paths: PromptPaths | PathFacts, request: AnalyzeRequest | None = None
+    ) -> None:
+        from kvscope.core.background import in_background
+        from kvscope.core.trace import PromptPaths
+        from kvscope.replay.caching import caching
+        from kvscope.replay.path_facts import TracePaths
+
+        self.paths = TracePaths(paths) if isinstance(paths, PromptPaths) else paths
+        self.request = request or AnalyzeRequest()
+        asked, block_size = self.request, self.paths.block_size
+
+        def compute() -> Caching:
+            """Compute the part; a capacity that holds no block is refused with the result."""
+            named = asked.capacities.in_blocks(asked.model, block_size)
+            return caching(self.paths, asked.definition, named, asked.sizing)
+
+        self.caching = in_background(compute)
+
+
+def analyze(
+    stores: Stores,
+    trace: Trace,
+    request: AnalyzeRequest | None = None,
+    *,
+    started: StartedCaching | None = None,
+    step: Step | None = None,
+    monitor: Monitor | None = None,
+) -> Analysis:
+    """Characterize `trace` and compute LRU's curve over it; a dataset's shards one at a time.
+
+    What was `started` keeps the request that it was started with. `step` is called with the name of
+    each step, as in `characterize`; `monitor` sees how many shards are done. Raises UsageError for
+    a capacity that holds no block, and for less memory than a dataset takes.
+    """
+    from kvscope.app.traces import dataset_of
+    from kvscope.characterize.summary import start_characterization
+    from kvscope.replay.footprint import analysis_bytes
+    from kvscope.replay.path_facts import TracePaths
+    from kvscope.store.traces import load_prompts
+
+    work, request = None, started.request if started else request or AnalyzeRequest()
+    request.capacities.in_blocks(request.model, trace.block_size)  # what is refused comes first
+    deployment = _timed(stores, trace, request.deployment)
+    with stores.reading() as store:
+        if started is None and trace.has_hashes:
+            dataset = dataset_of(store, trace)
+            if dataset is None:
+                _check_memory(store, trace.name, request)
+                memory.require(
+                    analysis_bytes(trace),
+                    f"an analysis of {trace.name!r}",
+                    "take a part of it with --from and --until, or more memory",
+                )
+                paths: PathFacts = TracePaths(load_prompts(store, trace))
+            else:
+                work, free = dataset.work, memory.available_bytes()
+                given = request.memory_bytes or (free[0] // 2 if free else 4 * units.GIB)
+                budget = dataset.analysis_budget(given)
+                store.limit_memory(budget.store_bytes, work)
+                paths = replace(dataset.paths(), runs_at_once=budget.runs_at_once, progress=monitor)
+            started = StartedCaching(paths, request)
+        count_deciles = started.paths.deciles if started else None
+        with space_for_analysis(work):
+            characterization = start_characterization(
+                store, trace, count_deciles, step=step, work=work
+            )
+    with space_for_analysis(work):
+        characterized = characterization()
+        cached = started.caching.result() if started else None
+    return Analysis(
+        trace=trace,
+        notes=trace.notes,
+        model=request.model,
+        hbm_bytes=request.hbm_bytes,
+        characterization=_sized(characterized, request),
+        caching=cached,
+        layouts=tuple(_layouts(stores, trace, started.paths, request.definition))
+        if started
+        else (),
+        retention=tuple(_retention(stores, trace, request)),
+        deployment=deployment,
+    )
+
+
+def space_for_analysis(work: Path | None) -> AbstractContextManager[None]:
+    """Return a context that raises DiskFullError where a dataset's folder has too little space."""
+    from contextlib import nullcontext
+
+    from kvscope.core.files import space_in
+
+    return nullcontext() if work is None else space_in(work, "the dataset is as it was")
+
+
+def _timed(
+    stores: Stores, trace: Trace, deployment: ResolvedDeployment | None
+) -> ResolvedDeployment | None:
+    """Return a deployment with the latency for this trace, as other commands take it."""
+    if deployment is None:
+        return None
+    from kvscope.app.latency import latency_for
+    from kvscope.app.traces import replayable
+
+    latency = latency_for(trace, deployment.latency, deployment, partial(replayable, stores, trace))
+    return latency.deployment
+
+
+def _retention(stores: Stores, trace: Trace, request: AnalyzeRequest) -> Iterator[RetentionIdeal]:
+    """Yield what the deployment's vLLM would hit without eviction, where its model has windows."""
+    where = request.deployment
+    groups = where.kv_groups_for(trace.block_size) if where else None
+    if groups is None or not trace.has_hashes or groups.undivided(trace.block_size):
+        return
+    if replace(request.definition, warmup=0.0) != standard():
+        return
+    from kvscope.app.traces import replayable
+    from kvscope.replay.curve import first_counted
+    from kvscope.vllm_sim import hits_without_eviction
+
+    prompts = replayable(stores, trace)
+    first = first_counted(prompts, request.definition)
+    tokens = int(prompts.input_tokens[first:].sum())
+    for interval in (0, _RETENTION, math.inf) if groups.sparse else (0,):
+        kept = groups.retaining(interval)
+        hits = hits_without_eviction(prompts, kept)[first:]
+        rate = int(hits.sum()) * prompts.block_size / tokens
+        yield RetentionIdeal(kept.retention_tokens, rate)
+
+
+def _layouts(
+    stores: Stores, trace: Trace, paths: PathFacts, definition: HitDefinition
+) -> Iterator[LayoutCapacity]:
+    """Yield what LRU needs where sessions without a common clock begin otherwise."""
+    import numpy as np
+
+    from kvscope.ingest.build import NO_COMMON_CLOCK
+    from kvscope.ingest.clocks import other_starts, placed
+    from kvscope.replay.caching import LayoutCapacity
+
+    if not any(note.startswith(NO_COMMON_CLOCK) for note in trace.notes):
+        return
+    with stores.reading() as store:
+        timed = store.columns("ingest/prompts", trace_id=trace.trace_id)
+    arrival_s, clock = timed["arrival_s"], timed["clock"]
+    for starts in other_starts(arrival_s, clock):
+        begun_s = placed(arrival_s, clock, starts.sessions_per_s, starts.seed)
+        begun = paths.in_order(np.argsort(begun_s, kind="stable"))
+        curve = begun.follow([definition]).curve(definition)
+        needed = curve.capacity_for(0.9 * curve.ideal)
+        yield LayoutCapacity(**asdict(starts), capacity_blocks=needed)
+
+
+def _check_memory(store: Store, name: str, request: AnalyzeRequest) -> None:
+    """Raise UsageError for a limit of memory where a store's traces are no dataset."""
+    from kvscope.datasets.place import is_in_dataset
+
+    if request.memory_bytes is not None and not is_in_dataset(store.path):
+        raise UsageError(
+            f"{name!r} is no dataset, and is analyzed in memory",
+            where="--memory",
+            remedy="leave it out, or ingest its files with --into DIR",
+        )
+
+
+def in_range(stores: Stores, trace: Trace, request: AnalyzeRequest, monitor: Monitor) -> Trace:
+    """Return the trace of the requests that `request` is about: this one, or a range of it."""
+    from kvscope.app.traces import dataset_of, load_range
+
+    if request.from_s is None and request.until_s is None:
+        return trace
+    with stores.reading() as store:
+        if dataset_of(store, trace) is not None:
+            raise UsageError(
+                "a dataset is analyzed as a whole",
+                where="--from, --until",
+                remedy="ingest the files of that time as a dataset, or as one trace",
+            )
+    return load_range(stores, trace, request.from_s, request.until_s, monitor)
+
+
+def run(opened: Opened, request: AnalyzeRequest, monitor: Monitor) -> Analysis:
+    """Ingest a trace if the store lacks it, and analyze it.
+
+    LRU's curve of a new trace is computed while the trace is being stored.
+    """
+    from kvscope.replay.path_facts import TracePaths
+
+    stores, load = opened.stores, opened.load
+    with stores.reading() as store:
+        _check_memory(store, opened.source or "the trace", request)
+    for doubt in request.deployment.engine_doubts if request.deployment else ():
+        monitor.note(doubt)
+    if load is None or request.from_s is not None or request.until_s is not None:
+        return analyze(stores, in_range(stores, opened.trace, request, monitor), request)
+    started: list[StartedCaching] = []
+    trace = load(
+        lambda new: started.append(
+            StartedCaching(TracePaths(new.paths(), new.reuse.touched), request)
+        )
+    )
+    return analyze(stores, trace, request, started=started[0] if started else None, monitor=monitor)
+
+
+def resized(
+    analysis: Analysis,
+    model: Model | None,
+    hbm_bytes: int | None,
+    deployment: ResolvedDeployment | None = None,
+) -> Analysis:
+    """Return an analysis that was made without a model, with all sizes by this model.
+
+    With a deployment, `hbm_bytes` is the size of its pool.
+    """
+    from kvscope.replay.caching import landmark_at, point_of
+
+    request = AnalyzeRequest(model=model, hbm_bytes=hbm_bytes)
+    block_size = analysis.trace.block_size
+
+    def sized(point: CurvePoint) -> CurvePoint:
+        return point_of(
+            block_size,
+            request.sizing,
+            point.capacity_blocks,
+            point.token_hit_rate,
+            point.block_hit_rate,
+        )
+
+    known = analysis.caching
+    return replace(
+        analysis,
+        model=model,
+        hbm_bytes=hbm_bytes,
+        deployment=deployment,
+        characterization=_sized(analysis.characterization, request),
+        caching=known
+        and replace(
+            known,
+            curve=tuple(map(sized, known.curve)),
+            landmarks=tuple(
+                landmark_at(mark.share_of_ideal, sized(mark.point), deployment)
+                for mark in known.landmarks
+            ),
+            asked=tuple(map(sized, known.asked)),
+        ),
+    )
+
+
+def _sized(facts: Characterization, request: AnalyzeRequest) -> Characterization:
+    """Return the facts with sizes in bytes, where a model is named."""
+    import dataclasses
+
+    from kvscope.characterize.distributions import Summary
+
+    model, hbm_bytes = request.model, request.hbm_bytes
+    if model is None:
+        return facts
+
+    def times(summary: Summary, factor: float) -> Summary:
+        return Summary(*(value * factor for value in astuple(summary)))
+
+    sizes = []
+    for size in facts.request_sizes:
+        in_bytes = times(size.tokens, model.bytes_per_token)
+        multiple = times(in_bytes, 1 / hbm_bytes) if hbm_bytes else None
+        sizes.append(replace(size, bytes=in_bytes, hbm_multiple=multiple))
+    alive, block_size = facts.working_set, facts.trace.block_size
+    if alive is not None:
+        peak = model.bytes_for(alive.peak_blocks * block_size)
+        alive = replace(
+            alive,
+            peak_bytes=peak,
+            mean_bytes=alive.mean_blocks * block_size * model.bytes_per_token,
+            p99_bytes=model.bytes_for(alive.p99_blocks * block_size),
+            peak_hbm_multiple=peak / hbm_bytes if hbm_bytes else None,
+        )
+    return dataclasses.replace(facts, request_sizes=tuple(sizes), working_set=alive)
+
+
+def known_figures(request: AnalyzeRequest) -> Known:
+    """Return the figures of an infinite cache, and of LRU at one capacity."""
+    if len(request.capacities.blocks) + len(request.capacities.sizes_bytes) == 1:
+        return Known(("hit-rate", "lru.hit-rate"))
+    missing = ("needs one capacity", "name one with --capacity-blocks or --capacity")
+    return Known(("hit-rate",), missing={"lru.hit-rate": missing})
+
+
+def figures(analysis: Analysis) -> Figures:
+    """Return the figures of an analysis, in the weight of its headline."""
+    caching = analysis.caching
+    if caching is None:
+        return {}
+    known = {"hit-rate": caching.ideal}
+    if len(caching.asked) == 1:
+        known["lru.hit-rate"] = caching.rate(caching.asked[0])
+    return known
+
+
+def _view(analysis: Analysis) -> ReportView:
+    from kvscope.report import overview as report
+
+    return ReportView(lambda: [report.headline(analysis)], lambda: report.sections(analysis))
+
+
+USE_CASE: UseCase[AnalyzeOptions, AnalyzeRequest, Analysis] = UseCase(
+    name="analyze",
+    title="kvscope",
+    help=__doc__,
+    options=AnalyzeOptions,
+    check=analyze_request,
+    run=run,
+    table="curve",
+    view=_view,
+    sections=(
+        *(
+            "summary",
+            "capacity",
+            "misses",
+            "definitions",
+            "categories",
+            "contribution",
+            "last-touch",
+        ),
+        *("skew", "reuse-gaps", "lifetimes", "stability", "where-in-the-prompt", "working-set"),
+        *("size-of-requests", "requests", "over-time", "conversations"),
+    ),
+    known=known_figures,
+    figures=figures,
+    remembers=True,
+)

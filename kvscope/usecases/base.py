@@ -1,0 +1,152 @@
+"""What a use case declares. This module loads neither NumPy nor a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
+
+from msgspec import Struct
+
+from kvscope.app.gates import Figures, Known
+from kvscope.app.options import AS_STORED, Reading
+
+if TYPE_CHECKING:
+    from kvscope.app.documents.base import Document
+    from kvscope.app.monitor import Monitor
+    from kvscope.core.runs import Run
+    from kvscope.core.trace import Trace
+    from kvscope.ingest.pipeline import Foresee
+    from kvscope.report.report import Report
+    from kvscope.report.section import Section
+    from kvscope.store.file import Stores
+
+Asked = TypeVar("Asked")
+Request = TypeVar("Request")
+Result = TypeVar("Result")
+
+
+class Figure(Struct, Generic[Result], frozen=True):
+    """A figure of a result that `--fail-on` compares; `gates.QUANTITIES` has its unit.
+
+    `read` returns None where the result has no such figure to compute.
+    """
+
+    name: str
+    read: Callable[[Result], float | str | None]
+
+
+class FigureList(Generic[Result]):
+    """The figures of a use case whose names do not depend on its options."""
+
+    def __init__(self, *figures: Figure[Result]) -> None:
+        self.figures = figures
+
+    def known(self, request: object) -> Known:
+        """Return what conditions on any request may name."""
+        return Known(tuple(figure.name for figure in self.figures))
+
+    def values(self, result: Result) -> Figures:
+        """Return the figures of a result by name."""
+        return {figure.name: figure.read(result) for figure in self.figures}
+
+
+class Opened(Struct, frozen=True):
+    """The store, and the trace that a use case works on; `source` is what its user wrote.
+
+    `load` returns the trace, ingested first where the store lacks it; it hands a new one to its
+    argument before it is stored.
+    """
+
+    stores: Stores
+    source: str | None = None
+    load: Callable[[Foresee | None], Trace] | None = None
+
+    @classmethod
+    def of(
+        cls, stores: Stores, source: str | None, monitor: Monitor, reading: Reading = AS_STORED
+    ) -> Self:
+        """Return the trace that `source` names, not loaded yet."""
+
+        def load(foresee: Foresee | None) -> Trace:
+            from kvscope.app.traces import load_trace
+
+            return load_trace(stores, source, monitor, reading, foresee)
+
+        return cls(stores, source, load)
+
+    @property
+    def trace(self) -> Trace:
+        """The trace of a use case that takes one."""
+        assert self.load is not None  # noqa: S101  (of a use case that takes none)
+        return self.load(None)
+
+
+class ReportView(Struct, frozen=True):
+    """What people read of a result: one screen, or all sections.
+
+    A result that is not of one trace has a `heading`: what it is of, and a sentence.
+    """
+
+    screen: Callable[[], Sequence[Section]]
+    sections: Callable[[], Sequence[Section]]
+    heading: tuple[str, str] = ("", "")
+
+
+class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True):
+    """A use case: what it is asked, what it answers, and how that is shown.
+
+    `help` is the command's. `check` refuses wrong options before anything heavy loads; `run`
+    computes. The fields of its result are the JSON document, version `schema`, all but those marked
+    `Beside`; `table` is the list that `to_polars` returns. `sections` are the names that
+    `--section` takes. `known` has the names of figures that `--fail-on` takes, None for no
+    conditions. With `remembers`, the deployment and the SLO that earlier commands on the trace
+    stated are filled in; without `takes_trace`, it works on the store alone. `stops`: Ctrl-C ends
+    `run` early, which then raises Stopped or says what is `unfinished`. `keeps`: the store keeps
+    the report. `document` builds one that is not the result's fields. `of_run` has the figures of a
+    stored run as a baseline.
+    """
+
+    name: str
+    title: str
+    help: str | None
+    options: type[Asked]
+    check: Callable[[Asked], Request]
+    run: Callable[[Opened, Request, Monitor], Result]
+    table: str
+    view: Callable[[Result], ReportView]
+    sections: tuple[str, ...] = ()
+    schema: int = 1
+    takes_trace: bool = True
+    known: Callable[[Request], Known] | None = None
+    figures: Callable[[Result], Figures] | None = None
+    remembers: bool = False
+    stops: bool = False
+    unfinished: Callable[[Result], str] | None = None
+    document: Callable[[Result], Document] | None = None
+    of_run: Callable[[Run], Figures] | None = None
+    keeps: bool = False
+
+    def report(self, result: Result) -> Report:
+        """Return a result in every form."""
+        from kvscope.report.report import Report
+        from kvscope.usecases.documents import document
+
+        view = self.view(result)
+        return Report(
+            self.title,
+            getattr(result, "trace", None),
+            document=lambda: document(self, result),
+            screen=view.screen,
+            sections=view.sections,
+            heading=view.heading,
+        )
+
+
+AnyUseCase: TypeAlias = UseCase[Any, Any, Any]
+
+
+def use_case(name: str) -> AnyUseCase:
+    """Return the use case of a command."""
+    declared: AnyUseCase = import_module(f"kvscope.usecases.{name}").USE_CASE
+    return declared

@@ -1,0 +1,358 @@
+"""Explain why input tokens missed the cache: every missed token has one cause.
+
+Without a capacity or a deployment nothing is evicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kvscope.app import values
+from kvscope.app.options import (
+    Blocks,
+    DeploymentOptions,
+    Option,
+    Outputs,
+    Params,
+    ReplicaOptions,
+)
+from kvscope.app.requests import BASELINE, Capacities, SimulateRequest
+from kvscope.core.errors import UsageError
+from kvscope.core.records import Beside
+from kvscope.replay.causes import CAUSES, Cause
+from kvscope.usecases.base import Figure, FigureList, Opened, ReportView, UseCase
+from kvscope.usecases.simulate import SimulateOptions, simulate_request
+
+if TYPE_CHECKING:
+    from kvscope.app.monitor import Monitor
+    from kvscope.core.arrays import Int64s
+    from kvscope.core.hits import HitDefinition
+    from kvscope.core.trace import Prompts, Tenants, Trace
+    from kvscope.deployment.deployment import ResolvedDeployment
+    from kvscope.deployment.models import Model
+    from kvscope.replay.attribution import Attribution, CacheLookups
+    from kvscope.replay.findings import CauseTotal, ExplainedRequest, Finding, Observed
+    from kvscope.replay.observed_hits import HitGaps
+    from kvscope.store.db import Store
+    from kvscope.store.file import Stores
+
+_BY_ID = "id:"
+MOST_REQUESTS = 10
+
+
+class ExplainOptions(DeploymentOptions, frozen=True, kw_only=True):
+    """What `explain` takes."""
+
+    request: Annotated[
+        str | None,
+        Option(
+            "Explain this request alone, by its number in order of arrival, from 0, or by its id"
+            " in the trace (id:7 where 7 is a number too).",
+            "N",
+        ),
+    ] = None
+    pooled: Annotated[
+        bool,
+        Option("Replay one cache for all workers that the trace names, as analyze does."),
+    ] = False
+    policy: Annotated[
+        str, Option("Eviction policy (see `kvscope policies`).", "NAME", str.lower)
+    ] = "lru"
+    param: Params = None
+    capacity: Annotated[
+        int | None,
+        Option(
+            "Capacity of the cache, for example 20GiB; needs --model.",
+            "SIZE",
+            values.size,
+            "infinite without a deployment",
+        ),
+    ] = None
+    capacity_blocks: Annotated[int | None, Blocks("The same in blocks.")] = None
+    outputs: Outputs = "carried"
+
+
+class ExplainRequest(Struct, frozen=True):
+    """The one replay whose misses to explain, and the number or id of a request, None for all.
+
+    Without a capacity nothing is evicted. `pooled`: one cache, also where the trace names workers.
+    """
+
+    replayed: SimulateRequest
+    request: str | None = None
+    pooled: bool = False
+
+
+class Explanation(Struct, frozen=True, kw_only=True):
+    """Why input tokens missed; `causes` add up to `missed_tokens`.
+
+    `capacity_blocks` is null for an infinite cache; each of several `workers` has one.
+    """
+
+    trace: Trace
+    model: Model | None
+    deployment: ResolvedDeployment | None
+    definition: HitDefinition
+    policy: str
+    params: Mapping[str, float]
+    capacity_model: str
+    capacity_blocks: int | None
+    workers: int
+    input_tokens: int
+    hit_tokens: int
+    missed_tokens: int
+    causes: tuple[CauseTotal, ...]
+    findings: tuple[Finding, ...]
+    observed: Observed | None
+    requests: tuple[ExplainedRequest, ...]
+    single: Beside[bool]  # `requests` has the one that was asked for, else those that lost most
+    attribution: Beside[Attribution]
+    gaps: Beside[HitGaps | None]
+
+
+class TraceEvidence(Struct, frozen=True):
+    """What the store knows of a trace's requests apart from their prompts.
+
+    `tenants` are None where all requests share blocks. `measured_hit_tokens` (R entries, -1: not
+    measured) are of the latest validation with the policy, on an engine with `measured_blocks`.
+    `request` is the number of the request that was asked for.
+    """
+
+    tenants: Tenants | None = None
+    measured_hit_tokens: Int64s | None = None
+    measured_blocks: int | None = None
+    request: int | None = None
+
+
+def explain_request(options: ExplainOptions) -> ExplainRequest:
+    """Return what the options of `explain` ask for."""
+    if options.capacity is not None and options.capacity_blocks is not None:
+        raise UsageError(
+            "one cache has one capacity",
+            where="--capacity, --capacity-blocks",
+            remedy="leave out one of them",
+        )
+    stated = {name: getattr(options, name) for name in ReplicaOptions.__struct_fields__}
+    replayed = simulate_request(
+        SimulateOptions(
+            **stated,
+            replicas=options.replicas,
+            policies=options.policy,
+            param=options.param,
+            capacity=None if options.capacity is None else (options.capacity,),
+            capacity_blocks=None if options.capacity_blocks is None else (options.capacity_blocks,),
+            outputs=options.outputs,
+        )
+    )
+    if len(replayed.variants) != 1:
+        raise UsageError(
+            f"{len(replayed.variants)} policies or settings",
+            where="--policy, --param",
+            remedy="name one policy, with one value of each parameter",
+        )
+    if replayed.capacities == Capacities() and replayed.variants[0].policy.name != BASELINE:
+        raise UsageError(
+            "needs a capacity",
+            where=f"--policy {options.policy}",
+            remedy="add --capacity or --capacity-blocks",
+        )
+    return ExplainRequest(replayed, options.request, options.pooled)
+
+
+def run(opened: Opened, request: ExplainRequest, monitor: Monitor) -> Explanation:
+    """Explain the misses of a trace by what the store knows of it."""
+    from kvscope.app.traces import replayable
+
+    trace = opened.trace
+    prompts = replayable(opened.stores, trace)
+    evidence = read_evidence(opened.stores, trace, request)
+    return explain(trace, prompts, request, monitor, evidence)
+
+
+def read_evidence(stores: Stores, trace: Trace, request: ExplainRequest) -> TraceEvidence:
+    """Return what the store knows that explains misses.
+
+    Raises UsageError for an unknown request, InputError for a dataset of several tenants.
+    """
+    import numpy as np
+
+    from kvscope.replay.attribution import NO_REQUEST
+    from kvscope.store import traces
+    from kvscope.validate.result import stored_validations
+
+    with stores.reading() as store:
+        asked = request.request
+        number = None if asked is None else request_number(store, trace, asked)
+        evidence = TraceEvidence(traces.load_tenants(store, trace), request=number)
+        for validation in stored_validations(store, trace):
+            for replay in validation.runs:
+                if replay.policy != request.replayed.variants[0].policy.name:
+                    continue
+                numbers, hits = replay.numbers, replay.measured_hit_tokens
+                if not len(numbers) and len(hits) == trace.requests:
+                    numbers = np.arange(trace.requests)
+                if len(numbers):
+                    measured = np.full(trace.requests, NO_REQUEST, dtype=np.int64)
+                    measured[numbers] = hits
+                    blocks = validation.engine.blocks
+                    return replace(evidence, measured_hit_tokens=measured, measured_blocks=blocks)
+    return evidence
+
+
+def request_number(store: Store, trace: Trace, request: str) -> int:
+    """Return the number of a request: its number itself, or the trace's id of it.
+
+    Raises UsageError where there is none.
+    """
+    from kvscope.ingest.hash_ids import key
+    from kvscope.store import traces
+
+    if request.isdecimal() and int(request) < trace.requests:
+        return int(request)
+    chat_id = request.removeprefix(_BY_ID)
+    number = traces.request_by_id(store, trace, key(chat_id))
+    if number is None:
+        raise UsageError(
+            f"the trace has {trace.requests:,} requests, and none with the id {chat_id!r}",
+            where=f"--request {request}",
+            remedy=f"name one from 0 to {trace.requests - 1}, or its id",
+        )
+    return number
+
+
+def explain(
+    trace: Trace,
+    prompts: Prompts,
+    request: ExplainRequest,
+    monitor: Monitor,
+    evidence: TraceEvidence | None = None,
+) -> Explanation:
+    """Return the cause of every missed token."""
+    import numpy as np
+
+    from kvscope.app.latency import timed
+    from kvscope.app.simulate import on_groups
+    from kvscope.characterize.windows import round_windows
+    from kvscope.replay.attribution import attribute, by_worker, cache_lookups, lru_cache_lookups
+    from kvscope.replay.findings import (
+        avoidable_tokens,
+        cause_totals,
+        explained_request,
+        findings,
+        hit_gaps_of,
+        observed_hits,
+    )
+    from kvscope.replay.parameter_estimates import bind, estimate_parameters
+    from kvscope.replay.sweep import WINDOWS, serve_replay
+    from kvscope.replay.workload import ReplayRequest, Workload
+
+    evidence = evidence or TraceEvidence()
+    replayed, _ = timed(request.replayed, trace, prompts, monitor)
+    replayed = on_groups(replayed, trace)
+    named = replayed.capacities.in_blocks(replayed.model, trace.block_size)
+    capacity = named[0] if named else None
+    setting, variant = replayed.setting, replayed.variants[0]
+    windows = round_windows(trace, WINDOWS)
+    workload = Workload(prompts, setting, windows)
+    estimates = estimate_parameters(workload.request_traffic, workload.profile, setting.slo_s)
+    policy = bind(variant, estimates)
+
+    def served(requests: Prompts) -> CacheLookups:
+        """Return what one cache holds of these requests."""
+        if policy.name == BASELINE and setting.capacity_model == "cache":
+            return lru_cache_lookups(requests, setting.definition, capacity)
+        part = workload if requests is prompts else Workload(requests, setting, windows)
+        done = serve_replay(part, ReplayRequest(policy, capacity or 0))
+        return cache_lookups(
+            requests,
+            setting.definition,
+            done.served.hit_blocks,
+            rejected=done.rejected,
+            written_blocks=done.written_blocks,
+            kept_blocks=done.kept_blocks,
+        )
+
+    workers = 1
+    if prompts.measurements is not None and not request.pooled:
+        workers = len(np.unique(prompts.measurements.worker))
+    if prompts.measurements is None or workers == 1:
+        cached = served(prompts)
+    else:
+        cached = by_worker(prompts, prompts.measurements.worker, served)
+    causes = attribute(
+        prompts, setting.definition, cached, several=workers > 1, tenants=evidence.tenants
+    )
+    gaps = hit_gaps_of(prompts, setting.definition, causes, evidence.measured_hit_tokens)
+    lost, number = avoidable_tokens(causes), evidence.request
+    if number is not None:
+        chosen = [number]
+    else:
+        worst = np.argsort(-lost, kind="stable")[:MOST_REQUESTS]
+        chosen = [int(each) for each in worst if lost[each]]
+    input_tokens, hit_tokens = int(causes.input_tokens.sum()), int(causes.hit_tokens.sum())
+    return Explanation(
+        trace=trace,
+        model=replayed.model,
+        deployment=replayed.deployment,
+        definition=setting.definition,
+        policy=policy.name,
+        params={name: float(value) for name, value in policy.values.items()},
+        capacity_model=setting.capacity_model,
+        capacity_blocks=capacity,
+        workers=workers,
+        input_tokens=input_tokens,
+        hit_tokens=hit_tokens,
+        missed_tokens=input_tokens - hit_tokens,
+        causes=cause_totals(causes),
+        findings=findings(prompts, causes),
+        observed=None
+        if gaps is None
+        else observed_hits(prompts, causes, gaps, evidence.measured_blocks),
+        requests=tuple(
+            explained_request(prompts, setting.definition, causes, each, gaps) for each in chosen
+        ),
+        single=number is not None,
+        attribution=causes,
+        gaps=gaps,
+    )
+
+
+def _missed_share(cause: Cause, explanation: Explanation) -> float:
+    """Return the share of the input tokens that missed for a cause."""
+    tokens = next(each.tokens for each in explanation.causes if each.cause == cause)
+    return tokens / explanation.input_tokens
+
+
+FIGURES: FigureList[Explanation] = FigureList(
+    Figure("hit-rate", lambda explained: explained.hit_tokens / explained.input_tokens),
+    Figure("missed", lambda explained: explained.missed_tokens / explained.input_tokens),
+    *(Figure(cause, partial(_missed_share, cause)) for cause in CAUSES),
+)
+
+
+def _view(explanation: Explanation) -> ReportView:
+    from kvscope.report import misses
+
+    every = misses.sections(explanation)
+    return ReportView(screen=lambda: every[:1], sections=lambda: every)
+
+
+USE_CASE: UseCase[ExplainOptions, ExplainRequest, Explanation] = UseCase(
+    name="explain",
+    title="Misses",
+    help=__doc__,
+    options=ExplainOptions,
+    check=explain_request,
+    run=run,
+    table="causes",
+    view=_view,
+    sections=("summary", "requests", "request"),
+    known=FIGURES.known,
+    figures=FIGURES.values,
+    remembers=True,
+)

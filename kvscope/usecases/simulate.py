@@ -1,0 +1,549 @@
+"""Replay a trace under eviction policies at several capacities: hits, TTFT, gap to oracles.
+
+The store keeps finished runs (see `kvscope runs`) and does not repeat them. After Ctrl-C the
+runs in progress are finished and kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+from msgspec.structs import replace
+
+from kvscope.app.deployment import resolved_deployment
+from kvscope.app.gates import (
+    BY_SLO,
+    PERCENTILES,
+    QUEUED,
+    RUN_FIGURES,
+    Figures,
+    Known,
+    ttft_figures,
+)
+from kvscope.app.options import (
+    DEFAULT_POINTS,
+    CapacitiesBlocks,
+    Compat,
+    Count,
+    DeploymentOptions,
+    Isolate,
+    On,
+    Option,
+    Outputs,
+    Params,
+    PositiveShare,
+    RateScale,
+    Slo,
+    Time,
+    Warmup,
+)
+from kvscope.app.options import (
+    Capacities as CapacitySizes,
+)
+from kvscope.app.requests import (
+    BASELINE,
+    Capacities,
+    SimulateRequest,
+    above_zero,
+    hit_definition,
+    kv_model,
+    latency_profile,
+)
+from kvscope.core.errors import UsageError
+from kvscope.core.hits import HitDefinition
+from kvscope.core.runs import Run, RunSetting, hit_rate
+from kvscope.deployment.engines import parse_engine
+from kvscope.deployment.models import Model
+from kvscope.replay.policy_options import (
+    ALL,
+    REPLAYED,
+    VLLM,
+    Variant,
+    parse_variants,
+    refitted,
+)
+from kvscope.replay.settings import policies_for, run_setting, with_capacity_model
+from kvscope.usecases.base import Opened, ReportView, UseCase
+
+if TYPE_CHECKING:
+    from kvscope.app.documents.runs import SimulateDocument
+    from kvscope.app.monitor import Monitor
+    from kvscope.app.simulate import Simulation
+    from kvscope.core.percentiles import Percentiles
+    from kvscope.core.runs import TierMode
+    from kvscope.deployment.deployment import ResolvedDeployment
+    from kvscope.policies.base import Policy
+    from kvscope.tuning.file import EngineTable, RecommendationFile
+
+_QUEUED_FIGURES = tuple(f"{QUEUED}{name}" for name in (*PERCENTILES, *BY_SLO))
+
+
+class SimulateOptions(DeploymentOptions, frozen=True, kw_only=True):
+    """What `simulate` takes."""
+
+    policies: Annotated[
+        str | None,
+        Option(
+            "Policies to replay (see `kvscope policies`); all: every one that the capacity model"
+            " can run.",
+            "NAME,...",
+            str.lower,
+            REPLAYED,
+        ),
+    ] = None
+    capacity: CapacitySizes = None
+    capacity_blocks: CapacitiesBlocks = None
+    points: Annotated[
+        int | None,
+        Count(
+            "Number of capacities, from 1% to 100% of the one with which LRU loses nothing;"
+            f" {DEFAULT_POINTS} if no capacity is named."
+        ),
+    ] = None
+    capacity_model: Annotated[
+        Literal["cache", "engine"],
+        Option(
+            "What the capacity holds. cache: idle blocks only. engine: vLLM's block pool, which"
+            " also holds the blocks of running requests; a deployment's pool always is one."
+        ),
+    ] = "cache"
+    tiers: Annotated[
+        str | None,
+        Option(
+            "Cache in tiers, the fastest first, for example hbm=40GiB,dram=128GiB:ttl=10m, instead"
+            " of --capacity. A tier takes ttl, policy, read, write (bandwidths) and latency.",
+            "NAME=SIZE,...",
+        ),
+    ] = None
+    tier_mode: Annotated[
+        Literal["exclusive", "write-through"] | None,
+        Option(
+            "exclusive: blocks evicted from a tier move to the next. write-through: every tier is"
+            " written at once.",
+            default="exclusive",
+        ),
+    ] = None
+    offload: Annotated[
+        str | None,
+        Option(
+            "Run the --tiers as an engine does, steps and all: vllm@0.32 or vllm@0.33 is vLLM's"
+            " OffloadingConnector with CPU memory, and a third tier the files below it. Options"
+            " follow colons: vllm@0.33:eviction_policy=arc:blocks_per_chunk=4."
+            " eviction_policy=tlru or gittins is that of kvscope's plugin, with its parameters"
+            " behind further colons. sglang-hicache (write_policy=…, and with a third tier"
+            " hicache_storage_prefetch_policy=…, prefetch_threshold=…) and lmcache (chunk_size=…)"
+            " are approximations, which say what they leave out.",
+            "ENGINE",
+        ),
+    ] = None
+    param: Params = None
+    slo: Slo = None
+    recommendation: Annotated[
+        str | None,
+        Option(
+            "Replay LRU and what `kvscope tune` recommends in this file: its policy, capacity,"
+            " latency and SLO.",
+            "PATH",
+        ),
+    ] = None
+    refit: Annotated[
+        float | None,
+        Time(
+            "Time between refits of wa and etlru, each to a window six times as long.",
+            default="10m",
+        ),
+    ] = None
+    rate_scale: RateScale = 1.0
+    warmup: Warmup = 0.0
+    outputs: Outputs = "carried"
+    compat: Compat = None
+    isolate: Isolate = None
+    sample: Annotated[
+        float,
+        PositiveShare(
+            "Replay only this share of the blocks, for example 10%, and estimate the whole, with"
+            " the error.",
+            default="100%",
+        ),
+    ] = 1.0
+    coarsen: Annotated[
+        int,
+        Count(
+            "Merge N blocks of a prompt into one and estimate, with the error; keeps all requests."
+        ),
+    ] = 1
+    on: On = None
+
+
+def simulate_request(options: SimulateOptions) -> SimulateRequest:
+    """Return what the options of `simulate` ask for."""
+    recommended = _recommendation(options)
+    where = None if recommended else resolved_deployment(options)
+    if where is not None:
+        _check_simulated(options, where)
+    kv = (
+        where.model
+        if where
+        else kv_model(options.model, options.kv_dtype, sizes_named=bool(options.capacity))
+    )
+    definition = hit_definition(options.compat, options.outputs, options.warmup)
+    slo_s = recommended.target.slo_s if recommended else options.slo
+    if recommended:
+        profile = recommended.profile
+    else:
+        profile = where.latency if where else latency_profile(options.latency)
+    setting = replace(
+        run_setting(definition, profile, slo_s=slo_s),
+        rate_scale=above_zero(options.rate_scale),
+        isolate=options.isolate,
+        sample_rate=options.sample,
+        coarsen=options.coarsen,
+    )
+    named = (options.capacity, options.capacity_blocks, options.points)
+    engine = _engine(recommended, where)
+    limits = engine or options
+    setting = with_capacity_model(
+        setting,
+        "engine" if engine else options.capacity_model,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        tiers=options.tiers,
+        tier_mode=options.tier_mode,
+        offload=options.offload,
+        capacities_named=any(capacity is not None for capacity in named),
+    )
+    if recommended and recommended.deployment is not None:
+        setting = replace(setting, kv_groups=recommended.deployment.kv_groups)
+    if recommended:
+        variants = _with_lru(recommended)
+    else:
+        hybrid = setting.capacity_model == "engine" and kv is not None and _grouped(kv)
+        named_policies = policies_for(setting, options.policies, hybrid=hybrid)
+        variants = parse_variants(named_policies, options.param or ())
+        if options.policies not in {None, ALL}:
+            from kvscope.policies.registry import check_required  # late: loads NumPy
+
+            for variant in variants:
+                check_required(variant.policy, variant.given, "--policies")
+    if options.refit is not None:
+        variants = [refitted(variant, options.refit) for variant in variants]
+    if setting.tiers:
+        _check_tiers(setting, variants, kv)
+    if not setting.exact:
+        variants = _estimated(options, variants, definition)
+    capacities = Capacities(
+        options.capacity_blocks or (),
+        options.capacity or (),
+        _stated_tokens(recommended, where),
+    )
+    return SimulateRequest(
+        setting,
+        tuple(variants),
+        capacities,
+        options.points,
+        kv,
+        where,
+        options.on,
+        recommended.tier if recommended else None,
+        recommended=recommended is not None,
+    )
+
+
+def _check_tiers(setting: RunSetting, variants: Sequence[Variant], model: Model | None) -> None:
+    """Raise UsageError for tiers that cannot be replayed, whatever the blocks of the trace are."""
+    from kvscope.replay.tier_spec import offload_of, parse_tiers, require_offload  # late: NumPy
+    from kvscope.replay.tiers import read_s, require_exact
+
+    block_bytes = None if model is None else 0  # the trace says how many
+    for variant in variants:
+        policy = variant.policy(variant.given, variant.leaves)
+        tiers = parse_tiers(
+            setting.tiers,
+            block_bytes=block_bytes,
+            bind=partial(_own_or_default, policy),
+            default=type(policy),
+        )
+        for tier in tiers[1:]:
+            read_s(tier, 1, block_bytes)
+        if (spec := offload_of(setting)) is not None:
+            require_offload(spec, files=len(tiers) > 2)
+        else:
+            require_exact(tiers, cast("TierMode", setting.tier_mode))
+
+
+def _own_or_default(own: Policy, kind: type[Policy]) -> Policy:
+    """Return the policy of a tier: the one with parameters, where that is its kind."""
+    return own if kind is type(own) else kind()
+
+
+def _estimated(
+    options: SimulateOptions, variants: list[Variant], definition: HitDefinition
+) -> list[Variant]:
+    """Return the variants of which a sample, or coarse blocks, can say how near they are.
+
+    Raises UsageError for a sample that is too small, for a definition that it cannot estimate, and
+    where a policy was named that is not one.
+    """
+    from kvscope.replay.sampling import LEAST_RATE, require_estimable  # late: loads NumPy
+
+    require_estimable(definition, options.coarsen)
+    if options.sample < LEAST_RATE:
+        raise UsageError(
+            f"no error can be stated below {LEAST_RATE:.0%}",
+            where=f"--sample {options.sample:.3g}",
+            remedy="replay more, or larger blocks with --coarsen",
+        )
+    scaling = [variant for variant in variants if variant.policy.scales]
+    others = {variant.policy.name for variant in variants if not variant.policy.scales}
+    if others and options.policies not in {None, ALL}:
+        raise UsageError(
+            f"a sample does not show what {', '.join(sorted(others))} does in the whole trace",
+            where=f"--policies, {'--sample' if options.sample < 1 else '--coarsen'}",
+            remedy="leave out one of them",
+        )
+    return scaling
+
+
+def _engine(
+    recommended: RecommendationFile | None, where: ResolvedDeployment | None
+) -> ResolvedDeployment | EngineTable | None:
+    """Return the deployment whose vLLM is replayed, None for a cache alone.
+
+    Raises UsageError for a recommendation that is for several replicas.
+    """
+    if recommended is None:
+        return where if where and where.engine.name == VLLM else None
+    table = recommended.deployment
+    if table is None or (parse_engine(table.engine).name != VLLM and recommended.tier is None):
+        return None
+    if table.replicas > 1:
+        raise UsageError(
+            "one engine is replayed",
+            where="--recommendation",
+            remedy=f"it is for {table.replicas} replicas: use kvscope tune",
+        )
+    return table
+
+
+def _grouped(model: Model) -> bool:
+    """Return whether vLLM caches the layers of a model in groups that kvscope simulates."""
+    return model.kv_groups(1) is not None
+
+
+def _stated_tokens(
+    recommended: RecommendationFile | None, where: ResolvedDeployment | None
+) -> tuple[int, ...]:
+    """Return the capacity that a recommendation or a deployment states, in tokens."""
+    if recommended:
+        return (recommended.capacity_tokens,)
+    return (where.pool.tokens,) if where else ()
+
+
+def _check_simulated(options: SimulateOptions, where: ResolvedDeployment) -> None:
+    """Raise UsageError for options that contradict a deployment."""
+    names = ("capacity", "capacity_blocks", "points", "tiers")
+    named = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) is not None]
+    if named:
+        tiers = "name --model without --gpu, or take kvscope tune --tiers"
+        raise UsageError(
+            "the deployment (--gpu) has a pool of its own",
+            where=named[0],
+            remedy=tiers if named[0] == "--tiers" else f"leave {named[0]} out",
+        )
+    if where.replicas > 1 and where.traffic == "fleet":
+        raise UsageError(
+            "one engine is replayed",
+            where=f"--replicas {where.replicas}",
+            remedy="add --traffic replica for one replica's trace, or use kvscope tune",
+        )
+
+
+def _recommendation(options: SimulateOptions) -> RecommendationFile | None:
+    """Return the recommendation in the file that the options name, if they name one.
+
+    Raises UsageError for options that say what the file settles.
+    """
+    path = options.recommendation
+    if path is None:
+        return None
+    settled = ("policies", "param", "capacity", "capacity_blocks", "points", "tiers", "tier_mode")
+    named = [
+        f"--{name.replace('_', '-')}"
+        for name in (*settled, "offload", "latency", "slo")
+        if getattr(options, name) is not None
+    ]
+    if named:
+        raise UsageError(
+            "the recommendation settles this",
+            where=", ".join(named),
+            remedy=f"leave it out, or edit {path}",
+        )
+    from kvscope.tuning.file import read_recommendation  # loads kernels
+
+    return read_recommendation(Path(path))
+
+
+def _with_lru(recommended: RecommendationFile) -> list[Variant]:
+    """Return LRU, and what is recommended where that is another policy; above a tier that alone."""
+    from kvscope.policies.lru import Lru
+
+    policy = recommended.policy
+    best = Variant(type(policy), policy.values, policy.evicts)
+    alone = policy.name == BASELINE or recommended.tier is not None
+    return [best] if alone else [Variant(Lru), best]
+
+
+def run(opened: Opened, request: SimulateRequest, monitor: Monitor) -> Simulation:
+    """Return the runs that are wanted: from the store, or replayed and stored."""
+    from kvscope.app.simulate import simulate
+    from kvscope.app.traces import sampleable
+
+    trace = opened.trace
+    prompts = sampleable(opened.stores, trace, request.setting, monitor)
+    return simulate(opened.stores, trace, prompts, request, monitor)
+
+
+def known_figures(request: SimulateRequest) -> Known:
+    """Return what conditions on replays at one capacity may name.
+
+    A name without a policy means the only one, or the recommended one.
+    """
+    if (count := _capacities(request)) != 1:
+        raise UsageError(
+            f"needs one capacity, not {count}",
+            where="--fail-on",
+            remedy="name one with --capacity or --capacity-blocks",
+        )
+    settings = Counter(variant.policy.name for variant in request.variants)
+    subject = (
+        request.variants[-1].policy.name if request.recommended or len(settings) == 1 else None
+    )
+    known: list[str] = []
+    missing: dict[str, tuple[str, str]] = {}
+    for figure in (*RUN_FIGURES, *_QUEUED_FIGURES):
+        owners = {f"{policy}.{figure}": policy for policy in settings}
+        if subject is None:
+            several = f"{len(settings)} policies are replayed"
+            missing[figure] = several, f"name one, as in {next(iter(owners))}"
+        else:
+            owners = {figure: subject, **owners}
+        for name, policy in owners.items():
+            if settings[policy] > 1:
+                several = f"{settings[policy]} settings of {policy} are replayed"
+                missing[name] = several, "take one value of each --param"
+            elif figure.removeprefix(QUEUED) in BY_SLO and request.setting.slo_s is None:
+                missing[name] = "needs an SLO", "add --slo"
+            else:
+                known.append(name)
+    return Known(tuple(known), missing=missing)
+
+
+def _capacities(request: SimulateRequest) -> int:
+    """Return how many capacities are replayed."""
+    if request.setting.tiers:
+        return 1
+    named = request.capacities
+    count = len(named.blocks) + len(named.sizes_bytes) + len(named.tokens)
+    if request.points is None and count:
+        return count
+    return count + (request.points or DEFAULT_POINTS)
+
+
+def run_figures(runs: Sequence[Run]) -> Figures:
+    """Return the figures of the policies that have one run as `POLICY.NAME`.
+
+    Those of the only policy, or of the only one besides LRU, also stand under the name alone.
+    """
+    settings = Counter(run.policy for run in runs)
+    figures: dict[str, float | None] = {}
+    others = set(settings) - {BASELINE}
+    subject = BASELINE if not others else next(iter(others)) if len(others) == 1 else None
+    for run in runs:
+        if settings[run.policy] > 1:
+            continue
+        of_run = _of_run(run)
+        figures |= {f"{run.policy}.{name}": value for name, value in of_run.items()}
+        if run.policy == subject:
+            figures |= of_run
+    return figures
+
+
+def _of_run(run: Run) -> dict[str, float | None]:
+    """Return what one replay gave.
+
+    A rejected request has no TTFT and does not meet the SLO: a percentile that falls on one is
+    None.
+    """
+    outcome = run.outcome
+    answered = outcome.requests - (run.turned_away or 0)
+
+    def times(ttft_ms: Percentiles) -> dict[str, float | None]:
+        ranks = {name: -(-int(name[1:]) * outcome.requests // 100) for name in PERCENTILES}
+        return {
+            name: value if ranks[name] <= answered else None
+            for name, value in ttft_figures(ttft_ms).items()
+        }
+
+    def by_slo(tel_ms: float | None, violations: int | None) -> dict[str, float | None]:
+        if tel_ms is None or violations is None:
+            return {}
+        return {"attainment": (answered - violations) / outcome.requests, "tel": tel_ms / 1e3}
+
+    queued: dict[str, float | None] = {}
+    if outcome.queued_ttft_ms is not None:
+        queued = times(outcome.queued_ttft_ms)
+        queued |= by_slo(outcome.queued_tel_ms, outcome.queued_violations)
+    elif not answered:
+        queued = dict.fromkeys((*PERCENTILES, *BY_SLO))
+    return {
+        **times(outcome.ttft_ms),
+        "hit-rate": hit_rate(run.setting, outcome),
+        **by_slo(outcome.tel_ms, outcome.violations),
+        **{f"{QUEUED}{name}": value for name, value in queued.items()},
+    }
+
+
+def _figures(simulation: Simulation) -> Figures:
+    return run_figures(simulation.runs)
+
+
+def _unfinished(simulation: Simulation) -> str:
+    count = len(simulation.runs)
+    total = count + simulation.unfinished
+    return f"{count:,} of {total:,} runs are finished and kept" if count < total else ""
+
+
+def _document(simulation: Simulation) -> SimulateDocument:
+    from kvscope.app.documents.runs import simulate_document
+
+    return simulate_document(simulation, _figures(simulation))
+
+
+def _view(simulation: Simulation) -> ReportView:
+    from kvscope.report import policies as report
+
+    return ReportView(lambda: report.screen(simulation), lambda: report.sections(simulation))
+
+
+USE_CASE: UseCase[SimulateOptions, SimulateRequest, Simulation] = UseCase(
+    name="simulate",
+    title="kvscope simulate",
+    help=__doc__,
+    options=SimulateOptions,
+    check=simulate_request,
+    run=run,
+    table="results",
+    view=_view,
+    sections=("summary", "policies", "tiers", "categories"),  # not each simulation has them all
+    known=known_figures,
+    figures=_figures,
+    remembers=True,
+    stops=True,
+    unfinished=_unfinished,
+    document=_document,
+    of_run=lambda run: run_figures([run]),
+)
