@@ -38,7 +38,6 @@ _MEANINGS = {
     "over SLO": "requests whose TTFT exceeds the SLO",
     "xi (tokens)": "tokens that may stay uncached without breaking the SLO",
     "xi (ms)": "the TTFT of a prompt of that many tokens, none of them cached",
-    "significant": "yes: better than LRU, and the 95% CI of the change excludes 0",
     "prefills/s": "requests that an engine could take that does nothing but their prefill",
     "verdict": "whether an exponential describes the waits well enough",
     "AIC": "Akaike's criterion, above the lowest: less is better",

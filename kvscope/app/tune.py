@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -25,7 +26,7 @@ from kvscope.app.values import TierSize
 from kvscope.characterize.windows import round_windows
 from kvscope.core import units
 from kvscope.core.errors import UsageError
-from kvscope.core.percentiles import Percentiles
+from kvscope.core.percentiles import Percentiles, at_rank
 from kvscope.core.runs import Outcome
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.kv_groups import KvGroups
@@ -56,7 +57,8 @@ from kvscope.tuning.load import running_blocks
 from kvscope.tuning.plan import Planner, ReplicaMachine, RouterOffer, TuningPlan
 from kvscope.tuning.rule import Grade, Judged
 from kvscope.tuning.search import XI
-from kvscope.tuning.target import CERTAIN
+from kvscope.tuning.split import FEWEST, Split
+from kvscope.tuning.target import CERTAIN, Target
 from kvscope.tuning.tier_prices import tier_prices
 from kvscope.tuning.tiers import Options, TierCandidate, TierOffer, sizes_to_compare
 from kvscope.tuning.trial import category_times_ms
@@ -104,6 +106,34 @@ class Assumption(Struct, frozen=True):
     why: str
 
 
+class RecordedLater(Struct, frozen=True):
+    """What the trace says of the later requests: TTFT at the target's percentile, and hits.
+
+    `requests` have a TTFT. `hit_rate` is the share of the input tokens that were cached, of the
+    requests that say so; None where none does.
+    """
+
+    requests: int
+    target_s: float
+    hit_rate: float | None
+
+    @classmethod
+    def of(cls, prompts: Prompts, split: Split, target: Target) -> RecordedLater | None:
+        """Return what was recorded; None where fewer than FEWEST requests have a TTFT."""
+        measured = prompts.measurements
+        if measured is None:
+            return None
+        counted = slice(split.warmup_requests + split.training_requests, None)
+        ttft_s, cached = measured.ttft_s[counted], measured.cached_tokens[counted]
+        timed_s = ttft_s[np.isfinite(ttft_s)]
+        if len(timed_s) < FEWEST:
+            return None
+        known = cached >= 0
+        tokens = int(prompts.input_tokens[counted][known].sum())
+        hit_rate = int(cached[known].sum()) / tokens if tokens else None
+        return cls(len(timed_s), at_rank(timed_s, target.percentile), hit_rate)
+
+
 class Recommendation(Struct, frozen=True):
     """A tuning with the trace and the deployment that it is for; `path` is where it is written.
 
@@ -121,6 +151,7 @@ class Recommendation(Struct, frozen=True):
     warnings: tuple[str, ...] = ()
     path: str = "recommendation.toml"
     tiers: TierOffer | None = None
+    recorded: RecordedLater | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -240,6 +271,28 @@ class Recommendation(Struct, frozen=True):
         return None if self.deployment is None else self.deployment.gpus_for(tokens)
 
     @property
+    def deciding_category(self) -> tuple[str, float] | None:
+        """The category whose requests gain most by the change, and its share (0-1) of the gain.
+
+        In tail excess latency on the later requests. None without a change or a gain, and where all
+        requests have one category.
+        """
+        choice, view = self.tuning.choice, self.tuning.target.view
+        if choice is None or len(choice.later.categories) < 2:
+            return None
+
+        def tel_ms(outcome: Outcome) -> float:
+            return (outcome.queued_tel_ms if view == "queued" else outcome.tel_ms) or 0.0
+
+        before = {each.category: each.outcome for each in self.tuning.lru.later.categories}
+        gains = {
+            each.category: tel_ms(before[each.category]) - tel_ms(each.outcome)
+            for each in choice.later.categories
+        }
+        total, most = sum(gains.values()), max(gains, key=gains.__getitem__)
+        return (most or "", gains[most] / total) if total > 0 else None
+
+    @property
     def ttft(self) -> str:
         """What the target calls TTFT: as on an idle engine, or queued."""
         idle = self.tuning.target.view == "unloaded"
@@ -353,7 +406,15 @@ def tune(
             machines=[_machine(each, trace.block_size) for each in request.also],
         ).plan()
     tuned = Recommendation(
-        trace, request.model, request.hbm_bytes, profile, tuning, plan, where, tiers=offer
+        trace,
+        request.model,
+        request.hbm_bytes,
+        profile,
+        tuning,
+        plan,
+        where,
+        tiers=offer,
+        recorded=RecordedLater.of(prompts, tuning.split, request.target),
     )
     return replace(
         tuned,

@@ -199,7 +199,7 @@ def items(items: Any) -> list[Message]:
     return messages
 
 
-class Answer(Struct, frozen=True):
+class LoggedAnswer(Struct, frozen=True):
     """What a response says, how many tokens it counts, and its id, as far as they can be read."""
 
     message: Message | str | None = None
@@ -207,7 +207,7 @@ class Answer(Struct, frozen=True):
     id: str | None = None
 
 
-def answer_of(response: object) -> Answer:
+def answer_of(response: object) -> LoggedAnswer:
     """Return what can be read of a response: of any API, a text, or the JSON of one.
 
     Nothing of it is worth a request: what cannot be read is none.
@@ -216,11 +216,11 @@ def answer_of(response: object) -> Answer:
         with suppress(msgspec.MsgspecError, RecursionError):
             response = msgspec.json.decode(response)
     if isinstance(response, str):
-        return Answer(response)
+        return LoggedAnswer(response)
     if not isinstance(response, dict):
-        return Answer()
+        return LoggedAnswer()
     name = response.get("id")
-    return Answer(
+    return LoggedAnswer(
         _message_of(response),
         usage_of(response.get("usage")),
         name if isinstance(name, str) else None,

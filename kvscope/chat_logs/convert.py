@@ -22,7 +22,7 @@ from kvscope.chat_logs.formats.openai import OpenAI
 from kvscope.chat_logs.formats.otlp import Otlp
 from kvscope.chat_logs.formats.sglang import SGLang
 from kvscope.chat_logs.hashing import Hasher, Tokens
-from kvscope.chat_logs.lineage import Lineage, TemplateBreaks
+from kvscope.chat_logs.lineage import MessageLineage, TemplateBreaks
 from kvscope.chat_logs.tokenizer import Piece, Text, Tokenizer
 from kvscope.core.background import in_background
 from kvscope.core.errors import InputError
@@ -108,7 +108,7 @@ class Converter:
     def __init__(self, tokenizer: Tokenizer, hasher: Hasher, block_size: int) -> None:
         self.counts = HashCounts(breaks=TemplateBreaks(block_size))
         self._tokenizer, self._hasher, self._block_size = tokenizer, hasher, block_size
-        self._lineage = Lineage()
+        self._lineage = MessageLineage()
         self._refused = 0  # the last line with a request that cannot be used
         self._encode = msgspec.json.Encoder().encode
 
@@ -172,7 +172,9 @@ class Converter:
                 answer = self._answer(request, prompt)
                 self._lineage.link(request)
                 yield _Record(line, k == len(requests), request, prompt, answer)
-        except (BadLine, msgspec.MsgspecError) as error:
+        except BadLine as error:
+            rejects.reject(line, error.private)
+        except msgspec.MsgspecError as error:
             rejects.reject(line, str(error))
         except UnicodeDecodeError:
             rejects.reject(line, NOT_UTF8)
@@ -215,7 +217,7 @@ class Converter:
             try:
                 line = self._line(record.request, _tokens(prompt), self._readable(answer))
             except BadLine as error:
-                rejects.reject(record.line, str(error))
+                rejects.reject(record.line, error.private)
                 self._refused = record.line
                 continue
             self.counts.breaks.compare(record.request, line.hash_ids)

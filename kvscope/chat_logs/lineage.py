@@ -25,7 +25,7 @@ _ENDING_TOKENS = 32
 """A template ends a prompt with fewer, which tell the model to answer."""
 
 
-class Lineage:
+class MessageLineage:
     """Finds the request that each request continues, among those before it in the log."""
 
     def __init__(self) -> None:
@@ -115,15 +115,15 @@ class TemplateBreaks:
         chat = request.prompt
         if not isinstance(chat, Chat):
             return
-        told = json.dumps([chat.tools, dict(chat.arguments)], sort_keys=True, default=str)
-        prompt = _Prompt(blake2b(told.encode(), digest_size=16).digest(), array("Q", ids))
+        setting = json.dumps([chat.tools, dict(chat.arguments)], sort_keys=True, default=str)
+        prompt = _Prompt(blake2b(setting.encode(), digest_size=16).digest(), array("Q", ids))
         before = self._prompts.get(request.continues or "")
         if before is not None and before.context == prompt.context:
             known = before.ids[: max(len(before.ids) - self._ending, 0)]
             shared = len(known)
             if prompt.ids[:shared] != known:
                 pairs = zip(known, prompt.ids, strict=False)
-                equal = (k for k, (one, other) in enumerate(pairs) if one != other)
+                equal = (k for k, (known_id, own_id) in enumerate(pairs) if known_id != own_id)
                 shared = next(equal, min(len(known), len(prompt.ids)))
             self.compared += 1
             self.broken += shared < len(known)

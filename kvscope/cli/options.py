@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
@@ -20,7 +22,7 @@ from kvscope.app import values
 from kvscope.app.options import Option, Source, Target, declared
 from kvscope.cli import diagnostics
 from kvscope.core.errors import UsageError
-from kvscope.core.files import one_path
+from kvscope.core.files import files_of, missing_from, one_path
 from kvscope.core.records import defaults
 
 DEFAULT_DB = "kvscope.duckdb"
@@ -159,6 +161,7 @@ def typed(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_groups(*args: Any, debug: bool = False, **given: Any) -> Any:
+        _check_outputs(signature, given)
         for name, group in groups.items():
             given[name] = group(**{each: given.pop(each) for each in group.__struct_fields__})
         for name in traces:
@@ -174,6 +177,55 @@ def typed(command: Callable[..., Any]) -> Callable[..., Any]:
         parameters=[each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in ordered]
     )
     return with_groups
+
+
+_WRITES = (values.target, values.existing_or_target)
+
+
+def _check_outputs(signature: inspect.Signature, given: Mapping[str, Any]) -> None:
+    """Raise UsageError for a file to write that is also one to read, or to write otherwise.
+
+    Files are the same by device and inode, whatever leads to them. Every text that names files
+    counts as what is read: traces, stores, profiles, recommendations, logs.
+    """
+    writes = {
+        name: (option.flags or ("--" + name.replace("_", "-"),))[0]
+        for name, option in _options(signature)
+        if option.parse in _WRITES and given.get(name) not in {None, values.STANDARD_STREAM}
+    }
+    if not writes:
+        return
+    known: dict[object, str] = {}
+    for name, value in given.items():
+        texts = value if isinstance(value, list | tuple) else [value]
+        for text in texts:
+            if name not in writes and isinstance(text, str) and not missing_from(text):
+                known |= dict.fromkeys(map(_identity, files_of(text)), "is read, too")
+    for name, flag in writes.items():
+        identity = _identity(given[name])
+        if identity in known:
+            where, remedy = f"{flag} {given[name]}", "name another file to write"
+            raise UsageError(f"the file {known[identity]}", where=where, remedy=remedy)
+        known[identity] = f"is that of {flag}, too"
+
+
+def _options(signature: inspect.Signature) -> Iterator[tuple[str, Option]]:
+    """Yield the declared options of a command, those of its records included."""
+    for name, parameter in signature.parameters.items():
+        hints = {name: parameter.annotation}
+        if _is_record(parameter.annotation):
+            hints = get_type_hints(parameter.annotation, include_extras=True)
+        pairs = {each: declared(hint) for each, hint in hints.items()}
+        yield from ((each, pair[1]) for each, pair in pairs.items() if pair is not None)
+
+
+def _identity(path: str) -> object:
+    """Return what is the same for all paths to one file, there or not."""
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return os.path.realpath(path)
+    return status.st_dev, status.st_ino
 
 
 def convert_directly(command: Any) -> Any:

@@ -27,7 +27,7 @@ from kvscope.core.errors import DiskFullError, KvscopeError
 from kvscope.core.units import format_size
 
 STANDARD_STREAM = "-"
-_SCHEMES = ("s3://", "https://", "http://")
+_SCHEMES = ("s3://", "hf://", "gs://", "https://", "http://")
 FULL = {number: os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)}
 """Numbers and texts of the errors of a disk without space, and of limits to what may be written."""
 
@@ -257,7 +257,7 @@ def size_of(path: str) -> int | None:
 
 
 def is_remote(path: str) -> bool:
-    """Return True for an s3:// or https:// address (see `kvscope.core.remote`)."""
+    """Return True for an address such as s3:// or https:// (see `kvscope.core.remote`)."""
     return path.startswith(_SCHEMES)
 
 

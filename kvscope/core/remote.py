@@ -1,7 +1,9 @@
-"""Files at s3:// and https:// addresses, read as streams; nothing is kept on disk.
+"""Files at s3://, hf://, gs:// and https:// addresses, read as streams; nothing is kept on disk.
 
 S3 takes credentials, region and endpoint where every AWS tool does (`AWS_PROFILE`,
 `AWS_ENDPOINT_URL` and others); without credentials requests are not signed, as for public buckets.
+A file of the Hugging Face hub is hf://datasets/OWNER/NAME/PATH, with @REVISION behind the name if
+need be; `HF_TOKEN` and `HF_ENDPOINT` count. Files at gs:// are read if they are public.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import io
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +19,8 @@ from http.client import HTTPException
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, cast
 from urllib.error import HTTPError, URLError
-from urllib.request import urlopen
+from urllib.parse import quote
+from urllib.request import Request, urlopen
 
 from kvscope.core.errors import InputError
 
@@ -59,11 +63,37 @@ def open_remote(path: str) -> BinaryIO:
     """Return the bytes at an address. Raises InputError where they cannot be had."""
     with _refusals(path):
         if not path.startswith(_S3):
-            response = urlopen(path, timeout=TIMEOUT_S)  # noqa: S310 - only http and https get here
+            response = urlopen(_request(path), timeout=TIMEOUT_S)  # noqa: S310 - http or https
             return cast(BinaryIO, _Body(path, response, response.length))
         bucket, _, key = path.removeprefix(_S3).partition("/")
         answer = _s3().get_object(Bucket=bucket, Key=key)
         return cast(BinaryIO, _Body(path, answer["Body"], answer["ContentLength"]))
+
+
+def _request(path: str) -> Request:
+    """Return the request for a file that is at https://, or at an address that stands for one.
+
+    Raises InputError for an address that is none.
+    """
+    scheme, _, rest = path.partition("://")
+    if scheme == "gs":
+        return Request(f"https://storage.googleapis.com/{quote(rest)}")
+    if scheme != "hf":
+        return Request(path)  # noqa: S310
+    kind, _, name = rest.partition("/")
+    if kind not in {"datasets", "spaces"}:
+        kind, name = "", rest
+    match = re.fullmatch(r"([^/]+/[^/@]+)(?:@([^/]+))?/(.+)", name)
+    if match is None:
+        remedy = "hf://datasets/OWNER/NAME/PATH"
+        raise InputError("no file of the Hugging Face hub", where=path, remedy=remedy)
+    repository, revision, file = match.groups()
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    place = "/".join(filter(None, [kind, repository, "resolve", revision or "main", quote(file)]))
+    request = Request(f"{endpoint}/{place}")  # noqa: S310
+    if token := os.environ.get("HF_TOKEN"):
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    return request
 
 
 class _Body(io.RawIOBase):

@@ -37,7 +37,20 @@ def options_section(tuned: Recommendation, plan: TuningPlan) -> Section:
     reached = _time(limit.target_s * 1e3) if limit.keeps_up else "the queue grows"
     infinite = f"An infinite cache: {reached}"
     infinite += f", hit rate {share(limit.outcome.token_hit_rate)}."
-    return Section.of(title, machine, _table(tuned, plan), infinite)
+    return Section.of(title, machine, _table(tuned, plan), infinite, _recorded(tuned))
+
+
+def _recorded(tuned: Recommendation) -> str | None:
+    """Return what the trace says of the same requests, beside what LRU's replay gives."""
+    recorded, lru = tuned.recorded, tuned.tuning.lru.later
+    if recorded is None:
+        return None
+    times = f"{tuned.tuning.target.rank_name} TTFT {_time(recorded.target_s * 1e3)}"
+    replayed = f"LRU's replay: {_time(lru.target_s * 1e3)}"
+    if recorded.hit_rate is not None:
+        times += f", hit rate {share(recorded.hit_rate)}"
+        replayed += f", {share(lru.outcome.token_hit_rate)}"
+    return f"Recorded in the trace ({count(recorded.requests)} requests): {times}; {replayed}."
 
 
 def to_meet(tuned: Recommendation, plan: TuningPlan) -> list[str]:
@@ -150,6 +163,9 @@ def worth_in_words(tuned: Recommendation, plan: TuningPlan) -> list[str]:
     choice, sentences = tuned.tuning.choice, []
     if choice is None:
         return []
+    if (deciding := tuned.deciding_category) is not None:
+        category, part = deciding
+        sentences.append(f"Category {category} has {min(part, 1):.0%} of the tail latency saved.")
     if plan.worth_blocks is None:
         sentences.append("No LRU cache, however large, is as fast.")
     elif plan.worth_blocks:

@@ -55,6 +55,7 @@ OPTIONS: Rows = {
     "analyze": (
         ("shorr", 3, "did you mean 'short'?"),
         ("short.jsonl --memory 8GiB", 2, "'short.jsonl' is no dataset"),
+        ("short.jsonl --html short.jsonl", 2, "--html short.jsonl: the file is read, too"),
         ("short.jsonl --db no/k.duckdb", 3, "no/k.duckdb: its folder does not exist"),
         ("short.jsonl --db /proc/k.duckdb", 3, "/proc/k.duckdb: "),
     ),
@@ -412,6 +413,8 @@ OPTIONS: Rows = {
         ("synth to-c -o /proc/x", 2, "/proc"),
         ("hash no.log --tokenizer no -o /proc/x", 2, "/proc"),
         ("hash no.log --tokenizer no -o x --salt-file no/salt", 2, "make it first"),
+        ("hash short.jsonl --tokenizer no -o short.jsonl", 2, "--output short.jsonl: the file is"),
+        ("hash no.log --tokenizer no -o x --salt-file x", 2, "the file is that of --output, too"),
         ("record -o x", 2, "error: "),
         ("doctor --save-to /proc/x", 2, "/proc"),
         ("deployment", 2, "no deployment"),

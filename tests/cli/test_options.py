@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -13,6 +15,7 @@ from kvscope.cli import output
 from kvscope.cli.app import run
 from kvscope.cli.options import DEFAULT_DB, Json, parsed_by, typed
 from kvscope.core.errors import ExitCode
+from tests.cli.replayed import write_trace
 from tests.cli.shell import Streams, show
 
 
@@ -73,3 +76,25 @@ def test_the_default_store_is_the_stores() -> None:
     from kvscope.store.db import DEFAULT_PATH
 
     assert DEFAULT_DB == DEFAULT_PATH
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to], ids=["symbolic", "hard"])
+def test_what_is_read_is_not_replaced(tmp_path: Path, capsys: Streams, link: Any) -> None:
+    """Neither a trace nor the store, whatever path leads to them, by a pattern or a folder too."""
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    trace = write_trace(folder)
+    before, store = trace.read_bytes(), tmp_path / "k.duckdb"
+    other, linked = tmp_path / "page.html", tmp_path / "store.html"
+    link(other, trace)
+    assert run(["ingest", str(trace), "--db", str(store)]) == ExitCode.DONE
+    link(linked, store)
+    for source in (str(trace), str(folder), str(folder / "*.jsonl")):
+        for page in (other, linked):
+            code = run(["analyze", source, "--db", str(store), "--html", str(page)])
+            assert code == ExitCode.USAGE, (source, page)
+            assert "the file is read, too" in capsys.readouterr().err
+    assert trace.read_bytes() == before
+    page = str(tmp_path / "kept.html")
+    for _ in range(2):  # a report is replaced by a later one
+        assert run(["analyze", str(trace), "--db", str(store), "--html", page]) == ExitCode.DONE

@@ -224,3 +224,32 @@ def test_s3_without_credentials(
     assert run(["ingest", "s3://traces/logs/b.jsonl", "--db", ":memory:"]) == ExitCode.INPUT
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.endswith("no access (Forbidden); name credentials, as with AWS_PROFILE")
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("hf://datasets/o/n/a+b/t.jsonl", "/datasets/o/n/resolve/main/a%2Bb/t.jsonl"),
+        ("hf://datasets/o/n@v1/t.jsonl", "/datasets/o/n/resolve/v1/t.jsonl"),
+        ("hf://o/n/t.jsonl", "/o/n/resolve/main/t.jsonl"),
+    ],
+)
+def test_files_of_the_hugging_face_hub_are_read(
+    server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, address: str, url: str
+) -> None:
+    """The token goes to the hub alone, not where it redirects to."""
+    monkeypatch.setenv("HF_ENDPOINT", server[0])
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    request = remote._request(address)
+    assert request.full_url == server[0] + url
+    assert request.unredirected_hdrs == {"Authorization": "Bearer hf_x"}
+    assert not request.headers
+    with kvscope.open_trace(address) as trace:
+        assert trace.facts.requests == len(LINES)
+
+
+def test_addresses_that_stand_for_others_are_checked() -> None:
+    request = remote._request("gs://bucket/logs/t 1.jsonl")
+    assert request.full_url == "https://storage.googleapis.com/bucket/logs/t%201.jsonl"
+    with pytest.raises(InputError, match="no file of the Hugging Face hub"):
+        remote._request("hf://datasets/owner")

@@ -206,9 +206,10 @@ def test_hashing_leads_from_a_log_to_an_analysis(
 
 
 def test_the_reference_is_that_of_the_program() -> None:
-    """docs/cli.md is what `make docs` writes now, and has every command."""
-    from docs.generate import TARGET, reference
+    """docs/cli.md is what `make docs` writes now, and has every command; so are the versions."""
+    from docs.generate import TARGET, VERSIONS, reference, versions_page
 
+    assert VERSIONS.read_text(encoding="utf-8") == versions_page()
     page = TARGET.read_text(encoding="utf-8")
     assert page == reference()
     assert all(f"## kvscope {name}\n" in page for name, _ in COMMANDS)

@@ -31,7 +31,7 @@ from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import End, EndVerdict, RequiredCapacity, TuningResult
 from tests import small_traces
-from tests.tuning.examples import BLOCK, PROFILE, TLRU, in_turn, tuned
+from tests.tuning.examples import BLOCK, PROFILE, TLRU, in_turn, plan_of, tuned
 
 ALL = tuple(Variant(by_name(trial)) for trial in ("tlru", "etlru", "threshold-lru", "wa", "ttl"))
 SURE = Gain(0.2, 0.1, 0.3)
@@ -53,7 +53,7 @@ def tuning() -> TuningResult:
 @pytest.fixture
 def result(trace: Trace, tuning: TuningResult) -> Recommendation:
     """Return the same with its trace."""
-    return Recommendation(trace, None, None, PROFILE, tuning)
+    return Recommendation(trace, None, None, PROFILE, tuning, plan_of(tuning))
 
 
 def _text(result: Recommendation) -> str:
@@ -242,7 +242,7 @@ def test_every_chart_is_drawn_whatever_the_verdict(
         "add-capacity": tuned(in_turn(), 0.1, (), capacity_blocks=100),
     }[verdict]
     assert other.verdict == verdict
-    result = Recommendation(trace, None, None, PROFILE, other)
+    result = Recommendation(trace, None, None, PROFILE, other, plan_of(other))
     drawing = (
         recommendation.distributions_chart,
         explanation.sensitivity_chart,

@@ -132,11 +132,21 @@ def _known(document: dict[str, Any]) -> set[str]:
         else:  # shares, their changes, and differences of shares
             texts |= {share(value), f"{value:.0%}", points(value)}
             texts |= {percent_change(value), percent_change(-value)}
-    options = document["plan"]["options"]
-    prices = [option["price_hour"] for option in options]
-    texts |= {f"{abs(price - prices[0]):.4g}" for price in prices if price is not None}
-    texts |= {units.format_size(round(option["tier_gib"] * 2**30)) for option in options}
+    texts |= _options(document["rows"])
     return {number for text in texts for number in _numbers(text)}
+
+
+def _options(rows: list[dict[str, Any]]) -> set[str]:
+    """Return prices, sizes and times of the plan's options."""
+    prices = [row["price_per_hour"] for row in rows]
+    texts = {f"{price:.4g}" for price in prices if price is not None}
+    texts |= {f"{abs(price - prices[0]):.4g}" for price in prices if price is not None}
+    tiers = [row["change"]["tier"] for row in rows if row["change"]["tier"]]
+    texts |= {units.format_size(round(tier["gib"] * 2**30)) for tier in tiers}
+    for row in rows:
+        ends_ms = row["target_ms"].values()
+        texts |= {units.duration_in_words(end_ms / 1e3) for end_ms in ends_ms if end_ms is not None}
+    return texts
 
 
 def _leaves(part: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:

@@ -26,6 +26,7 @@ from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.synth.base import Record
 from kvscope.tuning.bootstrap import Bootstrap, Gain
 from kvscope.tuning.comparison import Harm, WindowTrial
+from kvscope.tuning.plan import PlanOption, TuningPlan
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Advance, trial_of
 from kvscope.tuning.tuner import TuningOptions, TuningResult, tune
@@ -223,4 +224,28 @@ def tuned(
     asked = TuningOptions(target or Target(slo_s), tuple(variants), **question)  # type: ignore[arg-type]
     return tune(
         prompts_of(trace), setting, asked, WINDOWS, lineage=lineage, progress=quiet, stop=stop
+    )
+
+
+def plan_of(tuning: TuningResult) -> TuningPlan:
+    """Return the plan of a tuning without a deployment: LRU as it is, and the choice."""
+    judged = [(tuning.lru, tuning.lru_slo_met)]
+    judged += [(tuning.choice, tuning.slo_met)] if tuning.choice else []
+    return TuningPlan(
+        tuple(
+            PlanOption(
+                judged=each,
+                machine=None,
+                replicas=1,
+                router=None,
+                tier=None,
+                price_hour=None,
+                slo=answer,
+                attainment_interval=(each.later.attainment, each.later.attainment),
+                meets_target=each.later.meets(tuning.target),
+                saves_hour=None,
+                written_bytes_s=0.0,
+            )
+            for each, answer in judged
+        )
     )

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 import kvscope
+from kvscope.app.tune import RecordedLater
 from kvscope.core.files import data_folder
+from kvscope.core.trace import Measurements
 from kvscope.routers.registry import router_by_name
 from kvscope.tuning.comparison import Harm
+from kvscope.tuning.split import Split
+from kvscope.tuning.target import Target
+from tests.small_traces import built, prompts
+from tests.tuning.examples import in_turn
 
 SAMPLE = str(data_folder("sample_traces") / "to-c.jsonl.gz")
 DEPLOYMENT: dict[str, Any] = {"gpu": "h100", "model": "llama3-8b", "gpu_hour": 2.5}
@@ -178,3 +185,35 @@ def test_routers_are_options() -> None:
         assert row["target_ms"]["value"] == pytest.approx(fleet["ttft_at_percentile_ms"], rel=1e-9)
         assert row["within_slo"]["value"] == pytest.approx(fleet["latencies"]["attainment"])
         assert row["hit_rate"] == pytest.approx(fleet["hit_rate"], rel=1e-9)
+
+
+def test_what_was_recorded_stands_beside_the_replay() -> None:
+    """TTFT and hits of the later requests, where enough of them have one."""
+    times = np.where(np.arange(600) % 2, np.nan, np.arange(600) / 1e3)
+    trace = prompts(built(in_turn(20, 30), 16))
+    measured = Measurements(
+        worker=np.full(600, -1, dtype=np.int32),
+        ttft_s=times,
+        queue_s=np.full(600, np.nan),
+        duration_s=np.full(600, np.nan),
+        cached_tokens=np.where(np.arange(600) < 500, 32, -1).astype(np.int32),
+        delay_s=np.full(600, np.nan),
+        waits_for=np.full(600, -1, dtype=np.int32),
+        workers=(),
+    )
+    target, split = Target(0.2, 0.5), Split(100, 200, 150, 150, 300.0, 450.0)
+    recorded = RecordedLater.of(replace(trace, measurements=measured), split, target)
+    assert recorded is not None
+    assert (recorded.requests, recorded.target_s) == (150, 0.448)
+    assert recorded.hit_rate == pytest.approx(32 / 320)
+    assert RecordedLater.of(trace, split, target) is None
+    few = replace(measured, ttft_s=np.where(np.arange(600) > 410, times, np.nan))
+    assert RecordedLater.of(replace(trace, measurements=few), split, target) is None
+
+
+def test_the_category_that_decides(tight: Mapping[str, Any]) -> None:
+    """One of the trace's, with its part of what is saved of the tail."""
+    worth, rows = tight["worth"], tight["recommendation"]["choice"]["later"]
+    assert rows["target_tel_ms"] < tight["recommendation"]["lru"]["later"]["target_tel_ms"]
+    assert worth["category"].split()[0] in {"text", "multimodal", "file", "search"}
+    assert worth["category_share"] > 1 / 4

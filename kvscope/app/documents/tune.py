@@ -325,13 +325,24 @@ class WorthFacts(Facts):
 
     LRU needs `lru_blocks` (`lru_gib`) more to be as fast: null where no LRU cache is. `replicas`
     fewer meet the SLO than with LRU, null where that is not known. `unguarded_ms` is the policy's
-    percentile without its guard, null where it has none that can be left out.
+    percentile without its guard, null where it has none that can be left out. `category_share`
+    (0-1) of the tail excess latency saved is of one `category`, null where there is one alone.
     """
 
     lru_blocks: int | None
     lru_gib: float | None
     replicas: int | None
     unguarded_ms: float | None
+    category: str | None
+    category_share: float | None
+
+
+class RecordedFacts(Facts):
+    """What the trace says of the later requests; `hit_rate` is null where no request says so."""
+
+    requests: int
+    target_ms: float
+    hit_rate: float | None
 
 
 class EnoughRequests(Facts):
@@ -366,11 +377,12 @@ class TuneDocument(GatedDocument, SettingFacts):
 
     `rows` are the options, the deployment as it is first, then by price. `do_now` and `canary` are
     the row of the policy to change to, `to_meet` that to meet the SLO with, `add_tier` that with
-    the memory to add, where `--tiers` asks for it: null for none, `tier_doubt` says why. The
-    present hardware stays within `reachable_ms`; `unreachable`: no cache meets the SLO.
-    `changes` are the contenders, the preferred one first. `contenders` (the same) and `infinite`
-    are on the validation window, `limit` (an infinite cache) and `oracles` on both later windows,
-    `explored` on the training window. `oracles` know the future; neither bounds TTFT.
+    the memory to add, where `--tiers` asks for it: null for none, `tier_doubt` says why. `recorded`
+    is null where the trace has no TTFTs. The present hardware stays within `reachable_ms`;
+    `unreachable`: no cache meets the SLO. `changes` are the contenders, the preferred one first.
+    `contenders` (the same) and `infinite` are on the validation window, `limit` (an infinite cache)
+    and `oracles` on both later windows, `explored` on the training window. `oracles` know the
+    future; neither bounds TTFT.
     """
 
     command: Literal["tune"] = "tune"
@@ -396,6 +408,7 @@ class TuneDocument(GatedDocument, SettingFacts):
     unreachable: bool
     worth: WorthFacts | None
     enough_requests: EnoughRequests
+    recorded: RecordedFacts | None
     load: LoadFacts
     changes: tuple[ChangeFacts, ...]
     contenders: tuple[ComparedFigures, ...]
@@ -481,6 +494,7 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
         unreachable=tuning.verdict == "unreachable",
         worth=_worth(tuned) if tuning.choice else None,
         enough_requests=EnoughRequests(have=tuning.split.requests, need=needed),
+        recorded=RecordedFacts.build(tuned.recorded) if tuned.recorded else None,
         load=LoadFacts.build(load, carried=_trial(tuned, load.carried) if load.carried else None),
         changes=tuple(
             ChangeFacts.build(
@@ -566,6 +580,7 @@ def _tier(tuned: Recommendation, option: PlanOption) -> MemoryFacts | None:
 
 def _worth(tuned: Recommendation) -> WorthFacts:
     plan, tuning = tuned.plan, tuned.tuning
+    category, part = tuned.deciding_category or (None, None)
     size = None if plan.worth_blocks is None else tuned.bytes_in(plan.worth_blocks)
     of_lru, of_choice = (
         each.replicas if each else None for each in (tuning.fewest_lru, tuning.fewest_choice)
@@ -575,6 +590,8 @@ def _worth(tuned: Recommendation) -> WorthFacts:
         lru_gib=None if size is None else size / _GIB,
         replicas=of_lru - of_choice if of_lru and of_choice else None,
         unguarded_ms=plan.unguarded.target_s * 1e3 if plan.unguarded else None,
+        category=category,
+        category_share=part,
     )
 
 

@@ -42,7 +42,7 @@ class LoggedRequest(Struct, kw_only=True):
     output tokens, `response` is tokenized to count them. `arrival_s` counts from 1970 or from any
     other zero, the times measured from the arrival. `date_s` is the time that the chat template
     takes for now. `adapter` is a LoRA adapter. `parent_id` is the id of the request that this one
-    continues; by their messages, this one is called `name` and continues another (see `Lineage`).
+    continues; by their messages (see `MessageLineage`), this one is `name` and `continues` another.
     """
 
     prompt: Prompt

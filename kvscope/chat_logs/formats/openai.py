@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from kvscope.chat_logs.bodies import (
-    Answer,
+    LoggedAnswer,
     Responses,
     answer_of,
     from_anthropic,
@@ -168,7 +168,7 @@ def _is_responses(fields: Mapping[str, Any]) -> bool:
     return "messages" not in fields and isinstance(fields.get("input"), str | list)
 
 
-def _links(fields: Mapping[str, Any], answer: Answer) -> dict[str, Identifier | None]:
+def _links(fields: Mapping[str, Any], answer: LoggedAnswer) -> dict[str, Identifier | None]:
     """Return the ids of a request and of its parent, which is another request or its response."""
     if _RESPONSE in fields or "input" in fields:
         return {"request_id": answer.id, "parent_id": _identifier(fields, (_RESPONSE,))}

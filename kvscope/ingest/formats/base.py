@@ -7,6 +7,7 @@ defects, interning, lineage and the store are the same for all formats and live 
 
 from __future__ import annotations
 
+import reprlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -104,7 +105,15 @@ class Service(TypedDict, total=False):
 
 
 class BadLine(Exception):
-    """A line that cannot be used; the message is the reason that the user reads."""
+    """A line that cannot be used; the message is the reason that the user reads, with the value.
+
+    `private` has what the value is instead, for logs that hold prompts.
+    """
+
+    def __init__(self, reason: str, *value: object) -> None:
+        shown, kind = map(reprlib.repr, value), map(described, value)
+        super().__init__(": ".join([reason, *shown]))
+        self.private = ": ".join([reason, *kind])
 
 
 class RequestColumns(Struct, frozen=True):
@@ -284,7 +293,7 @@ def described(value: object) -> str:
 
 def counted(left_out: Counter[str]) -> list[str]:
     """Return what was left out, in words: a line for each reason."""
-    return [f"{count:,} {reason} left out" for reason, count in left_out.most_common()]
+    return [f"left out: {count:,} {reason}" for reason, count in left_out.most_common()]
 
 
 def _kind(reason: str) -> str:

@@ -23,7 +23,6 @@ from kvscope.ingest.formats.base import (
     Request,
     Service,
     TraceFormat,
-    described,
 )
 from kvscope.ingest.formats.json_lines import common_keys
 from kvscope.ingest.formats.times import between
@@ -145,7 +144,7 @@ def _whole(value: Any) -> int:
     except (TypeError, ValueError, OverflowError):
         number = _BEYOND
     if abs(number) >= _BEYOND:
-        raise BadLine(f"expected a whole number: {described(value)}")
+        raise BadLine("expected a whole number", value)
     return number
 
 

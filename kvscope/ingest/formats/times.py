@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
-from kvscope.ingest.formats.base import BadLine, described
+from kvscope.ingest.formats.base import BadLine
 
 _NANOSECONDS, _MICROSECONDS, _MILLISECONDS = 1e17, 1e14, 1e11  # since 1970, from 1973 on
 _LATEST_S = 1e11
@@ -26,13 +26,13 @@ def moment(value: object, name: str) -> float | None:
     except (ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number) or isinstance(value, bool):
-        raise BadLine(f"{name} is neither a number nor an ISO 8601 time: {described(value)}")
+        raise BadLine(f"{name} is neither a number nor an ISO 8601 time", value)
     for least, divisor in ((_NANOSECONDS, 1e9), (_MICROSECONDS, 1e6), (_MILLISECONDS, 1e3)):
         if abs(number) >= least:
             number /= divisor
             break
     if abs(number) > _LATEST_S:
-        raise BadLine(f"{name} is no time: {described(value)}")
+        raise BadLine(f"{name} is no time", value)
     return number
 
 

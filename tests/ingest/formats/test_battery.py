@@ -259,11 +259,11 @@ def test_records_that_are_no_requests_are_left_out(read: Any) -> None:
     failed = b'{"startTime":1,"prompt_tokens":5,"completion_tokens":0,"status":"failure"}'
     result = read(b"\n".join([failed, failed.replace(b"failure", b"success"), failed]))
     assert ([each.input_tokens for each in result.requests], result.rejects.count) == ([5], 0)
-    assert result.reader.all_notes() == ["2 calls that failed left out"]
+    assert result.reader.all_notes() == ["left out: 2 calls that failed"]
     span = b'{"resourceSpans":[{"scopeSpans":[{"spans":[{"startTimeUnixNano":"1"}]}]}]}'
     result = read(span)
     assert (result.records, result.rejects.count) == ([], 0)
-    assert result.reader.all_notes() == ["1 spans without a number of input tokens left out"]
+    assert result.reader.all_notes() == ["left out: 1 spans without a number of input tokens"]
 
 
 def test_a_prompt_that_is_logged_names_the_command_that_hashes_it(read: Any) -> None:

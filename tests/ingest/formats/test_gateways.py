@@ -47,7 +47,7 @@ def test_spend_logs_are_read_as_lines_and_as_a_table(read: Any, written: Any) ->
     assert (first.ttft_s, first.duration_s, first.user_id) == (0.5, 2.0, "u")
     assert second.arrival_s == first.arrival_s == 1777629600.5
     assert result.rejects.count == 0
-    assert result.reader.all_notes() == ["1 calls answered by LiteLLM's own cache left out"]
+    assert result.reader.all_notes() == ["left out: 1 calls answered by LiteLLM's own cache"]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_calls_with_a_prompt_are_requests(read: Any, kind: str) -> None:
 def test_other_calls_are_left_out_and_counted_by_kind(read: Any, kind: str) -> None:
     result = read(as_lines(*[SPEND | {"call_type": kind}] * 2, SPEND))
     assert len(result.requests) == 1
-    assert result.reader.all_notes() == [f"2 calls of the kind {kind} left out"]
+    assert result.reader.all_notes() == [f"left out: 2 calls of the kind {kind}"]
 
 
 def spans(*attributes: _Row) -> bytes:
