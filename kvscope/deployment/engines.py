@@ -22,7 +22,7 @@ from kvscope.deployment.versions import (
     UNHASHED_FIRST,
     UTILIZATION,
     WHOLE_PROMPT,
-    Change,
+    EngineChange,
     not_compared,
     version_text,
 )
@@ -42,7 +42,7 @@ class Engine(Struct, frozen=True):
     def __str__(self) -> str:
         return f"{self.name}@{version_text(self.version)}"
 
-    def has(self, change: Change) -> bool:
+    def has(self, change: EngineChange) -> bool:
         """Return whether it is a vLLM with this behaviour."""
         return self.name == "vllm" and self.version >= change.since
 

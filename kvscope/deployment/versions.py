@@ -21,7 +21,7 @@ PLUGIN: tuple[Version, ...] = ((0, 26), (0, 32), (0, 33))
 """Versions that kvscope's plugin loads into."""
 
 
-class Change(Struct, frozen=True):
+class EngineChange(Struct, frozen=True):
     """A behaviour that vLLM has from version `since` on, and what it did `before`."""
 
     since: Version
@@ -30,86 +30,86 @@ class Change(Struct, frozen=True):
     source: str
 
 
-LEAN_SAMPLER = Change(
+LEAN_SAMPLER = EngineChange(
     (0, 17),
     "the sampler's copies take 14.3 bytes of each logit in the profiling pass",
     "38.5 bytes",
     "published logs",
 )
-MORE_NCCL = Change(
+MORE_NCCL = EngineChange(
     (0, 18),
     "CUDA and NCCL take 0.25 GiB, 2.1 with tensor parallelism",
     "0.13 and 0.55 GiB",
     "published logs",
 )
-WHOLE_PROMPT = Change(
+WHOLE_PROMPT = EngineChange(
     (0, 19),
     "a prompt is admitted if all of it fits",
     "if its first chunk fits",
     "config/scheduler.py (scheduler_reserve_full_isl)",
 )
-UTILIZATION = Change(
+UTILIZATION = EngineChange(
     (0, 20),
     "`--gpu-memory-utilization` is 0.92 by default",
     "0.9",
     "config/cache.py",
 )
-GRAPHS = Change(
+GRAPHS = EngineChange(
     (0, 20),
     "CUDA graphs are deducted from the pool",
     "they come on top",
     "envs.py (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS), v1/worker/gpu_worker.py",
 )
-RETENTION_VARIABLE = Change(
+RETENTION_VARIABLE = EngineChange(
     (0, 23),
     "VLLM_PREFIX_CACHE_RETENTION_INTERVAL thins out the windows that are kept",
     "no setting does",
     "envs.py",
 )
-UNHASHED_FIRST = Change(
+UNHASHED_FIRST = EngineChange(
     (0, 24),
     "freed blocks without a hash are the first to be used again (0.23: those of windows only)",
     "they join the end of the queue, as the others",
     "v1/core/block_pool.py (free_blocks)",
 )
-SECOND_RUNNER = Change(
+SECOND_RUNNER = EngineChange(
     (0, 25),
     "dense models without hybrid layers run on the second model runner",
     "all run on the first",
     "config/vllm.py (use_v2_model_runner)",
 )
-JUNCTIONS = Change(
+JUNCTIONS = EngineChange(
     (0, 26),
     "a retention interval keeps junctions of prompts too; there is `--prefix-match-unit`",
     "neither",
     "v1/core/kv_cache_manager.py",
 )
-ALIGNED_STATES = Change(
+ALIGNED_STATES = EngineChange(
     (0, 28),
     "states of linear attention are kept at aligned blocks",
     "at every block, for models that can (not simulated)",
     "model_executor/models/config.py (mamba_cache_mode)",
 )
-LARGE_BATCHES = Change(
+LARGE_BATCHES = EngineChange(
     (0, 28),
     "16,384 tokens a step by default on GPUs of 160 GiB and more",
     "8,192",
     "engine/arg_utils.py (get_batch_defaults)",
 )
-SECOND_RUNNER_GRAPHS = Change(
+SECOND_RUNNER_GRAPHS = EngineChange(
     (0, 29),
     "the second model runner leaves room for CUDA graphs",
     "it estimates none",
     "v1/worker/gpu/model_runner.py (profile_cudagraph_memory)",
 )
-THIN_RETENTION = Change(
+THIN_RETENTION = EngineChange(
     (0, 29),
     "windows and states are kept before the end of a prompt and at junctions;"
     " `--prefix-cache-retention-interval` says otherwise",
     "all are kept",
     "config/cache.py (prefix_cache_retention_interval)",
 )
-STATES_WRITTEN_ONCE = Change(
+STATES_WRITTEN_ONCE = EngineChange(
     (0, 33),
     "the state before a prompt's end counts as new in its own step",
     "in the step after it too: requests that hit it wait for longer",
