@@ -290,7 +290,8 @@ def _engines(policy: type[Policy]) -> list[str]:
         return []
     known = flags(policy())
     vllm = "vllm with kvscope's plugin" if known.vllm_needs_plugin else "vllm"
-    return [*([vllm] if known.vllm else []), *(["sglang"] if known.sglang else [])]
+    on_vllm, on_sglang = known.vllm is not None, known.sglang is not None
+    return [*([vllm] if on_vllm else []), *(["sglang"] if on_sglang else [])]
 
 
 def _layers(shape: HeadKv | LatentKv | UnlikeKv) -> str:
