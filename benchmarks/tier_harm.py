@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from benchmarks.held_out import HeldOut
 from benchmarks.table import Table
 from kvscope.app.latency import latency_for
-from kvscope.app.options import TuneOptions
-from kvscope.app.requests import TuneRequest, tune_request
+from kvscope.app.requests import TuneRequest
 from kvscope.app.tune import Recommendation, tune
 from kvscope.app.values import TierSize
 from kvscope.characterize.windows import Windows
@@ -28,6 +27,7 @@ from kvscope.tuning.plan import SLOW_COPIES
 from kvscope.tuning.split import counted_from, first_requests
 from kvscope.tuning.tiers import TierCandidate
 from kvscope.tuning.trial import Evaluator
+from kvscope.usecases.tune import TuneOptions, tune_request
 from kvscope.vllm_sim.offload_engines import HICACHE
 from kvscope.vllm_sim.settings import RELEASES
 

@@ -8,15 +8,14 @@ from kvscope.api import InputError as InputError
 from kvscope.api import KvscopeError as KvscopeError
 from kvscope.api import OpenTrace as OpenTrace
 from kvscope.api import Source
-from kvscope.api import TuneResult as TuneResult
 from kvscope.api import UsageError as UsageError
 from kvscope.api import hash_logs as hash_logs
 from kvscope.api import open_trace as open_trace
-from kvscope.api import tune as tune
 from kvscope.api import tune_fleet as tune_fleet
 from kvscope.api import tune_tiers as tune_tiers
 from kvscope.app.fleet import FleetStudy
 from kvscope.app.simulate import Simulation
+from kvscope.app.tune import Recommendation
 from kvscope.results import UseCaseResult
 from kvscope.reuse_models.results import Fit
 from kvscope.usecases.analyze import Analysis
@@ -204,6 +203,62 @@ def advise_retention(
     outputs: Literal['carried', 'ignored'] = 'carried',
     db: str = ':memory:',
 ) -> RetentionResult: ...
+
+
+class TuneResult(UseCaseResult):
+    recommendation: Recommendation
+
+
+def tune(
+    trace: Source,
+    *,
+    gpu: str | None = None,
+    tp: str | int | None = None,
+    model: str | None = None,
+    weight_dtype: Literal['bf16', 'fp8', 'int8', 'awq', 'gptq', 'nvfp4', 'mxfp4'] | None = None,
+    kv_dtype: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] | None = None,
+    gpu_memory_utilization: str | float | None = None,
+    max_num_seqs: str | int | None = None,
+    max_num_batched_tokens: str | int | None = None,
+    engine: str | None = None,
+    num_gpu_blocks: str | int | None = None,
+    engine_log: str | None = None,
+    latency: str | None = None,
+    gpu_hour: str | float | None = None,
+    traffic: Literal['fleet', 'replica'] | None = None,
+    deployment: str | None = None,
+    replicas: str | int | None = None,
+    slo: str | float | None = None,
+    percentile: str | float | None = None,
+    max_violations: str | float | None = None,
+    also: str | OtherMachine | Sequence[str | OtherMachine] | None = None,
+    view: Literal['unloaded', 'queued'] | None = None,
+    capacity: str | int | Sequence[str | int] | None = None,
+    capacity_blocks: str | int | Sequence[str | int] | None = None,
+    router: str | Sequence[str] | None = None,
+    capacity_range: str | int | Sequence[str | int] | None = None,
+    hbm: str | int | None = None,
+    policies: str | Sequence[str] | None = None,
+    param: Sequence[str] | None = None,
+    rate_scale: float = 1.0,
+    outputs: Literal['carried', 'ignored'] = 'carried',
+    isolate: Literal['user', 'conversation'] | None = None,
+    warmup: str | float | None = None,
+    validation: str | float | None = None,
+    judge: str | float | None = None,
+    max_p50_regression: str | float = 0.25,
+    min_throughput: str | float = 0.95,
+    tpot_slo: str | float | None = None,
+    on: str | None = None,
+    fleet: bool = False,
+    tiers: bool = False,
+    tier_sizes: str | TierSize | Sequence[str | TierSize] | None = None,
+    offload: str | Sequence[str] | None = None,
+    dram_price: str | float | None = None,
+    ssd_price: str | float | None = None,
+    ssd_writes_per_day: str | float | None = None,
+    db: str = ':memory:',
+) -> TuneResult: ...
 
 
 class FleetResult(UseCaseResult):

@@ -15,15 +15,14 @@ traces InputError. What the command line prints as notes goes to the logger `kvs
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from kvscope.app.monitor import LogMonitor
 from kvscope.app.options import (
     Reading,
-    TuneOptions,
     arguments_of,
     parsed,
 )
@@ -31,7 +30,6 @@ from kvscope.core.errors import InputError, KvscopeError, UsageError
 from kvscope.core.files import one_path
 from kvscope.core.records import defaults
 from kvscope.results import (
-    TuneResult,
     UseCaseResult,
     result_class,
 )
@@ -46,11 +44,9 @@ __all__ = [
     "InputError",
     "KvscopeError",
     "OpenTrace",
-    "TuneResult",
     "UsageError",
     "hash_logs",
     "open_trace",
-    "tune",
     "tune_fleet",
     "tune_tiers",
 ]
@@ -69,36 +65,6 @@ Time = str | float | None
 """A duration: a text with its unit, or seconds."""
 Share = str | float
 """A share: a text such as `"5%"`, or a fraction from 0 to 1."""
-
-
-class ReplicaArguments(TypedDict, total=False):
-    """The replica that an answer is for, as arguments of `simulate_fleet`.
-
-    Each is an option of the command line; what is left out follows from kvscope.toml, where the
-    current directory has one.
-    """
-
-    deployment: str | None
-    gpu: str | None
-    tp: int | None
-    model: str | None
-    weight_dtype: str | None
-    kv_dtype: str | None
-    engine: str | None
-    gpu_memory_utilization: Share | None
-    max_num_seqs: int | None
-    max_num_batched_tokens: Amount
-    num_gpu_blocks: Amount
-    engine_log: str | None
-    latency: str | None
-    gpu_hour: str | float | None
-    traffic: Literal["fleet", "replica"] | None
-
-
-class DeploymentArguments(ReplicaArguments, total=False):
-    """The deployment that an answer is for, as arguments of `analyze`, `simulate` and `tune`."""
-
-    replicas: int | None
 
 
 class OpenTrace:
@@ -189,62 +155,14 @@ def hash_logs(
     return run([fspath(path) for path in paths], options, LogMonitor()).requests
 
 
-def tune(
-    trace: Source,
-    *,
-    slo: str | float,
-    percentile: str | float | None = None,
-    max_violations: Share | None = None,
-    tpot_slo: Time = None,
-    also: Texts = None,
-    view: Literal["unloaded", "queued"] | None = None,
-    capacity: Amounts = None,
-    capacity_blocks: Amounts = None,
-    capacity_range: str | tuple[int, int] | None = None,
-    hbm: Amount = None,
-    policies: Texts = None,
-    param: Sequence[str] | None = None,
-    rate_scale: float = 1.0,
-    outputs: Literal["carried", "ignored"] = "carried",
-    isolate: Literal["user", "conversation"] | None = None,
-    warmup: Share | None = None,
-    validation: Share | None = None,
-    judge: Share | None = None,
-    max_p50_regression: Share = 0.25,
-    min_throughput: Share = 0.95,
-    fleet: bool = False,
-    router: Texts = None,
-    tiers: bool = False,
-    tier_sizes: Texts = None,
-    offload: Texts = None,
-    dram_price: float | None = None,
-    ssd_price: float | None = None,
-    ssd_writes_per_day: float | None = None,
-    on: str | None = None,
-    db: str = MEMORY,
-    **of: Unpack[DeploymentArguments],
-) -> TuneResult:
-    """Recommend policy, parameters and capacity for an SLO, with the gain and its uncertainty."""
-    with _arguments():
-        from kvscope.app.requests import tune_request
-
-        request = tune_request(_parsed(TuneOptions, locals()))
-    from kvscope.app.traces import replayable
-    from kvscope.app.tune import tune as run
-
-    with _opened(trace, db) as opened:
-        prompts = replayable(opened.store, opened.facts)
-        return TuneResult(run(opened.facts, prompts, request, LogMonitor()), prompts)
-
-
-def tune_fleet(trace: Source, **options: Any) -> TuneResult:
+def tune_fleet(trace: Source, **options: Any) -> UseCaseResult:
     """Return `tune` with `fleet=True`; goes with the next version."""
-    return tune(trace, **{**options, "fleet": True})
+    return function_of("tune")(trace, **{**options, "fleet": True})
 
 
-def tune_tiers(trace: Source, **options: Any) -> TuneResult:
+def tune_tiers(trace: Source, **options: Any) -> UseCaseResult:
     """Return `tune` with `tiers=True`; goes with the next version."""
-    return tune(trace, **{**options, "tiers": True})
+    return function_of("tune")(trace, **{**options, "tiers": True})
 
 
 def function_of(name: str) -> Callable[..., UseCaseResult]:
@@ -305,21 +223,6 @@ def __getattr__(name: str) -> Any:
         if name == entry.returns:
             return result_class(command)
     raise AttributeError(f"module 'kvscope.api' has no attribute {name!r}")
-
-
-def _parsed(
-    kind: type[T],
-    arguments: Mapping[str, Any],
-    known: frozenset[str] = DeploymentArguments.__optional_keys__,
-) -> T:
-    """Return the options among a function's arguments, those of its deployment included.
-
-    Raises TypeError for an unknown argument, as a call without `**of` does.
-    """
-    of = arguments["of"]
-    if unknown := sorted(of.keys() - known):
-        raise TypeError(f"unexpected keyword argument {unknown[0]!r}")
-    return parsed(kind, {**arguments, **of})
 
 
 @contextmanager

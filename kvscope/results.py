@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from msgspec.structs import replace
 
 from kvscope.app.monitor import LogMonitor
 from kvscope.core.errors import UsageError
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     import polars as pl
 
-    from kvscope.app.tune import Recommendation
-    from kvscope.core.trace import Prompts
     from kvscope.report.report import Report
     from kvscope.usecases.base import AnyUseCase
 
@@ -101,6 +97,17 @@ class UseCaseResult(_Result):
             return self._answer
         return getattr(self._answer, name)
 
+    def save(self, path: str | PathLike[str] | None = None, *, force: bool = False) -> None:
+        """Write the file that the command writes; the logger `kvscope` gets what was done.
+
+        One that recommends a change is not replaced by another, unless by `force`. Raises
+        AttributeError where the command writes none.
+        """
+        file = self._case.file
+        if file is None:
+            raise AttributeError(f"kvscope {self._case.name} writes no file")
+        LogMonitor().note(file.write(self._answer, str(path or file.path), force=force))
+
     def to_polars(self, table: str | None = None) -> pl.DataFrame:
         """Return a list of the document."""
         return self._frame(table or self._case.table)
@@ -123,49 +130,6 @@ def result_class(name: str) -> type[UseCaseResult]:
     about = f"What `{entry.function}` returns; `{attribute_of(use_case(name))}` has it all."
     facts = {"__doc__": about, "__module__": __name__, "__slots__": ()}
     return type(entry.returns, (UseCaseResult,), facts)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TuneResult(_Result):
-    """What `tune` returns; `recommendation.tuning` has the verdict and all that was tried."""
-
-    recommendation: Recommendation
-    prompts: Prompts = field(repr=False)
-
-    @property
-    def verdict(self) -> str:
-        """`switch`, `keep-lru`, `add-capacity`, `unreachable` or `overloaded`."""
-        return self.recommendation.verdict
-
-    @property
-    def launch(self) -> str | None:
-        """How the engine is started with the tier to add, None without one."""
-        launch = self.recommendation.launch
-        return None if launch is None else launch.text
-
-    def save(
-        self, path: str | PathLike[str] = "recommendation.toml", *, force: bool = False
-    ) -> None:
-        """Write the recommendation, as kvscope's plugin for vLLM and `simulate` read it.
-
-        A file that recommends a switch is not replaced by another verdict, unless by `force`; the
-        logger `kvscope` gets what was done.
-        """
-        from kvscope.app.tune import write_recommended
-
-        written = Path(path)
-        tuned = replace(self.recommendation, path=str(written))
-        LogMonitor().note(write_recommended(written, tuned, self.prompts, force=force))
-
-    def to_polars(self, table: str = "rows") -> pl.DataFrame:
-        """Return a list of the document: `rows`, `contenders`, `oracles`, `explored` and more."""
-        return self._frame(table)
-
-    @property
-    def _report(self) -> Report:
-        from kvscope.report.recommendation import report
-
-        return report(self.recommendation)
 
 
 def _is_table(rows: object) -> bool:

@@ -12,8 +12,7 @@ from dashboard import background_cache, data, job, query_params, render, sidebar
 from dashboard.markdown import escape
 from dashboard.wording import in_page_words, uploaded
 from kvscope.app import values
-from kvscope.app.options import TuneOptions
-from kvscope.app.requests import TuneRequest, tune_request
+from kvscope.app.requests import TuneRequest
 from kvscope.app.tune import Recommendation, recommendation_text, tune
 from kvscope.core import units
 from kvscope.core.trace import Trace
@@ -22,6 +21,7 @@ from kvscope.report.added_memory import memory_to_set
 from kvscope.routers.registry import ROUTERS
 from kvscope.tuning.file import RecommendationFile, read_recommendation
 from kvscope.tuning.flags import Flags, plugin_command
+from kvscope.usecases.tune import USE_CASE, TuneOptions, tune_request
 from kvscope.vllm_sim.offload_engines import parse_offload
 
 OFFERED = [router.name for router in ROUTERS if not router.reference]
@@ -129,9 +129,9 @@ def _tune(running: job.Job) -> Recommendation:
     tuned = tune(trace, prompts, request, running)
     data.keep(
         running,
-        recommendation.report(tuned),
+        USE_CASE.report(tuned),
         summary=recommendation.verdict_in_words(tuned)[0],
-        file=recommendation_text(tuned, prompts),
+        file=recommendation_text(tuned),
     )
     return tuned
 
@@ -181,7 +181,7 @@ def _show(tuned: Recommendation) -> None:
         st.caption(recommendation.NOT_SIMULATED)
     for note in memory_to_set(tuned):
         st.caption(escape(note))
-    _download(recommendation_text(tuned, background_cache.lru(tuned.trace).prompts))
+    _download(recommendation_text(tuned))
     render.show(section for section in rest if section.title != "To set")  # it stands above
 
 

@@ -29,7 +29,6 @@ from kvscope.core.percentiles import percentiles
 from kvscope.replay.causes import CAUSES
 
 if TYPE_CHECKING:
-    from kvscope.app.tune import Recommendation
     from kvscope.core.percentiles import Percentiles
     from kvscope.validate.result import RunFacts, Validation
 
@@ -348,28 +347,6 @@ def _nearest(name: str, candidates: Sequence[str], listed: str) -> str:
 def ttft_figures(ttft_ms: Percentiles) -> dict[str, float]:
     """Return the percentiles of TTFT in seconds."""
     return {name: getattr(ttft_ms, name) / 1e3 for name in PERCENTILES}
-
-
-def tune_gates(texts: Sequence[str] | None) -> tuple[Gate, ...]:
-    """Return the conditions on a recommendation: its verdict, and figures on held-out requests."""
-    if not texts:
-        return ()
-    from kvscope.tuning.verdict import Verdict  # loads kernels
-
-    return parse_gates(texts, Known((*RUN_FIGURES, "throughput"), verdicts=get_args(Verdict)))
-
-
-def tune_figures(tuned: Recommendation) -> Figures:
-    """Return the verdict and what is recommended gave on the held-out requests."""
-    trial = tuned.recommended
-    return {
-        VERDICT: tuned.verdict,
-        **ttft_figures(trial.times_ms),
-        "hit-rate": trial.outcome.token_hit_rate,
-        "attainment": trial.attainment,
-        "tel": trial.tel_s,
-        "throughput": trial.served_per_s,
-    }
 
 
 _MEASURED = (*RUN_FIGURES, "mismatched")

@@ -19,7 +19,7 @@ from kvscope.app.fleet import routers_for
 from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.requests import WINDOWS, TuneRequest
-from kvscope.app.requests.tuning import offers, own_offload
+from kvscope.app.requests.common import offers, own_offload
 from kvscope.app.tiers_on_groups import OnGroups
 from kvscope.app.traces import require_arrivals
 from kvscope.app.values import TierSize
@@ -152,6 +152,7 @@ class Recommendation(Struct, frozen=True):
     path: str = "recommendation.toml"
     tiers: TierOffer | None = None
     recorded: RecordedLater | None = None
+    prompts: Prompts | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -415,6 +416,7 @@ def tune(
         where,
         tiers=offer,
         recorded=RecordedLater.of(prompts, tuning.split, request.target),
+        prompts=prompts,
     )
     return replace(
         tuned,
@@ -606,14 +608,15 @@ def _warnings(tuned: Recommendation, prompts: Prompts, latency: TraceLatency) ->
             yield f"The {note} (otherwise: --session-arrivals poisson:RATE)."
 
 
-def engine_fit(tuned: Recommendation, prompts: Prompts) -> FittedTable | None:
+def engine_fit(tuned: Recommendation) -> FittedTable | None:
     """Return the table that the recommended policy needs in an engine, fitted to the whole trace.
 
     None for a policy without one. An engine goes on fitting where it can, as the replays did that
     the policy was judged by.
     """
     recommended, setting = tuned.recommended, tuned.tuning.setting
-    if not recommended.policy.reads_table:
+    prompts = tuned.prompts
+    if not recommended.policy.reads_table or prompts is None:
         return None
     whole = isolate(prompts, setting.isolate) if setting.isolate else prompts
     fitted = fit_for(
@@ -622,17 +625,15 @@ def engine_fit(tuned: Recommendation, prompts: Prompts) -> FittedTable | None:
     return None if fitted is None else fitted.refitted_in_engine()
 
 
-def recommendation_text(tuned: Recommendation, prompts: Prompts) -> str | None:
+def recommendation_text(tuned: Recommendation) -> str | None:
     """Return recommendation.toml, None for a switch without flags, which no engine is to run."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recommendation.toml"
-        write_recommended(path, tuned, prompts)
+        write_recommended(path, tuned)
         return path.read_text(encoding="utf-8") if path.exists() else None
 
 
-def write_recommended(
-    path: Path, tuned: Recommendation, prompts: Prompts, *, force: bool = False
-) -> str:
+def write_recommended(path: Path, tuned: Recommendation, *, force: bool = False) -> str:
     """Write recommendation.toml to `path`, with what an engine needs; return what was done.
 
     Unless by `force`, a switch that gets no flags for its deployment is not written, since an
@@ -656,7 +657,7 @@ def write_recommended(
         profile=tuned.profile,
         flags=tuned.flags,
         capacity_bytes=tuned.bytes_in(tuned.recommended.capacity_blocks),
-        fitted=engine_fit(tuned, prompts),
+        fitted=engine_fit(tuned),
         deployment=EngineTable.of(where, tuned.tuning.setting.kv_groups) if where else None,
         added=added,
     )

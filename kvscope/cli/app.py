@@ -48,7 +48,6 @@ Command = Callable[..., Any] | typer.Typer | Lazy
 
 COMMANDS: tuple[tuple[str, Lazy], ...] = (
     *((name, Lazy(name, entry.summary)) for name, entry in USE_CASES.items()),
-    ("tune", Lazy("reports:tune", "Recommend policy, parameters and capacity for an SLO.")),
     ("calibrate", Lazy("engines:calibrate", "Measure TTFT on an engine; write a profile.")),
     ("validate", Lazy("engines:validate", "Replay the trace on a real engine; compare.")),
     ("deployment", Lazy("deployment:app", "Show, create or check the deployment to advise on.")),

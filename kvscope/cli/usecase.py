@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec import Struct
 
-from kvscope.app.options import AS_STORED, Option, Reading, standard_output
+from kvscope.app import values
+from kvscope.app.options import AS_STORED, Option, Reading, Target, standard_output
 from kvscope.cli import output
 from kvscope.cli.diagnostics import end_on, note
 from kvscope.cli.options import DEFAULT_DB, Db, GateOptions, ScreenOptions, TraceArgument
 from kvscope.cli.terminal import Terminal, stoppable
-from kvscope.core.errors import ExitCode, Stopped
+from kvscope.core.errors import ExitCode, Stopped, placed
 from kvscope.core.jit import load_in_background
 
 if TYPE_CHECKING:
@@ -37,6 +38,17 @@ Forget = Annotated[
 ]
 
 
+Force = Annotated[bool, Option("Replace a file that recommends a change by one that does not.")]
+Output = Annotated[
+    str | None,
+    Target(
+        "File for the recommendation; - writes none.",
+        flags=("--output",),
+        default="recommendation.toml",
+    ),
+]
+
+
 class _Common(Struct, frozen=True, kw_only=True):
     """What use cases take on the command line besides their own options."""
 
@@ -46,6 +58,8 @@ class _Common(Struct, frozen=True, kw_only=True):
     reading: Reading = AS_STORED
     forget: bool = False
     gate: GateOptions = GateOptions()
+    path: str | None = None
+    force: bool = False
 
 
 def command(name: str) -> Callable[..., None]:
@@ -60,6 +74,8 @@ def command(name: str) -> Callable[..., None]:
     }
     if case.remembers:
         parameters["forget"] = (Forget, False)
+    if case.file is not None:
+        parameters |= {"path": (Output, None), "force": (Force, False)}
     if case.known is not None:
         parameters["gate"] = (GateOptions, inspect.Parameter.empty)
     parameters["printing"] = (ScreenOptions, inspect.Parameter.empty)
@@ -85,7 +101,7 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
     from kvscope.app.gates import parse_gates
     from kvscope.usecases.base import Opened
 
-    printed = standard_output(options)
+    printed, path = standard_output(options), _target_of(case, common.path)
     common.printing.check_alone(printed)
     if not case.remembers:
         request = case.check(options)
@@ -108,20 +124,54 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
             trace = opened.trace
             opened = Opened(store, common.trace, lambda _: trace)
         began = monotonic()
-        with watching(stops=case.stops) as terminal:
-            result = case.run(opened, request, terminal)
+        with watching(stops=case.stops, writes=case.file is not None) as terminal:
+            other = case.instead(opened, request, terminal) if case.instead else None
+            if other is None:
+                result = case.run(opened, request, terminal)
         if case.remembers:
-            keep_stated(store, result.trace, said)
+            keep_stated(store, opened.trace if other else result.trace, said)
+    if other is not None:
+        output.report(other, common.printing)
+        if path != values.STANDARD_STREAM:
+            note(f"{path} was not written: no machine is known")
+        return
     duration_s = monotonic() - began
     report = case.report(result)
     output.report(report, common.printing, quiet=printed is not None)
-    if case.keeps:
-        keep_report(store, report, duration_s)
+    _write_and_keep(case, store, result, report, duration_s, path, force=common.force)
     if case.unfinished is not None and (words := case.unfinished(result)):
         note(words)
         raise typer.Exit(ExitCode.INTERRUPTED)
     if case.figures is not None:
         end_on(gates, case.figures(result), baseline)
+
+
+def _target_of(case: AnyUseCase, path: str | None) -> str | None:
+    """Return where the file of a use case goes; None without one. Raises UsageError."""
+    if case.file is None or path is not None:
+        return path
+    with placed("--output"):
+        return values.target(case.file.path)
+
+
+def _write_and_keep(
+    case: AnyUseCase,
+    store: StoreFile,
+    result: Any,
+    report: Report,
+    duration_s: float,
+    path: str | None,
+    *,
+    force: bool,
+) -> None:
+    """Write the file of a use case that has one, and keep the report."""
+    summary, text = "", None
+    if case.file is not None:
+        if path is not None and path != values.STANDARD_STREAM:
+            note(case.file.write(result, path, force=force))
+        summary, text = case.file.summary(result), case.file.text(result)
+    if case.keeps:
+        keep_report(store, report, duration_s, summary=summary, file=text)
 
 
 @contextmanager
@@ -139,7 +189,7 @@ def opened_store(db: str, trace: str | None, *, known: bool = True) -> Iterator[
 
 
 @contextmanager
-def watching(*, stops: bool) -> Iterator[Terminal]:
+def watching(*, stops: bool, writes: bool = False) -> Iterator[Terminal]:
     """Yield the terminal; with `stops`, Ctrl-C lets the block end, and Stopped ends the command."""
     if not stops:
         yield Terminal()
@@ -148,7 +198,7 @@ def watching(*, stops: bool) -> Iterator[Terminal]:
         try:
             yield terminal
         except Stopped as error:
-            note(str(error))
+            note(f"{error}; nothing was written" if writes else str(error))
             raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 

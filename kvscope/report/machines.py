@@ -10,9 +10,6 @@ from kvscope.report.report import Report
 from kvscope.report.section import Section, tabulate
 from kvscope.report.words import NONE, count, share, significant
 
-SECTIONS = ("which-machine",)
-"""What `--section` of `kvscope tune` takes while no machine is known."""
-
 
 def report(study: MachineStudy) -> Report:
     """Return the GPUs in every form."""

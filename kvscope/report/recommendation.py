@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.app.documents.tune import tune_document
 from kvscope.app.requests import BASELINE, WINDOWS
 from kvscope.app.tune import Recommendation
 from kvscope.core import units
@@ -18,7 +17,6 @@ from kvscope.replay.policy_options import VLLM, contenders
 from kvscope.report import explanation, fleet, style, ttft
 from kvscope.report.added_memory import memory_in_words, memory_to_set
 from kvscope.report.plan import options_section, to_meet, worth_in_words
-from kvscope.report.report import Report
 from kvscope.report.runs import ORACLE_NOTE
 from kvscope.report.section import Columns, Section, Table, tabulate
 from kvscope.report.words import (
@@ -43,12 +41,6 @@ from kvscope.tuning.target import LIKELY
 from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import EndVerdict, RequiredCapacity
 from kvscope.tuning.verdict import SloAnswer
-
-SECTIONS = (
-    *("options", "recommendation", "policies", "capacity", "to-set", "assumed"),
-    *("why-this-xi", "why-this-capacity", "tried", "ttft-by-category"),
-)
-"""What `--section` of `kvscope tune` takes; not every recommendation has them all."""
 
 NOT_SIMULATED = (
     "Not simulated on the engine: replayed on an idle cache of the pool less running requests."
@@ -96,17 +88,6 @@ def sections(tuned: Recommendation) -> list[Section]:
         Section.of("Assumed", *assumed, *_ends(tuned), *_doubts(tuned)),
         *explanation.sections(tuned),
     ]
-
-
-def report(tuned: Recommendation) -> Report:
-    """Return the recommendation in every form."""
-    return Report(
-        "kvscope tune",
-        tuned.trace,
-        document=lambda: tune_document(tuned, verdict_in_words(tuned)),
-        screen=lambda: screen(tuned),
-        sections=lambda: sections(tuned),
-    )
 
 
 def verdict_in_words(tuned: Recommendation) -> list[str]:

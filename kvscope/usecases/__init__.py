@@ -30,6 +30,7 @@ USE_CASES: Mapping[str, Listing] = {
     "retention": Listing(
         "Find how long blocks should live, and prices.", "advise_retention", "RetentionResult"
     ),
+    "tune": Listing("Recommend policy, parameters and capacity for an SLO.", "tune", "TuneResult"),
     "fleet": Listing(
         "Find the fewest replicas and the router for an SLO.", "simulate_fleet", "FleetResult"
     ),

@@ -82,6 +82,19 @@ class Opened(Struct, frozen=True):
         return self.load(None)
 
 
+class ResultFile(Struct, Generic[Result], frozen=True):
+    """A file that a command writes, by default to `path`; `--output` names another, - none.
+
+    `write` returns what was done; it replaces what is worth keeping only by `force`. The store
+    keeps `text` and `summary` with the report.
+    """
+
+    path: str
+    write: Callable[..., str]
+    text: Callable[[Result], str | None]
+    summary: Callable[[Result], str]
+
+
 class ReportView(Struct, frozen=True):
     """What people read of a result: one screen, or all sections.
 
@@ -103,8 +116,9 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     conditions. With `remembers`, the deployment and the SLO that earlier commands on the trace
     stated are filled in; without `takes_trace`, it works on the store alone. `stops`: Ctrl-C ends
     `run` early, which then raises Stopped or says what is `unfinished`. `keeps`: the store keeps
-    the report. `document` builds one that is not the result's fields. `of_run` has the figures of a
-    stored run as a baseline.
+    the report. `instead` returns another answer where the request leaves open what to compute.
+    `file` is what it writes. `document` builds one that is not the result's fields. `of_run` has
+    the figures of a stored run as a baseline.
     """
 
     name: str
@@ -126,6 +140,8 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     document: Callable[[Result], Document] | None = None
     of_run: Callable[[Run], Figures] | None = None
     keeps: bool = False
+    instead: Callable[[Opened, Request, Monitor], Report | None] | None = None
+    file: ResultFile[Result] | None = None
 
     def report(self, result: Result) -> Report:
         """Return a result in every form."""

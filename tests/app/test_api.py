@@ -23,7 +23,6 @@ from kvscope.app.options import (
     DeploymentOptions,
     Reading,
     ReplicaOptions,
-    TuneOptions,
     parsed,
 )
 from kvscope.cli.app import run
@@ -33,6 +32,7 @@ from kvscope.usecases import USE_CASES
 from kvscope.usecases.analyze import AnalyzeOptions
 from kvscope.usecases.fleet import FleetOptions
 from kvscope.usecases.simulate import SimulateOptions
+from kvscope.usecases.tune import TuneOptions
 from tests.cli.replayed import write_trace
 from tests.cli.shell import python
 

@@ -14,7 +14,6 @@ from kvscope.app.deployment import (
 )
 from kvscope.app.options import (
     DeploymentOptions,
-    TuneOptions,
 )
 from kvscope.core.errors import InputError, UsageError
 from kvscope.deployment.deployment import Deployment
@@ -22,6 +21,7 @@ from kvscope.deployment.file import FILE, write_deployment
 from kvscope.usecases.analyze import AnalyzeOptions
 from kvscope.usecases.fleet import FleetOptions
 from kvscope.usecases.simulate import SimulateOptions
+from kvscope.usecases.tune import TuneOptions
 
 STATED = Deployment(gpu="h100", tp=2, model="llama3-8b", replicas=3)
 

@@ -8,7 +8,7 @@ from typing import Literal
 from kvscope.app.documents.base import Facts, GatedDocument, ModelFacts, TraceFacts, model_facts
 from kvscope.app.documents.deployment import DeploymentFacts, deployment_facts
 from kvscope.app.documents.runs import SettingFacts, setting_facts
-from kvscope.app.gates import tune_figures
+from kvscope.app.gates import Figures
 from kvscope.app.tune import Assumption, Recommendation
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
@@ -422,7 +422,7 @@ class TuneDocument(GatedDocument, SettingFacts):
     assumptions: tuple[Assumption, ...]
 
 
-def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
+def tune_document(tuned: Recommendation, words: Sequence[str], figures: Figures) -> TuneDocument:
     """Return the document of `kvscope tune`; `words` are the verdict in sentences."""
     tuning, best, plan = tuned.tuning, tuned.recommended, tuned.plan
     load, needed = tuning.load, tuning.promising[1] if tuning.promising else None
@@ -441,7 +441,7 @@ def tune_document(tuned: Recommendation, words: Sequence[str]) -> TuneDocument:
         model=model_facts(tuned.model),
         deployment=deployment_facts(tuned.deployment) if tuned.deployment else None,
         words=tuple(words),
-        figures=tune_figures(tuned),
+        figures=figures,
         recommendation=RecommendationFacts.build(
             _capacity(tuned, best.capacity_blocks),
             tuning,

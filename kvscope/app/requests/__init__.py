@@ -5,20 +5,16 @@ UsageError names the option that is wrong. This package and what it imports load
 
 from kvscope.app.requests.common import (
     BASELINE,
+    COMMON_GPUS,
+    WINDOWS,
     Capacities,
     FleetRequest,
     SimulateRequest,
+    TuneRequest,
     above_zero,
     hit_definition,
     kv_model,
     latency_profile,
-)
-from kvscope.app.requests.tuning import (
-    COMMON_GPUS,
-    WINDOWS,
-    TuneRequest,
-    machine_requests,
-    tune_request,
 )
 
 __all__ = [
@@ -33,6 +29,4 @@ __all__ = [
     "hit_definition",
     "kv_model",
     "latency_profile",
-    "machine_requests",
-    "tune_request",
 ]

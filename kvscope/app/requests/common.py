@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, field
 
+from kvscope.app.values import TierSize
 from kvscope.core import units
 from kvscope.core.errors import UsageError, placed
 from kvscope.core.hits import HitDefinition, Outputs, compatible, standard
@@ -21,6 +22,7 @@ from kvscope.latency.profile import (
 from kvscope.replay.policy_options import (
     ALL,
     HYBRID,
+    SGLANG,
     VLLM,
     Variant,
     contenders,
@@ -28,6 +30,7 @@ from kvscope.replay.policy_options import (
     parse_policies,
     parse_variants,
 )
+from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits, Target
 
 if TYPE_CHECKING:
     from kvscope.app.options import TimeModel
@@ -36,8 +39,13 @@ if TYPE_CHECKING:
     from kvscope.fleet.outcome import Slo
     from kvscope.routers.base import Router
     from kvscope.tuning.file import TierTable
+    from kvscope.tuning.tier_prices import TierKind, TierPrice
     from kvscope.vllm_sim import EngineSettings
+    from kvscope.vllm_sim.offload_engines import Offloading
 
+WINDOWS = "--warmup, --validation, --judge"
+COMMON_GPUS = ("l40s", "a100-80", "h100", "h200")
+_SECOND_RELEASE = (0, 33)  # the version of the second of RELEASES
 BASELINE = "lru"
 DEFAULT_PERCENTILE = 0.95
 
@@ -223,3 +231,60 @@ class FleetRequest(Struct, frozen=True):
     seeds: int = 1
     routers_named: bool = True
     on: str | None = None
+
+
+class TierRequest(Struct, frozen=True):
+    """Memory to compare below the pool; `sizes` are None for the defaults."""
+
+    sizes: tuple[TierSize, ...] | None
+    offload: tuple[str, ...]
+    prices: dict[TierKind, TierPrice]
+
+
+class TuneRequest(Struct, frozen=True):
+    """What to tune, for which target; without a deployment it is a study of a cache alone.
+
+    `shares` of the requests warm the cache, validate, and are held out; `range_bytes` bounds the
+    search for the least capacity. `given` names the options that the user chose: the others are
+    listed as assumptions. `tiers` and `routers` are to be compared too; with `routers_named`,
+    routers that need sessions are not left out where the trace has none. `machines` are
+    common GPUs to show LRU on where no machine is known.
+    """
+
+    target: Target
+    setting: RunSetting
+    profile: LatencyProfile
+    variants: tuple[Variant, ...]
+    capacities: Capacities = Capacities()
+    range_bytes: tuple[int, int] | None = None
+    model: Model | None = None
+    hbm_bytes: int | None = None
+    shares: tuple[float, float, float] = (WARMUP, VALIDATION, HELD_OUT)
+    limits: Limits = Limits()
+    deployment: ResolvedDeployment | None = None
+    given: frozenset[str] = field(default_factory=frozenset)
+    on: str | None = None
+    also: tuple[ResolvedDeployment, ...] = ()
+    tiers: TierRequest | None = None
+    routers: tuple[Router, ...] = ()
+    routers_named: bool = False
+    machines: tuple[TuneRequest, ...] = ()
+
+
+def offers(spec: Offloading, size: TierSize) -> bool:
+    """Return whether a way to offload can have a tier of this kind, with files below or without."""
+    from kvscope.vllm_sim.offload_engines import LmCacheSpec
+
+    if isinstance(spec, LmCacheSpec):
+        return not size.files_bytes
+    return size.kind != "ssd"
+
+
+def own_offload(where: ResolvedDeployment) -> str:
+    """Return how the deployment's own engine offloads."""
+    from kvscope.vllm_sim.offload_engines import HICACHE
+    from kvscope.vllm_sim.settings import RELEASES
+
+    if where.engine.name == SGLANG:
+        return HICACHE
+    return f"vllm@{RELEASES[where.engine.version >= _SECOND_RELEASE]}"

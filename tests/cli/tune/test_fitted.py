@@ -28,9 +28,10 @@ def test_a_fit_for_the_recommended_capacity(policy: Policy) -> None:
     prompts = sample("to-c")
     recommended = SimpleNamespace(policy=policy, capacity_blocks=BLOCKS)
     setting = SimpleNamespace(isolate=None, definition=standard())
-    tuning = SimpleNamespace(recommended=recommended, setting=setting)
-    tuned: Any = SimpleNamespace(tuning=tuning)
-    found = engine_fit(tuned, prompts)
+    tuned: Any = SimpleNamespace(
+        recommended=recommended, tuning=SimpleNamespace(setting=setting), prompts=prompts
+    )
+    found = engine_fit(tuned)
     expected = fit_for(traffic(prompts, standard()), policy, BLOCKS)
     if isinstance(found, FittedReturns):
         assert found.refits
@@ -47,9 +48,10 @@ def test_a_fit_to_what_was_replayed(by: Tenant | None, outputs: Outputs) -> None
     prompts, policy = sample("agent"), Gittins()
     recommended = SimpleNamespace(policy=policy, capacity_blocks=BLOCKS)
     setting = SimpleNamespace(isolate=by, definition=standard(outputs=outputs))
-    tuning = SimpleNamespace(recommended=recommended, setting=setting)
-    tuned: Any = SimpleNamespace(tuning=tuning)
-    fitted = engine_fit(tuned, prompts)
+    tuned: Any = SimpleNamespace(
+        recommended=recommended, tuning=SimpleNamespace(setting=setting), prompts=prompts
+    )
+    fitted = engine_fit(tuned)
     assert isinstance(fitted, FittedReturns)
     replayed = traffic(isolate(prompts, by) if by else prompts, setting.definition)
     found, whole = fitted.index, fit_for(traffic(prompts, standard()), policy, BLOCKS)

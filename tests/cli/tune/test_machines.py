@@ -9,11 +9,11 @@ import pytest
 from jsonschema import Draft202012Validator
 from msgspec.structs import replace
 
-from kvscope.app.options import TuneOptions
-from kvscope.app.requests import COMMON_GPUS, machine_requests
+from kvscope.app.requests import COMMON_GPUS
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode, UsageError
 from kvscope.usecases.schemas import schema
+from kvscope.usecases.tune import TuneOptions, machine_requests
 from tests.cli.tune.asked import document, told, write_trace
 from tests.tuning.examples import in_turn
 

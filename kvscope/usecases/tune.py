@@ -1,96 +1,237 @@
-"""What the options of `tune` ask for: a deployment and its changes, or a study of one cache."""
+"""Recommend policy, parameters and capacity for an SLO, with the gain and its uncertainty.
+
+Searched, chosen and accepted on three windows of the trace. Writes recommendation.toml.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
+from kvscope.app import values
 from kvscope.app.deployment import names_no_machine, resolved_deployment
-from kvscope.app.options import TuneOptions
+from kvscope.app.gates import RUN_FIGURES, VERDICT, Figures, Known, ttft_figures
+from kvscope.app.options import (
+    CapacitiesBlocks,
+    DeploymentOptions,
+    Hbm,
+    Isolate,
+    On,
+    Option,
+    Outputs,
+    Params,
+    RateScale,
+    Share,
+    Time,
+)
 from kvscope.app.requests.common import (
+    COMMON_GPUS,
     DEFAULT_PERCENTILE,
-    Capacities,
+    WINDOWS,
+    TierRequest,
+    TuneRequest,
     above_zero,
     check_engine_runs,
     hit_definition,
     kv_model,
     latency_profile,
+    offers,
+    own_offload,
     policies_to_try,
     stated_capacities,
     stated_slo,
 )
-from kvscope.app.values import TierSize
 from kvscope.core.errors import UsageError, placed
-from kvscope.core.runs import RunSetting
 from kvscope.deployment.gpus import resolve_gpu
-from kvscope.deployment.models import Model
-from kvscope.latency.profile import (
-    MODELS,
-    LatencyProfile,
-)
-from kvscope.replay.policy_options import (
-    ALL,
-    SGLANG,
-    VLLM,
-    Variant,
-)
-from kvscope.replay.settings import (
-    engine_setting,
-    run_setting,
-)
+from kvscope.latency.profile import MODELS
+from kvscope.replay.policy_options import ALL, SGLANG, VLLM, contenders
+from kvscope.replay.settings import engine_setting, run_setting
 from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits, Target, check_shares
+from kvscope.usecases.base import Opened, ReportView, ResultFile, UseCase
 
 if TYPE_CHECKING:
+    from kvscope.app.documents.tune import TuneDocument
+    from kvscope.app.monitor import Monitor
+    from kvscope.app.tune import Recommendation
+    from kvscope.app.values import TierSize
     from kvscope.deployment.deployment import ResolvedDeployment
+    from kvscope.report.report import Report
     from kvscope.routers.base import Router
     from kvscope.tuning.tier_prices import TierKind, TierPrice
-    from kvscope.vllm_sim.offload_engines import Offloading
 
-WINDOWS = "--warmup, --validation, --judge"
-COMMON_GPUS = ("l40s", "a100-80", "h100", "h200")
 COMMON_MODEL = "llama3-8b"
 """What LRU is shown on while no machine is named."""
 _OF_TIERS = ("tier_sizes", "offload", "dram_price", "ssd_price", "ssd_writes_per_day")
-_SECOND_RELEASE = (0, 33)  # the version of the second of RELEASES
 
 
-class TierRequest(Struct, frozen=True):
-    """Memory to compare below the pool; `sizes` are None for the defaults."""
+class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
+    """What `tune` takes."""
 
-    sizes: tuple[TierSize, ...] | None
-    offload: tuple[str, ...]
-    prices: dict[TierKind, TierPrice]
-
-
-class TuneRequest(Struct, frozen=True):
-    """What to tune, for which target; without a deployment it is a study of a cache alone.
-
-    `shares` of the requests warm the cache, validate, and are held out; `range_bytes` bounds the
-    search for the least capacity. `given` names the options that the user chose: the others are
-    listed as assumptions. `tiers` and `routers` are to be compared too; with `routers_named`,
-    routers that need sessions are not left out where the trace has none.
-    """
-
-    target: Target
-    setting: RunSetting
-    profile: LatencyProfile
-    variants: tuple[Variant, ...]
-    capacities: Capacities = Capacities()
-    range_bytes: tuple[int, int] | None = None
-    model: Model | None = None
-    hbm_bytes: int | None = None
-    shares: tuple[float, float, float] = (WARMUP, VALIDATION, HELD_OUT)
-    limits: Limits = Limits()
-    deployment: ResolvedDeployment | None = None
-    given: frozenset[str] = field(default_factory=frozenset)
-    on: str | None = None
-    also: tuple[ResolvedDeployment, ...] = ()
-    tiers: TierRequest | None = None
-    routers: tuple[Router, ...] = ()
-    routers_named: bool = False
+    slo: Annotated[
+        float | None,
+        Time("TTFT threshold to meet, for example 200ms.", default="as stated before"),
+    ] = None
+    percentile: Annotated[
+        float | None,
+        Option("TTFT percentile that must meet the SLO.", "pN", values.percentile, "p95"),
+    ] = None
+    max_violations: Annotated[
+        float | None,
+        Option(
+            "Instead of --percentile: largest share of requests beyond the SLO, for example 5%.",
+            "SHARE",
+            values.inner_share,
+        ),
+    ] = None
+    also: Annotated[
+        tuple[values.OtherMachine, ...] | None,
+        Option(
+            "Other machines to compare the deployment with: a GPU, or several for each replica, and"
+            " the price of a GPU for an hour, for example l40s,2xh100@2.5.",
+            "[Nx]GPU[@PRICE],...",
+            values.listed(values.other_machine),
+        ),
+    ] = None
+    view: Annotated[
+        Literal["unloaded", "queued"] | None,
+        Option(
+            "TTFT on an idle engine, or behind earlier requests. A deployment's is queued.",
+            default="unloaded without a deployment",
+        ),
+    ] = None
+    capacity: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "Capacity of the cache, without a deployment, for example 20GiB.",
+            "SIZE",
+            values.listed(values.size),
+            "where LRU gets half of the possible hits",
+        ),
+    ] = None
+    capacity_blocks: CapacitiesBlocks = None
+    router: Annotated[
+        str | None,
+        Option(
+            "With --fleet: routers to compare (see `kvscope routers`).",
+            "NAME,...",
+            str.lower,
+            "all but references",
+        ),
+    ] = None
+    capacity_range: Annotated[
+        tuple[int, int] | None,
+        Option(
+            "Where to search for the least capacity, for example 5GiB..80GiB.",
+            "LOW..HIGH",
+            values.size_range,
+            "all",
+        ),
+    ] = None
+    hbm: Hbm = None
+    policies: Annotated[
+        str | None,
+        Option("Policies that may replace LRU.", "NAME,...", str.lower, contenders()),
+    ] = None
+    param: Params = None
+    rate_scale: RateScale = 1.0
+    outputs: Outputs = "carried"
+    isolate: Isolate = None
+    warmup: Annotated[
+        float | None,
+        Share("Share of the requests, from the start, that only fill the cache.", default="20%"),
+    ] = None
+    validation: Annotated[
+        float | None,
+        Share(
+            "Share of the requests, before the held-out ones, that the choice is made on.",
+            default="25%",
+        ),
+    ] = None
+    judge: Annotated[
+        float | None,
+        Share(
+            "Share of the requests, at the end, that are held out: they accept the choice or"
+            " reject it.",
+            default="25%",
+        ),
+    ] = None
+    max_p50_regression: Annotated[
+        float,
+        Share(
+            "Largest growth of the median TTFT against LRU that a policy may cause.", default="25%"
+        ),
+    ] = 0.25
+    min_throughput: Annotated[
+        float,
+        Share(
+            "Least prefill throughput that a policy may have, as a share of LRU's.", default="95%"
+        ),
+    ] = 0.95
+    tpot_slo: Annotated[
+        float | None,
+        Time("Time per output token to meet as well, for example 50ms; needs a deployment."),
+    ] = None
+    on: On = None
+    fleet: Annotated[
+        bool,
+        Option("Compare routers too, each with the fewest replicas that meet the SLO."),
+    ] = False
+    tiers: Annotated[
+        bool,
+        Option(
+            "Compare memory below the GPU's pool in all sizes, and say whether to add some; see"
+            " docs/tune.md."
+        ),
+    ] = False
+    tier_sizes: Annotated[
+        tuple[values.TierSize, ...] | None,
+        Option(
+            "With --tiers: sizes of CPU memory to compare, for example 32GiB,64GiB;"
+            " dram:64GiB+ssd:1TiB has an SSD below, ssd:1TiB is an SSD alone (lmcache).",
+            "SIZE,...",
+            values.listed(values.tier_size),
+            "up to 16 times the pool",
+        ),
+    ] = None
+    offload: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "With --tiers: ways to offload to compare, as in `kvscope simulate --offload`.",
+            "ENGINE,...",
+            values.listed(values.called),
+            "by engine",
+        ),
+    ] = None
+    dram_price: Annotated[
+        float | None,
+        Option(
+            "With --tiers: price of a GiB of CPU memory for an hour, 0 for memory that is there.",
+            "PRICE",
+            values.memory_price,
+            "0.004237",
+        ),
+    ] = None
+    ssd_price: Annotated[
+        float | None,
+        Option(
+            "With --tiers: price of a GiB of SSD for an hour, 0 for a drive that is there.",
+            "PRICE",
+            values.memory_price,
+            "0.00011",
+        ),
+    ] = None
+    ssd_writes_per_day: Annotated[
+        float | None,
+        Option(
+            "With --tiers: writes of its whole capacity a day that the SSD is rated for.",
+            "WRITES",
+            values.drive_writes,
+            "1.3",
+        ),
+    ] = None
 
 
 def tune_request(options: TuneOptions) -> TuneRequest:
@@ -321,15 +462,6 @@ def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> Tie
     return TierRequest(options.tier_sizes, offload, _prices(options))
 
 
-def offers(spec: Offloading, size: TierSize) -> bool:
-    """Return whether a way to offload can have a tier of this kind, with files below or without."""
-    from kvscope.vllm_sim.offload_engines import LmCacheSpec
-
-    if isinstance(spec, LmCacheSpec):
-        return not size.files_bytes
-    return size.kind != "ssd"
-
-
 def _check_sizes(offload: Sequence[str], sizes: Sequence[TierSize]) -> None:
     """Raise UsageError for ways to offload and sizes that do not go together."""
     from kvscope.replay.tier_spec import require_offload  # late: loads NumPy
@@ -356,16 +488,6 @@ def _check_sizes(offload: Sequence[str], sizes: Sequence[TierSize]) -> None:
                 what = "an SSD below CPU memory is simulated with files of vLLM and HiCache"
                 remedy = f"add --offload vllm@{RELEASES[-1]} or {HICACHE}, or leave out the SSD"
             raise UsageError(what, where="--tier-sizes", remedy=remedy)
-
-
-def own_offload(where: ResolvedDeployment) -> str:
-    """Return how the deployment's own engine offloads."""
-    from kvscope.vllm_sim.offload_engines import HICACHE
-    from kvscope.vllm_sim.settings import RELEASES
-
-    if where.engine.name == SGLANG:
-        return HICACHE
-    return f"vllm@{RELEASES[where.engine.version >= _SECOND_RELEASE]}"
 
 
 def _prices(tiers: TuneOptions) -> dict[TierKind, TierPrice]:
@@ -423,3 +545,118 @@ def _check_view(options: TuneOptions, where: ResolvedDeployment | None) -> None:
     ):
         if wrong:
             raise UsageError(what, where=option, remedy=remedy)
+
+
+def check(options: TuneOptions) -> TuneRequest:
+    """Return what the options ask for, with common GPUs where no machine is known."""
+    return replace(tune_request(options), machines=tuple(machine_requests(options)))
+
+
+def run(opened: Opened, request: TuneRequest, monitor: Monitor) -> Recommendation:
+    """Return the recommendation, and all that it rests on."""
+    from kvscope.app.traces import replayable
+    from kvscope.app.tune import tune
+
+    trace = opened.trace
+    return tune(trace, replayable(opened.stores, trace), request, monitor)
+
+
+def on_machines(opened: Opened, request: TuneRequest, monitor: Monitor) -> Report | None:
+    """Return LRU on common GPUs and the command that names one; None where a machine is known.
+
+    And for a trace without arrival times, of which a cache alone is studied.
+    """
+    if not request.machines:
+        return None
+    from kvscope.app.machines import study_machines
+    from kvscope.app.traces import replayable
+    from kvscope.report import machines
+
+    trace = opened.trace
+    if not trace.span_s > 0:
+        monitor.note("no GPU is simulated: queues need arrival times, which the trace lacks")
+        return None
+    prompts = replayable(opened.stores, trace)
+    study = study_machines(opened.source, trace, prompts, request.machines, monitor)
+    return machines.report(study)
+
+
+def known_figures(request: TuneRequest) -> Known:
+    """Return the verdict and figures on held-out requests; UsageError without a machine."""
+    if request.machines:
+        raise UsageError(
+            "nothing is recommended while no machine is known",
+            where="--fail-on",
+            remedy="name --gpu and --model",
+        )
+    from kvscope.tuning.verdict import Verdict  # loads kernels
+
+    return Known((*RUN_FIGURES, "throughput"), verdicts=get_args(Verdict))
+
+
+def tune_figures(tuned: Recommendation) -> Figures:
+    """Return the verdict and what is recommended gave on the held-out requests."""
+    trial = tuned.recommended
+    return {
+        VERDICT: tuned.verdict,
+        **ttft_figures(trial.times_ms),
+        "hit-rate": trial.outcome.token_hit_rate,
+        "attainment": trial.attainment,
+        "tel": trial.tel_s,
+        "throughput": trial.served_per_s,
+    }
+
+
+def _document(tuned: Recommendation) -> TuneDocument:
+    from kvscope.app.documents.tune import tune_document
+    from kvscope.report.recommendation import verdict_in_words
+
+    return tune_document(tuned, verdict_in_words(tuned), tune_figures(tuned))
+
+
+def _view(tuned: Recommendation) -> ReportView:
+    from kvscope.report import recommendation as report
+
+    return ReportView(lambda: report.screen(tuned), lambda: report.sections(tuned))
+
+
+def _written(tuned: Recommendation, path: str, *, force: bool) -> str:
+    from kvscope.app.tune import write_recommended
+
+    return write_recommended(Path(path), replace(tuned, path=path), force=force)
+
+
+def _text(tuned: Recommendation) -> str | None:
+    from kvscope.app.tune import recommendation_text
+
+    return recommendation_text(tuned)
+
+
+def _summary(tuned: Recommendation) -> str:
+    from kvscope.report.recommendation import verdict_in_words
+
+    return verdict_in_words(tuned)[0]
+
+
+USE_CASE: UseCase[TuneOptions, TuneRequest, Recommendation] = UseCase(
+    name="tune",
+    title="kvscope tune",
+    help=__doc__,
+    options=TuneOptions,
+    check=check,
+    run=run,
+    table="rows",
+    view=_view,
+    sections=(
+        *("options", "recommendation", "policies", "capacity", "to-set", "assumed"),
+        *("why-this-xi", "why-this-capacity", "tried", "ttft-by-category", "which-machine"),
+    ),
+    known=known_figures,
+    figures=tune_figures,
+    remembers=True,
+    stops=True,
+    keeps=True,
+    document=_document,
+    instead=on_machines,
+    file=ResultFile("recommendation.toml", _written, _text, _summary),
+)
