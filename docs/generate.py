@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import io
 import os
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import UnionType
@@ -121,6 +122,9 @@ def stub() -> str:
         attribute = f"    {attribute_of(case)}: {kind.__name__}\n"
         parts.append(f"class {entry.returns}(UseCaseResult):\n{attribute}")
         parts.append(_function(entry.function, case, entry.returns))
+        for hint in get_type_hints(case.options).values():
+            classes = _classes(hint)
+            imports |= {f"from {each.__module__} import {each.__name__}" for each in classes}
     names = [*fixed, *(each for entry in USE_CASES.values() for each in entry[1:])]
     exported = "".join(f"    {name!r},\n" for name in sorted([*names, "__version__"]))
     return (
@@ -174,6 +178,14 @@ def _name(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return f"Literal[{', '.join(map(repr, get_args(kind)))}]"
     return str(kind.__name__)
+
+
+def _classes(annotation: Any) -> Iterator[type]:
+    """Yield the classes of kvscope in a type."""
+    if isinstance(annotation, type) and annotation.__module__.startswith("kvscope."):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _classes(part)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from kvscope.api import tune_tiers as tune_tiers
 from kvscope.app.fleet import FleetStudy
 from kvscope.app.simulate import Simulation
 from kvscope.app.tune import Recommendation
+from kvscope.app.values import OtherMachine
+from kvscope.app.values import TierSize
 from kvscope.results import UseCaseResult
 from kvscope.reuse_models.results import Fit
 from kvscope.usecases.analyze import Analysis
