@@ -32,7 +32,7 @@ _ABOUT_XI = (
 
 
 def sections(tuned: Recommendation) -> list[Section]:
-    """Return the sections that `--explain` adds."""
+    """Return the sections that `--full` adds."""
     return [*_xi(tuned), *_capacities(tuned), _tried(tuned), *_by_category(tuned)]
 
 

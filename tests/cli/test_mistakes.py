@@ -228,7 +228,7 @@ OPTIONS: Rows = {
     ),
     "tune short --slo 1s": (
         (
-            "--fail-on verdict=swich",
+            f"{_GPU} --fail-on verdict=swich",
             2,
             "--fail-on verdict=swich: there is no verdict 'swich' here; did you mean switch?",
         ),
@@ -271,7 +271,7 @@ OPTIONS: Rows = {
         ("--tier-sizes 1GiB", 2, "--tier-sizes: a tier alone has it"),
         ("--tiers", 2, "needs an engine with a pool"),
         ("--fail-on x>1", 2, "--fail-on"),
-        ("--explain --section nope", 2, "there is no section 'nope'"),
+        ("--full --section nope", 2, "there is no section 'nope'"),
         ("--output no/such/folder/r.toml", 2, "make it first"),
         ("--output .", 2, "name a file in it"),
         ("--output /proc/r.toml", 2, "/proc"),

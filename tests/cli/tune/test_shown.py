@@ -36,7 +36,7 @@ def test_the_report_is_self_contained_and_escaped(
 def test_explain_says_why(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
     """The target against xi, all that was tried, and who pays."""
     asked = (trace, *options, "--slo", "200ms", *HERE)
-    plain, words = told(capsys, *asked), told(capsys, *asked, "--explain")
+    plain, words = told(capsys, *asked), told(capsys, *asked, "--full")
     for title in ("Why this xi", "Tried in the training window", "TTFT by category"):
         assert title in words
         assert title not in plain
@@ -68,7 +68,7 @@ def test_narrow_terminals(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(columns))
-    assert run(["tune", trace, *options, "--slo", "200ms", *HERE, "--explain"]) == 0
+    assert run(["tune", trace, *options, "--slo", "200ms", *HERE, "--full"]) == 0
     out = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     words = " ".join(out.split())
     assert "Do now, free: tlru" in words
