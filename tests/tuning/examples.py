@@ -190,6 +190,7 @@ def window_trial(
         served_per_s=served_per_s,
         utilization=1.0,
         rejected=0,
+        stored_blocks=0,
         gains={"p95": gain, "violations": gain},
         attainment_gain=Gain(0.0, 0.0, 0.0),
         harms=harms,

@@ -29,7 +29,9 @@ QUICK = settings(deadline=None, max_examples=60)
 TARGET, CAPACITY = Target(0.3), 150
 POLICIES: tuple[Policy, ...] = (Lru(), TLru({"xi_tokens": 160}))
 COLUMNS = tuple(
-    name for name in ServedRequests.__struct_fields__ if name not in {"prompts", "first"}
+    name
+    for name in ServedRequests.__struct_fields__
+    if name not in {"prompts", "first", "stored_blocks"}
 )
 
 

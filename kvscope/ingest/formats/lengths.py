@@ -190,7 +190,7 @@ class LengthsCsv(TraceFormat):
     """CSV with lengths and arrivals: no analysis of reuse."""
 
     name = "lengths"
-    summary = "CSV of token counts (Azure, BurstGPT, Vidur, BLIS columns), no block hashes"
+    summary = "CSV of token counts (Azure, BurstGPT, Vidur, BLIS), no block hashes"
     source = "Azure LLM inference 2023, BurstGPT, Vidur, BLIS"
     fields = ("timestamp", "prompt_tokens", "completion_tokens")
     default_block_size = 16

@@ -174,7 +174,7 @@ class LiteLlmPayloads(TraceFormat):
     """LiteLLM's standard logging payloads and spend logs: lengths only."""
 
     name = "litellm"
-    summary = "LiteLLM payloads and spend logs: lengths, times, cached tokens; no hashes"
+    summary = "LiteLLM payloads and spend logs: lengths and times, no hashes"
     source = "litellm 1.110.2 (StandardLoggingPayload, SpendLogsPayload)"
     fields = ("startTime", "endTime", "prompt_tokens", "completion_tokens")
     default_block_size = 16

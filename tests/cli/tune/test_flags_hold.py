@@ -37,7 +37,7 @@ def _replayed(flags: str, path: Path, trace: Path) -> np.ndarray[Any, Any]:
     named = dict(re.findall(r"--([a-z-]+) (\d+)", flags))
     with open_store(MEMORY) as store:
         prompts = load_prompts(store, ingest(store, str(trace)).trace)
-    size = int(named["block-size"])
+    size = int(named.get("block-size", 16))  # the engine's own
     blocks = (int(named["num-gpu-blocks-override"]) - 1) * size // prompts.block_size
     file = read_recommendation(path)
     assert ("KvscopeScheduler" in flags) == (file.policy.name != "lru")

@@ -186,7 +186,7 @@ def test_the_document_keeps_its_contract(
     """Scripts depend on these keys; they may only grow."""
     model = ("--model", "vicuna-7b", "--hbm", "80GiB")
     found = document(capsys, trace, *options, "--slo", "200ms", *HERE, *model)
-    assert (found["command"], found["schema"]) == ("tune", 2)
+    assert (found["command"], found["schema"]) == ("tune", 3)
     assert found["trace"]["name"] == "turns"
     best = found["recommendation"]
     assert set(best) >= {

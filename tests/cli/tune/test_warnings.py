@@ -90,7 +90,7 @@ def test_another_verdict_does_not_replace_a_switch(
     path = Path("recommendation.toml")
     before = path.read_bytes()
     assert run(["tune", *kept]) == 0
-    assert "recommends a switch and was left as it is" in capsys.readouterr().err
+    assert "recommends a change and was left as it is" in capsys.readouterr().err
     assert path.read_bytes() == before
     assert run(["tune", *kept, "--force"]) == 0
     assert read_recommendation(path).verdict == "keep-lru"
