@@ -282,7 +282,8 @@ class Planner:
             if each is not None and result.replicas < (each.replicas or 0) < least:
                 least = each.replicas or 0
                 yield OptionChange(each.policy, least)
-        if self._routers is not None and least > 1:
+        alone = result.fewest_lru is not None and result.fewest_lru.replicas == 1
+        if self._routers is not None and not alone:  # one replica needs no router
             yield from self._routed(self._routers)
         for machine in self._machines:
             yield OptionChange(lru, self._fewest_on(machine), machine=machine)
@@ -336,8 +337,9 @@ class Planner:
                         best[place] = change
             if result.choice is not None and best and result.setting.kv_groups == "":
                 best = [*best[: offer.rows], *sized([best[0].router], result.choice.policy)]
-        chosen = best[: offer.rows + 1]
-        yield from (change for change in chosen if change.router.name != SESSION.name)
+        for change in best[: offer.rows + 1]:
+            if change.router.name != SESSION.name and change.replicas > 1:
+                yield change
 
     def _fewest_on(self, machine: ReplicaMachine) -> int:
         """Return the fewest replicas of a machine that meet the SLO with LRU; 1 where none do."""
@@ -381,7 +383,7 @@ class Planner:
         ]
 
     def _judged(self, change: OptionChange) -> PlanOption | TierRejection:
-        """Return an option with its replays, or why requests never start under its tier."""
+        """Return an option with its replays, or why an engine does not run its tier."""
         result, windows = self._result, self._tuner.windows
         known = windows.validation, windows.held_out, windows.later
         blocks = change.machine.capacity_blocks if change.machine else result.capacity_blocks
@@ -394,7 +396,7 @@ class Planner:
                 evaluator = self._windows(change, (windows.held_out,), end)[0].evaluator
                 ends.append(evaluator.trial_at(change.policy, at_end or blocks))
         except UsageError as error:
-            if change.tier is None or not change.tier.files_bytes:
+            if change.tier is None:
                 raise
             return TierRejection(change.tier, error.what)
         return self._option(change, judged, slo_answer(result.target, judged, ends))
@@ -413,10 +415,8 @@ class Planner:
         result, offer = self._result, self._tiers
         if offer is None or not offer.chooses:
             return None, None
-        free = options[result.grade == "do-now"]
-        sound = {Lru.name, LruRetention.name}  # which harm nothing that the tier does not
-        if free.policy.name not in sound and not result.disagreeing:
-            sound.add(free.policy.name)
+        free = options[result.grade == "do-now" and not result.disagreeing]
+        sound = {Lru.name, LruRetention.name, free.policy.name}
         tiered = [each for each in options if each.tier and each.policy.name in sound]
         nearest = min(tiered, key=lambda option: option.trial.target_s, default=None)
         if not any(option.judged.keeps_up for option in (free, *tiered)):

@@ -187,6 +187,14 @@ def test_routers_are_options() -> None:
         assert row["hit_rate"] == pytest.approx(fleet["hit_rate"], rel=1e-9)
 
 
+def test_one_replica_needs_no_router() -> None:
+    """Then the plan has none, whatever was asked."""
+    made = kvscope.tune_fleet(SAMPLE, slo="5s", policies="lru", db=":memory:", **DEPLOYMENT)
+    rows = made.to_dict()["rows"]
+    assert {row["change"]["router"] for row in rows} == {None}
+    assert all(row["change"]["replicas"] == 1 for row in rows)
+
+
 def test_what_was_recorded_stands_beside_the_replay() -> None:
     """TTFT and hits of the later requests, where enough of them have one."""
     times = np.where(np.arange(600) % 2, np.nan, np.arange(600) / 1e3)
