@@ -521,7 +521,10 @@ class Planner:
                 replace(free, judged=before), replace(option, judged=judged, tier=tier)
             )
             unpaid = pays and end is not FULL_SSD and not net > 0
-            if unpaid or not eligible_at(end, judged, option.judged.grade):
+            harmless = eligible_at(end, judged, option.judged.grade)
+            if not judged.keeps_up and not before.keeps_up:  # the queue grows without it, too
+                harmless = not judged.harms_by_value
+            if unpaid or not harmless:
                 yield end.name
 
     def _worth_blocks(self) -> int | None:
