@@ -641,6 +641,7 @@ def _summary(tuned: Recommendation) -> str:
 USE_CASE: UseCase[TuneOptions, TuneRequest, Recommendation] = UseCase(
     name="tune",
     title="kvscope tune",
+    schema=3,
     help=__doc__,
     options=TuneOptions,
     check=check,

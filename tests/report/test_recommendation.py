@@ -19,7 +19,6 @@ from kvscope.report.explanation import sensitivity
 from kvscope.report.recommendation import (
     change,
     interval,
-    report,
     sections,
     verdict_in_words,
 )
@@ -30,6 +29,7 @@ from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import End, EndVerdict, RequiredCapacity, TuningResult
+from kvscope.usecases.tune import USE_CASE
 from tests import small_traces
 from tests.tuning.examples import BLOCK, PROFILE, TLRU, in_turn, plan_of, tuned
 
@@ -253,8 +253,8 @@ def test_every_chart_is_drawn_whatever_the_verdict(
     for chart in drawn:
         json.loads(chart.to_json(), parse_constant=_no_constant)
     title = "do now" if verdict == "switch" else verdict
-    assert f"Recommendation: {title}" in report(result).html()
-    assert result.trace.name in report(result).html()
+    assert f"Recommendation: {title}" in USE_CASE.report(result).html()
+    assert result.trace.name in USE_CASE.report(result).html()
 
 
 def _no_constant(name: str) -> None:
