@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -25,13 +24,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class _Result(ABC):
-    """What a use case returns: the JSON document, frames, figures and HTML of one result."""
+class UseCaseResult:
+    """What the function of a use case returns: JSON document, frames, figures and HTML.
+
+    Fields of the result are attributes, and itself one by name: an `Explanation` is `explanation`,
+    a `FleetStudy` `study`.
+    """
+
+    _case: AnyUseCase
+    _answer: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name == attribute_of(self._case):
+            return self._answer
+        return getattr(self._answer, name)
 
     @property
-    @abstractmethod
     def _report(self) -> Report:
-        """The result in every form."""
+        return self._case.report(self._answer)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._report.name}>"
@@ -68,35 +78,6 @@ class _Result(ABC):
 
         return fragment(self._report.screen())
 
-    def _frame(self, table: str) -> pl.DataFrame:
-        """Return a list of the document as a frame; nested fields become columns of their own."""
-        import polars as pl
-
-        document = self.to_dict()
-        tables = [name for name, rows in document.items() if _is_table(rows)]
-        if table not in tables:
-            raise UsageError(
-                f"no table {table!r}", where="table", remedy=f"name one of {', '.join(tables)}"
-            )
-        rows = [dict(_flat(row)) for row in document[table]]
-        return pl.DataFrame(rows, infer_schema_length=None)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class UseCaseResult(_Result):
-    """What the function of a use case returns; its fields are attributes, and itself one by name.
-
-    An `Explanation` is `explanation`, a `FleetStudy` `study`.
-    """
-
-    _case: AnyUseCase
-    _answer: Any
-
-    def __getattr__(self, name: str) -> Any:
-        if name == attribute_of(self._case):
-            return self._answer
-        return getattr(self._answer, name)
-
     def save(self, path: str | PathLike[str] | None = None, *, force: bool = False) -> None:
         """Write the file that the command writes; the logger `kvscope` gets what was done.
 
@@ -109,12 +90,18 @@ class UseCaseResult(_Result):
         LogMonitor().note(file.write(self._answer, str(path or file.path), force=force))
 
     def to_polars(self, table: str | None = None) -> pl.DataFrame:
-        """Return a list of the document."""
-        return self._frame(table or self._case.table)
+        """Return a list of the document as a frame; nested fields become columns of their own."""
+        import polars as pl
 
-    @property
-    def _report(self) -> Report:
-        return self._case.report(self._answer)
+        table = table or self._case.table
+        document = self.to_dict()
+        tables = [name for name, rows in document.items() if _is_table(rows)]
+        if table not in tables:
+            raise UsageError(
+                f"no table {table!r}", where="table", remedy=f"name one of {', '.join(tables)}"
+            )
+        rows = [dict(_flat(row)) for row in document[table]]
+        return pl.DataFrame(rows, infer_schema_length=None)
 
 
 def attribute_of(case: AnyUseCase) -> str:

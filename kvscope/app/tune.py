@@ -18,8 +18,7 @@ from kvscope.app.ends import ends_of
 from kvscope.app.fleet import routers_for
 from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.app.monitor import Monitor
-from kvscope.app.requests import WINDOWS, TuneRequest
-from kvscope.app.requests.common import offers, own_offload
+from kvscope.app.requests import WINDOWS, TuneRequest, offers, own_offload
 from kvscope.app.tiers_on_groups import OnGroups
 from kvscope.app.traces import require_arrivals
 from kvscope.app.values import TierSize
@@ -543,7 +542,8 @@ def _whole(value: float) -> float:
 def _machine(where: ResolvedDeployment, block_size: int) -> ReplicaMachine:
     """Return the machine of one replica of another deployment."""
     return ReplicaMachine(
-        name=f"{where.tp} x {where.gpu.name}" if where.gpu else "one engine",
+        gpu=where.gpu.name if where.gpu else "unknown GPU",
+        tp=where.tp,
         capacity_blocks=where.pool.in_blocks_of(block_size).blocks,
         profile=where.latency,
         max_num_seqs=where.max_num_seqs,

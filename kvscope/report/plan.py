@@ -70,7 +70,7 @@ def to_meet(tuned: Recommendation, plan: TuningPlan) -> list[str]:
         what = f"For less, {slo} is met by" if plan.today.meets else f"To meet {slo}{sure}:"
         sentences.append(f"{what} {option_name(tuned, cheapest, plan)}{extra}.")
         if cheapest.router is not None and (flags := cheapest.router.flags()):
-            sentences.append(f"Of the router: {' '.join(flags)}")
+            sentences.append(f"Router flags: {' '.join(flags)}")
     elif cheapest is None:
         sentences.append(f"No option tried meets {slo}.")
     if math.isfinite(plan.promise_s) and not tuned.tuning.baseline.rejected:
@@ -97,7 +97,7 @@ def option_name(tuned: Recommendation, option: PlanOption, plan: TuningPlan) -> 
     if option.router is not None:
         parts.insert(0, f"{count(option.replicas)} replicas, {router_label(option.router)}")
     if option.machine:
-        parts.insert(0, option.machine)
+        parts.insert(0, option.machine.name)
     name = ", ".join(parts)
     return f"today: {name}" if option is plan.today else name
 
@@ -165,7 +165,8 @@ def worth_in_words(tuned: Recommendation, plan: TuningPlan) -> list[str]:
         return []
     if (deciding := tuned.deciding_category) is not None:
         category, part = deciding
-        sentences.append(f"Category {category} has {min(part, 1):.0%} of the tail latency saved.")
+        part = min(part, 1.0)
+        sentences.append(f"It gains most in category {category}: {part:.0%} of the tail saved.")
     if plan.worth_blocks is None:
         sentences.append("No LRU cache, however large, is as fast.")
     elif plan.worth_blocks:

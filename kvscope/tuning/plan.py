@@ -45,14 +45,20 @@ TierReason = Literal["overloaded", "no-gain", "too-dear", "costs-more", "met-wit
 
 
 class ReplicaMachine(Struct, frozen=True):
-    """Another machine for a replica, `name` in words, with its pool, latency, limits and price."""
+    """Another machine for a replica: `tp` GPUs, with its pool, latency, limits and price."""
 
-    name: str
+    gpu: str
+    tp: int
     capacity_blocks: int
     profile: LatencyProfile
     max_num_seqs: int
     max_num_batched_tokens: int
     replica_hour: float | None
+
+    @property
+    def name(self) -> str:
+        """The machine in words: `2 x h100`."""
+        return f"{self.tp} x {self.gpu}"
 
     def under(self, workload: Workload) -> Workload:
         """Return a workload on this machine."""
@@ -91,7 +97,7 @@ class PlanOption(Struct, frozen=True):
     """
 
     judged: Judged
-    machine: str | None
+    machine: ReplicaMachine | None
     replicas: int
     router: Router | None
     tier: TierCandidate | None
@@ -422,7 +428,11 @@ class Planner:
         if not any(option.judged.keeps_up for option in (free, *tiered)):
             return None, TierDoubt("overloaded", nearest)
         harmless = [
-            option for option in tiered if not option.judged.harms and option.judged.keeps_up
+            option
+            for option in tiered
+            if option.judged.keeps_up
+            and not option.judged.harms
+            and not self._against(free, option).harms
         ]
         net = partial(self._net_hour, free)
         if met := free.judged.meets(result.target) and free.judged.keeps_up:
@@ -433,7 +443,7 @@ class Planner:
                     why = "met-without"
                 return None, TierDoubt(why, max(tiered, key=net, default=None))
         else:
-            likely = [each for each in harmless if self._beyond(free, each) >= LIKELY]
+            likely = [each for each in harmless if self._against(free, each).likely >= LIKELY]
             able = [each for each in likely if self._extra_hour(free, each) < self._another_hour]
             if not able:
                 doubtful = likely or ([nearest] if nearest else [])
@@ -482,12 +492,11 @@ class Planner:
         saved = freed * self._replica_hour * option.replicas
         return saved - self._extra_hour(free, option)
 
-    def _beyond(self, free: PlanOption, option: PlanOption) -> float:
-        """Return how likely (0-1) a tier is better than what is free."""
+    def _against(self, free: PlanOption, option: PlanOption) -> WindowTrial:
+        """Return a tier on the later requests, compared with what is free."""
         if free.policy.name == Lru.name:
-            return option.judged.later.likely
-        later = self._tuner.windows.later
-        return later.against(free.judged.later, option.judged.later).likely
+            return option.judged.later
+        return self._tuner.windows.later.against(free.judged.later, option.judged.later)
 
     def _fails_at(self, free: PlanOption, option: PlanOption, *, pays: bool) -> Iterator[str]:
         """Yield the ends at which a tier harms, or saves less than its price if it is to pay.
@@ -507,24 +516,16 @@ class Planner:
             blocks = end.capacity_blocks or result.capacity_blocks
             change = OptionChange(option.policy, option.replicas, there)
             every = windows.validation, windows.held_out, windows.later
-            lru = windows.judge(Lru(), blocks)
-            before = lru
-            if free.policy.name != Lru.name:
-                before = windows.judge(free.policy, blocks, lru)
+            before = windows.judge(free.policy, blocks)
             try:
                 changed = LaterWindows(*self._windows(change, every, copies=copies))
-                judged = changed.judge(option.policy, blocks, lru)
+                judged = changed.judge(option.policy, blocks, before)
             except UsageError:
                 yield end.name
                 continue
-            net = self._net_hour(
-                replace(free, judged=before), replace(option, judged=judged, tier=tier)
-            )
+            net = self._net_hour(replace(free, judged=before), replace(option, judged=judged))
             unpaid = pays and end is not FULL_SSD and not net > 0
-            harmless = eligible_at(end, judged, option.judged.grade)
-            if not judged.keeps_up and not before.keeps_up:  # the queue grows without it, too
-                harmless = not judged.harms_by_value
-            if unpaid or not harmless:
+            if unpaid or not eligible_at(end, judged, before, option.judged.grade):
                 yield end.name
 
     def _worth_blocks(self) -> int | None:
@@ -563,7 +564,7 @@ class Planner:
         low, high = bootstrap.interval(judged.later.resampled, "violations")
         return PlanOption(
             judged=judged,
-            machine=machine.name if machine else None,
+            machine=machine,
             replicas=change.replicas,
             router=change.router if change.replicas > 1 else None,
             tier=change.tier,

@@ -403,7 +403,7 @@ class Tuner:
         infinite = windows.validation.measure(_keep_all(result.setting), most)
         eligible = None
         if choice is not None:
-            eligible = eligible_at(end, choice, result.grade)
+            eligible = eligible_at(end, choice, lru, result.grade)
         return EndVerdict(
             end,
             decide(self.target, lru, choice if eligible else None, infinite),
@@ -523,12 +523,17 @@ class Tuner:
             )
 
 
-def eligible_at(end: End, judged: Judged, grade: Grade) -> bool:
-    """Return whether a change of a grade may be recommended by what it does at one end."""
+def eligible_at(end: End, judged: Judged, before: Judged, grade: Grade) -> bool:
+    """Return whether a change of a grade may be recommended by what it does at one end.
+
+    It has to keep up with the arrivals where what runs `before` does. Where sessions begin
+    otherwise, a gain has to be likely too.
+    """
+    if not judged.keeps_up:
+        return not before.keeps_up and not judged.harms_by_value
     if end.sessions:
         return judged.grade != "no"
-    broken = judged.harms if grade == "do-now" else judged.harms_by_value
-    return judged.keeps_up and not broken
+    return not (judged.harms if grade == "do-now" else judged.harms_by_value)
 
 
 def _keep_all(setting: RunSetting) -> Policy:

@@ -15,11 +15,11 @@ from kvscope.app import values
 from kvscope.app.deployment import resolved_deployment
 from kvscope.app.gates import PERCENTILES, VERDICT, Figures, Known, ttft_figures
 from kvscope.app.options import Blocks, Count, On, Option, ReplicaOptions, Share, Time, TimeModel
-from kvscope.app.requests import FleetRequest
-from kvscope.app.requests.common import (
+from kvscope.app.requests import (
     BASELINE,
     DEFAULT_PERCENTILE,
     Capacities,
+    FleetRequest,
     check_engine_runs,
     hit_definition,
     kv_model,

@@ -12,8 +12,13 @@ from msgspec import Struct
 
 from kvscope.app import values
 from kvscope.app.options import Blocks, KvDtype, Latency, Model, Option, Outputs
-from kvscope.app.requests import hit_definition, kv_model, latency_profile
-from kvscope.app.requests.common import Capacities, stated_capacities
+from kvscope.app.requests import (
+    Capacities,
+    hit_definition,
+    kv_model,
+    latency_profile,
+    stated_capacities,
+)
 from kvscope.core.errors import InputError
 from kvscope.core.hits import HitDefinition, standard
 from kvscope.core.records import Beside

@@ -27,7 +27,7 @@ from kvscope.app.options import (
     Share,
     Time,
 )
-from kvscope.app.requests.common import (
+from kvscope.app.requests import (
     COMMON_GPUS,
     DEFAULT_PERCENTILE,
     WINDOWS,

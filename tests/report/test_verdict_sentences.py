@@ -144,7 +144,7 @@ def _options(rows: list[dict[str, Any]]) -> set[str]:
     tiers = [row["change"]["tier"] for row in rows if row["change"]["tier"]]
     texts |= {units.format_size(round(tier["gib"] * 2**30)) for tier in tiers}
     for row in rows:
-        ends_ms = row["target_ms"].values()
+        (ends_ms,) = (each.values() for each in row["ttft_ms"].values() if isinstance(each, dict))
         texts |= {units.duration_in_words(end_ms / 1e3) for end_ms in ends_ms if end_ms is not None}
     return texts
 

@@ -40,7 +40,7 @@ def machines_document(study: MachineStudy) -> MachinesDocument:
     return MachinesDocument.build(
         study,
         trace=TraceFacts.build(study.trace),
-        target=TargetFacts.build(study.target),
+        target=TargetFacts.of(study.target),
         machines=tuple(
             MachineFigures.build(
                 machine.trial.outcome,

@@ -22,6 +22,7 @@ from kvscope.tuning.flags import Flags
 from kvscope.tuning.plan import PlanOption, TierReason, TuningPlan
 from kvscope.tuning.rule import Grade, Judged
 from kvscope.tuning.split import Split
+from kvscope.tuning.target import Target
 from kvscope.tuning.tier_prices import TierKind
 from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import RequiredCapacity
@@ -41,13 +42,21 @@ class CapacityFacts(Facts):
 
 
 class TargetFacts(Facts):
-    """The target of a tuning."""
+    """The target of a tuning: its `figure` stays within `limit_ms`, which is `slo_ms`, too."""
 
+    figure: str
+    limit_ms: float
     slo_ms: float
     percentile: float
     measure: str
     view: str
     tpot_slo_ms: float | None
+
+    @classmethod
+    def of(cls, target: Target) -> TargetFacts:
+        """Return the facts of a target."""
+        figure, limit_ms = f"{target.rank_name} TTFT", target.slo_s * 1e3
+        return cls.build(target, figure=figure, limit_ms=limit_ms)
 
 
 class TrialFigures(Facts, Outcome):
@@ -285,28 +294,52 @@ class MemoryFacts(Facts):
 
 
 class ChangeOf(Facts):
-    """What a row changes; `machine` is null for the present one, `router` for one replica."""
+    """What a row changes: `tp` GPUs a replica; `router` is null for one replica, `tier` for none.
+
+    `gpu` and `tp` are null in a cache study.
+    """
 
     policy: str
     params: Mapping[str, float]
     tier: MemoryFacts | None
     router: str | None
     replicas: int
-    machine: str | None
+    gpu: str | None
+    tp: int | None
+
+
+class WorthFacts(Facts):
+    """What the policy to change to is worth.
+
+    LRU needs `lru_gib` (`lru_blocks`) more to be as fast: null where no LRU cache is. It needs
+    `lru_replicas` more to meet the SLO, null where that is not known. `unguarded_ms` is the
+    policy's percentile without its guard, null where it has none that can be left out.
+    `category_share` (0-1) of the tail excess latency saved is of one `category`, null where there
+    is one alone.
+    """
+
+    lru_gib: float | None
+    lru_blocks: int | None
+    lru_replicas: int | None
+    unguarded_ms: float | None
+    category: str | None
+    category_share: float | None
 
 
 class RowFacts(Facts):
     """One option on the later requests, compared with the first row: the deployment as it is.
 
-    `price_per_hour` is null where prices are not known, `saves_per_hour` the price of the GPU time
-    that the present machine computes less. `slo` is meets, misses, undecided or overloaded.
+    `ttft_ms` has p50 and, with its 95 % interval, the target's percentile. `gain` has shares by
+    which a figure is below the first row's, the difference of `attainment`, and by which share
+    `throughput` is above. `price_per_hour` is null where prices are not known, `saves_per_hour` the
+    price of the GPU time that the present machine computes less. `worth` is of the policy to change
+    to, null in other rows. `slo` is meets, misses, undecided or overloaded.
     """
 
     id: int
     change: ChangeOf
     hit_rate: float
-    p50_ms: float
-    target_ms: FigureInterval
+    ttft_ms: Mapping[str, float | FigureInterval]
     within_slo: FigureInterval
     rejected_requests: int
     utilization: float
@@ -315,26 +348,9 @@ class RowFacts(Facts):
     slo: SloAnswer
     grade: Literal["today", "do-now", "canary", "no"]
     likely: float
-    gain: Mapping[str, Gain]
-    attainment_gain: Gain
+    gain: Mapping[str, Gain | float]
     harms: tuple[Harm, ...]
-
-
-class WorthFacts(Facts):
-    """What the policy to change to is worth.
-
-    LRU needs `lru_blocks` (`lru_gib`) more to be as fast: null where no LRU cache is. `replicas`
-    fewer meet the SLO than with LRU, null where that is not known. `unguarded_ms` is the policy's
-    percentile without its guard, null where it has none that can be left out. `category_share`
-    (0-1) of the tail excess latency saved is of one `category`, null where there is one alone.
-    """
-
-    lru_blocks: int | None
-    lru_gib: float | None
-    replicas: int | None
-    unguarded_ms: float | None
-    category: str | None
-    category_share: float | None
+    worth: WorthFacts | None
 
 
 class RecordedFacts(Facts):
@@ -406,7 +422,7 @@ class TuneDocument(GatedDocument, SettingFacts):
     rejected_tiers: tuple[RejectedTier, ...]
     reachable_ms: float | None
     unreachable: bool
-    worth: WorthFacts | None
+    flags: Flags
     enough_requests: EnoughRequests
     recorded: RecordedFacts | None
     load: LoadFacts
@@ -437,7 +453,7 @@ def tune_document(tuned: Recommendation, words: Sequence[str], figures: Figures)
         tuning,
         tuned,
         trace=TraceFacts.build(tuned.trace),
-        target=TargetFacts.build(tuning.target),
+        target=TargetFacts.of(tuning.target),
         model=model_facts(tuned.model),
         deployment=deployment_facts(tuned.deployment) if tuned.deployment else None,
         words=tuple(words),
@@ -474,7 +490,10 @@ def tune_document(tuned: Recommendation, words: Sequence[str], figures: Figures)
             replicas_price_hour=tuned.price_hour(replicas) if replicas else None,
             extra_price_hour=tuned.price_hour(replicas - tuning.replicas) if replicas else None,
         ),
-        rows=tuple(_row(tuned, at, option) for at, option in enumerate(plan.options)),
+        rows=tuple(
+            _row(tuned, at, option, _worth(tuned) if at == policy_row else None)
+            for at, option in enumerate(plan.options)
+        ),
         do_now=policy_row if tuning.grade == "do-now" else None,
         canary=policy_row if tuning.grade == "canary" else None,
         to_meet=_place(plan, plan.cheapest),
@@ -492,7 +511,7 @@ def tune_document(tuned: Recommendation, words: Sequence[str], figures: Figures)
         ),
         reachable_ms=plan.promise_s * 1e3,
         unreachable=tuning.verdict == "unreachable",
-        worth=_worth(tuned) if tuning.choice else None,
+        flags=tuned.flags,
         enough_requests=EnoughRequests(have=tuning.split.requests, need=needed),
         recorded=RecordedFacts.build(tuned.recorded) if tuned.recorded else None,
         load=LoadFacts.build(load, carried=_trial(tuned, load.carried) if load.carried else None),
@@ -533,8 +552,15 @@ def _place(plan: TuningPlan, option: PlanOption | None) -> int | None:
     return None if option is None else plan.options.index(option)
 
 
-def _row(tuned: Recommendation, at: int, option: PlanOption) -> RowFacts:
-    later = option.judged.later
+def _row(tuned: Recommendation, at: int, option: PlanOption, worth: WorthFacts | None) -> RowFacts:
+    later, where, first = option.judged.later, tuned.deployment, tuned.plan.today.judged.later
+    rank, gain = tuned.tuning.target.rank_name, dict[str, Gain | float](later.gains)
+    if at:
+        gain["attainment"] = later.attainment_gain
+        gain["throughput"] = later.served_per_s / first.served_per_s - 1
+    gpu, tp = (where.gpu.name if where.gpu else None, where.tp) if where else (None, None)
+    if option.machine is not None:
+        gpu, tp = option.machine.gpu, option.machine.tp
     return RowFacts.build(
         option,
         later,
@@ -545,21 +571,28 @@ def _row(tuned: Recommendation, at: int, option: PlanOption) -> RowFacts:
             params=_params(tuned, later),
             tier=_tier(tuned, option),
             router=router_label(option.router) if option.router else None,
+            gpu=gpu,
+            tp=tp,
         ),
         hit_rate=later.outcome.token_hit_rate,
-        p50_ms=later.times_ms.p50,
-        target_ms=_estimate(later.target_s, later.interval_s, 1e3),
-        within_slo=_estimate(later.attainment, option.attainment_interval),
+        ttft_ms={
+            "p50": later.times_ms.p50,
+            rank: _with_interval(later.target_s, later.interval_s, 1e3),
+        },
+        within_slo=_with_interval(later.attainment, option.attainment_interval),
         rejected_requests=later.rejected,
         price_per_hour=option.price_hour,
         saves_per_hour=option.saves_hour,
         grade=option.judged.grade if at else "today",
-        gain=later.gains,
+        gain=gain,
         harms=option.judged.harms,
+        worth=worth,
     )
 
 
-def _estimate(value: float, interval: tuple[float, float], unit: float = 1.0) -> FigureInterval:
+def _with_interval(
+    value: float, interval: tuple[float, float], unit: float = 1.0
+) -> FigureInterval:
     low, high = interval
     return FigureInterval(value=value * unit, low=low * unit, high=high * unit)
 
@@ -588,7 +621,7 @@ def _worth(tuned: Recommendation) -> WorthFacts:
     return WorthFacts(
         lru_blocks=plan.worth_blocks,
         lru_gib=None if size is None else size / _GIB,
-        replicas=of_lru - of_choice if of_lru and of_choice else None,
+        lru_replicas=of_lru - of_choice if of_lru and of_choice else None,
         unguarded_ms=plan.unguarded.target_s * 1e3 if plan.unguarded else None,
         category=category,
         category_share=part,

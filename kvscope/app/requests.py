@@ -1,4 +1,8 @@
-"""What the requests of several use cases share: capacities, hits, models, latency, policies."""
+"""What the options of use cases ask for, and what several of them share.
+
+UsageError names the option that is wrong, before any trace is read. This module and what it imports
+load no kernel.
+"""
 
 from __future__ import annotations
 
