@@ -132,8 +132,8 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
             keep_stated(store, opened.trace if other else result.trace, said)
     if other is not None:
         output.report(other, common.printing)
-        if path != values.STANDARD_STREAM:
-            note(f"{path} was not written: no machine is known")
+        if case.file is not None and path != values.STANDARD_STREAM:
+            note(f"{path} was not written: {case.file.missing}")
         return
     duration_s = monotonic() - began
     report = case.report(result)

@@ -64,14 +64,18 @@ def _added(
     tuned: Recommendation, plan: TuningPlan, option: PlanOption, offer: TierOffer
 ) -> Iterator[str]:
     """Yield what the tier gains, what it frees and costs, and where that holds."""
-    later, lru = option.judged.later, tuned.tuning.lru.later
-    gain = later.gains[tuned.tuning.target.objective]
-    times = " -> ".join(units.duration_in_words(each.target_s) for each in (lru, later))
+    later, free = plan.beyond_free, plan.free
+    assert later is not None and free is not None  # noqa: PT018, S101  (of a tier that is added)
+    before, gain = free.trial, later.gains[tuned.tuning.target.objective]
+    alone = "" if free is plan.today else f" with {tuned.called(free.policy)} alone"
+    times = " -> ".join(
+        (units.duration_in_words(before.target_s) + alone, units.duration_in_words(later.target_s))
+    )
     within, hits = (
         " -> ".join(share(value) for value in pair)
         for pair in (
-            (lru.attainment, later.attainment),
-            (lru.outcome.token_hit_rate, later.outcome.token_hit_rate),
+            (before.attainment, later.attainment),
+            (before.outcome.token_hit_rate, later.outcome.token_hit_rate),
         )
     )
     yield (
@@ -80,7 +84,8 @@ def _added(
         f" {percent_change(-gain.low)}), within the SLO {within}, hit rate {hits} on the later"
         " requests."
     )
-    yield f"It {_frees(tuned, option)}, for {_cost(option, offer)}."
+    missed = "" if option.judged.meets(tuned.tuning.target) else " The SLO is missed with it, too."
+    yield f"It {_frees(tuned, option)}, for {_cost(option, offer)}.{missed}"
     tier = option.tier
     if tier is not None and (wear := offer.wear(tier, option.written_bytes_s)):
         daily = significant(option.written_bytes_s * _DAY_S / 2**40)
@@ -158,8 +163,11 @@ def _named(tuned: Recommendation, option: PlanOption) -> str:
 
 def _frees(tuned: Recommendation, option: PlanOption) -> str:
     """Return the GPU time that an option frees, with its price where that is known."""
-    freed = tuned.tuning.lru.later.utilization - option.trial.utilization
-    worth = "" if option.saves_hour is None else f" (worth {option.saves_hour:.3f} an hour)"
+    free = tuned.plan.free or tuned.plan.today
+    freed, saved = free.trial.utilization - option.trial.utilization, option.saves_hour
+    if saved is not None:
+        saved -= free.saves_hour or 0.0
+    worth = "" if saved is None else f" (worth {saved:.3f} an hour)"
     return f"frees {share(freed)} of the GPU's time{worth}"
 
 

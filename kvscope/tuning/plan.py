@@ -162,13 +162,16 @@ class TuningPlan(Struct, frozen=True):
     policy's percentile; None without a choice, and where no LRU cache has it. `unguarded` is that
     policy without its guard, None where it has none that can be left out. `tier` is the option that
     adds memory below the pools, where that was asked for and pays, and `tier_canary` confirms it;
-    else `tier_doubt` says why not. Under `rejected` tiers requests never start.
+    else `tier_doubt` says why not. `free` is what costs nothing: the policy to change to now, else
+    LRU; `beyond_free` compares the tier with it. Under `rejected` tiers requests never start.
     """
 
     options: tuple[PlanOption, ...]
     worth_blocks: int | None = None
     unguarded: WindowTrial | None = None
     tier: PlanOption | None = None
+    free: PlanOption | None = None
+    beyond_free: WindowTrial | None = None
     tier_canary: Canary | None = None
     tier_doubt: TierDoubt | None = None
     rejected: tuple[TierRejection, ...] = ()
@@ -249,14 +252,18 @@ class Planner:
             options += self._judged_all(list(self._changes()), advance)
             worth, unguarded = self._worth_blocks(), self._unguarded()
             tier, doubt = self._tier_to_add(options)
-        canary, later = None, self._tuner.windows.later
+        canary = beyond = None
+        free, later = self._free(options), self._tuner.windows.later
         if tier is not None:
-            canary = later.canary(result.lru.later, tier.judged.later, result.replicas)
+            beyond = self._against(free, tier)
+            canary = later.canary(free.judged.later, tier.judged.later, result.replicas)
         return TuningPlan(
             (today, *sorted(options[1:], key=lambda option: option.cost)),
             worth_blocks=worth,
             unguarded=unguarded,
             tier=tier,
+            free=free,
+            beyond_free=beyond,
             tier_canary=canary,
             tier_doubt=doubt,
             rejected=tuple(self._rejected.values()),
@@ -407,6 +414,10 @@ class Planner:
             return TierRejection(change.tier, error.what)
         return self._option(change, judged, slo_answer(result.target, judged, ends))
 
+    def _free(self, options: Sequence[PlanOption]) -> PlanOption:
+        """Return what costs nothing: the policy to change to now, with flags, else LRU."""
+        return options[self._result.grade == "do-now" and not self._result.disagreeing]
+
     def _tier_to_add(
         self, options: Sequence[PlanOption]
     ) -> tuple[PlanOption | None, TierDoubt | None]:
@@ -421,7 +432,7 @@ class Planner:
         result, offer = self._result, self._tiers
         if offer is None or not offer.chooses:
             return None, None
-        free = options[result.grade == "do-now" and not result.disagreeing]
+        free = self._free(options)
         sound = {Lru.name, LruRetention.name, free.policy.name}
         tiered = [each for each in options if each.tier and each.policy.name in sound]
         nearest = min(tiered, key=lambda option: option.trial.target_s, default=None)

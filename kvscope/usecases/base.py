@@ -86,10 +86,12 @@ class ResultFile(Struct, Generic[Result], frozen=True):
     """A file that a command writes, by default to `path`; `--output` names another, - none.
 
     `write` returns what was done; it replaces what is worth keeping only by `force`. The store
-    keeps `text` and `summary` with the report.
+    keeps `text` and `summary` with the report. `missing` says why there is none where the use case
+    answers something else `instead`.
     """
 
     path: str
+    missing: str
     write: Callable[..., str]
     text: Callable[[Result], str | None]
     summary: Callable[[Result], str]

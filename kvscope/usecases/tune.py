@@ -659,5 +659,5 @@ USE_CASE: UseCase[TuneOptions, TuneRequest, Recommendation] = UseCase(
     keeps=True,
     document=_document,
     instead=on_machines,
-    file=ResultFile("recommendation.toml", _written, _text, _summary),
+    file=ResultFile("recommendation.toml", "no machine is known", _written, _text, _summary),
 )
