@@ -75,7 +75,8 @@ def _next(analysis: Analysis, caching: Caching) -> str:
     if present is None:
         return "State the deployment, or a model and its memory, then tune for your SLO."
     lost = caching.ideal - (analysis.present_rate or 0.0)
-    cost = f"LRU loses {share(lost)} of the input {caching.lru.definition.weight}s"
+    why = "LRU's evictions cost" if analysis.pool is None else "LRU loses"  # or routed, in flight
+    cost = f"{why} {share(lost)} of the input {caching.lru.definition.weight}s"
     if lost <= _NEGLIGIBLE * caching.ideal:
         return f"{cost}: neither a policy nor memory can gain more. Check whether the SLO is met."
     return f"{cost}: tune the policy for your SLO, and see what more memory would give."
@@ -161,14 +162,15 @@ def _answer(analysis: Analysis, caching: Caching) -> list[str]:
     now, pool = _now(analysis, caching), analysis.pool
     nine = next(mark for mark in caching.landmarks if mark.share_of_ideal == 0.9)
     blocks = analysis.present_blocks or nine.point.capacity_blocks
-    words = [*_hybrid(analysis), *([now] if now else [])]
+    first, further = [now] if now else [], _hybrid(analysis)
     if pool is None:
+        first, further = further, first  # a bound counts as the curve does
         misses = largest_misses(caching.misses_at(blocks))
-    else:  # those of the replay, whichever layers the curve counts
-        words.reverse()
+    else:
         misses = largest_causes(pool.causes)
     return [
-        *words,
+        *first,
+        *further,
         _could(analysis, caching),
         f"Input tokens that miss at {sizes_of(analysis).label(blocks)}: {misses}.",
         f"Counted: {definition_in_words(caching.definition)}.",
@@ -191,7 +193,7 @@ def _memory(analysis: Analysis, blocks: int) -> str:
     each = where.pool.in_blocks_of(analysis.trace.block_size)
     low, high = each.low_blocks * where.engines, each.high_blocks * where.engines
     band = f" ({count(low)} to {counted(high, 'block')})" if low != high else ""
-    idle = " all of it idle," if analysis.pool is None else ""
+    idle = "" if analysis.engine_replayed else " all of it idle,"
     return f"{pool}, {each.origin}{band},{idle}"
 
 

@@ -36,6 +36,7 @@ from kvscope.core.hits import HitDefinition, standard
 from kvscope.core.records import Inline
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
+from kvscope.replay.policy_options import VLLM
 from kvscope.usecases.base import Opened, ReportView, UseCase
 from kvscope.usecases.explain import (
     ExplainOptions,
@@ -156,6 +157,12 @@ class Analysis(Struct, frozen=True, kw_only=True):
         if self.model is None or not self.hbm_bytes:
             return None
         return self.model.blocks_in(self.hbm_bytes, block_size)
+
+    @property
+    def engine_replayed(self) -> bool:
+        """Whether `pool` counts the blocks of running requests, as of an engine."""
+        where = self.deployment
+        return self.pool is not None and where is not None and where.engine.name == VLLM
 
     @property
     def present_rate(self) -> float | None:
