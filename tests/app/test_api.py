@@ -42,7 +42,7 @@ RESULTS = {
     "analyze": ("--model", "llama3-8b", "--hbm", "80GiB", "--capacity", "1GiB,2GiB"),
     "explain": ("--capacity-blocks", "1k"),
     "fit": ("--window", "1h"),
-    "retention": ("--capacity-blocks", "1k"),
+    "retention": ("--model", "llama3-8b"),
     "simulate": ("--policies", "lru,tlru", "--capacity-blocks", "1k", "--slo", "200ms"),
     "tune": ("--slo", "200ms", "--policies", "tlru", "--capacity-blocks", "2000", "--output", "-"),
     "fleet": (

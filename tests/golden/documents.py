@@ -40,7 +40,7 @@ CHAINS: dict[str, str] = {
         analyze --gpu h100 --model llama3-8b
         explain --forget --capacity-blocks 300
         fit --window 1m
-        retention --model qwen2-7b --capacity 1GiB
+        retention --model qwen2-7b
         simulate --forget --policies lru --capacity-blocks 500 --slo 200ms
         simulate --forget --policies gittins --capacity-blocks 300
         diff run:1 run:2
