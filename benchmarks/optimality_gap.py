@@ -269,8 +269,7 @@ def untouched(traces: Iterator[HeldOut], least: Least, ablations: Ablations) -> 
         ]
     return Table(
         "Other seeds: share of the gap to belady (hits) and tail-belady (TEL) closed by gittins",
-        "Generated with `kvscope synth PROFILE --requests N --seed S`; gittins was not tuned on"
-        " them.",
+        "Profiles of `kvscope synth` and of benchmarks/profiles.py; gittins was not tuned on them.",
         ("trace", *_columns(XI_TOKENS[:1])),
         rows,
     )

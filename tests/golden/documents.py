@@ -9,11 +9,12 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import chdir, redirect_stdout
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,20 @@ def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(inner, f"{place}[{at}]")
     else:
         yield place, value
+
+
+def differences(before: Any, after: Any, rel_tol: float = 1e-9) -> Iterator[str]:
+    """Yield every leaf that differs, in words; where one is missing, all that follow differ."""
+    for was, now in zip_longest(leaves(before), leaves(after)):
+        if not was or not now or was[0] != now[0] or not _same(was[1], now[1], rel_tol):
+            yield f"{was} became {now}"
+
+
+def _same(before: Any, after: Any, rel_tol: float) -> bool:
+    """Return whether two leaves are equal; columns are summed in parallel, in any order."""
+    if isinstance(before, float) and isinstance(after, float):
+        return math.isclose(before, after, rel_tol=rel_tol)
+    return type(before) is type(after) and before == after
 
 
 def write() -> None:

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
-from itertools import islice, zip_longest
-from typing import Any
+from itertools import islice
 
 import pytest
 
-from tests.golden.documents import CHAINS, FILE, documents, leaves
+from tests.golden.documents import CHAINS, FILE, differences, documents
 
 SHOWN = 20
-
-
-def _same(before: Any, after: Any) -> bool:
-    """Return whether two leaves are equal; columns are summed in parallel, in any order."""
-    if isinstance(before, float) and isinstance(after, float):
-        return math.isclose(before, after, rel_tol=1e-9)
-    return type(before) is type(after) and before == after
 
 
 @pytest.mark.parametrize("chain", CHAINS)
@@ -28,10 +19,9 @@ def test_documents_are_as_they_were(chain: str) -> None:
     golden = json.loads(gzip.decompress(FILE.read_bytes()))[chain]
     actual = documents(chain)
     assert list(golden) == list(actual)
-    changed = [
-        f"{command}: {before} became {after}"
+    changed = (
+        f"{command}: {difference}"
         for command in golden
-        for before, after in zip_longest(leaves(golden[command]), leaves(actual[command]))
-        if not before or not after or before[0] != after[0] or not _same(before[1], after[1])
-    ]
+        for difference in differences(golden[command], actual[command])
+    )
     assert list(islice(changed, SHOWN)) == [], "or python -m tests.golden.documents"
