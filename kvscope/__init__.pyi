@@ -184,7 +184,6 @@ def simulate(
     compat: Literal['kvcache-simulator', 'libcachesim'] | None = None,
     isolate: Literal['user', 'conversation'] | None = None,
     sample: str | float = 1.0,
-    coarsen: str | int = 1,
     on: str | None = None,
     db: str = ':memory:',
 ) -> SimulationResult: ...
@@ -199,9 +198,6 @@ def advise_retention(
     *,
     model: str | None = None,
     kv_dtype: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] | None = None,
-    capacity: str | int | None = None,
-    capacity_blocks: str | int | None = None,
-    latency: str | None = None,
     outputs: Literal['carried', 'ignored'] = 'carried',
     db: str = ':memory:',
 ) -> RetentionResult: ...

@@ -89,7 +89,8 @@ def simulate(
     counted as unfinished. Raises UsageError for a capacity that holds no block.
     """
     monitor = monitor or Monitor()
-    known = prompts.sample.prompts if isinstance(prompts, DrawnTrace) else prompts
+    # Which of the measured requests waited only the whole trace shows, so a sample is not fitted.
+    known = prompts if isinstance(prompts, Prompts) else prompts.without_measurements
     request, _ = timed(request, trace, known, monitor)
     request = on_groups(request, trace)
     setting = request.setting

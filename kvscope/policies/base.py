@@ -108,8 +108,7 @@ class Policy:
     `hindsight` marks oracles, which know the future and are never recommended, optimal or not.
     `scales` says whether a sample of the trace in a smaller cache shows what the whole would do.
     `learner` names the folder of kvscope/learning that fits the policy's table, if it reads one.
-    `refit` is the one of its `parameters` that says how often. `retired` are parameters that files
-    of earlier versions may have; they no longer count.
+    `refit` is the one of its `parameters` that says how often.
     """
 
     name: ClassVar[str]
@@ -124,7 +123,6 @@ class Policy:
     learner: ClassVar[str | None] = None
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     refit: ClassVar[Parameter | None] = None
-    retired: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self, values: Mapping[str, float] | None = None, leaves: Leaves | None = None

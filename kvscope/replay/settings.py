@@ -94,7 +94,7 @@ def with_capacity_model(
             "--capacity, --capacity-blocks and --points",
         ),
         (engine, "an engine is replayed without tiers", "--capacity-model, or add --offload"),
-        (not setting.exact, "tiers are not replayed on a sample", "--sample and --coarsen"),
+        (not setting.exact, "tiers are not replayed on a sample", "--sample"),
         (setting.definition.flat, "a flat cache has no tiers", "--compat"),
     ):
         if tiered and wrong:
@@ -167,7 +167,7 @@ def engine_setting(
         raise UsageError(
             "part of the requests make another load",
             where="--capacity-model engine",
-            remedy="leave out --sample and --coarsen",
+            remedy="leave out --sample",
         )
     return replace(
         setting,

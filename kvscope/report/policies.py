@@ -288,10 +288,10 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
     )
     if setting.exact:
         return sentences
-    whole = setting.sample_rate == 1
-    of = "all requests" if whole else f"{share(setting.sample_rate)} of the trace"
-    grain = "" if setting.coarsen == 1 else f", {setting.coarsen} blocks taken as one"
-    estimated = f"Estimated from {of}{grain}: counts, TTFT and TEL are those of the sample."
+    estimated = (
+        f"Estimated from {share(setting.sample_rate)} of the trace: counts, TTFT and TEL are those"
+        " of the sample."
+    )
     return (*sentences, estimated)
 
 

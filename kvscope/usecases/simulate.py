@@ -166,17 +166,11 @@ class SimulateOptions(DeploymentOptions, frozen=True, kw_only=True):
     sample: Annotated[
         float,
         PositiveShare(
-            "Replay only this share of the blocks, for example 10%, and estimate the whole, with"
-            " the error.",
+            "Of a dataset, replay only this share of the blocks, for example 10%, and estimate the"
+            " whole, with the error.",
             default="100%",
         ),
     ] = 1.0
-    coarsen: Annotated[
-        int,
-        Count(
-            "Merge N blocks of a prompt into one and estimate, with the error; keeps all requests."
-        ),
-    ] = 1
     on: On = None
 
 
@@ -202,7 +196,6 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
         rate_scale=above_zero(options.rate_scale),
         isolate=options.isolate,
         sample_rate=options.sample,
-        coarsen=options.coarsen,
     )
     named = (options.capacity, options.capacity_blocks, options.points)
     engine = _engine(recommended, where)
@@ -286,26 +279,32 @@ def _own_or_default(own: Policy, kind: type[Policy]) -> Policy:
 def _estimated(
     options: SimulateOptions, variants: list[Variant], definition: HitDefinition
 ) -> list[Variant]:
-    """Return the variants of which a sample, or coarse blocks, can say how near they are.
+    """Return the variants whose hit rates a sample estimates.
 
-    Raises UsageError for a sample that is too small, for a definition that it cannot estimate, and
-    where a policy was named that is not one.
+    Raises UsageError for a sample that is too small, for a definition or tenants that it cannot
+    estimate, and where a policy was named that is not one.
     """
     from kvscope.replay.sampling import LEAST_RATE, require_estimable  # late: loads NumPy
 
-    require_estimable(definition, options.coarsen)
+    require_estimable(definition)
+    if options.isolate:
+        raise UsageError(
+            "tenants are told apart in the whole dataset only",
+            where="--isolate",
+            remedy="leave out --isolate or --sample",
+        )
     if options.sample < LEAST_RATE:
         raise UsageError(
             f"no error can be stated below {LEAST_RATE:.0%}",
             where=f"--sample {options.sample:.3g}",
-            remedy="replay more, or larger blocks with --coarsen",
+            remedy="replay more",
         )
     scaling = [variant for variant in variants if variant.policy.scales]
     others = {variant.policy.name for variant in variants if not variant.policy.scales}
     if others and options.policies not in {None, ALL}:
         raise UsageError(
             f"a sample does not show what {', '.join(sorted(others))} does in the whole trace",
-            where=f"--policies, {'--sample' if options.sample < 1 else '--coarsen'}",
+            where="--policies, --sample",
             remedy="leave out one of them",
         )
     return scaling
@@ -539,6 +538,7 @@ def _view(simulation: Simulation) -> ReportView:
 USE_CASE: UseCase[SimulateOptions, SimulateRequest, Simulation] = UseCase(
     name="simulate",
     title="kvscope simulate",
+    schema=2,
     help=__doc__,
     options=SimulateOptions,
     check=simulate_request,

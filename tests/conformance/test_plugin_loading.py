@@ -123,8 +123,8 @@ def test_the_entry_point_takes_the_place_of_vllms_choice(monkeypatch: pytest.Mon
         ("KVSCOPE_RECOMMENDATION", "etlru.toml", "etlru.toml: policy.name: etlru .* cannot run"),
         (
             "KVSCOPE_RECOMMENDATION",
-            "tlru-learned.toml",
-            "LRU; .* was removed; take gittins instead",
+            "soft-ttl.toml",
+            "LRU; .* was removed; take trtllm-priority instead",
         ),
         ("KVSCOPE_RECORD", "etlru.toml/folder", "kvscope records nothing: .*Not a directory"),
     ],
@@ -141,7 +141,7 @@ def test_a_mistake_in_the_settings_costs_the_engine_nothing(
     from kvscope.vllm_plugin.adapter import observers
 
     vllm, _ = both(tmp_path, fitting(20, 3, "chats", 16, 120), 16, 120)
-    for name in ("etlru", "tlru-learned"):
+    for name in ("etlru", "soft-ttl"):
         table = f'schema = 1\n[policy]\nname = "{name}"\nparams = {{}}\n'
         (tmp_path / f"{name}.toml").write_text(table)
     monkeypatch.chdir(tmp_path)

@@ -34,7 +34,6 @@ class SettingFacts(Facts):
     rate_scale: float
     isolate: str | None
     sample_rate: float
-    coarsen: int
     capacity_model: str
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
@@ -95,6 +94,7 @@ class SimulateDocument(GatedDocument, SettingFacts):
     """
 
     command: Literal["simulate"] = "simulate"
+    schema: Literal[2] = 2  # type: ignore[assignment]  # a version of its own
     trace: TraceFacts
     model: ModelFacts | None
     deployment: DeploymentFacts | None
@@ -129,6 +129,7 @@ class RunsDocument(Document):
     """The runs that the store keeps of a trace, and the reports of `tune` and `fleet`."""
 
     command: Literal["runs"] = "runs"
+    schema: Literal[2] = 2  # type: ignore[assignment]  # a version of its own
     trace: TraceFacts
     runs: tuple[StoredRun, ...]
     reports: tuple[ReportFacts, ...]
