@@ -37,6 +37,7 @@ from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 Bind = Callable[[type[Policy]], Policy]
 
+_WHERE = "--tiers"
 _BLOCKS = "blocks"
 _FORM = "write for example hbm=40GiB,dram=128GiB:ttl=10m"
 _OPTIONS: Mapping[str, Callable[[str], Any]] = {
@@ -86,7 +87,6 @@ def parse_tiers(
     block_bytes: int | None = None,
     bind: Bind = lambda policy: policy(),
     default: type[Policy] = Lru,
-    where: str = "--tiers",
 ) -> tuple[Tier, ...]:
     """Return the tiers in `hbm=40GiB,dram=128GiB:ttl=10m`, the first on top.
 
@@ -99,9 +99,9 @@ def parse_tiers(
     """
     tiers: list[Tier] = []
     for part in text.split(","):
-        tier = _tier(part.strip(), block_bytes, bind, default, where, first=not tiers)
+        tier = _tier(part.strip(), block_bytes, bind, default, first=not tiers)
         if tier.name in [above.name for above in tiers]:
-            raise UsageError(f"{tier.name!r} is there twice", where=where, remedy="rename one")
+            raise UsageError(f"{tier.name!r} is there twice", where=_WHERE, remedy="rename one")
         tiers.append(tier)
     return tuple(tiers)
 
@@ -147,15 +147,14 @@ def _tier(
     block_bytes: int | None,
     bind: Bind,
     default: type[Policy],
-    where: str,
     *,
     first: bool,
 ) -> Tier:
     main, *rest = part.split(":")
     name, equals, capacity = (piece.strip() for piece in main.partition("="))
     if not (name and equals and capacity):
-        raise UsageError(f"{part!r} is no tier", where=where, remedy=_FORM)
-    place = f"{where} {name}"
+        raise UsageError(f"{part!r} is no tier", where=_WHERE, remedy=_FORM)
+    place = f"{_WHERE} {name}"
     options = _options(rest, place)
     policy = bind(options.get("policy", default))
     if "ttl" in options:

@@ -466,13 +466,6 @@ def releaser(
     return release_offloaded
 
 
-@callable_in_kernels
-def blocks_kept(machine: Machine) -> int:
-    """Return how many blocks stay free when a request joins others."""
-    state = machine.state[0]
-    return state.watermark_blocks if state.running > 0 else 0
-
-
 def resumer(blocks: TierBlocks) -> Callable[..., Any]:
     """Return the function that prepares to run a request whose load has ended.
 
@@ -490,7 +483,7 @@ def resumer(blocks: TierBlocks) -> Callable[..., Any]:
             member.stage = READY
         tokens = cut(machine, request, record.computed, min(total - record.computed, budget))
         end = record.computed + tokens
-        if tokens == 0 or not fits_loaded(machine, request, end, blocks_kept(machine)):
+        if tokens == 0 or not fits_loaded(machine, request, end):
             return 0
         return tokens
 
@@ -528,7 +521,7 @@ def offloaded_admitter(
         slots = len(machine.slots) - state.running - off.state[0].loading
         if end == hit or slots == 0:
             return 0
-        if not fits(machine, request, hit, cached, end, blocks_kept(machine), reserved):
+        if not fits(machine, request, hit, cached, end, reserved):
             return 0
         take_slot(machine, request)
         if first:

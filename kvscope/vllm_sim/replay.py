@@ -40,12 +40,11 @@ class EngineReplay(Struct, frozen=True):
     had nothing been evicted: fewer where a hybrid model keeps no window. `queue_s` is the time from
     its arrival until then, `ttft_s` until its first token, `tpot_s` the time per output token after
     the first one, nan without a second one. `oversized` requests need more than all blocks: they
-    were rejected, have no hits, and nan for times. `steps` counts those that computed something.
+    were rejected, have no hits, and nan for times.
 
     With a CPU tier, `loaded_blocks` were loaded behind the hits, of which the tier has
     `chunk_evictions` and `stored_chunks`; at least one token of a prompt is computed. None without.
-    Of the `loaded_blocks`, `read_blocks` had come from storage below that tier, which had no room
-    for `rejected_chunks`.
+    Of the `loaded_blocks`, `read_blocks` had come from storage below that tier.
     """
 
     hit_blocks: Int32s
@@ -58,13 +57,11 @@ class EngineReplay(Struct, frozen=True):
     preemptions: Int32s
     oversized: Bools
     evictions: int
-    steps: int
     loaded_blocks: Int32s | None = None
     copied_blocks: Int32s | None = None
     chunk_evictions: int = 0
     stored_chunks: int = 0
     read_blocks: Int32s | None = None
-    rejected_chunks: int = 0
 
 
 def replay_engine(
@@ -181,11 +178,9 @@ def replayed(machine: Machine) -> EngineReplay:
         preemptions=requests.preemptions.astype(np.int32),
         oversized=requests.oversized > 0,
         evictions=int(state.evictions),
-        steps=int(state.steps),
         loaded_blocks=loaded,
         copied_blocks=copied,
         chunk_evictions=int(offload.state[0].evictions),
         stored_chunks=int(offload.state[0].stored - offload.state[0].read_chunks),
         read_blocks=read,
-        rejected_chunks=int(offload.state[0].full),
     )

@@ -146,7 +146,6 @@ class EngineSettings(Struct, frozen=True):
 
     `usable_blocks` is `--num-gpu-blocks-override` less 1: block 0 stands for "no block".
     `async_scheduling` plans a step before the last one's tokens are known, as vLLM does on GPUs.
-    `watermark` is the share of the blocks that stays free when a request joins others, and
     `reserve_full_prompt` (`scheduler_reserve_full_isl`) admits a request only if all its
     tokens fit. `groups` are those of a hybrid model; None for one of full attention alone.
     `rehashes_states`: as 0.32 does, and not 0.33, the state before a prompt's end counts as new in
@@ -161,7 +160,6 @@ class EngineSettings(Struct, frozen=True):
     max_num_batched_tokens: int = 2048
     async_scheduling: bool = False
     reserve_full_prompt: bool = True
-    watermark: float = 0.0
     groups: KvGroups | None = None
     rehashes_states: bool = False
     unhashed_last: bool = False
@@ -172,10 +170,6 @@ class EngineSettings(Struct, frozen=True):
             value = getattr(self, name)
             if not 1 <= value <= NO_LIMIT:
                 raise UsageError(f"{name} is {value}", where="engine", remedy="give 1 or more")
-        if not 0 <= self.watermark < 1:
-            raise UsageError(
-                f"watermark is {self.watermark}", where="engine", remedy="give a share from 0 to 1"
-            )
         if self.offload is not None and self.groups is not None:
             _check_chunks(self.offload, self.groups)
         if self.offload is not None and self.async_scheduling:
@@ -213,11 +207,6 @@ class EngineSettings(Struct, frozen=True):
     def in_flight_tokens(self) -> int:
         """Tokens of steps that have not ended, at most."""
         return self.max_num_batched_tokens * (2 if self.async_scheduling else 1)
-
-    @property
-    def watermark_blocks(self) -> int:
-        """The watermark in blocks. vLLM takes the share of all of them, block 0 included."""
-        return int(self.watermark * (self.usable_blocks + 1))
 
 
 def _check_chunks(offload: OffloadSettings, groups: KvGroups) -> None:

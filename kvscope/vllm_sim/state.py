@@ -108,7 +108,7 @@ SPEC = _record("begin end cached_tokens")
 
 STATE = _record(
     "blocks lanes block_size max_num_seqs max_num_batched_tokens overlapped reserve_full_prompt "
-    "watermark_blocks free evictions freed running preempted next arrived front in_progress "
+    "free evictions freed running preempted next arrived front in_progress "
     "planned budget prefill_tokens steps finished admitted period "
     "alignment_tokens segment_tokens keeps_boundaries state_tokens rehashes_states "
     "unhashed_last export_tokens leaf selects adaptive taken_lane second_freed",
@@ -420,7 +420,6 @@ def _state(settings: EngineSettings, cost: StepCost) -> Records:
     state.max_num_batched_tokens = settings.max_num_batched_tokens
     state.overlapped = settings.async_scheduling
     state.reserve_full_prompt = settings.reserve_full_prompt
-    state.watermark_blocks = settings.watermark_blocks
     state.front = NONE
     state.unhashed_last = settings.unhashed_last
     if settings.groups is not None:
