@@ -33,7 +33,7 @@ from kvscope.replay.policy_options import format_value
 from kvscope.replay.sampling import DrawnTrace
 from kvscope.replay.settings import with_groups, with_offload
 from kvscope.replay.sweep import WINDOWS, engine_of, serve_replay, sweep, tier_request
-from kvscope.replay.tier_spec import parse_tiers, with_chunk_policy
+from kvscope.replay.tier_spec import parse_tiers
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.store import results
 from kvscope.store.file import CANNOT_STORE, Stores
@@ -106,8 +106,6 @@ def simulate(
     for name, estimate in used(request.variants, estimates).items():
         monitor.note(f"{name} is {format_value(name, estimate.value)}, {estimate.origin}")
     policies = [bind(variant, estimates) for variant in request.variants]
-    if (bound := with_chunk_policy(setting, estimates)) != setting:
-        setting, workload = bound, Workload(prompts, bound, workload.windows)
     if setting.tiers:
         wanted = [tier_request(workload, policy, estimates) for policy in policies]
     else:

@@ -55,7 +55,6 @@ from kvscope.report.words import (
     significant,
     time_unit,
 )
-from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 _ROWS = 12  # of a table on the one screen
 _COMPARED = 5  # policies that fit side by side
@@ -248,7 +247,7 @@ def _verdict(simulation: Simulation, measure: _Measure, contests: dict[int, Cont
 
 _WRONG_HITS = (
     " Do not store outputs (offload_prompt_only=false) with --prefix-cache-retention-interval none:"
-    " for this model vLLM may then load blocks of another request (docs/offload-hybrid.md)."
+    " for this model vLLM may then load blocks of another request (docs/offload.md)."
 )
 
 
@@ -268,12 +267,11 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
         )
     offload = offload_of(setting)
     if offload is not None:
-        words = (offload.in_words, f"Sizes: {setting.tiers}.", offload.left_out)
-        capacity = " ".join(filter(None, (capacity, *words)))
+        capacity += f" {offload.in_words} Sizes: {setting.tiers}."
     if setting.kv_groups:
         groups = KvGroups.parse(setting.kv_groups)
         capacity += f" {groups.in_words}"
-        if isinstance(offload, OffloadSpec) and not offload.offload_prompt_only:
+        if offload is not None and not offload.offload_prompt_only:
             capacity += _WRONG_HITS if groups.smaller_windows else ""
     assumed = [f"latency profile {setting.latency}"]
     if setting.slo_s is not None:
@@ -380,7 +378,7 @@ def tier_sections(simulation: Simulation) -> list[Section]:
     if not rows:
         return []
     launch = None if simulation.alone else offload_launch(simulation.setting)  # the file has it
-    return [Section.of("Tiers", table, *([launch.text] if launch else []))]
+    return [Section.of("Tiers", table, *([launch] if launch else []))]
 
 
 def _category_table(simulation: Simulation, limit: int | None = None) -> Table:

@@ -92,7 +92,7 @@ def _exported(options: FitOptions) -> Variant:
     """Return the policy to write: one that the plugin runs, with one value per parameter."""
     from kvscope.learning.learners import reads_fit
     from kvscope.policies.registry import check_required
-    from kvscope.vllm_plugin.policy_controller import lane_policy
+    from kvscope.vllm_plugin.eviction_controller import lane_policy
 
     name = options.policy or DEFAULT_EXPORT
     kinds = parse_policies(name, "--policy")

@@ -133,11 +133,7 @@ class SimulateOptions(DeploymentOptions, frozen=True, kw_only=True):
         Option(
             "Run the --tiers as an engine does, steps and all: vllm@0.32 or vllm@0.33 is vLLM's"
             " OffloadingConnector with CPU memory, and a third tier the files below it. Options"
-            " follow colons: vllm@0.33:eviction_policy=arc:blocks_per_chunk=4."
-            " eviction_policy=tlru or gittins is that of kvscope's plugin, with its parameters"
-            " behind further colons. sglang-hicache (write_policy=…, and with a third tier"
-            " hicache_storage_prefetch_policy=…, prefetch_threshold=…) and lmcache (chunk_size=…)"
-            " are approximations, which say what they leave out.",
+            " follow colons: vllm@0.33:eviction_policy=arc:blocks_per_chunk=4.",
             "ENGINE",
         ),
     ] = None
@@ -251,7 +247,7 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
 
 def _check_tiers(setting: RunSetting, variants: Sequence[Variant], model: Model | None) -> None:
     """Raise UsageError for tiers that cannot be replayed, whatever the blocks of the trace are."""
-    from kvscope.replay.tier_spec import offload_of, parse_tiers, require_offload  # late: NumPy
+    from kvscope.replay.tier_spec import offload_of, parse_tiers  # late: loads NumPy
     from kvscope.replay.tiers import read_s, require_exact
 
     block_bytes = None if model is None else 0  # the trace says how many
@@ -265,9 +261,7 @@ def _check_tiers(setting: RunSetting, variants: Sequence[Variant], model: Model 
         )
         for tier in tiers[1:]:
             read_s(tier, 1, block_bytes)
-        if (spec := offload_of(setting)) is not None:
-            require_offload(spec, files=len(tiers) > 2)
-        else:
+        if offload_of(setting) is None:
             require_exact(tiers, cast("TierMode", setting.tier_mode))
 
 
@@ -320,7 +314,7 @@ def _engine(
     if recommended is None:
         return where if where and where.engine.name == VLLM else None
     table = recommended.deployment
-    if table is None or (parse_engine(table.engine).name != VLLM and recommended.tier is None):
+    if table is None or parse_engine(table.engine).name != VLLM:
         return None
     if table.replicas > 1:
         raise UsageError(

@@ -301,7 +301,7 @@ def test_the_plugin_is_light() -> None:
     code = """
 import sys, pkgutil, importlib, kvscope.vllm_plugin as engine
 for one in pkgutil.iter_modules(engine.__path__):
-    if one.name not in ("adapter", "cpu_tier"):
+    if one.name != "adapter":
         importlib.import_module(f"kvscope.vllm_plugin.{one.name}")
 heavy = {"polars", "duckdb", "numba", "streamlit", "scipy", "plotly", "torch", "vllm", "typer"}
 print(sorted(heavy & set(sys.modules)))

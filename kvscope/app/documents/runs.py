@@ -22,11 +22,14 @@ from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierOutcome
 from kvscope.core.trace import Trace
 from kvscope.deployment.models import Model
 from kvscope.replay.parameter_estimates import ParameterEstimate
-from kvscope.replay.tier_spec import kv_transfer_config, offload_launch, offload_left_out
+from kvscope.replay.tier_spec import kv_transfer_config, offload_launch
 
 
 class SettingFacts(Facts):
-    """What the numbers of a run count and assume."""
+    """What the numbers of a run count and assume.
+
+    `offload_left_out` is null: it was for approximations that are gone.
+    """
 
     definition: HitDefinition
     latency: LatencyFacts
@@ -168,14 +171,13 @@ def runs_document(
 
 def setting_facts(setting: RunSetting) -> SettingFacts:
     """Return what the numbers under a setting count and assume."""
-    launch = offload_launch(setting)
     return SettingFacts.build(
         setting,
         latency=LatencyFacts.build(setting, profile=setting.latency),
         tiers_asked=setting.tiers or None,
         kv_transfer_config=kv_transfer_config(setting),
-        offload_launch=launch and launch.text,
-        offload_left_out=offload_left_out(setting),
+        offload_launch=offload_launch(setting),
+        offload_left_out=None,
     )
 
 

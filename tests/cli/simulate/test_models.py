@@ -117,25 +117,3 @@ def test_other_tools_definitions_are_reproduced(
     assert flat["misses"] is None
     half = simulated(capsys, *asked, "--compat", "kvcache-simulator")["results"][0]
     assert half["token_hit_rate"] == pytest.approx(2 / 5)
-
-
-@pytest.mark.parametrize(
-    ("offload", "launch"),
-    [
-        ("sglang-hicache:write_policy=write_back", "--enable-hierarchical-cache"),
-        ("lmcache:chunk_size=512", "LMCACHE_MAX_LOCAL_CPU_SIZE=0.5"),
-    ],
-)
-def test_an_approximation_says_what_it_leaves_out(
-    trace: str, options: tuple[str, ...], offload: str, launch: str, capsys: Streams
-) -> None:
-    """On the screen and in the document, beside how the engine is started."""
-    tiers = ("--tiers", "hbm=1GiB,dram=512MiB", "--model", "vicuna-7b", "--policies", "lru")
-    asked = (trace, *options, *tiers, "--offload", offload)
-    document = simulated(capsys, *asked)
-    assert launch in document["offload_launch"]
-    assert document["offload_left_out"].startswith("Left out: ")
-    assert run(["simulate", *asked]) == 0
-    words = " ".join(capsys.readouterr().out.split())
-    assert document["offload_left_out"] in words
-    assert launch in words
