@@ -13,7 +13,6 @@ from kvscope.api import hash_logs as hash_logs
 from kvscope.api import open_trace as open_trace
 from kvscope.api import tune_fleet as tune_fleet
 from kvscope.api import tune_tiers as tune_tiers
-from kvscope.app.fleet import FleetStudy
 from kvscope.app.simulate import Simulation
 from kvscope.app.tune import Recommendation
 from kvscope.app.values import OtherMachine
@@ -23,6 +22,7 @@ from kvscope.reuse_models.results import Fit
 from kvscope.usecases.analyze import Analysis
 from kvscope.usecases.diff import Comparison
 from kvscope.usecases.explain import Explanation
+from kvscope.usecases.fleet import FleetStudy
 from kvscope.usecases.retention import Retention
 
 __version__: str

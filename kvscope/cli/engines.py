@@ -57,9 +57,7 @@ def calibrate(
     if path != values.STANDARD_STREAM:  # first of all: it took long, and a pipe's reader may leave
         write(Path(path), calibration)
     if as_json:
-        from kvscope.app.documents.engines import calibrate_document
-
-        output.emit_json(calibrate_document(calibration))
+        output.emit_result("calibrate", calibration)
     else:
         from kvscope.report.calibration import sections
 

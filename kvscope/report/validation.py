@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
+from msgspec.structs import replace
 
-from kvscope.app.documents.engines import validate_document
 from kvscope.core import units
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import Deployment
@@ -67,10 +67,14 @@ def stored(validation: StoredValidation) -> list[Section]:
 
 def report(trace: Trace, validation: Validation) -> Report:
     """Return the validation in every form."""
+    from kvscope.app.gates import validate_figures
+    from kvscope.usecases.documents import document
+
+    validation = replace(validation, trace=trace)
     return Report(
         "kvscope validate",
         trace,
-        document=lambda: validate_document(trace, validation),
+        document=lambda: document("validate", validation, validate_figures(validation)),
         screen=lambda: sections(validation),
         sections=lambda: sections(validation),
     )

@@ -22,7 +22,7 @@ from kvscope.app.requests import (
 from kvscope.core.errors import InputError
 from kvscope.core.hits import HitDefinition, standard
 from kvscope.core.records import Beside
-from kvscope.usecases.base import Opened, ReportView, UseCase
+from kvscope.usecases.base import Opened, UseCase
 
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
@@ -173,12 +173,6 @@ def run(opened: Opened, request: RetentionRequest, monitor: Monitor) -> Retentio
     )
 
 
-def _view(retention: Retention) -> ReportView:
-    from kvscope.report import retention as report
-
-    return ReportView(lambda: report.screen(retention), lambda: report.sections(retention))
-
-
 USE_CASE: UseCase[RetentionOptions, RetentionRequest, Retention] = UseCase(
     name="retention",
     title="Retention",
@@ -187,6 +181,6 @@ USE_CASE: UseCase[RetentionOptions, RetentionRequest, Retention] = UseCase(
     check=retention_request,
     run=run,
     table="curve",
-    view=_view,
+    reporting="retention",
     sections=("summary", "categories", "prices", "requests"),
 )
