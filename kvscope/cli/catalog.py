@@ -80,7 +80,7 @@ def latencies(as_json: Json = False) -> None:
         "measured on": lambda entry: entry.profile.source.split(": ", 1)[-1].split(",")[0],
     }
     listed = tuple(map(catalog.ListedLatency, PRESETS.values()))
-    _show("latencies", catalog.Latencies(listed), listed, columns, as_json=as_json)
+    _show("latencies", catalog.LatencyPresets(listed), listed, columns, as_json=as_json)
 
 
 def formats(as_json: Json = False) -> None:

@@ -54,12 +54,13 @@ class Opened(Struct, frozen=True):
     """The store, and the trace that a use case works on; `source` is what its user wrote.
 
     `load` returns the trace, ingested first where the store lacks it; it hands a new one to its
-    argument before it is stored.
+    argument before it is stored. `reading` says how a new one is read.
     """
 
     stores: Stores
     source: str | None = None
     load: Callable[[Foresee | None], Trace] | None = None
+    reading: Reading = AS_STORED
 
     @classmethod
     def of(
@@ -72,7 +73,7 @@ class Opened(Struct, frozen=True):
 
             return load_trace(stores, source, monitor, reading, foresee)
 
-        return cls(stores, source, load)
+        return cls(stores, source, load, reading)
 
     @property
     def trace(self) -> Trace:
@@ -114,7 +115,8 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     `--section` takes. `known` has the names of figures that `--fail-on` takes, None for no
     conditions. With `remembers`, the deployment and the SLO that earlier commands on the trace
     stated are filled in; without `takes_trace`, it works on the store alone. `stops`: Ctrl-C ends
-    `run` early, which then raises Stopped or says what is `unfinished`. `keeps`: the store keeps
+    `run` early, which then raises Stopped or says what is `unfinished`. `fails`: exit code 4 for
+    this result. `keeps`: the store keeps
     the report. `instead` returns another answer where the request leaves open what to compute.
     `file` is what it writes. `document` builds one that is not the result's fields. `of_run` has
     the figures of a stored run as a baseline.
@@ -137,6 +139,7 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     remembers: bool = False
     stops: bool = False
     unfinished: Callable[[Result], str] | None = None
+    fails: Callable[[Result], bool] | None = None
     document: Callable[[Result], Any] | None = None
     of_run: Callable[[Run], Figures] | None = None
     keeps: bool = False

@@ -114,7 +114,7 @@ class ListedLatency(Struct, frozen=True):
         return self.profile.name == DEFAULT_PROFILE
 
 
-class Latencies(Struct, frozen=True):
+class LatencyPresets(Struct, frozen=True):
     """The latency presets, the default first."""
 
     latencies: tuple[ListedLatency, ...]

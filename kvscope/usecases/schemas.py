@@ -23,7 +23,6 @@ from kvscope.latency.calibration import Calibration
 from kvscope.usecases import USE_CASES, catalog, stored
 from kvscope.usecases.base import AnyUseCase, use_case
 from kvscope.usecases.documents import is_record, shown_fields
-from kvscope.validate.result import Validation
 
 _Figures = Mapping[str, float | str | None]
 
@@ -136,7 +135,7 @@ DOCUMENTS: Mapping[str, Any] = {
     "doctor": _document_of("doctor", stored.CheckedStore),
     "formats": _document_of("formats", catalog.Formats),
     "ingest": _document_of("ingest", stored.IngestedTraces),
-    "latencies": _document_of("latencies", catalog.Latencies),
+    "latencies": _document_of("latencies", catalog.LatencyPresets),
     "models": _document_of("models", catalog.Models),
     "policies": _document_of("policies", catalog.Policies),
     "routers": _document_of("routers", catalog.Routers),
@@ -144,7 +143,6 @@ DOCUMENTS: Mapping[str, Any] = {
     "traces": _document_of("traces", stored.StoredTraces),
     "tune": _record(tune.TuneDocument),
     "tune-machines": _record(machines.MachinesDocument),
-    "validate": _document_of("validate", Validation, gated=True),
     **{
         name: _document_of(name, result_type(case), case.schema, gated=case.figures is not None)
         for name, case in zip(USE_CASES, map(use_case, USE_CASES), strict=True)

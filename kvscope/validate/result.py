@@ -153,7 +153,7 @@ class Validation(ValidationFacts, frozen=True, kw_only=True):
         "trace engine deployment pace forced_outputs latency tolerance slo_ms requests runs"
         " gain=compared checks verdict ended=ended_early"
     )
-    trace: Trace | None = None
+    trace: Trace
     warmup: int
     sample: TraceSample
     compared: GainComparison | None
