@@ -33,6 +33,11 @@ def sections(analysis: Analysis) -> list[Section]:
     ]
 
 
+def screen(analysis: Analysis) -> list[Section]:
+    """Return the one screen."""
+    return [headline(analysis)]
+
+
 def headline(analysis: Analysis) -> Section:
     """Return the one screen: what the cache gives and could give, why tokens miss, who reuses."""
     facts, caching = analysis.characterization, analysis.caching

@@ -69,7 +69,7 @@ def screen(simulation: Simulation) -> list[Section]:
     if not simulation.runs:
         return [first]
     tables = [*first.tables[:1]]
-    if not simulation.alone:
+    if not simulation.without_tier:
         tables.append(_policy_table(simulation, _middle(simulation), _ROWS))
     offload = tier_sections(simulation) if simulation.setting.capacity_model == "engine" else []
     launch = [sentence for section in offload for sentence in section.sentences]
@@ -86,7 +86,7 @@ def sections(simulation: Simulation) -> list[Section]:
     over_time = partial(over_time_chart, simulation, _middle(simulation))
     return [
         summary(simulation),
-        *([] if simulation.alone else [_runs(simulation)]),  # the summary has both of them
+        *([] if simulation.without_tier else [_runs(simulation)]),  # the summary has both of them
         *tier_sections(simulation),
         Section.of("Categories", _category_table(simulation), over_time),
     ]
@@ -174,7 +174,7 @@ def summary(simulation: Simulation) -> Section:
 
     With a recommended tier, what it does for its pool instead.
     """
-    if simulation.alone and simulation.runs:
+    if simulation.without_tier and simulation.runs:
         return _tier_and_pool(simulation, simulation.runs[0])
     sentences, tables = [], []
     for measure in _measures(simulation):
@@ -187,7 +187,8 @@ def summary(simulation: Simulation) -> Section:
 
 def _tier_and_pool(simulation: Simulation, tiered: Run) -> Section:
     """Return what a recommended tier does on this trace, against the pool alone."""
-    alone, *kept = simulation.alone
+    others = simulation.without_tier
+    alone, *kept = others
 
     def p95(run: Run) -> str:
         queued = run.outcome.queued_ttft_ms or run.outcome.ttft_ms
@@ -208,9 +209,9 @@ def _tier_and_pool(simulation: Simulation, tiered: Run) -> Section:
         "replayed": lambda run: (
             "with the tier" if run is tiered else "pool, interval" if run in kept else "pool alone"
         ),
-        **run_columns([*simulation.alone, tiered]),
+        **run_columns([*others, tiered]),
     }
-    table = tabulate("Pool and tier", [*simulation.alone, tiered], columns, words=("replayed",))
+    table = tabulate("Pool and tier", [*others, tiered], columns, words=("replayed",))
     return Section.of("Summary", sentence, *setting_in_words(simulation.setting), table)
 
 
@@ -377,7 +378,7 @@ def tier_sections(simulation: Simulation) -> list[Section]:
     )
     if not rows:
         return []
-    launch = None if simulation.alone else offload_launch(simulation.setting)  # the file has it
+    launch = None if simulation.without_tier else offload_launch(simulation.setting)  # the file has
     return [Section.of("Tiers", table, *([launch] if launch else []))]
 
 

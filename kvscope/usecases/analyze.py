@@ -37,7 +37,7 @@ from kvscope.core.records import Inline
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.replay.policy_options import VLLM
-from kvscope.usecases.base import Opened, ReportView, UseCase
+from kvscope.usecases.base import Opened, UseCase
 from kvscope.usecases.explain import (
     ExplainOptions,
     ExplainRequest,
@@ -543,12 +543,6 @@ def figures(analysis: Analysis) -> Figures:
     return known
 
 
-def _view(analysis: Analysis) -> ReportView:
-    from kvscope.report import overview as report
-
-    return ReportView(lambda: [report.headline(analysis)], lambda: report.sections(analysis))
-
-
 USE_CASE: UseCase[AnalyzeOptions, AnalyzeRequest, Analysis] = UseCase(
     name="analyze",
     title="kvscope",
@@ -557,7 +551,7 @@ USE_CASE: UseCase[AnalyzeOptions, AnalyzeRequest, Analysis] = UseCase(
     check=analyze_request,
     run=run,
     table="curve",
-    view=_view,
+    reporting="overview",
     sections=(
         *(
             "summary",

@@ -11,7 +11,7 @@ from kvscope.app.options import KvDtype, Model, Outputs
 from kvscope.app.requests import hit_definition, kv_model
 from kvscope.core.errors import InputError
 from kvscope.core.hits import HitDefinition, standard
-from kvscope.usecases.base import Opened, ReportView, UseCase
+from kvscope.usecases.base import Opened, UseCase
 
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
@@ -105,12 +105,6 @@ def run(opened: Opened, request: RetentionRequest, monitor: Monitor) -> Retentio
     )
 
 
-def _view(retention: Retention) -> ReportView:
-    from kvscope.report import retention as report
-
-    return ReportView(lambda: report.screen(retention), lambda: report.sections(retention))
-
-
 USE_CASE: UseCase[RetentionOptions, RetentionRequest, Retention] = UseCase(
     name="retention",
     title="Retention",
@@ -120,6 +114,6 @@ USE_CASE: UseCase[RetentionOptions, RetentionRequest, Retention] = UseCase(
     check=retention_request,
     run=run,
     table="curve",
-    view=_view,
+    reporting="retention",
     sections=("summary", "categories", "prices"),
 )

@@ -68,10 +68,9 @@ from kvscope.replay.policy_options import (
     refitted,
 )
 from kvscope.replay.settings import policies_for, run_setting, with_capacity_model
-from kvscope.usecases.base import Opened, ReportView, UseCase
+from kvscope.usecases.base import Opened, UseCase
 
 if TYPE_CHECKING:
-    from kvscope.app.documents.runs import SimulateDocument
     from kvscope.app.monitor import Monitor
     from kvscope.app.simulate import Simulation
     from kvscope.core.percentiles import Percentiles
@@ -517,18 +516,6 @@ def _unfinished(simulation: Simulation) -> str:
     return f"{count:,} of {total:,} runs are finished and kept" if count < total else ""
 
 
-def _document(simulation: Simulation) -> SimulateDocument:
-    from kvscope.app.documents.runs import simulate_document
-
-    return simulate_document(simulation, _figures(simulation))
-
-
-def _view(simulation: Simulation) -> ReportView:
-    from kvscope.report import policies as report
-
-    return ReportView(lambda: report.screen(simulation), lambda: report.sections(simulation))
-
-
 USE_CASE: UseCase[SimulateOptions, SimulateRequest, Simulation] = UseCase(
     name="simulate",
     title="kvscope simulate",
@@ -538,13 +525,12 @@ USE_CASE: UseCase[SimulateOptions, SimulateRequest, Simulation] = UseCase(
     check=simulate_request,
     run=run,
     table="results",
-    view=_view,
+    reporting="policies",
     sections=("summary", "policies", "tiers", "categories"),  # not each simulation has them all
     known=known_figures,
     figures=_figures,
     remembers=True,
     stops=True,
     unfinished=_unfinished,
-    document=_document,
     of_run=lambda run: run_figures([run]),
 )

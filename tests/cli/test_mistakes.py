@@ -340,7 +340,7 @@ OPTIONS: Rows = {
         ("--model x", 2, "--blocks: the size of the cache is unknown"),
         ("--model x --blocks 9 --python nope", 2, "--python: 'nope' is no Python interpreter"),
         ("--model x --server-log no/x.log", 2, "make it first"),
-        ("--model x --fail-on x>3", 2, "--fail-on"),
+        ("--url http://x --fail-on x>3", 2, "--fail-on"),
         ("--model x --html /proc/x.html", 2, "/proc"),
     ),
     "calibrate": (
