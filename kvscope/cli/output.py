@@ -44,11 +44,11 @@ def emit_json(document: Any) -> None:
     sys.stdout.write(f"{to_json(document)}\n")
 
 
-def emit_result(command: str, result: Any) -> None:
-    """Write the document of a command's result."""
+def emit_result(command: str, result: Any, schema: int = 1) -> None:
+    """Write the document of a command's result, version `schema`."""
     from kvscope.usecases.documents import document
 
-    emit_json(document(command, result))
+    emit_json(document(command, result, schema=schema))
 
 
 def report(result: Report, printing: ScreenOptions, *, quiet: bool = False) -> None:

@@ -323,7 +323,7 @@ def list_runs(
         from kvscope.usecases.stored import StoredResults
 
         listed = tuple(StoredRun(run, stored.block_size, kv) for run in ordered(runs))
-        output.emit_result("runs", StoredResults(stored, listed, tuple(reports)))
+        output.emit_result("runs", StoredResults(stored, listed, tuple(reports)), schema=2)
     elif runs or reports:
         from kvscope.report.policies import stored as stored_sections
         from kvscope.report.stored import section

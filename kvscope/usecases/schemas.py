@@ -139,7 +139,7 @@ DOCUMENTS: Mapping[str, Any] = {
     "models": _document_of("models", catalog.Models),
     "policies": _document_of("policies", catalog.Policies),
     "routers": _document_of("routers", catalog.Routers),
-    "runs": _document_of("runs", stored.StoredResults),
+    "runs": _document_of("runs", stored.StoredResults, 2),
     "traces": _document_of("traces", stored.StoredTraces),
     "tune": _record(tune.TuneDocument),
     "tune-machines": _record(machines.MachinesDocument),
@@ -174,7 +174,8 @@ def schema(command: str) -> dict[str, Any]:
 
 def version(command: str) -> int:
     """Return the version of a command's document."""
-    return use_case(command).schema if command in USE_CASES else 1
+    number: int = get_args(get_type_hints(DOCUMENTS[command])["schema"])[0]
+    return number
 
 
 def write_schemas(folder: Path) -> list[Path]:
