@@ -11,7 +11,7 @@ from kvscope.replay.caching import Caching
 from kvscope.report import caching, reuse, space, time, traffic
 from kvscope.report.caching import capacity_table, largest_misses, sizes_of
 from kvscope.report.section import Section
-from kvscope.report.words import count, counted, definition_in_words, share, significant
+from kvscope.report.words import count, counted, hit_rate_in_words, share, significant
 from kvscope.usecases.analyze import Analysis
 
 _NEGLIGIBLE = 0.02  # of the hits of an infinite cache
@@ -86,10 +86,10 @@ def _now(analysis: Analysis, caching: Caching) -> str | None:
     if not blocks:
         return None
     now = float(caching.lru.rate(blocks))
+    memory, pool = _memory(analysis, blocks)
     return (
-        f"LRU with {_memory(analysis, blocks)} hits {share(now)} of the input"
-        f" {caching.lru.definition.weight}s, {share(now / caching.ideal)} of the hits of an"
-        " infinite cache."
+        f"LRU hits {share(now)} of the input {caching.lru.definition.weight}s with {memory}:"
+        f" {share(now / caching.ideal)} of what an infinite cache hits.{pool}"
     )
 
 
@@ -166,22 +166,22 @@ def _answer(analysis: Analysis, caching: Caching) -> list[str]:
         *([now] if now else []),
         _could(analysis, caching),
         f"Input tokens that miss at {sizes_of(analysis).label(blocks)}: {misses}.",
-        f"Counted: {definition_in_words(caching.definition)}.",
+        hit_rate_in_words(caching.definition),
     ]
 
 
-def _memory(analysis: Analysis, blocks: int) -> str:
-    """Return the memory that an analysis is for: a size, or the pool of a deployment."""
+def _memory(analysis: Analysis, blocks: int) -> tuple[str, str]:
+    """Return the memory that an analysis is for, and a sentence on a deployment's pool."""
     words, where = sizes_of(analysis).in_words(blocks), analysis.deployment
     if where is None:
-        return words
-    pool = f"the pool of {where.summary}: {words}"
-    if where.engines > 1:
-        pool = f"the pools of {where.summary} as one: {words}"
+        return words, ""
     each = where.pool.in_blocks_of(analysis.trace.block_size)
     low, high = each.low_blocks * where.engines, each.high_blocks * where.engines
-    band = f" ({count(low)} to {counted(high, 'block')})" if low != high else ""
-    return f"{pool}, {each.origin}{band}, all of it idle,"
+    band = f": {count(low)} to {counted(high, 'block')}" if low != high else ""
+    size = f"of {where.summary} {{}} {words}, {each.origin}{band}."
+    if where.engines > 1:
+        return "all KV pools idle and shared", f" The pools {size.format('are')}"
+    return "an idle KV pool", f" The pool {size.format('is')}"
 
 
 def _traffic(facts: Characterization) -> str:
