@@ -389,7 +389,7 @@ def canary_in_words(plan: Canary, arms: str) -> str:
 
 def _time(trial: Trial) -> str:
     if math.isinf(trial.target_s):
-        return "∞ (so many requests get no token)"
+        return "∞ (too many requests get no token)"
     return units.duration_in_words(trial.target_s)
 
 

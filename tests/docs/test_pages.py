@@ -188,3 +188,13 @@ def test_what_is_generated_is_that_of_the_program() -> None:
     page = TARGET.read_text(encoding="utf-8")
     assert page == reference()
     assert all(f"## kvscope {name}\n" in page for name, _ in COMMANDS)
+
+
+def test_the_newest_schemas_are_linked() -> None:
+    """docs/json.md leads to the newest version of each, and to no other."""
+    newest: dict[str, int] = {}
+    for path in (ROOT / "docs" / "schemas").glob("*.json"):
+        name, _, version = path.stem.rpartition("-")
+        newest[name] = max(newest.get(name, 0), int(version))
+    linked = re.findall(r"\(schemas/(.*?)-(\d+)\.json\)", text_of("docs/json.md"))
+    assert {name: int(version) for name, version in linked} == newest
