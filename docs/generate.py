@@ -72,6 +72,7 @@ def deployment_page() -> str:
     rows = [
         f"| {version_text(row.since)} | {row.now} | {row.before} |\n"
         for row in sorted(CHANGES, key=lambda row: row.since, reverse=True)
+        if row.since >= COMPARED[0]
     ]
     introduction = _OF_VERSIONS.format(
         newest=version_text(NEWEST), compared=listed(COMPARED), plugin=listed(PLUGIN)
