@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 from msgspec import Struct
@@ -21,6 +23,7 @@ from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.registry import POLICIES
+from kvscope.replay.findings import PoolHits
 from kvscope.replay.policy_options import format_value
 from kvscope.report import stored
 from kvscope.report.report import Report
@@ -29,7 +32,8 @@ from kvscope.reuse_models.evidence import load_evidence
 from kvscope.reuse_models.fit import fit_to
 from kvscope.reuse_models.results import Fit
 from kvscope.store import results, traces
-from kvscope.usecases.analyze import Analysis, resized
+from kvscope.usecases.analyze import Analysis, pool_hits, resized
+from kvscope.usecases.explain import ExplainOptions, explain_request
 from kvscope.validate.result import StoredValidation, stored_validations
 
 
@@ -58,9 +62,23 @@ def analysis(
     model: Model | None = None,
     hbm_bytes: int | None = None,
     deployment: ResolvedDeployment | None = None,
+    stated: Mapping[str, Any] | None = None,
 ) -> Analysis:
-    """Return what `kvscope analyze` finds, with sizes for this model."""
-    return resized(background_cache.analysis(trace), model, hbm_bytes, deployment)
+    """Return what `kvscope analyze` finds, with sizes for this model.
+
+    `stated` are the deployment's options.
+    """
+    pool = None
+    if deployment is not None and trace.has_hashes:
+        known = {*ExplainOptions.__struct_fields__}
+        named = {name: value for name, value in (stated or {}).items() if name in known}
+        pool = _pool(trace, ExplainOptions(**named))
+    return resized(background_cache.analysis(trace), model, hbm_bytes, deployment, pool)
+
+
+@lru_cache(maxsize=16)
+def _pool(trace: Trace, options: ExplainOptions) -> PoolHits:
+    return pool_hits(connection, trace, explain_request(options))
 
 
 @lru_cache(maxsize=16)

@@ -33,7 +33,9 @@ def page() -> None:
         st.stop()
     _slider(trace, lru)
     _replay_oracles(trace, lru)
-    analysis = data.analysis(trace, selected.model, selected.hbm_bytes, selected.deployment)
+    analysis = data.analysis(
+        trace, selected.model, selected.hbm_bytes, selected.deployment, selected.options
+    )
     cache_key = f"capacity {trace} {selected.model} {selected.hbm_bytes} {selected.memory}"
     render.show(caching.sections(analysis)[1:], cache_key=cache_key)
 

@@ -35,7 +35,9 @@ def _traces() -> None:
     first = selected.trace.name if selected.trace else next(iter(known))
     names = _pair("trace", list(known), first, str, str)
     left, right = (
-        data.analysis(known[name], selected.model, selected.hbm_bytes, selected.deployment)
+        data.analysis(
+            known[name], selected.model, selected.hbm_bytes, selected.deployment, selected.options
+        )
         for name in names
     )
     cache_key = f"compare {known[names[0]]} {known[names[1]]} {selected.model}"

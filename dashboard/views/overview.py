@@ -37,7 +37,9 @@ def page() -> None:
     with st.expander("Add a trace", expanded=job.current("add") is not None):
         upload.draw()
     with above:  # last, since the page ends here while the analysis is under way
-        analysis = data.analysis(trace, selected.model, selected.hbm_bytes, selected.deployment)
+        analysis = data.analysis(
+            trace, selected.model, selected.hbm_bytes, selected.deployment, selected.options
+        )
         answers = overview.answers(analysis)
         if answers is not None:
             _answers(answers)

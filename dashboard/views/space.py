@@ -6,7 +6,9 @@ from dashboard import background_cache, data, render, sidebar
 from kvscope.report import prefixes, space
 
 trace, selected = sidebar.page_head("Space"), sidebar.choices()
-analysis = data.analysis(trace, selected.model, selected.hbm_bytes, selected.deployment)
+analysis = data.analysis(
+    trace, selected.model, selected.hbm_bytes, selected.deployment, selected.options
+)
 cache_key = f"space {trace} {selected.model} {selected.hbm_bytes} {selected.memory}"
 first, *rest = space.sections(analysis)
 render.show([first], cache_key=cache_key)  # before the prefixes, which may take longer

@@ -35,8 +35,6 @@ def page() -> None:
     trace = sidebar.page_head("Why")
     selected = sidebar.choices()
     where, stated, blocks = selected.deployment, selected.options, None
-    if where is not None and where.replicas > 1 and where.traffic == "fleet":
-        where, stated = None, {}  # no engine serves all of this: an idle cache of one's size
     if where is None:
         blocks = sidebar.capacity("why_capacity", "Capacity")
         blocks = blocks or selected.present_blocks

@@ -23,6 +23,15 @@ from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.models import KvDtype as Precision
 
 DEFAULT_POINTS = 5
+FURTHER = "Further options"
+USUAL = frozenset(
+    {
+        *("gpu", "tp", "model", "replicas", "gpu_hour", "engine_log", "slo", "percentile"),
+        *("policies", "policy", "capacity", "capacity_blocks", "points", "also", "tiers", "fleet"),
+        *("router", "request", "recommendation", "window", "html", "as_json"),
+    }
+)
+"""Options that people use first: the help of a command begins with those that it has."""
 
 T = TypeVar("T")
 
@@ -154,6 +163,7 @@ class ReplicaOptions(Struct, frozen=True, kw_only=True):
     `beside_pool`, a capacity is shown beside a deployment's pool, and replaces none.
     """
 
+    group: ClassVar[str] = "Deployment"
     beside_pool: ClassVar[bool] = False
     gpu: Annotated[
         str | None, Option("GPU of the deployment, for example h100 or l40s.", "GPU", values.called)
@@ -211,6 +221,8 @@ class DeploymentOptions(ReplicaOptions, frozen=True, kw_only=True):
 
 class Reading(Struct, frozen=True, kw_only=True):
     """How to read a trace that the store does not have yet."""
+
+    group: ClassVar[str] = "Reading a new trace"
 
     name: Annotated[
         str | None, Option("Name of the trace in the store.", "NAME", values.called, "its file's")

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from kvscope import __version__
 from kvscope.cli import diagnostics, output
-from kvscope.cli.options import Debug, convert_directly, typed
+from kvscope.cli.options import Command, Debug, convert_directly, typed
 from kvscope.core.errors import ExitCode
 from kvscope.core.memory import require_address_space
 from kvscope.usecases import USE_CASES
@@ -44,7 +44,7 @@ class Lazy(NamedTuple):
         return loaded
 
 
-Command = Callable[..., Any] | typer.Typer | Lazy
+Loadable = Callable[..., Any] | typer.Typer | Lazy
 
 COMMANDS: tuple[tuple[str, Lazy], ...] = (
     *((name, Lazy(name, entry.summary)) for name, entry in USE_CASES.items()),
@@ -74,7 +74,7 @@ _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 class _LoadedWhenCalled(Mapping[str, Any]):
     """Click's commands by name, each built when it is first looked up."""
 
-    def __init__(self, commands: Sequence[tuple[str, Command]]) -> None:
+    def __init__(self, commands: Sequence[tuple[str, Loadable]]) -> None:
         self._commands = dict(commands)
         self._built: dict[str, Any] = {}
 
@@ -113,7 +113,7 @@ class _Group(TyperGroup):
         return list(self.commands)
 
 
-def build(commands: Sequence[tuple[str, Command]] = COMMANDS) -> Any:
+def build(commands: Sequence[tuple[str, Loadable]] = COMMANDS) -> Any:
     """Build the command line with `commands` below it."""
     app = typer.Typer(
         name="kvscope",
@@ -129,7 +129,7 @@ def build(commands: Sequence[tuple[str, Command]] = COMMANDS) -> Any:
     return group
 
 
-def _built(name: str, command: Command) -> Any:
+def _built(name: str, command: Loadable) -> Any:
     """Build Click's command of the function or Typer app behind a name."""
     loaded = command.load() if isinstance(command, Lazy) else command
     settings: dict[str, Any] = {
@@ -142,19 +142,19 @@ def _built(name: str, command: Command) -> Any:
         outer.add_typer(_typed_inside(loaded), name=name)
         return convert_directly(typer.main.get_group(outer).commands[name])
     single = typer.Typer(**settings)
-    single.command(name, context_settings=_HELP_NAMES)(typed(loaded))
+    single.command(name, cls=Command, context_settings=_HELP_NAMES)(typed(loaded))
     return convert_directly(typer.main.get_command(single))
 
 
 def main(
-    arguments: Sequence[str] | None = None, commands: Sequence[tuple[str, Command]] = COMMANDS
+    arguments: Sequence[str] | None = None, commands: Sequence[tuple[str, Loadable]] = COMMANDS
 ) -> None:
     """Run the command line `arguments` (default: those of this process); exit with its code."""
     diagnostics.prepare_streams()
     sys.exit(run(sys.argv[1:] if arguments is None else arguments, commands))
 
 
-def run(arguments: Sequence[str], commands: Sequence[tuple[str, Command]] = COMMANDS) -> ExitCode:
+def run(arguments: Sequence[str], commands: Sequence[tuple[str, Loadable]] = COMMANDS) -> ExitCode:
     """Run the command line `arguments` and return its exit code. Never raises."""
     return diagnostics.guarded(
         lambda: build(commands).main(list(arguments), prog_name="kvscope", standalone_mode=False)

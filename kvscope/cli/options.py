@@ -13,13 +13,14 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, get_origin, get_type_hints
 
 import typer
 from msgspec import Struct
+from typer.core import TyperCommand
 
 from kvscope.app import values
-from kvscope.app.options import Option, Source, Target, declared
+from kvscope.app.options import FURTHER, USUAL, Option, Source, Target, declared
 from kvscope.cli import diagnostics
 from kvscope.core.errors import UsageError
 from kvscope.core.files import files_of, missing_from, one_path
@@ -89,12 +90,16 @@ Json = Annotated[bool, Option("Print one JSON document instead of tables.", flag
 class GateOptions(Struct, frozen=True, kw_only=True):
     """When a command ends with exit code 4 for its result."""
 
+    group: ClassVar[str] = "Conditions"
+
     fail_on: FailOn = None
     baseline: Baseline = None
 
 
 class ReportOptions(Struct, frozen=True, kw_only=True):
     """In which forms a command gives its result."""
+
+    group: ClassVar[str] = "Output"
 
     html: Annotated[str | None, Target("Also write a self-contained HTML report.")] = None
     as_json: Json = False
@@ -117,6 +122,8 @@ class ReportOptions(Struct, frozen=True, kw_only=True):
 
 class ScreenOptions(ReportOptions, frozen=True, kw_only=True):
     """The same, where the result has more sections than fit on one screen."""
+
+    group: ClassVar[str] = "Output"
 
     full: Annotated[bool, Option("Print every section instead of one screen.")] = False
     section: Annotated[
@@ -282,15 +289,43 @@ def _expanded(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=stated.get(name, inspect.Parameter.empty),
-            annotation=_typers(name, hints[name]),
+            annotation=_typers(name, hints[name], _group(parameter.annotation, name)),
         )
+
+
+def _group(record: type, field: str) -> str | None:
+    """Return the section of the help that a field of a record is in; None for the first one."""
+    if field in USUAL:
+        return None
+    declaring = next(each for each in record.__mro__ if field in vars(each)["__annotations__"])
+    group: str = vars(declaring).get("group", FURTHER)
+    return group
+
+
+class Command(TyperCommand):
+    """A command whose help has its options in sections, those that people use first above."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the sections: arguments, usual options, further ones, then the shared ones."""
+        sections: dict[str, list[Any]] = {"Arguments": [], "Options": [], FURTHER: []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is None:
+                continue
+            name = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            name = getattr(parameter, "rich_help_panel", None) or name
+            sections.setdefault(name, []).append(record)
+        for name, records in sections.items():
+            if records:
+                with formatter.section(name):
+                    formatter.write_dl(records)
 
 
 def _is_record(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, Struct)
 
 
-def _typers(name: str, annotation: Any) -> Any:
+def _typers(name: str, annotation: Any, group: str | None = None) -> Any:
     """Return the annotation with Typer's option in the place of a declared one."""
     if annotation == TraceArgument:
         return Annotated[list[str] | None, _TRACE]
@@ -311,5 +346,6 @@ def _typers(name: str, annotation: Any) -> Any:
             parser=parser,
             case_sensitive=False,
             show_default=True if option.default is None else option.default or False,
+            rich_help_panel=group,
         ),
     ]

@@ -34,6 +34,24 @@ class CauseTotal(Struct, frozen=True):
     requests: int
 
 
+class PoolHits(Struct, frozen=True):
+    """What LRU hits in the pools of a deployment, and why other tokens miss, as `explain` has it.
+
+    The engine is simulated where kvscope can. `router` splits the requests where there are several
+    `workers`, unless the trace names theirs.
+    """
+
+    token_hit_rate: float
+    causes: tuple[CauseTotal, ...]
+    workers: int
+    router: str | None
+
+    @property
+    def rejected_requests(self) -> int:
+        """The requests that are longer than a pool."""
+        return next(each.requests for each in self.causes if each.cause == "rejected")
+
+
 class RequestCause(Struct, frozen=True):
     """A cause of misses of one request, and how many of its tokens it took."""
 

@@ -49,8 +49,14 @@ def capacity_table(analysis: Analysis, caching: Caching) -> Table:
     rows += [(point.capacity_blocks, "--capacity") for point in caching.asked]
     if present := analysis.present_blocks:
         rows.append((present, sizes.memory))
+    pool = analysis.pool
+    note = "Idle cached blocks only: add KV memory for running requests."
+    if pool is not None:
+        note = f"{sizes.memory}: as replayed, with running requests; others: idle blocks only"
 
     def rate(row: tuple[int, str]) -> float:
+        if pool is not None and row[1] == sizes.memory:
+            return pool.token_hit_rate
         return float(caching.lru.rate(row[0]))
 
     return tabulate(
@@ -62,7 +68,7 @@ def capacity_table(analysis: Analysis, caching: Caching) -> Table:
             "hit rate": lambda row: share(rate(row)),
             "": lambda row: bar(rate(row), _BAR),
         },
-        note="Idle cached blocks only: add KV memory for running requests.",
+        note=note,
     )
 
 

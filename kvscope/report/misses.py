@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from math import log2
 from typing import NamedTuple
 
 from kvscope.core import units
 from kvscope.replay.causes import AVOIDABLE, COMPUTED, Cause
-from kvscope.replay.findings import ExplainedRequest, Finding, Place
+from kvscope.replay.findings import CauseTotal, ExplainedRequest, Finding, Place
 from kvscope.replay.observed_hits import Gap
 from kvscope.report import style
 from kvscope.report.section import Section, Table, bar, tabulate
@@ -65,6 +66,16 @@ def sections(explanation: Explanation) -> list[Section]:
     return every
 
 
+def largest_causes(causes: Sequence[CauseTotal]) -> str:
+    """Return the shares of input tokens that miss by cause, the largest first."""
+    ranked = sorted(causes, key=lambda each: -each.tokens)
+    return ", ".join(
+        f"{share(each.share)} {each.cause} ({_WORDS[each.cause]})"
+        for each in ranked
+        if share(each.share) != share(0.0)
+    )
+
+
 def _sizes(explanation: Explanation) -> Sizes:
     return Sizes(explanation.trace.block_size, explanation.model)
 
@@ -84,7 +95,10 @@ def _caches(explanation: Explanation) -> str:
     if explanation.workers == 1:
         return f"{_cache(explanation)} hits"
     cache = "an infinite cache" if explanation.capacity_blocks is None else _cache(explanation)
-    return f"{count(explanation.workers)} workers, each {cache}, hit"
+    workers = f"{count(explanation.workers)} workers"
+    if explanation.router is not None:
+        workers = f"{count(explanation.workers)} replicas behind {explanation.router}"
+    return f"{workers}, each {cache}, hit"
 
 
 def _summary(explanation: Explanation) -> Section:

@@ -10,6 +10,7 @@ from kvscope.core.trace import Trace
 from kvscope.replay.caching import Caching
 from kvscope.report import caching, reuse, space, time, traffic
 from kvscope.report.caching import capacity_table, largest_misses, sizes_of
+from kvscope.report.misses import largest_causes
 from kvscope.report.section import Section
 from kvscope.report.words import count, counted, hit_rate_in_words, share, significant
 from kvscope.usecases.analyze import Analysis
@@ -73,8 +74,8 @@ def _next(analysis: Analysis, caching: Caching) -> str:
         return f"{gain}: let `kvscope tune` compare them for your SLO."
     if present is None:
         return "State the deployment, or a model and its memory, then tune for your SLO."
-    lost = caching.ideal - float(caching.lru.rate(present))
-    cost = f"LRU's evictions cost {share(lost)} of the input {caching.lru.definition.weight}s"
+    lost = caching.ideal - (analysis.present_rate or 0.0)
+    cost = f"LRU loses {share(lost)} of the input {caching.lru.definition.weight}s"
     if lost <= _NEGLIGIBLE * caching.ideal:
         return f"{cost}: neither a policy nor memory can gain more. Check whether the SLO is met."
     return f"{cost}: tune the policy for your SLO, and see what more memory would give."
@@ -82,15 +83,18 @@ def _next(analysis: Analysis, caching: Caching) -> str:
 
 def _now(analysis: Analysis, caching: Caching) -> str | None:
     """Return what LRU hits with the memory there is, None where that is not known."""
-    blocks = analysis.present_blocks
-    if not blocks:
+    blocks, now, pool = analysis.present_blocks, analysis.present_rate, analysis.pool
+    if not blocks or now is None:
         return None
-    now = float(caching.lru.rate(blocks))
-    memory, pool = _memory(analysis, blocks)
-    return (
+    memory, where = _memory(analysis, blocks)
+    words = (
         f"LRU hits {share(now)} of the input {caching.lru.definition.weight}s with {memory}:"
-        f" {share(now / caching.ideal)} of what an infinite cache hits.{pool}"
+        f" {share(now / caching.ideal)} of what an infinite cache hits."
     )
+    if pool is not None and pool.rejected_requests:
+        longer = counted(pool.rejected_requests, "request")
+        words += f" Rejected, as longer than the pool: {longer}."
+    return words + where
 
 
 def _could(analysis: Analysis, caching: Caching) -> str:
@@ -100,9 +104,6 @@ def _could(analysis: Analysis, caching: Caching) -> str:
     ideal += f" {caching.lru.definition.weight}s"
     nine = next(mark for mark in caching.landmarks if mark.share_of_ideal == 0.9)
     needs = sizes.in_words(nine.point.capacity_blocks)
-    if nine.gpus is not None:
-        price = "" if nine.price_hour is None else f" ({nine.price_hour:.4g} an hour)"
-        needs += f", the pools of {counted(nine.gpus, 'GPU')}{price},"
     need = f"LRU needs {needs} for 90% of that."
     if analysis.layouts:
         blocks_there = sorted(each.capacity_blocks for each in analysis.layouts)
@@ -157,13 +158,17 @@ def _answer(analysis: Analysis, caching: Caching) -> list[str]:
     if not caching.ideal:
         what = f"{share(caching.ideal)} of the input {caching.lru.definition.weight}s"
         return [f"An infinite cache would hit {what}: no prompt begins as an earlier one did."]
-    now = _now(analysis, caching)
+    now, pool = _now(analysis, caching), analysis.pool
     nine = next(mark for mark in caching.landmarks if mark.share_of_ideal == 0.9)
     blocks = analysis.present_blocks or nine.point.capacity_blocks
-    misses = largest_misses(caching.misses_at(blocks))
+    words = [*_hybrid(analysis), *([now] if now else [])]
+    if pool is None:
+        misses = largest_misses(caching.misses_at(blocks))
+    else:  # those of the replay, whichever layers the curve counts
+        words.reverse()
+        misses = largest_causes(pool.causes)
     return [
-        *_hybrid(analysis),
-        *([now] if now else []),
+        *words,
         _could(analysis, caching),
         f"Input tokens that miss at {sizes_of(analysis).label(blocks)}: {misses}.",
         hit_rate_in_words(caching.definition),
@@ -178,10 +183,16 @@ def _memory(analysis: Analysis, blocks: int) -> tuple[str, str]:
     each = where.pool.in_blocks_of(analysis.trace.block_size)
     low, high = each.low_blocks * where.engines, each.high_blocks * where.engines
     band = f": {count(low)} to {counted(high, 'block')}" if low != high else ""
-    size = f"of {where.summary} {{}} {words}, {each.origin}{band}."
-    if where.engines > 1:
-        return "all KV pools idle and shared", f" The pools {size.format('are')}"
-    return "an idle KV pool", f" The pool {size.format('is')}"
+    size = f"{words}, {each.origin}{band}."
+    replayed = analysis.pool
+    if where.engines == 1:
+        memory = "an idle KV pool" if replayed is None else "the KV pool"
+        return memory, f" The pool of {where.summary} is {size}"
+    memory = "all KV pools idle and shared"
+    if replayed is not None:
+        split = f"{count(replayed.workers)} workers of the trace"
+        memory = f"the KV pools behind {replayed.router or split}"
+    return memory, f" The pools of {where.summary} are together {size}"
 
 
 def _traffic(facts: Characterization) -> str:

@@ -27,17 +27,17 @@ _UNSURE = (
 def options_section(tuned: Recommendation, plan: TuningPlan) -> Section:
     """Return the table of options, with the SLO and the deployment in its first lines."""
     target, where = tuned.tuning.target, tuned.deployment
-    slo = units.duration_in_words(target.slo_s)
+    slo, scale = units.duration_in_words(target.slo_s), tuned.tuning.setting.rate_scale
     title = f"Options: {tuned.target_name} ≤ {slo}"
-    machine = None
+    machine = "" if scale == 1 else f"Arrivals {scale:g} times as fast."
     if where is not None:
         pool = sizes_of(tuned).label(tuned.tuning.capacity_blocks)
-        machine = f"{where.summary}, pool {pool} ({where.pool.origin})."
+        machine = f"{where.summary}, pool {pool} ({where.pool.origin}). {machine}".rstrip()
     limit = tuned.tuning.limit
     reached = _time(limit.target_s * 1e3) if limit.keeps_up else "the queue grows"
     infinite = f"An infinite cache: {reached}"
     infinite += f", hit rate {share(limit.outcome.token_hit_rate)}."
-    return Section.of(title, machine, _table(tuned, plan), infinite, _recorded(tuned))
+    return Section.of(title, machine or None, _table(tuned, plan), infinite, _recorded(tuned))
 
 
 def _recorded(tuned: Recommendation) -> str | None:

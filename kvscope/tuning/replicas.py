@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from kvscope.core.arrays import Int32s
 from kvscope.core.trace import Prompts
 from kvscope.fleet.outcome import Slo
 from kvscope.fleet.replay import asked
@@ -60,11 +61,16 @@ def split_over(workload: Workload, replicas: int) -> tuple[Replica, ...]:
     prompts = workload.prompts
     if replicas == 1:
         return (Replica(np.arange(len(prompts.leaf)), workload),)
-    number = assignment(workload.traffic, asked(prompts), SESSION, replicas)
+    number = replica_of(workload, replicas)
     chosen = (np.flatnonzero(number == replica) for replica in range(replicas))
     return tuple(
         Replica(requests, _part(workload, requests)) for requests in chosen if len(requests)
     )
+
+
+def replica_of(workload: Workload, replicas: int) -> Int32s:
+    """Return the replica of each request (R), where `SESSION` splits them."""
+    return assignment(workload.traffic, asked(workload.prompts), SESSION, replicas)
 
 
 def thinned(workload: Workload, share: float) -> Workload:

@@ -37,6 +37,13 @@ from kvscope.core.records import Inline
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.usecases.base import Opened, ReportView, UseCase
+from kvscope.usecases.explain import (
+    ExplainOptions,
+    ExplainRequest,
+    explain,
+    explain_request,
+    read_evidence,
+)
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -47,6 +54,7 @@ if TYPE_CHECKING:
     from kvscope.characterize.summary import Characterization, Step
     from kvscope.core.trace import PromptPaths, Trace
     from kvscope.replay.caching import Caching, CurvePoint, LayoutCapacity, Sizing
+    from kvscope.replay.findings import PoolHits
     from kvscope.replay.path_facts import PathFacts
     from kvscope.store.db import Store
     from kvscope.store.file import Stores
@@ -91,7 +99,8 @@ class AnalyzeOptions(DeploymentOptions, frozen=True, kw_only=True):
 class AnalyzeRequest(Struct, frozen=True):
     """What an analysis shows beyond the trace itself, of requests `from_s` until `until_s`.
 
-    That of a dataset takes at most `memory_bytes` (None: half of what is free).
+    That of a dataset takes at most `memory_bytes` (None: half of what is free). With a deployment
+    LRU is `replayed` in its pools.
     """
 
     definition: HitDefinition = standard()
@@ -102,6 +111,7 @@ class AnalyzeRequest(Struct, frozen=True):
     from_s: float | None = None
     until_s: float | None = None
     memory_bytes: int | None = None
+    replayed: ExplainRequest | None = None
 
     @property
     def sizing(self) -> Sizing:
@@ -121,6 +131,7 @@ class RetentionIdeal(Struct, frozen=True):
 class Analysis(Struct, frozen=True, kw_only=True):
     """What `kvscope analyze` finds. Fields on reuse are null or empty for a trace of lengths.
 
+    `pool` is what LRU hits in the deployment's pools; `caching` knows no running requests.
     `layouts` are other starts of sessions without a common clock, with the capacity for 90 % of the
     ideal hits there. `retention` is what windows of a hybrid model let hit in an ample pool.
     """
@@ -131,6 +142,7 @@ class Analysis(Struct, frozen=True, kw_only=True):
     model: Model | None
     hbm_bytes: int | None
     deployment: ResolvedDeployment | None = None
+    pool: PoolHits | None = None
     caching: Inline[Caching | None]
     layouts: tuple[LayoutCapacity, ...] = ()
     retention: tuple[RetentionIdeal, ...] = ()
@@ -144,6 +156,13 @@ class Analysis(Struct, frozen=True, kw_only=True):
         if self.model is None or not self.hbm_bytes:
             return None
         return self.model.blocks_in(self.hbm_bytes, block_size)
+
+    @property
+    def present_rate(self) -> float | None:
+        """What LRU hits with that memory, in the weight of the headline; None where not known."""
+        if self.caching is None or not (blocks := self.present_blocks):
+            return None
+        return self.pool.token_hit_rate if self.pool else float(self.caching.lru.rate(blocks))
 
 
 def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
@@ -172,7 +191,14 @@ def _analysis(options: AnalyzeOptions) -> AnalyzeRequest:
                 where="--hbm",
                 remedy="leave --hbm out",
             )
-        return AnalyzeRequest(definition, where.model, where.pool_bytes, capacities, where.as_cache)
+        request = AnalyzeRequest(
+            definition, where.model, where.pool_bytes, capacities, where.as_cache
+        )
+        if definition != standard(outputs=options.outputs):
+            return request
+        stated = {name: getattr(options, name) for name in DeploymentOptions.__struct_fields__}
+        replayed = explain_request(ExplainOptions(**stated, outputs=options.outputs))
+        return replace(request, replayed=replayed)
     latency_profile(options.latency)  # only a deployment uses it; a wrong name is refused anyway
     kv = kv_model(options.model, options.kv_dtype)
     if kv is None and (options.hbm or options.capacity):
@@ -269,6 +295,29 @@ def analyze(
         else (),
         retention=tuple(_retention(stores, trace, request)),
         deployment=deployment,
+        pool=None
+        if request.replayed is None or started is None or work is not None
+        else pool_hits(stores, trace, request.replayed, monitor),
+    )
+
+
+def pool_hits(
+    stores: Stores, trace: Trace, request: ExplainRequest, monitor: Monitor | None = None
+) -> PoolHits:
+    """Return what LRU hits in the pools of a deployment, replayed."""
+    from kvscope.app.monitor import Monitor
+    from kvscope.app.traces import replayable
+    from kvscope.replay.findings import PoolHits
+
+    with (monitor or Monitor()).steps("replaying the deployment's pool"):
+        prompts = replayable(stores, trace)
+        evidence = read_evidence(stores, trace, request)
+        explained = explain(trace, prompts, request, Monitor(), evidence)
+    return PoolHits(
+        explained.hit_tokens / explained.input_tokens,
+        explained.causes,
+        explained.workers,
+        explained.router,
     )
 
 
@@ -380,7 +429,8 @@ def run(opened: Opened, request: AnalyzeRequest, monitor: Monitor) -> Analysis:
     for doubt in request.deployment.engine_doubts if request.deployment else ():
         monitor.note(doubt)
     if load is None or request.from_s is not None or request.until_s is not None:
-        return analyze(stores, in_range(stores, opened.trace, request, monitor), request)
+        trace = in_range(stores, opened.trace, request, monitor)
+        return analyze(stores, trace, request, monitor=monitor)
     started: list[StartedCaching] = []
     trace = load(
         lambda new: started.append(
@@ -395,10 +445,11 @@ def resized(
     model: Model | None,
     hbm_bytes: int | None,
     deployment: ResolvedDeployment | None = None,
+    pool: PoolHits | None = None,
 ) -> Analysis:
     """Return an analysis that was made without a model, with all sizes by this model.
 
-    With a deployment, `hbm_bytes` is the size of its pool.
+    With a deployment, `hbm_bytes` is the size of its pool, and `pool` what LRU hits there.
     """
     from kvscope.replay.caching import landmark_at, point_of
 
@@ -420,6 +471,7 @@ def resized(
         model=model,
         hbm_bytes=hbm_bytes,
         deployment=deployment,
+        pool=pool,
         characterization=_sized(analysis.characterization, request),
         caching=known
         and replace(

@@ -325,7 +325,9 @@ def _trace_facts(both: tuple[Analysis, Analysis]) -> Iterator[Difference | None]
     yield _known("ideal", "ideal hit rate", "share", ideal)
     if all(each.present_blocks for each in both):
         memory = "pool" if both[0].deployment else "HBM"
-        yield _known("hits", f"LRU's hit rate with the {memory}", "share", of(_present_rate))
+        yield _known(
+            "hits", f"LRU's hit rate with the {memory}", "share", of(lambda each: each.present_rate)
+        )
     sized = both[0].model if both[0].model == both[1].model else None
     for name, read in (("LRU for 90% of ideal", _needed), ("peak working set", _peak)):
         tokens = of(read)
@@ -338,12 +340,6 @@ def _trace_facts(both: tuple[Analysis, Analysis]) -> Iterator[Difference | None]
         yield traffic(f"reuse gap {rank}", "seconds", of(partial(_gap, rank)))
     for rank in ("p50", "p90"):
         yield traffic(f"lifetime of a block {rank}", "seconds", of(partial(_lifetime, rank)))
-
-
-def _present_rate(analysis: Analysis) -> float | None:
-    """Return what LRU hits with the memory at hand."""
-    blocks, caching = analysis.present_blocks, analysis.caching
-    return float(caching.lru.rate(blocks)) if caching and blocks else None
 
 
 def _needed(analysis: Analysis) -> float | None:

@@ -58,7 +58,7 @@ class ExplainOptions(DeploymentOptions, frozen=True, kw_only=True):
     ] = None
     pooled: Annotated[
         bool,
-        Option("Replay one cache for all workers that the trace names, as analyze does."),
+        Option("Replay one cache for all workers that the trace names."),
     ] = False
     policy: Annotated[
         str, Option("Eviction policy (see `kvscope policies`).", "NAME", str.lower)
@@ -91,7 +91,8 @@ class ExplainRequest(Struct, frozen=True):
 class Explanation(Struct, frozen=True, kw_only=True):
     """Why input tokens missed; `causes` add up to `missed_tokens`.
 
-    `capacity_blocks` is null for an infinite cache; each of several `workers` has one.
+    `capacity_blocks` is null for an infinite cache; each of several `workers` has one: those that
+    the trace names, or else the deployment's replicas behind `router`.
     """
 
     trace: Trace
@@ -103,6 +104,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     capacity_model: str
     capacity_blocks: int | None
     workers: int
+    router: str | None = None
     input_tokens: int
     hit_tokens: int
     missed_tokens: int
@@ -147,7 +149,8 @@ def explain_request(options: ExplainOptions) -> ExplainRequest:
             capacity=None if options.capacity is None else (options.capacity,),
             capacity_blocks=None if options.capacity_blocks is None else (options.capacity_blocks,),
             outputs=options.outputs,
-        )
+        ),
+        replicas=True,
     )
     if len(replayed.variants) != 1:
         raise UsageError(
@@ -277,13 +280,15 @@ def explain(
             kept_blocks=done.kept_blocks,
         )
 
-    workers = 1
+    worker, router, where = np.zeros(trace.requests, dtype=np.int32), None, replayed.deployment
     if prompts.measurements is not None and not request.pooled:
-        workers = len(np.unique(prompts.measurements.worker))
-    if prompts.measurements is None or workers == 1:
-        cached = served(prompts)
-    else:
-        cached = by_worker(prompts, prompts.measurements.worker, served)
+        worker = prompts.measurements.worker
+    if worker.min() == worker.max() and where is not None and where.engines > 1:
+        from kvscope.tuning.replicas import SESSION, replica_of
+
+        worker, router = replica_of(workload, where.engines), SESSION.name
+    workers = len(np.unique(worker))
+    cached = served(prompts) if workers == 1 else by_worker(prompts, worker, served)
     causes = attribute(
         prompts, setting.definition, cached, several=workers > 1, tenants=evidence.tenants
     )
@@ -305,6 +310,7 @@ def explain(
         capacity_model=setting.capacity_model,
         capacity_blocks=capacity,
         workers=workers,
+        router=router,
         input_tokens=input_tokens,
         hit_tokens=hit_tokens,
         missed_tokens=input_tokens - hit_tokens,

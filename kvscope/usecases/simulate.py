@@ -63,6 +63,7 @@ from kvscope.replay.policy_options import (
     REPLAYED,
     VLLM,
     Variant,
+    guarded,
     parse_variants,
     refitted,
 )
@@ -179,12 +180,12 @@ class SimulateOptions(DeploymentOptions, frozen=True, kw_only=True):
     on: On = None
 
 
-def simulate_request(options: SimulateOptions) -> SimulateRequest:
-    """Return what the options of `simulate` ask for."""
+def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> SimulateRequest:
+    """Return what the options of `simulate` ask for; of one engine, unless `replicas` may be."""
     recommended = _recommendation(options)
     where = None if recommended else resolved_deployment(options)
     if where is not None:
-        _check_simulated(options, where)
+        _check_simulated(options, where, replicas=replicas)
     kv = (
         where.model
         if where
@@ -224,6 +225,8 @@ def simulate_request(options: SimulateOptions) -> SimulateRequest:
         hybrid = setting.capacity_model == "engine" and kv is not None and _grouped(kv)
         named_policies = policies_for(setting, options.policies, hybrid=hybrid)
         variants = parse_variants(named_policies, options.param or ())
+        if where is not None and where.engine.name == VLLM:  # as `tune` would set them
+            variants = [guarded(variant) for variant in variants]
         if options.policies not in {None, ALL}:
             from kvscope.policies.registry import check_required  # late: loads NumPy
 
@@ -343,7 +346,9 @@ def _stated_tokens(
     return (where.pool.tokens,) if where else ()
 
 
-def _check_simulated(options: SimulateOptions, where: ResolvedDeployment) -> None:
+def _check_simulated(
+    options: SimulateOptions, where: ResolvedDeployment, *, replicas: bool
+) -> None:
     """Raise UsageError for options that contradict a deployment."""
     names = ("capacity", "capacity_blocks", "points", "tiers")
     named = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) is not None]
@@ -354,7 +359,7 @@ def _check_simulated(options: SimulateOptions, where: ResolvedDeployment) -> Non
             where=named[0],
             remedy=tiers if named[0] == "--tiers" else f"leave {named[0]} out",
         )
-    if where.replicas > 1 and where.traffic == "fleet":
+    if where.engines > 1 and not replicas:
         raise UsageError(
             "one engine is replayed",
             where=f"--replicas {where.replicas}",
@@ -403,6 +408,8 @@ def run(opened: Opened, request: SimulateRequest, monitor: Monitor) -> Simulatio
     from kvscope.app.traces import sampleable
 
     trace = opened.trace
+    if guards := [each.policy.name for each in request.variants if each.given.get("guard")]:
+        monitor.note(f"with a guard, as tune sets them: {', '.join(guards)} (--param NAME.guard=0)")
     prompts = sampleable(opened.stores, trace, request.setting, monitor)
     return simulate(opened.stores, trace, prompts, request, monitor)
 

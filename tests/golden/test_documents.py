@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from itertools import islice, zip_longest
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -24,14 +25,21 @@ def _same(before: Any, after: Any) -> bool:
 
 @pytest.mark.parametrize("chain", CHAINS)
 def test_documents_are_as_they_were(chain: str) -> None:
-    """Leaf by leaf; where one is missing, all that follow differ."""
     golden = json.loads(gzip.decompress(FILE.read_bytes()))[chain]
     actual = documents(chain)
     assert list(golden) == list(actual)
-    changed = [
-        f"{command}: {before} became {after}"
-        for command in golden
-        for before, after in zip_longest(leaves(golden[command]), leaves(actual[command]))
-        if not before or not after or before[0] != after[0] or not _same(before[1], after[1])
-    ]
+    changed = (change for name in golden for change in _changes(name, golden[name], actual[name]))
     assert list(islice(changed, SHOWN)) == [], "or python -m tests.golden.documents"
+
+
+def _changes(command: str, golden: Any, actual: Any) -> Iterator[str]:
+    before, after = dict(leaves(golden)), dict(leaves(actual))
+    for place in before | after:
+        if place not in after:
+            yield f"{command}: {place} went"
+        elif place not in before:
+            yield f"{command}: {place} is new: {after[place]!r}"
+        elif not _same(before[place], after[place]):
+            yield f"{command}: {place} was {before[place]!r}, is {after[place]!r}"
+    if list(before) != list(after) and set(before) == set(after):
+        yield f"{command}: the order of the keys changed"

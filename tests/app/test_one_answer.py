@@ -1,0 +1,53 @@
+"""Commands that are asked the same of a deployment give the same hit rate: one simulation."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvscope
+from kvscope.core.files import data_folder
+
+SAMPLES = ("to-c", "to-b", "agent", "birth-death")
+MOONCAKE = Path(os.environ.get("KVSCOPE_TRACES", "/nowhere")) / "mooncake_conversation.jsonl.gz"
+TRACES = [
+    *(pytest.param(data_folder("sample_traces") / f"{name}.jsonl.gz", id=name) for name in SAMPLES),
+    pytest.param(
+        MOONCAKE,
+        id="mooncake",
+        marks=pytest.mark.skipif(not MOONCAKE.exists(), reason="needs the trace"),
+    ),
+]
+WHERE: dict[str, Any] = {"gpu": "l4", "model": "qwen2-7b", "num_gpu_blocks": 3000}
+
+
+@pytest.mark.parametrize("path", TRACES)
+def test_one_engine(path: Path) -> None:
+    """`analyze`, `explain` and `simulate` have one rate, and the first two one list of causes."""
+    with kvscope.open_trace(path) as trace:
+        pool = kvscope.analyze(trace, **WHERE).to_dict()["pool"]
+        explained = kvscope.explain(trace, **WHERE).to_dict()
+        (lru,) = kvscope.simulate(trace, policies="lru", **WHERE).to_dict()["results"]
+    assert pool["causes"] == explained["causes"]
+    assert pool["token_hit_rate"] == explained["hit_tokens"] / explained["input_tokens"]
+    assert pool["token_hit_rate"] == lru["token_hit_rate"]
+    assert (pool["workers"], pool["router"]) == (1, None)
+
+
+@pytest.mark.parametrize("path", TRACES)
+def test_replicas(path: Path) -> None:
+    """With several, `analyze` and `explain` have the rate of `fleet` behind the router named."""
+    with kvscope.open_trace(path) as trace:
+        pool = kvscope.analyze(trace, replicas=3, **WHERE).to_dict()["pool"]
+        explained = kvscope.explain(trace, replicas=3, **WHERE).to_dict()
+        fleet = kvscope.simulate_fleet(
+            trace, router=pool["router"], replicas="3", warmup=0, slo="9s", **WHERE
+        ).to_dict()
+    assert pool["causes"] == explained["causes"]
+    assert explained["hit_tokens"] == pool["token_hit_rate"] * explained["input_tokens"]
+    assert (explained["workers"], explained["router"]) == (3, "session")
+    (session,) = fleet["fleets"]
+    assert session["hit_rate"] == pytest.approx(pool["token_hit_rate"], abs=1e-12)
