@@ -40,17 +40,14 @@ PARTS = (
     "hash",
     "datasets",
     "sampling",
-    "coarsening",
 )
 VERSIONS = "versions"  # needs --before
-_SAMPLES = EVIDENCE / "sampling.md"
 PAGES = {
     "dashboard": EVIDENCE / "dashboard.md",
-    "sampling": _SAMPLES,
-    "coarsening": _SAMPLES,
+    "sampling": EVIDENCE / "sampling.md",
 }
 """Parts with a page of their own."""
-ONCE = {"datasets", "sampling", "coarsening"}
+ONCE = {"datasets", "sampling"}
 """Parts that run each thing once: no rounds."""
 PACKAGES = ("kvscope", "duckdb", "polars", "numpy", "numba", "kvcache-simulator", "libcachesim")
 
@@ -115,9 +112,8 @@ def _tables(part: str, options: argparse.Namespace) -> list[Table]:
         case "datasets":
             large = [traces.t63(folder)] if options.t63 else []
             tables = [datasets.table([traces.t6(folder), *large], folder)]
-        case "sampling" | "coarsening":
-            made = traces.t6 if part == "sampling" else traces.t03
-            tables = [sampling.TABLES[part]([*traces.real(folder), made(folder)])]
+        case "sampling":
+            tables = [sampling.table([*traces.real(folder), traces.t6(folder)])]
         case "dashboard":
             tables = dashboard.tables([traces.t03(folder), traces.t6(folder)], rounds)
         case "peers" | "analysis":

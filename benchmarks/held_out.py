@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from benchmarks import ROOT
+from benchmarks.profiles import PROFILES
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import ReadOptions
@@ -30,7 +31,6 @@ from kvscope.replay.tel_bound import tel_tokens_at_least
 from kvscope.replay.traffic import traffic
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
-from kvscope.synth.profiles import by_name as profile_by_name
 from kvscope.synth.profiles import write_jsonl
 
 WARMUP = 0.4  # share of the requests that are not counted
@@ -211,5 +211,5 @@ def generated(seeds: tuple[tuple[str, int, int], ...], folder: Path) -> Iterator
     """Yield traces of (profile, requests, seed), written to `folder`."""
     for profile, requests, seed in seeds:
         path = folder / f"{profile}-{seed}.jsonl.gz"
-        write_jsonl(profile_by_name(profile).generate(requests=requests, seed=seed), path)
+        write_jsonl(PROFILES[profile].generate(requests=requests, seed=seed), path)
         yield HeldOut(f"{profile}, {requests:,}, seed {seed}", path)

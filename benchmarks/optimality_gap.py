@@ -45,7 +45,7 @@ from kvscope.replay.replay import Tables
 PAGE = ROOT / "docs" / "evidence" / "gittins.md"
 XI_TOKENS = (8192, 16384)
 ABLATED = (0, XI_TOKENS[0])
-SAME_AS_LRU = ("lru", "ttl", "lru-retention", "soft-ttl", "trtllm-priority")  # on these traces
+SAME_AS_LRU = ("lru", "ttl", "lru-retention", "trtllm-priority")  # on these traces
 BOUND, NO_GAP = "no policy exceeds", "–"
 UNTOUCHED = (
     ("to-c", 6_000, 501),
@@ -269,8 +269,7 @@ def untouched(traces: Iterator[HeldOut], least: Least, ablations: Ablations) -> 
         ]
     return Table(
         "Other seeds: share of the gap to belady (hits) and tail-belady (TEL) closed by gittins",
-        "Generated with `kvscope synth PROFILE --requests N --seed S`; gittins was not tuned on"
-        " them.",
+        "Profiles of `kvscope synth` and of benchmarks/profiles.py; gittins was not tuned on them.",
         ("trace", *_columns(XI_TOKENS[:1])),
         rows,
     )

@@ -28,14 +28,11 @@ from kvscope.tuning.split import counted_from, first_requests
 from kvscope.tuning.tiers import TierCandidate
 from kvscope.tuning.trial import Evaluator
 from kvscope.usecases.tune import TuneOptions, tune_request
-from kvscope.vllm_sim.offload_engines import HICACHE
-from kvscope.vllm_sim.settings import RELEASES
 
 DEPLOYMENTS: tuple[dict[str, Any], ...] = (
     {"gpu": "l40s", "model": "llama3.1-8b", "gpu_hour": 1.0},
     {"gpu": "h100", "model": "qwen2.5-14b", "gpu_hour": 2.5},
     {"gpu": "h200", "model": "llama3-70b", "weight_dtype": "fp8", "gpu_hour": 3.5},
-    {"gpu": "h100", "model": "qwen2.5-14b", "gpu_hour": 2.5, "tiers": "HiCache"},
     {"gpu": "h100", "model": "qwen2.5-14b", "gpu_hour": 2.5, "tiers": "files"},
 )
 HYBRID: tuple[dict[str, Any], ...] = (
@@ -45,10 +42,8 @@ HYBRID: tuple[dict[str, Any], ...] = (
 """Of models with windows, whose retention interval is tuned, too."""
 TIERS: Mapping[str, dict[str, Any]] = {
     "": {},
-    "HiCache": {"offload": (HICACHE,)},
     "files": {
-        "offload": (f"vllm@{RELEASES[-1]}", HICACHE),
-        "tier_sizes": tuple(TierSize("dram", times * 42 * GIB, 2**10 * GIB) for times in (1, 2)),
+        "tier_sizes": tuple(TierSize(times * 42 * GIB, 2**10 * GIB) for times in (1, 2)),
     },
 }
 """What `tiers` of a deployment stands for; files are below once and twice its pool of memory."""

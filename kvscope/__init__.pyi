@@ -13,7 +13,6 @@ from kvscope.api import hash_logs as hash_logs
 from kvscope.api import open_trace as open_trace
 from kvscope.api import tune_fleet as tune_fleet
 from kvscope.api import tune_tiers as tune_tiers
-from kvscope.app.fleet import FleetStudy
 from kvscope.app.simulate import Simulation
 from kvscope.app.tune import Recommendation
 from kvscope.app.values import OtherMachine
@@ -23,7 +22,9 @@ from kvscope.reuse_models.results import Fit
 from kvscope.usecases.analyze import Analysis
 from kvscope.usecases.diff import Comparison
 from kvscope.usecases.explain import Explanation
+from kvscope.usecases.fleet import FleetStudy
 from kvscope.usecases.retention import Retention
+from kvscope.validate.result import Validation
 
 __version__: str
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     'SimulationResult',
     'TuneResult',
     'UsageError',
+    'ValidationResult',
     '__version__',
     'advise_retention',
     'analyze',
@@ -52,6 +54,7 @@ __all__ = [
     'tune',
     'tune_fleet',
     'tune_tiers',
+    'validate_on_engine',
 ]
 
 
@@ -184,7 +187,6 @@ def simulate(
     compat: Literal['kvcache-simulator', 'libcachesim'] | None = None,
     isolate: Literal['user', 'conversation'] | None = None,
     sample: str | float = 1.0,
-    coarsen: str | int = 1,
     on: str | None = None,
     db: str = ':memory:',
 ) -> SimulationResult: ...
@@ -199,9 +201,6 @@ def advise_retention(
     *,
     model: str | None = None,
     kv_dtype: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] | None = None,
-    capacity: str | int | None = None,
-    capacity_blocks: str | int | None = None,
-    latency: str | None = None,
     outputs: Literal['carried', 'ignored'] = 'carried',
     db: str = ':memory:',
 ) -> RetentionResult: ...
@@ -316,3 +315,44 @@ def diff(
     hbm: str | int | None = None,
     db: str = ':memory:',
 ) -> DiffResult: ...
+
+
+class ValidationResult(UseCaseResult):
+    validation: Validation
+
+
+def validate_on_engine(
+    trace: Source,
+    *,
+    url: str | None = None,
+    model: str | None = None,
+    served_model: str | None = None,
+    python: str | None = None,
+    engine_block_size: str | int | None = None,
+    max_num_seqs: str | int | None = None,
+    max_num_batched_tokens: str | int | None = None,
+    vllm_flags: str | Sequence[str] = (),
+    start_timeout: str | float = 600.0,
+    timeout: str | float = 600.0,
+    server_log: str | None = None,
+    policies: Literal['both', 'lru', 'recommendation'] = 'both',
+    recommendation: str | None = None,
+    blocks: str | int | None = None,
+    tp: str | int | None = None,
+    kv_dtype: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] | None = None,
+    gpu_memory_utilization: str | float | None = None,
+    deployment: str | None = None,
+    latency: str | None = None,
+    slo: str | float | None = None,
+    sequential: bool = False,
+    in_flight: str | int | None = None,
+    rate_scale: float = 1.0,
+    share: str | float | None = None,
+    minutes: str | float | None = None,
+    max_requests: str | int | None = None,
+    warmup: str | float = 0.2,
+    repeats: str | int = 1,
+    outputs: Literal['forced', 'bounded'] | None = None,
+    tolerance: str | float = 0.1,
+    db: str = ':memory:',
+) -> ValidationResult: ...

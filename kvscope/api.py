@@ -92,9 +92,9 @@ class OpenTrace:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts of the trace: `trace` in every JSON document."""
-        from kvscope.app.documents.base import TraceFacts
+        from kvscope.usecases.documents import to_dict
 
-        return vars(TraceFacts.build(self.facts))
+        return to_dict(self.facts)
 
 
 Source = str | PathLike[str] | OpenTrace | None

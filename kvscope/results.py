@@ -48,7 +48,7 @@ class UseCaseResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of the command, as docs/json.md describes it."""
-        from kvscope.app.documents.base import to_dict
+        from kvscope.usecases.documents import to_dict
 
         return to_dict(self._report.document())
 

@@ -21,7 +21,7 @@ def _valid_documents() -> Iterator[None]:
     emit_json = output.emit_json
 
     def checked(document: Any) -> None:
-        from kvscope.app.documents.base import to_dict
+        from kvscope.usecases.documents import to_dict
 
         plain = to_dict(document)
         _validator(plain["command"]).validate(plain)

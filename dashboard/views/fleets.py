@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from dashboard import background_cache, data, job, query_params, render, sidebar
 from kvscope.app import values
-from kvscope.app.fleet import FleetStudy, fleet
 from kvscope.app.options import ReplicaOptions, TimeModel
 from kvscope.core import units
 from kvscope.fleet.options import ROUTED
@@ -17,7 +16,7 @@ from kvscope.policies.registry import POLICIES
 from kvscope.replay.settings import timed_by
 from kvscope.report import fleet as report
 from kvscope.routers.registry import ROUTERS, router_by_name
-from kvscope.usecases.fleet import USE_CASE, FleetOptions, fleet_request
+from kvscope.usecases.fleet import USE_CASE, FleetOptions, FleetStudy, fleet, fleet_request
 
 USUAL = ROUTED.split(",")
 USUAL_MODEL = "automatic"

@@ -22,7 +22,7 @@ from kvscope.routers.registry import ROUTERS
 from kvscope.tuning.file import RecommendationFile, read_recommendation
 from kvscope.tuning.flags import Flags, plugin_command
 from kvscope.usecases.tune import USE_CASE, TuneOptions, tune_request
-from kvscope.vllm_sim.offload_engines import parse_offload
+from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 OFFERED = [router.name for router in ROUTERS if not router.reference]
 MEMORY, BEHIND = CHOICES = ("memory below the GPU", "routers")
@@ -101,7 +101,7 @@ def _memory() -> dict[str, Any]:
             "Ways to offload",
             "",
             _ways,
-            "To compare, as `kvscope simulate --offload` takes them: lmcache,vllm@0.33.",
+            "To compare, as `kvscope simulate --offload` takes them: vllm@0.32,vllm@0.33.",
             placeholder="the deployment's engine",
         )
     return options
@@ -119,7 +119,7 @@ def _ways(text: str) -> tuple[str, ...]:
     """Return the ways to offload that a text names. Raises UsageError for an unknown one."""
     names = values.listed(values.called)(text)
     for name in names:
-        parse_offload(name)
+        OffloadSpec.parse(name)
     return names
 
 

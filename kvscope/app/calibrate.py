@@ -13,8 +13,6 @@ from kvscope.app.engine_options import (
     MAX_NUM_BATCHED_TOKENS,
     MAX_NUM_SEQS,
     CalibrateOptions,
-    LaunchOptions,
-    TargetOptions,
 )
 from kvscope.app.monitor import Monitor
 from kvscope.core.errors import UsageError
@@ -29,10 +27,10 @@ OpenEngine = tuple["Measurable", "CalibratedEngine", int, int]
 """What to measure, what it is, the longest prompt, and what of contexts it holds; in tokens."""
 
 
-def check_target(target: TargetOptions, options: CalibrateOptions) -> None:
+def check_options(options: CalibrateOptions) -> None:
     """Raise UsageError unless exactly one engine is named, as its backend takes it."""
-    target.check("an engine")
-    if target.url is not None and options.backend == "torch":
+    options.check_engine("an engine")
+    if options.url is not None and options.backend == "torch":
         raise UsageError("starts no server", where="--backend torch", remedy="leave out --url")
     if options.max_tokens is not None:
         from kvscope.latency.calibration import grid  # late: loads NumPy
@@ -40,9 +38,7 @@ def check_target(target: TargetOptions, options: CalibrateOptions) -> None:
         grid(options.max_tokens)
 
 
-def calibrate(
-    target: TargetOptions, options: CalibrateOptions, launch: LaunchOptions, monitor: Monitor
-) -> Calibration:
+def calibrate(options: CalibrateOptions, monitor: Monitor) -> Calibration:
     """Measure an engine and fit a latency profile; what was measured before a stop is kept.
 
     Raises EngineError where the engine cannot be reached, or fails before there is enough.
@@ -51,14 +47,14 @@ def calibrate(
     from kvscope.latency.calibration import grid
     from kvscope.latency.decoding import steps
 
-    if target.url is not None:
-        opened = _server(target, options, launch)
+    if options.url is not None:
+        opened = _server(options)
     elif options.backend == "torch":
-        opened = _torch(str(target.model), options, launch)
+        opened = _torch(options)
     else:
-        opened = _vllm(str(target.model), options, launch, monitor)
+        opened = _vllm(options, monitor)
     with opened as (measurable, measured, longest, held):
-        decoding = steps(longest, held, launch.max_num_seqs or MAX_NUM_SEQS)
+        decoding = steps(longest, held, options.max_num_seqs or MAX_NUM_SEQS)
         cells = options.repeats * (len(grid(longest)) + len(decoding))
         with monitor.steps("measuring", cells) as advance:
             return fit_profile(
@@ -75,15 +71,13 @@ def calibrate(
 
 
 @contextmanager
-def _server(
-    target: TargetOptions, options: CalibrateOptions, launch: LaunchOptions
-) -> Iterator[OpenEngine]:
+def _server(options: CalibrateOptions) -> Iterator[OpenEngine]:
     from kvscope.latency.calibration import CalibratedEngine
     from kvscope.latency.targets import ServerTarget
     from kvscope.serving.client import Endpoint
 
-    endpoint = Endpoint(str(target.url), timeout_s=launch.timeout)
-    served = endpoint.model(target.served_model)
+    endpoint = Endpoint(str(options.url), timeout_s=options.timeout)
+    served = endpoint.model(options.served_model)
     measured = CalibratedEngine("server", endpoint.version(), None, served.name)
     # without a seed: it may have been calibrated before, and still have those tokens in its cache
     target_server = ServerTarget(endpoint, served.name)
@@ -92,43 +86,42 @@ def _server(
 
 
 @contextmanager
-def _vllm(
-    model: str, options: CalibrateOptions, launch: LaunchOptions, monitor: Monitor
-) -> Iterator[OpenEngine]:
+def _vllm(options: CalibrateOptions, monitor: Monitor) -> Iterator[OpenEngine]:
     from kvscope.latency.calibration import CalibratedEngine
     from kvscope.latency.targets import ServerTarget
     from kvscope.serving.interpreter import with_vllm
     from kvscope.serving.server import Launch, config_of
 
-    python = with_vllm(launch.python)
+    model, python = str(options.model), with_vllm(options.python)
     longest = _longest(options.max_tokens, _limit(config_of(model)))
     default_block = GPU_BLOCK if python.device == "cuda" else CPU_BLOCK
     device = python.device_name or python.device
     monitor.note(f"starting vLLM {python.vllm} on {device}")
     started = Launch(
         model,
-        launch.engine_block_size or default_block,
+        options.engine_block_size or default_block,
         max_model_len=longest + 1,
-        max_num_seqs=launch.max_num_seqs or MAX_NUM_SEQS,
-        max_num_batched_tokens=launch.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS,
-        flags=launch.vllm_flags,
+        max_num_seqs=options.max_num_seqs or MAX_NUM_SEQS,
+        max_num_batched_tokens=options.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS,
+        flags=options.vllm_flags,
     )
-    with launch.server(python, monitor.stop)(started) as server:
+    with options.server(python, monitor.stop)(started) as server:
         served = server.endpoint.model()
         measured = CalibratedEngine(
-            "vLLM", python.vllm, device, Path(served.name).name, launch.vllm_flags
+            "vLLM", python.vllm, device, Path(served.name).name, options.vllm_flags
         )
         sent = ServerTarget(server.endpoint, served.name, seed=options.seed)
         yield sent, measured, longest, _held(server.endpoint)
 
 
 @contextmanager
-def _torch(model: str, options: CalibrateOptions, launch: LaunchOptions) -> Iterator[OpenEngine]:
+def _torch(options: CalibrateOptions) -> Iterator[OpenEngine]:
     from kvscope.latency.calibration import CalibratedEngine
     from kvscope.latency.targets import TorchTarget
     from kvscope.serving.interpreter import with_torch
     from kvscope.serving.server import config_of, model_folder
 
+    model = str(options.model)
     config, folder = config_of(model), model_folder(model)
     if config is None or folder is None:
         raise UsageError(
@@ -136,14 +129,14 @@ def _torch(model: str, options: CalibrateOptions, launch: LaunchOptions) -> Iter
             where="--model",
             remedy="name a folder with a config.json: torch takes the shape from there",
         )
-    python = with_torch(launch.python)
+    python = with_torch(options.python)
     longest = _longest(options.max_tokens, _limit(config))
     decoder = TorchTarget(
         python,
         folder / "config.json",
         options.device,
-        start_s=launch.start_timeout,
-        timeout_s=launch.timeout,
+        start_s=options.start_timeout,
+        timeout_s=options.timeout,
     )
     with decoder:
         device = decoder.description["device"]

@@ -12,22 +12,13 @@ from msgspec import Struct
 
 from kvscope.app import values
 from kvscope.app.options import (
-    Blocks,
     Count,
-    DeploymentFile,
-    KvDtype,
     Option,
-    PositiveShare,
-    RateScale,
     Seed,
-    Share,
-    Slo,
     Source,
     Target,
     Time,
     Tokens,
-    Tp,
-    Utilization,
 )
 from kvscope.core.errors import UsageError
 
@@ -40,8 +31,8 @@ GPU_BLOCK, CPU_BLOCK = 16, 32
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 128, 2048
 
 
-class TargetOptions(Struct, frozen=True, kw_only=True):
-    """Which engine: a server that runs already, or the model to start an engine with."""
+class EngineOptions(Struct, frozen=True, kw_only=True):
+    """Which engine: a server that runs already, or the model to start one with, and how."""
 
     url: Annotated[
         str | None,
@@ -64,24 +55,6 @@ class TargetOptions(Struct, frozen=True, kw_only=True):
         str | None,
         Option("Which of the server's models to use.", "NAME", default="its first"),
     ] = None
-
-    def check(self, started: str) -> None:
-        """Raise UsageError unless it is exactly one engine; `started` names what --model starts."""
-        if (self.url is None) == (self.model is None):
-            raise UsageError(
-                "name one of them",
-                where="--url, --model",
-                remedy=f"a running server, or the model to start {started} with",
-            )
-        if self.url is not None:
-            from kvscope.serving.client import Endpoint
-
-            Endpoint(self.url)  # so that what is no address is refused first
-
-
-class LaunchOptions(Struct, frozen=True, kw_only=True):
-    """How an engine is started, and how long to wait for it."""
-
     python: Annotated[
         str | None,
         Source("Python interpreter that has the engine.", default="the one that runs kvscope"),
@@ -126,6 +99,19 @@ class LaunchOptions(Struct, frozen=True, kw_only=True):
     )
     server_log: Annotated[str | None, Target("Keep vLLM's log in this file.")] = None
 
+    def check_engine(self, started: str) -> None:
+        """Raise UsageError unless it is exactly one engine; `started` names what --model starts."""
+        if (self.url is None) == (self.model is None):
+            raise UsageError(
+                "name one of them",
+                where="--url, --model",
+                remedy=f"a running server, or the model to start {started} with",
+            )
+        if self.url is not None:
+            from kvscope.serving.client import Endpoint
+
+            Endpoint(self.url)  # so that what is no address is refused first
+
     def server(self, python: Interpreter, stop: Event) -> Callable[[Launch], VllmServer]:
         """Return what makes a server of a command line, with the times and the log of these."""
         from kvscope.serving.server import VllmServer
@@ -140,8 +126,8 @@ class LaunchOptions(Struct, frozen=True, kw_only=True):
         )
 
 
-class CalibrateOptions(Struct, frozen=True, kw_only=True):
-    """What `calibrate` measures."""
+class CalibrateOptions(EngineOptions, frozen=True, kw_only=True):
+    """What `calibrate` takes: the engine, and what is measured."""
 
     backend: Annotated[
         Literal["vllm", "torch"],
@@ -163,80 +149,3 @@ class CalibrateOptions(Struct, frozen=True, kw_only=True):
     seed: Annotated[
         int, Seed("Seed of the order, and of the tokens if the engine is started here.")
     ] = 0
-
-
-class ValidateOptions(Struct, frozen=True, kw_only=True):
-    """What `validate` sends to the engine, and what it compares."""
-
-    policies: Annotated[
-        Literal["both", "lru", "recommendation"],
-        Option("What to run: LRU, the recommendation, or both by turns."),
-    ] = "both"
-    recommendation: Annotated[
-        str | None,
-        Source(
-            "File that `kvscope tune` or `kvscope fit --export` wrote.",
-            default="recommendation.toml, if it exists",
-        ),
-    ] = None
-    blocks: Annotated[
-        int | None,
-        Blocks(
-            "Blocks the engine can use (vLLM's --num-gpu-blocks-override less 1).",
-            default="the deployment's pool, or the recommendation's capacity",
-        ),
-    ] = None
-    tp: Tp = None
-    kv_dtype: KvDtype = None
-    gpu_memory_utilization: Utilization = None
-    deployment: DeploymentFile = None
-    latency: Annotated[
-        str | None,
-        Option(
-            "TTFT of the engine: the file that `kvscope calibrate` writes, a preset, or `trace`:"
-            " fitted to the TTFTs in the trace.",
-            "PROFILE",
-            default="the deployment's, the recommendation's, or latency.toml",
-        ),
-    ] = None
-    slo: Slo = None
-    sequential: Annotated[bool, Option("Send one request after the other.")] = False
-    in_flight: Annotated[
-        int | None, Count("Keep this number of requests in flight, whatever the recorded times.")
-    ] = None
-    rate_scale: RateScale = 1.0
-    share: Annotated[
-        float | None,
-        PositiveShare(
-            "Replay this share of the conversations, whole and at their own times: the load of one"
-            " of several engines.",
-            default="that of one of the deployment's replicas, or 100%",
-        ),
-    ] = None
-    minutes: Annotated[
-        float | None, Option("Replay only the first minutes.", "N", values.minutes)
-    ] = None
-    max_requests: Annotated[
-        int | None, Option("Replay only the first requests.", "N", values.amount("requests"))
-    ] = None
-    warmup: Annotated[
-        float,
-        Share(
-            "Share of the requests, from the start, that fill the cache and are not counted.",
-            default="20%",
-        ),
-    ] = 0.2
-    repeats: Annotated[
-        int, Count("Runs of each policy, by turns, so that drift affects all alike.")
-    ] = 1
-    outputs: Annotated[
-        Literal["forced", "bounded"] | None,
-        Option(
-            "forced: the engine answers what the next turns of the trace carry. bounded: it answers"
-            " freely, and those blocks do not hit.",
-            default="forced, and bounded with --url",
-        ),
-    ] = None
-    tolerance: Annotated[
-        float, PositiveShare("Largest deviation of TTFT from the prediction.", default="10%")
-    ] = 0.1

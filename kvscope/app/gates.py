@@ -18,19 +18,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from kvscope.app.requests import BASELINE
 from kvscope.core import units
 from kvscope.core.errors import InputError, UsageError
-from kvscope.core.percentiles import percentiles
 from kvscope.replay.causes import CAUSES
 
 if TYPE_CHECKING:
     from kvscope.core.percentiles import Percentiles
-    from kvscope.validate.result import RunFacts, Validation
 
 Figures = Mapping[str, float | str | None]
 """A command's verdict and figures by name; None for a figure that cannot be computed."""
@@ -347,55 +344,3 @@ def _nearest(name: str, candidates: Sequence[str], listed: str) -> str:
 def ttft_figures(ttft_ms: Percentiles) -> dict[str, float]:
     """Return the percentiles of TTFT in seconds."""
     return {name: getattr(ttft_ms, name) / 1e3 for name in PERCENTILES}
-
-
-_MEASURED = (*RUN_FIGURES, "mismatched")
-
-
-def validate_gates(texts: Sequence[str] | None) -> tuple[Gate, ...]:
-    """Return the conditions on a validation: its verdict, and measured figures.
-
-    A name without a policy means the recommended one, or LRU where it ran alone.
-    """
-    if not texts:
-        return ()
-    from kvscope.validate.result import Verdict  # loads NumPy
-
-    of_lru = (f"{BASELINE}.{name}" for name in _MEASURED)
-    return parse_gates(texts, Known((*_MEASURED, *of_lru), get_args(Verdict)))
-
-
-def validate_figures(validation: Validation) -> Figures:
-    """Return the verdict and what was measured of each policy, over all its repeats."""
-    by_policy: dict[str, list[RunFacts]] = {}
-    for run in validation.runs:
-        by_policy.setdefault(run.policy, []).append(run)
-    figures: dict[str, float | str | None] = {VERDICT: validation.verdict}
-    for policy, repeats in by_policy.items():  # LRU first
-        measured = _measured(repeats, validation)
-        figures |= measured | {f"{policy}.{name}": value for name, value in measured.items()}
-    return figures
-
-
-def _measured(repeats: Sequence[RunFacts], validation: Validation) -> dict[str, float]:
-    """Return the measured figures of one policy; a request without an answer misses the SLO."""
-    import numpy as np
-
-    times_s = np.concatenate([run.measured_ttft_s[run.counted] for run in repeats])
-    failed = sum(request >= validation.warmup for run in repeats for request in run.failed)
-    measured = [run.measured for run in repeats]
-    figures = ttft_figures(percentiles(np.append(times_s, [np.inf] * failed) * 1e3))
-    if (slo_s := validation.slo_s) is not None:
-        within = int(np.count_nonzero(times_s <= slo_s))
-        figures["attainment"] = within / (len(times_s) + failed)
-        figures["tel"] = float(np.maximum(times_s - slo_s, 0).sum())
-    off = [run.mismatched_tokens for run in repeats if run.mismatched_tokens is not None]
-    if len(off) == len(repeats):  # the engine reports its hits
-        tokens = validation.sample.prompts.input_tokens
-        hits = sum(run.hit_tokens for run in measured)
-        predicted = sum(run.predicted.hit_tokens for run in repeats)
-        figures["hit-rate"] = hits / sum(
-            int(tokens[: len(run.counted)][run.counted].sum(dtype=np.int64)) for run in repeats
-        )
-        figures["mismatched"] = sum(off) / predicted if predicted else float(sum(off) > 0)
-    return figures

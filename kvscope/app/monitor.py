@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import Event
 from typing import Literal
@@ -32,6 +32,9 @@ class Monitor:
 
     def note(self, text: str) -> None:
         """Take a sentence for the user."""
+
+    def show_log(self, lines: Sequence[str]) -> None:
+        """Take the last lines of the log of a server that died."""
 
 
 class LogMonitor(Monitor):

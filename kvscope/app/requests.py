@@ -26,7 +26,6 @@ from kvscope.latency.profile import (
 from kvscope.replay.policy_options import (
     ALL,
     HYBRID,
-    SGLANG,
     VLLM,
     Variant,
     contenders,
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from kvscope.tuning.file import TierTable
     from kvscope.tuning.tier_prices import TierKind, TierPrice
     from kvscope.vllm_sim import EngineSettings
-    from kvscope.vllm_sim.offload_engines import Offloading
 
 WINDOWS = "--warmup, --validation, --judge"
 COMMON_GPUS = ("l40s", "a100-80", "h100", "h200")
@@ -275,20 +273,8 @@ class TuneRequest(Struct, frozen=True):
     machines: tuple[TuneRequest, ...] = ()
 
 
-def offers(spec: Offloading, size: TierSize) -> bool:
-    """Return whether a way to offload can have a tier of this kind, with files below or without."""
-    from kvscope.vllm_sim.offload_engines import LmCacheSpec
-
-    if isinstance(spec, LmCacheSpec):
-        return not size.files_bytes
-    return size.kind != "ssd"
-
-
 def own_offload(where: ResolvedDeployment) -> str:
-    """Return how the deployment's own engine offloads."""
-    from kvscope.vllm_sim.offload_engines import HICACHE
+    """Return how the deployment's own vLLM offloads."""
     from kvscope.vllm_sim.settings import RELEASES
 
-    if where.engine.name == SGLANG:
-        return HICACHE
     return f"vllm@{RELEASES[where.engine.version >= _SECOND_RELEASE]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 from msgspec import Struct, field
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvscope.app.cluster import replays_on
+from kvscope.app.documents.runs import RunFigures, SettingFacts, setting_facts
 from kvscope.app.latency import timed
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import DEFAULT_POINTS
@@ -33,7 +34,7 @@ from kvscope.replay.policy_options import format_value
 from kvscope.replay.sampling import DrawnTrace
 from kvscope.replay.settings import with_groups, with_offload
 from kvscope.replay.sweep import WINDOWS, engine_of, serve_replay, sweep, tier_request
-from kvscope.replay.tier_spec import parse_tiers, with_chunk_policy
+from kvscope.replay.tier_spec import parse_tiers
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.store import results
 from kvscope.store.file import CANNOT_STORE, Stores
@@ -47,14 +48,18 @@ _ORDER = {policy.name: number for number, policy in enumerate(POLICIES)}
 
 
 class Simulation(Struct, frozen=True):
-    """The runs of one setting over one trace, in the order of `ordered`.
+    """The runs of one setting over one trace; `found` has the parameters that follow from it.
 
     `curve` is LRU's exact hit rate at every capacity, None where the setting has none.
-    `estimates` are the parameters that follow from the trace. `unfinished` counts the replays that
-    were wanted but stopped. `workload` is what was replayed, for a look at single requests. `alone`
-    is the pool without the tier that a recommendation has below it: LRU, and its own policy.
+    `unfinished` counts the replays that were wanted but stopped. `workload` is what was replayed,
+    for a look at single requests. `without_tier` is the pool without the tier that a recommendation
+    has below it: LRU, and its own policy. `alone` is the first of them, `alone_as_recommended` the
+    second, with its retention interval; null where there is none.
     """
 
+    DOCUMENT: ClassVar[str] = (
+        "trace *counted model deployment found=estimates results alone alone_as_recommended"
+    )
     trace: Trace
     model: Model | None
     setting: RunSetting
@@ -64,7 +69,29 @@ class Simulation(Struct, frozen=True):
     unfinished: int = 0
     workload: Workload | None = None
     deployment: ResolvedDeployment | None = None
-    alone: tuple[Run, ...] = ()
+    without_tier: tuple[Run, ...] = ()
+
+    @property
+    def counted(self) -> SettingFacts:
+        """What the numbers count and assume."""
+        return setting_facts(self.setting)
+
+    @property
+    def results(self) -> tuple[RunFigures, ...]:
+        """The runs in every unit that is known."""
+        return tuple(RunFigures(run, self.trace.block_size, self.model) for run in self.runs)
+
+    @property
+    def alone(self) -> RunFigures | None:
+        """LRU without the tier."""
+        runs = self.without_tier
+        return RunFigures(runs[0], self.trace.block_size, self.model) if runs else None
+
+    @property
+    def alone_as_recommended(self) -> RunFigures | None:
+        """The recommended policy without the tier."""
+        runs = self.without_tier[1:]
+        return RunFigures(runs[0], self.trace.block_size, self.model) if runs else None
 
     @property
     def capacities(self) -> list[int]:
@@ -89,7 +116,8 @@ def simulate(
     counted as unfinished. Raises UsageError for a capacity that holds no block.
     """
     monitor = monitor or Monitor()
-    known = prompts.sample.prompts if isinstance(prompts, DrawnTrace) else prompts
+    # Which of the measured requests waited only the whole trace shows, so a sample is not fitted.
+    known = prompts if isinstance(prompts, Prompts) else prompts.without_measurements
     request, _ = timed(request, trace, known, monitor)
     request = on_groups(request, trace)
     setting = request.setting
@@ -105,8 +133,6 @@ def simulate(
     for name, estimate in used(request.variants, estimates).items():
         monitor.note(f"{name} is {format_value(name, estimate.value)}, {estimate.origin}")
     policies = [bind(variant, estimates) for variant in request.variants]
-    if (bound := with_chunk_policy(setting, estimates)) != setting:
-        setting, workload = bound, Workload(prompts, bound, workload.windows)
     if setting.tiers:
         wanted = [tier_request(workload, policy, estimates) for policy in policies]
     else:
@@ -117,18 +143,22 @@ def simulate(
         wanted = [ReplayRequest(policy, blocks) for blocks in capacities for policy in policies]
     where = request.deployment
     stated = None if where is None else where.stated.as_table
-    alone: tuple[Run, ...] = ()
+    without_tier: tuple[Run, ...] = ()
     with replays_on(request.on, monitor) as executor:
         if request.tier is not None:
             pool = Workload(prompts, above, workload.windows)
             own = [each for each in policies if each.name != Lru.name]
             requests = [ReplayRequest(policy, named[0]) for policy in (Lru(), *own)]
-            alone = replay(stores, trace, pool, requests, monitor, executor=executor).runs
+            without_tier = replay(stores, trace, pool, requests, monitor, executor=executor).runs
         simulation = replay(
             stores, trace, workload, wanted, monitor, deployment=stated, executor=executor
         )
     return replace(
-        simulation, model=request.model, deployment=where, estimates=estimates, alone=alone
+        simulation,
+        model=request.model,
+        deployment=where,
+        estimates=estimates,
+        without_tier=without_tier,
     )
 
 

@@ -271,7 +271,11 @@ def replayable(stores: Stores, trace: Trace) -> Prompts:
     """
     from kvscope.replay.footprint import replays_bytes
 
-    return _loaded(stores, trace, replays_bytes(trace), "take a shorter trace, or more memory")
+    _require_hashes(trace)
+    remedy = "take a shorter trace, a sample of a dataset (simulate --sample), or more memory"
+    memory.require(replays_bytes(trace), f"a replay of {trace.name!r}", remedy)
+    with stores.reading() as store:
+        return traces.load_prompts(store, trace)
 
 
 def sampleable(
@@ -279,33 +283,31 @@ def sampleable(
 ) -> Prompts | DrawnTrace:
     """Return a trace to be replayed as `setting` says: of a sample of a dataset, only the sample.
 
-    Raises as `replayable`.
+    Raises as `replayable`, and UsageError for a sample of a trace that is no dataset.
     """
-    from kvscope.replay.footprint import replays_bytes
+    if setting.exact:
+        return replayable(stores, trace)
+    from kvscope.datasets.drawing import drawn_trace
 
-    remedy = "replay a part with --sample 0.1, or larger blocks with --coarsen 4"
-    # The whole trace says who a tenant is, what its times are, and which blocks are flat objects.
-    whole = setting.isolate or setting.definition.flat or trace.measured_requests
-    if setting.sample_rate < 1 and not whole and trace.has_hashes:
-        with stores.reading() as store:
-            if dataset := dataset_of(store, trace):
-                from kvscope.datasets.drawing import drawn_trace
+    _require_hashes(trace)
+    with stores.reading() as store:
+        dataset = dataset_of(store, trace)
+        if dataset is None:
+            raise UsageError(
+                f"{trace.name!r} is no dataset, and is replayed as a whole",
+                where="--sample",
+                remedy="leave it out, or `kvscope ingest FILES --into DIR` first",
+            )
+        return drawn_trace(dataset, store, setting, monitor or Monitor())
 
-                return drawn_trace(dataset, store, setting, monitor or Monitor(), remedy)
-    needed = replays_bytes(trace, setting.sample_rate, setting.coarsen)
-    return _loaded(stores, trace, needed, remedy)
 
-
-def _loaded(stores: Stores, trace: Trace, needed_bytes: int, remedy: str) -> Prompts:
+def _require_hashes(trace: Trace) -> None:
     if not trace.has_hashes:
         raise InputError(
             "has only lengths: without block hashes it cannot be replayed",
             where=trace.source,
             remedy="take a trace with block hashes",
         )
-    memory.require(needed_bytes, f"a replay of {trace.name!r}", remedy)
-    with stores.reading() as store:
-        return traces.load_prompts(store, trace)
 
 
 def prompts_to_replay(

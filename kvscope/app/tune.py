@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import shlex
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +16,7 @@ from kvscope.app.ends import ends_of
 from kvscope.app.fleet import routers_for
 from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.app.monitor import Monitor
-from kvscope.app.requests import WINDOWS, TuneRequest, offers, own_offload
+from kvscope.app.requests import WINDOWS, TuneRequest, own_offload
 from kvscope.app.tiers_on_groups import OnGroups
 from kvscope.app.traces import require_arrivals
 from kvscope.app.values import TierSize
@@ -37,12 +35,10 @@ from kvscope.learning.offline.learners import fit_for
 from kvscope.policies.base import Policy
 from kvscope.policies.lru_retention import retaining
 from kvscope.replay.derived_traces import isolate
-from kvscope.replay.parameter_estimates import Estimates, bind
 from kvscope.replay.policy_options import (
     FORESEEING,
     SGLANG,
     VLLM,
-    Variant,
     contenders,
     format_value,
 )
@@ -63,13 +59,6 @@ from kvscope.tuning.tiers import Options, TierCandidate, TierOffer, sizes_to_com
 from kvscope.tuning.trial import category_times_ms
 from kvscope.tuning.tuner import TuningOptions, TuningResult, prepared
 from kvscope.tuning.verdict import Verdict
-from kvscope.vllm_sim.offload_engines import (
-    HiCacheSpec,
-    LmCacheSpec,
-    Offloading,
-    parse_offload,
-)
-from kvscope.vllm_sim.offload_launch import OffloadLaunch
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 if TYPE_CHECKING:
@@ -82,19 +71,12 @@ WHY_CONTENDERS = {
 BEYOND_RANGE = 0.01  # share of prompts beyond the measured lengths that is worth a warning
 _POOLS, _ALL_POOLS = (0.5, 1.0, 2.0, 4.0), (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _TIER_ROWS = 6
-_TIER_OPTIONS: Mapping[type, Options] = {
-    OffloadSpec: (
-        ("offload_prompt_only", (False,)),
-        ("store_threshold", (2,)),
-        ("eviction_policy", ("arc",)),
-    ),
-    HiCacheSpec: (
-        ("write_policy", ("write_through_selective", "write_back")),
-        ("hicache_storage_prefetch_policy", ("best_effort", "wait_complete")),
-    ),
-    LmCacheSpec: (("save_decode_cache", (True,)),),
-}
-"""The options that are searched of a way to offload, first what is stored, then what leaves."""
+_TIER_OPTIONS: Options = (
+    ("offload_prompt_only", (False,)),
+    ("store_threshold", (2,)),
+    ("eviction_policy", ("arc",)),
+)
+"""The options of a CPU tier that are searched, first what is stored, then what leaves."""
 
 
 class Assumption(Struct, frozen=True):
@@ -185,14 +167,9 @@ class Recommendation(Struct, frozen=True):
         return self.plan.tier.tier if self.plan.tier else None
 
     @property
-    def launch(self) -> OffloadLaunch | None:
-        """How the engine is started with the tier to add, beside all other flags."""
-        if self.tier is None or self.deployment is None:
-            return None
-        spec, ranks = self.tier.spec, self.deployment.tp
-        if isinstance(spec, LmCacheSpec):
-            return spec.launch(self.tier.size_bytes, ranks, disk=self.tier.kind == "ssd")
-        return spec.launch(self.tier.size_bytes, ranks)
+    def tier_arguments(self) -> str | None:
+        """vLLM's arguments for the tier to add, beside all other flags."""
+        return None if self.tier is None else self.tier.spec.arguments(self.tier.size_bytes)
 
     def size(self, blocks: int) -> str:
         """Return a capacity in every unit that is known."""
@@ -221,9 +198,9 @@ class Recommendation(Struct, frozen=True):
         groups = KvGroups.parse(written) if written else None
         chosen = flags(self.recommended.policy, _launch(where, groups))
         sglang = self.engine == SGLANG
-        text, launch = chosen.sglang if sglang else chosen.vllm, self.launch
-        if text is not None and launch is not None:
-            text = replace(launch, arguments=(*shlex.split(text), *launch.arguments)).flags
+        text = chosen.sglang if sglang else chosen.vllm
+        if text is not None and self.tier_arguments is not None:
+            text = f"{text} {self.tier_arguments}"
         return Flags(text if sglang else None, None if sglang else text)
 
     def why_no_flags(self) -> str:
@@ -391,11 +368,6 @@ def tune(
         )
         origin = where.pool.origin if where else origin
         tuning = tuner.whole(capacity, origin, split, prompts, trace.lineage)
-        if offer is not None:
-            offer = replace(
-                offer,
-                candidates=tuple(_bound(each, tuner.estimates) for each in offer.candidates),
-            )
         plan = Planner(
             tuner,
             tuning,
@@ -454,32 +426,22 @@ def _offer(
             prices={"dram": known.dram, "ssd": known.ssd},
             replica_hour=hour,
         )
-    ways = {
-        text.strip(): _on_blocks(parse_offload(text), text, trace.block_size)
-        for text in asked.offload
-    }
     stated = asked.sizes or tuple(
-        TierSize("dram", size) for size in sizes_to_compare(pool_bytes, most_bytes, _ALL_POOLS)
+        TierSize(size) for size in sizes_to_compare(pool_bytes, most_bytes, _ALL_POOLS)
     )
-    allowed = OnGroups(groups)
-    for spec in ways.values():
-        allowed.require(spec, files=any(each.files_bytes for each in stated))
+    files, allowed = any(each.files_bytes for each in stated), OnGroups(groups)
+    ways = [OffloadSpec.parse(text, files=files) for text in asked.offload]
+    for spec in ways:
+        allowed.require(spec)
     return TierOffer(
-        candidates=_candidates(
-            ways, stated, trace.block_size, allowed.page_bytes(block_bytes, trace.block_size)
-        ),
+        candidates=_candidates(ways, stated, allowed.page_bytes(block_bytes, trace.block_size)),
         block_bytes=block_bytes,
         gpus=where.tp,
         prices=asked.prices,
         replica_hour=hour,
-        options={
-            spec.text: allowed.options(spec, _TIER_OPTIONS[type(spec)])
-            for text, spec in ways.items()
-            if ":" not in text
-        },
+        options={text.strip(): _TIER_OPTIONS for text in asked.offload if ":" not in text},
         policies=tuple(
-            retaining(interval)
-            for interval in allowed.intervals(tuple(ways.values()), request.variants)
+            retaining(interval) for interval in allowed.intervals(ways, request.variants)
         ),
         groups=groups,
         rows=_TIER_ROWS,
@@ -488,22 +450,17 @@ def _offer(
 
 
 def _candidates(
-    ways: Mapping[str, Offloading],
-    sizes: tuple[TierSize, ...],
-    block_size: int,
-    page_bytes: int,
+    ways: Sequence[OffloadSpec], sizes: tuple[TierSize, ...], page_bytes: int
 ) -> tuple[TierCandidate, ...]:
     """Return each way to offload with each size, an SSD's CPU memory also without the SSD.
 
     `page_bytes` are those of a block of the engine.
     """
-    alone = (each._replace(files_bytes=0) for each in sizes if each.files_bytes)
+    alone = [each._replace(files_bytes=0) for each in sizes if each.files_bytes]
     candidates: list[TierCandidate] = []
-    for spec in ways.values():
-        chunk_bytes = spec.chunk_blocks(block_size) * page_bytes
+    for spec in ways:
+        chunk_bytes = spec.blocks_per_chunk * page_bytes
         for size in dict.fromkeys([*sizes, *alone]):
-            if not offers(spec, size):
-                continue
             least = min(size.size_bytes, size.files_bytes or size.size_bytes)
             if least < chunk_bytes:
                 raise UsageError(
@@ -511,32 +468,8 @@ def _candidates(
                     where="--tier-sizes",
                     remedy=f"a chunk takes {units.format_size(chunk_bytes)}",
                 )
-            own = spec if size.files_bytes or not isinstance(spec, HiCacheSpec) else spec.in_memory
-            candidates.append(TierCandidate(own.text, *size))
+            candidates.append(TierCandidate(spec.text, "dram", *size))
     return tuple(dict.fromkeys(candidates))
-
-
-def _on_blocks(spec: Offloading, text: str, block_size: int) -> Offloading:
-    """Return LMCache, where no option is stated, with chunks that end with blocks."""
-    if isinstance(spec, LmCacheSpec) and text.strip() == spec.text:
-        return spec.on_blocks(block_size)
-    return spec
-
-
-def _bound(candidate: TierCandidate, estimates: Estimates) -> TierCandidate:
-    """Return a candidate with all parameters of its policy, those not stated in whole tokens."""
-    spec = parse_offload(candidate.offload)
-    if not isinstance(spec, OffloadSpec) or spec.policy is None:
-        return candidate
-    given = dict(spec.params)
-    bound = spec.bound(lambda kind, own: bind(Variant(kind, own), estimates))
-    whole = ((name, given.get(name, _whole(value))) for name, value in bound.params)
-    return replace(candidate, offload=replace(bound, params=tuple(whole)).text)
-
-
-def _whole(value: float) -> float:
-    """Return whole tokens; an infinite number as the most that a parameter takes."""
-    return float(round(value)) if math.isfinite(value) else 1e15
 
 
 def _machine(where: ResolvedDeployment, block_size: int) -> ReplicaMachine:

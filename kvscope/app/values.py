@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError
@@ -144,27 +144,20 @@ def _positive(text: str, what: str) -> float:
 
 
 class TierSize(NamedTuple):
-    """The kind and bytes of a tier, and those of an SSD below it for files (0: none)."""
+    """The bytes of a tier of CPU memory, and those of an SSD below it for files (0: none)."""
 
-    kind: Literal["dram", "ssd"]
     size_bytes: int
     files_bytes: int = 0
 
 
 def tier_size(text: str) -> TierSize:
-    """Return `64GiB` of the CPU's memory, `ssd:1TiB` of an SSD, or both: `dram:64GiB+ssd:1TiB`."""
-    upper, plus, lower = text.partition("+")
-    kind, colon, amount_of = upper.rpartition(":")
-    if colon and kind.lower() not in {"dram", "ssd"}:
-        raise UsageError(f"{kind!r} is no memory", remedy="write for example 64GiB or ssd:1TiB")
-    above = TierSize("ssd" if kind.lower() == "ssd" else "dram", size(amount_of))
-    if not plus:
-        return above
-    below = tier_size(lower)
-    if (above.kind, below.kind, below.files_bytes) != ("dram", "ssd", 0):
-        remedy = "write for example dram:64GiB+ssd:1TiB"
-        raise UsageError(f"{text!r} is no CPU memory with an SSD below", remedy=remedy)
-    return above._replace(files_bytes=below.size_bytes)
+    """Return `64GiB` of the CPU's memory, or that with an SSD below: `dram:64GiB+ssd:1TiB`."""
+    upper, plus, lower = text.lower().partition("+")
+    above, below = upper.strip().removeprefix("dram:"), lower.strip().removeprefix("ssd:")
+    if ":" in above + below or (plus and below == lower.strip()):
+        remedy = "write for example 64GiB, or dram:64GiB+ssd:1TiB"
+        raise UsageError(f"{text!r} is no CPU memory, with an SSD below or without", remedy=remedy)
+    return TierSize(size(above), size(below) if plus else 0)
 
 
 def percentile(text: str) -> float:

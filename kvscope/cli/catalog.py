@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from kvscope.cli import output
 from kvscope.cli.options import Json
 from kvscope.core import units
-
-if TYPE_CHECKING:
-    from kvscope.app.documents.base import Document
+from kvscope.usecases import catalog
 
 _RUNS_IN = {"vllm": "vLLM", "sglang": "SGLang", "vllm with kvscope's plugin": "vLLM + plugin"}
 
@@ -20,15 +18,19 @@ def policies(as_json: Json = False) -> None:
 
     With what can run each: vLLM as it is or with kvscope's plugin, SGLang, or only a simulation.
     """
-    from kvscope.app.documents.lists import policies_document
+    from kvscope.policies.registry import POLICIES
 
-    document = policies_document()
-    rows = []
-    for entry in document.policies:
+    def runs_in(entry: catalog.ListedPolicy) -> str:
         engines = ", ".join(_RUNS_IN[engine] for engine in entry.engines) or "simulation"
-        rows.append((entry.name, "oracle" if entry.hindsight else engines, entry.summary))
-    columns = ("policy", "runs in", "evicts first")
-    _show(document, columns, rows, as_json=as_json)
+        return "oracle" if entry.policy.hindsight else engines
+
+    columns = {
+        "policy": lambda entry: entry.policy.name,
+        "runs in": runs_in,
+        "evicts first": lambda entry: entry.policy.summary,
+    }
+    listed = tuple(map(catalog.ListedPolicy, POLICIES))
+    _show("policies", catalog.Policies(listed), listed, columns, as_json=as_json)
 
 
 def routers(as_json: Json = False) -> None:
@@ -37,14 +39,15 @@ def routers(as_json: Json = False) -> None:
     With what a choice depends on: the order of requests, those before, how busy replicas are, or
     what their caches hold.
     """
-    from kvscope.app.documents.lists import routers_document
+    from kvscope.routers.registry import ROUTERS
 
-    document = routers_document()
-    rows = [
-        (entry.name, "reference" if entry.reference else entry.sees, entry.summary)
-        for entry in document.routers
-    ]
-    _show(document, ("router", "sees", "rule"), rows, as_json=as_json)
+    columns = {
+        "router": lambda entry: entry.router.name,
+        "sees": lambda entry: "reference" if entry.router.reference else entry.router.sees,
+        "rule": lambda entry: entry.router.summary,
+    }
+    listed = tuple(map(catalog.ListedRouter, ROUTERS))
+    _show("routers", catalog.Routers(listed), listed, columns, as_json=as_json)
 
 
 def models(as_json: Json = False) -> None:
@@ -52,15 +55,16 @@ def models(as_json: Json = False) -> None:
 
     With the KV cache that a token takes. `--model` also takes the path of a config.json.
     """
-    from kvscope.app.documents.lists import models_document
+    from kvscope.deployment.models import preset, preset_names
 
-    document = models_document()
-    rows = [
-        (entry.name, units.format_size(entry.bytes_per_token), entry.kv_dtype, entry.summary)
-        for entry in document.models
-    ]
-    columns = ("model", "KV per token", "dtype", "attention")
-    _show(document, columns, rows, as_json=as_json)
+    columns = {
+        "model": lambda entry: entry.model.name,
+        "KV per token": lambda entry: units.format_size(entry.model.bytes_per_token),
+        "dtype": lambda entry: entry.model.dtype,
+        "attention": lambda entry: entry.summary,
+    }
+    listed = tuple(catalog.ListedModel(preset(name)) for name in preset_names())
+    _show("models", catalog.Models(listed), listed, columns, as_json=as_json)
 
 
 def latencies(as_json: Json = False) -> None:
@@ -68,15 +72,15 @@ def latencies(as_json: Json = False) -> None:
 
     `--latency` also takes the file that `kvscope calibrate` writes.
     """
-    from kvscope.app.documents.lists import latencies_document
+    from kvscope.latency.profile import PRESETS
 
-    document = latencies_document()
-    rows = [
-        (entry.name, entry.summary, entry.source.split(": ", 1)[-1].split(",")[0])
-        for entry in document.latencies
-    ]
-    columns = ("profile", "TTFT", "measured on")
-    _show(document, columns, rows, as_json=as_json)
+    columns = {
+        "profile": lambda entry: entry.profile.name,
+        "TTFT": lambda entry: entry.summary,
+        "measured on": lambda entry: entry.profile.source.split(": ", 1)[-1].split(",")[0],
+    }
+    listed = tuple(map(catalog.ListedLatency, PRESETS.values()))
+    _show("latencies", catalog.LatencyPresets(listed), listed, columns, as_json=as_json)
 
 
 def formats(as_json: Json = False) -> None:
@@ -84,31 +88,34 @@ def formats(as_json: Json = False) -> None:
 
     kvscope detects the format of a trace from its first lines; `--format` overrides that.
     """
-    from kvscope.app.documents.lists import formats_document
+    from kvscope.ingest.formats.registry import EXPORTERS, FORMATS
 
-    document = formats_document()
-    rows = [
-        (
-            entry.name,
-            " ".join(verb for verb in ("reads", "writes") if getattr(entry, verb)),
-            entry.summary,
-        )
-        for entry in document.formats
-    ]
-    columns = ("format", "kvscope", "content")
-    _show(document, columns, rows, as_json=as_json)
+    read, written = ({each.name for each in known} for known in (FORMATS, EXPORTERS))
+    listed = (
+        *(catalog.ListedFormat.read(each, writes=each.name in written) for each in FORMATS),
+        *(catalog.ListedFormat.written(each) for each in EXPORTERS if each.name not in read),
+    )
+    columns = {
+        "format": lambda entry: entry.name,
+        "kvscope": lambda entry: " ".join(
+            verb for verb in ("reads", "writes") if getattr(entry, verb)
+        ),
+        "content": lambda entry: entry.summary,
+    }
+    _show("formats", catalog.Formats(listed), listed, columns, as_json=as_json)
 
 
 def _show(
-    document: Document,
-    columns: tuple[str, ...],
-    rows: Sequence[tuple[str, ...]],
+    command: str,
+    result: Any,
+    listed: Sequence[Any],
+    columns: dict[str, Callable[[Any], str]],
     *,
     as_json: bool,
 ) -> None:
     if as_json:
-        output.emit_json(document)
+        output.emit_result(command, result)
         return
-    from kvscope.report.section import Table
+    from kvscope.report.section import tabulate
 
-    output.show_table(Table("", columns, tuple(rows), words=tuple(range(1, len(columns)))))
+    output.show_table(tabulate("", listed, columns, words=list(columns)[1:]))

@@ -59,7 +59,6 @@ def show(*, options: DeploymentOptions, as_json: Json = False) -> None:
             " create --gpu GPU --model MODEL`",
         )
     if as_json:
-        from kvscope.app.documents.deployment import deployment_document
         from kvscope.latency.profile import TO_FIT
 
         if deployment.latency == TO_FIT:
@@ -68,7 +67,7 @@ def show(*, options: DeploymentOptions, as_json: Json = False) -> None:
                 where="--latency trace",
                 remedy="name --gpu and --model for a roofline, or leave out --json",
             )
-        output.emit_json(deployment_document(deployment))
+        output.emit_result("deployment", deployment)
     else:
         from kvscope.report.deployment import sections
 

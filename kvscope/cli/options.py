@@ -96,13 +96,23 @@ class GateOptions(Struct, frozen=True, kw_only=True):
     baseline: Baseline = None
 
 
-class ReportOptions(Struct, frozen=True, kw_only=True):
-    """In which forms a command gives its result."""
+class ScreenOptions(Struct, frozen=True, kw_only=True):
+    """In which forms a command gives its result, and how much of it."""
 
     group: ClassVar[str] = "Output"
 
     html: Annotated[str | None, Target("Also write a self-contained HTML report.")] = None
     as_json: Json = False
+    full: Annotated[bool, Option("Print every section instead of one screen.")] = False
+    section: Annotated[
+        tuple[str, ...],
+        Option(
+            "Print these sections instead of one screen, by their titles: reuse-gaps,skew.",
+            "NAME,...",
+            values.listed(values.called),
+            "",
+        ),
+    ] = ()
 
     def __post_init__(self) -> None:
         """Check the options. Raises UsageError."""
@@ -118,23 +128,6 @@ class ReportOptions(Struct, frozen=True, kw_only=True):
                 where=", ".join([*given, *["--json"] * self.as_json]),
                 remedy="name a file for one of them",
             )
-
-
-class ScreenOptions(ReportOptions, frozen=True, kw_only=True):
-    """The same, where the result has more sections than fit on one screen."""
-
-    group: ClassVar[str] = "Output"
-
-    full: Annotated[bool, Option("Print every section instead of one screen.")] = False
-    section: Annotated[
-        tuple[str, ...],
-        Option(
-            "Print these sections instead of one screen, by their titles: reuse-gaps,skew.",
-            "NAME,...",
-            values.listed(values.called),
-            "",
-        ),
-    ] = ()
 
 
 Debug = Annotated[

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from kvscope.app.documents.base import AnyDocument
     from kvscope.cli.options import ScreenOptions
     from kvscope.report.report import Report
     from kvscope.report.section import Section, Table
@@ -38,11 +37,18 @@ def emit_text(text: str) -> None:
     sys.stdout.write(text)
 
 
-def emit_json(document: AnyDocument) -> None:
+def emit_json(document: Any) -> None:
     """Write the one document of `--json`."""
-    from kvscope.app.documents.base import to_json
+    from kvscope.usecases.documents import to_json
 
     sys.stdout.write(f"{to_json(document)}\n")
+
+
+def emit_result(command: str, result: Any) -> None:
+    """Write the document of a command's result."""
+    from kvscope.usecases.documents import document
+
+    emit_json(document(command, result))
 
 
 def report(result: Report, printing: ScreenOptions, *, quiet: bool = False) -> None:

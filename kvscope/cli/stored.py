@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,10 +84,7 @@ def ingest(
         made = ingest_into(paths, into.into, into, reading, Terminal())
         trace = made.dataset.trace
         if as_json:
-            from kvscope.app.documents.lists import ingest_document
-            from kvscope.ingest.pipeline import Ingested
-
-            output.emit_json(ingest_document([Ingested(trace, made.created, made.rejects)]))
+            _show_ingested([(trace, made.created)])
         else:
             output.emit(_in_one_line(trace))
         return
@@ -101,9 +100,13 @@ def ingest(
             if not as_json:
                 output.emit(_in_one_line(ingested[-1].trace))
     if as_json:
-        from kvscope.app.documents.lists import ingest_document
+        _show_ingested([(each.trace, each.created) for each in ingested])
 
-        output.emit_json(ingest_document(ingested))
+
+def _show_ingested(ingested: Iterable[tuple[Trace, bool]]) -> None:
+    from kvscope.usecases.stored import IngestedTrace, IngestedTraces
+
+    output.emit_result("ingest", IngestedTraces(tuple(starmap(IngestedTrace, ingested))))
 
 
 def export(to: To, path: Output, trace: TraceArgument = None, db: Db = DEFAULT_DB) -> None:
@@ -141,9 +144,9 @@ def doctor(db: Db = DEFAULT_DB, save_to: SaveTo = None, as_json: Json = False) -
     health = examine(db)
     saved = None if save_to is None else save(health, save_to)
     if as_json:
-        from kvscope.app.documents.lists import doctor_document
+        from kvscope.usecases.stored import CheckedStore
 
-        output.emit_json(doctor_document(health, saved))
+        output.emit_result("doctor", CheckedStore(health, saved))
     else:
         _show_health(health)
     if saved is not None:
@@ -184,9 +187,9 @@ def traces(context: typer.Context, db: Db = DEFAULT_DB, as_json: Json = False) -
     with _existing(db).reading() as store:
         stored = all_traces(store)
     if as_json:
-        from kvscope.app.documents.lists import traces_document
+        from kvscope.usecases.stored import StoredTrace, StoredTraces
 
-        output.emit_json(traces_document(stored))
+        output.emit_result("traces", StoredTraces(tuple(map(StoredTrace, stored))))
     elif stored:
         output.show_table(_table(stored))
     else:
@@ -315,9 +318,12 @@ def list_runs(
             every_report = () if names is not None else all_reports(store)
             reports = [each for each in every_report if each.trace == stored.name]
     if as_json:
-        from kvscope.app.documents.runs import runs_document
+        from kvscope.app.documents.runs import StoredRun
+        from kvscope.app.simulate import ordered
+        from kvscope.usecases.stored import StoredResults
 
-        output.emit_json(runs_document(stored, runs, kv, reports))
+        listed = tuple(StoredRun(run, stored.block_size, kv) for run in ordered(runs))
+        output.emit_result("runs", StoredResults(stored, listed, tuple(reports)))
     elif runs or reports:
         from kvscope.report.policies import stored as stored_sections
         from kvscope.report.stored import section

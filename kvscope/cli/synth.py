@@ -21,8 +21,7 @@ ProfileName = Annotated[
     str,
     typer.Argument(
         metavar="PROFILE",
-        help="to-c, to-b, agent, birth-death, regime-change, alternating, scan, time-of-day,"
-        " retrieval or shared-prefix-groups.",
+        help="to-c, to-b, agent, birth-death, regime-change, retrieval or shared-prefix-groups.",
         show_default=False,
     ),
 ]

@@ -8,12 +8,12 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
 
 from kvscope.app.monitor import Advance, Monitor, Unit
-from kvscope.cli.diagnostics import interactive, note, one_line, say
+from kvscope.cli.diagnostics import interactive, note, one_line, say, show_log
 from kvscope.core import units
 from kvscope.core.jit import compilation
 
@@ -37,6 +37,10 @@ class Terminal(Monitor):
     def note(self, text: str) -> None:
         """Write the sentence to stderr."""
         note(text)
+
+    def show_log(self, lines: Sequence[str]) -> None:
+        """Write the lines to stderr."""
+        show_log(lines)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ kernels is imported after the mistakes that can be told without it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,7 +26,7 @@ from kvscope.core.jit import load_in_background
 
 if TYPE_CHECKING:
     from kvscope.app.deployment import Asked, StatedBefore
-    from kvscope.app.gates import Gate
+    from kvscope.app.gates import Figures, Gate
     from kvscope.core.trace import Trace
     from kvscope.report.report import Report
     from kvscope.store.file import StoreFile
@@ -122,7 +122,7 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
         opened = Opened.of(store, common.trace, Terminal(), common.reading)
         if case.stops:  # what is loaded before ends at once
             trace = opened.trace
-            opened = Opened(store, common.trace, lambda _: trace)
+            opened = Opened(store, common.trace, lambda _: trace, common.reading)
         began = monotonic()
         with watching(stops=case.stops, writes=case.file is not None) as terminal:
             other = case.instead(opened, request, terminal) if case.instead else None
@@ -139,11 +139,25 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
     report = case.report(result)
     output.report(report, common.printing, quiet=printed is not None)
     _write_and_keep(case, store, result, report, duration_s, path, force=common.force)
+    _end(case, result, gates, baseline, interrupted=terminal.stop.is_set())
+
+
+def _end(
+    case: AnyUseCase,
+    result: Any,
+    gates: Sequence[Gate],
+    baseline: Figures | None,
+    *,
+    interrupted: bool,
+) -> None:
+    """End with the exit code of an unfinished result, or of one that fails a condition."""
     if case.unfinished is not None and (words := case.unfinished(result)):
         note(words)
-        raise typer.Exit(ExitCode.INTERRUPTED)
+        raise typer.Exit(ExitCode.INTERRUPTED if interrupted else ExitCode.ENGINE)
     if case.figures is not None:
         end_on(gates, case.figures(result), baseline)
+    if case.fails is not None and case.fails(result):
+        raise typer.Exit(ExitCode.CHECK_FAILED)
 
 
 def _target_of(case: AnyUseCase, path: str | None) -> str | None:

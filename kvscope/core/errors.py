@@ -76,7 +76,7 @@ class DamagedStoreError(InputError):
 
 
 class StoreVersionError(InputError):
-    """A newer kvscope, or a newer DuckDB, wrote the store."""
+    """A newer kvscope, a newer DuckDB, or a kvscope before the oldest schema wrote the store."""
 
 
 class OutdatedStoreError(StoreVersionError):

@@ -18,8 +18,8 @@ LEAST_ADDRESS_SPACE_BYTES = 2 * GIB
 """Below it libraries end the process by themselves, at times while they are loaded."""
 
 _REMEDY = (
-    "take a part of the trace (simulate: --sample, --coarsen), fewer policies and capacities at"
-    " once, or more memory"
+    "take a part of the trace (a sample of a dataset: simulate --sample), fewer policies and"
+    " capacities at once, or more memory"
 )
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _KIB = 1024

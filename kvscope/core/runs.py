@@ -84,7 +84,7 @@ class RunSetting(Struct, frozen=True):
     Latency is TTFT = base + max(floor, per_token * u) + per_token_pair * u * (c + u / 2), of u
     uncached and c cached tokens; `request_s` and the decode times are those of a `LatencyProfile`,
     for the engine's steps. `sample_rate` is the share of the trace that was replayed, 1 is all of
-    it, and `coarsen` how many blocks were taken as one. The `engine` capacity model has the two
+    it. The `engine` capacity model has the two
     `max_num_` limits of vLLM, the other one None. `tiers` is the value of `--tiers`, empty for one
     tier; `tier_mode` (a `TierMode`, or the value of `--offload`) and `block_bytes` belong to it.
     `kv_groups` are those of a hybrid model on an engine, as `KvGroups.text`, empty for any other.
@@ -100,7 +100,6 @@ class RunSetting(Struct, frozen=True):
     rate_scale: float = 1.0
     isolate: Tenant | None = None
     sample_rate: float = 1.0
-    coarsen: int = 1
     capacity_model: CapacityModel = "cache"
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -117,8 +116,8 @@ class RunSetting(Struct, frozen=True):
 
     @property
     def exact(self) -> bool:
-        """Whether the whole trace was replayed, block by block."""
-        return self.sample_rate == 1 and self.coarsen == 1
+        """Whether the whole trace was replayed."""
+        return self.sample_rate == 1
 
 
 @dataclass(frozen=True, slots=True)

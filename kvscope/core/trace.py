@@ -5,7 +5,7 @@ Names carry their units; `None` means "this trace cannot say".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from msgspec import Struct
 
@@ -28,9 +28,14 @@ class Trace(Struct, frozen=True):
     Both may be used again once the trace is removed. `content_hash` is not: it digests what was
     read, and how. `models`, LoRA `adapters`, cache `salts` and `workers` count the distinct ones
     that requests name, `tenants` the combinations of the first three, which share no blocks.
-    `measured_requests` have a measured TTFT or another of `Measurements`.
+    `measured_requests` have a measured TTFT or another of `Measurements`. All of these are None for
+    traces that an older version stored.
     """
 
+    DOCUMENT: ClassVar[str] = (
+        "name format block_size requests accesses distinct_blocks span_s input_tokens output_tokens"
+        " lineage bad_lines models adapters salts tenants workers measured_requests"
+    )
     trace_id: int
     name: str
     source: str

@@ -48,17 +48,16 @@ class Stretches(NamedTuple):
 
 
 def drawn_trace(
-    dataset: Dataset, store: Store, setting: RunSetting, progress: Progress, remedy: str
+    dataset: Dataset, store: Store, setting: RunSetting, progress: Progress
 ) -> DrawnTrace:
     """Return what a setting with a sample replays of a dataset, whose store is open.
 
-    Raises OutOfMemoryError, with `remedy`, where that takes more memory than is free, UsageError
-    where nothing is left in the sample, InputError where the dataset has more blocks than have
-    numbers.
+    Raises OutOfMemoryError where that takes more memory than is free, UsageError where nothing is
+    left in the sample, InputError where the dataset has more blocks than have numbers.
     """
     trace, least = dataset.trace, dataset.least_bytes()
-    needed = drawn_replays_bytes(trace, setting.sample_rate, setting.coarsen, least)
-    memory.require(needed, f"a replay of {trace.name!r}", remedy)
+    needed = drawn_replays_bytes(trace, setting.sample_rate, least)
+    memory.require(needed, f"a replay of {trace.name!r}", "replay less, for example --sample 10%")
     store.limit_memory(max(needed, LEAST_LEFT), dataset.work)
     sample = draw(store, trace, setting.sample_rate)
     at_once = dataset.analysis_budget(least).runs_at_once
@@ -82,7 +81,7 @@ def load_stretches(store: Store, trace: Trace) -> Stretches:
 
 
 def draw(store: Store, trace: Trace, rate: float) -> Sample:
-    """Return what `sampled` does of a dataset's trace at this rate.
+    """Return the sample of a dataset's trace at this rate, drawn by subtrees.
 
     Raises UsageError where nothing is left in the sample, InputError where the trace has more
     blocks than have numbers.
@@ -98,11 +97,15 @@ def draw(store: Store, trace: Trace, rate: float) -> Sample:
         rows["measurements"] = replace(rows["measurements"], waits_for=waits_for)
     rows["leaf"], rows["carried_leaf"] = trie.leaf[requests], trie.carried_leaf[requests]
     prompts = _laid_out(Prompts(block_parent=trie.parent, **rows), trie.last)
-    return Sample(prompts, requests, group, rate, 1, trace.requests, trace.distinct_blocks)
+    return Sample(prompts, requests, group, rate, trace.requests)
 
 
 def _drawn(trie: Stretches, trace: Trace, rate: float) -> tuple[Int64s, Int64s]:
-    """Return the requests that are in the sample, and the subtree of each as `subtrees` does."""
+    """Return the requests that are in the sample, and the subtree of each.
+
+    It is the request's first block that few enough requests share. A request that ends in a shared
+    head, or has no blocks, stands for itself, as a number beyond all blocks.
+    """
     root = subtree_roots(trie.parent, trie.leaf, shared_limit(trace.requests))
     requests, groups = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     for begin in range(0, trace.requests, _AT_A_TIME):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
@@ -111,6 +111,16 @@ def option(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
+class ReplicaLatency(Struct, frozen=True):
+    """The latency of one replica, and the factors of it at which a decision has to hold."""
+
+    DOCUMENT: ClassVar[str] = "*profile source low high"
+    profile: LatencyProfile
+    source: Origin
+    low: float
+    high: float
+
+
 class ResolvedDeployment(Struct, frozen=True, kw_only=True):
     """A deployment with its pool and its latency, each with where it is from.
 
@@ -120,6 +130,13 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
     `switchable`, no flags may be printed for this deployment, and `not_switchable` says why.
     """
 
+    DOCUMENT: ClassVar[str] = (
+        "summary gpu=gpu.name tp replicas gpus traffic model=model.name"
+        " weight_dtype=model.weight_dtype kv_dtype=model.dtype engine=engine_name"
+        " gpu_memory_utilization max_num_seqs max_num_batched_tokens pool_blocks=pool"
+        " latency=replica_latency gpu_hour=stated.gpu_hour price_hour switchable not_switchable"
+        " notes"
+    )
     stated: Deployment
     engine: Engine
     model: Model | None
@@ -149,6 +166,17 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
     def traffic(self) -> Traffic:
         """Whether the trace is the fleet's or one replica's."""
         return self.stated.traffic
+
+    @property
+    def engine_name(self) -> str:
+        """The engine and its version."""
+        return str(self.engine)
+
+    @property
+    def replica_latency(self) -> ReplicaLatency:
+        """The latency with where it is from, and its band."""
+        band = self.latency_low, self.latency_high
+        return ReplicaLatency(self.latency, self.latency_origin, *band)
 
     @property
     def engines(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -149,6 +149,7 @@ class Model(Struct, frozen=True):
     checkpoint's index, which win over those counted from the shape.
     """
 
+    DOCUMENT: ClassVar[str] = "name dtype bytes_per_token notes"
     name: str
     shape: HeadKv | LatentKv | UnlikeKv
     dtype: KvDtype

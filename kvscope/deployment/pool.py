@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Literal
+from typing import ClassVar, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -67,8 +67,13 @@ class KvPool(Struct, frozen=True):
     the pool is stated or observed. `null_blocks` are those that the engine keeps to itself on top.
     `terms` are those of one GPU, none but for a derived pool. `layer_share` is the share of the
     model's layers whose KV a block holds: below 1 for hybrid models, whose layers are in groups.
+    `num_gpu_blocks` is the engine's own count, with those that it keeps to itself.
     """
 
+    DOCUMENT: ClassVar[str] = (
+        "value=blocks low=low_blocks high=high_blocks source=origin num_gpu_blocks block_size"
+        " tokens terms"
+    )
     blocks: int
     low_blocks: int
     high_blocks: int

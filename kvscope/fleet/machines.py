@@ -46,20 +46,14 @@ class Machines(NamedTuple):
 
 def idle_machines(known: Machine, count: int) -> Machines:
     """Return machines to which nothing was sent; `known` has all requests of the trace."""
-    shared = {"tables", "functions", "offload"}
     own = {
         name: _room(column, count) if name in _WRITTEN_FIRST else _rows(column, count)
         for name, column in known._asdict().items()
-        if name not in shared
+        if name not in {"tables", "functions", "offload"}
     }
     offload = known.offload
     if has_tier(known):
-        tier = {name: column for name, column in offload._asdict().items() if name not in shared}
-        offload = Offload(
-            **{name: _rows(column, count) for name, column in tier.items()},
-            functions=offload.functions,
-            tables=_table_rows(offload.tables, count),
-        )
+        offload = Offload(*(_rows(column, count) for column in offload))
     tables = _table_rows(known.tables, count)
     each = Machine(**own, tables=tables, functions=known.functions, offload=offload)
     each.requests.arrival_s[:, :1] = np.inf
@@ -137,7 +131,6 @@ def _tier_at(offload: Offload, number: int) -> Offload:
         read_nodes=offload.read_nodes[number],
         write_nodes=offload.write_nodes[number],
         asked=offload.asked[number],
-        fetches=offload.fetches[number],
         fences=offload.fences[number],
         fence=offload.fence[number],
         taken=offload.taken[number],
@@ -150,13 +143,7 @@ def _tier_at(offload: Offload, number: int) -> Offload:
         fresh=offload.fresh[number],
         ends=offload.ends[number],
         victims=offload.victims[number],
-        cursors=offload.cursors[number],
         states=offload.states[number],
-        category=offload.category[number],
-        cuts=offload.cuts[number],
-        p=offload.p[number],
-        functions=offload.functions,
-        tables=_tables_at(offload.tables, number),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
@@ -81,6 +83,11 @@ class FleetOutcome(Struct, frozen=True):
     `sent_tokens` (N x T) are the uncached tokens sent to each replica in T bins of `bin_s`.
     """
 
+    DOCUMENT: ClassVar[str] = (
+        "ttft_at_percentile_ms=target_ttft_s tpot_at_percentile_ms=target_tpot_s latencies"
+        " hit_rate=taken best_available infinite not_held not_chosen imbalance overloaded_replicas"
+        " by_replica=replicas"
+    )
     taken: float
     best_available: float
     infinite: float
@@ -102,6 +109,11 @@ class FleetOutcome(Struct, frozen=True):
     def not_chosen(self) -> float:
         """The share of the input tokens that another replica held beyond the one that served."""
         return self.best_available - self.taken
+
+    @property
+    def sent(self) -> tuple[tuple[float, ...], ...]:
+        """The tokens sent, a row a replica."""
+        return tuple(map(tuple, self.sent_tokens.tolist()))
 
     @property
     def overloaded_replicas(self) -> int:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from threading import Event
+from typing import ClassVar
 
 import numpy as np
 from msgspec import Struct
@@ -44,9 +45,28 @@ class Fleet(Struct, frozen=True):
     replicas: int
 
 
-class FleetRun(Struct, frozen=True):
-    """A fleet and what it gave with each seed; one seed where nothing is drawn."""
+class SeedSpread(Struct, frozen=True):
+    """The least and the largest figures over the seeds of a router that draws."""
 
+    seeds: int
+    ttft_ms: tuple[float, float]
+    hit_rate: tuple[float, float]
+
+
+class FleetRun(Struct, frozen=True):
+    """A fleet and what it gave with each seed; one seed where nothing is drawn.
+
+    `hit_rate` is what was taken: infinite - not_held - not_chosen. `ttft_at_percentile_ms` is the
+    SLO's percentile, null where the queue grows. `sent_tokens` has a row a replica, the uncached
+    tokens sent to it in bins of `bin_s`; it is empty but for the chosen number of replicas.
+    """
+
+    DOCUMENT: ClassVar[str] = (
+        "router=fleet.router.name router_params=fleet.router.values"
+        " reference=fleet.router.reference policy=fleet.policy.name"
+        " policy_params=fleet.policy.values replicas=fleet.replicas meets *outcome"
+        " spread=seed_spread bin_s=outcome.bin_s sent_tokens=outcome.sent"
+    )
     fleet: Fleet
     outcomes: tuple[FleetOutcome, ...]
 
@@ -66,12 +86,33 @@ class FleetRun(Struct, frozen=True):
         values = [figure(each) for each in self.outcomes]
         return (min(values), max(values)) if len(values) > 1 else None
 
+    @property
+    def seed_spread(self) -> SeedSpread | None:
+        """What differs between seeds, None for one seed."""
+        ttft_ms = self.spread(lambda each: each.target_ttft_s * 1e3)
+        hit_rate = self.spread(lambda each: each.taken)
+        if ttft_ms is None or hit_rate is None:
+            return None
+        return SeedSpread(len(self.outcomes), ttft_ms, hit_rate)
 
-class PooledHits(Struct, frozen=True):
-    """Hit rates of one cache as large as all replicas' caches together, in the trace's order."""
+    @property
+    def without_sent(self) -> FleetRun:
+        """The run without the tokens sent to each replica, which are many."""
+        outcomes = (replace(each, sent_tokens=each.sent_tokens[:0]) for each in self.outcomes)
+        return replace(self, outcomes=tuple(outcomes))
 
+
+class PooledCache(Struct, frozen=True):
+    """One cache as large as all replicas' together: hit rates in the trace's order.
+
+    `outcome` is that of one queue in front of it, with the best policy; None in closed loop and on
+    engines.
+    """
+
+    DOCUMENT: ClassVar[str] = "lru belady latencies=outcome.latencies"
     lru: float
     belady: float
+    outcome: FleetOutcome | None
 
 
 class FleetSweep:
@@ -219,17 +260,19 @@ class FleetSweep:
             router_counts_blocks=fleet.router.counts_blocks,
         )
 
-    def pooled(self, policy: Policy, replicas: int) -> FleetOutcome:
+    def pooled(self, policy: Policy, replicas: int) -> PooledCache:
         """Return what one cache of all replicas' size and one queue for all of them give."""
+        lru, belady = (self._pooled(each, replicas) for each in (Lru(), Belady()))
+        open_queue = self.think_s is None and self.engine is None
+        outcome = self._pooled(policy, replicas) if open_queue else None
+        return PooledCache(lru.taken, belady.taken, outcome)
+
+    def _pooled(self, policy: Policy, replicas: int) -> FleetOutcome:
         request = ReplayRequest(policy, replicas * self.capacity_blocks)
         hits = serve_replay(self.workload, request).served.hit_blocks
         return self.outcome(
             pooled_fleet(self.workload.traffic, hits, self.workload.profile, replicas)
         )
-
-    def pooled_hits(self, replicas: int) -> PooledHits:
-        """Return what LRU and Bélády hit in one cache of all replicas' size."""
-        return PooledHits(*(self.pooled(policy, replicas).taken for policy in (Lru(), Belady())))
 
     def lru_curve(self, router: Router, replicas: int) -> HitCurve:
         """Return LRU's hits at every capacity of a replica, exactly, in open loop.

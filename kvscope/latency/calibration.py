@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from msgspec import Struct, field
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from kvscope.core.arrays import Float64s
 from kvscope.core.errors import EngineError, UsageError
-from kvscope.latency.decoding import DecodingFit, Step, fit_steps
+from kvscope.latency.decoding import DecodingFit, Step, StepFit, fit_steps
 from kvscope.latency.file import write_profile
 from kvscope.latency.profile import PARAMETERS, LatencyProfile
 
@@ -158,12 +158,23 @@ def measure(
     return run
 
 
+class TtftRange(Struct, frozen=True):
+    """Median, least and largest TTFT measured."""
+
+    median: float
+    least: float
+    most: float
+
+
 class CellFit(Struct, frozen=True):
     """One cell: `n` measurements, the median and extremes of their times, and the fitted time.
 
     `off` is (fitted - median) / median, `linear_off` the same of the linear model.
     """
 
+    DOCUMENT: ClassVar[str] = (
+        "uncached_tokens=uncached cached_tokens=cached n ttft_ms fitted_ms off linear_off"
+    )
     uncached: int
     cached: int
     n: int
@@ -173,6 +184,11 @@ class CellFit(Struct, frozen=True):
     fitted_s: float
     off: float
     linear_off: float
+
+    @property
+    def ttft_ms(self) -> TtftRange:
+        """The measured times in milliseconds."""
+        return TtftRange(self.median_s * 1e3, self.least_s * 1e3, self.most_s * 1e3)
 
 
 class ProfileFit(Struct, frozen=True):
@@ -357,13 +373,70 @@ class CalibratedEngine(Struct, frozen=True):
         return ", ".join(part for part in (self.model, version, self.device) if part)
 
 
-class Calibration(Struct, frozen=True):
-    """A latency profile, the fit behind it, and the measurements."""
+class MeasuredProfile(Struct, frozen=True):
+    """A latency profile with the 95 % intervals of its coefficients."""
 
+    DOCUMENT: ClassVar[str] = (
+        "name=profile.name source=profile.source base_ms=profile.base_s"
+        " per_token_ms=profile.per_token_s per_token_pair_ms=profile.per_token_pair_s"
+        " decode_base_ms=profile.decode_base_s decode_request_ms=profile.decode_request_s"
+        " decode_context_token_ms=profile.decode_context_token_s intervals"
+    )
+    profile: LatencyProfile
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """The intervals in milliseconds."""
+        return {
+            f"{key.removesuffix('_s')}_ms": (low * 1e3, high * 1e3)
+            for key, (low, high) in self.profile.intervals.items()
+        }
+
+
+class UncachedPrefix(Struct, frozen=True):
+    """A measurement that was left out, since the engine had other tokens cached than it should."""
+
+    uncached_tokens: int
+    cached_tokens: int
+    were_cached: int | None
+
+
+class Calibration(Struct, frozen=True):
+    """What `kvscope calibrate` measured, and the profile that fits it.
+
+    `measurements` of `wanted` were made; `ended` is why it ended early.
+    """
+
+    DOCUMENT: ClassVar[str] = (
+        "engine profile=measured linear_is_enough=fit.linear_is_enough is_enough=fit.is_enough"
+        " cells=fit.cells steps measurements=run.count wanted=run.planned"
+        " cached_tokens_checked=run.reports_cached not_cached ended"
+    )
     engine: CalibratedEngine
     profile: LatencyProfile
     fit: ProfileFit
     run: CalibrationRun
+
+    @property
+    def measured(self) -> MeasuredProfile:
+        """The profile with its intervals."""
+        return MeasuredProfile(self.profile)
+
+    @property
+    def steps(self) -> tuple[StepFit, ...]:
+        """The steps of decoding, if they were measured."""
+        return self.fit.decoding.steps if self.fit.decoding else ()
+
+    @property
+    def not_cached(self) -> tuple[UncachedPrefix, ...]:
+        """The measurements that were left out."""
+        left_out = sorted(self.run.uncached_prefixes.items())
+        return tuple(UncachedPrefix(*cell, were_cached) for cell, were_cached in left_out)
+
+    @property
+    def ended(self) -> str | None:
+        """Why the run ended early, None where it did not."""
+        return self.run.ended or None
 
 
 def calibrate(
@@ -416,11 +489,10 @@ def write(path: Path, calibration: Calibration) -> None:
         for cell in calibration.fit.cells
     ]
     header = "uncached cached tokens: measured (median ms), fitted ms"
-    decoding = calibration.fit.decoding
     steps = [
         f"{step.batch} x {step.context}: {step.median_s * 1e3:.3f}, {step.fitted_s * 1e3:.3f}"
         f" ({step.off:+.1%}), n = {step.n}"
-        for step in (decoding.steps if decoding else ())
+        for step in calibration.steps
     ]
     if steps:
         steps.insert(0, "steps of decoding, requests x tokens before: measured, fitted ms")

@@ -9,7 +9,7 @@ that each request reads: those of a latency profile.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -43,6 +43,7 @@ class StepFit(Struct, frozen=True):
     `off` is (fitted - median) / median.
     """
 
+    DOCUMENT: ClassVar[str] = "batch context_tokens=context n step_ms=median_s fitted_ms off"
     batch: int
     context: int
     n: int

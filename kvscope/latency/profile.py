@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -63,6 +63,10 @@ class LatencyProfile(Struct, frozen=True):
     Raises UsageError for values that no engine has.
     """
 
+    DOCUMENT: ClassVar[str] = (
+        "profile=name base_ms per_token_ms per_token_pair_ms floor_ms request_ms decode_base_ms"
+        " decode_request_ms decode_context_token_ms"
+    )
     name: str
     source: str
     base_s: float

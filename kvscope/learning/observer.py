@@ -12,7 +12,6 @@ log = logging.getLogger("vllm.kvscope")  # below vLLM's own logger, which has th
 # How a line of the log begins where blocks leave by vLLM's own order though a policy is set.
 NOTHING = "kvscope does nothing, and vLLM evicts by LRU"
 UNFIT = "kvscope leaves the eviction order to vLLM"
-TIER_UNFIT = "kvscope leaves the order of the CPU tier to vLLM"
 
 
 class Observer:

@@ -23,7 +23,7 @@ REMEDY = "`kvscope tune` and `kvscope fit --export` write such a file"
 KEYS = (
     *("schema", "trace", "block_size", "policy", "verdict", "target", "capacity", "latency"),
     *("grade", "expected", "gain", "flags", "deployment", "canary", "tier"),
-    *("returns", "ends"),  # fits, a table a learner; "ends" beside a policy that was removed
+    "returns",  # a fit: a table a learner
 )
 """What a policy file or a recommendation has at its top."""
 
@@ -70,9 +70,8 @@ def policy_in(document: Mapping[str, Any], where: str) -> Policy:
         raise InputError(
             f"{kind.name} needs the future and cannot be run", where=f"{place}.name", remedy=REMEDY
         )
-    params = {name: value for name, value in table.params.items() if name not in kind.retired}
     try:
-        return kind(params, cast(Leaves | None, table.leaves))  # which refuses others
+        return kind(table.params, cast(Leaves | None, table.leaves))  # which refuses others
     except UsageError as error:
         raise InputError(
             error.what, where=f"{place}: {error.where}", remedy=error.remedy

@@ -62,9 +62,11 @@ class Parameter(Struct, frozen=True):
     """A number that tunes a policy; its name carries its unit.
 
     Values lie within [low, high]. `search` are the values that a search may start from. Without a
-    `required` value the policy is another one's double.
+    `required` value the policy is another one's double. In documents an infinite bound or default
+    is null.
     """
 
+    DOCUMENT: ClassVar[str] = "name default low high summary=help"
     name: str
     default: float
     help: str
@@ -108,10 +110,10 @@ class Policy:
     `hindsight` marks oracles, which know the future and are never recommended, optimal or not.
     `scales` says whether a sample of the trace in a smaller cache shows what the whole would do.
     `learner` names the folder of kvscope/learning that fits the policy's table, if it reads one.
-    `refit` is the one of its `parameters` that says how often. `retired` are parameters that files
-    of earlier versions may have; they no longer count.
+    `refit` is the one of its `parameters` that says how often.
     """
 
+    DOCUMENT: ClassVar[str] = "name summary source aliases hindsight leaves"
     name: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
     summary: ClassVar[str]
@@ -124,7 +126,7 @@ class Policy:
     learner: ClassVar[str | None] = None
     parameters: ClassVar[tuple[Parameter, ...]] = ()
     refit: ClassVar[Parameter | None] = None
-    retired: ClassVar[tuple[str, ...]] = ()
+    values: dict[str, float]
 
     def __init__(
         self, values: Mapping[str, float] | None = None, leaves: Leaves | None = None

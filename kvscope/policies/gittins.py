@@ -60,7 +60,6 @@ class Gittins(LanePolicy):
     learner = "returns"
     parameters = (XI_TOKENS, NEXT_PROMPT_TOKENS, TTL, REFIT_REQUESTS)
     refit = REFIT_REQUESTS
-    retired = ("refit_s",)
 
     @property
     def guarded(self) -> bool:

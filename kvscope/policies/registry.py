@@ -19,7 +19,6 @@ from kvscope.policies.lru_retention import LruRetention
 from kvscope.policies.s3fifo import S3Fifo
 from kvscope.policies.sieve import Sieve
 from kvscope.policies.slru import Slru
-from kvscope.policies.soft_ttl import SoftTtl
 from kvscope.policies.tail_belady import TailBelady
 from kvscope.policies.threshold_lru import ThresholdLru
 from kvscope.policies.tlru import TLru
@@ -45,7 +44,6 @@ POLICIES: tuple[type[Policy], ...] = (
     Gittins,
     Ttl,
     LruRetention,
-    SoftTtl,
     TrtllmPriority,
     TLruEnd,
     TLruLength,
@@ -53,8 +51,8 @@ POLICIES: tuple[type[Policy], ...] = (
     TailBelady,
 )
 
-REMOVED = {"tlru-learned": "gittins"}
-"""Policies of earlier versions, each with the one to take instead."""
+REMOVED = {"soft-ttl": "trtllm-priority"}
+"""Policies of the version before, each with the one to take instead."""
 
 
 def by_name(name: str) -> type[Policy]:

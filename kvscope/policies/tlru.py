@@ -42,9 +42,6 @@ XI_PERCENTILE = Parameter(
     high=1.0,
 )
 
-NOT_OF_CHUNKS = (TTL, XI_PERCENTILE)
-"""Parameters that no policy of an engine's CPU tier takes."""
-
 
 def first_safe_depth(needed_tokens: float, block_size: int) -> int:
     """Return the first block at or after `needed_tokens`: from there on all are TEL-safe."""

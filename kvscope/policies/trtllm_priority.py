@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from kvscope.core.directives import DEFAULT_PRIORITY
 from kvscope.policies.base import TTL, Floats, LanePolicy, Turn
-from kvscope.policies.soft_ttl import PRIORITY, TTL_S
 
+TTL_S, PRIORITY = 0, 1
+"""Columns of the table, a row a class of requests."""
 _LONGEST_S = 1e9  # that a wait in a queue counts; scores resolve 10 microseconds
 
 

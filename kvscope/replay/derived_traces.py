@@ -1,4 +1,4 @@
-"""Traces made of a trace: some requests, other times, larger blocks, tenants that share none."""
+"""Traces made of a trace: some requests, other times, tenants that share no block."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from kvscope.core.arrays import Bools, Int32s, Int64s
-from kvscope.core.errors import InputError, UsageError
+from kvscope.core.errors import InputError
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import write_path
 from kvscope.core.runs import Tenant
@@ -85,42 +85,6 @@ def _mark_needed(block_parent: Int32s, leaf: Int32s, needed: Bools) -> None:
         while not needed[block]:
             needed[block] = True
             block = block_parent[block]
-
-
-def coarsened(prompts: Prompts, factor: int) -> Prompts:
-    """Return the trace with blocks `factor` times as large, numbered anew in the same order.
-
-    A partial last block is dropped, as vLLM does. Raises UsageError for a factor below 1.
-    """
-    if factor < 1:
-        raise UsageError(f"{factor} blocks as one", remedy="give a whole number from 1 on")
-    count, last = np.zeros((2, len(prompts.block_parent)), dtype=np.int32)
-    _find_last_of_large(prompts.block_parent, factor, count, last)
-    ends = np.flatnonzero(last == np.arange(len(last)))
-    number = np.zeros(len(last), dtype=np.int32)
-    number[ends] = np.arange(len(ends), dtype=np.int32)
-    return replace(
-        prompts,
-        block_size=prompts.block_size * factor,
-        blocks=prompts.full_blocks // factor,
-        full_blocks=prompts.full_blocks // factor,
-        cached_blocks=prompts.cached_blocks // factor,
-        carried_blocks=prompts.carried_blocks // factor,
-        leaf=number[last[prompts.full_leaf]],
-        carried_leaf=number[last[prompts.carried_leaf]],
-        block_parent=number[last[prompts.block_parent[ends]]],
-    )
-
-
-@kernel
-def _find_last_of_large(block_parent: Int32s, factor: int, count: Int32s, last: Int32s) -> None:
-    """Fill `last`: the deepest block on the path to each one that ends a large block, or 0.
-
-    `count` are the blocks on the path to each.
-    """
-    for block in range(1, len(block_parent)):  # parents have lower numbers
-        count[block] = count[block_parent[block]] + 1
-        last[block] = block if count[block] % factor == 0 else last[block_parent[block]]
 
 
 _AT_A_TIME = 1 << 14  # requests whose paths are written out together: bounds the memory

@@ -30,37 +30,34 @@ def fit_bytes(trace: Trace) -> int:
     return 340 * trace.requests
 
 
-def replays_bytes(trace: Trace, sample_rate: float = 1.0, coarsen: int = 1) -> int:
-    """Return what the trace takes and what one replay does, of a sample or in larger blocks."""
+def replays_bytes(trace: Trace) -> int:
+    """Return what the trace takes and what one replay of it does."""
     return int(
         _LOADED[0] * trace.requests
         + _LOADED[1] * trace.distinct_blocks
-        + _replay_of_sample_bytes(trace, sample_rate, coarsen)
+        + _replay_of_sample_bytes(trace, 1.0)
     )
 
 
-def drawn_replays_bytes(
-    trace: Trace, sample_rate: float, coarsen: int, following_bytes: int
-) -> int:
+def drawn_replays_bytes(trace: Trace, sample_rate: float, following_bytes: int) -> int:
     """Return what they take of a dataset, of which no more than the sample is loaded.
 
     It stays while shards are followed, which takes `following_bytes` or what a small trace does,
     and while it is replayed.
     """
     loaded = _LOADED[0] * trace.requests + _LOADED[1] * trace.distinct_blocks
-    replays = _replay_of_sample_bytes(trace, sample_rate, coarsen)
+    replays = _replay_of_sample_bytes(trace, sample_rate)
     needed = loaded * sample_rate + max(_DRAWN * trace.requests, following_bytes, replays)
-    return min(int(needed), replays_bytes(trace, sample_rate, coarsen))
+    return min(int(needed), int(loaded + replays))
 
 
-def _replay_of_sample_bytes(trace: Trace, sample_rate: float, coarsen: int) -> float:
+def _replay_of_sample_bytes(trace: Trace, sample_rate: float) -> float:
     requests, blocks, accesses = _SHARED
     own_requests, own_blocks = _REPLAY
-    sampled_blocks = trace.distinct_blocks * sample_rate / coarsen
-    return (
-        (requests + own_requests) * trace.requests * sample_rate
-        + (blocks + own_blocks) * sampled_blocks
-        + accesses * trace.accesses * sample_rate / coarsen
+    return sample_rate * (
+        (requests + own_requests) * trace.requests
+        + (blocks + own_blocks) * trace.distinct_blocks
+        + accesses * trace.accesses
     )
 
 

@@ -1,4 +1,4 @@
-"""From a sample's hit rates to the whole trace's, with their error: anchored at LRU's exact curve.
+"""From the hit rates of a dataset's sample to the whole's, with their error, by LRU's exact curve.
 
 What a miniature gets wrong is known for LRU, whose exact curve costs one pass over the whole trace.
 So an estimate takes a policy's lead over LRU from the sample and adds it to LRU's exact rate (a
@@ -20,8 +20,8 @@ from kvscope.core.hits import HitDefinition
 from kvscope.core.jit import kernel
 from kvscope.core.trace import Prompts
 from kvscope.ingest.lineage import SHARED_HEAD_CONTINUATIONS
-from kvscope.replay.curve import HitCurve, looked_up, lru_curve, weighted
-from kvscope.replay.derived_traces import coarsened, select
+from kvscope.replay.curve import HitCurve, looked_up, weighted
+from kvscope.replay.derived_traces import select
 from kvscope.replay.misses import lru_hit_blocks
 from kvscope.replay.stack_distances import LruDistances, lru_distances
 
@@ -31,79 +31,54 @@ SHARED_BY = 0.01  # of all requests: a subtree of more is no unit to sample, but
 class Sample(Struct, frozen=True):
     """Part of a trace: `prompts`, which are the trace's `requests` (ascending numbers).
 
-    `group` numbers the subtree of each. `rate` is the share that was asked for, `coarsen` how many
-    blocks are one; the whole trace has `whole_requests` and `whole_blocks`.
+    `group` numbers the subtree of each. `rate` is the share that was asked for of
+    `whole_requests`.
     """
 
     prompts: Prompts
     requests: Int64s
     group: Int64s
     rate: float
-    coarsen: int
     whole_requests: int
-    whole_blocks: int
-
-    @property
-    def rate_requests(self) -> float:
-        """The share of the trace's requests that it came to."""
-        return len(self.requests) / self.whole_requests
-
-    @property
-    def rate_blocks(self) -> float:
-        """The share of the trace's distinct blocks that it came to."""
-        return (len(self.prompts.block_parent) - 1) / max(self.whole_blocks, 1)
 
     def capacity(self, capacity_blocks: int) -> int:
         """Return the capacity of the sample, in blocks, that stands for this one of the trace."""
-        return round(self.rate * capacity_blocks / self.coarsen)
+        return round(self.rate * capacity_blocks)
 
 
 class DrawnTrace(Struct, frozen=True):
-    """What is read of a trace that is too large: a `sample`, and LRU's exact curve of the whole."""
+    """What is read of a dataset that is too large: a `sample`, and LRU's exact curve of it all."""
 
     sample: Sample
     curve: HitCurve
 
+    @property
+    def without_measurements(self) -> Prompts:
+        """The prompts of the sample, as of a trace that has no measurements."""
+        return replace(self.sample.prompts, measurements=None)
 
-def sampled(
-    prompts: Prompts | Sample, rate: float = 1.0, *, seed: int = 0, part: int = 0, coarsen: int = 1
-) -> Sample:
-    """Sample a share `rate` of the trace by subtrees, by a seeded hash, `coarsen` blocks as one.
 
-    Samples of the same rate and seed and another `part` (0 to 1 / rate - 1) are disjoint. A Sample
-    in place of the trace must hold all that is drawn, in blocks of the trace's size. Raises
-    UsageError for a rate or part that cannot be, and where nothing is left in the sample.
+def sampled(source: Sample, rate: float, part: int = 0) -> Sample:
+    """Return a share `rate` of the trace by subtrees, from a sample that has at least that share.
+
+    Samples of the same rate and another `part` are disjoint. Raises UsageError where nothing is
+    left in it.
     """
-    if not 0 < rate <= 1:
-        raise UsageError(f"sampling rate {rate}", remedy="give a share above 0, at most 1")
-    if not 0 <= part < max(math.floor(1 / rate + 1e-9), 1):
-        raise UsageError(f"part {part} at rate {rate}", remedy="give a number from 0 to 1 / rate")
-    source = prompts if isinstance(prompts, Sample) else _everything(prompts)
-    chosen = np.flatnonzero(is_drawn(source.group, rate, seed, part))
+    chosen = np.flatnonzero(is_drawn(source.group, rate, part))
     if not len(chosen):
         raise nothing_left(source.whole_requests, rate)
-    inside = select(source.prompts, chosen)
-    if coarsen != 1:
-        inside = coarsened(inside, coarsen)
     return replace(
         source,
-        prompts=inside,
+        prompts=select(source.prompts, chosen),
         requests=source.requests[chosen],
         group=source.group[chosen],
         rate=rate,
-        coarsen=coarsen,
     )
 
 
-def _everything(prompts: Prompts) -> Sample:
-    requests, blocks = len(prompts.leaf), len(prompts.block_parent) - 1
-    group = subtrees(prompts.block_parent, prompts.leaf, shared_limit(requests))
-    return Sample(prompts, np.arange(requests), group, 1.0, 1, requests, blocks)
-
-
-def is_drawn(group: Int64s, rate: float, seed: int = 0, part: int = 0) -> Bools:
+def is_drawn(group: Int64s, rate: float, part: int = 0) -> Bools:
     """Return which requests of these subtrees are in the sample."""
-    place = uniform(group, seed)
+    place = uniform(group, 0)
     return (part * rate <= place) & (place < (part + 1) * rate)
 
 
@@ -117,17 +92,6 @@ def nothing_left(requests: int, rate: float) -> UsageError:
 def shared_limit(requests: int) -> int:
     """Return how many of so many requests may share the first block of a subtree."""
     return max(SHARED_HEAD_CONTINUATIONS, int(SHARED_BY * requests))
-
-
-def subtrees(block_parent: Int32s, leaf: Int32s, limit: int) -> Int64s:
-    """Return the subtree of each request: its first block that at most `limit` requests share.
-
-    A request that ends in a shared head, or has no blocks, stands for itself, as a number beyond
-    all blocks.
-    """
-    root = subtree_roots(block_parent, leaf, limit)
-    own = len(block_parent) + np.arange(len(leaf), dtype=np.int64)
-    return np.where(root[leaf] > 0, root[leaf], own)
 
 
 def subtree_roots(block_parent: Int32s, leaf: Int32s, limit: int) -> Int32s:
@@ -171,8 +135,6 @@ def uniform(numbers: Int64s, seed: int) -> Float64s:
 
 LEAST_RATE = 0.1
 """Below it too little is left to state errors: docs/evidence/sampling.md."""
-COARSE_ERROR = 0.01
-"""What coarse blocks get wrong that LRU does not show, measured: docs/evidence/sampling.md."""
 PARTS = 3  # that a sample is cut into
 LEAST_HELD = 20  # requests in a scaled cache: with fewer, whole requests are too coarse a grain
 
@@ -204,8 +166,8 @@ class Anchor(Struct, frozen=True):
         `hit_blocks` is what each sampled request hit at `sample.capacity(capacity_blocks)`. The
         error is twice that of the lead over LRU, by the spread of the subtrees, and of the most
         that the miniature gets wrong about LRU between half and twice the capacity: other policies
-        suffer from what the miniature lacks, too. Coarse blocks add COARSE_ERROR. It is 1 where the
-        scaled cache holds so few requests that nothing can be said.
+        suffer from what the miniature lacks, too. It is 1 where the scaled cache holds so few
+        requests that nothing can be said.
 
         Source: Cochran, "Sampling Techniques", sections 6.3 and 9A (ratios over clusters).
         """
@@ -226,13 +188,12 @@ class Anchor(Struct, frozen=True):
 
     def _error(self, spread: float, wrong: float, capacity_blocks: int) -> float:
         sample = self.sample
-        if sample.rate == 1 and sample.coarsen == 1:
+        if sample.rate == 1:
             return 0.0
         request_blocks = float(np.mean(sample.prompts.cached_blocks))
-        if sample.rate < 1 and sample.capacity(capacity_blocks) < LEAST_HELD * request_blocks:
+        if sample.capacity(capacity_blocks) < LEAST_HELD * request_blocks:
             return 1.0
-        grain = COARSE_ERROR if sample.coarsen > 1 else 0.0
-        return min(2 * math.hypot(spread, wrong) + grain, 1.0)
+        return min(2 * math.hypot(spread, wrong), 1.0)
 
     def _lru_hits(self, capacity_blocks: int) -> Int64s:
         capacity = self.sample.capacity(capacity_blocks)
@@ -264,41 +225,27 @@ def with_drift(estimate: Estimate, rate: float, parts: Sequence[Estimate]) -> Es
     return Estimate(estimate.rate, min(estimate.error + drift * steps, 1.0))
 
 
-def require_estimable(definition: HitDefinition, coarsen: int) -> None:
-    """Raise UsageError for a definition that a sample, or blocks of several, cannot estimate."""
+def require_estimable(definition: HitDefinition) -> None:
+    """Raise UsageError for a definition that a sample cannot estimate."""
     if definition.flat:
         raise UsageError(
             "a sample keeps prefixes together, a flat cache knows none",
             where=definition.name,
             remedy="replay the whole trace",
         )
-    if definition.partial and coarsen > 1:
-        raise UsageError(
-            "coarser blocks lose the partial ones",
-            where=definition.name,
-            remedy="sample by rate alone, or drop partial blocks",
-        )
 
 
-def anchored(
-    trace: Prompts | DrawnTrace,
-    sample: Sample,
-    definition: HitDefinition,
-    whole: HitCurve | None = None,
-) -> Anchor:
-    """Return the anchor that turns rates of `sample` into rates of the whole trace.
+def anchored(drawn: DrawnTrace, definition: HitDefinition) -> Anchor:
+    """Return the anchor that turns rates of a sample into rates of the whole trace.
 
-    `whole` is LRU's curve of it, where that is known. Raises UsageError for a flat definition,
-    whose blocks are not in subtrees, and for one that keeps partial blocks where blocks were
-    coarsened.
+    Raises UsageError for a flat definition, whose blocks are not in subtrees.
     """
-    require_estimable(definition, sample.coarsen)
-    if whole is None:
-        whole = trace.curve if isinstance(trace, DrawnTrace) else lru_curve(trace, definition)
+    require_estimable(definition)
+    sample = drawn.sample
     return Anchor(
         sample=sample,
         definition=definition,
-        whole=whole,
+        whole=drawn.curve,
         runs=lru_distances(sample.prompts, definition),
         total=looked_up(sample.prompts, definition),
         first=int(np.searchsorted(sample.requests, int(sample.whole_requests * definition.warmup))),

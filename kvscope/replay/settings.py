@@ -94,7 +94,7 @@ def with_capacity_model(
             "--capacity, --capacity-blocks and --points",
         ),
         (engine, "an engine is replayed without tiers", "--capacity-model, or add --offload"),
-        (not setting.exact, "tiers are not replayed on a sample", "--sample and --coarsen"),
+        (not setting.exact, "tiers are not replayed on a sample", "--sample"),
         (setting.definition.flat, "a flat cache has no tiers", "--compat"),
     ):
         if tiered and wrong:
@@ -120,19 +120,14 @@ def with_offload(
 
     Raises UsageError for tiers that it cannot have.
     """
-    from kvscope.vllm_sim.offload_engines import HiCacheSpec, LmCacheSpec, parse_offload
-    from kvscope.vllm_sim.offload_spec import WHERE
+    from kvscope.vllm_sim.offload_spec import WHERE, OffloadSpec
 
-    spec = parse_offload(offload)
-    deepest = 1 if isinstance(spec, LmCacheSpec) else 2
-    if tiers is None or not 1 <= tiers.count(",") <= deepest:
-        below = "one tier below it" + ", or two under vLLM and SGLang" * (deepest == 2)
+    below = 0 if tiers is None else tiers.count(",")
+    spec = OffloadSpec.parse(offload, files=below > 1)
+    if tiers is None or not 1 <= below <= 2:
+        what = "needs the GPU's pool and one tier below it, or two"
         remedy = "add --tiers, for example hbm=40GiB,dram=128GiB"
-        raise UsageError(f"needs the GPU's pool and {below}", where=WHERE, remedy=remedy)
-    prefetches = isinstance(spec, HiCacheSpec) and spec != spec.in_memory
-    if prefetches and tiers.count(",") == 1:
-        remedy = "add one, for example ssd=1TiB, or leave out the options of prefetches"
-        raise UsageError("only a third tier is prefetched from", where=WHERE, remedy=remedy)
+        raise UsageError(what, where=WHERE, remedy=remedy)
     if stated:
         what = "an offload tier has a way and a size of its own"
         raise UsageError(what, where=WHERE, remedy=f"leave out {stated}")
@@ -167,7 +162,7 @@ def engine_setting(
         raise UsageError(
             "part of the requests make another load",
             where="--capacity-model engine",
-            remedy="leave out --sample and --coarsen",
+            remedy="leave out --sample",
         )
     return replace(
         setting,

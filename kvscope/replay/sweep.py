@@ -32,7 +32,7 @@ from kvscope.replay.metrics import ServedRequests, by_category, over_time, serve
 from kvscope.replay.misses import reasons
 from kvscope.replay.parameter_estimates import Estimates, bind
 from kvscope.replay.policy_options import Variant
-from kvscope.replay.replay import NO_TABLES, Tables, replay
+from kvscope.replay.replay import replay
 from kvscope.replay.sampling import with_drift
 from kvscope.replay.settings import engine_setting
 from kvscope.replay.tier_spec import Tier, parse_tiers
@@ -46,7 +46,6 @@ from kvscope.replay.tiers import (
 )
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, fits, replay_engine
-from kvscope.vllm_sim.offload_engines import parse_offload
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 from kvscope.vllm_sim.settings import OffloadSettings, StorageSettings, Transfers
 
@@ -177,9 +176,7 @@ def tier_request(workload: Workload, policy: Policy, estimates: Estimates) -> Re
         default=type(policy),
     )
     if setting.capacity_model == "engine" and setting.tier_mode is not None:
-        spec = parse_offload(setting.tier_mode)
-        own = spec.policy if isinstance(spec, OffloadSpec) else None
-        chunk_policy = own or by_name(spec.eviction_policy)()
+        chunk_policy = by_name(OffloadSpec.parse(setting.tier_mode).eviction_policy)()
         tiers = (tiers[0], replace(tiers[1], policy=chunk_policy), *tiers[2:])
         policy = tiers[0].policy
     return ReplayRequest(policy, sum(tier.capacity_blocks for tier in tiers), tiers)
@@ -233,7 +230,6 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
         StepCost.of(workload.profile),
         rate_scale=setting.rate_scale,
         tables=workload.tables(request.policy, fits(workload.traffic, engine)),
-        chunk_tables=_chunk_tables(workload, engine),
     )
     tiered = None
     served = _served(workload, done.hit_blocks)
@@ -266,13 +262,6 @@ def _chunk_blocks(engine: EngineSettings, block_size: int) -> int:
     return (engine.offload.blocks_per_chunk if engine.offload else 0) * size // block_size
 
 
-def _chunk_tables(workload: Workload, engine: EngineSettings) -> Tables:
-    """Return what the policy of an engine's CPU tier learns of the requests served."""
-    if engine.offload is None or engine.offload.policy is None:
-        return NO_TABLES
-    return workload.tables(engine.offload.policy, fits(workload.traffic, engine))
-
-
 def _tiered(tiers: tuple[Tier, ...], done: EngineReplay) -> TieredReplay:
     """Return what an engine and the tiers below it did, in blocks."""
     loaded, read = cast("Int32s", done.loaded_blocks), cast("Int32s", done.read_blocks)
@@ -288,17 +277,18 @@ def _tiered(tiers: tuple[Tier, ...], done: EngineReplay) -> TieredReplay:
 
 
 def _offload_of(
-    setting: RunSetting, tiers: tuple[Tier, ...], block_size: int, blocks_each: int
+    setting: RunSetting, tiers: tuple[Tier, ...], blocks_each: int
 ) -> OffloadSettings | None:
     """Return the tier below an engine, None without one.
 
-    A block of the engine is `blocks_each` blocks of `block_size` tokens. Raises UsageError where
-    that depends on the unknown size of a block.
+    A block of the engine is `blocks_each` blocks of the trace. Raises UsageError where that depends
+    on the unknown size of a block.
     """
     if not tiers or setting.tier_mode is None:
         return None
-    spec = parse_offload(setting.tier_mode)
-    chunk = spec.chunk_blocks(block_size)
+    files = len(tiers) > 2
+    spec = OffloadSpec.parse(setting.tier_mode, files=files)
+    chunk = spec.blocks_per_chunk
     loads, stores = (
         [
             Transfers(tier.read.latency_s, copy_s(tier, chunk * blocks_each, setting.block_bytes))
@@ -306,10 +296,10 @@ def _offload_of(
         ]
         for copy_s in (read_s, write_s)
     )
-    own: dict[str, Any] = {"block_size": block_size}
-    if len(tiers) > 2:
-        own["storage"] = StorageSettings(tiers[2].capacity_blocks // chunk, loads[1], stores[1])
-    return spec.settings(tiers[1].capacity_blocks // blocks_each, loads[0], stores[0], **own)
+    storage = None
+    if files:
+        storage = StorageSettings(tiers[2].capacity_blocks // chunk, loads[1], stores[1])
+    return spec.settings(tiers[1].capacity_blocks // blocks_each, loads[0], stores[0], storage)
 
 
 def engine_of(
@@ -327,7 +317,7 @@ def engine_of(
         max_num_seqs=setting.max_num_seqs or usual.max_num_seqs,
         max_num_batched_tokens=setting.max_num_batched_tokens or usual.max_num_batched_tokens,
         groups=groups,
-        offload=_offload_of(setting, tiers, block_size, blocks_each),
+        offload=_offload_of(setting, tiers, blocks_each),
     )
     return settings.in_version(parse_engine(setting.engine)) if setting.engine else settings
 

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import astuple, replace
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError, placed
@@ -33,20 +33,11 @@ from kvscope.core.runs import RunSetting
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import by_name
-from kvscope.replay.parameter_estimates import Estimates, bind
-from kvscope.replay.policy_options import Variant
-from kvscope.vllm_sim.offload_engines import (
-    HiCacheOnFilesSpec,
-    HiCacheSpec,
-    Offloading,
-    parse_offload,
-)
-from kvscope.vllm_sim.offload_launch import OffloadLaunch
-from kvscope.vllm_sim.offload_spec import WHERE, OffloadSpec, OffloadToFilesSpec
-from kvscope.vllm_sim.settings import StorageSettings
+from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 Bind = Callable[[type[Policy]], Policy]
 
+_WHERE = "--tiers"
 _BLOCKS = "blocks"
 _FORM = "write for example hbm=40GiB,dram=128GiB:ttl=10m"
 _OPTIONS: Mapping[str, Callable[[str], Any]] = {
@@ -96,7 +87,6 @@ def parse_tiers(
     block_bytes: int | None = None,
     bind: Bind = lambda policy: policy(),
     default: type[Policy] = Lru,
-    where: str = "--tiers",
 ) -> tuple[Tier, ...]:
     """Return the tiers in `hbm=40GiB,dram=128GiB:ttl=10m`, the first on top.
 
@@ -109,9 +99,9 @@ def parse_tiers(
     """
     tiers: list[Tier] = []
     for part in text.split(","):
-        tier = _tier(part.strip(), block_bytes, bind, default, where, first=not tiers)
+        tier = _tier(part.strip(), block_bytes, bind, default, first=not tiers)
         if tier.name in [above.name for above in tiers]:
-            raise UsageError(f"{tier.name!r} is there twice", where=where, remedy="rename one")
+            raise UsageError(f"{tier.name!r} is there twice", where=_WHERE, remedy="rename one")
         tiers.append(tier)
     return tuple(tiers)
 
@@ -125,52 +115,25 @@ def kv_transfer_config(setting: RunSetting) -> Mapping[str, Any] | None:
     return None if sized is None else sized[0].kv_transfer_config(sized[1])
 
 
-def offload_launch(setting: RunSetting) -> OffloadLaunch | None:
-    """Return how an engine is started with the tiers of a setting; None as above."""
+def offload_launch(setting: RunSetting) -> str | None:
+    """Return how vLLM is started with the tiers of a setting; None as above."""
     sized = _sized(setting)
-    return None if sized is None else sized[0].launch(sized[1])
+    return None if sized is None else f"vLLM: {sized[0].arguments(sized[1])}"
 
 
-def offload_of(setting: RunSetting) -> Offloading | None:
-    """Return the offload tier of a setting, with the files below it; None without."""
+def offload_of(setting: RunSetting) -> OffloadSpec | None:
+    """Return the offload tier of a setting, with the files below it; None without.
+
+    And for a stored run of a tier that only earlier versions of kvscope simulated.
+    """
     if setting.capacity_model != "engine" or not setting.tier_mode:
         return None
-    return offload_spec(setting.tier_mode, files=setting.tiers.count(",") == 2)
+    with suppress(UsageError):
+        return OffloadSpec.parse(setting.tier_mode, files=setting.tiers.count(",") == 2)
+    return None
 
 
-def offload_spec(text: str, *, files: bool) -> Offloading:
-    """Return what a value of `--offload` stands for, with `files` below its CPU tier."""
-    spec = parse_offload(text)
-    if files and isinstance(spec, OffloadSpec):
-        return OffloadToFilesSpec(*astuple(spec))
-    if files and isinstance(spec, HiCacheSpec):
-        return HiCacheOnFilesSpec(*astuple(spec))
-    return spec
-
-
-def require_offload(spec: Offloading, *, files: bool) -> None:
-    """Raise UsageError for options that an engine refuses, with `files` below it or without."""
-    below: dict[str, Any] = {"storage": StorageSettings()} if files else {}
-    with placed(f"{WHERE} {spec.text}"):
-        spec.settings(1, block_size=1, **below)
-
-
-def offload_left_out(setting: RunSetting) -> str | None:
-    """Return what the simulation lacks of a setting's offload tier, None for nothing."""
-    spec = offload_of(setting)
-    return None if spec is None else spec.left_out or None
-
-
-def with_chunk_policy(setting: RunSetting, estimates: Estimates) -> RunSetting:
-    """Return the setting with every parameter of the policy of its offload tier, if it has one."""
-    spec = offload_of(setting)
-    if not isinstance(spec, OffloadSpec):
-        return setting
-    bound = spec.bound(lambda kind, given: bind(Variant(kind, given), estimates))
-    return replace(setting, tier_mode=bound.text)
-
-
-def _sized(setting: RunSetting) -> tuple[Offloading, int] | None:
+def _sized(setting: RunSetting) -> tuple[OffloadSpec, int] | None:
     """Return the offload tier of a setting and its bytes, None where either is unknown."""
     spec = offload_of(setting)
     if spec is None or setting.block_bytes is None:
@@ -184,15 +147,14 @@ def _tier(
     block_bytes: int | None,
     bind: Bind,
     default: type[Policy],
-    where: str,
     *,
     first: bool,
 ) -> Tier:
     main, *rest = part.split(":")
     name, equals, capacity = (piece.strip() for piece in main.partition("="))
     if not (name and equals and capacity):
-        raise UsageError(f"{part!r} is no tier", where=where, remedy=_FORM)
-    place = f"{where} {name}"
+        raise UsageError(f"{part!r} is no tier", where=_WHERE, remedy=_FORM)
+    place = f"{_WHERE} {name}"
     options = _options(rest, place)
     policy = bind(options.get("policy", default))
     if "ttl" in options:

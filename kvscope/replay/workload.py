@@ -24,7 +24,7 @@ from kvscope.replay.derived_traces import isolate
 from kvscope.replay.footprint import tables_bytes
 from kvscope.replay.misses import Novelty, novelty
 from kvscope.replay.replay import Tables, TouchHistory, replay, touch_history
-from kvscope.replay.sampling import PARTS, Anchor, DrawnTrace, Sample, anchored, sampled
+from kvscope.replay.sampling import PARTS, Anchor, DrawnTrace, anchored, sampled
 from kvscope.replay.settings import setting_profile, timed_by
 from kvscope.replay.tier_spec import Tier
 from kvscope.replay.traffic import Traffic, traffic
@@ -44,12 +44,11 @@ class ReplayRequest(Struct, frozen=True):
 class Workload:
     """A trace under one setting; threads may replay it at the same time.
 
-    `windows` cut the results over time. `whole` is the trace, isolated by tenant where the setting
-    says so, or what was drawn from it for this setting; `prompts` are the sample of it that is
-    replayed (all of it where `anchor` is None), and `traffic` those as the hit definition counts
-    them. An `anchor` that is given names a sample of `prompts`, isolated already. Without
-    `in_parts`, the error leaves out how a sample drifts with its rate. Raises UsageError or
-    InputError where the trace cannot be isolated or sampled as the setting says.
+    `windows` cut the results over time. `prompts` are what is replayed: the trace, isolated by
+    tenant where the setting says so, or what was drawn from it, whose `anchor` tells of the whole.
+    `traffic` has them as the hit definition counts them. Without `in_parts`, the error leaves out
+    how a sample drifts with its rate. Raises UsageError or InputError where the trace cannot be
+    isolated or a sample of it cannot estimate what the setting counts.
     """
 
     def __init__(
@@ -57,23 +56,19 @@ class Workload:
         prompts: Prompts | DrawnTrace,
         setting: RunSetting,
         windows: Windows,
-        anchor: Anchor | None = None,
         *,
         in_parts: bool = True,
     ) -> None:
         self.setting = setting
         self.windows = windows
         self._in_parts = in_parts
-        if isinstance(prompts, Prompts) and setting.isolate and anchor is None:
+        self.anchor: Anchor | None = None
+        if isinstance(prompts, DrawnTrace):
+            self.anchor = anchored(prompts, setting.definition)
+            prompts = prompts.sample.prompts
+        elif setting.isolate:
             prompts = isolate(prompts, setting.isolate)
-        self.whole = prompts
-        whole = _drawable(prompts)
-        if anchor is None and not setting.exact:
-            sample = sampled(whole, setting.sample_rate, coarsen=setting.coarsen)
-            anchor = anchored(prompts, sample, setting.definition)
-        self.anchor = anchor
-        own = whole.prompts if isinstance(whole, Sample) else whole
-        self.prompts = anchor.sample.prompts if anchor else own
+        self.prompts = prompts
         self.profile = setting_profile(setting)
         self.traffic = traffic(self.prompts, setting.definition)
         self._tables: dict[tuple[str | None, float, int], Tables] = {}
@@ -142,25 +137,16 @@ class Workload:
 
     @cached_property
     def parts(self) -> tuple[Workload, ...]:
-        """The parts of a sample, each a smaller one; of blocks that are only coarsened, none.
+        """The parts of a sample, each a smaller one.
 
         Raises UsageError where nothing is left in one of them.
         """
         if not self._in_parts or self.anchor is None or self.anchor.sample.rate == 1:
             return ()
-        sample, known = self.anchor.sample, (self.setting.definition, self.anchor.whole)
-        smaller = (
-            sampled(_drawable(self.whole), sample.rate / PARTS, part=part, coarsen=sample.coarsen)
-            for part in range(PARTS)
-        )
+        sample, curve = self.anchor.sample, self.anchor.whole
+        smaller = (sampled(sample, sample.rate / PARTS, part) for part in range(PARTS))
         return tuple(
-            Workload(
-                self.whole,
-                self.setting,
-                self.windows,
-                anchored(self.whole, part, *known),
-                in_parts=False,
-            )
+            Workload(DrawnTrace(part, curve), self.setting, self.windows, in_parts=False)
             for part in smaller
         )
 
@@ -184,7 +170,7 @@ class Workload:
             memory.require(tables_bytes(self.traffic, policy), what)
             stated = self.prompts.directives
             if policy.learner == STATED and stated is not None and not self.setting.definition.flat:
-                self._tables[key] = stated_tables(self.traffic, stated, type(policy))
+                self._tables[key] = stated_tables(self.traffic, stated)
                 return self._tables[key]
             fit = partial(tables_for, policy=type(policy), every=policy.refit_every)
             self._tables[key] = tables_of_served(self.traffic, served, fit)
@@ -208,7 +194,3 @@ class Workload:
             if kernel not in self._compiled and self.setting.capacity_model == "cache":
                 replay(no_requests, policy, 0, tables=tables)
                 self._compiled.add(kernel)
-
-
-def _drawable(trace: Prompts | DrawnTrace) -> Prompts | Sample:
-    return trace.sample if isinstance(trace, DrawnTrace) else trace

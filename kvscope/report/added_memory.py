@@ -20,7 +20,7 @@ def tier_label(candidate: TierCandidate, ways: Sequence[str] = ()) -> str:
     Of one engine's, its options: `64 GiB CPU tier, store_threshold=2`.
     """
     size = units.format_size(candidate.size_bytes)
-    label = f"{size} CPU tier" if candidate.kind == "dram" else f"{size} SSD tier"
+    label = f"{size} CPU tier"
     if candidate.files_bytes:
         label = f"{size} CPU + {units.format_size(candidate.files_bytes)} SSD tier"
     way = candidate.offload
@@ -43,21 +43,12 @@ def memory_in_words(tuned: Recommendation) -> list[str]:
 
 def memory_to_set(tuned: Recommendation) -> Iterator[str]:
     """Yield what is to be known of the tier to add before it is set."""
-    plan, tier, launch = tuned.plan, tuned.tier, tuned.launch
-    if plan.tier is None or tier is None or launch is None:
-        return
-    if launch.needs:
-        yield f"Needs {launch.needs}."
-    if left_out := tier.spec.left_out:
-        yield left_out
-        yield "An approximation: try it on one replica before you rely on it."
-    if plan.tier.full_s is not None:
-        yield f"PATH: a folder on that SSD; {launch.engine} fills what space is free."
-        if not left_out:
-            yield (
-                "Where prompts that are read at once do not fit into the CPU memory, requests never"
-                " start: do not take less of it, and replay again before more load comes."
-            )
+    if tuned.plan.tier is not None and tuned.plan.tier.full_s is not None:
+        yield "PATH: a folder on that SSD; vLLM fills what space is free."
+        yield (
+            "Where prompts that are read at once do not fit into the CPU memory, requests never"
+            " start: do not take less of it, and replay again before more load comes."
+        )
 
 
 def _added(
@@ -92,10 +83,10 @@ def _added(
         rated = f"{daily} TiB a day are written, {significant(wear)} times what the drive is rated"
         worn = " for: it wears out sooner by that factor, which the price counts."
         yield rated + (" for." if wear <= 1 else worn)
-    if option.full_s is not None and tier is not None and tuned.launch is not None:
+    if option.full_s is not None and tier is not None:
         size, after = units.format_size(tier.files_bytes), units.duration_in_words(option.full_s)
         yield (
-            f"{tuned.launch.engine} deletes none of its files: the SSD of {size} is full after"
+            f"vLLM deletes none of its files: the SSD of {size} is full after"
             f" {after} at the earliest, and nothing new is written from then on. Delete old files"
             " before that, or the gain fades."
         )

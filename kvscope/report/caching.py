@@ -51,7 +51,7 @@ def capacity_table(analysis: Analysis, caching: Caching) -> Table:
         rows.append((present, sizes.memory))
     pool = analysis.pool
     note = "Idle cached blocks only: add KV memory for running requests."
-    if pool is not None:
+    if analysis.engine_replayed:
         note = f"{sizes.memory}: as replayed, with running requests; others: idle blocks only"
 
     def rate(row: tuple[int, str]) -> float:

@@ -30,14 +30,6 @@ _WRITE: Mapping[Quantity, Callable[[float], str]] = {
 }
 
 
-def lead(compared: Comparison) -> str:
-    """Return how many figures differ."""
-    differing = len(compared.differences)
-    if not differing:
-        return f"all {len(compared.facts)} figures are the same."
-    return f"{differing} of {len(compared.facts)} figures differ."
-
-
 def screen(compared: Comparison) -> list[Section]:
     """Return what differs, what matters most first."""
     ranked = compared.differences

@@ -52,6 +52,11 @@ _MEANING = (
 )
 
 
+def screen(fit: Fit) -> list[Section]:
+    """Return the one screen."""
+    return [headline(fit)]
+
+
 def sections(fit: Fit) -> list[Section]:
     """Return the summary, then every model and what it rests on."""
     known = [

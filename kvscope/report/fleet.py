@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvscope.app.fleet import FleetLine, FleetStudy
 from kvscope.app.options import TimeModel
 from kvscope.core import units
 from kvscope.fleet.options import router_label
@@ -29,6 +28,7 @@ from kvscope.report.words import (
     time_unit,
 )
 from kvscope.tuning.fewest import most_compared
+from kvscope.usecases.fleet import FleetLine, FleetStudy
 
 if TYPE_CHECKING:
     from kvscope.policies.base import Policy
@@ -237,8 +237,9 @@ def _routers(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
     """Return a row for each router and policy at the chosen number of replicas."""
     name = _called(study)
     rows = [(name(line), count(line.fewest), got) for line, got in _outcomes(study, lines)]
-    if study.pooled is not None:
-        rows.append((f"pooled{_MARK}", NONE, study.pooled))
+    pooled = study.pooled.outcome if study.pooled else None
+    if pooled is not None:
+        rows.append((f"pooled{_MARK}", NONE, pooled))
     unit = time_unit(_p95_s(outcome.latencies) for _, _, outcome in rows)
 
     def ttft(row: tuple[str, str, FleetOutcome], percentile: str) -> str:
@@ -269,9 +270,9 @@ def _routers(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
     )
     if any(len(run.outcomes) > 1 for line in study.lines for run in line.runs):
         note += f"; of {study.seeds} seeds the median, needs: with each of them"
-    if study.pooled is not None or any(line.router.reference for line in study.lines):
+    if pooled is not None or any(line.router.reference for line in study.lines):
         note += f"; {_MARK}: a reference, which no program offers"
-    if study.pooled is not None:
+    if pooled is not None:
         note += "; pooled: one cache and one queue for all"
     return tabulate("", rows, columns, note)
 
@@ -292,8 +293,7 @@ def _losses(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
         "hit rate": lambda row: share(row[1].taken),
     }
     note = "not held: by any single replica; not chosen: another replica held more"
-    if study.pooled_hits is not None:
-        pooled = study.pooled_hits
+    if (pooled := study.pooled) is not None:
         note += (
             f"; one cache of all replicas' size would hit {share(pooled.lru)} with lru,"
             f" {share(pooled.belady)} with belady"
@@ -446,7 +446,7 @@ def _replicas(study: FleetStudy) -> Table:
 
 def _capacity(study: FleetStudy) -> list[Section]:
     """Return LRU's hit rate at other capacities of a replica, where it is known exactly."""
-    if not study.curves:
+    if not study.lru_curves:
         return []
     sizes = Sizes(study.trace.block_size, study.model)
     columns: dict[str, Callable[[tuple[str, Callable[[int], float]]], str]] = {
@@ -490,7 +490,7 @@ def _rates(study: FleetStudy) -> dict[str, Callable[[int], float]]:
     def of(curve: HitCurve, replicas: int = 1) -> Callable[[int], float]:
         return lambda blocks: float(curve.rate(replicas * blocks))
 
-    rates = {name: of(curve) for name, curve in study.curves.items()}
+    rates = {name: of(curve) for name, curve in study.lru_curves.items()}
     if study.pooled_curve is not None:
         rates[f"pooled{_MARK}"] = of(study.pooled_curve, study.chosen)
     return rates

@@ -53,6 +53,11 @@ _PLACES: dict[Place, str] = {
 _PERIODS = {1: "every second", 60: "every minute", 3600: "hourly", 86400: "daily", 604800: "weekly"}
 
 
+def screen(explanation: Explanation) -> list[Section]:
+    """Return the one screen: the first section."""
+    return sections(explanation)[:1]
+
+
 def sections(explanation: Explanation) -> list[Section]:
     """Return the causes over the trace with what to change, and the requests that lost most.
 

@@ -33,6 +33,11 @@ def sections(analysis: Analysis) -> list[Section]:
     ]
 
 
+def screen(analysis: Analysis) -> list[Section]:
+    """Return the one screen."""
+    return [headline(analysis)]
+
+
 def headline(analysis: Analysis) -> Section:
     """Return the one screen: what the cache gives and could give, why tokens miss, who reuses."""
     facts, caching = analysis.characterization, analysis.caching
@@ -75,7 +80,8 @@ def _next(analysis: Analysis, caching: Caching) -> str:
     if present is None:
         return "State the deployment, or a model and its memory, then tune for your SLO."
     lost = caching.ideal - (analysis.present_rate or 0.0)
-    cost = f"LRU loses {share(lost)} of the input {caching.lru.definition.weight}s"
+    why = "LRU's evictions cost" if analysis.pool is None else "LRU loses"  # or routed, in flight
+    cost = f"{why} {share(lost)} of the input {caching.lru.definition.weight}s"
     if lost <= _NEGLIGIBLE * caching.ideal:
         return f"{cost}: neither a policy nor memory can gain more. Check whether the SLO is met."
     return f"{cost}: tune the policy for your SLO, and see what more memory would give."
@@ -161,14 +167,15 @@ def _answer(analysis: Analysis, caching: Caching) -> list[str]:
     now, pool = _now(analysis, caching), analysis.pool
     nine = next(mark for mark in caching.landmarks if mark.share_of_ideal == 0.9)
     blocks = analysis.present_blocks or nine.point.capacity_blocks
-    words = [*_hybrid(analysis), *([now] if now else [])]
+    first, further = [now] if now else [], _hybrid(analysis)
     if pool is None:
+        first, further = further, first  # a bound counts as the curve does
         misses = largest_misses(caching.misses_at(blocks))
-    else:  # those of the replay, whichever layers the curve counts
-        words.reverse()
+    else:
         misses = largest_causes(pool.causes)
     return [
-        *words,
+        *first,
+        *further,
         _could(analysis, caching),
         f"Input tokens that miss at {sizes_of(analysis).label(blocks)}: {misses}.",
         hit_rate_in_words(caching.definition),
@@ -186,7 +193,7 @@ def _memory(analysis: Analysis, blocks: int) -> tuple[str, str]:
     size = f"{words}, {each.origin}{band}."
     replayed = analysis.pool
     if where.engines == 1:
-        memory = "an idle KV pool" if replayed is None else "the KV pool"
+        memory = "the KV pool" if analysis.engine_replayed else "an idle KV pool"
         return memory, f" The pool of {where.summary} is {size}"
     memory = "all KV pools idle and shared"
     if replayed is not None:

@@ -55,7 +55,6 @@ from kvscope.report.words import (
     significant,
     time_unit,
 )
-from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 _ROWS = 12  # of a table on the one screen
 _COMPARED = 5  # policies that fit side by side
@@ -70,7 +69,7 @@ def screen(simulation: Simulation) -> list[Section]:
     if not simulation.runs:
         return [first]
     tables = [*first.tables[:1]]
-    if not simulation.alone:
+    if not simulation.without_tier:
         tables.append(_policy_table(simulation, _middle(simulation), _ROWS))
     offload = tier_sections(simulation) if simulation.setting.capacity_model == "engine" else []
     launch = [sentence for section in offload for sentence in section.sentences]
@@ -87,7 +86,7 @@ def sections(simulation: Simulation) -> list[Section]:
     over_time = partial(over_time_chart, simulation, _middle(simulation))
     return [
         summary(simulation),
-        *([] if simulation.alone else [_runs(simulation)]),  # the summary has both of them
+        *([] if simulation.without_tier else [_runs(simulation)]),  # the summary has both of them
         *tier_sections(simulation),
         Section.of("Categories", _category_table(simulation), over_time),
     ]
@@ -175,7 +174,7 @@ def summary(simulation: Simulation) -> Section:
 
     With a recommended tier, what it does for its pool instead.
     """
-    if simulation.alone and simulation.runs:
+    if simulation.without_tier and simulation.runs:
         return _tier_and_pool(simulation, simulation.runs[0])
     sentences, tables = [], []
     for measure in _measures(simulation):
@@ -188,7 +187,8 @@ def summary(simulation: Simulation) -> Section:
 
 def _tier_and_pool(simulation: Simulation, tiered: Run) -> Section:
     """Return what a recommended tier does on this trace, against the pool alone."""
-    alone, *kept = simulation.alone
+    others = simulation.without_tier
+    alone, *kept = others
 
     def p95(run: Run) -> str:
         queued = run.outcome.queued_ttft_ms or run.outcome.ttft_ms
@@ -209,9 +209,9 @@ def _tier_and_pool(simulation: Simulation, tiered: Run) -> Section:
         "replayed": lambda run: (
             "with the tier" if run is tiered else "pool, interval" if run in kept else "pool alone"
         ),
-        **run_columns([*simulation.alone, tiered]),
+        **run_columns([*others, tiered]),
     }
-    table = tabulate("Pool and tier", [*simulation.alone, tiered], columns, words=("replayed",))
+    table = tabulate("Pool and tier", [*others, tiered], columns, words=("replayed",))
     return Section.of("Summary", sentence, *setting_in_words(simulation.setting), table)
 
 
@@ -248,7 +248,7 @@ def _verdict(simulation: Simulation, measure: _Measure, contests: dict[int, Cont
 
 _WRONG_HITS = (
     " Do not store outputs (offload_prompt_only=false) with --prefix-cache-retention-interval none:"
-    " for this model vLLM may then load blocks of another request (docs/offload-hybrid.md)."
+    " for this model vLLM may then load blocks of another request (docs/offload.md)."
 )
 
 
@@ -268,12 +268,11 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
         )
     offload = offload_of(setting)
     if offload is not None:
-        words = (offload.in_words, f"Sizes: {setting.tiers}.", offload.left_out)
-        capacity = " ".join(filter(None, (capacity, *words)))
+        capacity += f" {offload.in_words} Sizes: {setting.tiers}."
     if setting.kv_groups:
         groups = KvGroups.parse(setting.kv_groups)
         capacity += f" {groups.in_words}"
-        if isinstance(offload, OffloadSpec) and not offload.offload_prompt_only:
+        if offload is not None and not offload.offload_prompt_only:
             capacity += _WRONG_HITS if groups.smaller_windows else ""
     assumed = [f"latency profile {setting.latency}"]
     if setting.slo_s is not None:
@@ -288,10 +287,10 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
     )
     if setting.exact:
         return sentences
-    whole = setting.sample_rate == 1
-    of = "all requests" if whole else f"{share(setting.sample_rate)} of the trace"
-    grain = "" if setting.coarsen == 1 else f", {setting.coarsen} blocks taken as one"
-    estimated = f"Estimated from {of}{grain}: counts, TTFT and TEL are those of the sample."
+    estimated = (
+        f"Estimated from {share(setting.sample_rate)} of the trace: counts, TTFT and TEL are those"
+        " of the sample."
+    )
     return (*sentences, estimated)
 
 
@@ -379,8 +378,8 @@ def tier_sections(simulation: Simulation) -> list[Section]:
     )
     if not rows:
         return []
-    launch = None if simulation.alone else offload_launch(simulation.setting)  # the file has it
-    return [Section.of("Tiers", table, *([launch.text] if launch else []))]
+    launch = None if simulation.without_tier else offload_launch(simulation.setting)  # the file has
+    return [Section.of("Tiers", table, *([launch] if launch else []))]
 
 
 def _category_table(simulation: Simulation, limit: int | None = None) -> Table:

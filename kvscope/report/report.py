@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from msgspec import Struct
 
-from kvscope.app.documents.base import AnyDocument
 from kvscope.core.trace import Trace
 from kvscope.report import html
 from kvscope.report.section import Section, check_names
@@ -21,7 +21,7 @@ class Report(Struct, frozen=True):
 
     title: str
     trace: Trace | None
-    document: Callable[[], AnyDocument]
+    document: Callable[[], Any]
     screen: Callable[[], Sequence[Section]]
     sections: Callable[[], Sequence[Section]]
     heading: tuple[str, str] = ("", "")

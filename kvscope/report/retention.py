@@ -1,4 +1,4 @@
-"""Times to live: what each hits and holds, the best by category, and what providers charge."""
+"""Times to live: what each hits and holds, in all and by category, and what providers charge."""
 
 from __future__ import annotations
 
@@ -6,22 +6,17 @@ import math
 from functools import partial
 
 from kvscope.core import units
-from kvscope.policies.soft_ttl import PAUSE_TTL, PIN_SHARE
 from kvscope.report import style
 from kvscope.report.section import Columns, Section, Table, tabulate
 from kvscope.report.words import (
-    NONE,
     Sizes,
     count,
-    counted,
     definition_in_words,
-    points,
     share,
     significant,
 )
-from kvscope.retention.advice import RetentionAdvice, RetentionTrial
 from kvscope.retention.prices import Charge
-from kvscope.retention.ttls import MOST_OF, CategoryTtl
+from kvscope.retention.ttls import MOST_OF
 from kvscope.usecases.retention import Retention
 
 _ROWS = 4  # categories on the one screen
@@ -35,7 +30,7 @@ def screen(result: Retention) -> list[Section]:
 
 def sections(result: Retention) -> list[Section]:
     """Return all sections."""
-    return [_summary(result), _categories(result), _prices(result), _requests(result)]
+    return [_summary(result), _categories(result), _prices(result)]
 
 
 def _sizes(result: Retention) -> Sizes:
@@ -62,53 +57,7 @@ def _summary(result: Retention) -> Section:
     )
     counting = f"Counted: {definition_in_words(result.definition)}."
     charts = partial(curve_chart, result), partial(memory_chart, result)
-    return Section.of(
-        "Summary", reach, *_advice(result), f"{paid}.", counting, _ttls(result), *charts
-    )
-
-
-def _advice(result: Retention) -> list[str]:
-    """Return what times to live give in the named cache, or how to ask for it."""
-    if not result.advice:
-        few = "Too few requests to choose TTLs on one half and replay the other."
-        named = any(row.ttl_s is not None for row in result.categories)
-        return [few if named else "Name a cache with --capacity-blocks for TTLs by category."]
-    first = result.advice[0]
-    cache = _sizes(result).in_words(first.capacity_blocks)
-    advised = [_called(advice) for advice in result.advice if advice.advised]
-    verdict = f"Better than LRU: {'; '.join(advised)}." if advised else "Keep LRU."
-    held_out = counted(first.held_out_requests, "held-out request")
-    lru = share(first.idle.lru_token_hit_rate)
-    return [
-        f"{verdict} {cache}, {held_out}, of whose tokens LRU hits {lru} in an idle cache:",
-        *(f"With {_called(advice)}: {_judged(advice)}" for advice in result.advice),
-    ]
-
-
-def _called(advice: RetentionAdvice) -> str:
-    if advice.of == "categories":
-        return "TTLs by category"
-    pause, pins = advice.params[PAUSE_TTL], advice.params[PIN_SHARE]
-    return f"what requests state, with pins of {_time(pause)} for pauses in {pins:.0%} of the cache"
-
-
-def _judged(advice: RetentionAdvice) -> str:
-    """Return the gain in an idle cache, and on the engine if it was replayed there."""
-    idle, engine = _gain(advice.idle), advice.engine
-    if engine is None or engine.lru_p95_s is None or engine.p95_s is None:
-        return f"{idle}."
-    before, after = (units.duration_in_words(time) for time in (engine.lru_p95_s, engine.p95_s))
-    return (
-        f"{idle}. In an engine with as large a pool, whose running requests hold blocks too: LRU"
-        f" {share(engine.lru_token_hit_rate)}, {_gain(engine)}; p95 TTFT {before} -> {after}."
-    )
-
-
-def _gain(trial: RetentionTrial) -> str:
-    gain = trial.gain
-    interval = f"95 % CI {points(gain.low)} to {points(gain.high)}"
-    decided = "" if trial.deciding_gain.significant else "; not significant on the deciding quarter"
-    return f"{share(trial.token_hit_rate)}, {points(gain.value)} ({interval}{decided})"
+    return Section.of("Summary", reach, f"{paid}.", counting, _ttls(result), *charts)
 
 
 def _ttls(result: Retention) -> Table:
@@ -124,31 +73,17 @@ def _ttls(result: Retention) -> Table:
 
 
 def _categories(result: Retention, rows: int | None = None) -> Section:
-    sizes, every = _sizes(result), [row for row in result.categories if row.share_of_hits]
+    every = [row for row in result.categories if row.share_of_hits]
     columns: Columns = {
         "type, turn": lambda row: row.category,
         "requests": lambda row: count(row.requests),
         "of all hits": lambda row: share(row.share_of_hits),
         f"TTL for {MOST_OF:.0%}": lambda row: _time(row.most_ttl_s),
     }
-    note = ""
-    if result.advice:
-        columns = {
-            **columns,
-            "best TTL": _best,
-            "hits kept": lambda row: share(row.kept_share),
-            "held, mean": lambda row: sizes.label(round(row.mean_blocks or 0.0)),
-        }
-        note = "best TTL: most hits for blocks that fill the cache on average"
     shown = every[:rows]
-    if len(shown) < len(every):
-        note += f"{'; ' if note else ''}{len(every) - len(shown)} more with --full"
+    note = f"{len(every) - len(shown)} more with --full" if len(shown) < len(every) else ""
     title = "By category of the request that touched a block last"
     return Section.of("Categories", tabulate(title, shown, columns, note))
-
-
-def _best(row: CategoryTtl) -> str:
-    return NONE if row.ttl_s is None else _time(row.ttl_s)
 
 
 def _prices(result: Retention) -> Section:
@@ -167,17 +102,6 @@ def _prices(result: Retention) -> Section:
         f"100%: no caching; prices of {result.prices_date} relative to input tokens, with storage",
     )
     return Section.of("Prices", table)
-
-
-def _requests(result: Retention) -> Section:
-    """Return what requests send to each engine, if that is advised."""
-    if result.stated_ttl_s is None:
-        return Section.of("Requests", "Nothing to send: keep LRU.")
-    replayed = "Replayed was soft-ttl: TensorRT-LLM with one priority above 35 evicts as it does."
-    fields = (f"{each.engine}: {each.field}." for each in result.request_fields)
-    return Section.of(
-        "Requests", replayed, f"For blocks to live for {_time(result.stated_ttl_s)}:", *fields
-    )
 
 
 def _read(result: Retention, charge: Charge) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 from msgspec import Struct
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class StoredReport(Struct, frozen=True):
     """A report without what it shows; `created_at` is in UTC, `duration_s` that of computing it."""
 
+    DOCUMENT: ClassVar[str] = "command summary created_at duration_s kvscope"
     report_id: int
     trace: str
     command: str

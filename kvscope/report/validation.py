@@ -8,13 +8,10 @@ from functools import partial
 
 import numpy as np
 
-from kvscope.app.documents.engines import validate_document
 from kvscope.core import units
-from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import Deployment
 from kvscope.replay.policy_options import format_value
 from kvscope.report import style, ttft
-from kvscope.report.report import Report
 from kvscope.report.section import Section, Table, tabulate
 from kvscope.report.words import (
     SECONDS,
@@ -45,6 +42,11 @@ _OPENING = {
 }
 
 
+def screen(validation: Validation) -> list[Section]:
+    """Return every section."""
+    return sections(validation)
+
+
 def sections(validation: Validation) -> list[Section]:
     """Return the verdict, every run, and what it was measured on."""
     after = f"requests after the first {validation.warmup:,}, which fill the cache"
@@ -63,17 +65,6 @@ def stored(validation: StoredValidation) -> list[Section]:
         f"TTFT predicted with {validation.latency}; tolerance {validation.tolerance:.0%}.",
     )
     return [verdict, _runs(validation, "requests after the warm-up")]
-
-
-def report(trace: Trace, validation: Validation) -> Report:
-    """Return the validation in every form."""
-    return Report(
-        "kvscope validate",
-        trace,
-        document=lambda: validate_document(trace, validation),
-        screen=lambda: sections(validation),
-        sections=lambda: sections(validation),
-    )
 
 
 def _opening(facts: ValidationFacts) -> list[str]:

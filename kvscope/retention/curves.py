@@ -64,8 +64,7 @@ class TtlCurves(Struct, frozen=True):
     """The curve of one TTL for all requests, and by category of the request that touched last.
 
     With one TTL a block's ancestors were touched no earlier than itself, so that hits are prefixes:
-    `overall` is exact. With TTLs by category the sum over `by_category` counts blocks whose last
-    touch's own TTL lasts; leases (leases.py) hold at least these.
+    `overall` is exact. `by_category` are the blocks that each category's requests touched last.
     """
 
     overall: TtlCurve

@@ -14,9 +14,9 @@ from msgspec import Struct
 from kvscope.core.arrays import Float64s, Int64s
 from kvscope.core.hits import HitDefinition
 from kvscope.core.trace import Prompts
-from kvscope.replay.leases import NOT_HELD, hold
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.retention.curves import ttl_curves
+from kvscope.retention.ttl_replay import NOT_HELD, replay_ttls
 
 PROVIDER = HitDefinition("provider", last_token_rule=False, outputs="ignored")
 """Providers cache prompts; the answer becomes part of the next turn's."""
@@ -95,7 +95,7 @@ def _charge(requests: Traffic, offer: Offer) -> Charge:
     ttl_s = _cheapest_ttl(requests, offer) if offer.ttl_s is None else offer.ttl_s
     tokens = requests.input_tokens.astype(np.int64)
     cached = tokens >= offer.minimum_tokens
-    held = hold(requests, np.where(cached, ttl_s, NOT_HELD))
+    held = replay_ttls(requests, np.where(cached, ttl_s, NOT_HELD))
     read = _readable(held.hit_blocks.astype(np.int64) * requests.block_size, offer)
     written = np.where(cached, tokens - read, 0)
     storage = offer.storage_per_hour * held.block_seconds * requests.block_size / 3600

@@ -140,6 +140,7 @@ class Router:
     time. `copies` marks a router that writes `View.fetch`.
     """
 
+    DOCUMENT: ClassVar[str] = "name summary source aliases sees needs draws reference"
     name: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
     summary: ClassVar[str]
@@ -151,6 +152,7 @@ class Router:
     counts_blocks: ClassVar[bool] = False
     copies: ClassVar[bool] = False
     parameters: ClassVar[tuple[Parameter, ...]] = ()
+    values: dict[str, float]
 
     def __init__(self, values: Mapping[str, float] | None = None) -> None:
         self.values = bound_values(self.name, self.parameters, values or {})

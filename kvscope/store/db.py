@@ -90,7 +90,10 @@ def statement(name: str) -> Statement:
 
 
 def migrations() -> list[tuple[int, str]]:
-    """Return the schema's steps in order: (version, SQL) from queries/schema/NNN_name.sql."""
+    """Return the schema's steps in order: (version, SQL) from queries/schema/NNN_name.sql.
+
+    The first makes an empty database a store, each other one brings the version before up to date.
+    """
     files = sorted((data_folder("queries") / "schema").glob("*.sql"))
     return [(int(file.name[:3]), file.read_text(encoding="utf-8")) for file in files]
 
@@ -435,7 +438,8 @@ def _refuse_outdated(current: int, path: str) -> None:
 def _checked_version(connection: duckdb.DuckDBPyConnection, path: str) -> int:
     """Return the version of the schema, 0 for an empty database.
 
-    Raises InputError for a database that is not kvscope's, StoreVersionError for a newer one's.
+    Raises InputError for a database that is not kvscope's, StoreVersionError for one of a newer
+    kvscope, or of one older than the first step.
     """
     try:  # to look it up among the tables first would take 10 ms
         row = connection.execute("SELECT max(version) FROM schema_version").fetchone()
@@ -449,7 +453,13 @@ def _checked_version(connection: duckdb.DuckDBPyConnection, path: str) -> int:
         if tables:
             raise foreign(path, [name for (name,) in tables]) from None
         return 0
-    newest = migrations()[-1][0]
+    oldest, newest = migrations()[0][0], migrations()[-1][0]
+    if current < oldest:
+        raise StoreVersionError(
+            f"a much older kvscope wrote it (schema version {current}, this one reads {oldest} on)",
+            where=path,
+            remedy="ingest its traces again, into another file with --db",
+        )
     if current > newest:
         raise StoreVersionError(
             f"a newer kvscope wrote it (schema version {current}, this one knows {newest})",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import duckdb
 import msgspec
@@ -45,8 +45,15 @@ _ATTACHED = "damaged"
 
 
 class TraceHealth(Struct, frozen=True):
-    """A trace of a store; `faults` in its own tables and `result_faults` are sentences."""
+    """A trace that `kvscope doctor` checked; one with `faults` cannot be saved.
 
+    `result_faults` are in what was computed over it. `source_exists` is true where its file is
+    still there to be ingested again.
+    """
+
+    DOCUMENT: ClassVar[str] = (
+        "name=trace.name source=trace.source source_exists faults result_faults"
+    )
     trace: Trace
     faults: tuple[str, ...]
     result_faults: tuple[str, ...]

@@ -207,26 +207,6 @@ class Thread(Struct):
         self.history_tokens = len(prefix) * self.block_size
 
 
-class Chats(Struct, frozen=True):
-    """Conversations that go on after any turn with `returning_share`, exponential gaps apart."""
-
-    opening_tokens: Counts
-    step_tokens: Counts
-    output_tokens: Counts
-    returning_share: float
-    gap_mean_s: float
-
-    def turn(
-        self, rng: Generator, ids: Ids, time_s: float, thread: Thread
-    ) -> tuple[Record, list[tuple[float, Thread]]]:
-        """Return a turn of the conversation, and the next one if there is one."""
-        prompt = (self.step_tokens if thread.turn else self.opening_tokens).draw(rng)
-        record = thread.request(ids, time_s, prompt, self.output_tokens.draw(rng))
-        if rng.random() >= self.returning_share:
-            return record, []
-        return record, [(time_s + float(rng.exponential(self.gap_mean_s)), thread)]
-
-
 State = TypeVar("State")
 Serve = Callable[[float, State], tuple[Record | None, Iterable[tuple[float, State]]]]
 """Returns the record of an arrival (None before the trace begins, and for what is no request), and

@@ -15,14 +15,11 @@ import msgspec
 from kvscope.core.errors import UsageError
 from kvscope.core.files import sink
 from kvscope.synth.agent import Agent
-from kvscope.synth.alternating import Alternating
 from kvscope.synth.base import Profile, Record
 from kvscope.synth.birth_death import BirthDeath
 from kvscope.synth.regime_change import RegimeChange
 from kvscope.synth.retrieval import Retrieval
-from kvscope.synth.scan import Scan
 from kvscope.synth.shared_prefix_groups import SharedPrefixGroups
-from kvscope.synth.time_of_day import TimeOfDay
 from kvscope.synth.to_b import ToB
 from kvscope.synth.to_c import ToC
 
@@ -34,9 +31,6 @@ PROFILES: dict[str, Profile] = {
         Agent(),
         BirthDeath(),
         RegimeChange(),
-        Alternating(),
-        Scan(),
-        TimeOfDay(),
         Retrieval(),
         SharedPrefixGroups(),
     )

@@ -1,7 +1,7 @@
 """Recommendations and policies as files: `recommendation.toml` and `policy.toml`.
 
-The engine's plugin reads `[policy]`, the table that was fitted for it (kvscope.learning), and
-`[tier.policy]`. The rest is for `kvscope simulate` and `kvscope validate`, and for people.
+The engine's plugin reads `[policy]` and the table that was fitted for it (kvscope.learning). The
+rest is for `kvscope simulate` and `kvscope validate`, and for people.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ from kvscope.tuning.tiers import TierCandidate, TierOffer
 from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import TuningResult
 from kvscope.tuning.verdict import Verdict
-from kvscope.vllm_sim.offload_engines import parse_offload
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 if TYPE_CHECKING:
@@ -160,29 +159,25 @@ class MemoryTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TierTable(msgspec.Struct, forbid_unknown_fields=True):
-    """A tier, as `--offload` has it, and what its simulation leaves out.
+    """A tier, as `--offload` has it; `kv_bytes_per_token` is over all GPUs of the engine.
 
-    `kv_bytes_per_token` is over all GPUs of the engine. `policy` is that of kvscope's plugin, None
-    for an order of the engine's own.
+    `left_out` is empty: in files of versions before 0.2 it says what an approximation lacks.
     """
 
     offload: str
     kv_bytes_per_token: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
     memory: Annotated[list[MemoryTable], msgspec.Meta(min_length=1, max_length=2)]
     left_out: str = ""
-    policy: PolicyTable | None = None
 
     def __post_init__(self) -> None:
         try:
-            parse_offload(self.offload)
+            OffloadSpec.parse(self.offload)
         except UsageError as error:
             raise ValueError(f"offload: {error.what}") from error
 
     @classmethod
     def of(cls, offer: TierOffer, candidate: TierCandidate, block_size: int) -> Self:
         """Return the table of a tier, for blocks of so many tokens."""
-        spec = candidate.spec
-        own = spec.policy if isinstance(spec, OffloadSpec) else None
         memory = [
             MemoryTable(
                 kind,
@@ -195,13 +190,7 @@ class TierTable(msgspec.Struct, forbid_unknown_fields=True):
                 candidate.tiers, offer.below(candidate).tiers, strict=True
             )
         ]
-        return cls(
-            candidate.offload,
-            offer.block_bytes // block_size,
-            memory,
-            spec.left_out,
-            None if own is None else PolicyTable.of(own),
-        )
+        return cls(candidate.offload, offer.block_bytes // block_size, memory)
 
     @property
     def in_words(self) -> str:

@@ -19,12 +19,11 @@ from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.lru_retention import retained_by
-from kvscope.replay.tier_spec import READS, WRITES, Read, Tier, offload_spec
+from kvscope.replay.tier_spec import READS, WRITES, Read, Tier
 from kvscope.replay.workload import Workload
 from kvscope.tuning.target import Target
 from kvscope.tuning.tier_prices import STATED, TierKind, TierPrice, tier_prices
 from kvscope.tuning.trial import Advance, EngineTier, Evaluator, Trial
-from kvscope.vllm_sim.offload_engines import Offloading, parse_offload
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 ALIKE = 0.02
@@ -45,9 +44,9 @@ class TierCandidate(Struct, frozen=True):
     files_bytes: int = 0
 
     @property
-    def spec(self) -> Offloading:
+    def spec(self) -> OffloadSpec:
         """How it works, with the files below."""
-        return offload_spec(self.offload, files=self.files_bytes > 0)
+        return OffloadSpec.parse(self.offload, files=self.files_bytes > 0)
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -110,14 +109,11 @@ class TierOffer(Struct, frozen=True, kw_only=True):
         """Return whether an engine runs a policy above a tier, and loads what it stored.
 
         With all windows kept and outputs stored vLLM may load blocks of another request where those
-        of windows are smaller than those of full attention (docs/offload-hybrid.md).
+        of windows are smaller than those of full attention (docs/offload.md).
         """
-        spec = candidate.spec
-        if not isinstance(spec, OffloadSpec):
-            return policy.name == Lru.name
         smaller = self.groups is not None and self.groups.smaller_windows
         keeps_all = smaller and math.isinf(retained_by(policy))
-        return spec.offload_prompt_only or not keeps_all
+        return candidate.spec.offload_prompt_only or not keeps_all
 
     def written_bytes_s(self, trial: Trial, workload: Workload) -> float:
         """Return what a replay writes to the tiers a second; all of it reaches the files, too."""
@@ -349,11 +345,11 @@ def _spread(front: Sequence[_Replayed]) -> list[_Replayed]:
 def _with(candidate: TierCandidate, name: str, values: Sequence[Any]) -> list[TierCandidate]:
     """Return a candidate with other values of an option, none where it does not take it.
 
-    With files below, or without.
+    vLLM takes no `store_threshold` with files below.
     """
-    without = "store_threshold" if candidate.files_bytes else "hicache_storage_prefetch_policy"
-    spec: Any = parse_offload(candidate.offload)
-    offloads = (replace(spec, **{name: value}).text for value in values if name != without)
+    if candidate.files_bytes and name == "store_threshold":
+        return []
+    offloads = (replace(candidate.spec, **{name: value}).text for value in values)
     return [replace(candidate, offload=each) for each in offloads if each != candidate.offload]
 
 

@@ -35,5 +35,8 @@ USE_CASES: Mapping[str, Listing] = {
         "Find the fewest replicas and the router for an SLO.", "simulate_fleet", "FleetResult"
     ),
     "diff": Listing("Compare two traces, runs or recommendations.", "diff", "DiffResult"),
+    "validate": Listing(
+        "Replay the trace on a real engine; compare.", "validate_on_engine", "ValidationResult"
+    ),
 }
 """By the name of the command, which is also that of the module."""

@@ -36,7 +36,8 @@ from kvscope.core.hits import HitDefinition, standard
 from kvscope.core.records import Inline
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
-from kvscope.usecases.base import Opened, ReportView, UseCase
+from kvscope.replay.policy_options import VLLM
+from kvscope.usecases.base import Opened, UseCase
 from kvscope.usecases.explain import (
     ExplainOptions,
     ExplainRequest,
@@ -156,6 +157,12 @@ class Analysis(Struct, frozen=True, kw_only=True):
         if self.model is None or not self.hbm_bytes:
             return None
         return self.model.blocks_in(self.hbm_bytes, block_size)
+
+    @property
+    def engine_replayed(self) -> bool:
+        """Whether `pool` counts the blocks of running requests, as of an engine."""
+        where = self.deployment
+        return self.pool is not None and where is not None and where.engine.name == VLLM
 
     @property
     def present_rate(self) -> float | None:
@@ -536,12 +543,6 @@ def figures(analysis: Analysis) -> Figures:
     return known
 
 
-def _view(analysis: Analysis) -> ReportView:
-    from kvscope.report import overview as report
-
-    return ReportView(lambda: [report.headline(analysis)], lambda: report.sections(analysis))
-
-
 USE_CASE: UseCase[AnalyzeOptions, AnalyzeRequest, Analysis] = UseCase(
     name="analyze",
     title="kvscope",
@@ -550,7 +551,7 @@ USE_CASE: UseCase[AnalyzeOptions, AnalyzeRequest, Analysis] = UseCase(
     check=analyze_request,
     run=run,
     table="curve",
-    view=_view,
+    reporting="overview",
     sections=(
         *(
             "summary",

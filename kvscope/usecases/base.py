@@ -12,7 +12,6 @@ from kvscope.app.gates import Figures, Known
 from kvscope.app.options import AS_STORED, Reading
 
 if TYPE_CHECKING:
-    from kvscope.app.documents.base import Document
     from kvscope.app.monitor import Monitor
     from kvscope.core.runs import Run
     from kvscope.core.trace import Trace
@@ -55,12 +54,13 @@ class Opened(Struct, frozen=True):
     """The store, and the trace that a use case works on; `source` is what its user wrote.
 
     `load` returns the trace, ingested first where the store lacks it; it hands a new one to its
-    argument before it is stored.
+    argument before it is stored. `reading` says how a new one is read.
     """
 
     stores: Stores
     source: str | None = None
     load: Callable[[Foresee | None], Trace] | None = None
+    reading: Reading = AS_STORED
 
     @classmethod
     def of(
@@ -73,7 +73,7 @@ class Opened(Struct, frozen=True):
 
             return load_trace(stores, source, monitor, reading, foresee)
 
-        return cls(stores, source, load)
+        return cls(stores, source, load, reading)
 
     @property
     def trace(self) -> Trace:
@@ -98,14 +98,10 @@ class ResultFile(Struct, Generic[Result], frozen=True):
 
 
 class ReportView(Struct, frozen=True):
-    """What people read of a result: one screen, or all sections.
-
-    A result that is not of one trace has a `heading`: what it is of, and a sentence.
-    """
+    """What people read of a result: one screen, or all sections."""
 
     screen: Callable[[], Sequence[Section]]
     sections: Callable[[], Sequence[Section]]
-    heading: tuple[str, str] = ("", "")
 
 
 class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True):
@@ -113,11 +109,14 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
 
     `help` is the command's. `check` refuses wrong options before anything heavy loads; `run`
     computes. The fields of its result are the JSON document, version `schema`, all but those marked
-    `Beside`; `table` is the list that `to_polars` returns. `sections` are the names that
+    `Beside`; `table` is the list that `to_polars` returns. `reporting` names the module of
+    `kvscope.report` that shows the result by its functions `screen` and `sections`, unless there is
+    a `view`; one that is not of one trace has a `heading`. `sections` are the names that
     `--section` takes. `known` has the names of figures that `--fail-on` takes, None for no
     conditions. With `remembers`, the deployment and the SLO that earlier commands on the trace
     stated are filled in; without `takes_trace`, it works on the store alone. `stops`: Ctrl-C ends
-    `run` early, which then raises Stopped or says what is `unfinished`. `keeps`: the store keeps
+    `run` early, which then raises Stopped or says what is `unfinished`. `fails`: exit code 4 for
+    this result. `keeps`: the store keeps
     the report. `instead` returns another answer where the request leaves open what to compute.
     `file` is what it writes. `document` builds one that is not the result's fields. `of_run` has
     the figures of a stored run as a baseline.
@@ -130,7 +129,8 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     check: Callable[[Asked], Request]
     run: Callable[[Opened, Request, Monitor], Result]
     table: str
-    view: Callable[[Result], ReportView]
+    reporting: str = ""
+    view: Callable[[Result], ReportView] | None = None
     sections: tuple[str, ...] = ()
     schema: int = 1
     takes_trace: bool = True
@@ -139,7 +139,8 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     remembers: bool = False
     stops: bool = False
     unfinished: Callable[[Result], str] | None = None
-    document: Callable[[Result], Document] | None = None
+    fails: Callable[[Result], bool] | None = None
+    document: Callable[[Result], Any] | None = None
     of_run: Callable[[Run], Figures] | None = None
     keeps: bool = False
     instead: Callable[[Opened, Request, Monitor], Report | None] | None = None
@@ -148,16 +149,20 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     def report(self, result: Result) -> Report:
         """Return a result in every form."""
         from kvscope.report.report import Report
-        from kvscope.usecases.documents import document
+        from kvscope.usecases.documents import result_document
 
-        view = self.view(result)
+        if self.view is None:
+            module = import_module(f"kvscope.report.{self.reporting}")
+            view = ReportView(lambda: module.screen(result), lambda: module.sections(result))
+        else:
+            view = self.view(result)
         return Report(
             self.title,
             getattr(result, "trace", None),
-            document=lambda: document(self, result),
+            document=lambda: result_document(self, result),
             screen=view.screen,
             sections=view.sections,
-            heading=view.heading,
+            heading=getattr(result, "heading", ("", "")),
         )
 
 

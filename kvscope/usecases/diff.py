@@ -27,7 +27,7 @@ from kvscope.usecases.analyze import (
     analyze,
     analyze_request,
 )
-from kvscope.usecases.base import Opened, ReportView, UseCase
+from kvscope.usecases.base import Opened, UseCase
 
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
@@ -125,6 +125,15 @@ class Comparison(Struct, frozen=True, kw_only=True):
     facts: Beside[tuple[Difference, ...]]  # all figures, in an order to be read
     analyses: Beside[tuple[Analysis, Analysis] | None] = None
     runs: Beside[tuple[Run, Run] | None] = None
+
+    @property
+    def heading(self) -> tuple[str, str]:
+        """What is compared, and how many figures differ."""
+        total, differing = len(self.facts), len(self.differences)
+        lead = f"all {total} figures are the same."
+        if differing:
+            lead = f"{differing} of {total} figures differ."
+        return f"{self.left} and {self.right}", lead
 
     @property
     def names(self) -> tuple[str, str]:
@@ -466,16 +475,6 @@ def _advice_facts(
     yield _known("traffic", "trace", "words", [each.trace or None for each in both])
 
 
-def _view(compared: Comparison) -> ReportView:
-    from kvscope.report import comparison as report
-
-    return ReportView(
-        lambda: report.screen(compared),
-        lambda: report.sections(compared),
-        heading=(f"{compared.left} and {compared.right}", report.lead(compared)),
-    )
-
-
 USE_CASE: UseCase[DiffOptions, DiffRequest, Comparison] = UseCase(
     name="diff",
     title="kvscope diff",
@@ -484,6 +483,6 @@ USE_CASE: UseCase[DiffOptions, DiffRequest, Comparison] = UseCase(
     check=diff_request,
     run=run,
     table="differences",
-    view=_view,
+    reporting="comparison",
     takes_trace=False,
 )

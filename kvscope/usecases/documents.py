@@ -1,71 +1,159 @@
-"""The documents of `--json`: what they show of a use case's result."""
+"""The documents of `--json`: what they show of a use case's result.
+
+A record shows its fields, all but those marked `Beside`, or what its class states as `DOCUMENT`:
+
+    DOCUMENT = "*outcome router=fleet.router.name slo_ms"
+
+are the fields of a record in it, an attribute of attributes (null where one of them is None), and
+seconds in milliseconds: `name_ms` also takes what is called `name_s`. Units are in the names, rates
+from 0 to 1. Fields are added, never renamed or removed. Infinities and NaN become null.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from datetime import datetime
+from functools import cache
+from types import NoneType
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
 
 from kvscope import __version__
-from kvscope.app.documents.base import AnyDocument, Facts, ModelFacts, TraceFacts
-from kvscope.app.documents.deployment import DeploymentFacts, deployment_facts
-from kvscope.core.trace import Trace
-from kvscope.deployment.deployment import ResolvedDeployment
-from kvscope.deployment.models import Model
 from kvscope.usecases.base import AnyUseCase
 
-FORMS: Mapping[type, tuple[type[Facts], Callable[[Any], Facts]]] = {
-    Trace: (TraceFacts, TraceFacts.build),
-    Model: (ModelFacts, ModelFacts.build),
-    ResolvedDeployment: (DeploymentFacts, deployment_facts),
-}
-"""What documents show of things of the domain: its class, and what makes it."""
+_PLAIN = frozenset({NoneType, bool, datetime, float, int, str})
 
 
-def document(case: AnyUseCase, result: Any) -> AnyDocument:
-    """Return the document of a result: what all begin with, its figures, its documented fields."""
-    if case.document is not None:
-        return case.document(result)
-    head = {
-        "kvscope": __version__,
-        "schema": case.schema,
-        "command": case.name,
-        "trace": shown(getattr(result, "trace", None)),
-    }
-    if case.figures is not None:
-        head["figures"] = case.figures(result)
-    return head | dict(_documented(result))
+class Shown(NamedTuple):
+    """A field of a document, and the path of the attribute that it shows.
+
+    The fields of an `inline` record are fields of the document.
+    """
+
+    name: str
+    path: str
+    inline: bool = False
+
+    @property
+    def in_ms(self) -> bool:
+        """Whether the document has milliseconds where the attribute has seconds."""
+        return self.name.endswith("_ms") and self.path.endswith("_s")
+
+    def value(self, record: Any) -> Any:
+        """Return the attribute, None where one on the way to it is None."""
+        for name in self.path.split("."):
+            if record is None:
+                return None
+            record = getattr(record, name)
+        return record * 1e3 if record is not None and self.in_ms else record
 
 
-def _documented(result: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a result that its document has, and their values."""
-    for name, annotation in marked(type(result)).items():
-        value = getattr(result, name)
-        if not annotation.startswith("Inline["):
-            yield name, shown(value)
-        elif value is not None:
-            yield from _documented(value)
-        else:
-            from kvscope.usecases.schemas import empty
-
-            yield from empty(type(result), name).items()
+def is_record(kind: Any) -> bool:
+    """Return whether documents show an object with fields of such a value."""
+    return isinstance(kind, type) and (
+        issubclass(kind, Struct) or is_dataclass(kind) or hasattr(kind, "DOCUMENT")
+    )
 
 
-def marked(kind: type) -> dict[str, str]:
-    """Return the documented fields of a record with their annotations: all not `Beside`."""
+@cache
+def shown_fields(kind: type) -> tuple[Shown, ...]:
+    """Return what documents show of a record of this class."""
     annotations = {
         name: str(annotation)
         for each in reversed(kind.__mro__)
         for name, annotation in vars(each).get("__annotations__", {}).items()
+        if not str(annotation).startswith(("Beside[", "ClassVar["))
     }
-    return {
-        name: annotation
-        for name, annotation in annotations.items()
-        if not annotation.startswith(("Beside[", "ClassVar["))
-    }
+    stated: str | None = getattr(kind, "DOCUMENT", None)
+    if stated is None:
+        return tuple(
+            Shown(name, name, inline=text.startswith("Inline["))
+            for name, text in annotations.items()
+        )
+
+    def shown(word: str) -> Shown:
+        name, _, path = word.partition("=")
+        if not path and name.endswith("_ms") and not hasattr(kind, name):
+            path = f"{name.removesuffix('_ms')}_s"
+        return Shown(name.removeprefix("*"), path or name.removeprefix("*"), name[0] == "*")
+
+    return tuple(map(shown, stated.split()))
+
+
+def document(
+    command: str, result: Any, figures: Mapping[str, Any] | None = None, schema: int = 1
+) -> dict[str, Any]:
+    """Return the document of a command's result: what all begin with, then what it shows.
+
+    `figures` are what conditions of `--fail-on` compare, by their names there: seconds, shares,
+    requests per second, counts and the verdict. A figure that cannot be computed is null.
+    """
+    head = {"kvscope": __version__, "schema": schema, "command": command}
+    head["trace"] = getattr(result, "trace", None)
+    if figures is not None:
+        head["figures"] = figures
+    return head | dict(_fields(result))
+
+
+def result_document(case: AnyUseCase, result: Any) -> Any:
+    """Return the document of a use case's result."""
+    if case.document is not None:
+        return case.document(result)
+    figures = None if case.figures is None else case.figures(result)
+    return document(case.name, result, figures, case.schema)
+
+
+def _fields(record: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the fields that documents show of a record, and their values."""
+    kind = record if isinstance(record, type) else type(record)
+    for field in shown_fields(kind):
+        value = field.value(record)
+        if not field.inline:
+            yield field.name, value
+        elif value is not None:
+            yield from _fields(value)
+        else:
+            from kvscope.usecases.schemas import empty
+
+            yield from empty(kind, field.path).items()
 
 
 def shown(value: Any) -> Any:
-    """Return a value as documents show it."""
-    if type(value) in FORMS:
-        return FORMS[type(value)][1](value)
-    return tuple(map(shown, value)) if isinstance(value, tuple) else value
+    """Return a value as documents show it, records as dictionaries."""
+    kind = value if isinstance(value, type) else type(value)
+    if kind in _PLAIN:
+        return value
+    if isinstance(value, Mapping):
+        return {name: shown(each) for name, each in value.items()}
+    if isinstance(value, tuple | list):
+        return list(map(shown, value))
+    if is_record(kind):
+        return {name: shown(each) for name, each in _fields(value)}
+    return value
+
+
+def to_json(document: Any) -> str:
+    """Return a document as indented JSON, in ASCII."""
+    encoded = msgspec.json.encode(shown(document), enc_hook=_plain)
+    text = msgspec.json.format(encoded, indent=2).decode()
+    # escapes are JSON in any encoding of stdout
+    return text if text.isascii() else json.dumps(json.loads(text), indent=2)
+
+
+def to_dict(document: Any) -> dict[str, Any]:
+    """Return a document as a dictionary: what reading its JSON gives."""
+    encoded = msgspec.json.encode(shown(document), enc_hook=_plain)
+    plain: dict[str, Any] = msgspec.json.decode(encoded)
+    return plain
+
+
+def _plain(value: object) -> object:
+    """Return numpy's scalars and arrays as Python's own."""
+    convert = getattr(value, "tolist", None)
+    if convert is None:
+        raise TypeError(f"no JSON for {type(value).__name__}")
+    return convert()

@@ -25,7 +25,7 @@ from kvscope.app.requests import BASELINE, Capacities, SimulateRequest
 from kvscope.core.errors import UsageError
 from kvscope.core.records import Beside
 from kvscope.replay.causes import CAUSES, Cause
-from kvscope.usecases.base import Figure, FigureList, Opened, ReportView, UseCase
+from kvscope.usecases.base import Figure, FigureList, Opened, UseCase
 from kvscope.usecases.simulate import SimulateOptions, simulate_request
 
 if TYPE_CHECKING:
@@ -341,13 +341,6 @@ FIGURES: FigureList[Explanation] = FigureList(
 )
 
 
-def _view(explanation: Explanation) -> ReportView:
-    from kvscope.report import misses
-
-    every = misses.sections(explanation)
-    return ReportView(screen=lambda: every[:1], sections=lambda: every)
-
-
 USE_CASE: UseCase[ExplainOptions, ExplainRequest, Explanation] = UseCase(
     name="explain",
     title="Misses",
@@ -356,7 +349,7 @@ USE_CASE: UseCase[ExplainOptions, ExplainRequest, Explanation] = UseCase(
     check=explain_request,
     run=run,
     table="causes",
-    view=_view,
+    reporting="misses",
     sections=("summary", "requests", "request"),
     known=FIGURES.known,
     figures=FIGURES.values,

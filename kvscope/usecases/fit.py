@@ -19,7 +19,7 @@ from kvscope.core.files import STANDARD_STREAM
 from kvscope.core.hits import standard
 from kvscope.deployment.deployment import option
 from kvscope.replay.policy_options import Variant, parse_policies, parse_variants
-from kvscope.usecases.base import Opened, ReportView, UseCase
+from kvscope.usecases.base import Opened, UseCase
 
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
@@ -92,7 +92,7 @@ def _exported(options: FitOptions) -> Variant:
     """Return the policy to write: one that the plugin runs, with one value per parameter."""
     from kvscope.learning.learners import reads_fit
     from kvscope.policies.registry import check_required
-    from kvscope.vllm_plugin.policy_controller import lane_policy
+    from kvscope.vllm_plugin.eviction_controller import lane_policy
 
     name = options.policy or DEFAULT_EXPORT
     kinds = parse_policies(name, "--policy")
@@ -174,12 +174,6 @@ def write_export(
     write_policy(path, policy, fitted, trace=trace.name, block_size=trace.block_size)
 
 
-def _view(fit: Fit) -> ReportView:
-    from kvscope.report import fit as report
-
-    return ReportView(lambda: [report.headline(fit)], lambda: report.sections(fit))
-
-
 USE_CASE: UseCase[FitOptions, FitRequest, Fit] = UseCase(
     name="fit",
     title="kvscope fit",
@@ -188,6 +182,6 @@ USE_CASE: UseCase[FitOptions, FitRequest, Fit] = UseCase(
     check=fit_request,
     run=run,
     table="models",
-    view=_view,
+    reporting="fit",
     sections=("summary", "models", "stability", "conversations", "next-prompts"),
 )

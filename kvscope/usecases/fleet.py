@@ -6,9 +6,11 @@ Replays the trace with every router, policy and number of replicas; says what ea
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kvscope.app import values
@@ -27,22 +29,33 @@ from kvscope.app.requests import (
     stated_capacities,
     stated_slo,
 )
-from kvscope.core.errors import UsageError
+from kvscope.core.errors import Stopped, UsageError
 from kvscope.fleet.options import ROUTED
 from kvscope.replay.policy_options import VLLM, parse_policies, parse_variants
-from kvscope.replay.settings import run_setting
-from kvscope.usecases.base import Opened, ReportView, UseCase
+from kvscope.replay.settings import run_setting, setting_profile
+from kvscope.usecases.base import Opened, UseCase
 
 if TYPE_CHECKING:
-    from kvscope.app.documents.fleet import FleetDocument
-    from kvscope.app.fleet import FleetLine, FleetStudy
     from kvscope.app.monitor import Monitor
+    from kvscope.core.executor import Executor
+    from kvscope.core.runs import RunSetting
+    from kvscope.core.trace import Prompts, Trace
     from kvscope.deployment.deployment import ResolvedDeployment
-    from kvscope.fleet.sweep import FleetRun
+    from kvscope.deployment.kv_groups import KvGroups
+    from kvscope.deployment.models import Model
+    from kvscope.fleet.closed_loop import ThinkTimes
+    from kvscope.fleet.outcome import Slo
+    from kvscope.fleet.sweep import Fleet, FleetRun, FleetSweep, PooledCache
+    from kvscope.latency.profile import LatencyProfile
     from kvscope.policies.base import Policy
+    from kvscope.replay.curve import HitCurve
     from kvscope.routers.base import Router
+    from kvscope.tuning.fleet_size import FleetSize
     from kvscope.vllm_sim import EngineSettings
 
+MEETS, MISSES, OVERLOADED = "meets-slo", "misses-slo", "overloaded"
+MISSES_ON_ENGINES = "misses-on-engines"
+VERDICTS = (MEETS, MISSES_ON_ENGINES, MISSES, OVERLOADED)
 _FIGURES = ("replicas", *PERCENTILES, "tpot-p95", "attainment", "hit-rate")
 
 
@@ -247,19 +260,355 @@ def _engine_limits(
     )
 
 
+class FleetLine(Struct, frozen=True):
+    """A router with a policy, at every number of replicas, ascending.
+
+    `fewest` is the fewest of them that meet the SLO, null where none do.
+    """
+
+    DOCUMENT: ClassVar[str] = (
+        "router=router.name policy=policy.name reference=router.reference fewest flags"
+    )
+    router: Router
+    policy: Policy
+    runs: tuple[FleetRun, ...]
+
+    @property
+    def fewest(self) -> int | None:
+        """The fewest replicas that meet the SLO, by the rule of all commands; None for none."""
+        from kvscope.tuning.fewest import fewest
+
+        meets = {run.fleet.replicas: run.meets for run in self.runs}
+        return fewest(lambda counts: map(meets.__getitem__, counts), tuple(meets))
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The launch flags of the router."""
+        return self.router.flags()
+
+    def at(self, replicas: int) -> FleetRun | None:
+        """Return the run with so many replicas."""
+        return next((run for run in self.runs if run.fleet.replicas == replicas), None)
+
+
+class Loop(Struct, frozen=True):
+    """When requests arrive: `open`, at the trace's times, or `closed`, by think times.
+
+    Counts are of requests that follow another: their think time was `stated` by the trace,
+    `recorded` (gap less the trace's duration) or `estimated` (gap less service on an idle replica);
+    `floored` ones are 0.
+    """
+
+    DOCUMENT: ClassVar[str] = (
+        "kind recorded=think.recorded estimated=think.estimated floored=think.floored"
+        " stated=think.stated"
+    )
+    think: ThinkTimes | None
+
+    @property
+    def kind(self) -> Literal["open", "closed"]:
+        """The kind of loop."""
+        return "closed" if self.think else "open"
+
+
+class CapacityCurve(Struct, frozen=True):
+    """LRU's hit rate by the blocks of a replica: exact, behind a router that sees the order alone.
+
+    Points from a sixteenth to sixteen times the present capacity, at the chosen number of replicas.
+    """
+
+    router: str
+    capacity_blocks: tuple[int, ...]
+    hit_rate: tuple[float, ...]
+
+
+class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
+    """What `kvscope fleet` finds; `lines` are ranked, the answer first, references last.
+
+    `verdict` is meets-slo, misses-on-engines, misses-slo or overloaded. `fewest` is null where no
+    number of replicas meets the SLO; `chosen` is then the largest one. `fewest_interval` is its 95
+    % interval, null in it for more than were tried, null itself without a fewest. `pooled` is the
+    reference of one cache for the chosen number of replicas. `on_engines`: an answer of queues that
+    meets the SLO, replayed on a deployment's simulated vLLMs; its hybrid model's layers are in
+    `groups`. What a policy learns it learns of the whole fleet's traffic. `lru_curves` are over
+    every capacity of a replica, by router: of those that see the order alone, in open loop;
+    `pooled_curve` is over that of one cache. `think` is None in open loop.
+    """
+
+    DOCUMENT: ClassVar[str] = (
+        "trace model deployment latency time_model loop slo_ms=slo.ttft_s percentile=slo.percentile"
+        " tpot_slo_ms=slo.tpot_s warmup=setting.definition.warmup capacity_blocks capacity_tokens"
+        " capacity_bytes verdict words fewest fewest_interval chosen price_hour pooled on_engines"
+        " lines=ranked fleets curves"
+    )
+    trace: Trace
+    model: Model | None
+    deployment: ResolvedDeployment | None
+    setting: RunSetting
+    slo: Slo
+    capacity_blocks: int
+    replicas: tuple[int, ...]
+    seeds: int
+    time_model: TimeModel
+    think: ThinkTimes | None
+    lines: tuple[FleetLine, ...]
+    pooled: PooledCache | None = None
+    on_engines: FleetRun | None = None
+    lru_curves: Mapping[str, HitCurve] = field(default_factory=dict)
+    pooled_curve: HitCurve | None = None
+    size: FleetSize | None = None
+    groups: KvGroups | None = None
+
+    @cached_property
+    def ranked(self) -> tuple[FleetLine, ...]:
+        """The lines, fewest replicas first, then the lowest TTFT there; references last."""
+
+        def rank(line: FleetLine) -> tuple[bool, float, float, float]:
+            run = line.at(line.fewest or self.replicas[-1])
+            outcome = None if run is None else run.outcome
+            ttft_s = math.inf if outcome is None else outcome.target_ttft_s
+            within = 0.0 if outcome is None else outcome.latencies.attainment
+            return line.router.reference, line.fewest or math.inf, ttft_s, -within
+
+        return tuple(sorted(self.lines, key=rank))
+
+    @property
+    def best(self) -> FleetLine:
+        """The line that needs the fewest replicas, a reference only where all are."""
+        return self.ranked[0]
+
+    @property
+    def fewest(self) -> int | None:
+        """The fewest replicas that meet the SLO; of a reference only where all routers are one."""
+        return self.best.fewest
+
+    @property
+    def chosen(self) -> int:
+        """The number of replicas that tables show: the fewest, or the most that were tried."""
+        return self.fewest or self.replicas[-1]
+
+    @property
+    def answer(self) -> FleetRun:
+        """The best line's run with the chosen number of replicas."""
+        run = self.best.at(self.chosen)
+        assert run is not None  # noqa: S101  (a study without it is not made)
+        return run
+
+    @property
+    def verdict(self) -> str:
+        """One of VERDICTS."""
+        if self.fewest is not None:
+            holds = self.on_engines is None or self.on_engines.meets
+            return MEETS if holds else MISSES_ON_ENGINES
+        return OVERLOADED if self.answer.outcome.latencies.overloaded else MISSES
+
+    @property
+    def price_hour(self) -> float | None:
+        """Price of the chosen replicas for an hour, None where it is not known."""
+        where = self.deployment
+        return None if where is None else where.price_of(where.tp * self.chosen)
+
+    @property
+    def latency(self) -> LatencyProfile:
+        """The latency of a replica."""
+        return setting_profile(self.setting)
+
+    @property
+    def loop(self) -> Loop:
+        """When requests arrive."""
+        return Loop(self.think)
+
+    @property
+    def capacity_tokens(self) -> int:
+        """The tokens that a replica caches."""
+        return self.capacity_blocks * self.trace.block_size
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """The bytes of them, None without a model."""
+        return self.model.bytes_for(self.capacity_tokens) if self.model else None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The answer in words."""
+        from kvscope.report.fleet import in_words
+
+        return tuple(in_words(self))
+
+    @property
+    def fewest_interval(self) -> tuple[int | None, int | None] | None:
+        """The 95 % interval of the fewest replicas."""
+        return None if self.size is None else (self.size.low, self.size.high)
+
+    @property
+    def fleets(self) -> tuple[FleetRun, ...]:
+        """Every fleet, of the best line first."""
+        runs = (run for line in self.ranked for run in line.runs)
+        return tuple(run if run.fleet.replicas == self.chosen else run.without_sent for run in runs)
+
+    @property
+    def curves(self) -> tuple[CapacityCurve, ...]:
+        """LRU's curves at points around the present capacity."""
+        import numpy as np
+
+        steps = 2.0 ** np.arange(-4, 5)
+        blocks = np.unique(np.maximum(np.round(self.capacity_blocks * steps), 1).astype(np.int64))
+        return tuple(
+            CapacityCurve(name, tuple(blocks.tolist()), tuple(curve.rate(blocks).tolist()))
+            for name, curve in self.lru_curves.items()
+        )
+
+
 def run(opened: Opened, request: FleetRequest, monitor: Monitor) -> FleetStudy:
     """Return what every router, policy and number of replicas gives."""
-    from kvscope.app.fleet import fleet
     from kvscope.app.traces import replayable
 
     trace = opened.trace
     return fleet(trace, replayable(opened.stores, trace), request, monitor)
 
 
+def fleet(trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monitor) -> FleetStudy:
+    """Return what every router, policy and number of replicas gives.
+
+    Raises Stopped once the monitor's `stop` is set; UsageError for more replicas than requests, for
+    a router that needs sessions which the trace lacks, and for a capacity that holds no block;
+    InputError for a trace without arrival times.
+    """
+    import numpy as np
+
+    from kvscope.app.cluster import replays_on
+    from kvscope.app.fleet import routers_for
+    from kvscope.app.latency import timed
+    from kvscope.app.traces import require_arrivals
+    from kvscope.characterize.windows import Windows
+    from kvscope.fleet.closed_loop import think_times
+    from kvscope.fleet.sweep import Fleet, FleetSweep
+    from kvscope.replay.parameter_estimates import bind, estimate_parameters, used
+    from kvscope.replay.policy_options import format_value
+    from kvscope.replay.workload import Workload
+
+    require_arrivals(trace)
+    if request.replicas[-1] > trace.requests:
+        raise UsageError(
+            f"{request.replicas[-1]} replicas for {trace.requests:,} requests",
+            where="--replicas",
+            remedy="take fewer replicas, or a longer trace",
+        )
+    routers = routers_for(trace, prompts, request.routers, monitor, named=request.routers_named)
+    request, _ = timed(request, trace, prompts, monitor)
+    (capacity,) = request.capacities.in_blocks(request.model, trace.block_size)
+    workload = Workload(prompts, request.setting, Windows(1.0, 1))
+    estimates = estimate_parameters(workload.traffic, workload.profile, request.slo.ttft_s)
+    for name, estimate in used(request.variants, estimates).items():
+        monitor.note(f"{name} is {format_value(name, estimate.value)}, {estimate.origin}")
+    if np.any(prompts.clock >= 1):
+        monitor.note("sessions have no common clock, so queues depend on where they were placed")
+    think = None
+    if request.closed_loop:
+        think = think_times(prompts, workload.traffic, workload.profile)
+    engine = in_groups(request, trace.block_size)
+    engine = engine and engine.on_pool(capacity, trace.block_size)
+    sweep = FleetSweep(
+        workload,
+        capacity,
+        request.slo,
+        think_s=None if think is None else think.think_s,
+        after=None if think is None else think.after,
+        seeds=request.seeds,
+        engine=engine if request.time_model == "engine" else None,
+    )
+    policies = [bind(variant, estimates) for variant in request.variants]
+    pairs = [(router, policy) for router in routers for policy in policies]
+    fleets = [Fleet(*pair, replicas) for pair in pairs for replicas in request.replicas]
+    with replays_on(request.on, monitor) as executor:
+        runs = _runs(sweep, fleets, monitor, executor)
+    count = len(request.replicas)
+    study = FleetStudy(
+        trace=trace,
+        model=request.model,
+        deployment=request.deployment,
+        setting=request.setting,
+        slo=request.slo,
+        capacity_blocks=capacity,
+        replicas=request.replicas,
+        seeds=request.seeds,
+        time_model=request.time_model,
+        think=think,
+        lines=tuple(
+            FleetLine(*pair, tuple(runs[at * count : (at + 1) * count]))
+            for at, pair in enumerate(pairs)
+        ),
+        groups=engine.groups if engine else None,
+    )
+    return _with_references(study, sweep, engine, monitor)
+
+
+def _with_references(
+    study: FleetStudy, sweep: FleetSweep, engine: EngineSettings | None, monitor: Monitor
+) -> FleetStudy:
+    """Return the study with what its answer is compared with, and how certain that is."""
+    from kvscope.fleet.options import router_label
+    from kvscope.policies.base import LanePolicy
+    from kvscope.policies.belady import Belady
+    from kvscope.policies.lru import Lru
+    from kvscope.tuning.fewest import most_compared, size_of
+
+    best, workload = study.best, sweep.workload
+    simulated = isinstance(best.policy, LanePolicy) and not best.router.copies
+    queues_meet = study.fewest is not None and sweep.engine is None
+    if engine is not None and queues_meet and simulated:
+        with monitor.steps("replaying the answer on simulated vLLMs"):
+            study = replace(study, on_engines=sweep.run(study.answer.fleet, engine))
+    with monitor.steps("replaying one cache for all"):
+        workload.prepare([Lru(), Belady(), best.policy])
+        study = replace(study, pooled=sweep.pooled(best.policy, study.chosen))
+    if study.fewest is not None:
+        with monitor.steps("resampling requests"):
+            most = most_compared(study.fewest)
+            compared = [run for run in best.runs if run.fleet.replicas <= most]
+            study = replace(study, size=size_of(sweep, compared))
+    if study.think is not None or not any(isinstance(line.policy, Lru) for line in study.lines):
+        return study
+    routers = dict.fromkeys(line.router for line in study.lines)
+    curves = {
+        router_label(router): sweep.lru_curve(router, study.chosen)
+        for router in routers
+        if router.sees == "order"
+    }
+    return replace(study, lru_curves=curves, pooled_curve=workload.curve)
+
+
+def in_groups(request: FleetRequest, block_size: int) -> EngineSettings | None:
+    """Return the simulated vLLM of a request, with the groups of a hybrid model's layers.
+
+    Without them where blocks of `block_size` tokens do not divide the groups'.
+    """
+    groups = request.deployment.kv_groups_for(block_size) if request.deployment else None
+    if request.engine is None or groups is None or groups.undivided(block_size):
+        return request.engine
+    return replace(request.engine, groups=groups)
+
+
+def _runs(
+    sweep: FleetSweep, fleets: Sequence[Fleet], monitor: Monitor, executor: Executor | None
+) -> list[FleetRun]:
+    """Return the runs of all fleets, in their order."""
+    with monitor.steps("compiling and preparing"):
+        for _ in sweep.prepare(fleets):
+            if monitor.stop.is_set():
+                raise Stopped("stopped before any fleet was replayed")
+    runs = []
+    with monitor.steps("replaying fleets", sum(map(sweep.replays, fleets))) as advance:
+        for run in sweep.sweep(fleets, monitor.stop, executor):
+            runs.append(run)
+            advance(len(run.outcomes))
+    if len(runs) < len(fleets):
+        raise Stopped(f"stopped after {len(runs):,} of {len(fleets):,} fleets")
+    return runs
+
+
 def known_figures(request: FleetRequest) -> Known:
     """Return the verdict and figures of a fleet, as `ROUTER.NAME` of a router's."""
-    from kvscope.app.fleet import VERDICTS  # loads kernels
-
     routers = dict.fromkeys(router.name for router in request.routers)
     owned = (f"{router}.{figure}" for router in routers for figure in _FIGURES)
     return Known((*_FIGURES, *owned), VERDICTS)
@@ -300,19 +649,6 @@ def _run_figures(run: FleetRun) -> dict[str, float | None]:
     }
 
 
-def _document(study: FleetStudy) -> FleetDocument:
-    from kvscope.app.documents.fleet import fleet_document
-    from kvscope.report.fleet import in_words
-
-    return fleet_document(study, in_words(study), fleet_figures(study))
-
-
-def _view(study: FleetStudy) -> ReportView:
-    from kvscope.report import fleet as report
-
-    return ReportView(lambda: report.screen(study), lambda: report.sections(study))
-
-
 USE_CASE: UseCase[FleetOptions, FleetRequest, FleetStudy] = UseCase(
     name="fleet",
     title="kvscope fleet",
@@ -321,12 +657,11 @@ USE_CASE: UseCase[FleetOptions, FleetRequest, FleetStudy] = UseCase(
     check=fleet_request,
     run=run,
     table="fleets",
-    view=_view,
+    reporting="fleet",
     sections=("answer", "routers", "losses", "replicas", "capacity", "assumed"),
     known=known_figures,
     figures=fleet_figures,
     remembers=True,
     stops=True,
     keeps=True,
-    document=_document,
 )

@@ -1,4 +1,4 @@
-"""JSON schemas of the documents of `--json`, made from their types."""
+"""JSON schemas of the documents of `--json`, made of the types of what they show."""
 
 from __future__ import annotations
 
@@ -7,28 +7,24 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from functools import reduce
+from functools import cache, cached_property, reduce
 from operator import or_
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Struct
 
-from kvscope.app.documents import (
-    deployment,
-    engines,
-    fleet,
-    lists,
-    machines,
-    runs,
-    tune,
-)
-from kvscope.app.documents.base import TraceFacts
-from kvscope.usecases import USE_CASES
+from kvscope.app.documents import machines, tune
+from kvscope.core.trace import Trace
+from kvscope.deployment.deployment import ResolvedDeployment
+from kvscope.latency.calibration import Calibration
+from kvscope.usecases import USE_CASES, catalog, stored
 from kvscope.usecases.base import AnyUseCase, use_case
-from kvscope.usecases.documents import FORMS, marked
+from kvscope.usecases.documents import is_record, shown_fields
+
+_Figures = Mapping[str, float | str | None]
 
 
 def result_type(case: AnyUseCase) -> type[Struct]:
@@ -37,43 +33,76 @@ def result_type(case: AnyUseCase) -> type[Struct]:
     return kind
 
 
-def _document_of(name: str) -> type:
-    """Return the class of a use case's documents, of which its schema is made."""
-    case = use_case(name)
-    kind = result_type(case)
-    hints = dict(_field_types(kind))
+def _document_of(command: str, result: type, version: int = 1, *, gated: bool = False) -> type:
+    """Return the class of a command's documents: what all begin with, and those of its result."""
+    hints = dict(_field_types(result))
     fields: list[Any] = [
         ("kvscope", str),
-        ("schema", Literal[case.schema]),
-        ("command", Literal[name]),
-        ("trace", hints.get("trace", TraceFacts | None)),
+        ("schema", Literal[version]),
+        ("command", Literal[command]),
+        ("trace", hints.pop("trace", _record(Trace) | None)),
+        *([("figures", _Figures)] if gated else []),
+        *hints.items(),
     ]
-    if case.figures is not None:
-        fields.append(("figures", Mapping[str, float | str | None]))
-    fields += [(each, hint) for each, hint in hints.items() if each != "trace"]
+    name = "".join(part.title() for part in command.split("-"))
+    about = {"__doc__": result.__doc__}
+    return msgspec.defstruct(f"{name}Document", fields, namespace=about)
+
+
+@cache
+def _record(kind: type) -> type[Struct]:
+    """Return the class of what documents show of a record of class `kind`."""
     about = {"__doc__": kind.__doc__}
-    return msgspec.defstruct(f"{name.title()}Document", fields, namespace=about)
+    return msgspec.defstruct(kind.__name__, list(_field_types(kind)), namespace=about)
 
 
 def _field_types(kind: type) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a result's document with their types."""
-    hints = _hints(kind)
-    for name, annotation in marked(kind).items():
-        if not annotation.startswith("Inline["):
-            yield name, _shown_type(hints[name])
+    """Yield the fields that documents show of a record, with their types."""
+    for field in shown_fields(kind):
+        hint = _type_at(kind, field.path)
+        if not field.inline:
+            yield field.name, _shown_type(hint)
             continue
-        parts = get_args(hints[name]) or (hints[name],)
-        for inner, hint in _field_types(parts[0]):
-            is_list = get_origin(hint) is tuple
-            yield inner, hint if is_list or len(parts) == 1 else hint | None
+        known, optional = _without_none(hint)
+        for inner, inner_hint in _field_types(known):
+            is_list = get_origin(inner_hint) is tuple
+            yield inner, inner_hint | None if optional and not is_list else inner_hint
 
 
-def empty(kind: type, name: str) -> dict[str, Any]:
-    """Return the fields of an `Inline` record that is None: null, or empty lists."""
-    inner = get_args(_hints(kind)[name])[0]
+def empty(kind: type, path: str) -> dict[str, Any]:
+    """Return the fields of an inline record that is None: null, or empty lists."""
+    inner, _ = _without_none(_type_at(kind, path))
     return {each: () if get_origin(hint) is tuple else None for each, hint in _field_types(inner)}
 
 
+def _type_at(kind: Any, path: str) -> Any:
+    """Return the type of an attribute of attributes."""
+    hint, optional = kind, False
+    for name in path.split("."):
+        owner, maybe = _without_none(hint)
+        optional = optional or maybe
+        hint = _attribute_type(owner, name)
+    return hint | None if optional else hint
+
+
+def _attribute_type(kind: type, name: str) -> Any:
+    """Return the type of a field, a class attribute or a property."""
+    hints = _hints(kind)
+    if name in hints:
+        hint = hints[name]
+        return get_args(hint)[0] if get_origin(hint) is ClassVar else hint
+    made = inspect.getattr_static(kind, name)
+    return _hints(made.func if isinstance(made, cached_property) else made.fget)["return"]
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    """Return the one class in a type, and whether the type also has None."""
+    parts = get_args(hint) if get_origin(hint) in {Union, UnionType, type} else (hint,)
+    known = [part for part in parts if part is not type(None)]
+    return known[0], len(known) < len(parts)
+
+
+@cache
 def _hints(annotated: Any) -> dict[str, Any]:
     """Return annotations, with the types that modules import for type checkers only."""
     names: dict[str, Any] = {}
@@ -89,33 +118,36 @@ def _hints(annotated: Any) -> dict[str, Any]:
 
 def _shown_type(hint: Any) -> Any:
     """Return the type of what documents show of a value of this type."""
-    if hint in FORMS:
-        return FORMS[hint][0]
+    if is_record(hint):
+        return _record(hint)
+    origin = get_origin(hint)
+    if origin is type:
+        return _record(get_args(hint)[0])
     inner = tuple(map(_shown_type, get_args(hint)))
     if inner == get_args(hint):
         return hint
-    origin = get_origin(hint)
     return reduce(or_, inner) if origin in {Union, UnionType} else origin[inner]
 
 
 DOCUMENTS: Mapping[str, Any] = {
-    "calibrate": engines.CalibrateDocument,
-    "deployment": deployment.DeploymentDocument,
-    "doctor": lists.DoctorDocument,
-    "fleet": fleet.FleetDocument,
-    "formats": lists.FormatsDocument,
-    "ingest": lists.IngestDocument,
-    "latencies": lists.LatenciesDocument,
-    "models": lists.ModelsDocument,
-    "policies": lists.PoliciesDocument,
-    "routers": lists.RoutersDocument,
-    "runs": runs.RunsDocument,
-    "simulate": runs.SimulateDocument,
-    "traces": lists.TracesDocument,
-    "tune": tune.TuneDocument,
-    "tune-machines": machines.MachinesDocument,
-    "validate": engines.ValidateDocument,
-    **{name: _document_of(name) for name in USE_CASES if use_case(name).document is None},
+    "calibrate": _document_of("calibrate", Calibration),
+    "deployment": _document_of("deployment", ResolvedDeployment),
+    "doctor": _document_of("doctor", stored.CheckedStore),
+    "formats": _document_of("formats", catalog.Formats),
+    "ingest": _document_of("ingest", stored.IngestedTraces),
+    "latencies": _document_of("latencies", catalog.LatencyPresets),
+    "models": _document_of("models", catalog.Models),
+    "policies": _document_of("policies", catalog.Policies),
+    "routers": _document_of("routers", catalog.Routers),
+    "runs": _document_of("runs", stored.StoredResults),
+    "traces": _document_of("traces", stored.StoredTraces),
+    "tune": _record(tune.TuneDocument),
+    "tune-machines": _record(machines.MachinesDocument),
+    **{
+        name: _document_of(name, result_type(case), case.schema, gated=case.figures is not None)
+        for name, case in zip(USE_CASES, map(use_case, USE_CASES), strict=True)
+        if case.document is None
+    },
 }
 """The document of each command that prints one."""
 
@@ -126,8 +158,7 @@ def schema(command: str) -> dict[str, Any]:
     A document has every field, and may have more in later versions. A number may be null: it is
     infinite or undefined then.
     """
-    document = DOCUMENTS[command]
-    made = msgspec.json.schema(document)
+    made = msgspec.json.schema(DOCUMENTS[command])
     for part in _parts(made):
         part.pop("default", None)
         if part.get("type") == "object" and "properties" in part:
@@ -143,7 +174,7 @@ def schema(command: str) -> dict[str, Any]:
 
 def version(command: str) -> int:
     """Return the version of a command's document."""
-    return use_case(command).schema if command in USE_CASES else int(DOCUMENTS[command].schema)
+    return use_case(command).schema if command in USE_CASES else 1
 
 
 def write_schemas(folder: Path) -> list[Path]:

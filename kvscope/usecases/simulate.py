@@ -68,10 +68,9 @@ from kvscope.replay.policy_options import (
     refitted,
 )
 from kvscope.replay.settings import policies_for, run_setting, with_capacity_model
-from kvscope.usecases.base import Opened, ReportView, UseCase
+from kvscope.usecases.base import Opened, UseCase
 
 if TYPE_CHECKING:
-    from kvscope.app.documents.runs import SimulateDocument
     from kvscope.app.monitor import Monitor
     from kvscope.app.simulate import Simulation
     from kvscope.core.percentiles import Percentiles
@@ -133,11 +132,7 @@ class SimulateOptions(DeploymentOptions, frozen=True, kw_only=True):
         Option(
             "Run the --tiers as an engine does, steps and all: vllm@0.32 or vllm@0.33 is vLLM's"
             " OffloadingConnector with CPU memory, and a third tier the files below it. Options"
-            " follow colons: vllm@0.33:eviction_policy=arc:blocks_per_chunk=4."
-            " eviction_policy=tlru or gittins is that of kvscope's plugin, with its parameters"
-            " behind further colons. sglang-hicache (write_policy=…, and with a third tier"
-            " hicache_storage_prefetch_policy=…, prefetch_threshold=…) and lmcache (chunk_size=…)"
-            " are approximations, which say what they leave out.",
+            " follow colons: vllm@0.33:eviction_policy=arc:blocks_per_chunk=4.",
             "ENGINE",
         ),
     ] = None
@@ -166,17 +161,11 @@ class SimulateOptions(DeploymentOptions, frozen=True, kw_only=True):
     sample: Annotated[
         float,
         PositiveShare(
-            "Replay only this share of the blocks, for example 10%, and estimate the whole, with"
-            " the error.",
+            "Of a dataset, replay only this share of the blocks, for example 10%, and estimate the"
+            " whole, with the error.",
             default="100%",
         ),
     ] = 1.0
-    coarsen: Annotated[
-        int,
-        Count(
-            "Merge N blocks of a prompt into one and estimate, with the error; keeps all requests."
-        ),
-    ] = 1
     on: On = None
 
 
@@ -202,7 +191,6 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
         rate_scale=above_zero(options.rate_scale),
         isolate=options.isolate,
         sample_rate=options.sample,
-        coarsen=options.coarsen,
     )
     named = (options.capacity, options.capacity_blocks, options.points)
     engine = _engine(recommended, where)
@@ -258,7 +246,7 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
 
 def _check_tiers(setting: RunSetting, variants: Sequence[Variant], model: Model | None) -> None:
     """Raise UsageError for tiers that cannot be replayed, whatever the blocks of the trace are."""
-    from kvscope.replay.tier_spec import offload_of, parse_tiers, require_offload  # late: NumPy
+    from kvscope.replay.tier_spec import offload_of, parse_tiers  # late: loads NumPy
     from kvscope.replay.tiers import read_s, require_exact
 
     block_bytes = None if model is None else 0  # the trace says how many
@@ -272,9 +260,7 @@ def _check_tiers(setting: RunSetting, variants: Sequence[Variant], model: Model 
         )
         for tier in tiers[1:]:
             read_s(tier, 1, block_bytes)
-        if (spec := offload_of(setting)) is not None:
-            require_offload(spec, files=len(tiers) > 2)
-        else:
+        if offload_of(setting) is None:
             require_exact(tiers, cast("TierMode", setting.tier_mode))
 
 
@@ -286,26 +272,32 @@ def _own_or_default(own: Policy, kind: type[Policy]) -> Policy:
 def _estimated(
     options: SimulateOptions, variants: list[Variant], definition: HitDefinition
 ) -> list[Variant]:
-    """Return the variants of which a sample, or coarse blocks, can say how near they are.
+    """Return the variants whose hit rates a sample estimates.
 
-    Raises UsageError for a sample that is too small, for a definition that it cannot estimate, and
-    where a policy was named that is not one.
+    Raises UsageError for a sample that is too small, for a definition or tenants that it cannot
+    estimate, and where a policy was named that is not one.
     """
     from kvscope.replay.sampling import LEAST_RATE, require_estimable  # late: loads NumPy
 
-    require_estimable(definition, options.coarsen)
+    require_estimable(definition)
+    if options.isolate:
+        raise UsageError(
+            "tenants are told apart in the whole dataset only",
+            where="--isolate",
+            remedy="leave out --isolate or --sample",
+        )
     if options.sample < LEAST_RATE:
         raise UsageError(
             f"no error can be stated below {LEAST_RATE:.0%}",
             where=f"--sample {options.sample:.3g}",
-            remedy="replay more, or larger blocks with --coarsen",
+            remedy="replay more",
         )
     scaling = [variant for variant in variants if variant.policy.scales]
     others = {variant.policy.name for variant in variants if not variant.policy.scales}
     if others and options.policies not in {None, ALL}:
         raise UsageError(
             f"a sample does not show what {', '.join(sorted(others))} does in the whole trace",
-            where=f"--policies, {'--sample' if options.sample < 1 else '--coarsen'}",
+            where="--policies, --sample",
             remedy="leave out one of them",
         )
     return scaling
@@ -321,7 +313,7 @@ def _engine(
     if recommended is None:
         return where if where and where.engine.name == VLLM else None
     table = recommended.deployment
-    if table is None or (parse_engine(table.engine).name != VLLM and recommended.tier is None):
+    if table is None or parse_engine(table.engine).name != VLLM:
         return None
     if table.replicas > 1:
         raise UsageError(
@@ -524,33 +516,21 @@ def _unfinished(simulation: Simulation) -> str:
     return f"{count:,} of {total:,} runs are finished and kept" if count < total else ""
 
 
-def _document(simulation: Simulation) -> SimulateDocument:
-    from kvscope.app.documents.runs import simulate_document
-
-    return simulate_document(simulation, _figures(simulation))
-
-
-def _view(simulation: Simulation) -> ReportView:
-    from kvscope.report import policies as report
-
-    return ReportView(lambda: report.screen(simulation), lambda: report.sections(simulation))
-
-
 USE_CASE: UseCase[SimulateOptions, SimulateRequest, Simulation] = UseCase(
     name="simulate",
     title="kvscope simulate",
+    schema=2,
     help=__doc__,
     options=SimulateOptions,
     check=simulate_request,
     run=run,
     table="results",
-    view=_view,
+    reporting="policies",
     sections=("summary", "policies", "tiers", "categories"),  # not each simulation has them all
     known=known_figures,
     figures=_figures,
     remembers=True,
     stops=True,
     unfinished=_unfinished,
-    document=_document,
     of_run=lambda run: run_figures([run]),
 )

@@ -5,7 +5,7 @@ Searched, chosen and accepted on three windows of the trace. Writes recommendati
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
@@ -38,7 +38,6 @@ from kvscope.app.requests import (
     hit_definition,
     kv_model,
     latency_profile,
-    offers,
     own_offload,
     policies_to_try,
     stated_capacities,
@@ -47,7 +46,7 @@ from kvscope.app.requests import (
 from kvscope.core.errors import UsageError, placed
 from kvscope.deployment.gpus import resolve_gpu
 from kvscope.latency.profile import MODELS
-from kvscope.replay.policy_options import ALL, SGLANG, VLLM, contenders
+from kvscope.replay.policy_options import ALL, VLLM, contenders
 from kvscope.replay.settings import engine_setting, run_setting
 from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits, Target, check_shares
 from kvscope.usecases.base import Opened, ReportView, ResultFile, UseCase
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
     from kvscope.app.documents.tune import TuneDocument
     from kvscope.app.monitor import Monitor
     from kvscope.app.tune import Recommendation
-    from kvscope.app.values import TierSize
     from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.report.report import Report
     from kvscope.routers.base import Router
@@ -190,7 +188,7 @@ class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
         tuple[values.TierSize, ...] | None,
         Option(
             "With --tiers: sizes of CPU memory to compare, for example 32GiB,64GiB;"
-            " dram:64GiB+ssd:1TiB has an SSD below, ssd:1TiB is an SSD alone (lmcache).",
+            " dram:64GiB+ssd:1TiB has an SSD below.",
             "SIZE,...",
             values.listed(values.tier_size),
             "up to 16 times the pool",
@@ -259,7 +257,7 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         rate_scale=above_zero(options.rate_scale),
         isolate=options.isolate,
     )
-    if where and (where.engine.name == VLLM or tiers):
+    if where and where.engine.name == VLLM:
         setting = engine_setting(setting, where.max_num_seqs, where.max_num_batched_tokens)
     kv = (
         where.model
@@ -294,8 +292,6 @@ def tune_request(options: TuneOptions) -> TuneRequest:
     hybrid = where is not None and where.kv_groups is not None
     routers, params = _routers(options, where)
     variants = policies_to_try(options.policies, params, engine, hybrid=hybrid)
-    if tiers and engine == SGLANG:
-        variants = []  # its policies are not simulated on the engine, which its tiers are
     if options.policies is not None and setting.capacity_model == "engine":
         check_engine_runs(variants, "--policies")
     return TuneRequest(
@@ -444,50 +440,24 @@ def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> Tie
         raise UsageError(
             "needs an engine with a pool", where="--tiers", remedy="name it: --gpu and --model"
         )
+    if where.engine.name != VLLM:
+        raise UsageError(
+            f"tiers below {where.engine} are not simulated",
+            where="--tiers",
+            remedy="leave it out, or take vLLM (--engine vllm@0.33)",
+        )
     if where.model.hybrid and where.kv_groups is None:
-        vllm = where.engine.name == VLLM
         raise UsageError(
             where.not_switchable or f"the layers of {where.model.name} are not simulated",
             where="--tiers",
-            remedy="leave it out for this model" if vllm else "take vLLM (--engine vllm@0.33)",
+            remedy="leave it out for this model",
         )
-    if where.engine.name == SGLANG and (options.policies or options.param):
-        raise UsageError(
-            "SGLang's policies are not simulated on the engine, which tiers need",
-            where="--policies" if options.policies else "--param",
-            remedy="leave it out, or leave out --tiers",
-        )
+    from kvscope.vllm_sim.offload_spec import OffloadSpec  # late: loads NumPy
+
     offload = options.offload or (own_offload(where),)
-    _check_sizes(offload, options.tier_sizes or ())
+    for text in offload:
+        OffloadSpec.parse(text, files=any(size.files_bytes for size in options.tier_sizes or ()))
     return TierRequest(options.tier_sizes, offload, _prices(options))
-
-
-def _check_sizes(offload: Sequence[str], sizes: Sequence[TierSize]) -> None:
-    """Raise UsageError for ways to offload and sizes that do not go together."""
-    from kvscope.replay.tier_spec import require_offload  # late: loads NumPy
-    from kvscope.vllm_sim.offload_engines import HICACHE, LMCACHE, HiCacheSpec, parse_offload
-    from kvscope.vllm_sim.offload_spec import OffloadSpec
-    from kvscope.vllm_sim.settings import RELEASES
-
-    specs = [parse_offload(text) for text in offload]
-    files = any(size.files_bytes for size in sizes)
-    for spec in specs:
-        if isinstance(spec, HiCacheSpec) and spec != spec.in_memory and not files:
-            raise UsageError(
-                "HiCache prefetches from files alone",
-                where=f"--offload {spec.text}",
-                remedy="add --tier-sizes, for example dram:64GiB+ssd:1TiB",
-            )
-        if isinstance(spec, OffloadSpec):
-            require_offload(spec, files=files)
-    for size in sizes:
-        if not any(offers(spec, size) for spec in specs):
-            what = "vLLM and HiCache store on no SSD without CPU memory"
-            remedy = f"add --offload {LMCACHE}, or write for example dram:64GiB+ssd:1TiB"
-            if size.files_bytes:
-                what = "an SSD below CPU memory is simulated with files of vLLM and HiCache"
-                remedy = f"add --offload vllm@{RELEASES[-1]} or {HICACHE}, or leave out the SSD"
-            raise UsageError(what, where="--tier-sizes", remedy=remedy)
 
 
 def _prices(tiers: TuneOptions) -> dict[TierKind, TierPrice]:

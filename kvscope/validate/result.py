@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -56,6 +56,10 @@ class RunFacts(Struct, frozen=True):
     are those of the requests in the trace; empty where they were not kept.
     """
 
+    DOCUMENT: ClassVar[str] = (
+        "policy leaves params repeat flags counted=counted_requests predicted measured"
+        " mismatched_requests mismatched_tokens failed_requests failures ended=ended_early"
+    )
     policy: str
     leaves: str
     params: Mapping[str, float]
@@ -73,6 +77,26 @@ class RunFacts(Struct, frozen=True):
     failed: Mapping[int, str]
     ended: str = ""
     numbers: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    @property
+    def counted_requests(self) -> int:
+        """The number of counted requests."""
+        return int(self.counted.sum())
+
+    @property
+    def failed_requests(self) -> int:
+        """The number of requests without an answer."""
+        return len(self.failed)
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Their errors, each once."""
+        return tuple(sorted(set(self.failed.values())))
+
+    @property
+    def ended_early(self) -> str | None:
+        """Why the run ended early, None where it did not."""
+        return self.ended or None
 
 
 class Check(Struct, frozen=True):
@@ -108,13 +132,50 @@ class ValidationFacts(Struct, frozen=True, kw_only=True):
     deployment: Mapping[str, Any] | None = None
 
 
-class Validation(ValidationFacts, frozen=True, kw_only=True):
-    """A new validation: all requests of each run, and what follows from them."""
+class RequestCounts(Struct, frozen=True):
+    """Which requests of the trace a validation sent, and which not."""
 
+    of: int
+    sent: int
+    warmup: int
+    not_drawn: int
+    later: int
+    too_long: int
+
+
+class Validation(ValidationFacts, frozen=True, kw_only=True):
+    """What `kvscope validate` measured, next to what was predicted, and the verdict.
+
+    `deployment` has what was stated of it, by the keys of kvscope.toml; null without one.
+    """
+
+    DOCUMENT: ClassVar[str] = (
+        "trace engine deployment pace forced_outputs latency tolerance slo_ms requests runs"
+        " gain=compared checks verdict ended=ended_early"
+    )
+    trace: Trace
     warmup: int
     sample: TraceSample
     compared: GainComparison | None
     checks: tuple[Check, ...]
+
+    @property
+    def requests(self) -> RequestCounts:
+        """How many requests were sent, and why the others were not."""
+        sample = self.sample
+        return RequestCounts(
+            of=sample.total,
+            sent=len(sample.prompts.leaf),
+            warmup=self.warmup,
+            not_drawn=sample.outside_sample,
+            later=sample.beyond_limit,
+            too_long=sample.too_long,
+        )
+
+    @property
+    def ended_early(self) -> str | None:
+        """Why the validation ended early, None where it did not."""
+        return self.ended or None
 
 
 class StoredValidation(ValidationFacts, frozen=True, kw_only=True):

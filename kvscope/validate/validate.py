@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kvscope.core.errors import EngineError, UsageError
+from kvscope.core.trace import Trace
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.learners import FittedTable
@@ -111,6 +113,8 @@ class ValidationPlan(Struct, frozen=True):
     `TokenTrace`, `block_size` the engine's, and `profiled` whether `profile` is.
     """
 
+    trace: Trace
+    deployment: Mapping[str, Any] | None
     sample: TraceSample
     pace: Pace
     profile: LatencyProfile
@@ -256,6 +260,8 @@ def validate(
         profiled=plan.profiled,
     )
     return Validation(
+        trace=plan.trace,
+        deployment=plan.deployment,
         engine=engine,
         pace=plan.pace.in_words,
         forced_outputs=plan.forced,

@@ -6,7 +6,7 @@ with KVSCOPE_RECOMMENDATION=recommendation.toml in the environment; see `setting
 entry point `vllm.general_plugins` does the same without the flag, where that variable is set.
 
 All of it runs in the engine's own process, so it imports policies, learners and what lies below
-them, and nothing else of kvscope. `adapter` and `cpu_tier` alone import vLLM.
+them, and nothing else of kvscope. `adapter` alone imports vLLM.
 """
 
 from __future__ import annotations
@@ -15,18 +15,13 @@ import os
 from typing import Any
 
 _SCHEDULERS = ("KvscopeScheduler", "KvscopeAsyncScheduler")
-_CHUNK_POLICIES = ("TLruCachePolicy", "GittinsCachePolicy")
 
 
 def __getattr__(name: str) -> Any:
-    """Return a scheduler class, or one for vLLM's CPU tier, which exist only where vLLM does.
+    """Return a scheduler class, which exists only where vLLM does.
 
     Raises EngineError for a scheduler in a vLLM of an unknown version.
     """
-    if name in _CHUNK_POLICIES:
-        from kvscope.vllm_plugin import cpu_tier
-
-        return getattr(cpu_tier, name)
     if name not in _SCHEDULERS:
         raise AttributeError(name)
     from kvscope.vllm_plugin import adapter

@@ -28,9 +28,8 @@ from kvscope.core.errors import EngineError, KvscopeError
 from kvscope.core.trace import OUTPUTS
 from kvscope.deployment.versions import PLUGIN, version_text
 from kvscope.learning.learners import FittedTable
-from kvscope.learning.observer import NOTHING, TIER_UNFIT, UNFIT, Observer, log
+from kvscope.learning.observer import NOTHING, UNFIT, Observer, log
 from kvscope.policies.base import Policy
-from kvscope.vllm_plugin.chunk_controller import ChunkController
 from kvscope.vllm_plugin.eviction_controller import EvictionController
 from kvscope.vllm_plugin.recording import Recording
 from kvscope.vllm_plugin.settings import PluginSettings, read_settings
@@ -158,12 +157,11 @@ def observers(scheduler: Any) -> tuple[Observer, ...]:
     except Exception:  # noqa: BLE001  (vLLM starts whatever this is)
         log.exception("%s, as its settings cannot be read. Please report this:", NOTHING)
         return ()
-    if settings.policy is None and settings.record is None and settings.cpu_tier is None:
+    if settings.policy is None and settings.record is None:
         log.warning("kvscope has nothing to do: set KVSCOPE_RECOMMENDATION, or leave it out")
     observing: list[Observer] = []
     for start, what in (
         (_controllers, UNFIT),
-        (_chunk_controllers, TIER_UNFIT),
         (_recordings, "kvscope records nothing"),
     ):
         try:
@@ -171,35 +169,6 @@ def observers(scheduler: Any) -> tuple[Observer, ...]:
         except Exception:  # noqa: BLE001  (as above)
             log.exception("%s. Please report this:", what)
     return tuple(observing)
-
-
-def _chunk_controllers(scheduler: Any, settings: PluginSettings) -> list[Observer]:
-    """Return what orders the chunks of an engine's CPU tiers; none where vLLM's own order stays."""
-    if scheduler.connector is None:
-        return []
-    from kvscope.vllm_plugin.cpu_tier import tiers_of
-
-    controllers: list[Observer] = []
-    for tier, blocks_per_chunk in tiers_of(scheduler.connector):
-        named, why = settings.for_chunks(tier.kind), unfit(scheduler)
-        if named is None:
-            why = "the settings name no policy with xi_tokens"
-        if named is None or why is not None:
-            tier.attach(None)
-            log.warning("%s: %s", TIER_UNFIT, why)
-            continue
-        policy, fitted = named
-        controller = ChunkController(
-            policy,
-            block_size(scheduler),
-            trace_clock=settings.trace_clock,
-            fitted=fitted,
-            blocks_per_chunk=blocks_per_chunk,
-        )
-        tier.attach(controller)
-        controllers.append(controller)
-        log.info("kvscope orders the CPU tier's chunks by %s", controller.in_words)
-    return controllers
 
 
 def _controllers(scheduler: Any, settings: PluginSettings) -> list[Observer]:

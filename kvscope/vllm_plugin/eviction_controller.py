@@ -3,27 +3,134 @@
 from __future__ import annotations
 
 import math
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+from msgspec import Struct
+
+from kvscope.core.errors import UsageError
+from kvscope.learning.conversations import read_hints
+from kvscope.learning.lane_heap import Scores
 from kvscope.learning.lane_plan import head_lane, lane_plan
-from kvscope.learning.observer import Request
+from kvscope.learning.learners import FittedTable, online_learner
+from kvscope.learning.observer import Observer, Request
 from kvscope.learning.prefixes import Prefixes
-from kvscope.policies.base import ENDS, Turn
+from kvscope.policies.base import ADAPT_EVERY, ENDS, RECENT, Floats, LanePolicy, Policy, Turn
+from kvscope.policies.registry import plugin_policies
 from kvscope.vllm_plugin.free_blocks import Block, FreeBlocks, planned
 from kvscope.vllm_plugin.guarded_queue import GuardedQueue
-from kvscope.vllm_plugin.policy_controller import PolicyController
 
 
-class EvictionController(PolicyController):
-    """Chooses the lane of each freed block, and the score of lanes; `attach` comes first."""
+class RequestState(Struct):
+    """What is known of a request that is being served; `memo` is the learner's."""
+
+    number: int
+    arrival_s: float
+    prompt_tokens: int
+    hit_blocks: int = -1
+    memo: Any = None
+
+
+class EvictionController(Observer):
+    """Chooses the lane of each freed block, and the score of lanes; `attach` comes first.
+
+    `clock` returns seconds and is read twice a step; times of requests count from the first
+    arrival, as in the simulator. With `trace_clock` the time is what requests carry
+    (`kvscope_arrival_s`), so that a trace can be replayed faster than it was recorded; requests
+    without it teach nothing. `fitted` is the table of a file.
+    """
 
     free: Any = None
 
-    def score_anew(self) -> None:
-        """Drop all scores: the table has changed."""
+    def __init__(
+        self,
+        policy: Policy,
+        block_size: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        trace_clock: bool = False,
+        fitted: FittedTable | None = None,
+    ) -> None:
+        self.policy = lane_policy(policy)
+        self.what = f"kvscope's {policy.name} has failed, so vLLM evicts by LRU again"
+        self.block_size = block_size
+        self._trace_clock, self._trace_s = trace_clock, 0.0
+        self.clock: Callable[[], float] = (lambda: self._trace_s) if trace_clock else clock
+        # lists and dicts: on single numbers they are several times as fast as arrays
+        self.p: Any = policy.settings().tolist()
+        self.table: Any = Scores(np.zeros((1, 1)))
+        self._ttl_s = float(policy.values.get("ttl_s", math.inf))
+        self.learner = online_learner(self.policy, block_size, fitted)
+        self._requests: dict[str, RequestState] = {}
+        self._recent: deque[int] = deque(maxlen=RECENT)
+        self._arrived = self._admitted = 0
+        self._start_s = 0.0
+        if self.learner is not None:
+            self.use(self.learner.table)
+
+    @property
+    def in_words(self) -> str:
+        """Return the policy, its parameters and its learner, for a line of the log."""
+        learned = f"; {self.learner.in_words}" if self.learner and self.learner.in_words else ""
+        return f"{self.policy.name} {self.policy.values}{learned}"
+
+    def use(self, table: Floats) -> None:
+        """Score by this table from now on."""
+        self.table = Scores(table)
         if self.free is not None:
             self.free.score_anew()
+
+    def arrived(self, request: Request) -> None:
+        """Note the arrival and, for policies with a table, learn from it."""
+        if request.request_id in self._requests:  # more input of one that streams it
+            return
+        hints = read_hints(request) if self.learner is not None or self._trace_clock else None
+        if self._trace_clock and hints is not None:
+            if hints.arrival_s is None:
+                return
+            self._trace_s = max(self._trace_s, hints.arrival_s)
+        if not self._arrived:
+            self._start_s = self.clock()
+        number, self._arrived = self._arrived, self._arrived + 1
+        state = RequestState(number, self.clock() - self._start_s, request.num_prompt_tokens)
+        self._requests[request.request_id] = state
+        if self.learner is not None and hints is not None:
+            changed, state.memo = self.learner.arrive(request, hints, state.arrival_s)
+            if changed:
+                self.use(self.learner.table)
+
+    def admitted(self, request_id: str, hit_tokens: int) -> None:
+        """Note the hits; adaptive policies adapt to what recent requests had to compute."""
+        state = self._requests.get(request_id)
+        if state is None or state.hit_blocks >= 0:
+            return
+        state.hit_blocks = hit_tokens // self.block_size
+        if self.policy.adaptive and self.policy.adapts(self.p):
+            self._recent.append(state.prompt_tokens - hit_tokens)
+            self._admitted += 1
+            if self._admitted % ADAPT_EVERY == 0:
+                self.policy.adapt(np.array(sorted(self._recent), dtype=np.int64), self.p)
+
+    def turn(self, request: Request, state: RequestState) -> tuple[Turn, Sequence[int]]:
+        """Return a request as the policy sees it now, and the cuts of its path (in blocks)."""
+        learner = self.learner
+        category = learner.category(request, state.memo) if learner else 0
+        cuts = learner.cuts(state.memo) if learner else ()
+        return Turn(state.number, state.arrival_s, request.num_tokens, category, ENDS), cuts
+
+    def end(self, request: Request, state: RequestState) -> bool:
+        """Learn from a request that ends; return whether it was served."""
+        del self._requests[request.request_id]
+        served = state.hit_blocks >= 0
+        if self.learner is not None:
+            if served:
+                self.learner.end(request, state.memo)
+            else:
+                self.learner.forget(state.memo)
+        return served
 
     def attach(
         self,
@@ -118,3 +225,15 @@ class EvictionController(PolicyController):
         self.free.lost_all()
         if self.learner is not None:
             self.learner.cleared()
+
+
+def lane_policy(policy: Policy, where: str = "policy") -> LanePolicy:
+    """Return a policy that an engine can run; raise UsageError at `where` for others."""
+    if isinstance(policy, LanePolicy) and policy.runs_in_plugin():
+        return policy
+    why = "knows the future" if policy.hindsight else "orders blocks by more than recency lists"
+    raise UsageError(
+        f"{policy.name} {why}, so kvscope's plugin cannot run it",
+        where=where,
+        remedy=f"take one of {plugin_policies()}",
+    )

@@ -11,12 +11,13 @@ vllm/v1/kv_offload/cpu/policies/ (LRUCachePolicy, ARCCachePolicy).
 from __future__ import annotations
 
 from kvscope.core.arrays import Int32s
-from kvscope.core.jit import callable_in_kernels
+from kvscope.core.jit import callable_in_kernels, called_by_kernels
 from kvscope.vllm_sim.offload_state import (
     ABSENT,
     B1,
     B2,
     INSERTED,
+    LISTS,
     MISSED,
     PENDING,
     REUSED,
@@ -32,7 +33,7 @@ RANKS_EACH = 1 << 24  # more than a request has chunks
 @callable_in_kernels
 def sentinel(off: Offload, place: int) -> int:
     """Return the sentinel of a list, or behind the last list that of the tracker."""
-    return len(off.chunks) - off.state[0].lists - 1 + place  # type: ignore[no-any-return]
+    return len(off.chunks) - LISTS - 1 + place
 
 
 @callable_in_kernels
@@ -49,7 +50,7 @@ def chunk_at(off: Offload, path: Int32s, at: int) -> int:
 @callable_in_kernels
 def is_held(off: Offload, node: int) -> bool:
     """Return whether the tier has a chunk, or is about to."""
-    return ABSENT < off.chunks[node].place < off.state[0].ghosts  # type: ignore[no-any-return]
+    return ABSENT < off.chunks[node].place < B1  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
@@ -98,7 +99,6 @@ def move_to_end(off: Offload, node: int, place: int) -> None:
     unlink_chunk(off, node)
     off.state[0].ranks += 1
     off.chunks[node].rank = off.state[0].ranks * RANKS_EACH
-    off.chunks[node].touched_s = off.state[0].now_s
     link_chunk(off, node, place, off.chunks[sentinel(off, place)].before)
 
 
@@ -120,7 +120,6 @@ def rank_provisionally(off: Offload, request: int, node: int, at: int) -> None:
     while chunks[behind].after != end and chunks[chunks[behind].after].rank < rank:
         behind = chunks[behind].after
     chunks[node].rank = rank
-    chunks[node].touched_s = off.state[0].now_s
     link_chunk(off, node, T1, behind)
     member.ranked = node
 
@@ -162,7 +161,7 @@ def reuse(off: Offload, request: int, at: int) -> None:
 def track(off: Offload, node: int) -> None:
     """Make a chunk the one that was offered last."""
     chunks = off.chunks
-    end = sentinel(off, off.state[0].lists)
+    end = sentinel(off, LISTS)
     chunks[chunks[node].older].newer = chunks[node].newer
     chunks[chunks[node].newer].older = chunks[node].older
     last = chunks[end].older
@@ -170,16 +169,6 @@ def track(off: Offload, node: int) -> None:
     chunks[node].older = last
     chunks[node].newer = end
     chunks[end].older = node
-
-
-@callable_in_kernels
-def forget_offers(off: Offload, path: Int32s, begin: int, end: int) -> None:
-    """Count the offers of chunks from 0 again."""
-    chunks = off.chunks
-    for at in range(begin, end):
-        node = chunk_at(off, path, at)
-        if chunks[node].offers > 0:
-            untrack(off, node)
 
 
 @callable_in_kernels
@@ -211,7 +200,7 @@ def count_offers(off: Offload, path: Int32s, count: int) -> None:
         if state.tracked >= state.tracker_size:
             if unprotected == 0:
                 continue
-            untrack(off, chunks[sentinel(off, state.lists)].newer)
+            untrack(off, chunks[sentinel(off, LISTS)].newer)
             unprotected -= 1
         track(off, node)
         chunks[node].offers = 1
@@ -271,7 +260,6 @@ def choose_victims(off: Offload, wanted: int) -> bool:
 def remove_chunk(off: Offload, node: int) -> None:
     """Remove a chunk that nothing reads or writes from the tier."""
     unlink_chunk(off, node)
-    off.chunks[off.chunks[node].above].children -= 1
     off.state[0].held -= 1
     off.state[0].evictable -= 1
 
@@ -295,9 +283,7 @@ def evict_chunks(off: Offload, count: int) -> None:
 @callable_in_kernels
 def insert_chunk(off: Offload, request: int, path: Int32s, at: int) -> None:
     """Add a chunk of a request, whose store is under way."""
-    node, above = chunk_at(off, path, at), chunk_at(off, path, at - 1) if at > 0 else 0
-    off.chunks[node].above = above
-    off.chunks[above].children += 1
+    node = chunk_at(off, path, at)
     if off.state[0].provisional:
         take_rank(off, request)
         rank_provisionally(off, request, node, at)
@@ -346,36 +332,36 @@ def note_offer(off: Offload, request: int, path: Int32s, count: int, fresh: int)
             reuse(off, request, at)
 
 
+@called_by_kernels
+def offer_chunks(off: Offload, request: int, path: Int32s, count: int) -> int:
+    """Offer the first `count` chunks of `offered`, places of a request; return how many are stored.
+
+    Those are in `fresh`. -1: the tier refused them all, since too few may be evicted.
+    """
+    state = off.state[0]
+    state.offers += 1
+    if state.threshold >= 2:
+        count_offers(off, path, count)
+    fresh = choose_fresh(off, path, count)
+    note_offer(off, request, path, count, fresh)
+    missing = fresh - (state.capacity - state.held)
+    if missing > 0:
+        if missing > state.evictable or not choose_victims(off, missing):
+            state.refused += 1
+            return -1
+        evict_chunks(off, missing)
+    for at in range(fresh):
+        insert_chunk(off, request, path, off.fresh[at])
+    state.stored += fresh
+    return fresh
+
+
 @callable_in_kernels
 def list_range(off: Offload, begin: int, end: int) -> int:
     """Write the places begin..end into `offered`; return how many they are."""
     for at in range(begin, end):
         off.offered[at - begin] = at
     return end - begin
-
-
-@callable_in_kernels
-def write_back(off: Offload, node: int) -> None:
-    """Store the block that the pool evicts, as the most recent one; drop it where no room is."""
-    state = off.state[0]
-    if is_held(off, node):
-        move_to_end(off, node, T1)
-        return
-    if state.held == state.capacity:
-        state.offers += 1
-        if state.evictable == 0 or not choose_victims(off, 1):
-            state.refused += 1
-            return
-        evict_chunks(off, 1)
-    move_to_end(off, node, T1)
-    state.held += 1
-    state.evictable += 1
-    state.stored += 1
-    state.written_back += 1
-    if state.storage:  # which it is written on to behind the step
-        pin_chunk(off, node)
-        off.asked[state.asked] = node
-        state.asked += 1
 
 
 @callable_in_kernels
@@ -394,14 +380,6 @@ def unpin_chunk(off: Offload, node: int) -> None:
     chunk.users = 0 if chunk.users == PENDING else chunk.users - 1
     if chunk.users == 0:
         off.state[0].evictable += 1
-
-
-@callable_in_kernels
-def evict_first(off: Offload, node: int) -> None:
-    """Make a chunk the next one to evict, unless a load reads it."""
-    if off.chunks[node].users == 0:
-        unlink_chunk(off, node)
-        link_chunk(off, node, T1, sentinel(off, T1))
 
 
 @callable_in_kernels

@@ -575,13 +575,13 @@ def group_admitter(allocate: Callable[..., None]) -> Callable[..., Any]:
         tokens = cut(machine, request, hit, min(total - hit, budget))
         if tokens == 0:
             return 0
-        free = state.free - (state.watermark_blocks if state.running > 0 else 0)
         if (
             state.reserve_full_prompt
-            and blocks_to_admit(machine, request, hit, leading, hit, total, True) > free
+            and blocks_to_admit(machine, request, hit, leading, hit, total, True) > state.free
         ):
             return 0
-        if blocks_to_admit(machine, request, hit, leading, hit, hit + tokens, False) > free:
+        needed = blocks_to_admit(machine, request, hit, leading, hit, hit + tokens, False)
+        if needed > state.free:
             return 0
         enter_running(machine, request)
         if record.hits == NONE:

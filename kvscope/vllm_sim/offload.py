@@ -25,24 +25,20 @@ import numpy as np
 from kvscope.core.arrays import Int32s
 from kvscope.core.jit import callable_in_kernels, called_by_kernels, once
 from kvscope.core.prefix import write_path
-from kvscope.replay.kernels.loop import advance_table
 from kvscope.vllm_sim.admission import arrive, learn, write_front
-from kvscope.vllm_sim.chunk_lanes import commit_chunks, offer_chunks
 from kvscope.vllm_sim.chunks import (
     chunk_at,
-    evict_first,
-    forget_offers,
+    commit_accesses,
     is_held,
+    offer_chunks,
     pin_chunk,
     reuse,
     see,
     unpin_chunk,
-    write_back,
 )
 from kvscope.vllm_sim.offload_blocks import TierBlocks, has_ended, note_block, one_group_blocks
 from kvscope.vllm_sim.offload_groups import look_up_group_chunks, several_group_blocks
 from kvscope.vllm_sim.offload_state import (
-    ASKING,
     ENDED,
     LOADED,
     LOADING,
@@ -56,7 +52,6 @@ from kvscope.vllm_sim.offload_state import (
     Offload,
 )
 from kvscope.vllm_sim.pool import expire, take
-from kvscope.vllm_sim.prefetch import may_start, next_fetch_s, prefetch_arrivals
 from kvscope.vllm_sim.scheduler import (
     begin_plan,
     completer,
@@ -66,7 +61,7 @@ from kvscope.vllm_sim.scheduler import (
     running_planner,
     start,
 )
-from kvscope.vllm_sim.state import NONE, ROOT, Machine
+from kvscope.vllm_sim.state import NONE, Machine
 from kvscope.vllm_sim.storage import (
     flush,
     forget_answers,
@@ -80,31 +75,17 @@ LOAD = -2  # of an admission: the request has begun to load
 
 
 @callable_in_kernels
-def prefetches(off: Offload) -> bool:
-    """Return whether requests that arrive are prefetched from storage."""
-    return len(off.fetches) > 0
-
-
-@callable_in_kernels
-def reads_storage(off: Offload) -> bool:
-    """Return whether waiting requests read what they lack from storage, as in vLLM."""
-    return bool(off.state[0].storage) and not prefetches(off)
-
-
-@callable_in_kernels
 def find_run(off: Offload, request: int, path: Int32s, begin: int, end: int) -> int:
     """Return the end of the run of chunks that a tier has, from `begin` on.
 
-    SKIP where one of them is under way, but for a prefetch: that is another request's.
+    SKIP where one of them is under way.
     """
     at, pending, reads = begin, False, 0
     while at < end:
         chunk = off.chunks[chunk_at(off, path, at)]
-        if prefetches(off) and chunk.answer == ASKING:
-            break
         if is_held(off, chunk_at(off, path, at)):
             pending = pending or chunk.users == PENDING
-        elif reads_storage(off):
+        elif off.state[0].storage:
             answer = read_chunk(off, request, path, at, reads == 0)
             if answer == MISSING:
                 break
@@ -123,15 +104,14 @@ def look_up_chunks(machine: Machine, request: int, hit: int, total: int) -> int:
     size, bpc = machine.state[0].block_size, off.state[0].blocks_per_chunk
     hits = hit // size
     begin, end = hits // bpc, total // (size * bpc)
-    least = off.state[0].least_load
-    if (end * bpc - hits) < least:
+    if (end * bpc - hits) < bpc:
         return 0
-    if reads_storage(off):
+    if off.state[0].storage:
         poll(off, False)
     at = find_run(off, request, path, begin, end)
     if at == SKIP:
         return SKIP
-    if at == begin or at * bpc - hits < least:
+    if at == begin or at * bpc - hits < bpc:
         return 0
     for chunk in range(begin, at):
         if off.chunks[chunk_at(off, path, chunk)].loading:
@@ -205,7 +185,6 @@ def loader(list_loads: Callable[..., int]) -> Callable[..., int]:
                 read += (at + 1) * bpc - max(hits, at * bpc)
         state.loads += 1
         state.reread = 0
-        state.loaded += count
         member.transfers += 1
         member.stage = LOADING
         off.loading[state.loading] = request
@@ -224,15 +203,12 @@ def offering(blocks: TierBlocks, storage: bool) -> Callable[..., bool]:
 
     @callable_in_kernels
     def offer_listed(machine: Machine, request: int, path: Int32s, row: int, count: int) -> bool:
-        off, record = machine.offload, machine.requests[request]
+        off = machine.offload
         state, member = off.state[0], off.members[request]
         if count == 0:
             return True
-        if storage and reads_storage(off):
+        if storage and state.storage:
             poll(off, bool(state.polls_late))
-        if state.forgets_offers:
-            begin = max(off.offered[0], record.hits // state.blocks_per_chunk)
-            forget_offers(off, path, begin, off.offered[0] + count)
         fresh = offer_chunks(off, request, path, count)
         if fresh <= 0:
             return fresh == 0
@@ -305,19 +281,16 @@ def step_storer(blocks: TierBlocks, storage: bool) -> Callable[[Machine], None]:
     def store_step(machine: Machine) -> None:
         off, requests, state = machine.offload, machine.requests, machine.offload.state[0]
         size, front = machine.state[0].block_size, machine.path[len(machine.path) - 1]
-        reads = storage and reads_storage(off)
+        reads = storage and bool(state.storage)
         if reads and not state.polls_late:
             flush(off)
-        if not state.write_back:
-            offer_step(machine)
-        for at in range(0 if state.write_back else state.ended):
+        offer_step(machine)
+        for at in range(state.ended):
             request = off.ended[at]
             record = requests[request]
             write_path(machine.nodes.parent, record.leaf, front, 0, record.length)
             tokens = max(record.prompt, record.prompt + record.generated - 1)
-            commit_chunks(
-                machine, request, front, tokens // size // state.unit_nodes * state.groups
-            )
+            commit_accesses(off, request, front, tokens // size // state.unit_nodes * state.groups)
             off.members[request].stage = ENDED
             if reads and off.members[request].transfers == 0:
                 forget_answers(machine, request)
@@ -348,11 +321,6 @@ def begin_transfers(machine: Machine) -> float:
     """
     off, state, now_s = machine.offload, machine.offload.state[0], machine.state[0].now_s
     begin_s = now_s
-    if state.written_back > 0:
-        begin_s = max(now_s, state.store_free_s) + state.store_latency_s
-        begin_s += state.store_chunk_s * state.written_back
-        state.store_free_s = begin_s
-        state.written_back = 0
     for number in range(state.stores_done, state.planned_stores):
         job = off.stores[number % len(off.stores)]
         if not job.submitted:
@@ -390,7 +358,7 @@ def transfer_ender(storage: bool) -> Callable[[Machine], None]:
                 member = off.members[job.request]
                 member.transfers -= 1
                 ended = member.stage == ENDED and member.transfers == 0
-                if storage and ended and reads_storage(off):
+                if storage and ended and state.storage:
                     forget_answers(machine, job.request)
                 job.done = 1
         while (
@@ -407,8 +375,6 @@ def transfer_ender(storage: bool) -> Callable[[Machine], None]:
                 node = off.load_nodes[at % len(off.load_nodes)]
                 off.chunks[node].loading = 0
                 unpin_chunk(off, node)
-                if state.write_back:
-                    evict_first(off, node)
             off.members[job.request].transfers -= 1
             off.members[job.request].stage = LOADED
             state.loads_done += 1
@@ -447,8 +413,6 @@ def waiter(
         next_s = begin_s if preempted else next_end_s(machine)
         if storage and machine.offload.state[0].storage and not preempted:
             next_s = next_copy_s(machine.offload, state.now_s, next_s)
-        if storage and prefetches(machine.offload) and not preempted:
-            next_s = next_fetch_s(machine, next_s)
         if state.arrived < len(requests):
             next_s = min(next_s, requests[state.arrived].arrival_s)
         if next_s == np.inf:
@@ -502,13 +466,6 @@ def releaser(
     return release_offloaded
 
 
-@callable_in_kernels
-def blocks_kept(machine: Machine) -> int:
-    """Return how many blocks stay free when a request joins others."""
-    state = machine.state[0]
-    return state.watermark_blocks if state.running > 0 else 0
-
-
 def resumer(blocks: TierBlocks) -> Callable[..., Any]:
     """Return the function that prepares to run a request whose load has ended.
 
@@ -526,7 +483,7 @@ def resumer(blocks: TierBlocks) -> Callable[..., Any]:
             member.stage = READY
         tokens = cut(machine, request, record.computed, min(total - record.computed, budget))
         end = record.computed + tokens
-        if tokens == 0 or not fits_loaded(machine, request, end, blocks_kept(machine)):
+        if tokens == 0 or not fits_loaded(machine, request, end):
             return 0
         return tokens
 
@@ -534,7 +491,7 @@ def resumer(blocks: TierBlocks) -> Callable[..., Any]:
 
 
 def offloaded_admitter(
-    blocks: TierBlocks, look_up_chunks: Callable[..., int], storage: bool
+    blocks: TierBlocks, look_up_chunks: Callable[..., int]
 ) -> Callable[..., Any]:
     """Return the function that tries to admit a waiting request, whose path is written out.
 
@@ -550,8 +507,7 @@ def offloaded_admitter(
         off, record, state = machine.offload, machine.requests[request], machine.state[0]
         total, member = record.prompt + record.generated, off.members[request]
         first = record.hits == NONE
-        fetches = storage and prefetches(off)
-        if member.transfers > 0 or (fetches and not may_start(machine, request)):
+        if member.transfers > 0:
             return SKIP
         hit = look_up(machine, request)
         loaded = look_up_chunks(machine, request, hit, total)
@@ -565,7 +521,7 @@ def offloaded_admitter(
         slots = len(machine.slots) - state.running - off.state[0].loading
         if end == hit or slots == 0:
             return 0
-        if not fits(machine, request, hit, cached, end, blocks_kept(machine), reserved):
+        if not fits(machine, request, hit, cached, end, reserved):
             return 0
         take_slot(machine, request)
         if first:
@@ -575,7 +531,6 @@ def offloaded_admitter(
         record.computed = cached
         if loaded == 0:
             return tokens
-        # Before blocks are written back into the tier: it pins its chunks.
         read = begin_load(machine, request, hit, cached)
         if first:
             member.read = read
@@ -668,28 +623,9 @@ def waiting_planner(
 
 
 @callable_in_kernels
-def take_chunk_table(machine: Machine) -> None:
-    """Put the table in force by which the tier's policy scores for the latest request."""
-    off, arrived = machine.offload, machine.state[0].arrived
-    off.state[0].period = advance_table(off.tables, off.state[0].period, arrived)
-
-
-@callable_in_kernels
-def enter(machine: Machine) -> None:
-    """Queue the requests that have arrived, and have them prefetched."""
-    arrived = machine.state[0].arrived
-    arrive(machine)
-    take_chunk_table(machine)
-    if prefetches(machine.offload):
-        prefetch_arrivals(machine, arrived)
-
-
-@callable_in_kernels
 def take_above_tier(machine: Machine, again: bool) -> int:
-    """Allocate a free block; what it held is copied to a tier that stores what is evicted."""
+    """Allocate a free block."""
     block = take(machine, again)
-    if machine.offload.state[0].write_back and machine.state[0].evicted_node != ROOT:
-        write_back(machine.offload, machine.state[0].evicted_node)
     note_block(machine, block)
     return block
 
@@ -704,7 +640,7 @@ def offloaded_runner(hybrid: bool = False) -> Callable[..., Any]:
     blocks = several_group_blocks(take_above_tier) if hybrid else one_group_blocks(take_above_tier)
     rules = blocks.rules._replace(release=releaser(blocks.rules.release, blocks.keep_table))
     find_chunks = look_up_group_chunks if hybrid else look_up_chunks
-    admit = offloaded_admitter(blocks, find_chunks, storage)
+    admit = offloaded_admitter(blocks, find_chunks)
     plan_waiting = waiting_planner(admit, resumer(blocks), joiner(blocks))
     plan_running, complete = running_planner(rules), completer(rules)
     store_step, end_transfers = step_storer(blocks, storage), transfer_ender(storage)
@@ -728,14 +664,14 @@ def offloaded_runner(hybrid: bool = False) -> Callable[..., Any]:
         for _ in range(steps):
             if state.finished >= finished or state.now_s >= until_s:
                 break
-            enter(machine)
+            arrive(machine)
             if state.ttl_s < np.inf:
                 expire(machine)
             preempted = state.preempted
             schedule(machine)
             off = machine.offload.state[0]
             full = off.reread > 2 * (off.stored_chunks + off.capacity)
-            if storage and full and reads_storage(machine.offload):
+            if storage and full and off.storage:
                 off.stuck = True
                 return False
             if state.planned > 0:

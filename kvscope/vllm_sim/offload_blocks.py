@@ -34,11 +34,10 @@ class TierBlocks(NamedTuple):
     """The blocks and chunks of a request; all functions are callable in kernels.
 
     `rules` are those of running requests. `look_up(machine, request)` returns the tokens that the
-    front request hits on the GPU. `fits(machine, request, hit, cached, end, kept, reserved)` says
-    if what it takes until `end` fits, where `cached` tokens are hit or loaded, `kept` blocks stay
-    free and others have `reserved` some; `fits_loaded(machine, request, end, kept)` the same once
-    they are loaded. `still_needed(machine, request)` returns the blocks that the rest of a prompt
-    takes.
+    front request hits on the GPU. `fits(machine, request, hit, cached, end, reserved)` says if what
+    it takes until `end` fits, where `cached` tokens are hit or loaded and others have `reserved`
+    some blocks; `fits_loaded(machine, request, end)` the same once they are loaded.
+    `still_needed(machine, request)` returns the blocks that the rest of a prompt takes.
 
     `note_first(machine, request, hit)` counts the hits of a new request; `enter(machine, request,
     hit, cached)` pins them. `allocate`, `hash_loaded` and `hash_computed` (machine, request,
@@ -57,8 +56,8 @@ class TierBlocks(NamedTuple):
 
     rules: BlockRules
     look_up: Callable[[Machine, int], int]
-    fits: Callable[[Machine, int, int, int, int, int, int], bool]
-    fits_loaded: Callable[[Machine, int, int, int], bool]
+    fits: Callable[[Machine, int, int, int, int, int], bool]
+    fits_loaded: Callable[[Machine, int, int], bool]
     still_needed: Callable[[Machine, int], int]
     note_first: Callable[[Machine, int, int], None]
     enter: Callable[[Machine, int, int, int], None]
@@ -144,7 +143,7 @@ def look_up_front(machine: Machine, request: int) -> int:
 
 @callable_in_kernels
 def fits_blocks(
-    machine: Machine, request: int, hit: int, cached: int, end: int, kept: int, reserved: int
+    machine: Machine, request: int, hit: int, cached: int, end: int, reserved: int
 ) -> bool:
     """Return `fits` of TierBlocks."""
     state = machine.state[0]
@@ -152,16 +151,16 @@ def fits_blocks(
     if state.reserve_full_prompt:
         needed = max(needed, blocks_for(known_tokens(machine, request), state.block_size))
     hits = hit // state.block_size
-    return needed + count_free(machine, hits) - hits + kept <= state.free  # type: ignore[no-any-return]
+    return needed + count_free(machine, hits) - hits <= state.free  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
-def fits_loaded_blocks(machine: Machine, request: int, end: int, kept: int) -> bool:
+def fits_loaded_blocks(machine: Machine, request: int, end: int) -> bool:
     """Return `fits_loaded` of TierBlocks."""
     state = machine.state[0]
     tokens = known_tokens(machine, request) if state.reserve_full_prompt else end
     blocks = blocks_for(tokens, state.block_size) - machine.requests[request].allocated
-    return blocks + kept <= state.free  # type: ignore[no-any-return]
+    return blocks <= state.free  # type: ignore[no-any-return]
 
 
 @callable_in_kernels

@@ -448,18 +448,18 @@ def look_up_front_groups(machine: Machine, request: int) -> int:
 
 @callable_in_kernels
 def fits_groups(
-    machine: Machine, request: int, hit: int, cached: int, end: int, kept: int, reserved: int
+    machine: Machine, request: int, hit: int, cached: int, end: int, reserved: int
 ) -> bool:
     """Return `fits` of TierBlocks."""
     state, leading = machine.state[0], machine.specs[0].cached_tokens
-    free, total = state.free - kept, known_tokens(machine, request)
+    total = known_tokens(machine, request)
     if (
         state.reserve_full_prompt
-        and blocks_to_admit(machine, request, hit, leading, cached, total, True) > free
+        and blocks_to_admit(machine, request, hit, leading, cached, total, True) > state.free
     ):
         return False
     needed = blocks_to_admit(machine, request, hit, leading, cached, end, False)
-    return needed + reserved <= free  # type: ignore[no-any-return]
+    return needed + reserved <= state.free  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
@@ -472,15 +472,15 @@ def blocks_still_needed(machine: Machine, request: int) -> int:
 
 
 @callable_in_kernels
-def fits_loaded_groups(machine: Machine, request: int, end: int, kept: int) -> bool:
+def fits_loaded_groups(machine: Machine, request: int, end: int) -> bool:
     """Return `fits_loaded` of TierBlocks; what the request has left is freed."""
     state, record = machine.state[0], machine.requests[request]
-    if state.reserve_full_prompt and blocks_still_needed(machine, request) > state.free - kept:
+    if state.reserve_full_prompt and blocks_still_needed(machine, request) > state.free:
         return False
     if record.computed >= record.skips_at:
         free_skipped(machine, request, record.computed)
     missing = blocks_missing(machine, request, record.computed, end, False)
-    return missing <= state.free - kept  # type: ignore[no-any-return]
+    return missing <= state.free  # type: ignore[no-any-return]
 
 
 @callable_in_kernels

@@ -10,18 +10,14 @@ first. Without groups, the place of a chunk is its number.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.core.arrays import Int32s, Int64s
 from kvscope.deployment.kv_groups import KvGroups
-from kvscope.policies.lru import Lru
-from kvscope.replay.kernels.lanes import LaneFunctions, lane_functions
-from kvscope.replay.kernels.loop import TablePeriods
-from kvscope.replay.replay import NO_TABLES
-from kvscope.vllm_sim.settings import OffloadSettings, PrefetchPolicy
+from kvscope.vllm_sim.settings import OffloadSettings
 
 Records = np.recarray[Any, Any]
 
@@ -30,27 +26,22 @@ ANY = -1  # as the request of a fence: whichever takes the block waits
 ABSENT = -1  # in no list
 T1, T2, B1, B2 = range(4)  # LRU has only T1
 LISTS = 4
-RUNNING = 0  # of lanes: chunks that a running request touched last; lane k is list k + 1
 PENDING = -1  # as `users`: its store is under way
 SKIP = -1  # of a look-up or admission: others may go on, this request waits
 WAITING, LOADING, LOADED, READY, ENDED = range(5)  # LOADED: its blocks are not hashed yet
 SEEN, INSERTED, REUSED, MISSED, ASKED, READ = 1, 2, 4, 8, 16, 32
 UNKNOWN, ASKING, PRESENT, MISSING = range(4)  # what storage has answered about a chunk
 WRITING, WRITTEN = 1, 2  # as `in_storage`
-BEST_EFFORT, WAIT_COMPLETE, TIMEOUT = range(3)  # until when a prefetch holds back its request
-NO_FETCH, QUEUED, READING = range(3)
 
-_INT32S = ("after", "before", "older", "newer", "users", "offers", "above", "children")
+_INT32S = ("after", "before", "older", "newer", "users", "offers")
 _STORAGE = ("in_storage", "answer", "askers")
 CHUNK = np.dtype(
     [(name, np.int32) for name in _INT32S + _STORAGE]
     + [("rank", np.int64), ("offer", np.int64), ("place", np.int64), ("loading", np.int64)]
-    + [("touched_s", np.float64)]
 )
 """The chunk that ends at a node of the trie, or behind the last node the sentinel of a list.
 
-It is in list `place`, a ring through `after` and `before`, in order of `rank` where that is LRU's;
-it was ranked last at `touched_s`. `above` is the chunk before it, which has `children` held ones.
+It is in list `place`, a ring through `after` and `before`, in order of `rank` where that is LRU's.
 `users` counts the loads that read it. `offers` counts how often it was offered, in the ring of
 `older` and `newer`; `offer` is the number of the last store that it was part of. `answer` is what
 storage said last to the `askers`, requests that have not ended, and is forgotten without them.
@@ -87,38 +78,27 @@ admitted, -1 before, in so many `chunks`; `read` blocks of them it had read from
 LAYERS = _whole("chunk_tokens window_chunks")
 """Chunks of a group of layers: their tokens, and how many of them its window takes (0: all)."""
 
-FETCH = _whole("begin end fresh wanted stage", "asked_s begin_s end_s held_s")
-"""The prefetch of a request that arrives: the chunks begin..end of its path, of which it reads
-`fresh` ones.
-
-It `wanted` so many. `held_s` is when the request was first held back for it, -1 before.
-"""
-
 OFFLOAD = _whole(
     "capacity blocks_per_chunk groups unit_nodes nodes_each full_groups alignment_tokens "
     "whole_chunks reconsiders arc provisional restarts prompt_only threshold tracker_size "
-    "least_load forgets_offers write_back written_back "
     "held evictable offers ranks tracked plan planned_stores loads loads_done stores stores_done "
-    "fences fences_done ended loading evictions refused stored loaded t1 t2 b1 b2 "
-    "lists ghosts period learned "
-    "storage storage_capacity stored_chunks polled polls_late asked retry "
+    "fences fences_done ended loading evictions refused stored t1 t2 b1 b2 "
+    "learned storage storage_capacity stored_chunks polled polls_late asked retry "
     "reads reads_begun reads_done writes writes_seen writes_done read_chunks written_chunks full "
-    "reread stuck fetch_policy fetch_least fetch_head fetching ordered leaf",
+    "reread stuck",
     "now_s target read_latency_s read_chunk_s read_free_s "
-    "write_latency_s write_chunk_s write_free_s fetch_base_s fetch_chunk_s "
+    "write_latency_s write_chunk_s write_free_s "
     "load_latency_s load_chunk_s store_latency_s store_chunk_s load_free_s store_free_s",
 )
 """One record: the settings of the tier, and counts.
 
 Chunks end at multiples of `unit_nodes` nodes of a path. `restarts`: a request that starts over
-offers all its chunks again. `written_back` blocks are to be copied in front of the next step.
+offers all its chunks again.
 `held` chunks are in it, `evictable` ones are read or written by nothing. `ranks`, `offers`,
 `loads`, `stores` and `fences` number what they name; those of the last three below `_done` are
 over. Stores before `planned_stores` were created in earlier plans. `ended` requests ended since the
 last plan, `loading` ones have blocks and do not run, `learned` ones did once. `t1` to `b2` and
-`target` are ARC's. Of the `lists`, those from `ghosts` on name chunks that the tier no longer has.
-`period` is the table in force, of `now_s`. `ordered`: a policy of kvscope orders the chunks, and
-with `leaf` those without a held one behind them leave first.
+`target` are ARC's.
 
 Of a hybrid model there are `groups`, of which `full_groups` cache all tokens. Windows are stored
 where they end at multiples of `alignment_tokens`, 0: all of them. `whole_chunks`: a chunk is stored
@@ -130,11 +110,6 @@ room for. `polled`: it was asked for copies that ended since the last flush; `po
 asks anyway, and the flush is behind all stores. `asked` chunks wait for an answer, `retry` says
 that a request does. `reads` and `writes` number its copies, as `loads`; `reread` chunks were read
 since the engine last moved on, and `stuck` says that it never will.
-
-With prefetches instead of reads by waiting requests, `fetch_policy` holds requests back, for
-`fetch_base_s` and `fetch_chunk_s` a wanted chunk at most where that is a timeout. Those before
-`fetch_head` have none left; `fetching` chunks are wanted by the others. `asked` are then the chunks
-written back since the last step.
 """
 
 
@@ -148,12 +123,9 @@ class Offload(NamedTuple):
     `fences`, `taken` the last plan that gave it to a request; where those of running requests may
     be given away, `since` is the plan in which each block of a block table got there. `order` lists
     groups as they are looked up, `loading` requests; `ended` those that ended, with their blocks in
-    `ended_table`, as in `table`. `category`, `cuts`, `p`, `functions` and `tables`
-    are those of a policy of kvscope that orders the chunks. `reads` and `writes` are the copies
-    from and to storage, and `asked` the chunks that it is asked about; `fetches` has the prefetch
-    of each request.
-    `offered`, `fresh`, `ends`, `victims`, `cursors` and `states`, rows of a request and the place
-    of a state to offer, are scratch.
+    `ended_table`, as in `table`. `reads` and `writes` are the copies from and to storage, and
+    `asked` the chunks that it is asked about. `offered`, `fresh`, `ends`, `victims` and `states`,
+    rows of a request and the place of a state to offer, are scratch.
     """
 
     chunks: Records
@@ -171,7 +143,6 @@ class Offload(NamedTuple):
     read_nodes: Int32s
     write_nodes: Int32s
     asked: Int32s
-    fetches: Records
     fences: Records
     fence: Int64s
     taken: Int64s
@@ -184,28 +155,7 @@ class Offload(NamedTuple):
     fresh: Int32s
     ends: Int64s
     victims: Int32s
-    cursors: Int64s
     states: Int64s
-    category: Int32s
-    cuts: Int32s
-    p: Float64s
-    functions: LaneFunctions
-    tables: TablePeriods
-
-
-class ChunkOrder(NamedTuple):
-    """A policy of kvscope that orders chunks in `lanes`, and each request as it sees it.
-
-    `leaf`: chunks without a held one behind them leave first.
-    """
-
-    functions: LaneFunctions
-    leaf: bool
-    lanes: int
-    category: Int32s
-    cuts: Int32s
-    p: Float64s
-    tables: TablePeriods
 
 
 def no_offload() -> Offload:
@@ -220,17 +170,14 @@ def empty_offload(
     usable: int,
     slots: int,
     width: int,
-    order: ChunkOrder | None,
     groups: KvGroups | None,
     block_size: int,
 ) -> Offload:
     """Return an empty tier for requests of so many blocks each over a trie of `nodes` nodes.
 
     Those of all groups, if it has some; a block of the trie has `block_size` tokens. The engine has
-    `usable` blocks, and tables of `width` blocks for `slots` requests. Without an `order` the
-    chunks are in vLLM's own.
+    `usable` blocks, and tables of `width` blocks for `slots` requests.
     """
-    lists = LISTS if order is None else order.lanes + 1
     size = settings.blocks_per_chunk
     capacity = min(settings.capacity_chunks, nodes)
     number = 1 if groups is None else len(groups.groups)
@@ -244,30 +191,14 @@ def empty_offload(
         slots,
         width,
         number,
-        lists,
     )
     state = tables.state[0]
     state.groups, state.unit_nodes, state.nodes_each = number, unit_nodes, nodes // number
     if groups is not None:
         tables = _of_groups(tables, settings, groups, width)
-    state.ghosts = lists
-    if order is None:
-        state.ghosts = B1
-    else:
-        state.ordered, state.leaf = True, order.leaf
-        tables = tables._replace(
-            category=order.category,
-            cuts=order.cuts,
-            p=order.p,
-            functions=order.functions,
-            tables=order.tables,
-        )
     state.capacity, state.blocks_per_chunk = capacity, size
     state.arc = settings.eviction_policy == "arc"
-    state.write_back = settings.write_back
-    state.provisional = settings.release == "0.33" and not (state.arc or state.write_back)
-    state.least_load = settings.least_load_blocks or size
-    state.forgets_offers = settings.forgets_offers
+    state.provisional = settings.release == "0.33" and not state.arc
     state.restarts = settings.release == "0.33"
     state.prompt_only = settings.prompt_only
     state.threshold, state.tracker_size = settings.store_threshold, settings.max_tracker_size
@@ -287,15 +218,6 @@ def empty_offload(
         state.storage_capacity = settings.storage.capacity_chunks
         state.read_latency_s, state.read_chunk_s = read.latency_s, read.chunk_s
         state.write_latency_s, state.write_chunk_s = write.latency_s, write.chunk_s
-    if settings.storage is not None and settings.storage.prefetch is not None:
-        prefetch = settings.storage.prefetch
-        fetches = np.zeros(len(path_blocks), dtype=FETCH).view(np.recarray)
-        fetches.held_s = -1
-        tables = tables._replace(fetches=fetches)
-        state.fetch_policy = get_args(PrefetchPolicy).index(prefetch.policy)
-        state.fetch_least = prefetch.least_blocks
-        state.fetch_base_s = prefetch.timeout_base_s
-        state.fetch_chunk_s = prefetch.timeout_block_s * settings.blocks_per_chunk
     return tables
 
 
@@ -333,10 +255,9 @@ def _tables(
     slots: int,
     width: int,
     groups: int = 1,
-    lists: int = LISTS,
 ) -> Offload:
     longest = int(path_chunks.max(initial=0))
-    chunks = np.zeros(nodes + lists + 1, dtype=CHUNK).view(np.recarray)
+    chunks = np.zeros(nodes + LISTS + 1, dtype=CHUNK).view(np.recarray)
     ring = np.arange(len(chunks))
     for name in ("after", "before", "older", "newer"):
         chunks[name] = ring
@@ -344,7 +265,6 @@ def _tables(
     members = np.zeros(len(path_chunks), dtype=MEMBER).view(np.recarray)
     ends = np.cumsum(path_chunks)
     state = np.zeros(1, dtype=OFFLOAD).view(np.recarray)
-    state.lists = lists
     members.access, members.external = ends - path_chunks, -1
     return Offload(
         chunks=chunks,
@@ -362,7 +282,6 @@ def _tables(
         read_nodes=np.zeros(0, dtype=np.int32),
         write_nodes=np.zeros(0, dtype=np.int32),
         asked=np.zeros(0, dtype=np.int32),
-        fetches=np.zeros(0, dtype=FETCH).view(np.recarray),
         fences=np.zeros(2 * blocks, dtype=FENCE).view(np.recarray),
         fence=np.zeros(usable, dtype=np.int64),
         taken=np.full(usable, NONE, dtype=np.int64),
@@ -375,11 +294,5 @@ def _tables(
         fresh=np.zeros(longest, dtype=np.int32),
         ends=np.zeros(groups, dtype=np.int64),
         victims=np.zeros(capacity, dtype=np.int32),
-        cursors=np.zeros(lists, dtype=np.int64),
         states=np.zeros((0, 2), dtype=np.int64),
-        category=np.zeros(0, dtype=np.int32),
-        cuts=np.zeros((0, 0), dtype=np.int32),
-        p=np.zeros(0),
-        functions=lane_functions(Lru),
-        tables=NO_TABLES.periods(),
     )

@@ -254,15 +254,12 @@ def take(machine: Machine, again: bool) -> int:
     """
     state = machine.state[0]
     block = head_of(machine, UNHASHED)
-    state.evicted_node = ROOT
     if not again:
         state.taken_lane = NONE
     if block == NONE:
         block = choose_again(machine)
         if machine.blocks[block].content != ROOT:
-            if machine.blocks[block].twin_after == block:
-                state.evicted_node = machine.blocks[block].content
-            else:
+            if machine.blocks[block].twin_after != block:
                 state.taken_lane = NONE  # its twin, at the front of a lane, may have to stay now
             lose_content(machine, block)
             state.evictions += 1

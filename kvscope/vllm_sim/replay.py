@@ -40,12 +40,11 @@ class EngineReplay(Struct, frozen=True):
     had nothing been evicted: fewer where a hybrid model keeps no window. `queue_s` is the time from
     its arrival until then, `ttft_s` until its first token, `tpot_s` the time per output token after
     the first one, nan without a second one. `oversized` requests need more than all blocks: they
-    were rejected, have no hits, and nan for times. `steps` counts those that computed something.
+    were rejected, have no hits, and nan for times.
 
     With a CPU tier, `loaded_blocks` were loaded behind the hits, of which the tier has
     `chunk_evictions` and `stored_chunks`; at least one token of a prompt is computed. None without.
-    Of the `loaded_blocks`, `read_blocks` had come from storage below that tier, which had no room
-    for `rejected_chunks`.
+    Of the `loaded_blocks`, `read_blocks` had come from storage below that tier.
     """
 
     hit_blocks: Int32s
@@ -58,13 +57,11 @@ class EngineReplay(Struct, frozen=True):
     preemptions: Int32s
     oversized: Bools
     evictions: int
-    steps: int
     loaded_blocks: Int32s | None = None
     copied_blocks: Int32s | None = None
     chunk_evictions: int = 0
     stored_chunks: int = 0
     read_blocks: Int32s | None = None
-    rejected_chunks: int = 0
 
 
 def replay_engine(
@@ -75,27 +72,18 @@ def replay_engine(
     *,
     rate_scale: float = 1.0,
     tables: Tables = NO_TABLES,
-    chunk_tables: Tables = NO_TABLES,
 ) -> EngineReplay:
     """Run a trace through vLLM's scheduler and cache manager, with `policy` to evict blocks.
 
     Requests come at their arrival times, `rate_scale` times as fast, and overlap by the time that
-    `cost` gives each step. `tables` and `chunk_tables` are as in `idle_machine`. Raises
-    UsageError for a policy without lanes.
+    `cost` gives each step. `tables` are as in `idle_machine`. Raises UsageError for a policy
+    without lanes.
 
     Source: vLLM 0.32.0, see `scheduler` and `pool`.
     """
     if not (math.isfinite(rate_scale) and rate_scale > 0):
         raise UsageError(f"rate scale {rate_scale}", remedy="give a number above 0, such as 2")
-    machine = idle_machine(
-        prompts,
-        policy,
-        settings,
-        cost,
-        rate_scale=rate_scale,
-        tables=tables,
-        chunk_tables=chunk_tables,
-    )
+    machine = idle_machine(prompts, policy, settings, cost, rate_scale=rate_scale, tables=tables)
     run, passed = engine_kernel(machine), Referenced(machine)
     while run(passed, SLICE_STEPS, len(machine.requests) + 1, math.inf):
         pass
@@ -190,11 +178,9 @@ def replayed(machine: Machine) -> EngineReplay:
         preemptions=requests.preemptions.astype(np.int32),
         oversized=requests.oversized > 0,
         evictions=int(state.evictions),
-        steps=int(state.steps),
         loaded_blocks=loaded,
         copied_blocks=copied,
         chunk_evictions=int(offload.state[0].evictions),
         stored_chunks=int(offload.state[0].stored - offload.state[0].read_chunks),
         read_blocks=read,
-        rejected_chunks=int(offload.state[0].full),
     )

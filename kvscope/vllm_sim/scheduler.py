@@ -218,11 +218,6 @@ def decoded_alone(machine: Machine) -> bool:
     return all_planned and state.prefill_tokens == 0 and state.ttl_s == np.inf  # type: ignore[no-any-return]
 
 
-def stepper(hybrid: bool = False) -> Callable[..., Any]:
-    """Return the kernel that runs an engine, as `runner`."""
-    return run_kernel(runner(hybrid))
-
-
 @once
 def run_kernel(run_steps: Callable[..., Any]) -> Callable[..., Any]:
     """Return the kernel of a function that runs an engine."""

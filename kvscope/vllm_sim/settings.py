@@ -13,7 +13,6 @@ from kvscope.deployment.engines import Engine
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.versions import STATES_WRITTEN_ONCE, UNHASHED_FIRST, WHOLE_PROMPT
 from kvscope.latency.profile import LatencyProfile
-from kvscope.policies.base import LanePolicy
 
 NO_LIMIT = 2**31 - 1
 
@@ -75,8 +74,7 @@ class StepCost(Struct, frozen=True):
 
 Release = Literal["0.32", "0.33"]
 RELEASES: tuple[Release, ...] = get_args(Release)
-ChunkPolicy = Literal["lru", "arc", "tlru", "gittins"]
-"""The last two are those of kvscope's plugin."""
+ChunkPolicy = Literal["lru", "arc"]
 
 
 class Transfers(Struct, frozen=True):
@@ -89,27 +87,10 @@ class Transfers(Struct, frozen=True):
 AT_ONCE = Transfers()
 
 
-PrefetchPolicy = Literal["best_effort", "wait_complete", "timeout"]
-
-
-class PrefetchSettings(Struct, frozen=True):
-    """What SGLang's HiCache reads from storage for requests that arrive, and how long they wait.
-
-    A prefetch is of `least_blocks` or more. The time that `timeout` waits grows with the blocks
-    that memory lacks. Source: SGLang 0.5.23, srt/mem_cache/unified_radix_cache.py.
-    """
-
-    policy: PrefetchPolicy = "timeout"
-    least_blocks: int = 1
-    timeout_base_s: float = 1.0
-    timeout_block_s: float = 0.0
-
-
 class StorageSettings(Struct, frozen=True):
     """Files below the CPU tier: none is deleted; once they fill their size, no more are written.
 
-    Waiting requests read them, as in vLLM's file system tier (`fs`); with a `prefetch`, as in
-    SGLang's HiCache, requests that arrive do.
+    Waiting requests read them, as in vLLM's file system tier (`fs`).
 
     Source: vLLM 0.33.0, vllm/v1/kv_offload/tiering/fs/manager.py.
     """
@@ -117,20 +98,15 @@ class StorageSettings(Struct, frozen=True):
     capacity_chunks: int = NO_LIMIT
     read: Transfers = AT_ONCE
     write: Transfers = AT_ONCE
-    prefetch: PrefetchSettings | None = None
 
 
 class OffloadSettings(Struct, frozen=True):
     """vLLM's OffloadingConnector with memory of the CPU, options under its own names.
 
     `capacity_chunks` is `cpu_bytes_to_use` over the bytes of a chunk of `blocks_per_chunk` blocks.
-    `release` is the version of vLLM. `policy` orders the chunks instead of `eviction_policy`.
+    `release` is the version of vLLM.
     `storage` is a tier below the CPU's; vLLM takes no `store_threshold` beside it.
     Defaults are vLLM's. Raises UsageError for values that no engine takes.
-
-    Three more are of other engines: a load brings `least_load_blocks` or more (0: a chunk);
-    `forgets_offers`: a chunk that was computed anew counts as offered once; `write_back`: a block
-    is stored when the pool evicts it, not when it is computed.
 
     Source: vLLM 0.32.0 and 0.33.0, vllm/v1/kv_offload/cpu/spec.py.
     """
@@ -144,15 +120,10 @@ class OffloadSettings(Struct, frozen=True):
     max_tracker_size: int = 64_000
     load: Transfers = AT_ONCE
     store: Transfers = AT_ONCE
-    least_load_blocks: int = 0
-    forgets_offers: bool = False
-    write_back: bool = False
-    policy: LanePolicy | None = None
     storage: StorageSettings | None = None
 
     def __post_init__(self) -> None:
-        files = self.storage is not None and self.storage.prefetch is None
-        if files and self.store_threshold >= 2:
+        if self.storage is not None and self.store_threshold >= 2:
             raise UsageError(
                 "vLLM refuses store_threshold with a tier below the CPU's",
                 where="offload",
@@ -175,7 +146,6 @@ class EngineSettings(Struct, frozen=True):
 
     `usable_blocks` is `--num-gpu-blocks-override` less 1: block 0 stands for "no block".
     `async_scheduling` plans a step before the last one's tokens are known, as vLLM does on GPUs.
-    `watermark` is the share of the blocks that stays free when a request joins others, and
     `reserve_full_prompt` (`scheduler_reserve_full_isl`) admits a request only if all its
     tokens fit. `groups` are those of a hybrid model; None for one of full attention alone.
     `rehashes_states`: as 0.32 does, and not 0.33, the state before a prompt's end counts as new in
@@ -190,7 +160,6 @@ class EngineSettings(Struct, frozen=True):
     max_num_batched_tokens: int = 2048
     async_scheduling: bool = False
     reserve_full_prompt: bool = True
-    watermark: float = 0.0
     groups: KvGroups | None = None
     rehashes_states: bool = False
     unhashed_last: bool = False
@@ -201,10 +170,6 @@ class EngineSettings(Struct, frozen=True):
             value = getattr(self, name)
             if not 1 <= value <= NO_LIMIT:
                 raise UsageError(f"{name} is {value}", where="engine", remedy="give 1 or more")
-        if not 0 <= self.watermark < 1:
-            raise UsageError(
-                f"watermark is {self.watermark}", where="engine", remedy="give a share from 0 to 1"
-            )
         if self.offload is not None and self.groups is not None:
             _check_chunks(self.offload, self.groups)
         if self.offload is not None and self.async_scheduling:
@@ -243,11 +208,6 @@ class EngineSettings(Struct, frozen=True):
         """Tokens of steps that have not ended, at most."""
         return self.max_num_batched_tokens * (2 if self.async_scheduling else 1)
 
-    @property
-    def watermark_blocks(self) -> int:
-        """The watermark in blocks. vLLM takes the share of all of them, block 0 included."""
-        return int(self.watermark * (self.usable_blocks + 1))
-
 
 def _check_chunks(offload: OffloadSettings, groups: KvGroups) -> None:
     """Raise UsageError for a tier that is not simulated, or refused by vLLM, with these groups.
@@ -255,18 +215,12 @@ def _check_chunks(offload: OffloadSettings, groups: KvGroups) -> None:
     Source: vLLM 0.32.0 and 0.33.0, vllm/distributed/kv_transfer/kv_connector/v1/offloading/
     scheduler.py (SchedulerOffloadConfig.from_spec).
     """
-    of_vllm = offload.least_load_blocks == 0
-    for wrong, what, remedy in (
-        (not of_vllm, "HiCache and LMCache are", f"take vllm@{RELEASES[-1]}"),
-        (offload.policy is not None, "kvscope's policies in it are", "take eviction_policy=lru"),
-        (offload.storage is not None, "files below it are", "leave out the tier below it"),
-    ):
-        if wrong:
-            raise UsageError(
-                f"{what} simulated for models of full attention only",
-                where="a CPU tier",
-                remedy=remedy,
-            )
+    if offload.storage is not None:
+        raise UsageError(
+            "files below it are simulated for models of full attention only",
+            where="a CPU tier",
+            remedy="leave out the tier below it",
+        )
     if groups.state_tokens > groups.hit_tokens:
         raise UsageError(
             "hits within blocks (prefix_match_unit) are not simulated above it",

@@ -28,8 +28,8 @@ from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.replay.structures.bitset import words_for
 from kvscope.replay.structures.recent import nothing_recent
 from kvscope.replay.traffic import Traffic, traffic
-from kvscope.vllm_sim.offload_state import ChunkOrder, Offload, empty_offload, no_offload
-from kvscope.vllm_sim.settings import EngineSettings, OffloadSettings, StepCost
+from kvscope.vllm_sim.offload_state import Offload, empty_offload, no_offload
+from kvscope.vllm_sim.settings import EngineSettings, StepCost
 
 NONE = -1
 ROOT = 0  # as a content: none, the block has no hash
@@ -108,9 +108,9 @@ SPEC = _record("begin end cached_tokens")
 
 STATE = _record(
     "blocks lanes block_size max_num_seqs max_num_batched_tokens overlapped reserve_full_prompt "
-    "watermark_blocks free evictions freed running preempted next arrived front in_progress "
+    "free evictions freed running preempted next arrived front in_progress "
     "planned budget prefill_tokens steps finished admitted period "
-    "alignment_tokens segment_tokens keeps_boundaries state_tokens rehashes_states evicted_node "
+    "alignment_tokens segment_tokens keeps_boundaries state_tokens rehashes_states "
     "unhashed_last export_tokens leaf selects adaptive taken_lane second_freed",
     "now_s end_s cost_s ttl_s "
     "base_s prefill_token_s prefill_pair_s floor_s "
@@ -120,8 +120,7 @@ STATE = _record(
 
 `free` blocks now; `evictions`, `freed` blocks, `steps`, `finished` and `admitted` requests so far.
 `running` requests run and `preempted` ones wait to start over; `next` is the first one that was
-never admitted, of the `arrived` ones. `evicted_node` is the content that the last allocation took
-out of the pool, ROOT for none. The path of `front` is written out. `in_progress` and
+never admitted, of the `arrived` ones. The path of `front` is written out. `in_progress` and
 `planned` are the sizes of the two batches, `budget` the tokens that the latter may still get and
 `cost_s` its duration, with `prefill_tokens` of prompts; `end_s` is when the former ends. `period`
 is the policy's table in force. Of a hybrid model, hits are multiples of `alignment_tokens`; windows
@@ -186,21 +185,18 @@ def idle_machine(
     *,
     rate_scale: float = 1.0,
     tables: Tables = NO_TABLES,
-    chunk_tables: Tables = NO_TABLES,
 ) -> Machine:
     """Return an idle engine that waits for the trace's first request; all its blocks are free.
 
-    Requests arrive `rate_scale` times as fast; `tables` are for policies that read them, and
-    `chunk_tables` for one that orders the chunks of a CPU tier. Raises UsageError for a policy
-    without lanes.
+    Requests arrive `rate_scale` times as fast; `tables` are for policies that read them. Raises
+    UsageError for a policy without lanes.
     """
     kind = lane_class(policy)
     if settings.groups is not None:
         groups = _checked_groups(policy, settings.groups, prompts.block_size)
         settings = replace(settings, groups=groups)
     tables = tables.chosen(policy, settings.usable_blocks)
-    plain = engine_traffic(prompts, rate_scale)
-    known = tables.classified(policy, plain)
+    known = tables.classified(policy, engine_traffic(prompts, rate_scale))
     lanes = tables.categories if kind.by_category else kind.lanes
     requests = _requests(known, settings)
     slots = min(settings.max_num_seqs, max(len(requests), 1))
@@ -225,7 +221,6 @@ def idle_machine(
             settings.usable_blocks,
             slots,
             int(width),
-            _chunk_order(settings.offload, plain, chunk_tables),
             settings.groups,
             known.block_size,
         )
@@ -251,23 +246,6 @@ def idle_machine(
         copies=np.empty((len(layouts), 2 * slots), dtype=np.int64),
         functions=lane_functions(kind),
         offload=offload,
-    )
-
-
-def _chunk_order(settings: OffloadSettings, known: Traffic, tables: Tables) -> ChunkOrder | None:
-    policy = settings.policy
-    if policy is None:
-        return None
-    tables = tables.chosen(policy, settings.capacity_chunks * settings.blocks_per_chunk)
-    known = tables.classified(policy, known)
-    return ChunkOrder(
-        lane_functions(lane_class(policy)),
-        policy.evicts == "leaf",
-        tables.categories if policy.by_category else policy.lanes,
-        known.category.astype(np.int32),
-        known.cuts,
-        policy.settings(),
-        tables.periods(),
     )
 
 
@@ -442,7 +420,6 @@ def _state(settings: EngineSettings, cost: StepCost) -> Records:
     state.max_num_batched_tokens = settings.max_num_batched_tokens
     state.overlapped = settings.async_scheduling
     state.reserve_full_prompt = settings.reserve_full_prompt
-    state.watermark_blocks = settings.watermark_blocks
     state.front = NONE
     state.unhashed_last = settings.unhashed_last
     if settings.groups is not None:

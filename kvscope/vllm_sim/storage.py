@@ -17,8 +17,13 @@ from typing import Any
 from kvscope.core.arrays import Int32s
 from kvscope.core.jit import callable_in_kernels, called_by_kernels
 from kvscope.core.prefix import write_path
-from kvscope.vllm_sim.chunk_lanes import offer_chunks
-from kvscope.vllm_sim.chunks import chunk_at, list_range, pin_chunk, unpin_chunk
+from kvscope.vllm_sim.chunks import (
+    chunk_at,
+    list_range,
+    offer_chunks,
+    pin_chunk,
+    unpin_chunk,
+)
 from kvscope.vllm_sim.offload_state import (
     ASKED,
     ASKING,

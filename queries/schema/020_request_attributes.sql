@@ -42,3 +42,15 @@ ALTER TABLE requests DROP COLUMN retention;
 
 CREATE VIEW attributed AS
 SELECT * FROM requests LEFT JOIN request_attributes USING (trace_id, request);
+
+-- category: (type, turn bucket), the same words everywhere
+CREATE OR REPLACE VIEW categorized AS
+SELECT
+    *,
+    CASE
+        WHEN turn <= 3 THEN turn::VARCHAR
+        WHEN turn <= 6 THEN '4-6'
+        ELSE '7+'
+    END AS turn_bucket,
+    type || ' ' || turn_bucket AS category
+FROM requests;

@@ -16,7 +16,6 @@ import polars as pl
 import pytest
 
 import kvscope
-from benchmarks.same_documents import differences
 from docs.generate import STUB, stub
 from kvscope import api
 from kvscope.app.options import (
@@ -35,6 +34,7 @@ from kvscope.usecases.simulate import SimulateOptions
 from kvscope.usecases.tune import TuneOptions
 from tests.cli.replayed import write_trace
 from tests.cli.shell import python
+from tests.golden.documents import differences
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = str(ROOT / "sample_traces" / "birth-death.jsonl.gz")
@@ -42,7 +42,7 @@ RESULTS = {
     "analyze": ("--model", "llama3-8b", "--hbm", "80GiB", "--capacity", "1GiB,2GiB"),
     "explain": ("--capacity-blocks", "1k"),
     "fit": ("--window", "1h"),
-    "retention": ("--capacity-blocks", "1k"),
+    "retention": ("--model", "llama3-8b"),
     "simulate": ("--policies", "lru,tlru", "--capacity-blocks", "1k", "--slo", "200ms"),
     "tune": ("--slo", "200ms", "--policies", "tlru", "--capacity-blocks", "2000", "--output", "-"),
     "fleet": (
@@ -94,7 +94,7 @@ def test_documents_are_those_of_the_command_line(
     assert run([*command.split(), SAMPLE, *options]) == 0
     printed = json.loads(capsys.readouterr().out)
     # Sums over columns are taken in parallel, so their last digit may differ.
-    assert list(differences(_without(result.to_dict()), _without(printed))) == []
+    assert list(differences(_without(result.to_dict()), _without(printed), 1e-12)) == []
     frame = result.to_polars()
     assert isinstance(frame, pl.DataFrame)
     assert len(frame)
@@ -206,7 +206,7 @@ def test_a_deployment_is_that_of_the_command_line(
     result = kvscope.analyze(trace, **_arguments(options))  # type: ignore[arg-type]
     assert run(["analyze", SAMPLE, *options, "--db", ":memory:", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert list(differences(_without(result.to_dict()), _without(printed))) == []
+    assert list(differences(_without(result.to_dict()), _without(printed), 1e-12)) == []
     assert result.analysis.deployment is not None
     with pytest.raises(kvscope.UsageError, match="replicas 2: one engine is replayed"):
         kvscope.simulate(trace, gpu="h100", model="llama3-8b", replicas=2)

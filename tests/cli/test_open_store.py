@@ -25,7 +25,7 @@ COMPUTES = {
     "kvscope.reuse_models.fit:fit_to": ("fit", "trace"),
     "kvscope.app.simulate:sweep": ("simulate", "trace", *CAPACITY),
     "kvscope.app.tune:tune": ("tune", "trace", "--slo", "1s", "--output", "-", *CAPACITY),
-    "kvscope.app.fleet:fleet": ("fleet", "trace", "--slo", "1s", *CAPACITY),
+    "kvscope.usecases.fleet:fleet": ("fleet", "trace", "--slo", "1s", *CAPACITY),
 }
 
 

@@ -1,9 +1,12 @@
-"""The contents of vLLM's free blocks in the words of kvscope's model."""
+"""vLLM's cache manager and the model, requests one at a time: hits and free blocks are the same."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from tests.conformance.conversations import TokenRequest
 from tests.conformance.kvscope_side import Model
-from tests.conformance.vllm_side import KVCacheManager, Request
+from tests.conformance.vllm_side import KVCacheManager, Request, serve_alone, vllm_request
 
 
 class Contents:
@@ -31,3 +34,36 @@ class Contents:
             (at, self.node[key[:-4]] + self.nodes * int.from_bytes(key[-4:], "big") if key else 0)
             for at, key in hashes
         ]
+
+
+def compared(
+    trace: list[TokenRequest],
+    size: int,
+    cache: KVCacheManager,
+    model: Model,
+    *,
+    every: int = 1,
+    junctions: bool = False,
+    before_free: Callable[[Request], None] | None = None,
+) -> list[int]:
+    """Serve the requests on both sides and compare them; return the hit tokens of those served.
+
+    Free blocks are compared after each `every`-th request: what is off once stays off.
+    """
+    requests, groups = model.machine.requests, model.settings.groups
+    contents = Contents(len(model.machine.nodes) // len(groups.groups) if groups else 0)
+    hit_tokens = []
+    for number, tokens in enumerate(trace):
+        if requests.oversized[number]:
+            continue
+        request = vllm_request(number, tokens, size)
+        hits = serve_alone(cache, request, tokens, before_free)
+        model.finish(number + 1)
+        assert hits == requests.hits[number] * size, number
+        assert not junctions or request.shared_prefix_boundary == requests.junction[number], number
+        contents.learn(model, number, request)
+        if number % every == every - 1:
+            assert contents.free_blocks(cache) == model.free_blocks(), number
+        hit_tokens.append(hits)
+    assert any(hit_tokens)
+    return hit_tokens

@@ -31,16 +31,13 @@ class Model:
         settings: EngineSettings,
         kinds: Sequence[str] | None = None,
         tables: Tables = NO_TABLES,
-        chunk_tables: Tables = NO_TABLES,
     ) -> None:
         prompts = prompts_of(trace, size)
         if kinds is not None:
             names = list(dict.fromkeys(kinds))
             category = np.array([names.index(kind) for kind in kinds], dtype=np.int32)
             prompts = replace(prompts, category=category, categories=tuple(names))
-        self.machine: Machine = idle_machine(
-            prompts, policy, settings, ONE_EACH, tables=tables, chunk_tables=chunk_tables
-        )
+        self.machine: Machine = idle_machine(prompts, policy, settings, ONE_EACH, tables=tables)
         self.settings = settings
         self.run, self._passed = engine_kernel(self.machine), Referenced(self.machine)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +14,9 @@ from msgspec.structs import replace
 
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import LanePolicy
-from kvscope.policies.gittins import Gittins
 from kvscope.policies.lru import Lru
-from kvscope.policies.tlru import XI, TLru
-from kvscope.replay.replay import NO_TABLES, Tables
-from kvscope.vllm_plugin.chunk_controller import ChunkController
+from kvscope.policies.tlru import XI
+from kvscope.vllm_sim.offload_state import LISTS
 from kvscope.vllm_sim.settings import (
     EngineSettings,
     OffloadSettings,
@@ -48,7 +45,6 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-CLASSES = {TLru: "TLruCachePolicy", Gittins: "GittinsCachePolicy"}
 MIXES = {
     "chats": Mix(gap=2.0, salts=1),
     "rush": Mix(gap=0.3, salts=1),
@@ -249,16 +245,6 @@ class OffloadingScheduler(VllmScheduler):
             del options["store_threshold"]
             tier = {"type": "TimedTier", "module_path": __name__}
             options |= {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [tier]}
-        if offload.policy is not None:
-            options["eviction_policy"] = CLASSES[type(offload.policy)]
-            options["cache_policy_module_path"] = "kvscope.vllm_plugin"
-            settings["plugin"] = {
-                "cpu_tier": {
-                    "name": offload.policy.name,
-                    "leaves": offload.policy.evicts,
-                    "params": dict(offload.policy.values),
-                }
-            }
         connector = KVTransferConfig(
             kv_connector="OffloadingConnector",
             kv_role="kv_both",
@@ -269,8 +255,6 @@ class OffloadingScheduler(VllmScheduler):
         self.loaded_tokens: dict[int, int] = {}
         self.read_tokens: dict[int, int] = {}
         self.manager = self.scheduler.connector.connector_scheduler.manager
-        for observer in getattr(self.scheduler, "kvscope", ()):
-            observer.clock = lambda: self.now_s
         self.storage: TimedTier | None = None
         if offload.storage is not None:
             (self.storage,) = self.manager.secondary_tiers
@@ -295,12 +279,6 @@ class OffloadingScheduler(VllmScheduler):
             lookup(request, blocks, external)
 
         self.scheduler.connector.update_state_after_alloc = noted
-
-    @property
-    def tier(self) -> ChunkController:
-        """The plugin's part that orders chunks."""
-        (tier,) = (x for x in self.scheduler.kvscope if isinstance(x, ChunkController))
-        return tier
 
     def step(self) -> bool:
         """Take a step, or wait for an arrival or a copy; return False when all is done."""
@@ -329,31 +307,10 @@ class OffloadingScheduler(VllmScheduler):
 def held_chunks(vllm: OffloadingScheduler) -> list[list[bytes]]:
     """Return the chunks that vLLM's tier holds, by list, the first to leave in front."""
     policy = vllm.manager._policy
-    if hasattr(policy, "controller"):
-        return in_lanes(policy)
     if hasattr(policy, "t1"):
         return [list(keys) for keys in (policy.t1, policy.t2, policy.b1, policy.b2)]
-    return [by_rank(vllm), [], [], []]
-
-
-def in_lanes(policy: Any) -> list[list[bytes]]:
-    """Return the chunks of kvscope's policy, by list."""
-    held = policy.controller.chunks._held
-    assert held.keys() == policy.chunks.keys()
-    places = [where.place for where in held.values()]
-    lists: list[list[bytes]] = [[] for _ in range(1 + max(places, default=0))]
-    for key in sorted(held, key=policy._ranks.__getitem__):
-        lists[held[key].place].append(key)
-    return lists
-
-
-def by_rank(vllm: OffloadingScheduler) -> list[bytes]:
-    """Return the chunks that vLLM's tier holds by rank, whatever the lanes of kvscope's policy.
-
-    Of several groups' chunks with one rank, vLLM evicts that of the lesser key first.
-    """
-    policy = vllm.manager._policy
-    return sorted(policy.chunks, key=lambda key: (policy._ranks[key], key))
+    # Of several groups' chunks with one rank, vLLM evicts that of the lesser key first.
+    return [sorted(policy.chunks, key=lambda key: (policy._ranks[key], key)), [], [], []]
 
 
 @dataclass
@@ -372,38 +329,11 @@ class Chunks:
         )
 
 
-def shared(vllm: OffloadingScheduler, model: Model) -> None:
-    """Give the model the classes and the table that the tier's policy goes by in vLLM.
-
-    As `tests.conformance.stepping.classed` does for the policy of free blocks.
-    """
-    learner, off = vllm.tier.learner, model.machine.offload
-    if learner is None:
-        return
-    category, use = learner.category, vllm.tier.use
-    off.tables.since[1:] = sys.maxsize
-
-    def shared_category(request: Any, memo: Any) -> int:
-        number: int = category(request, memo)
-        row, cuts = int(request.request_id), learner.cuts(memo)
-        off.category[row] = number
-        off.cuts[row, : len(cuts)] = cuts
-        return number
-
-    def used(table: Any) -> None:
-        off.tables.in_force[:] = table
-        use(table)
-
-    learner.category, vllm.tier.use = shared_category, used
-    used(learner.table)
-
-
 def model_chunks(offload: Any) -> list[list[int]]:
     """Return the chunks that the model's tier holds, as `held_chunks`."""
-    count = int(offload.state[0].lists)
-    lists, first = [], len(offload.chunks) - count - 1
+    lists, first = [], len(offload.chunks) - LISTS - 1
     after = offload.chunks.after
-    for place in range(count):
+    for place in range(LISTS):
         at, nodes = int(after[first + place]), []
         while at != first + place:
             nodes.append(at)
@@ -420,7 +350,6 @@ def stepped(
     *,
     seqs: int = SLOTS,
     tokens: int = 256,
-    chunk_tables: Tables = NO_TABLES,
     compiled: bool = True,
     policy: LanePolicy | None = None,
     size: int = 16,
@@ -446,12 +375,10 @@ def stepped(
         rehashes_states=REHASHES_STATES,
         offload=replace(offload, release=RELEASE),
     )
-    model = Model(trace, size, policy or Lru(), settings, chunk_tables=chunk_tables)
+    model = Model(trace, size, policy or Lru(), settings)
     if not compiled:
         model.run = model.run.py_func
     chunks, step, more = Chunks(), 0, True
-    if offload.policy is not None:
-        shared(vllm, model)
     while more:
         more = vllm.step()
         assert model.step() == more, step
@@ -472,9 +399,6 @@ def stepped(
     assert requests.first_token_s.tolist() == [vllm.first_token_s[number] for number in numbers]
     assert requests.preemptions.tolist() == [x.num_preemptions for x in vllm.requests]
     state = off.state[0]
-    if offload.policy is not None:
-        assert not vllm.tier.broken
-        assert vllm.tier.chunks.evictions == state.evictions
     return {
         "loaded": int(off.members.external.sum()),
         "evictions": int(state.evictions),

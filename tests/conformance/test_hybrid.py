@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.policies.lru import Lru
 from kvscope.vllm_sim.settings import EngineSettings
-from tests.conformance.contents import Contents
+from tests.conformance.contents import compared
 from tests.conformance.conversations import Mix, TokenRequest, conversations
 from tests.conformance.kvscope_side import Model
 from tests.conformance.stepping import both, stepped
-from tests.conformance.vllm_side import manager, serve_alone, vllm_request
+from tests.conformance.vllm_side import manager
 from tests.long import long
 
 pytestmark = pytest.mark.engine
@@ -155,26 +155,12 @@ def check_manager(layout: str, retention: int | None, usable_blocks: int, units:
     trace += [replace(x, parent=-1) for x in conversations(80, len(layout), MIXES["repeats"])]
     cache = manager(usable_blocks, size, groups)
     model = Model(trace, size, Lru(), EngineSettings.one_at_a_time(usable_blocks, groups))
-    requests, nodes = model.machine.requests, len(model.machine.nodes) // len(groups.groups)
-    contents, hit_tokens, junctions, within = Contents(nodes), 0, 0, 0
-    for number, tokens in enumerate(trace):
-        if requests.oversized[number]:
-            continue
-        request = vllm_request(number, tokens, size)
-        hits = serve_alone(cache, request, tokens)
-        model.finish(number + 1)
-        assert hits == requests.hits[number] * size, number
-        assert request.shared_prefix_boundary == requests.junction[number], number
-        contents.learn(model, number, request)
-        if number % 4 == 3:  # what is off once stays off; a queue takes as long as the requests
-            assert contents.free_blocks(cache) == model.free_blocks(), number
-        hit_tokens += hits
-        within += hits % groups.alignment_tokens > 0
-        junctions += requests.junction[number] > 0
-    assert hit_tokens > 0
-    assert (within > 0) == (groups.hit_tokens < groups.alignment_tokens)
+    hits = compared(trace, size, cache, model, every=4, junctions=True)
+    within = any(tokens % groups.alignment_tokens for tokens in hits)
+    assert within == (groups.hit_tokens < groups.alignment_tokens)
     kinds = {group.kind for group in groups.groups}
-    assert junctions > 0 or retention != 0 or kinds not in ({"full", "sliding"}, {"full", "linear"})
+    junctions = model.machine.requests.junction.any()
+    assert junctions or retention != 0 or kinds not in ({"full", "sliding"}, {"full", "linear"})
 
 
 STEPS = {  # retention, tokens a step, hashes of the least block

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -13,32 +12,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from kvscope.core.hits import standard
-from kvscope.learning.guard import Guard
-from kvscope.learning.offline.learners import plugin_tables
-from kvscope.learning.returns.online import ReturnsLearner
-from kvscope.learning.reverting.online import RevertingLearner
-from kvscope.policies.gittins import Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
-from kvscope.replay.traffic import traffic as traffic_of
-from kvscope.vllm_plugin.chunk_lanes import ChunkLanes
-from kvscope.vllm_plugin.settings import PluginSettings
 from kvscope.vllm_sim.settings import EngineSettings, OffloadSettings, StorageSettings, Transfers
-from tests.conformance.conversations import TokenRequest, conversations, prompts_of
+from tests.conformance.conversations import TokenRequest, conversations
 from tests.conformance.kvscope_side import Model
 from tests.conformance.offloading import (
     MIXES,
     RELEASE,
     SLOW,
-    Chunks,
     OffloadingScheduler,
-    by_rank,
-    model_chunks,
     stepped,
 )
 from tests.conformance.stepping import SLOTS
-from tests.conformance.test_plugin import random_fit
 from tests.long import long
 
 pytestmark = pytest.mark.engine
@@ -67,19 +53,6 @@ STORED: dict[str, dict[str, Any]] = {
     "chunks of 4": {"capacity_chunks": 20, "blocks_per_chunk": 4, "prompt_only": False},
     "at once": {"capacity_chunks": 90, "storage": StorageSettings(), "prompt_only": False},
     "full": {"capacity_chunks": 60, "storage": replace(FILES, capacity_chunks=200)},
-    "tlru": {"capacity_chunks": 60},
-}
-TLRU = TLru({"xi_tokens": 200, "next_prompt_tokens": 60})
-STORED["tlru"]["policy"] = TLRU
-POLICIES: dict[str, dict[str, Any]] = {
-    "tlru": {"capacity_chunks": 150, "policy": TLRU},
-    "tlru, chunks of 4": {
-        "capacity_chunks": 40,
-        "blocks_per_chunk": 4,
-        "prompt_only": False,
-        "policy": TLRU,
-    },
-    "tlru, tiny": {"capacity_chunks": 12, "prompt_only": False, "policy": TLRU},
 }
 SPEEDS: dict[str, dict[str, Any]] = {"at once": {}, "slow": SLOW}
 
@@ -104,24 +77,6 @@ def test_every_step_agrees(tmp_path: Path, tier: str, speed: str) -> None:
     assert (counts["evictions"] > 0) == (tier != "ample")
 
 
-@pytest.mark.parametrize("speed", ["slow", long("at once")])
-@pytest.mark.parametrize("tier", ["tlru", "tlru, tiny", long("tlru, chunks of 4")])
-def test_a_policy_of_the_plugin_agrees(tmp_path: Path, tier: str, speed: str) -> None:
-    """kvscope's policy in vLLM's hook holds the chunks that the simulator's holds, each step.
-
-    And it is another order than vLLM's LRU.
-    """
-    trace = traffic(300, len(tier) + len(speed), "chats", 80)
-    offload = OffloadSettings(**POLICIES[tier], **SPEEDS[speed])
-    counts = stepped(tmp_path, trace, 80, offload)
-    assert counts["evictions"] > 0
-    settings = EngineSettings(80, max_num_seqs=SLOTS, max_num_batched_tokens=256)
-    lru = replace(offload, policy=None, release=RELEASE)
-    model = Model(trace, 16, Lru(), replace(settings, offload=lru))
-    model.finish(len(trace))
-    assert counts["loaded"] != model.machine.offload.members.external.sum()
-
-
 @pytest.mark.long
 def test_a_policy_of_the_pool_adapts(tmp_path: Path) -> None:
     """Above a tier too, to the tokens that are neither cached nor loaded."""
@@ -129,77 +84,6 @@ def test_a_policy_of_the_pool_adapts(tmp_path: Path) -> None:
     trace, offload = traffic(600, 3, "chats", 80), OffloadSettings(150, **SLOW)
     first = stepped(tmp_path, trace, 80, offload, compiled=False, policy=policy)
     assert first["xi"] != policy.values["xi_tokens"]
-
-
-@pytest.mark.long  # a kernel of its own
-def test_a_guarded_tlru_takes_its_order_up(tmp_path: Path) -> None:
-    """The tier begins with LRU; T-LRU's lanes count once its shadow computes surely less."""
-    policy, trace = TLru({**TLRU.values, "guard": 1.0}), traffic(600, 5, "chats", 80)
-    known = traffic_of(prompts_of(trace, 16), standard())
-    offload, evictions = OffloadSettings(150, policy=policy, **SLOW), list[int]()
-    switched = RevertingLearner.switched
-
-    def noted(learner: RevertingLearner) -> bool:
-        changed = switched(learner)
-        if changed:
-            evictions.append(learner.candidate)
-        return changed
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RevertingLearner, "switched", noted)
-        tables = plugin_tables(known, policy, None)
-        counts = stepped(tmp_path, trace, 80, offload, chunk_tables=tables)
-    assert evictions[0] == 1
-    assert counts["evictions"] > 1000
-
-
-@pytest.mark.parametrize("xi", [long(0), long(200)])
-@pytest.mark.parametrize("tier", [long(tier) for tier in POLICIES])
-def test_gittins_agrees(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, xi: int
-) -> None:
-    """By a random table, without its guard: many lanes, whose worths rise and fall with age."""
-    policy = Gittins({"xi_tokens": xi, "next_prompt_tokens": 60})
-    offload = OffloadSettings(**{**POLICIES[tier], "policy": policy}, **SLOW)
-    trace, fitted = traffic(300, xi + len(tier), "chats", 80), random_fit(xi > 0, len(tier))
-    monkeypatch.setattr(ReturnsLearner, "guard", lambda *_: None)
-    monkeypatch.setattr(PluginSettings, "for_chunks", lambda *_: (policy, fitted))
-    known = traffic_of(prompts_of(trace, 16), standard())
-    tables = replace(plugin_tables(known, policy, fitted), choose=None)
-    assert stepped(tmp_path, trace, 80, offload, chunk_tables=tables)["evictions"] > 300
-
-
-@pytest.mark.parametrize("why", ["a guard in doubt", "a fault", long("no parameters")])
-def test_what_is_not_in_force_is_vllms_lru(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, why: str
-) -> None:
-    """The chunks held are those of the simulated LRU, before and after a fault, each step."""
-    policy = TLru({**TLRU.values, "guard": 1.0})
-    if why == "a fault":
-        choose, calls = ChunkLanes.choose, itertools.count()
-
-        def failing(*of: Any) -> Any:
-            if next(calls) == 40:
-                raise ZeroDivisionError
-            return choose(*of)
-
-        monkeypatch.setattr(ChunkLanes, "choose", failing)
-    monkeypatch.setattr(Guard, "judge", lambda *_: False)
-    offload, trace = OffloadSettings(150, policy=policy, **SLOW), traffic(300, 9, "chats", 80)
-    limits = {"max_num_seqs": SLOTS, "max_num_batched_tokens": 256}
-    if why == "no parameters":
-        monkeypatch.setattr(PluginSettings, "for_chunks", lambda *_: None)
-    vllm = OffloadingScheduler(tmp_path, trace, 16, 80, offload, **limits)
-    lru = replace(offload, policy=None, release=RELEASE)
-    model, chunks = Model(trace, 16, Lru(), EngineSettings(80, offload=lru, **limits)), Chunks()
-    while vllm.step():
-        model.step()
-        assert chunks.agree(by_rank(vllm), model_chunks(model.machine.offload)[0])
-    assert model.machine.offload.state[0].evictions > 400
-    logged = [record.message for record in caplog.records if "CPU tier" in record.message]
-    expected = {"a fault": ["has failed"], "no parameters": ["name no policy"]}.get(why, [])
-    assert len(logged) == len(expected)
-    assert all(words in line for words, line in zip(expected, logged, strict=True))
 
 
 def stored(tier: str) -> OffloadSettings:

@@ -43,10 +43,10 @@ def test_every_overlapped_step_agrees(tmp_path: Path, usable_blocks: int, mix: s
 @pytest.mark.parametrize("overlapped", [False, True])
 @pytest.mark.parametrize(
     "settings",
-    [{"tokens": 40}, {"tokens": 4096}, {"watermark": 0.1}, {"reserve": False, "tokens": 64}],
+    [{"tokens": 40}, {"tokens": 4096}, {"reserve": False, "tokens": 64}],
     ids=str,
 )
 def test_every_setting_agrees(tmp_path: Path, settings: dict[str, Any], overlapped: bool) -> None:
-    """Small and large chunks, blocks held back, and prompts let in before all of them fits."""
+    """Small and large chunks, and prompts let in before all of them fits."""
     trace = fitting(400, len(settings), "chats", 16, 120)
     stepped(*both(tmp_path, trace, 16, 120, overlapped=overlapped, **settings))

@@ -15,10 +15,10 @@ from kvscope.deployment.versions import COMPARED, JUNCTIONS, STATES_COMPARED, TH
 from kvscope.policies.lru import Lru
 from kvscope.vllm_sim.settings import EngineSettings
 from tests.conformance import test_cache_manager, test_hybrid
-from tests.conformance.contents import Contents
+from tests.conformance.contents import compared
 from tests.conformance.conversations import TokenRequest, conversations
 from tests.conformance.kvscope_side import Model
-from tests.conformance.vllm_side import VLLM_VERSION, manager, serve_alone, vllm_request
+from tests.conformance.vllm_side import VLLM_VERSION, manager
 from tests.long import long
 
 pytestmark = pytest.mark.engine
@@ -32,28 +32,14 @@ if ENGINE.has(JUNCTIONS):
     RETENTION["all"] = lambda groups: replace(groups, retention_tokens=None)
 
 
-def compared(
+def served(
     trace: list[TokenRequest], size: int, usable_blocks: int, groups: KvGroups | None = None
 ) -> int:
-    """Serve requests on both sides; return the number that was compared, each equal."""
+    """Return the number of requests that were compared with the version's cache manager."""
     cache = manager(usable_blocks, size, groups)
     settings = EngineSettings.one_at_a_time(usable_blocks, groups).in_version(ENGINE)
     model = Model(trace, size, Lru(), settings)
-    requests, served, hit_tokens = model.machine.requests, 0, 0
-    contents = Contents(len(model.machine.nodes) // len(groups.groups) if groups else 0)
-    for number, tokens in enumerate(trace):
-        if requests.oversized[number]:
-            continue
-        request = vllm_request(number, tokens, size)
-        hits = serve_alone(cache, request, tokens)
-        model.finish(number + 1)
-        assert hits == requests.hits[number] * size, number
-        contents.learn(model, number, request)
-        if number % 8 == 7:
-            assert contents.free_blocks(cache) == model.free_blocks(), number
-        served, hit_tokens = served + 1, hit_tokens + hits
-    assert hit_tokens > 0
-    return served
+    return len(compared(trace, size, cache, model, every=8))
 
 
 def test_the_version_was_compared() -> None:
@@ -67,7 +53,7 @@ def test_the_version_was_compared() -> None:
 def test_full_attention(usable_blocks: int, mix: str) -> None:
     """600 requests: the same hits, and the same free blocks in the same order."""
     trace = conversations(600, usable_blocks, test_cache_manager.MIXES[mix])
-    assert compared(trace, 16, usable_blocks) > 400
+    assert served(trace, 16, usable_blocks) > 400
 
 
 @pytest.mark.parametrize("retention", RETENTION)
@@ -89,7 +75,7 @@ def test_groups(layout: str, usable_blocks: int, retention: str) -> None:
     trace = conversations(160, usable_blocks, test_hybrid.MIXES["chats"])
     repeats = conversations(80, len(layout), test_hybrid.MIXES["repeats"])
     trace += [replace(each, parent=-1) for each in repeats]
-    assert compared(trace, groups.block_tokens, usable_blocks, groups) > 100
+    assert served(trace, groups.block_tokens, usable_blocks, groups) > 100
 
 
 def test_the_default_differs_where_the_table_says_so() -> None:

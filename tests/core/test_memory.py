@@ -116,7 +116,7 @@ def test_failed_allocations_end_in_one_line(
     assert diagnostics.guarded(command) == ExitCode.FAILED
     shown = capsys.readouterr().err
     assert shown.startswith("error: out of memory: ")
-    assert "; take a part of the trace (simulate: --sample, --coarsen)" in shown
+    assert "; take a part of the trace (a sample of a dataset: simulate --sample)" in shown
     assert shown.count("\n") == 1
 
 

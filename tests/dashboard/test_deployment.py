@@ -71,7 +71,6 @@ def test_overview_begins_with_the_pool(
     assert f"({units.format_count(pool.blocks * each)} blocks)" in first
     low, high = (units.format_count(end * each) for end in (pool.low_blocks, pool.high_blocks))
     assert f"derived ({low} to {high} blocks)" in first
-    assert "GPU, for 90% of that" in first
     assert request.deployment.summary in captions(app)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.app.fleet import FleetStudy
 from kvscope.core import units
 from kvscope.report import fleet as report
+from kvscope.usecases.fleet import FleetStudy
 from tests.cli.shell import Streams
 from tests.dashboard.shown import settled, shown, table_with, titles, told, words
 

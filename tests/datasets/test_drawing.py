@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from benchmarks.sampling import whole_sample
 from kvscope.core.errors import UsageError
 from kvscope.core.units import GIB
 from kvscope.datasets.dataset import Dataset
@@ -50,7 +51,7 @@ def check_equal(dataset: Dataset, rate: float) -> None:
     """Compare the sample that is drawn with that of the whole trace."""
     with dataset.stores.reading() as store:
         try:
-            known = sampled(load_prompts(store, dataset.trace), rate)
+            known = sampled(whole_sample(load_prompts(store, dataset.trace)), rate)
         except UsageError as error:
             with pytest.raises(UsageError, match=str(error)):
                 draw(store, dataset.trace, rate)
@@ -65,5 +66,5 @@ def test_it_needs_the_memory_of_its_requests() -> None:
         small = small_traces.stored(store, [only], made.SIZE)
     large = replace(small, requests=41_000_000, accesses=10**9, distinct_blocks=450_000_000)
     following = 4 * GIB
-    assert drawn_replays_bytes(large, 0.1, 1, following) < replays_bytes(large, 0.1) / 2
-    assert drawn_replays_bytes(small, 0.1, 1, following) == replays_bytes(small, 0.1)
+    assert drawn_replays_bytes(large, 0.1, following) < replays_bytes(large) / 2
+    assert drawn_replays_bytes(small, 1.0, following) == replays_bytes(small)

@@ -269,8 +269,6 @@ def test_a_shard_that_is_too_heavy_is_divided(
 
 TAKEN = (
     ("simulate", "--policies", "lru,tlru,belady", "--capacity-blocks", "20000", "--slo", "1s"),
-    ("simulate", "--policies", "lru,s3fifo", "--capacity-blocks", "20000", "--sample", "0.5"),
-    ("simulate", "--policies", "lru", "--points", "2", "--sample", "0.5", "--coarsen", "2"),
     ("fleet", "--slo", "1s", "--capacity-blocks", "20000", "--router", "random"),
     ("explain", "--capacity-blocks", "20000"),
     ("retention",),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ CHAINS: dict[str, str] = {
         analyze --gpu h100 --model llama3-8b
         explain --forget --capacity-blocks 300
         fit --window 1m
-        retention --model qwen2-7b --capacity 1GiB
+        retention --model qwen2-7b
         simulate --forget --policies lru --capacity-blocks 500 --slo 200ms
         simulate --forget --policies gittins --capacity-blocks 300
         diff run:1 run:2
@@ -118,6 +119,27 @@ def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(inner, f"{place}[{at}]")
     else:
         yield place, value
+
+
+def differences(before: Any, after: Any, rel_tol: float = 1e-9) -> Iterator[str]:
+    """Yield in words every leaf that went, came or changed, and whether the order of keys did."""
+    was, now = dict(leaves(before)), dict(leaves(after))
+    for place in was | now:
+        if place not in now:
+            yield f"{place} went"
+        elif place not in was:
+            yield f"{place} is new: {now[place]!r}"
+        elif not _same(was[place], now[place], rel_tol):
+            yield f"{place} was {was[place]!r}, is {now[place]!r}"
+    if list(was) != list(now) and set(was) == set(now):
+        yield "the order of the keys changed"
+
+
+def _same(before: Any, after: Any, rel_tol: float) -> bool:
+    """Return whether two leaves are equal; columns are summed in parallel, in any order."""
+    if isinstance(before, float) and isinstance(after, float):
+        return math.isclose(before, after, rel_tol=rel_tol)
+    return type(before) is type(after) and before == after
 
 
 def write() -> None:

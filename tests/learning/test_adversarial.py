@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from benchmarks.profiles import PROFILES, Alternating
 from kvscope.core.hits import standard
 from kvscope.ingest.pipeline import ingest
 from kvscope.learning.guard import INTERVAL_REQUESTS, LOSS_INTERVALS
@@ -25,8 +26,7 @@ from kvscope.replay.replay import NO_TABLES, Tables, replay
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
-from kvscope.synth.alternating import Alternating
-from kvscope.synth.profiles import by_name, write_jsonl
+from kvscope.synth.profiles import write_jsonl
 from tests.long import long
 
 SEED, REQUESTS = 601, 3_000
@@ -38,7 +38,7 @@ def stream(name: str) -> Traffic:
     """Return one kind of traffic: a profile's, one that swaps at a period, or all in turn."""
     if name == "one after the other":
         return in_turn(("scan", "agent", "time-of-day"))
-    profile = by_name(name) if name not in PERIODS_S else Alternating(change_s=PERIODS_S[name])
+    profile = PROFILES[name] if name in PROFILES else Alternating(change_s=PERIODS_S[name])
     with TemporaryDirectory() as folder, open_store(MEMORY) as store:
         path = Path(folder) / "stream.jsonl"
         write_jsonl(profile.generate(requests=REQUESTS, seed=SEED), path)

@@ -157,12 +157,6 @@ def _wa(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
     return (chance,)
 
 
-def _soft_ttl(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
-    ttl_s = asked.table[int(asked.traffic.category[one.owner])][0]
-    left_s = ttl_s - asked.silence_s(one)
-    return (math.inf if ttl_s and left_s >= 0 else left_s,)
-
-
 def _trtllm_priority(asked: Asked, block: Hashable, one: Owned) -> tuple[float, ...]:
     """Return the level, then when the block joined its queue: by a touch, or by its expiry."""
     ttl_s, level = asked.table[int(asked.traffic.category[one.owner])]
@@ -217,7 +211,6 @@ KEYS: dict[str, Key] = {
     "tlru-length": _tlru_length,
     "etlru": _etlru,
     "wa": _wa,
-    "soft-ttl": _soft_ttl,
     "trtllm-priority": _trtllm_priority,
     "gittins": _gittins,
     "belady": _belady,

@@ -101,7 +101,6 @@ _ROWS = {
     "wa": _WA_ROWS,
     "etlru": _PROMPTS,
     "gittins": _INDEX,
-    "soft-ttl": _STATED,
     "trtllm-priority": _STATED,
 }
 

@@ -21,7 +21,7 @@ CASE = ("policy", "leaves")
 EVERY_CASE = pytest.mark.parametrize(CASE, drawn.CASES, ids=drawn.case_name)
 PREFIX_CLOSED = ("lru", "lfu", "slru", "threshold-lru", "ttl", "lru-retention")
 """Evict "any" block and leave no orphan all the same, as their docstrings claim."""
-BY_THE_CLOCK = ("ttl", "wa", "etlru", "gittins", "soft-ttl", "trtllm-priority")
+BY_THE_CLOCK = ("ttl", "wa", "etlru", "gittins", "trtllm-priority")
 QUICK = settings(deadline=None, max_examples=12)
 
 

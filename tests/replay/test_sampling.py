@@ -11,15 +11,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from benchmarks.sampling import whole_sample
 from kvscope.core.errors import UsageError
-from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, Weight, standard
+from kvscope.core.hits import LIBCACHESIM, HitDefinition, Weight, standard
 from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import Request
 from kvscope.replay.curve import lru_curve
 from kvscope.replay.misses import lru_hit_blocks
 from kvscope.replay.sampling import (
-    COARSE_ERROR,
+    Anchor,
+    DrawnTrace,
     Estimate,
+    Sample,
     _standard_error,
     anchored,
     sampled,
@@ -65,28 +68,40 @@ def lru_hits(prompts: Prompts, capacity: int) -> NDArray[np.int32]:
     return lru_hit_blocks(lru_distances(prompts, IGNORED), len(prompts.leaf), capacity)
 
 
+def drawn(prompts: Prompts, rate: float, seed: int = 0) -> Sample:
+    """Return a share of the trace; another seed draws other subtrees."""
+    return sampled(whole_sample(prompts, seed), rate)
+
+
+def anchor(prompts: Prompts, sample: Sample, definition: HitDefinition = IGNORED) -> Anchor:
+    """Return the anchor of a sample of these prompts."""
+    return anchored(DrawnTrace(sample, lru_curve(prompts, definition)), definition)
+
+
 def test_everything_is_the_whole_trace(prompts: Prompts) -> None:
     """At rate 1 nothing is left out, no capacity is scaled and there is no error."""
-    whole = sampled(prompts, 1.0)
+    whole = drawn(prompts, 1.0)
     assert len(whole.requests) == len(prompts.leaf)
-    assert (whole.rate_requests, whole.rate_blocks, whole.capacity(77)) == (1.0, 1.0, 77)
+    assert whole.capacity(77) == 77
     for name in ("leaf", "parent", "conversation", "blocks", "block_parent"):
         assert np.array_equal(getattr(whole.prompts, name), getattr(prompts, name))
-    anchor = anchored(prompts, whole, IGNORED)
-    estimate = anchor.estimate(lru_hits(whole.prompts, 50), 50)
+    estimate = anchor(prompts, whole).estimate(lru_hits(whole.prompts, 50), 50)
     assert (estimate.rate, estimate.error) == (float(lru_curve(prompts, IGNORED).rate(50)), 0.0)
 
 
-def test_parts_are_disjoint_and_the_same_seed_is_the_same_sample(prompts: Prompts) -> None:
-    """Four quarters of one seed are the trace; another seed cuts it otherwise."""
-    quarters = [sampled(prompts, 0.25, seed=3, part=part) for part in range(4)]
+def test_parts_are_disjoint_and_the_same_each_time(prompts: Prompts) -> None:
+    """Four quarters are the trace, and a quarter of it has its blocks; a part of a part is less."""
+    whole = whole_sample(prompts)
+    quarters = [sampled(whole, 0.25, part) for part in range(4)]
     together = np.concatenate([quarter.requests for quarter in quarters])
     assert sorted(together) == list(range(len(prompts.leaf)))
-    assert np.array_equal(quarters[1].requests, sampled(prompts, 0.25, seed=3, part=1).requests)
-    assert not np.array_equal(quarters[0].requests, sampled(prompts, 0.25, seed=4).requests)
+    assert np.array_equal(quarters[1].requests, sampled(whole, 0.25, 1).requests)
     for quarter in quarters:
-        assert quarter.rate_requests == pytest.approx(0.25, abs=0.05)
-        assert quarter.rate_blocks == pytest.approx(0.25, abs=0.05)
+        assert len(quarter.requests) == pytest.approx(0.25 * len(prompts.leaf), rel=0.2)
+        blocks = len(quarter.prompts.block_parent)
+        assert blocks == pytest.approx(0.25 * len(prompts.block_parent), rel=0.2)
+    tenths = [sampled(quarters[0], 0.25 / 3, part).requests for part in range(3)]
+    assert sorted(np.concatenate(tenths)) == quarters[0].requests.tolist()
 
 
 @settings(deadline=None, max_examples=60)
@@ -98,7 +113,7 @@ def test_who_shares_a_block_below_the_heads_stays_together(
     trace = data.draw(small_traces.requests(2))
     prompts = small_traces.prompts(small_traces.built(trace, 2))
     try:
-        chosen = set(sampled(prompts, rate, seed=data.draw(st.integers(0, 9))).requests.tolist())
+        chosen = set(drawn(prompts, rate, data.draw(st.integers(0, 9))).requests.tolist())
     except UsageError as error:
         assert "nothing is left" in str(error)  # noqa: PT017  (a tiny trace may well lose all)
         return
@@ -115,8 +130,8 @@ def test_who_shares_a_block_below_the_heads_stays_together(
 
 def test_the_shared_head_does_not_hold_everything(prompts: Prompts) -> None:
     """All conversations share a system prompt, and yet a tenth of them is a tenth."""
-    tenth = sampled(prompts, 0.1)
-    assert 0.05 < tenth.rate_requests < 0.15
+    tenth = drawn(prompts, 0.1)
+    assert 0.05 < len(tenth.requests) / len(prompts.leaf) < 0.15
     assert len(np.unique(tenth.group)) > 30
     again = prompts.conversation[tenth.requests]
     assert set(np.flatnonzero(np.isin(prompts.conversation, again))) == set(tenth.requests)
@@ -134,9 +149,9 @@ def test_a_miniature_is_near_and_says_how_near(
     exact = float(curve.rate(lessened))
     inside = []
     for seed in range(20):
-        sample = sampled(prompts, 0.3, seed=seed)
+        sample = drawn(prompts, 0.3, seed)
         hits = lru_hits(sample.prompts, sample.capacity(lessened))
-        estimate = anchored(prompts, sample, definition).estimate(hits, capacity)
+        estimate = anchored(DrawnTrace(sample, curve), definition).estimate(hits, capacity)
         assert estimate.error < 0.2
         inside.append(abs(estimate.rate - exact) <= estimate.error)
     assert sum(inside) >= 19
@@ -145,7 +160,7 @@ def test_a_miniature_is_near_and_says_how_near(
 def test_the_error_of_lru_is_what_its_miniature_gets_wrong(prompts: Prompts) -> None:
     """Twice the most, between half and twice the capacity; requests before the window are none."""
     capacity, definition = 800, replace(IGNORED, warmup=0.4)
-    curve, sample = lru_curve(prompts, definition), sampled(prompts, 0.3)
+    curve, sample = lru_curve(prompts, definition), drawn(prompts, 0.3)
     counted = sample.requests >= int(0.4 * len(prompts.leaf))
     tokens = sample.prompts.input_tokens[counted].sum()
     wrong = []
@@ -155,24 +170,9 @@ def test_the_error_of_lru_is_what_its_miniature_gets_wrong(prompts: Prompts) -> 
         wrong.append(abs(SIZE * hits.sum() / tokens - float(curve.rate(around))))
     assert max(wrong) > wrong[2]
     hits = lru_hits(sample.prompts, sample.capacity(capacity))
-    estimate = anchored(prompts, sample, definition).estimate(hits, capacity)
+    estimate = anchored(DrawnTrace(sample, curve), definition).estimate(hits, capacity)
     assert estimate.rate == pytest.approx(float(curve.rate(capacity)))
     assert estimate.error == pytest.approx(2 * max(wrong))
-
-
-@pytest.mark.parametrize("rate", [1.0, 0.5])
-def test_coarser_blocks_scale_the_cache(prompts: Prompts, rate: float) -> None:
-    """Two blocks as one: half of the blocks at half of the capacity, and the rate is near."""
-    sample = sampled(prompts, rate, coarsen=2)
-    assert sample.capacity(800) == 400 * rate
-    assert sample.prompts.block_size == 2 * SIZE
-    assert sample.rate_blocks < 0.6 * rate
-    curve = lru_curve(prompts, IGNORED)
-    hits = lru_hits(sample.prompts, sample.capacity(560))
-    estimate = anchored(prompts, sample, IGNORED).estimate(hits, 800)
-    assert abs(estimate.rate - float(curve.rate(560))) < 0.03 < estimate.error
-    with pytest.raises(UsageError, match="coarser blocks lose the partial ones"):
-        anchored(prompts, sample, KVCACHE_SIMULATOR)
 
 
 def test_the_error_is_that_of_a_sum_over_subtrees() -> None:
@@ -183,40 +183,24 @@ def test_the_error_is_that_of_a_sum_over_subtrees() -> None:
 
 
 def test_a_cache_of_a_few_requests_says_nothing(prompts: Prompts) -> None:
-    """Scaled to less than 20 requests it is no miniature; coarser blocks keep all requests."""
+    """Scaled to less than 20 requests it is no miniature."""
     request_blocks = float(np.mean(prompts.cached_blocks))
     few = round(15 * request_blocks / 0.3)
-    third = sampled(prompts, 0.3)
+    third = drawn(prompts, 0.3)
     hits = lru_hits(third.prompts, third.capacity(few))
-    assert anchored(prompts, third, IGNORED).estimate(hits, few).error == 1.0
-    coarse = sampled(prompts, coarsen=2)
-    hits = lru_hits(coarse.prompts, coarse.capacity(few))
-    assert COARSE_ERROR < anchored(prompts, coarse, IGNORED).estimate(hits, few).error < 0.5
+    assert anchor(prompts, third).estimate(hits, few).error == 1.0
 
 
 def test_a_flat_cache_is_not_sampled(prompts: Prompts) -> None:
     """Its blocks are objects of their own, and subtrees are none of it."""
     with pytest.raises(UsageError, match=r"libcachesim: .*replay the whole trace"):
-        anchored(prompts, sampled(prompts, 0.5), LIBCACHESIM)
+        anchor(prompts, drawn(prompts, 0.5), LIBCACHESIM)
 
 
-@pytest.mark.parametrize(
-    ("rate", "part", "message"),
-    [
-        (0.0, 0, "share above 0"),
-        (1.5, 0, "at most 1"),
-        (math.nan, 0, "sampling rate nan"),
-        (0.5, 2, "part 2 at rate 0.5"),
-        (0.5, -1, "part -1"),
-        (1e-9, 0, r"nothing is left of .* sample at a higher rate"),
-    ],
-)
-def test_impossible_samples_are_refused(
-    prompts: Prompts, rate: float, part: int, message: str
-) -> None:
-    """Rates, parts and samples of nothing."""
-    with pytest.raises(UsageError, match=message):
-        sampled(prompts, rate, part=part)
+def test_an_empty_sample_is_refused(prompts: Prompts) -> None:
+    """No subtree of the trace is drawn at so low a rate."""
+    with pytest.raises(UsageError, match=r"nothing is left of .* sample at a higher rate"):
+        drawn(prompts, 1e-9)
 
 
 def test_an_estimate_that_drifts_with_scale_is_less_sure() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import kvscope
+from benchmarks.sampling import whole_sample
 from kvscope.characterize.windows import Windows
 from kvscope.core.errors import UsageError
 from kvscope.core.executor import Threads
@@ -26,6 +27,7 @@ from kvscope.replay import run_cache
 from kvscope.replay.curve import lru_curve
 from kvscope.replay.parameter_estimates import bind, estimate_parameters, used
 from kvscope.replay.policy_options import Variant
+from kvscope.replay.sampling import DrawnTrace, sampled
 from kvscope.replay.settings import run_setting
 from kvscope.replay.sweep import make_run, sweep
 from kvscope.replay.workload import ReplayRequest, Workload
@@ -237,8 +239,9 @@ def test_a_sampled_workload_estimates_the_whole() -> None:
         Request(input_tokens=2 * SIZE, output_tokens=0, arrival_s=float(at), hash_ids=[at % 40, 99])
         for at in range(400)
     ]
-    setting: dict[str, object] = {"sample_rate": 0.5}
-    whole, part = workload(trace), workload(trace, None, **setting)
+    whole = workload(trace)
+    drawn = DrawnTrace(sampled(whole_sample(whole.prompts), 0.5), whole.curve)
+    part = Workload(drawn, replace(whole.setting, sample_rate=0.5), whole.windows)
     lru = by_name("lru")()
     exact, estimate = (
         make_run(whole, ReplayRequest(lru, 60)),

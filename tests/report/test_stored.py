@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.app.documents.base import Document
 from kvscope.core.errors import InputError
 from kvscope.ingest.formats.base import Request
 from kvscope.report import style
@@ -38,7 +37,7 @@ def test_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             report = Report(
                 "kvscope tune",
                 trace,
-                document=Document,
+                document=dict,
                 screen=list,
                 sections=lambda title=title: [_section(title)],  # type: ignore[misc]
             )

@@ -38,7 +38,7 @@ def filled(path: str) -> Trace:
 def test_migrations_build_the_schema_from_nothing(tmp_path: Path) -> None:
     """A new file gets every step, in order, and says the newest version."""
     steps = [version for version, _ in db.migrations()]
-    assert steps == list(range(1, len(steps) + 1))
+    assert steps == list(range(steps[0], steps[-1] + 1))
     with open_store(str(tmp_path / "new.duckdb")) as store:
         found = store._connection.execute("SELECT version FROM schema_version").fetchall()
         assert found == [(steps[-1],)]
@@ -94,6 +94,17 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     assert refused.value.exit_code == ExitCode.INPUT
     with duckdb.connect(path) as connection:
         assert connection.execute("SELECT count(*) FROM traces").fetchall() == [(1,)]
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_schema_before_the_first_step_is_refused(tmp_path: Path, *, read_only: bool) -> None:
+    """A store of a much older kvscope is left alone; its traces are to be ingested again."""
+    path = str(tmp_path / "store.duckdb")
+    filled(path)
+    with duckdb.connect(path) as connection:
+        connection.execute("UPDATE schema_version SET version = 18")
+    with pytest.raises(StoreVersionError, match=r"much older.* 18, .*19 on.*traces again"):
+        open_store(path, read_only=read_only)
 
 
 def test_an_older_schema_cannot_be_read_only(tmp_path: Path) -> None:

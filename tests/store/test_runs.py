@@ -132,7 +132,6 @@ def test_the_same_question_has_one_answer(store: Store) -> None:
         replace(RUN, setting=replace(RUN.setting, floor_s=0.1)),
         replace(RUN, setting=replace(RUN.setting, decode_base_s=0.0)),
         replace(RUN, setting=replace(RUN.setting, tiers="hbm=3blocks", tier_mode="exclusive")),
-        replace(RUN, setting=replace(RUN.setting, coarsen=2)),
         replace(RUN, setting=replace(RUN.setting, rate_scale=2.0)),
         replace(RUN, setting=replace(RUN.setting, definition=HitDefinition("kvscope"))),
     ],

@@ -1,54 +1,22 @@
-"""Stores that older versions wrote: of schema version N, with a trace and a run of LRU."""
+"""A store of schema version 19, the oldest that is read, and what no version stores."""
 
 from __future__ import annotations
 
 import gzip
 from pathlib import Path
 
-import numpy as np
-import pytest
-
 from kvscope.characterize.history import load_history
 from kvscope.core.directives import Directives
-from kvscope.core.errors import StoreVersionError
-from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import Request
 from kvscope.ingest.formats.exporter import rows
 from kvscope.ingest.pipeline import ingest
-from kvscope.store import results, traces
+from kvscope.store import traces
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
 from tests import small_traces
 
 WRITTEN = Path(__file__).parents[1] / "written_before"
 TRACE = str(WRITTEN / "trace.jsonl")
-
-
-@pytest.fixture(params=[4, 5])
-def old(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return the path of a copy of an old store."""
-    path = tmp_path / "old.duckdb"
-    path.write_bytes(gzip.decompress((WRITTEN / f"store-{request.param}.duckdb.gz").read_bytes()))
-    return str(path)
-
-
-def test_nothing_is_lost(old: str) -> None:
-    """Traces and runs are there, now and after the next opening; what is new is unknown."""
-    with pytest.raises(StoreVersionError, match="an older kvscope wrote it"):
-        open_store(old, read_only=True)
-    for read_only in (False, True):
-        with open_store(old, read_only=read_only) as store:
-            (trace,) = traces.all_traces(store)
-            assert (trace.name, trace.requests, trace.accesses) == ("before", 12, 60)
-            assert (trace.models, trace.tenants, trace.measured_requests) == (None, None, None)
-            prompts = load_prompts(store, trace)
-            assert prompts.measurements is None
-            assert (prompts.clock == -1).all()
-            assert prompts.categories == load_history(store, trace).categories
-            (known,) = results.with_parts(store, results.all_runs(store, trace))
-            assert (known.run.policy, known.run.capacity_blocks) == ("lru", 6)
-            assert known.run.deployment is None
-            assert known.request == results.digest_of(known.run)
 
 
 def attributed(number: int) -> Request:
@@ -88,30 +56,6 @@ def test_attributes_move_to_a_table_of_their_own(tmp_path: Path) -> None:
         assert str(load_history(store, old)) == str(load_history(new, trace))
         traces.remove(store, old)
         assert not store.connection.execute("SELECT * FROM request_attributes").fetchall()
-
-
-def test_the_same_content_is_the_same_trace(old: str) -> None:
-    """Digests of traces stay; ingested anew, it has what the older version left out."""
-    with open_store(old) as store:
-        before = ingest(store, TRACE)
-        was, touched_before = load_prompts(store, before.trace), load_history(store, before.trace)
-        assert not before.created
-        traces.remove(store, before.trace)
-        anew = ingest(store, TRACE)
-        now, touched = load_prompts(store, anew.trace), load_history(store, anew.trace)
-    assert anew.created
-    trace = anew.trace
-    assert trace.content_hash == before.trace.content_hash
-    assert (trace.models, trace.adapters, trace.salts, trace.workers) == (2, 0, 1, 0)
-    assert (trace.tenants, trace.measured_requests) == (3, 4)
-    assert now.measurements is not None
-    assert np.nansum(now.measurements.ttft_s) == pytest.approx(4 * 0.125)
-    if len(was.block_parent) == len(now.block_parent):  # the oldest took tenants for one
-        for name in {*Prompts.__struct_fields__} - {"measurements"}:
-            assert np.array_equal(getattr(was, name), getattr(now, name)), name
-        for name in ("first", "last"):
-            assert np.array_equal(getattr(touched_before, name), getattr(touched, name)), name
-        assert np.array_equal(touched_before.life.weight, touched.life.weight)
 
 
 def test_a_cache_salt_is_not_stored(tmp_path: Path) -> None:

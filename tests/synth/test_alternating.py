@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvscope.synth.profiles import by_name
+from benchmarks.profiles import PROFILES
 
 
 def test_roles_swap_every_phase() -> None:
-    records = list(by_name("alternating").generate(requests=5_000, seed=1))
+    records = list(PROFILES["alternating"].generate(requests=5_000, seed=1))
     continues = {record.parent_chat_id for record in records}
     for phase in (0, 1):
         for kind in ("chat", "document"):
@@ -24,8 +24,8 @@ def test_roles_swap_every_phase() -> None:
 
 
 def test_the_first_two_phases_are_a_change_of_regime() -> None:
-    alternating: Any = by_name("alternating")
-    once: Any = by_name("regime-change")
+    alternating: Any = PROFILES["alternating"]
+    once: Any = PROFILES["regime-change"]
     both = (replace(profile, change_s=900.0) for profile in (alternating, once))
     first, second = (list(profile.generate(requests=1_500, seed=2)) for profile in both)
     early = [record for record in first if record.timestamp <= 1_800.0]

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.profiles import PROFILES
 from kvscope.core.errors import UsageError
+from kvscope.synth import profiles
 from kvscope.synth.base import ROOT, Profile, Record
-from kvscope.synth.profiles import PROFILES, by_name
+from kvscope.synth.profiles import by_name
 
 PROFILE_NAMES = sorted(PROFILES)
 FIELDS = [
@@ -29,7 +31,7 @@ FIELDS = [
 
 def brief(name: str) -> Profile:
     """Return the profile with a short lead-in: traffic before time 0 takes most time."""
-    profile: Any = by_name(name)
+    profile: Any = PROFILES[name]
     short: Profile = replace(profile, lead_in_s=900.0) if hasattr(profile, "lead_in_s") else profile
     return short
 
@@ -115,7 +117,7 @@ def test_fields(name: str) -> None:
 
 def test_names() -> None:
     """Profiles are found by name; a wrong name gets the nearest one."""
-    assert all(by_name(name).name == name for name in PROFILES)
+    assert all(by_name(name).name == name for name in profiles.PROFILES)
     with pytest.raises(UsageError, match="did you mean to-c"):
         by_name("to_c")
     with pytest.raises(UsageError, match="birth-death"):

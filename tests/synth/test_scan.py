@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+from benchmarks.profiles import PROFILES
 from kvscope.synth.base import ROOT
-from kvscope.synth.profiles import by_name
 
 
 def test_scans_and_chats() -> None:
-    records = list(by_name("scan").generate(requests=5_000, seed=1))
+    records = list(PROFILES["scan"].generate(requests=5_000, seed=1))
     scans = [record for record in records if record.type == "scan"]
     assert 0.2 < len(scans) / len(records) < 0.31
     tokens = sum(record.input_length for record in scans)

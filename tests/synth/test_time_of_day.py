@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kvscope.synth.profiles import by_name
+from benchmarks.profiles import PROFILES
 
 
 def test_chats_by_day_and_jobs_by_night() -> None:
-    records = list(by_name("time-of-day").generate(requests=13_000, seed=1))
+    records = list(PROFILES["time-of-day"].generate(requests=13_000, seed=1))
     hours = {
         begins: [
             record.type == "chat"
@@ -21,7 +21,7 @@ def test_chats_by_day_and_jobs_by_night() -> None:
 
 
 def test_the_calls_of_a_job_begin_with_its_prompt() -> None:
-    records = list(by_name("time-of-day").generate(requests=2_000, seed=2))
+    records = list(PROFILES["time-of-day"].generate(requests=2_000, seed=2))
     calls: dict[int, list[list[int]]] = {}
     for record in records:
         if record.type == "api":

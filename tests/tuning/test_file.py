@@ -383,27 +383,8 @@ def test_old_recommendations_are_read(name: str, fitted: int | None) -> None:
     assert plugin.policy.values == read.policy.values
     if isinstance(read.fitted, FittedReturns):
         assert (read.fitted.class_set, read.fitted.refits) == (0, True)
-        first, second = [0.512, 0.95, 0.144], [0.191, 0.082, 0.855]  # of all parts of a path
+        first, second = [0.512, 0.95, 0.144], [0.191, 0.082, 0.855]
         assert read.fitted.index[:6, :3].tolist() == [first] * PARTS + [second]
-
-
-def test_an_old_recommendation_of_a_removed_policy_names_its_successor() -> None:
-    """In one line, also for the plugin, although its fitted table is unknown today."""
-    path = OLD / "recommendation-tlru-learned.toml"
-    words = r"policy.name: the policy tlru-learned was removed; take gittins instead$"
-    with pytest.raises(InputError, match=words):
-        read_recommendation(path)
-    with pytest.raises(InputError, match=words):
-        plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
-
-
-def test_an_old_policy_file_is_read_by_the_plugin() -> None:
-    """As `kvscope fit --export` wrote it."""
-    plugin = plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(OLD / "policy-gittins.toml")})
-    assert plugin.policy is not None
-    assert plugin.policy.name == "gittins"
-    assert isinstance(plugin.fitted, FittedReturns)
-    assert not plugin.fitted.refits
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"\x00" * 10, None])

@@ -14,7 +14,7 @@ from kvscope.policies.registry import POLICIES
 from kvscope.policies.slru import Slru
 from kvscope.policies.tlru import TLru
 from kvscope.tuning.flags import VLLM_PLUGIN, EngineLaunch, flags
-from kvscope.vllm_plugin.policy_controller import lane_policy
+from kvscope.vllm_plugin.eviction_controller import lane_policy
 
 
 def test_lru_needs_no_plugin() -> None:

@@ -9,7 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from kvscope.core.errors import InputError
-from kvscope.policies.tlru import TLru
 from kvscope.replay.tier_spec import parse_tiers
 from kvscope.tuning.file import (
     AddedTier,
@@ -25,7 +24,6 @@ from kvscope.tuning.file import (
 from kvscope.tuning.flags import Flags
 from kvscope.tuning.tiers import TierCandidate, TierOffer
 from kvscope.tuning.tuner import TuningResult
-from kvscope.vllm_plugin.settings import read_settings
 from tests.tuning.answered import BLOCK_BYTES
 from tests.tuning.examples import BLOCK, PROFILE
 from tests.tuning.test_tiers import CHEAP_SSD, POOL, SIZES, WHOLE, result_of
@@ -67,8 +65,7 @@ def rounded(
     "candidate",
     [
         TierCandidate("vllm@0.33", "dram", 3 * 2**30),
-        TierCandidate("sglang-hicache:write_policy=write_back", "dram", WHOLE + 7, 2**33 + 1),
-        TierCandidate("lmcache", "ssd", WHOLE),
+        TierCandidate("vllm@0.32:eviction_policy=arc", "dram", WHOLE + 7, 2**33 + 1),
     ],
 )
 def test_simulate_finds_pool_and_tier(
@@ -81,7 +78,6 @@ def test_simulate_finds_pool_and_tier(
     assert (read.policy.name, read.capacity_tokens) == ("lru", POOL * BLOCK)
     assert read.tier is not None
     assert read.tier.offload == candidate.offload
-    assert read.tier.left_out == candidate.spec.left_out
     assert read.tier.kv_bytes_per_token * BLOCK == BLOCK_BYTES
     pool, *below = parse_tiers(read.tier.tiers(POOL), block_bytes=BLOCK_BYTES)
     assert (pool.name, pool.capacity_blocks) == ("hbm", POOL)
@@ -102,36 +98,6 @@ def test_times_of_copies_are_exact() -> None:
         assert tier.read.bytes_per_s == stated.read_bytes_per_s
         assert tier.write_bytes_per_s == stated.write_bytes_per_s
         assert tier.read.latency_s == pytest.approx(stated.latency_s, rel=1e-15)
-
-
-def test_the_plugin_finds_the_policy_of_the_tier(result: TuningResult, tmp_path: Path) -> None:
-    """The pool keeps LRU; a policy in `--additional-config` goes before the file's."""
-    path = tmp_path / "recommendation.toml"
-    offload = "vllm@0.33:eviction_policy=tlru:xi_tokens=4096:guard=0"
-    rounded(path, result, TierCandidate(offload, "dram", WHOLE))
-    environment = {"KVSCOPE_RECOMMENDATION": str(path)}
-    settings = read_settings({}, environment)
-    assert settings.policy is not None
-    assert settings.policy.name == "lru"
-    chunks = settings.for_chunks(TLru)
-    assert chunks is not None
-    assert (chunks[0].values["xi_tokens"], chunks[0].values["guard"]) == (4096, 0)
-    stated = {"cpu_tier": {"name": "tlru", "params": {"xi_tokens": 99}}}
-    chunks = read_settings({"kvscope": stated}, environment).for_chunks(TLru)
-    assert chunks is not None
-    assert chunks[0].values["xi_tokens"] == 99
-    path.write_text(path.read_text(encoding="utf-8").replace('"tlru"', '"trlu"'), encoding="utf-8")
-    with pytest.raises(InputError, match="trlu"):
-        read_settings({}, environment)
-
-
-def test_a_plain_tier_has_no_policy(result: TuningResult, tmp_path: Path) -> None:
-    """Then vLLM's own order stays in force."""
-    path = tmp_path / "recommendation.toml"
-    rounded(path, result, SIZES[1])
-    settings = read_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
-    assert settings.cpu_tier is None
-    assert settings.for_chunks(TLru) is None
 
 
 @pytest.mark.parametrize(

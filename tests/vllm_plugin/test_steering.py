@@ -23,10 +23,9 @@ from kvscope.policies.registry import POLICIES
 from kvscope.policies.tlru import TLru
 from kvscope.policies.ttl import Ttl
 from kvscope.policies.wa import Wa
-from kvscope.vllm_plugin.eviction_controller import EvictionController
+from kvscope.vllm_plugin.eviction_controller import EvictionController, lane_policy
 from kvscope.vllm_plugin.free_blocks import planned
 from kvscope.vllm_plugin.guarded_queue import GuardedQueue
-from kvscope.vllm_plugin.policy_controller import lane_policy
 from kvscope.vllm_plugin.recording import Recording
 from tests.vllm_plugin.fakes import FakeBlock, FakeRequest, LruQueue
 

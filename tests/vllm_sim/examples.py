@@ -11,7 +11,7 @@ from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.lru import Lru
-from kvscope.vllm_sim.scheduler import stepper
+from kvscope.vllm_sim.scheduler import run_kernel, runner
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
 from kvscope.vllm_sim.state import NONE, PARKED, Machine, idle_machine
 from tests.small_traces import built, prompts
@@ -44,7 +44,7 @@ def engine(
 
 def run(machine: Machine, steps: int = FOREVER) -> Machine:
     """So many steps, uncompiled."""
-    stepper().py_func(machine, steps, FOREVER, math.inf)
+    run_kernel(runner()).py_func(machine, steps, FOREVER, math.inf)
     return machine
 
 

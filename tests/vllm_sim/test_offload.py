@@ -8,15 +8,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 
 from kvscope.core.errors import UsageError
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.lru import Lru
-from kvscope.policies.tlru import TLru
 from kvscope.vllm_sim.engine import engine_kernel
-from kvscope.vllm_sim.offload_state import T1
 from kvscope.vllm_sim.replay import replayed
 from kvscope.vllm_sim.settings import EngineSettings, OffloadSettings, StorageSettings, Transfers
 from kvscope.vllm_sim.state import Machine, idle_machine
@@ -93,19 +90,6 @@ def test_a_full_tier_evicts_the_oldest_tail_first() -> None:
     assert loaded(machine) == [0, 0, 1]
 
 
-@pytest.mark.parametrize(("xi_tokens", "kept"), [(0, 0), (9, 2), (5, 1)])
-def test_a_policy_of_kvscope_evicts_safe_tails(xi_tokens: float, kept: int) -> None:
-    """A tier of eight makes room for "ijkl": LRU (xi of 0) drops all of "abcd", the older one.
-
-    Of histories of 17 tokens, two blocks start behind token 8, and one behind token 12: those of
-    "abcd" and "efgh" leave first, then the tail of what is left of "abcd".
-    """
-    policy = TLru({"xi_tokens": xi_tokens, "next_prompt_tokens": 0})
-    third = asks("ijkl", 16, at=150.0)
-    machine = offloaded(BEFORE, BETWEEN, third, AFTER, capacity_chunks=8, policy=policy)
-    assert loaded(machine) == [0, 0, 0, kept]
-
-
 def test_a_store_larger_than_the_tier_is_refused() -> None:
     """Nothing is stored where not all of it fits, and each step tries again."""
     machine = offloaded(asks("abcd", 16), capacity_chunks=3)
@@ -159,58 +143,3 @@ def test_refuses_what_is_not_modelled() -> None:
         EngineSettings(8, async_scheduling=True, offload=tier)
     with pytest.raises(UsageError, match="refuses store_threshold"):
         OffloadSettings(8, store_threshold=2, storage=FILES)
-
-
-def selective(*requests: Request, **options: Any) -> Machine:
-    """Return the engine with a tier that stores a block when a request hits it in the pool."""
-    return offloaded(*requests, store_threshold=2, forgets_offers=True, **options)
-
-
-def test_an_offer_counts_while_the_pool_has_the_block() -> None:
-    """Only the head of "abcd" is still in the pool when it is asked for again."""
-    assert selective(BEFORE, BETWEEN, AFTER).offload.state[0].stored == 1
-    ample = selective(BEFORE, BETWEEN, AFTER, blocks=20)
-    assert ample.offload.state[0].stored == 4
-
-
-def test_write_back_stores_what_the_pool_evicts() -> None:
-    """With room for both prompts nothing is written; in five blocks, d, c and b are, then more."""
-    ample = offloaded(BEFORE, BETWEEN, AFTER, blocks=20, write_back=True)
-    assert ample.offload.state[0].stored == 0
-    machine = offloaded(BEFORE, BETWEEN, write_back=True)
-    assert machine.offload.state[0].stored == 3
-    machine = offloaded(BEFORE, BETWEEN, AFTER, write_back=True)
-    assert machine.requests.hits.tolist() == [0, 0, 1]
-    assert loaded(machine) == [0, 0, 3]
-
-
-def test_a_step_waits_for_what_is_written_back() -> None:
-    """The step of the second prompt begins after the copies of three blocks."""
-    machine = offloaded(BEFORE, BETWEEN, write_back=True, store=Transfers(2.0, 0.25))
-    assert machine.requests.first_token_s.tolist() == [1.0, 103.75]
-
-
-def test_a_copy_of_what_the_pool_has_goes_first() -> None:
-    """Loaded blocks make room for those written back: of "efgh", only the newest place is lost."""
-    machine = offloaded(BEFORE, BETWEEN, AFTER, write_back=True, capacity_chunks=4)
-    state = machine.offload.state[0]
-    assert loaded(machine) == [0, 0, 3]
-    assert state.held == 4
-    assert state.evictions == state.stored - 4
-
-
-@pytest.mark.parametrize("capacity", [2, 3, 4, 5])
-def test_a_tier_written_back_to_keeps_its_size(capacity: int) -> None:
-    """Blocks that make room for a load do not evict the chunks that it reads."""
-    machine = offloaded(BEFORE, BETWEEN, AFTER, write_back=True, capacity_chunks=capacity)
-    state, chunks = machine.offload.state[0], machine.offload.chunks
-    assert np.count_nonzero(chunks.place[: len(machine.nodes)] == T1) == capacity
-    assert state.held == state.evictable == capacity
-
-
-def test_a_load_may_be_shorter_than_a_chunk() -> None:
-    """A chunk of two blocks whose head is in the pool: its tail is loaded where that is allowed."""
-    chunk = {"blocks_per_chunk": 2}
-    asked = (asks("ab", 8), asks("efgh", 16, at=100.0), asks("abx", 12, at=200.0))
-    assert loaded(offloaded(*asked, **chunk)) == [0, 0, 0]
-    assert loaded(offloaded(*asked, **chunk, least_load_blocks=1)) == [0, 0, 1]

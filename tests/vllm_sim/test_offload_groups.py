@@ -14,7 +14,6 @@ from kvscope.core.errors import UsageError
 from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.lru import Lru
-from kvscope.policies.tlru import TLru
 from kvscope.vllm_sim.engine import engine_kernel
 from kvscope.vllm_sim.replay import replay_engine, replayed
 from kvscope.vllm_sim.settings import EngineSettings, OffloadSettings, StorageSettings, Transfers
@@ -108,9 +107,7 @@ KEPT_STATES = KvGroups(STATES.groups, retention_tokens=3 * SIZE)
     ("groups", "options", "what"),
     [
         (FINE, {}, "hits within blocks"),
-        (WINDOW, {"policy": TLru({"xi_tokens": 1})}, "kvscope's policies"),
         (WINDOW, {"storage": StorageSettings()}, "files below it"),
-        (WINDOW, {"least_load_blocks": 1}, "HiCache and LMCache"),
         (KEPT, {"blocks_per_chunk": 2}, "vLLM refuses 12"),
         (KEPT_STATES, {"blocks_per_chunk": 2}, "vLLM refuses 12"),
     ],

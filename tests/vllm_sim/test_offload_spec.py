@@ -10,12 +10,10 @@ from kvscope.core.hits import standard
 from kvscope.core.runs import RunSetting
 from kvscope.replay.settings import with_capacity_model
 from kvscope.replay.sweep import engine_of
-from kvscope.replay.tier_spec import kv_transfer_config, offload_launch, parse_tiers
+from kvscope.replay.tier_spec import kv_transfer_config, offload_of, parse_tiers
 from kvscope.report.policies import setting_in_words
-from kvscope.vllm_plugin.settings import read_settings
-from kvscope.vllm_sim.offload_engines import LmCacheSpec, parse_offload
 from kvscope.vllm_sim.offload_spec import OffloadSpec
-from kvscope.vllm_sim.settings import PrefetchSettings, StorageSettings, Transfers
+from kvscope.vllm_sim.settings import StorageSettings, Transfers
 
 
 def test_defaults_are_those_of_vllm() -> None:
@@ -43,26 +41,6 @@ def test_text_round_trips(text: str) -> None:
     assert spec.text == text
     extra = spec.kv_transfer_config(1)["kv_connector_extra_config"]
     assert len(extra) == 1 + text.count("=")
-
-
-@pytest.mark.parametrize(
-    ("policy", "cached_by"), [("tlru", "TLruCachePolicy"), ("gittins", "GittinsCachePolicy")]
-)
-def test_a_policy_of_the_plugin_takes_its_parameters(policy: str, cached_by: str) -> None:
-    """vLLM gets the class, and the plugin the parameters, those of the traffic included."""
-    spec = OffloadSpec.parse(f"vllm@0.32:eviction_policy={policy}:xi_tokens=4k")
-    assert dict(spec.params) == {"xi_tokens": 4000.0}
-    spec = spec.bound(lambda kind, given: kind({**given, "next_prompt_tokens": 331.25}))
-    assert OffloadSpec.parse(spec.text) == spec
-    extra = spec.kv_transfer_config(1)["kv_connector_extra_config"]
-    assert extra["eviction_policy"] == cached_by
-    assert extra["cache_policy_module_path"] == "kvscope.vllm_plugin"
-    config = spec.additional_config()
-    assert config is not None
-    settings = read_settings(config, {}).for_chunks(type(spec.policy))  # type: ignore[arg-type]
-    assert settings is not None
-    assert settings[0].values == spec.policy.values  # type: ignore[union-attr]
-    assert settings[0].values["next_prompt_tokens"] == 331.25
 
 
 def test_a_third_tier_is_files() -> None:
@@ -113,14 +91,8 @@ def test_size_is_in_chunks() -> None:
         ("vllm", "not modelled"),
         ("vllm@0.31", "take vllm@0.32 or vllm@0.33"),
         ("vllm@0.33:eviction=arc", "did you mean eviction_policy?"),
-        ("vllm@0.33:eviction_policy=fifo", "take lru, arc, tlru or gittins"),
+        ("vllm@0.33:eviction_policy=fifo", "take lru or arc"),
         ("vllm@0.33:xi_tokens=2k", "no option 'xi_tokens'"),
-        ("vllm@0.33:eviction_policy=tlru:ttl_s=60", "no option 'ttl_s'"),
-        ("vllm@0.33:eviction_policy=tlru:xi_token=60", "did you mean xi_tokens?"),
-        ("vllm@0.33:eviction_policy=tlru:guard=0:guard=1", "twice"),
-        ("vllm@0.33:eviction_policy=tlru:guard", "no option"),
-        ("vllm@0.33:eviction_policy=gittins:guard=1", "no option 'guard'"),
-        ("vllm@0.33:eviction_policy=tlru:xi_tokens=many", "offload xi_tokens"),
         ("vllm@0.33:offload_prompt_only=1", "take true or false"),
         ("vllm@0.33:store_threshold", "no option"),
         ("vllm@0.33:store_threshold=2:store_threshold=3", "twice"),
@@ -132,39 +104,6 @@ def test_refuses(text: str, what: str) -> None:
     with pytest.raises(UsageError, match="offload") as error:
         OffloadSpec.parse(text)
     assert what in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "sglang-hicache",
-        "sglang-hicache:write_policy=write_back",
-        "sglang-hicache:hicache_storage_prefetch_policy=best_effort:prefetch_threshold=512",
-        "lmcache",
-        "lmcache:chunk_size=512:save_decode_cache=true:min_retrieve_tokens=64",
-        "vllm@0.33:eviction_policy=arc",
-    ],
-)
-def test_every_engine_round_trips(text: str) -> None:
-    """What is no default is written; an approximation says what it leaves out."""
-    spec = parse_offload(text)
-    assert spec.text == text
-    assert bool(spec.left_out) == (not text.startswith("vllm"))
-
-
-def test_hicache_by_its_write_policy() -> None:
-    """Outputs too, of any load of 10 tokens; by default stored at once."""
-    through, selective, back = (
-        parse_offload(f"sglang-hicache:write_policy={policy}").settings(100, block_size=4)
-        for policy in ("write_through", "write_through_selective", "write_back")
-    )
-    assert not through.prompt_only
-    assert [each.least_load_blocks for each in (through, selective, back)] == [3, 3, 3]
-    assert (through.store_threshold, through.write_back) == (0, False)
-    assert (selective.store_threshold, selective.forgets_offers) == (2, True)
-    assert back.write_back
-    launch = parse_offload("sglang-hicache").launch(64 * 10**9, 2).text
-    assert "--hicache-size 32 --hicache-write-policy write_through" in launch
 
 
 def with_tiers(offload: str, tiers: str) -> RunSetting:
@@ -181,70 +120,15 @@ def with_tiers(offload: str, tiers: str) -> RunSetting:
     )
 
 
-def test_hicache_prefetches_from_a_third_tier() -> None:
-    """Its flags name the policy, and the engine has the threshold in blocks."""
-    tiers = "hbm=100blocks,dram=5000blocks,ssd=1000blocks:read=1GB/s:write=500MB/s:latency=1ms"
-    options = "hicache_storage_prefetch_policy=wait_complete:prefetch_threshold=100"
-    setting = with_tiers(f"sglang-hicache:{options}", tiers)
-    engine = engine_of(setting, 100, 16, parse_tiers(tiers, block_bytes=10**6))
-    assert engine.offload is not None
-    read, write = Transfers(1e-3, 1e-3), Transfers(1e-3, 2e-3)
-    prefetch = PrefetchSettings("wait_complete", 7, 1.0, 0.25 / 64)
-    assert engine.offload.storage == StorageSettings(1000, read, write, prefetch)
-    launch = offload_launch(setting)
-    assert launch is not None
-    assert launch.text.startswith("SGLang: SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR=PATH python")
-    policy = "--hicache-storage-backend file --hicache-storage-prefetch-policy wait_complete"
-    assert f"--hicache-size 5 --hicache-write-policy write_through {policy}" in launch.text
-    assert """--hicache-storage-backend-extra-config '{"prefetch_threshold": 100}'""" in launch.text
-    words = " ".join(setting_in_words(setting))
-    assert "from 100 tokens on; wait_complete" in words
-    assert "add a third tier" not in words
-    default = parse_offload("sglang-hicache")
-    assert (default.hicache_storage_prefetch_policy, default.prefetch_threshold) == ("timeout", 256)  # type: ignore[attr-defined]
+@pytest.mark.parametrize("mode", ["lmcache:chunk_size=512", "vllm@0.33:eviction_policy=tlru"])
+def test_a_stored_run_of_an_earlier_version_can_be_listed(mode: str) -> None:
+    """What only earlier versions simulated has no flags."""
+    setting = replace(with_tiers("vllm@0.33", "hbm=9blocks,dram=9blocks"), tier_mode=mode)
+    assert offload_of(setting) is None
+    assert kv_transfer_config(setting) is None
 
 
-def test_only_a_third_tier_is_prefetched_from() -> None:
-    """Without storage, options of prefetches are refused; with two tiers below, LMCache is."""
-    with pytest.raises(UsageError, match="only a third tier"):
-        with_tiers("sglang-hicache:prefetch_threshold=512", "hbm=100blocks,dram=500blocks")
-    with pytest.raises(UsageError, match="one tier below it"):
-        with_tiers("lmcache", "hbm=100blocks,dram=500blocks,ssd=900blocks")
-
-
-def test_lmcache_has_chunks_of_tokens() -> None:
-    """256 tokens are 16 blocks of 16, and no chunk of blocks of 512 tokens."""
-    spec = LmCacheSpec()
-    assert parse_offload("lmcache") == spec
-    settings = spec.settings(160, block_size=16)
-    assert (settings.capacity_chunks, settings.blocks_per_chunk) == (10, 16)
-    assert settings.prompt_only
-    assert settings.least_load_blocks == 1
-    assert "LMCACHE_MAX_LOCAL_CPU_SIZE=16 " in spec.launch(2**35, 2).text
-    assert spec.on_blocks(16) == spec
-    assert [spec.on_blocks(size).chunk_size for size in (100, 512)] == [200, 512]
-    disk = LmCacheSpec().launch(2**40, disk=True).text
-    assert (
-        "LMCACHE_LOCAL_CPU=False LMCACHE_LOCAL_DISK=PATH LMCACHE_MAX_LOCAL_DISK_SIZE=1024" in disk
-    )
-    with pytest.raises(UsageError, match="lmcache:chunk_size=512"):
-        spec.settings(160, block_size=512)
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ("sglang-hicache:write_policy=back", "write_through_selective, write_back"),
-        ("sglang-hicache:prefetch_threshold=some", "prefetch_threshold"),
-        ("sglang-hicache:prefetch_timeout_base=2", "default of 1 s"),
-        ("sglang-hicache:hicache_storage_prefetch_policy=wait", "best_effort, wait_complete"),
-        ("sglang-hicache:load_back_threshold=1", "fixed at 10 tokens"),
-        ("lmcache:cache_policy=LFU", "only LRU"),
-        ("lmcache:save_decode_cache=1", "take true or false"),
-    ],
-)
-def test_refuses_what_is_not_simulated(text: str, what: str) -> None:
-    """An option of the engine that the simulation has not is refused with the reason."""
-    with pytest.raises(UsageError) as error:
-        parse_offload(text)
-    assert what in str(error.value)
+def test_what_vllm_refuses_with_files_is_refused() -> None:
+    """By the option's place."""
+    with pytest.raises(UsageError, match="store_threshold=2: vLLM refuses"):
+        OffloadSpec.parse("vllm@0.33:store_threshold=2", files=True)

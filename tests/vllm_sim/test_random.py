@@ -26,7 +26,7 @@ from kvscope.vllm_sim import (
     replay_in_flight,
 )
 from kvscope.vllm_sim.pool import take
-from kvscope.vllm_sim.scheduler import stepper
+from kvscope.vllm_sim.scheduler import run_kernel, runner
 from kvscope.vllm_sim.state import NONE
 from tests.small_traces import SIZES, built, prompts, requests
 from tests.vllm_sim.examples import FOREVER, SECONDS, check_books, engine, run
@@ -43,7 +43,6 @@ SETTINGS = st.fixed_dictionaries(
         "max_num_batched_tokens": st.integers(1, 20),
         "async_scheduling": st.booleans(),
         "reserve_full_prompt": st.booleans(),
-        "watermark": st.sampled_from([0.0, 0.3]),
     }
 )
 
@@ -68,7 +67,7 @@ def test_compiled_and_uncompiled_do_the_same(
     known = prompts(built(*trace))
     plain, compiled = (engine(known, blocks, policy, **options) for _ in range(2))
     run(plain)
-    stepper()(Referenced(compiled), FOREVER, FOREVER, np.inf)
+    run_kernel(runner())(Referenced(compiled), FOREVER, FOREVER, np.inf)
     for name in TABLES:
         left, right = getattr(plain, name), getattr(compiled, name)
         if left.dtype.names is None:  # stacks: what lies above their top is rest
@@ -110,7 +109,7 @@ def test_blocks_taken_one_after_another_are_those_taken_one_by_one(
     """Comparing the lane of the last one with the best of the others, or all lanes anew."""
     policy, leaf = _ManyLanes(leaves=leaves), leaves == "leaf"
     machine = engine(prompts(built(*trace)), blocks, policy, **options)
-    stepper().py_func(machine, steps, FOREVER, np.inf)
+    run_kernel(runner()).py_func(machine, steps, FOREVER, np.inf)
     check_books(machine, leaf)
     other = copy.deepcopy(machine)
     for number in range(machine.state[0].free):
@@ -132,7 +131,7 @@ def test_the_books_are_right_after_every_step(
     """In use and free make the pool, nothing counts twice, and a leaf policy leaves no orphan."""
     leaf = policy.evicts == "leaf"
     machine = engine(prompts(built(*trace)), blocks, policy, **options)
-    step = stepper().py_func
+    step = run_kernel(runner()).py_func
     more, steps = True, 0
     while more:
         more = step(machine, 1, FOREVER, np.inf)

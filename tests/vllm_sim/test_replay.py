@@ -142,14 +142,6 @@ def test_oversized_requests_are_turned_away() -> None:
     assert seen.queue_s[2] == 0
 
 
-def test_the_watermark_keeps_blocks_free() -> None:
-    """Two prompts of two blocks fit into five, but not with two to spare; alone one may."""
-    two = (asks("ab", 8, outputs=3), asks("xy", 8, outputs=3))
-    assert served(*two, blocks=5).requests.admitted_s.tolist() == [0, 0]
-    held_back = served(*two, blocks=5, watermark=0.4)  # of six blocks two
-    assert held_back.requests.admitted_s.tolist() == [0, 3]
-
-
 def test_a_prompt_may_start_with_its_first_chunk() -> None:
     """Unless all of the prompt has to fit, four tokens of it are enough to begin."""
     two = (asks("abc", 12, outputs=2), asks("xyz", 12))
@@ -283,7 +275,6 @@ def test_a_faster_trace_queues() -> None:
     [
         (lambda: EngineSettings(0), "usable_blocks"),
         (lambda: EngineSettings(5, max_num_seqs=0), "max_num_seqs"),
-        (lambda: EngineSettings(5, watermark=1.0), "watermark"),
         (lambda: StepCost(0.0), "no time"),
         (lambda: StepCost(1.0, decode_base_s=0.0), "give decode_base_s above 0"),
         (lambda: StepCost(1.0, floor_s=-1.0), "floor_s"),

@@ -1,24 +1,14 @@
-"""What all documents of `--json` share, and how they are written.
-
-A document is a dataclass whose fields are its keys: units in their names, rates from 0 to 1. Fields
-are added, never renamed or removed. Infinities and NaN become null. `kvscope.usecases.schemas`
-makes a JSON schema of each. `Facts.build` fills it from the results that it shows.
-"""
+"""Documents of `--json` whose keys are the fields of dataclasses of their own."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self, TypeAlias, dataclass_transform
-
-import msgspec
+from typing import Any, Literal, Self, TypeAlias, cast, dataclass_transform
 
 from kvscope import __version__
-from kvscope.core.trace import Lineage
+from kvscope.core.trace import Trace
 from kvscope.deployment.models import Model
-
-SCHEMA: Literal[1] = 1
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -51,87 +41,33 @@ class Facts:
         return cls(**stated)
 
 
-class TraceFacts(Facts):
-    """The trace that a document is about.
+class TraceFacts(Trace, frozen=True):
+    """The trace that a document is about."""
 
-    `models`, LoRA `adapters`, cache `salts` and `workers` count the distinct ones that requests
-    name, `tenants` the combinations of the first three, which share no blocks. `measured_requests`
-    have a TTFT, a queue time, a duration, cached tokens or a delay. All are null for traces that an
-    older version stored.
-    """
-
-    name: str
-    format: str
-    block_size: int
-    requests: int
-    accesses: int
-    distinct_blocks: int
-    span_s: float
-    input_tokens: int
-    output_tokens: int
-    lineage: Lineage
-    bad_lines: int
-    models: int | None
-    adapters: int | None
-    salts: int | None
-    tenants: int | None
-    workers: int | None
-    measured_requests: int | None
+    @classmethod
+    def build(cls, trace: Trace) -> TraceFacts:
+        """Return the trace, which shows itself."""
+        return cast("TraceFacts", trace)
 
 
 class Document(Facts):
     """What every document begins with."""
 
     kvscope: str = __version__
-    schema: Literal[1] = SCHEMA
+    schema: Literal[1] = 1
     command: str = ""
     trace: TraceFacts | None = None
 
 
 class GatedDocument(Document):
-    """A document of a command with `--fail-on`.
-
-    `figures` are what conditions compare, by the names of `--fail-on`: seconds, shares, requests
-    per second, counts and the verdict. A figure that cannot be computed is null.
-    """
+    """A document of a command with `--fail-on`; `figures` are what conditions compare."""
 
     figures: Mapping[str, float | str | None]
 
 
-class ModelFacts(Facts):
-    """The model whose KV cache sizes are computed for."""
-
-    name: str
-    dtype: str
-    bytes_per_token: int
-    notes: tuple[str, ...]
+ModelFacts: TypeAlias = Model
 
 
-AnyDocument: TypeAlias = "Document | Mapping[str, Any]"
-
-
-def to_json(document: AnyDocument) -> str:
-    """Return the document as indented JSON, in ASCII."""
-    encoded = msgspec.json.encode(document, enc_hook=_plain)
-    text = msgspec.json.format(encoded, indent=2).decode()
-    # escapes are JSON in any encoding of stdout
-    return text if text.isascii() else json.dumps(json.loads(text), indent=2)
-
-
-def to_dict(document: AnyDocument) -> dict[str, Any]:
-    """Return the document as a dictionary: what reading its JSON gives."""
-    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(document, enc_hook=_plain))
-    return plain
-
-
-def model_facts(model: Model | None) -> ModelFacts | None:
-    """Return what documents say of a model."""
-    return ModelFacts.build(model) if model else None
-
-
-def _plain(value: object) -> object:
-    """Return numpy's scalars and arrays as Python's own."""
-    convert = getattr(value, "tolist", None)
-    if convert is None:
-        raise TypeError(f"no JSON for {type(value).__name__}")
-    return convert()
+def model_facts(model: Model | None) -> Model | None:
+    """Return a model, which shows itself."""
+    return model

@@ -1,1 +1,1 @@
-"""The learner of `soft-ttl` and `trtllm-priority`: what requests state about their blocks."""
+"""The learner of `trtllm-priority`: what requests state about their blocks."""

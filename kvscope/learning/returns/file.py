@@ -20,9 +20,9 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from kvscope.core.toml_files import Count, Finite, Number, table_as
+from kvscope.core.toml_files import Count, Finite, table_as
 from kvscope.learning.learners import FittedTable
-from kvscope.learning.returns.formulas import CLASS_SETS, GAPS_S, PARTS, STEPS
+from kvscope.learning.returns.formulas import CLASS_SETS, GAPS_S, STEPS
 from kvscope.policies.base import Floats
 from kvscope.policies.gittins import AGES, LEVELS
 
@@ -35,10 +35,9 @@ _EDGES = tuple([[*map(float, edges)] for _, edges in features] for features in C
 class _ReturnsTable(msgspec.Struct, forbid_unknown_fields=True):
     by: list[str]
     edges: list[list[Finite]]
+    gaps_s: list[Finite]
     requests: Count
     index: list[list[Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]]]
-    gaps_s: list[Finite] = []  # files of earlier versions tell no parts apart
-    window_s: Number = 0.0  # of earlier versions, whose windows were of time
     refits: bool = False
 
     def __post_init__(self) -> None:
@@ -47,19 +46,14 @@ class _ReturnsTable(msgspec.Struct, forbid_unknown_fields=True):
         class_set = _NAMES.index(self.by)
         if self.edges != _EDGES[class_set]:
             raise ValueError("edges: other classes than those of this kvscope")
-        if self.gaps_s and tuple(self.gaps_s) != GAPS_S:
+        if tuple(self.gaps_s) != GAPS_S:
             raise ValueError("gaps_s: other parts than those of this kvscope")
-        rows = math.prod(STEPS[class_set]) // self.parts_a_row
+        rows = math.prod(STEPS[class_set])
         if len(self.index) != rows:
             raise ValueError(f"index: not {rows} rows")
         for at, row in enumerate(self.index):
             if len(row) != AGES:
                 raise ValueError(f"index[{at}]: not {AGES} numbers")
-
-    @property
-    def parts_a_row(self) -> int:
-        """The number of parts of a path that one row of the index is for."""
-        return 1 if self.gaps_s else PARTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,5 +97,5 @@ def read_returns(document: Mapping[str, Any], where: str) -> FittedReturns | Non
     if TABLE not in document:
         return None
     table = table_as(document[TABLE], _ReturnsTable, f"{where}: {TABLE}", _REMEDY)
-    index = np.repeat(np.array(table.index), table.parts_a_row, axis=0)
-    return FittedReturns(_NAMES.index(table.by), index, table.requests, table.refits)
+    class_set = _NAMES.index(table.by)
+    return FittedReturns(class_set, np.array(table.index), table.requests, table.refits)

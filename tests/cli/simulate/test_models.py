@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kvscope.cli.app import run
@@ -21,9 +23,13 @@ def test_tenants_apart_share_nothing(trace: str, options: tuple[str, ...], capsy
     assert "names no users" in capsys.readouterr().err
 
 
-def test_a_sample_says_its_error(options: tuple[str, ...], capsys: Streams) -> None:
+def test_a_sample_says_its_error(tmp_path: Path, capsys: Streams) -> None:
     """A sampled run has an error, an exact one none, and the exact one lies within it."""
-    asked = ("sample_traces/to-c.jsonl.gz", *options[:2], "--policies", "lru,fifo")
+    folder = str(tmp_path / "dataset")
+    sample = "sample_traces/to-c.jsonl.gz"
+    assert run(["ingest", sample, "--into", folder, "--memory", "4GiB", "--workers", "1"]) == 0
+    capsys.readouterr()
+    asked = (folder, "--policies", "lru,fifo")
     at = ("--capacity-blocks", "20000")
     exact = simulated(capsys, *asked, *at)["results"]
     part = simulated(capsys, *asked, *at, "--sample", "50%")["results"]
@@ -33,20 +39,6 @@ def test_a_sample_says_its_error(options: tuple[str, ...], capsys: Streams) -> N
         assert gap <= estimate["hit_rate_error"]
         assert estimate["queued_ttft_ms"] is None
         assert estimate["requests"] < whole["requests"]
-
-
-def test_coarser_blocks_say_their_error(
-    trace: str, options: tuple[str, ...], capsys: Streams
-) -> None:
-    """Two blocks as one: all requests stay, the rate is an estimate, and 2 blocks hold one."""
-    asked = (trace, *options, "--policies", "lru", "--capacity-blocks", "4")
-    document = simulated(capsys, *asked, "--coarsen", "2")
-    (result,) = document["results"]
-    assert document["coarsen"] == 2
-    assert result["requests"] == 3
-    assert result["token_hit_rate"] == pytest.approx(2 / 7)
-    assert result["hit_rate_error"] is not None
-    assert result["queued_ttft_ms"] is not None
 
 
 def test_an_engine_gives_running_requests_their_blocks(
@@ -125,25 +117,3 @@ def test_other_tools_definitions_are_reproduced(
     assert flat["misses"] is None
     half = simulated(capsys, *asked, "--compat", "kvcache-simulator")["results"][0]
     assert half["token_hit_rate"] == pytest.approx(2 / 5)
-
-
-@pytest.mark.parametrize(
-    ("offload", "launch"),
-    [
-        ("sglang-hicache:write_policy=write_back", "--enable-hierarchical-cache"),
-        ("lmcache:chunk_size=512", "LMCACHE_MAX_LOCAL_CPU_SIZE=0.5"),
-    ],
-)
-def test_an_approximation_says_what_it_leaves_out(
-    trace: str, options: tuple[str, ...], offload: str, launch: str, capsys: Streams
-) -> None:
-    """On the screen and in the document, beside how the engine is started."""
-    tiers = ("--tiers", "hbm=1GiB,dram=512MiB", "--model", "vicuna-7b", "--policies", "lru")
-    asked = (trace, *options, *tiers, "--offload", offload)
-    document = simulated(capsys, *asked)
-    assert launch in document["offload_launch"]
-    assert document["offload_left_out"].startswith("Left out: ")
-    assert run(["simulate", *asked]) == 0
-    words = " ".join(capsys.readouterr().out.split())
-    assert document["offload_left_out"] in words
-    assert launch in words

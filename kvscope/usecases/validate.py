@@ -1,29 +1,44 @@
-"""Validate: replay a trace on a real engine, and compare with what the simulator predicts."""
+"""Replay the trace on a real engine; compare prediction and measurement for LRU and the advice.
+
+Exit code 4: outside the tolerance, or --fail-on. 5: the engine cannot be reached, or died.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from msgspec import Struct
-from msgspec.structs import replace
 
+from kvscope.app import values
 from kvscope.app.deployment import file_states, resolved_deployment, stated_deployment
 from kvscope.app.engine_options import (
     CPU_BLOCK,
     GPU_BLOCK,
     MAX_NUM_BATCHED_TOKENS,
     MAX_NUM_SEQS,
-    LaunchOptions,
-    TargetOptions,
-    ValidateOptions,
+    EngineOptions,
 )
-from kvscope.app.latency import latency_for
-from kvscope.app.monitor import Monitor
-from kvscope.app.requests import above_zero, latency_profile
+from kvscope.app.gates import RUN_FIGURES, VERDICT, Figures, Known, ttft_figures
+from kvscope.app.options import (
+    Blocks,
+    Count,
+    DeploymentFile,
+    KvDtype,
+    Option,
+    PositiveShare,
+    RateScale,
+    ReplicaOptions,
+    Share,
+    Slo,
+    Source,
+    Tp,
+    Utilization,
+)
+from kvscope.app.requests import BASELINE, above_zero, latency_profile
 from kvscope.core.errors import InputError, UsageError
-from kvscope.core.trace import Trace
+from kvscope.core.percentiles import percentiles
 from kvscope.deployment.deployment import Deployment, ResolvedDeployment, option
 from kvscope.deployment.engines import DEFAULT_ENGINE, Engine, parse_engine
 from kvscope.deployment.gpus import resolve_gpu
@@ -31,23 +46,105 @@ from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.models import Model, read_config
 from kvscope.replay.policy_options import VLLM
 from kvscope.tuning.target import Target
+from kvscope.usecases.base import Opened, UseCase
 
 if TYPE_CHECKING:
+    from kvscope.app.monitor import Monitor
+    from kvscope.core.trace import Trace
     from kvscope.latency.profile import LatencyProfile
     from kvscope.serving.interpreter import Interpreter
     from kvscope.store.file import Stores
     from kvscope.tuning.file import PolicyFile
     from kvscope.validate.replay import Pace
-    from kvscope.validate.result import EngineFacts, Validation
+    from kvscope.validate.result import EngineFacts, RunFacts, Validation
     from kvscope.validate.tokens import TraceSample
     from kvscope.validate.validate import EngineOpener, PolicyRun
 
 Choose = Callable[[int], "TraceSample"]
 """Returns the requests to replay, given the longest that the engine can hold, in tokens."""
+Note = Callable[[str], None]
 
 DEFAULT_RECOMMENDATION = "recommendation.toml"
 DEFAULT_PROFILE_FILE = "latency.toml"
 _OF_A_START = ("tp", "kv_dtype", "gpu_memory_utilization")
+_FIGURES = (*RUN_FIGURES, "mismatched")
+
+
+class ValidateOptions(EngineOptions, frozen=True, kw_only=True):
+    """What `validate` takes: the engine, what is sent to it, and what is compared."""
+
+    policies: Annotated[
+        Literal["both", "lru", "recommendation"],
+        Option("What to run: LRU, the recommendation, or both by turns."),
+    ] = "both"
+    recommendation: Annotated[
+        str | None,
+        Source(
+            "File that `kvscope tune` or `kvscope fit --export` wrote.",
+            default="recommendation.toml, if it exists",
+        ),
+    ] = None
+    blocks: Annotated[
+        int | None,
+        Blocks(
+            "Blocks the engine can use (vLLM's --num-gpu-blocks-override less 1).",
+            default="the deployment's pool, or the recommendation's capacity",
+        ),
+    ] = None
+    tp: Tp = None
+    kv_dtype: KvDtype = None
+    gpu_memory_utilization: Utilization = None
+    deployment: DeploymentFile = None
+    latency: Annotated[
+        str | None,
+        Option(
+            "TTFT of the engine: the file that `kvscope calibrate` writes, a preset, or `trace`:"
+            " fitted to the TTFTs in the trace.",
+            "PROFILE",
+            default="the deployment's, the recommendation's, or latency.toml",
+        ),
+    ] = None
+    slo: Slo = None
+    sequential: Annotated[bool, Option("Send one request after the other.")] = False
+    in_flight: Annotated[
+        int | None, Count("Keep this number of requests in flight, whatever the recorded times.")
+    ] = None
+    rate_scale: RateScale = 1.0
+    share: Annotated[
+        float | None,
+        PositiveShare(
+            "Replay this share of the conversations, whole and at their own times: the load of one"
+            " of several engines.",
+            default="that of one of the deployment's replicas, or 100%",
+        ),
+    ] = None
+    minutes: Annotated[
+        float | None, Option("Replay only the first minutes.", "N", values.minutes)
+    ] = None
+    max_requests: Annotated[
+        int | None, Option("Replay only the first requests.", "N", values.amount("requests"))
+    ] = None
+    warmup: Annotated[
+        float,
+        Share(
+            "Share of the requests, from the start, that fill the cache and are not counted.",
+            default="20%",
+        ),
+    ] = 0.2
+    repeats: Annotated[
+        int, Count("Runs of each policy, by turns, so that drift affects all alike.")
+    ] = 1
+    outputs: Annotated[
+        Literal["forced", "bounded"] | None,
+        Option(
+            "forced: the engine answers what the next turns of the trace carry. bounded: it answers"
+            " freely, and those blocks do not hit.",
+            default="forced, and bounded with --url",
+        ),
+    ] = None
+    tolerance: Annotated[
+        float, PositiveShare("Largest deviation of TTFT from the prediction.", default="10%")
+    ] = 0.1
 
 
 class ValidatedReplica(Struct, frozen=True):
@@ -72,17 +169,16 @@ class ValidateRequest(Struct, frozen=True):
     """What the options of `validate` ask for, with all that they and the files here settle.
 
     `profile` is None where nothing says what requests take. `python` is the interpreter with the
-    vLLM to start, None for a server that runs.
+    vLLM to start, None for a server that runs. `notes` say which files of this folder are used.
     """
 
-    target: TargetOptions
     options: ValidateOptions
-    launch: LaunchOptions
     advice: PolicyFile | None
     where: ResolvedDeployment | None
     replica: ValidatedReplica
     profile: LatencyProfile | None
     python: Interpreter | None
+    notes: tuple[str, ...]
 
 
 class EngineAtHand(Struct, frozen=True):
@@ -105,41 +201,47 @@ class EngineAtHand(Struct, frozen=True):
         return min(self.facts.block_size, hits)
 
 
-def validate_request(
-    target: TargetOptions, options: ValidateOptions, launch: LaunchOptions, monitor: Monitor
-) -> ValidateRequest:
-    """Return what the options ask for; notes say which files of this folder are used.
+def validate_request(options: ValidateOptions) -> ValidateRequest:
+    """Return what the options of `validate` ask for.
 
     Raises UsageError for options that contradict each other, and for a vLLM without a size of its
     cache; EngineError where there is no vLLM to start.
     """
     from kvscope.serving.interpreter import with_vllm
 
-    _check_options(target, options)
-    advice = _advice(options, monitor)
-    where = _deployment(options)
-    replica = _replica(options, launch, where, advice)
-    profile = where.latency if where else _profile(options.latency, advice, monitor)
+    _check_options(options)
+    notes: list[str] = []
+    advice = _advice(options, notes.append)
+    stated = _stated(options)
+    where = _deployment(stated)
+    replica = _replica(options, stated, where, advice)
+    profile = where.latency if where else _profile(options.latency, advice, notes.append)
     python = None
-    if target.url is None:
+    if options.url is None:
         if options.blocks is None and replica.tokens is None:
             raise UsageError(
                 "the size of the cache is unknown",
                 where="--blocks",
                 remedy="state it, or --deployment, or --recommendation",
             )
-        python = with_vllm(launch.python)
-    return ValidateRequest(target, options, launch, advice, where, replica, profile, python)
+        python = with_vllm(options.python)
+    return ValidateRequest(options, advice, where, replica, profile, python, tuple(notes))
 
 
-def _check_options(target: TargetOptions, options: ValidateOptions) -> None:
+def _stated(options: ValidateOptions) -> ReplicaOptions:
+    """Return the options that a deployment takes, too."""
+    names = (*_OF_A_START, "latency", "deployment")
+    return ReplicaOptions(**{name: getattr(options, name) for name in names})
+
+
+def _check_options(options: ValidateOptions) -> None:
     """Raise UsageError for options that contradict each other."""
-    target.check("vLLM")
+    options.check_engine("vLLM")
     rate_scale = above_zero(options.rate_scale)
     if options.sequential and options.in_flight:
         raise UsageError("contradict each other", where="--sequential, --in-flight")
     for name in _OF_A_START:
-        if target.url is not None and getattr(options, name) is not None:
+        if options.url is not None and getattr(options, name) is not None:
             raise UsageError(
                 "a running server has its own", where=option(name), remedy="leave out --url or this"
             )
@@ -149,21 +251,34 @@ def _check_options(target: TargetOptions, options: ValidateOptions) -> None:
         )
 
 
+def run(opened: Opened, request: ValidateRequest, monitor: Monitor) -> Validation:
+    """Replay a trace on the engine, compare, and store what was measured.
+
+    Raises UsageError where the engine's blocks are unknown, EngineError where there is no engine.
+    """
+    from kvscope.store import results
+    from kvscope.store.file import CANNOT_STORE
+
+    for text in request.notes:
+        monitor.note(text)
+    trace = opened.trace
+    validation = validate(opened.stores, trace, request, monitor, opened.reading.seed)
+    try:
+        with opened.stores.writing() as store:
+            results.add_validation(store, trace, validation)
+    except CANNOT_STORE as error:
+        monitor.note(f"the validation was not stored: {error}")
+    return validation
+
+
 def validate(
-    stores: Stores,
-    trace: Trace,
-    request: ValidateRequest,
-    monitor: Monitor,
-    *,
-    seed: int = 0,
-    show_log: Callable[[tuple[str, ...]], None],
+    stores: Stores, trace: Trace, request: ValidateRequest, monitor: Monitor, seed: int
 ) -> Validation:
     """Replay `trace` on the engine with each policy, and compare with the prediction.
 
-    What was measured until the engine died or the monitor's `stop` was set is judged; `show_log`
-    gets the last lines of a log. Raises UsageError where the engine's blocks are unknown,
-    EngineError where there is no engine.
+    What was measured until the engine died or the monitor's `stop` was set is judged.
     """
+    from kvscope.app.latency import latency_for
     from kvscope.app.traces import replayable
     from kvscope.validate.replay import Pace
     from kvscope.validate.tokens import sample_trace
@@ -171,8 +286,7 @@ def validate(
     from kvscope.validate.validate import validate as replay_all
     from kvscope.vllm_sim import EngineSettings
 
-    target, options, launch = request.target, request.options, request.launch
-    advice, replica = request.advice, request.replica
+    options, advice, replica = request.options, request.advice, request.replica
     prompts, pace = replayable(stores, trace), Pace("recorded", rate_scale=options.rate_scale)
     if options.sequential:
         pace = Pace("sequential")
@@ -186,7 +300,7 @@ def validate(
     latency = latency_for(trace, assumed, request.where, lambda: prompts)
     if latency.note:
         monitor.note(latency.note)
-    forced = (options.outputs or ("bounded" if target.url else "forced")) == "forced"
+    forced = (options.outputs or ("bounded" if options.url else "forced")) == "forced"
 
     def choose(longest: int) -> TraceSample:
         return sample_trace(
@@ -199,10 +313,13 @@ def validate(
         )
 
     if request.python is None:
-        engine = _running_server(target, options, launch, choose, advice)
+        engine = _running_server(options, choose, advice)
     else:
         engine = _own_vllm(request, request.python, choose, monitor, forced=forced)
+    overlapped = engine.overlapped and "--no-async-scheduling" not in options.vllm_flags
     plan = ValidationPlan(
+        trace=trace,
+        deployment=replica.stated.as_table if replica.stated else None,
         sample=engine.sample,
         pace=pace,
         profile=latency.profile,
@@ -210,7 +327,7 @@ def validate(
             engine.facts.blocks,
             replica.max_num_seqs,
             replica.max_num_batched_tokens,
-            async_scheduling=engine.overlapped and "--no-async-scheduling" not in launch.vllm_flags,
+            async_scheduling=overlapped,
             groups=engine.groups,
         ).in_version(_version(engine.facts.version)),
         block_size=engine.hash_tokens,
@@ -223,7 +340,7 @@ def validate(
         seed=seed,
         profiled=request.profile is not None,
     )
-    runs = _runs(target, options, advice, monitor, pace, engine)
+    runs = _runs(options, advice, monitor, pace, engine)
     if engine.sample.too_long:
         monitor.note(
             f"{engine.sample.too_long:,} requests are longer than the engine takes: left out"
@@ -233,19 +350,18 @@ def validate(
             "the engine answers freely: blocks of outputs that later turns carry do not hit, and"
             " are predicted so"
         )
-    validation = replay_all(
+    return replay_all(
         plan,
         engine.facts,
         runs,
         engine.open,
         progress=monitor.steps,
-        show_log=show_log,
+        show_log=monitor.show_log,
         stop=monitor.stop,
     )
-    return replace(validation, deployment=replica.stated.as_table if replica.stated else None)
 
 
-def _deployment(options: ValidateOptions) -> ResolvedDeployment | None:
+def _deployment(options: ReplicaOptions) -> ResolvedDeployment | None:
     """Return what follows from the deployment that a file states, None without one."""
     where = resolved_deployment(options) if file_states(options) else None
     if where is not None and where.engine.name != VLLM:
@@ -259,7 +375,7 @@ def _deployment(options: ValidateOptions) -> ResolvedDeployment | None:
 
 def _replica(
     options: ValidateOptions,
-    launch: LaunchOptions,
+    stated_options: ReplicaOptions,
     where: ResolvedDeployment | None,
     advice: PolicyFile | None,
 ) -> ValidatedReplica:
@@ -269,7 +385,7 @@ def _replica(
     tuned = advice.deployment if isinstance(advice, RecommendationFile) else None
     engines = where.engines if where else tuned.replicas if tuned else 1
     tokens = where.pool.tokens if where else advice.capacity_tokens if advice else None
-    stated = where.stated if where else stated_deployment(options)
+    stated = where.stated if where else stated_deployment(stated_options)
     seqs, batched = MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS
     if limits := where or tuned:
         seqs, batched = limits.max_num_seqs, limits.max_num_batched_tokens
@@ -278,9 +394,9 @@ def _replica(
         share=options.share or 1 / engines,
         scale=options.share * engines if options.share else 1.0,
         tokens=tokens,
-        block_size=launch.engine_block_size or (stated.block_size if stated else None),
-        max_num_seqs=launch.max_num_seqs or seqs,
-        max_num_batched_tokens=launch.max_num_batched_tokens or batched,
+        block_size=options.engine_block_size or (stated.block_size if stated else None),
+        max_num_seqs=options.max_num_seqs or seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens or batched,
         flags=_start_flags(stated) if stated else (),
     )
 
@@ -311,7 +427,7 @@ def _own_vllm(
     from kvscope.validate.result import EngineFacts
     from kvscope.validate.validate import own_vllm
 
-    launch, replica, model = request.launch, request.replica, str(request.target.model)
+    options, replica, model = request.options, request.replica, str(request.options.model)
     config, shape = config_of(model) or {}, _shape(model)
     is_gpu = python.device == "cuda"
     if shape is not None:
@@ -321,7 +437,7 @@ def _own_vllm(
     stated = replica.block_size or (GPU_BLOCK if is_gpu else CPU_BLOCK)
     tp = replica.stated.tp if replica.stated else 1
     size = shape.block_tokens(stated, tp) if shape else stated
-    blocks = request.options.blocks or _blocks(replica, size, monitor)
+    blocks = options.blocks or _blocks(replica, size, monitor)
     sample = choose(_longest(config.get("max_position_embeddings"), blocks * size))
     tokens = sample.prompts.input_tokens + sample.prompts.output_tokens
     started = Launch(
@@ -332,7 +448,7 @@ def _own_vllm(
         max_num_seqs=replica.max_num_seqs,
         max_num_batched_tokens=replica.max_num_batched_tokens,
         forced_outputs=forced,
-        flags=(*replica.flags, *launch.vllm_flags),
+        flags=(*replica.flags, *options.vllm_flags),
         kv_bytes_per_token=shape.by_block.bytes_per_token * size // stated if shape else None,
     )
     device = python.device_name or python.device
@@ -342,7 +458,7 @@ def _own_vllm(
     states = groups.state_tokens if groups else 0
     if groups is not None and states and replica.stated is not None:
         groups = groups.matching(replica.stated.prefix_match_unit)
-    opened = own_vllm(started, launch.server(python, monitor.stop), states)
+    opened = own_vllm(started, options.server(python, monitor.stop), states)
     flags = tuple(started.options(python))
     facts = EngineFacts("vLLM", python.vllm, device, model, blocks, size, flags)
     return EngineAtHand(facts, opened, sample, overlapped=is_gpu, groups=groups)
@@ -365,11 +481,7 @@ def _shape(model: str) -> Model | None:
 
 
 def _running_server(
-    target: TargetOptions,
-    options: ValidateOptions,
-    launch: LaunchOptions,
-    choose: Choose,
-    advice: PolicyFile | None,
+    options: ValidateOptions, choose: Choose, advice: PolicyFile | None
 ) -> EngineAtHand:
     """Return the server that runs already; its blocks as stated, or as its metrics have them.
 
@@ -380,10 +492,10 @@ def _running_server(
     from kvscope.validate.result import EngineFacts
     from kvscope.validate.validate import running_server
 
-    endpoint = Endpoint(str(target.url), timeout_s=launch.timeout)
-    served = endpoint.model(target.served_model)
+    endpoint = Endpoint(str(options.url), timeout_s=options.timeout)
+    served = endpoint.model(options.served_model)
     pool = block_pool(endpoint.metrics())
-    size = launch.engine_block_size or (pool and pool.block_size)
+    size = options.engine_block_size or (pool and pool.block_size)
     blocks = options.blocks or (pool and pool.usable_blocks)
     if not size or not blocks:
         raise UsageError(
@@ -417,7 +529,7 @@ def _longest(limit: object, tokens: int) -> int:
     return min(limit - 1, tokens) if isinstance(limit, int) else tokens
 
 
-def _advice(options: ValidateOptions, monitor: Monitor) -> PolicyFile | None:
+def _advice(options: ValidateOptions, note: Note) -> PolicyFile | None:
     """Return the policy file that is named, or the recommendation in this folder, if any."""
     from kvscope.tuning.file import RecommendationFile, read_policy_file
 
@@ -427,7 +539,7 @@ def _advice(options: ValidateOptions, monitor: Monitor) -> PolicyFile | None:
     if options.recommendation is None and not path.is_file():
         if options.policies == "recommendation":
             raise InputError("no such file", where=str(path), remedy="`kvscope tune` writes it")
-        monitor.note(f"no {path} here: only LRU is validated")
+        note(f"no {path} here: only LRU is validated")
         return None
     advice = read_policy_file(path)
     tier = advice.tier if isinstance(advice, RecommendationFile) else None
@@ -438,9 +550,7 @@ def _advice(options: ValidateOptions, monitor: Monitor) -> PolicyFile | None:
             remedy="validate the pool alone with --policies lru, or name another file",
         )
     if options.recommendation is None:
-        monitor.note(
-            f"using {path} of this folder: {advice.policy.name}, for the trace {advice.trace}"
-        )
+        note(f"using {path} of this folder: {advice.policy.name}, for the trace {advice.trace}")
     return advice
 
 
@@ -448,23 +558,20 @@ def _advice_path(options: ValidateOptions) -> Path:
     return Path(options.recommendation or DEFAULT_RECOMMENDATION)
 
 
-def _profile(
-    latency: str | None, advice: PolicyFile | None, monitor: Monitor
-) -> LatencyProfile | None:
+def _profile(latency: str | None, advice: PolicyFile | None, note: Note) -> LatencyProfile | None:
     """Return the profile that is named, that of the advice, or that in this folder, if any."""
     if latency is not None:
         return latency_profile(latency)
     if advice is not None and advice.profile is not None:
         return advice.profile
     if Path(DEFAULT_PROFILE_FILE).is_file():
-        monitor.note(f"using {DEFAULT_PROFILE_FILE} of this folder as --latency")
+        note(f"using {DEFAULT_PROFILE_FILE} of this folder as --latency")
         return latency_profile(DEFAULT_PROFILE_FILE)
-    monitor.note("no --latency: TTFT is not judged; `kvscope calibrate` measures yours")
+    note("no --latency: TTFT is not judged; `kvscope calibrate` measures yours")
     return None
 
 
 def _runs(
-    target: TargetOptions,
     options: ValidateOptions,
     advice: PolicyFile | None,
     monitor: Monitor,
@@ -474,7 +581,7 @@ def _runs(
     """Return the policies to run: LRU, what is recommended, or both."""
     from kvscope.validate.validate import PolicyRun, recommended_run
 
-    if target.url is not None and options.policies == "both":  # it runs what it was started with
+    if options.url is not None and options.policies == "both":  # it runs what it was started with
         monitor.note("the server is assumed to evict by LRU; if not, use --policies recommendation")
         return [PolicyRun()]
     if advice is None or options.policies == "lru":
@@ -486,8 +593,79 @@ def _runs(
         trace_clock=pace.kind == "sequential",
         groups=engine.groups,
     )
-    if target.url is not None:
+    if options.url is not None:
         return [PolicyRun(advice.policy, fitted=advice.fitted)]
     if best.policy.name == "lru" or options.policies == "recommendation":
         return [best]
     return [PolicyRun(), best]
+
+
+def known_figures(request: ValidateRequest) -> Known:
+    """Return the verdict and measured figures.
+
+    A name without a policy means the recommended one, or LRU where it ran alone.
+    """
+    from kvscope.validate.result import Verdict  # loads NumPy
+
+    of_lru = (f"{BASELINE}.{name}" for name in _FIGURES)
+    return Known((*_FIGURES, *of_lru), get_args(Verdict))
+
+
+def validation_figures(validation: Validation) -> Figures:
+    """Return the verdict and what was measured of each policy, over all its repeats."""
+    by_policy: dict[str, list[RunFacts]] = {}
+    for run in validation.runs:
+        by_policy.setdefault(run.policy, []).append(run)
+    figures: dict[str, float | str | None] = {VERDICT: validation.verdict}
+    for policy, repeats in by_policy.items():  # LRU first
+        measured = _measured(repeats, validation)
+        figures |= measured | {f"{policy}.{name}": value for name, value in measured.items()}
+    return figures
+
+
+def _measured(repeats: Sequence[RunFacts], validation: Validation) -> dict[str, float]:
+    """Return the measured figures of one policy; a request without an answer misses the SLO."""
+    import numpy as np
+
+    times_s = np.concatenate([run.measured_ttft_s[run.counted] for run in repeats])
+    failed = sum(request >= validation.warmup for run in repeats for request in run.failed)
+    measured = [run.measured for run in repeats]
+    figures = ttft_figures(percentiles(np.append(times_s, [np.inf] * failed) * 1e3))
+    if (slo_s := validation.slo_s) is not None:
+        within = int(np.count_nonzero(times_s <= slo_s))
+        figures["attainment"] = within / (len(times_s) + failed)
+        figures["tel"] = float(np.maximum(times_s - slo_s, 0).sum())
+    off = [run.mismatched_tokens for run in repeats if run.mismatched_tokens is not None]
+    if len(off) == len(repeats):  # the engine reports its hits
+        tokens = validation.sample.prompts.input_tokens
+        hits = sum(run.hit_tokens for run in measured)
+        predicted = sum(run.predicted.hit_tokens for run in repeats)
+        figures["hit-rate"] = hits / sum(
+            int(tokens[: len(run.counted)][run.counted].sum(dtype=np.int64)) for run in repeats
+        )
+        figures["mismatched"] = sum(off) / predicted if predicted else float(sum(off) > 0)
+    return figures
+
+
+def _unfinished(validation: Validation) -> str:
+    if not validation.ended:
+        return ""
+    return f"ended early: {validation.ended}; what was measured until then is kept"
+
+
+USE_CASE: UseCase[ValidateOptions, ValidateRequest, Validation] = UseCase(
+    name="validate",
+    title="kvscope validate",
+    help=__doc__,
+    options=ValidateOptions,
+    check=validate_request,
+    run=run,
+    table="runs",
+    reporting="validation",
+    sections=("validation", "runs", "measured-on"),
+    known=known_figures,
+    figures=validation_figures,
+    stops=True,
+    unfinished=_unfinished,
+    fails=lambda validation: validation.verdict == "not confirmed",
+)

@@ -10,21 +10,18 @@ from kvscope.core.jit import kernel
 from kvscope.core.prefix import write_path
 from kvscope.replay.traffic import Traffic
 
-NO_BUDGET = 2**62
 NOT_HELD = -1.0
 """The TTL of a request that neither looks anything up nor leaves anything cached."""
 
 
-class Leases(Struct, frozen=True):
-    """What the leases of R requests hit and hold; `end_s` is the trace's end.
+class TtlReplay(Struct, frozen=True):
+    """What blocks hit and hold that live for a time after a touch; `end_s` is the trace's end.
 
-    `hit_blocks` (R entries) are leading blocks that a lease holds at the look-up. `granted` (R
-    entries) are leases within the budget. `block_seconds` sums the time that blocks are held, up to
-    the trace's end; `peak_blocks` are held at once.
+    `hit_blocks` (R entries) are leading blocks that are held at the look-up. `block_seconds` sums
+    the time that blocks are held, up to the trace's end; `peak_blocks` are held at once.
     """
 
     hit_blocks: Int32s
-    granted: Bools
     block_seconds: float
     peak_blocks: int
     end_s: float
@@ -35,17 +32,16 @@ class Leases(Struct, frozen=True):
         return self.block_seconds / self.end_s if self.end_s > 0 else 0.0
 
 
-def hold(traffic: Traffic, ttl_s: Float64s, budget_blocks: int = NO_BUDGET) -> Leases:
+def replay_ttls(traffic: Traffic, ttl_s: Float64s) -> TtlReplay:
     """Hold the blocks of each request for its TTL (R entries, in seconds) after its arrival.
 
-    A block is held until the latest end of the leases of all requests that touched it, so a short
-    TTL never shortens a longer one, and a block is held as long as its descendants: hits are
-    prefixes. A lease that would hold more than `budget_blocks` is not granted. A request with
-    NOT_HELD as TTL has no lease and hits nothing.
+    A block is held until the latest end of the TTLs of all requests that touched it, so a short TTL
+    never shortens a longer one, and a block is held as long as its descendants: hits are prefixes.
+    A request with NOT_HELD as TTL holds and hits nothing.
     """
     expiry_s = traffic.arrival_s + np.maximum(ttl_s, 0.0)
     requests = len(traffic.leaf)
-    hits, granted = np.zeros(requests, dtype=np.int32), np.zeros(requests, dtype=np.bool_)
+    hits = np.zeros(requests, dtype=np.int32)
     end_s = float(traffic.arrival_s[-1]) if requests else 0.0
     owner = np.full(len(traffic.block_parent), -1, dtype=np.int32)
     block_seconds, peak = _hold(
@@ -54,14 +50,12 @@ def hold(traffic: Traffic, ttl_s: Float64s, budget_blocks: int = NO_BUDGET) -> L
         np.asarray(ttl_s) < 0,
         np.argsort(expiry_s, kind="stable"),
         end_s,
-        budget_blocks,
         np.empty(int(traffic.length.max(initial=0)), dtype=np.int32),
         owner,
         np.zeros(requests, dtype=np.int64),
         hits,
-        granted,
     )
-    return Leases(hits, granted, float(block_seconds), int(peak), end_s)
+    return TtlReplay(hits, float(block_seconds), int(peak), end_s)
 
 
 @kernel
@@ -71,16 +65,14 @@ def _hold(
     without: Bools,
     by_expiry: Int64s,
     end_s: float,
-    budget_blocks: int,
     path: Int32s,
     owner: Int32s,
     owned: Int64s,
     hits: Int32s,
-    granted: Bools,
 ) -> tuple[float, int]:
-    """Fill `hits` and `granted`; return the block-seconds held and the peak in blocks.
+    """Fill `hits`; return the block-seconds held and the peak in blocks.
 
-    The lease that holds a block is its `owner` (N + 1 entries), and each owns `owned` blocks.
+    The request that holds a block is its `owner` (N + 1 entries), and each owns `owned` blocks.
     """
     requests = len(traffic.leaf)
     held, peak, expired, block_seconds = 0, 0, 0, 0.0
@@ -101,9 +93,6 @@ def _hold(
             alive += 1
         hits[request] = min(alive, traffic.look[request])
         added = length - alive + traffic.anonymous[request]
-        if held + added > budget_blocks:
-            continue
-        granted[request] = True
         until_s = min(expiry_s[request], end_s)
         for depth in range(alive):
             before = owner[path[depth]]

@@ -1,0 +1,157 @@
+"""What kvscope knows by name: policies, routers, models, latency profiles, trace formats."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
+
+from kvscope.deployment.models import HeadKv, LatentKv, Model, UnlikeKv
+from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, LatencyProfile
+
+if TYPE_CHECKING:
+    from kvscope.ingest.formats.base import TraceFormat
+    from kvscope.ingest.formats.exporter import Exporter
+    from kvscope.policies.base import Policy
+    from kvscope.routers.base import Router
+
+
+class ListedPolicy(Struct, frozen=True):
+    """An eviction policy.
+
+    `engines` lists what can run it as it is or with kvscope's plugin; it is empty for policies that
+    only a simulation can run, such as the oracles (`hindsight`).
+    """
+
+    DOCUMENT: ClassVar[str] = "*policy engines parameters=policy.parameters"
+    policy: type[Policy]
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The engines that can run it with its default parameters."""
+        from kvscope.tuning.flags import flags
+
+        if self.policy.hindsight:
+            return ()
+        known = flags(self.policy())
+        vllm = "vllm with kvscope's plugin" if known.vllm_needs_plugin else "vllm"
+        able = {vllm: known.vllm, "sglang": known.sglang}
+        return tuple(name for name, text in able.items() if text is not None)
+
+
+class Policies(Struct, frozen=True):
+    """The eviction policies, in the order of the registry."""
+
+    policies: tuple[ListedPolicy, ...]
+
+
+class ListedRouter(Struct, frozen=True):
+    """A router; the version whose rule it is, is part of the name.
+
+    `sees` is what a choice depends on, `needs` what a trace must have. A router that `draws` does
+    so at random. A `reference` knows what no router can. `flags` set it with its defaults.
+    """
+
+    DOCUMENT: ClassVar[str] = "*router flags parameters=router.parameters"
+    router: type[Router]
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The launch flags of its defaults."""
+        return self.router().flags()
+
+
+class Routers(Struct, frozen=True):
+    """The routers, in the order of the registry."""
+
+    routers: tuple[ListedRouter, ...]
+
+
+class ListedModel(Struct, frozen=True):
+    """A model preset with the bytes of KV cache that one token takes."""
+
+    DOCUMENT: ClassVar[str] = (
+        "name=model.name summary source=model.source kv_dtype=model.dtype"
+        " bytes_per_token=model.bytes_per_token notes=model.notes"
+    )
+    model: Model
+
+    @property
+    def summary(self) -> str:
+        """Its attention layers."""
+        return _layers(self.model.shape)
+
+
+class Models(Struct, frozen=True):
+    """The model presets."""
+
+    models: tuple[ListedModel, ...]
+
+
+class ListedLatency(Struct, frozen=True):
+    """A latency preset: TTFT = base + per_token u + per_token_pair u (c + u / 2)."""
+
+    DOCUMENT: ClassVar[str] = (
+        "name=profile.name summary source=profile.source model default base_s=profile.base_s"
+        " per_token_s=profile.per_token_s per_token_pair_s=profile.per_token_pair_s"
+    )
+    profile: LatencyProfile
+
+    @property
+    def summary(self) -> str:
+        """Its formula."""
+        base, token = self.profile.base_s * 1e3, self.profile.per_token_s * 1e6
+        return f"{base:.3g} ms + {token:.3g} us per uncached token"
+
+    @property
+    def model(self) -> str | None:
+        """The model that it was measured with."""
+        return MODELS.get(self.profile.name)
+
+    @property
+    def default(self) -> bool:
+        """Whether commands take it where none is named."""
+        return self.profile.name == DEFAULT_PROFILE
+
+
+class LatencyPresets(Struct, frozen=True):
+    """The latency presets, the default first."""
+
+    latencies: tuple[ListedLatency, ...]
+
+
+class ListedFormat(Struct, frozen=True):
+    """A trace format that kvscope reads or writes."""
+
+    name: str
+    summary: str
+    source: str
+    reads: bool
+    writes: bool
+    has_hashes: bool
+
+    @classmethod
+    def read(cls, known: type[TraceFormat], *, writes: bool) -> ListedFormat:
+        """Return the entry of a format that kvscope reads."""
+        words = known.name, known.summary, known.source
+        return cls(*words, reads=True, writes=writes, has_hashes=known.has_hashes)
+
+    @classmethod
+    def written(cls, known: type[Exporter]) -> ListedFormat:
+        """Return the entry of a format that kvscope only writes."""
+        words = known.name, known.summary, known.source
+        return cls(*words, reads=False, writes=True, has_hashes=known.needs_hashes)
+
+
+class Formats(Struct, frozen=True):
+    """The trace formats: those that kvscope reads, then the others."""
+
+    formats: tuple[ListedFormat, ...]
+
+
+def _layers(shape: HeadKv | LatentKv | UnlikeKv) -> str:
+    if isinstance(shape, UnlikeKv):
+        return f"{_layers(shape.full)}; {_layers(shape.windowed)}"
+    if isinstance(shape, HeadKv):
+        return f"{shape.layers} layers, {shape.kv_heads} KV heads of {shape.head_size}"
+    return f"{shape.layers} layers, latent {shape.latent_size} + rope {shape.rope_size}"
