@@ -34,7 +34,7 @@ from kvscope.vllm_sim.replay import replay_engine
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-PAGE = ROOT / "docs" / "record.md"
+PAGE = ROOT / "docs" / "evidence" / "recording.md"
 STEP_S = 0.02
 ALIVE = 64
 

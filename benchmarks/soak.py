@@ -34,7 +34,7 @@ from kvscope.serving.interpreter import with_vllm
 from kvscope.serving.server import Launch, VllmServer
 
 os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-PAGE = ROOT / "docs" / "record.md"
+PAGE = ROOT / "docs" / "evidence" / "recording.md"
 BLOCK, BLOCKS, LONGEST = 32, 600, 2048
 FIRST_TOKENS, TURN_TOKENS, OUTPUT_TOKENS = 200, 90, 24  # means
 HEADS = 4  # system prompts, which conversations share

@@ -17,7 +17,7 @@ from benchmarks.generate import records
 from benchmarks.table import Table, record
 from kvscope.app.watch import Watch, WatchRequest, measure
 
-PAGE = ROOT / "docs" / "watch.md"
+PAGE = ROOT / "docs" / "evidence" / "recording.md"
 MIB = 1 << 20
 
 

@@ -212,7 +212,7 @@ class Recommendation(Struct, frozen=True):
         if self.tuning.choice is not None:
             return self._why_no_switch(self.deployment)
         if self.tuning.verdict != "keep-lru":
-            return f"No flags: {self.tuning.verdict} is not mended by flags."
+            return "No flags: no engine setting fixes this."
         return self._why_starts()
 
     def _why_no_switch(self, where: ResolvedDeployment) -> str:

@@ -138,7 +138,7 @@ def _serve(options: list[str], url: str, token: str | None) -> None:
     """Run the server until it ends, or until Ctrl-C or SIGTERM, which end it cleanly."""
     note(f"open {url} (Ctrl-C ends it)")
     if token is not None:
-        note("whoever has that address can use this dashboard; it is not encrypted on its way")
+        note("anyone with that address can use this dashboard; the connection is not encrypted")
     environment = os.environ | {"PYTHONPATH": _importable()}
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     server = subprocess.Popen(

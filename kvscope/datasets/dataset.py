@@ -89,7 +89,7 @@ class Dataset:
             raise InputError(
                 "this dataset is not finished",
                 where=folder,
-                remedy="run the `kvscope ingest` with --into again: it goes on where it ended",
+                remedy="run the `kvscope ingest` with --into again: it continues where it ended",
             )
         try:
             self.manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)

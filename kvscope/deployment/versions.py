@@ -1,6 +1,6 @@
 """What changed between versions of vLLM: one row a behaviour, each with where it was read.
 
-The pool, the simulator, the flags, the plugin and docs/engine-versions.md read this table. A
+The pool, the simulator, the flags, the plugin and docs/deployment.md read this table. A
 version that changes something adds a row, and what depends on it calls `Engine.has`.
 """
 
@@ -14,7 +14,7 @@ Version: TypeAlias = tuple[int, int]
 
 NEWEST: Version = (0, 33)
 COMPARED: tuple[Version, ...] = tuple((0, minor) for minor in (20, 22, 25, 26, 28, 30, 32, 33))
-"""Versions whose own cache manager was run against the simulator (docs/engine-versions.md)."""
+"""Versions whose own cache manager was run against the simulator (docs/deployment.md)."""
 STATES_COMPARED: Version = (0, 32)
 """The first version of which states of linear attention were compared."""
 PLUGIN: tuple[Version, ...] = ((0, 26), (0, 32), (0, 33))
@@ -155,5 +155,5 @@ def not_compared(version: Version) -> str | None:
     above = version_text(min(each for each in COMPARED if each > version))
     return (
         f"vLLM {name} was not compared with kvscope, {below} and {above} were; it is simulated by"
-        " what its sources say (docs/engine-versions.md)"
+        " what its sources say (docs/deployment.md)"
     )

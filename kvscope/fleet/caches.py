@@ -125,7 +125,7 @@ def _empty_state(
 ) -> Any:
     if policy.hindsight:
         raise UsageError(
-            f"{policy.name} knows the future, which here depends on what the router will do",
+            f"{policy.name} knows the future, which depends on what this router chooses",
             where="--policy",
             remedy="take a policy without hindsight, or a router that sees the order alone",
         )

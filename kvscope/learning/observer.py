@@ -42,7 +42,9 @@ class Observer:
         if self.broken:
             return
         self.broken = True
-        log.error("%s; the engine goes on without. Please report this:", self.what, exc_info=error)
+        log.error(
+            "%s; the engine continues without. Please report this:", self.what, exc_info=error
+        )
         try:
             self.give_up()
         except Exception:

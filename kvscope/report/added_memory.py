@@ -81,7 +81,7 @@ def _added(
     if tier is not None and (wear := offer.wear(tier, option.written_bytes_s)):
         daily = significant(option.written_bytes_s * _DAY_S / 2**40)
         rated = f"{daily} TiB a day are written, {significant(wear)} times what the drive is rated"
-        worn = " for: it wears out so many times sooner, which the price counts."
+        worn = " for: it wears out sooner by that factor, which the price counts."
         yield rated + (" for." if wear <= 1 else worn)
     if option.full_s is not None and tier is not None:
         size, after = units.format_size(tier.files_bytes), units.duration_in_words(option.full_s)

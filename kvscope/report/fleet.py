@@ -103,7 +103,7 @@ def in_words(study: FleetStudy) -> list[str]:
             f" {_reached(study, run)}, but running requests take blocks and steps."
         )
         return [misses, "For a number that holds there, take --time-model engine or tune --fleet."]
-    price = "" if study.price_hour is None else f" for {study.price_hour:.4g} an hour"
+    price = "" if study.price_hour is None else f" (GPUs: {study.price_hour:.4g} an hour)"
     if study.chosen == 1:
         alone = (
             f"1 replica{price} meets {target}, with {_reached(study, run)}: no router is needed."
@@ -127,7 +127,7 @@ def in_words(study: FleetStudy) -> list[str]:
         words.append(_others(study, others))
     flags = best.router.flags()
     if flags:
-        words.append(f"To set: {' '.join(flags)}")
+        words.append(f"To set on {best.router.name}: {' '.join(flags)}")
     return words
 
 

@@ -13,7 +13,7 @@ from kvscope.replay.findings import CauseTotal, ExplainedRequest, Finding, Place
 from kvscope.replay.observed_hits import Gap
 from kvscope.report import style
 from kvscope.report.section import Section, Table, bar, tabulate
-from kvscope.report.words import Sizes, count, counted, definition_in_words, share
+from kvscope.report.words import Sizes, count, counted, hit_rate_in_words, share
 from kvscope.usecases.explain import Explanation
 
 _OWN_WIDTH = 4.0  # of the request in its prefix tree; 1 is one other request
@@ -90,7 +90,7 @@ def _cache(explanation: Explanation) -> str:
     blocks = explanation.capacity_blocks
     if blocks is None:
         return "An infinite cache"
-    pool = "'s pool of" if explanation.capacity_model == "engine" else " with"
+    pool = " in a pool of" if explanation.capacity_model == "engine" else " with"
     policy = "LRU" if explanation.policy == "lru" else explanation.policy
     return f"{policy}{pool} {_sizes(explanation).in_words(blocks)}"
 
@@ -130,7 +130,7 @@ def _summary(explanation: Explanation) -> Section:
     )
     ranked = enumerate(explanation.findings, start=1)
     findings = [_finding(explanation, rank, each) for rank, each in ranked]
-    counted_as = f"Counted: {definition_in_words(explanation.definition)}."
+    counted_as = hit_rate_in_words(explanation.definition)
     chart = partial(causes_chart, explanation)
     return Section.of(
         "Summary", answer, hint, _observed(explanation), *findings, counted_as, causes, chart

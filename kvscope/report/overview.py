@@ -12,7 +12,7 @@ from kvscope.report import caching, reuse, space, time, traffic
 from kvscope.report.caching import capacity_table, largest_misses, sizes_of
 from kvscope.report.misses import largest_causes
 from kvscope.report.section import Section
-from kvscope.report.words import count, counted, definition_in_words, share, significant
+from kvscope.report.words import count, counted, hit_rate_in_words, share, significant
 from kvscope.usecases.analyze import Analysis
 
 _NEGLIGIBLE = 0.02  # of the hits of an infinite cache
@@ -92,15 +92,15 @@ def _now(analysis: Analysis, caching: Caching) -> str | None:
     blocks, now, pool = analysis.present_blocks, analysis.present_rate, analysis.pool
     if not blocks or now is None:
         return None
+    memory, where = _memory(analysis, blocks)
     words = (
-        f"LRU with {_memory(analysis, blocks)} hits {share(now)} of the input"
-        f" {caching.lru.definition.weight}s, {share(now / caching.ideal)} of the hits of an"
-        " infinite cache."
+        f"LRU hits {share(now)} of the input {caching.lru.definition.weight}s with {memory}:"
+        f" {share(now / caching.ideal)} of what an infinite cache hits."
     )
     if pool is not None and pool.rejected_requests:
         longer = counted(pool.rejected_requests, "request")
         words += f" Rejected, as longer than the pool: {longer}."
-    return words
+    return words + where
 
 
 def _could(analysis: Analysis, caching: Caching) -> str:
@@ -178,28 +178,28 @@ def _answer(analysis: Analysis, caching: Caching) -> list[str]:
         *further,
         _could(analysis, caching),
         f"Input tokens that miss at {sizes_of(analysis).label(blocks)}: {misses}.",
-        f"Counted: {definition_in_words(caching.definition)}.",
+        hit_rate_in_words(caching.definition),
     ]
 
 
-def _memory(analysis: Analysis, blocks: int) -> str:
-    """Return the memory that an analysis is for: a size, or the pool of a deployment."""
+def _memory(analysis: Analysis, blocks: int) -> tuple[str, str]:
+    """Return the memory that an analysis is for, and a sentence on a deployment's pool."""
     words, where = sizes_of(analysis).in_words(blocks), analysis.deployment
     if where is None:
-        return words
-    pool = f"the pool of {where.summary}: {words}"
-    if where.engines > 1:
-        pool = f"the pools of {where.summary} as one: {words}"
-        if analysis.pool is not None:
-            split = f"{count(analysis.pool.workers)} workers of the trace"
-            if analysis.pool.router is not None:
-                split = f"router {analysis.pool.router}"
-            pool = f"the pools of {where.summary}, split by {split}: together {words}"
+        return words, ""
     each = where.pool.in_blocks_of(analysis.trace.block_size)
     low, high = each.low_blocks * where.engines, each.high_blocks * where.engines
-    band = f" ({count(low)} to {counted(high, 'block')})" if low != high else ""
-    idle = "" if analysis.engine_replayed else " all of it idle,"
-    return f"{pool}, {each.origin}{band},{idle}"
+    band = f": {count(low)} to {counted(high, 'block')}" if low != high else ""
+    size = f"{words}, {each.origin}{band}."
+    replayed = analysis.pool
+    if where.engines == 1:
+        memory = "the KV pool" if analysis.engine_replayed else "an idle KV pool"
+        return memory, f" The pool of {where.summary} is {size}"
+    memory = "all KV pools idle and shared"
+    if replayed is not None:
+        split = f"{count(replayed.workers)} workers of the trace"
+        memory = f"the KV pools behind {replayed.router or split}"
+    return memory, f" The pools of {where.summary} are together {size}"
 
 
 def _traffic(facts: Characterization) -> str:

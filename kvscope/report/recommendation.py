@@ -267,10 +267,10 @@ def _where(tuned: Recommendation) -> str:
 def _overloaded(tuned: Recommendation) -> list[str]:
     tuning, load = tuned.tuning, tuned.tuning.load
     replicas = counted(tuning.replicas, "replica")
-    growth = f"{significant(load.growth)} s per second up to the end of the validation window"
+    growth = f"{significant(load.growth)} s to the TTFT, up to the end of the validation window"
     sentences = [
         f"Overloaded: {replicas} cannot serve these arrivals.",
-        f"Under LRU the TTFT grows by {growth}.",
+        f"Under LRU each second of traffic adds {growth}.",
     ]
     if not load.overloaded:  # the held-out window alone
         return [f"Overloaded: under LRU the queue of {replicas} grows over the held-out window."]
@@ -298,9 +298,9 @@ def _replicas(tuned: Recommendation) -> list[str]:
     simulated = tuning.setting.capacity_model == "engine"
     model = fleet.TIME_MODELS["engine" if simulated else "queue"]
     if lru.replicas is None:
-        none = f"With LRU, more replicas behind {router} do not meet {slo} ({model})"
+        even = f"With LRU, even {counted(lru.tried, 'replica')} behind {router}"
         longer = ["Requests longer than the pool need a larger one: raise --tp, or quantize."]
-        words = [f"{none}: tried up to {count(lru.tried)}."]
+        words = [f"{even} {'misses' if lru.tried == 1 else 'miss'} {slo} ({model})."]
         return [*words, *_with_choice(tuned), *(longer if tuning.baseline.rejected else [])]
     more = lru.replicas - tuning.replicas
     price, extra = tuned.price_hour(lru.replicas), tuned.price_hour(abs(more))
@@ -330,7 +330,7 @@ def _with_choice(tuned: Recommendation) -> list[str]:
         return []
     name = fewest.policy.name
     if fewest.replicas is None:
-        return [f"With {name}, up to {count(fewest.tried)} do not.{_interval_of(fewest)}"]
+        return [f"With {name}, even {count(fewest.tried)} miss it.{_interval_of(fewest)}"]
     verb = "does" if fewest.replicas == 1 else "do"
     return [f"With {name}, {fewest.replicas} {verb}.{_interval_of(fewest)}"]
 
@@ -389,7 +389,7 @@ def canary_in_words(plan: Canary, arms: str) -> str:
 
 def _time(trial: Trial) -> str:
     if math.isinf(trial.target_s):
-        return "∞ (so many requests get no token)"
+        return "∞ (too many requests get no token)"
     return units.duration_in_words(trial.target_s)
 
 

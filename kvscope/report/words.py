@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from kvscope.core import units
-from kvscope.core.hits import HitDefinition
+from kvscope.core.hits import HitDefinition, standard
 from kvscope.core.trace import Trace
 from kvscope.deployment.models import Model
 from kvscope.report.section import Columns
@@ -175,6 +175,16 @@ def definition_in_words(definition: HitDefinition) -> str:
         f"outputs {definition.outputs}",
     ]
     return ", ".join([*parts, "flat"] if definition.flat else parts)
+
+
+def hit_rate_in_words(definition: HitDefinition) -> str:
+    """Return a sentence on what a hit rate is."""
+    if definition != standard():
+        return f"Counted: {definition_in_words(definition)}."
+    return (
+        "Hit rate: input tokens found in the cache / all input tokens, counted as vLLM counts (why"
+        " tools differ: kvscope analyze --section definitions)."
+    )
 
 
 def trace_in_words(trace: Trace) -> str:

@@ -56,7 +56,7 @@ _COMMENTS = (
     "[latency]: the profile that the figures were computed with.",
     "[gain]: share by which a figure is below LRU's: value, low and high of its 95 % CI.",
     "[flags]: for the deployment's engine; none where the verdict is not certain enough.",
-    "[canary]: so many replicas for so long confirm the gain; roll back if the figure rises.",
+    "[canary]: these replicas, for these hours, confirm the gain; roll back if the figure rises.",
     "[tier]: memory below the pool of [capacity], with the times of copies.",
 )
 AnyVerdict = Verdict | Literal["pays", "helps", "set-interval", "keep-none"]

@@ -58,7 +58,7 @@ def write_model(folder: Path, template: str = TEMPLATE) -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    text = (ROOT / "docs" / "definitions.md").read_text(encoding="utf-8")
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
     tokenizer.train_from_iterator([text], trainer)
     start = tokenizer.token_to_id("<s>")
     tokenizer.post_processor = processors.TemplateProcessing(

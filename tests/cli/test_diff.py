@@ -96,13 +96,13 @@ def test_two_recommendations(capsys: Streams) -> None:
 
 
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
-    """The command of docs/diff.md runs as it stands there."""
+    """The command of docs/ci.md runs as it stands there."""
     monkeypatch.chdir(tmp_path)
     sample = (data_folder("sample_traces") / "regime-change.jsonl.gz").read_bytes()
     lines = gzip.decompress(sample).splitlines(keepends=True)
     for day, part in (("monday", lines[:300]), ("tuesday", lines[-300:])):
         Path(f"{day}.jsonl.gz").write_bytes(gzip.compress(b"".join(part)))
-    page = (ROOT / "docs" / "diff.md").read_text(encoding="utf-8")
-    (command,) = re.findall(r"```sh\nkvscope (.*?)\n```", page)
+    page = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^    kvscope (diff .*)$", page, re.MULTILINE)
     assert run([*shlex.split(command), "--db", ":memory:"]) == 0
     assert "figures differ." in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The commands of the pages from logs to an answer run as they stand there, on small samples."""
+"""The commands of docs/from-logs.md run as they stand there, on small samples."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import pytest
 
 pytest.importorskip("tokenizers", reason="make setup installs it")
 
+from kvscope.chat_logs.convert import FORMATS as LOGS
 from kvscope.cli.app import run
+from kvscope.ingest.formats.registry import FORMATS
 from tests.chat_logs.models import write_model
 from tests.ingest.formats.conftest import SAMPLES
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGES = sorted((DOCS / "from-logs").glob("*.md"))
-LONGEST = 14  # lines of a page
+PAGE = (Path(__file__).parents[2] / "docs" / "from-logs.md").read_text(encoding="utf-8")
 
 HEAD = {"role": "system", "content": "Answer in the words of the definitions. " * 20}
 CHATS = [[HEAD, {"role": "user", "content": f"What is block {each}?"}] for each in range(4)]
 
 
 def samples() -> dict[str, list[object] | bytes]:
-    """Return the logs that the pages name, as bytes or as JSON lines."""
+    """Return the logs that the page names, as bytes or as JSON lines."""
     ids = [*range(7, 400)]
     payload = {"endTime": 3.5, "prompt_tokens": 300, "completion_tokens": 7, "trace_id": "t"}
     return {
@@ -52,14 +52,9 @@ def samples() -> dict[str, list[object] | bytes]:
     }
 
 
-def commands(page: Path) -> list[str]:
-    """Return the commands of a page's block."""
-    return re.findall(r"^    kvscope (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a working folder with the logs and the model under the names of the pages."""
+    """Return a working folder with the logs and the model under the names of the page."""
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path / "model")
     for name, log in samples().items():
@@ -69,19 +64,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
-def test_the_commands_of_a_page_run(page: Path, folder: Path) -> None:
-    """One block on a page of a few lines; each command ends well."""
-    assert len(page.read_text(encoding="utf-8").splitlines()) <= LONGEST
-    assert commands(page)
-    for command in commands(page):
+def test_the_commands_run(folder: Path) -> None:
+    """In their order, in one folder; each log is hashed or analyzed."""
+    commands = re.findall(r"^    kvscope (.*)$", PAGE, re.MULTILINE)
+    assert len(commands) == 11
+    for command in commands:
         assert run(shlex.split(command)) == 0, command
 
 
 def test_commands_in_the_text_run(folder: Path) -> None:
-    """Of logs whose page has another command, or that have none."""
-    texts = [page.read_text(encoding="utf-8") for page in (DOCS / "from-logs.md", *PAGES)]
-    named = {name for text in texts for name in re.findall(r"`kvscope analyze (\w+\.jsonl)`", text)}
+    """Of logs that have no block of commands, or another one."""
+    named = set(re.findall(r"`kvscope analyze (\w+\.jsonl)`", PAGE))
     assert named == {"tair.jsonl", "litellm.jsonl", "otlp.jsonl"}
     for name in named:
         assert run(["analyze", name, "--db", ":memory:"]) == 0
+
+
+def test_every_format_is_named() -> None:
+    """Trace formats, and formats of logs with prompts in a row each."""
+    for known in FORMATS:
+        assert f"`{known.name}`" in PAGE, known.name
+    for name in LOGS:
+        assert f"| `{name}` |" in PAGE

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 import shlex
 import shutil
@@ -13,7 +11,6 @@ from typing import get_args
 import duckdb
 import pytest
 
-from kvscope.chat_logs.convert import FORMATS
 from kvscope.cli.app import COMMANDS, run
 from kvscope.core.errors import ExitCode
 from kvscope.core.files import data_folder
@@ -141,13 +138,11 @@ def test_tune_states_the_limits_and_windows_of_the_program() -> None:
         assert f"| `{verdict}` |" in page
 
 
-def test_every_model_and_format_is_explained() -> None:
-    """A row of a table each, with the model's parameters."""
+def test_every_model_is_explained() -> None:
+    """A row of a table each, with its parameters."""
     for kind in MODELS:
         (row,) = re.findall(rf"^\| `{kind.name}` \|.*$", text_of("docs/fit.md"), re.MULTILINE)
         assert all(f"`{name}`" in row for name in kind.parameters)
-    for name in FORMATS:
-        assert f"| `{name}` |" in text_of("docs/hash.md")
 
 
 def test_the_python_of_fit_runs(capsys: Streams) -> None:
@@ -185,38 +180,21 @@ def test_a_baseline_fails_as_shown(
     assert reason in written.err
 
 
-def test_hashing_leads_from_a_log_to_an_analysis(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Streams
-) -> None:
-    """With a log and a model under the names of docs/hash.md."""
-    pytest.importorskip("tokenizers", reason="make setup installs it")
-    from tests.chat_logs.models import write_model
-
-    monkeypatch.chdir(tmp_path)
-    write_model(tmp_path / "model")
-    head = {"role": "system", "content": "Answer in the words of the definitions. " * 20}
-    chats = [[head, {"role": "user", "content": f"What is block {each}?"}] for each in range(40)]
-    lines = [{"messages": chat, "timestamp": at} for at, chat in enumerate(chats)]
-    text = "\n".join(map(json.dumps, lines)).encode()
-    (tmp_path / "gateway.jsonl.gz").write_bytes(gzip.compress(text))
-    assert [command.split()[0] for command in commands("docs/hash.md")] == ["hash", "analyze"]
-    for command in commands("docs/hash.md"):
-        assert run(shlex.split(command)) == 0
-    assert "40 requests" in capsys.readouterr().out
-
-
-def test_the_reference_is_that_of_the_program() -> None:
+def test_what_is_generated_is_that_of_the_program() -> None:
     """docs/cli.md is what `make docs` writes now, and has every command; so are the versions."""
-    from docs.generate import TARGET, VERSIONS, reference, versions_page
+    from docs.generate import DEPLOYMENT, TARGET, deployment_page, reference
 
-    assert VERSIONS.read_text(encoding="utf-8") == versions_page()
+    assert DEPLOYMENT.read_text(encoding="utf-8") == deployment_page()
     page = TARGET.read_text(encoding="utf-8")
     assert page == reference()
     assert all(f"## kvscope {name}\n" in page for name, _ in COMMANDS)
 
 
-def test_the_page_of_engine_versions_is_not_stale() -> None:
-    """It has the table that pool, simulator, flags and plugin read."""
-    from docs.generate import VERSIONS, versions_page
-
-    assert VERSIONS.read_text(encoding="utf-8") == versions_page()
+def test_the_newest_schemas_are_linked() -> None:
+    """docs/json.md leads to the newest version of each, and to no other."""
+    newest: dict[str, int] = {}
+    for path in (ROOT / "docs" / "schemas").glob("*.json"):
+        name, _, version = path.stem.rpartition("-")
+        newest[name] = max(newest.get(name, 0), int(version))
+    linked = re.findall(r"\(schemas/(.*?)-(\d+)\.json\)", text_of("docs/json.md"))
+    assert {name: int(version) for name, version in linked} == newest

@@ -1,8 +1,9 @@
-"""What README and tutorial show is what the program prints."""
+"""What pages show is what the program prints; pages are short, and their links lead somewhere."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from kvscope.core.files import data_folder
 ROOT = Path(__file__).parents[2]
 SAMPLE = str(data_folder("sample_traces") / "to-c.jsonl.gz")
 PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+LONGEST, ALL = 1_500, 18_000  # words of a page, of all of them
 OPTIONS = ("--db", ":memory:", "--model", "qwen2-7b", "--hbm", "80GiB")
 
 
@@ -30,30 +32,49 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
 
-def test_the_readme_shows_the_first_screen(capsys: pytest.CaptureFixture[str]) -> None:
-    """The excerpt in the README is the beginning of the output."""
-    shown = excerpt("README.md", "to-c: ")
+def test_the_page_shows_the_first_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    """The excerpt is the beginning of the output, and every figure of the text stands in it."""
+    shown = excerpt("docs/analyze.md", "to-c: ")
     assert printed(capsys)[: len(shown)] == shown
-
-
-def test_the_tutorial_quotes_the_output(capsys: pytest.CaptureFixture[str]) -> None:
-    """The table and every figure in italics stand in the output."""
-    lines = printed(capsys, "--capacity", "10GiB,20GiB", "--full")
-    shown = excerpt("docs/tutorial.md", "Capacity of an LRU cache")
-    start = lines.index(shown[0])
-    assert lines[start : start + len(shown)] == shown
-    output = re.sub(r"\s+", " ", " ".join(lines))
-    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    output = re.sub(r"\s+", " ", " ".join(printed(capsys, "--full")))
+    text = (ROOT / "docs" / "analyze.md").read_text(encoding="utf-8")
     for figure in re.findall(r"\d[\d,]*\.?\d*(?:%| blocks)", text):
         assert figure in output, figure
 
 
-def test_the_tutorials_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """The Python example prints the ideal hit rate that the tutorial names."""
-    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+def test_the_python_of_analyze_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """The example prints the ideal hit rate that the page names."""
+    text = (ROOT / "docs" / "analyze.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(code.replace("sample_traces/to-c.jsonl.gz", SAMPLE), {})  # noqa: S102  (our own page)
     assert f"{float(capsys.readouterr().out):.1%}" in text
+
+
+def test_the_first_page_shows_what_its_commands_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each command, without what the one before stated, prints every line of the block below."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sample_traces").symlink_to(data_folder("sample_traces"))
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    steps = re.findall(r"^    kvscope ([^\n]*)\n\n```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert len(steps) == 3
+    for command, block in steps:
+        assert run(shlex.split(command)) == 0
+        output = " ".join(capsys.readouterr().out.split())
+        for line in block.splitlines():
+            assert " ".join(line.strip("─").split()) in output, line
+
+
+def test_pages_are_short() -> None:
+    """Without the reference of the command line and the evidence."""
+    words = {
+        page: len((ROOT / page).read_text(encoding="utf-8").split())
+        for page in PAGES
+        if re.match(r"docs/(?!evidence|cli)", page)
+    }
+    assert max(words.values()) <= LONGEST, words
+    assert sum(words.values()) <= ALL, words
 
 
 @pytest.mark.parametrize("page", PAGES)

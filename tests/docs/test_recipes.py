@@ -1,4 +1,4 @@
-"""The recipes of docs/add-a-policy.md and docs/add-a-router.md, followed to the letter."""
+"""The recipes of docs/extend.md for a policy and a router, followed to the letter."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from kvscope.routers.base import Router
 from tests import small_traces
 from tests.cli.replayed import simulated
 
-DOCS = Path(__file__).parents[2] / "docs"
+PAGE = Path(__file__).parents[2] / "docs" / "extend.md"
 PROFILE = LatencyProfile("made", "made", 0.0, 1.0)
 
 
-def class_of(page: str, name: str, folder: Path) -> Any:
-    """Return the class of a page's code, from a file of its own."""
-    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
-    path = folder / f"{page.removesuffix('.md').replace('-', '_')}.py"
+def class_of(name: str, folder: Path) -> Any:
+    """Return a class of the page's code, from a file of its own."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    (code,) = (block for block in blocks if f"class {name}(" in block)
+    path = folder / f"{name.lower()}.py"
     path.write_text(code)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
@@ -44,16 +45,16 @@ def class_of(page: str, name: str, folder: Path) -> Any:
 
 @pytest.fixture
 def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[LanePolicy]:
-    """Register the policy of its page."""
-    kind: type[LanePolicy] = class_of("add-a-policy.md", "LongFirst", tmp_path)
+    """Register the policy of the page."""
+    kind: type[LanePolicy] = class_of("LongFirst", tmp_path)
     monkeypatch.setattr(policies, "POLICIES", (*policies.POLICIES, kind))
     return kind
 
 
 @pytest.fixture
 def router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Router]:
-    """Register the router of its page."""
-    kind: type[Router] = class_of("add-a-router.md", "LeastTokens", tmp_path)
+    """Register the router of the page."""
+    kind: type[Router] = class_of("LeastTokens", tmp_path)
     monkeypatch.setattr(routers, "ROUTERS", (*routers.ROUTERS, kind))
     return kind
 

@@ -1,6 +1,6 @@
 """A policy from outside the package needs a file, a registry line and an oracle's line: all shapes.
 
-docs/add-a-policy.md has a lane policy, which tests/docs follows; here are the other two shapes, run
+docs/extend.md has a lane policy, which tests/docs follows; here are the other two shapes, run
 uncompiled.
 """
 

@@ -225,7 +225,8 @@ def test_the_pool_and_the_gpus_for_more_hits(three: Stored, price: float | None)
     assert nine.price_hour == (price and price * nine.gpus)
     words = " ".join(overview.headline(analysis).sentences)
     rate = float(analysis.caching.lru.rate(1))
-    assert f"1 block, stated, all of it idle, hits {share(rate)}" in words
+    assert f"LRU hits {share(rate)} of the input tokens with an idle KV pool: " in words
+    assert " is 1 block, stated." in words
     assert "LRU needs 1 block for 90%" in words
 
 

@@ -54,7 +54,7 @@ def test_analyze_answers_on_one_screen(sample: str, db: str, capsys: Streams) ->
         assert "Input tokens that miss at" in words
         assert sum(line.startswith("type, turn") for line in lines) == 1
         assert sum(line.startswith("capacity") for line in lines) == 1
-    assert "LRU with 16 GiB" in words
+    assert " of the input tokens with 16 GiB" in words
 
 
 @pytest.mark.parametrize("sample", SAMPLES)

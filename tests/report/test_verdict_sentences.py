@@ -279,7 +279,7 @@ CHECKS: dict[str, Any] = {
             document["recommendation"]["lru"][window]["keeps_up"] for window in WINDOWS.values()
         )
     ),
-    r"the TTFT grows by": lambda document: document["load"]["growth"] > GROWTH,
+    r"^Under LRU each second of traffic adds": lambda document: document["load"]["growth"] > GROWTH,
     r"^Not even": lambda document: document["load"]["replicas_at_least"] is None,
     r"^At least (?P<count>\d+) replicas keep up": lambda document, count: (
         int(count) == document["load"]["replicas_at_least"] > document["replicas"]
@@ -295,8 +295,9 @@ CHECKS: dict[str, Any] = {
         price == f"{document['recommendation']['extra_price_hour']:.4g}"
         and document["recommendation"]["slo_met"] == "meets"
     ),
-    r"^With LRU, more replicas behind \S+ do not meet": lambda document: (
+    r"^With LRU, even (?P<count>\S+) replicas? behind \S+ miss": lambda document, count: (
         document["recommendation"]["fewest"][0]["replicas"] is None
+        and int(count) == document["recommendation"]["fewest"][0]["replicas_tried"]
     ),
 }
 """Sentences that compare, and the check of each by the document."""

@@ -171,7 +171,7 @@ def test_the_plugin_hits_what_is_predicted(tmp_path: Path, policy: Policy) -> No
         check_engine(server, FEW_BLOCKS)
         log = server.log()
     assert f"kvscope orders free blocks by {policy.name}" in log
-    assert "the engine goes on without" not in log
+    assert "the engine continues without" not in log
     assert measured.hit_tokens.tolist() == predicted.hit_tokens.tolist()
     assert measured.output_tokens.tolist() == prompts.output_tokens.tolist()
     for other in (Lru(), *POLICIES):

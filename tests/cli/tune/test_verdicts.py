@@ -103,7 +103,7 @@ def test_overloaded(trace: str, options: tuple[str, ...], capsys: Streams) -> No
     assert "Overloaded: 1 replica cannot serve these arrivals." in words
     assert re.search(r"At least \d+ replicas keep up", words)
     assert re.search(r"The present 1 replica can carry \d+% of the conversations", words)
-    assert "No flags: overloaded is not mended by flags." in words
+    assert "No flags: no engine setting fixes this." in words
     found = document(capsys, trace, *options, *fast)
     assert found["contenders"] == []
     assert found["recommendation"]["flags"] == {"sglang": None, "vllm": None}

@@ -220,14 +220,15 @@ def test_keys_of_a_line_longer_than_the_head() -> None:
     assert registry.detect(head, "").name == "weka"
 
 
-RECIPE = Path(__file__).parents[3] / "docs" / "add-a-format.md"
+RECIPE = Path(__file__).parents[3] / "docs" / "extend.md"
 
 
 def test_the_recipe_of_the_documentation_suffices(
     read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file and a registry line as docs/add-a-format.md has them make a format."""
-    code = RECIPE.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    """A file and a registry line as docs/extend.md has them make a format."""
+    blocks = RECIPE.read_text(encoding="utf-8").split("```python\n")[1:]
+    code = next(block.split("```")[0] for block in blocks if "class Toy(" in block)
     (tmp_path / "toy.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     toy = importlib.import_module("toy").Toy
