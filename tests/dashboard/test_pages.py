@@ -162,7 +162,12 @@ def test_overview_begins_with_the_answer(visit: Visit) -> None:
     """What the cache gives, what it could give, what to do: each links the page that does it."""
     tab = visit("/?trace=chats")
     text = tab.get_by_test_id("stMain").inner_text()
-    parts = ("tokens with 80 GiB", "An infinite cache would hit", "LRU's evictions cost", "Requests")
+    parts = (
+        "tokens with 80 GiB",
+        "An infinite cache would hit",
+        "LRU's evictions cost",
+        "Requests",
+    )
     assert sorted(map(text.index, parts)) == [*map(text.index, parts)]
     tab.get_by_role("link", name="Tune for an SLO").click()
     tab.get_by_role("heading", name="Recommendation", exact=True).wait_for()
