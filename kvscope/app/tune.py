@@ -420,7 +420,7 @@ def _offer(
     if asked is None:
         sizes = sizes_to_compare(pool_bytes, most_bytes, _POOLS)
         return TierOffer(
-            candidates=tuple(TierCandidate(own_offload(where), "dram", size) for size in sizes),
+            candidates=tuple(TierCandidate(own_offload(where), size) for size in sizes),
             block_bytes=block_bytes,
             gpus=where.tp,
             prices={"dram": known.dram, "ssd": known.ssd},
@@ -468,7 +468,7 @@ def _candidates(
                     where="--tier-sizes",
                     remedy=f"a chunk takes {units.format_size(chunk_bytes)}",
                 )
-            candidates.append(TierCandidate(spec.text, "dram", *size))
+            candidates.append(TierCandidate(spec.text, *size))
     return tuple(dict.fromkeys(candidates))
 
 

@@ -5,6 +5,7 @@ Sizes become bytes, durations seconds, shares fractions. Each parser raises Usag
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -19,6 +20,7 @@ Number = TypeVar("Number", int, float)
 
 STANDARD_STREAM = "-"
 _POISSON = "poisson:"
+_TIER_SIZE = re.compile(r"(?:dram:)?(?P<memory>[^:+]+)(?:\+ssd:(?P<files>[^:+]+))?", re.IGNORECASE)
 
 
 def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
@@ -152,12 +154,11 @@ class TierSize(NamedTuple):
 
 def tier_size(text: str) -> TierSize:
     """Return `64GiB` of the CPU's memory, or that with an SSD below: `dram:64GiB+ssd:1TiB`."""
-    upper, plus, lower = text.lower().partition("+")
-    above, below = upper.strip().removeprefix("dram:"), lower.strip().removeprefix("ssd:")
-    if ":" in above + below or (plus and below == lower.strip()):
+    sizes = _TIER_SIZE.fullmatch(text)
+    if sizes is None:
         remedy = "write for example 64GiB, or dram:64GiB+ssd:1TiB"
         raise UsageError(f"{text!r} is no CPU memory, with an SSD below or without", remedy=remedy)
-    return TierSize(size(above), size(below) if plus else 0)
+    return TierSize(size(sizes["memory"]), size(sizes["files"]) if sizes["files"] else 0)
 
 
 def percentile(text: str) -> float:

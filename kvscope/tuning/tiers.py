@@ -33,13 +33,12 @@ Options = tuple[tuple[str, tuple[object, ...]], ...]
 
 
 class TierCandidate(Struct, frozen=True):
-    """A tier of `size_bytes` below a pool; `offload` is how it works, as `--offload` takes it.
+    """CPU memory of `size_bytes` below a pool; `offload` is how it works, as `--offload` takes it.
 
-    `files_bytes` are those of an SSD below CPU memory, where an engine keeps files; 0 without.
+    `files_bytes` are those of an SSD below, where vLLM keeps files; 0 without.
     """
 
     offload: str
-    kind: TierKind
     size_bytes: int
     files_bytes: int = 0
 
@@ -57,7 +56,7 @@ class TierCandidate(Struct, frozen=True):
     def tiers(self) -> tuple[tuple[TierKind, int], ...]:
         """The kind of memory and the size of each tier, from the pool down."""
         below: tuple[tuple[TierKind, int], ...] = (("ssd", self.files_bytes),)
-        return (self.kind, self.size_bytes), *(below if self.files_bytes else ())
+        return ("dram", self.size_bytes), *(below if self.files_bytes else ())
 
 
 class TierRejection(Struct, frozen=True):

@@ -64,8 +64,8 @@ def rounded(
 @pytest.mark.parametrize(
     "candidate",
     [
-        TierCandidate("vllm@0.33", "dram", 3 * 2**30),
-        TierCandidate("vllm@0.32:eviction_policy=arc", "dram", WHOLE + 7, 2**33 + 1),
+        TierCandidate("vllm@0.33", 3 * 2**30),
+        TierCandidate("vllm@0.32:eviction_policy=arc", WHOLE + 7, 2**33 + 1),
     ],
 )
 def test_simulate_finds_pool_and_tier(

@@ -43,7 +43,7 @@ STORED_TWICE = (("store_threshold", (2,)), ("offload_prompt_only", (False,)))
 
 def memory(blocks: int, below: int = 0, offload: str = "vllm@0.33") -> TierCandidate:
     """Return CPU memory of so many blocks, and files of so many below."""
-    return TierCandidate(offload, "dram", blocks * BLOCK_BYTES, below * BLOCK_BYTES)
+    return TierCandidate(offload, blocks * BLOCK_BYTES, below * BLOCK_BYTES)
 
 
 SIZES = (memory(100), memory(408), memory(800))

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from kvscope.core.hits import standard
 from kvscope.core.jit import Referenced
 from kvscope.core.trace import Prompts
+from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.base import Floats, LanePolicy, Leaves, Turn
 from kvscope.policies.lru import Lru
@@ -154,6 +155,21 @@ def test_a_pool_without_end_finds_all_there_is(trace: tuple[list[Request], int])
     assert seen.hit_blocks.tolist() == ideal.hit_blocks.tolist()
     assert seen.evictions == 0
     assert not seen.oversized.any()
+
+
+@given(traces(), st.integers(1, 12), SETTINGS)
+@settings(deadline=None)  # compiles
+def test_one_group_is_several_of_which_there_is_one(
+    trace: tuple[list[Request], int], blocks: int, options: dict[str, float]
+) -> None:
+    """The rules of hybrid models do to a group of full attention what the plain ones do."""
+    known = prompts(built(*trace))
+    plain, grouped = (
+        replay_engine(known, Lru(), EngineSettings(blocks, groups=groups, **options), SECONDS)
+        for groups in (None, KvGroups((KvGroup("full", known.block_size),)))
+    )
+    for name in EngineReplay.__struct_fields__:
+        np.testing.assert_equal(getattr(grouped, name), getattr(plain, name))
 
 
 @given(traces(), st.integers(1, 8), SETTINGS)

@@ -604,6 +604,7 @@ def _tier(tuned: Recommendation, option: PlanOption) -> MemoryFacts | None:
     return MemoryFacts.build(
         tier,
         option,
+        kind="dram",
         gib=tier.size_bytes / _GIB,
         files_gib=tier.files_bytes / _GIB,
         wear=offer.wear(tier, option.written_bytes_s),
