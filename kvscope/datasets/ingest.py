@@ -75,6 +75,7 @@ from kvscope.ingest.build import Arranged, BuiltRequests, missing_notes
 from kvscope.ingest.formats.base import Rejects, counted
 from kvscope.ingest.meaning import turns, unread_notes
 from kvscope.ingest.pipeline import (
+    Ingested,
     IngestOptions,
     Origin,
     format_of,
@@ -121,22 +122,13 @@ class DatasetOptions(Struct, frozen=True):
     read: IngestOptions = field(default_factory=IngestOptions)
 
 
-class IngestedDataset(Struct, frozen=True):
-    """The result: the dataset's trace, whether it was made now, and the lines without use."""
-
-    dataset: Dataset
-    created: bool
-    rejects: Rejects
-    out_of_order: int
-
-
 def ingest_dataset(
     paths: Sequence[str],
     into: str,
     options: DatasetOptions,
     executor: Executor,
     progress: Progress,
-) -> IngestedDataset:
+) -> Ingested:
     """Make the dataset of all files at `paths`, or go on with it, in the folder `into`.
 
     Raises InputError where files cannot be read or too many lines are bad, UsageError where the
@@ -151,12 +143,11 @@ def ingest_dataset(
         )
     making = DatasetBuild(one_path(list(paths)), Path(into), options, executor, progress)
     if making.plan():
-        return IngestedDataset(Dataset(into), False, Rejects(making.path), 0)
+        return Ingested(Dataset(into).trace, False, Rejects(making.path))
     with alone_in(Path(into)), space_in(Path(into), "finished steps are kept"):
-        built = making.build()
-        making.store(built)
+        making.store(making.build())
         making.finish()
-    return IngestedDataset(Dataset(into), True, making.rejects, built.out_of_order)
+    return Ingested(Dataset(into).trace, True, making.rejects)
 
 
 @contextmanager

@@ -167,8 +167,7 @@ def run(opened: Opened, request: DiffRequest, monitor: Monitor) -> Comparison:
         return compare_runs(names, (run, other_run), (trace, other_trace))
 
     for name in names:
-        if not is_dataset(name):
-            check_source(stores, name)
+        check_source(stores, name)
 
     def analyzed(name: str) -> Analysis:
         own = open_dataset(name).stores if is_dataset(name) else stores

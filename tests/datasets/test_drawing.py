@@ -42,7 +42,8 @@ def test_samples_of_random_tries_equal(
     try:
         paths, read = made.write_files(trace, [len(trace) // 2], folder / "files", given=given_ids)
         chosen = made.options(shards, cut_share=cut_share, read=read)
-        check_equal(made.dataset(paths, folder / "dataset", chosen).dataset, rate)
+        made.dataset(paths, folder / "dataset", chosen)
+        check_equal(Dataset(str(folder / "dataset")), rate)
     finally:
         shutil.rmtree(folder)
 

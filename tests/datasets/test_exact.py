@@ -21,7 +21,7 @@ from kvscope.characterize import stretches
 from kvscope.core.files import one_path
 from kvscope.core.hits import HitDefinition, side_by_side, standard
 from kvscope.core.trace import PromptPaths
-from kvscope.datasets.dataset import shard_folders
+from kvscope.datasets.dataset import Dataset, shard_folders
 from kvscope.datasets.files import load_array
 from kvscope.datasets.numbering import owned_blocks
 from kvscope.datasets.paths import DatasetPaths, FollowedShards
@@ -207,7 +207,7 @@ def compare(
         trace = ingest(stores, one_path([*map(str, paths)]), IngestOptions(made.NAME)).trace
         known = analyze(stores, trace, request)
     assert len(side_by_side(request.definition)) > 2
-    found = analyze(ingested.dataset.stores, ingested.dataset.trace, request)
+    found = analyze(Dataset(str(folder / "dataset")).stores, ingested.trace, request)
     if len(paths) > 1:  # parts have digests of their own
         known = without_content(known)
         found = without_content(found)
