@@ -14,7 +14,7 @@ from kvscope.app.options import IntoOptions, Reading
 from kvscope.app.traces import ingest_options, note_ingested, noting_unusable_lines
 from kvscope.core.files import is_remote
 from kvscope.core.units import GIB
-from kvscope.datasets.place import PLAN
+from kvscope.datasets.folder import PLAN
 
 if TYPE_CHECKING:
     from kvscope.core.executor import Executor

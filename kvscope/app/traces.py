@@ -13,7 +13,7 @@ from kvscope.core import memory
 from kvscope.core.errors import InputError, Stopped, UsageError
 from kvscope.core.files import missing_from, parts_of, size_of
 from kvscope.core.trace import Prompts, Trace
-from kvscope.datasets.place import is_dataset, store_path
+from kvscope.datasets.folder import is_dataset, store_path
 from kvscope.store import traces
 from kvscope.store.db import Store
 from kvscope.store.file import CANNOT_STORE, StoreFile, Stores
@@ -293,7 +293,7 @@ def sampleable(
     """
     if setting.exact:
         return replayable(stores, trace)
-    from kvscope.datasets.drawing import drawn_trace
+    from kvscope.datasets.sampling import drawn_trace
 
     _require_hashes(trace)
     with stores.reading() as store:

@@ -130,7 +130,7 @@ def doctor(db: Db = DEFAULT_DB, save_to: SaveTo = None, as_json: Json = False) -
 
     Exit code 3: something is damaged. What is sound can be copied to a new store.
     """
-    from kvscope.datasets.place import is_in_dataset
+    from kvscope.datasets.folder import is_in_dataset
     from kvscope.store.doctor import examine, save
 
     if is_in_dataset(db):

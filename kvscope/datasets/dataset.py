@@ -13,8 +13,8 @@ from kvscope.core.errors import InputError, UsageError
 from kvscope.core.trace import Trace
 from kvscope.core.units import MIB, format_size
 from kvscope.datasets.files import load_array
+from kvscope.datasets.folder import MANIFEST, STORE
 from kvscope.datasets.paths import RUNS_AT_ONCE, DatasetPaths
-from kvscope.datasets.place import MANIFEST, STORE
 from kvscope.store import traces
 from kvscope.store.file import StoreFile
 

@@ -46,9 +46,7 @@ from kvscope.datasets.dataset import (
     shard_folders,
 )
 from kvscope.datasets.divide import DivideTask, deeper_cuts, divide_paths
-from kvscope.datasets.files import ArrayFolder, Arrays, load_array, save_arrays, whole_folder
-from kvscope.datasets.numbering import number_blocks
-from kvscope.datasets.parts import (
+from kvscope.datasets.file_parts import (
     Joined,
     PartTask,
     can_be_joined,
@@ -57,8 +55,10 @@ from kvscope.datasets.parts import (
     load_facts,
     parse_part,
 )
+from kvscope.datasets.files import ArrayFolder, Arrays, load_array, save_arrays, whole_folder
+from kvscope.datasets.folder import MANIFEST, PLAN, STORE
+from kvscope.datasets.numbering import number_blocks
 from kvscope.datasets.paths import Progress
-from kvscope.datasets.place import MANIFEST, PLAN, STORE
 from kvscope.datasets.shards import (
     ShardTask,
     build_shard,

@@ -22,7 +22,7 @@ from kvscope.core.errors import UsageError
 from kvscope.core.executor import Executor, LocalProcesses
 from kvscope.core.hits import HitDefinition
 from kvscope.core.trace import PromptLengths
-from kvscope.datasets.bends import Bends
+from kvscope.datasets.curve_corners import CurveCorners
 from kvscope.datasets.files import load_array, save_arrays
 from kvscope.datasets.shards import (
     NUMBER,
@@ -228,11 +228,11 @@ class FollowedShards:
         """Return LRU's hits at every capacity; its knots stay on disk."""
         if definition not in self._curves:
             first, total = self._first_counted(definition), 0
-            turns = Bends(self._folder)
+            corners = CurveCorners(self._folder)
             for begin, lengths, runs in self.distances(definition):
-                turns.add(*bends(lengths, definition, runs, first - begin))
+                corners.add(*bends(lengths, definition, runs, first - begin))
                 total += int(looked_up(lengths, definition)[max(first - begin, 0) :].sum())
-            self._curves[definition] = HitCurve(definition, *turns.curve(), total)
+            self._curves[definition] = HitCurve(definition, *corners.curve(), total)
         return self._curves[definition]
 
     def ideal_rate(self, definition: HitDefinition) -> float:

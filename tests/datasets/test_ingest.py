@@ -26,8 +26,8 @@ from kvscope.core.files import data_folder, one_path
 from kvscope.core.units import GIB, MIB
 from kvscope.datasets import ingest, shards
 from kvscope.datasets.dataset import Dataset
+from kvscope.datasets.folder import MANIFEST
 from kvscope.datasets.ingest import DatasetOptions
-from kvscope.datasets.place import MANIFEST
 from kvscope.ingest.pipeline import IngestOptions
 from kvscope.ingest.pipeline import ingest as ingest_trace
 from kvscope.store.file import StoreFile

@@ -15,7 +15,7 @@ from benchmarks.sampling import whole_sample
 from kvscope.core.errors import UsageError
 from kvscope.core.units import GIB
 from kvscope.datasets.dataset import Dataset
-from kvscope.datasets.drawing import draw
+from kvscope.datasets.sampling import draw
 from kvscope.ingest.formats.base import Request
 from kvscope.replay.footprint import drawn_replays_bytes, replays_bytes
 from kvscope.replay.sampling import sampled
