@@ -45,7 +45,6 @@ from kvscope.datasets.dataset import (
     ShardEntry,
     shard_folders,
 )
-from kvscope.datasets.divide import DivideTask, deeper_cuts, divide_paths
 from kvscope.datasets.file_parts import (
     Joined,
     PartTask,
@@ -70,7 +69,13 @@ from kvscope.datasets.shards import (
     run_stretches,
     save_lengths,
 )
-from kvscope.datasets.spill import drop_paths, shard_sizes
+from kvscope.datasets.spill import (
+    DivideTask,
+    deeper_cuts,
+    divide_paths,
+    drop_paths,
+    shard_sizes,
+)
 from kvscope.ingest.build import Arranged, BuiltRequests, missing_notes
 from kvscope.ingest.formats.base import Rejects, counted
 from kvscope.ingest.meaning import turns, unread_notes

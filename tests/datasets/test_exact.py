@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
-from kvscope.characterize import stretches
+from kvscope.characterize import history
 from kvscope.core.files import one_path
 from kvscope.core.hits import HitDefinition, side_by_side, standard
 from kvscope.core.trace import PromptPaths
@@ -167,7 +167,7 @@ def check_facts(paths: PromptPaths, found: FollowedShards, definition: HitDefini
 @pytest.fixture
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an analysis of a dataset read so few requests at a time that there are several."""
-    monkeypatch.setattr(stretches, "AT_ONCE", 700)
+    monkeypatch.setattr(history, "AT_ONCE", 700)
 
 
 @pytest.mark.usefixtures("few_at_once")
