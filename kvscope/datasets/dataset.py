@@ -128,7 +128,7 @@ class Dataset:
         return _PROGRAM_BYTES + _REQUEST_BYTES * self.paths().requests + shard + LEAST_LEFT
 
     def analysis_budget(self, memory_bytes: int) -> AnalysisBudget:
-        """Return how to share so much memory. Raises UsageError where it is too little."""
+        """Divide memory between runs and store. Raises UsageError where it is too little."""
         least = self.least_bytes()
         if memory_bytes < least:
             raise UsageError(

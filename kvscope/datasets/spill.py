@@ -114,7 +114,7 @@ class Spill:
 
 
 def take_file(file: BinaryIO, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return what was written to a file, mapped into memory; the file goes with the array."""
+    """Map the array in a file into memory; the file goes with the array."""
     size = file.tell()
     file.flush()
     values = np.memmap(file, dtype, "r") if size else np.zeros(0, dtype)

@@ -73,7 +73,7 @@ class Charge(Struct, frozen=True):
 
 @cache
 def prices() -> Prices:
-    """Return what `prices.toml` says."""
+    """Return the offers of `prices.toml`."""
     path = Path(__file__).with_name("prices.toml")
     return msgspec.toml.decode(path.read_bytes(), type=Prices)
 
