@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from benchmarks import ROOT
 from benchmarks.profiles import PROFILES
+from benchmarks.tel_bound import tel_tokens_at_least
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import ReadOptions
@@ -27,7 +28,6 @@ from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.parameter_estimates import bind, estimate_parameters
 from kvscope.replay.policy_options import Variant, guarded
 from kvscope.replay.replay import NO_TABLES, Replay, Tables, replay, touch_history
-from kvscope.replay.tel_bound import tel_tokens_at_least
 from kvscope.replay.traffic import traffic
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 from kvscope.app.cluster import ray_cluster
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import IntoOptions, Reading
-from kvscope.app.traces import ingest_options, noting_unusable_lines
+from kvscope.app.traces import ingest_options, note_ingested, noting_unusable_lines
 from kvscope.core.files import is_remote
 from kvscope.core.units import GIB
-from kvscope.datasets.place import PLAN
+from kvscope.datasets.folder import PLAN
 
 if TYPE_CHECKING:
     from kvscope.core.executor import Executor
-    from kvscope.datasets.ingest import IngestedDataset
+    from kvscope.ingest.pipeline import Ingested
 
 
 def ingest_into(
     paths: Sequence[str], folder: str, options: IntoOptions, reading: Reading, monitor: Monitor
-) -> IngestedDataset:
+) -> Ingested:
     """Make the dataset of all files at `paths` in a folder, or go on with it where it ended.
 
     Bad lines, inferences, and a dataset that is finished already become notes. Raises as
@@ -49,11 +49,6 @@ def ingest_into(
         )
         made = ingest_dataset(paths, folder, chosen, executor, monitor)
     if not made.created:
-        monitor.note(f"{folder}: finished already, as {made.dataset.trace.name!r}")
-        return made
-    notes = list(made.dataset.trace.notes)
-    if made.out_of_order:
-        notes.append(f"{made.out_of_order:,} requests were out of order, now sorted by time")
-    for text in (*made.rejects.in_words(), *(f"{folder}: {text}" for text in notes)):
-        monitor.note(text)
+        monitor.note(f"{folder}: finished already, as {made.trace.name!r}")
+    note_ingested(folder, made, monitor)
     return made

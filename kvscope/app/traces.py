@@ -13,7 +13,7 @@ from kvscope.core import memory
 from kvscope.core.errors import InputError, Stopped, UsageError
 from kvscope.core.files import missing_from, parts_of, size_of
 from kvscope.core.trace import Prompts, Trace
-from kvscope.datasets.place import is_dataset, store_path
+from kvscope.datasets.folder import is_dataset, store_path
 from kvscope.store import traces
 from kvscope.store.db import Store
 from kvscope.store.file import CANNOT_STORE, StoreFile, Stores
@@ -219,7 +219,7 @@ def ingest_file(
             advance(amount)
 
         ingested = ingest(stores, path, ingest_options(reading), read_on, foresee)
-    rejects, trace = ingested.rejects, ingested.trace
+    trace = ingested.trace
     if not ingested.created:
         if reading.strict and trace.bad_lines:
             with stores.reading() as store:
@@ -227,12 +227,18 @@ def ingest_file(
             raise InputError(reason, where=place)
         monitor.note(f"{path}: already in the store as {trace.name!r}, {_how_it_was_read(trace)}")
         _mark_used(stores, trace)
+    note_ingested(path, ingested, monitor)
+    return ingested
+
+
+def note_ingested(where: str, ingested: Ingested, monitor: Monitor) -> None:
+    """Note the bad lines, and of a new trace what was inferred; `where` names it."""
+    trace = ingested.trace
     notes = list(trace.notes) if ingested.created else []
     if ingested.created and trace.out_of_order:
         notes.append(f"{trace.out_of_order:,} requests were out of order, now sorted by time")
-    for text in (*rejects.in_words(), *(f"{path}: {text}" for text in notes)):
+    for text in (*ingested.rejects.in_words(), *(f"{where}: {text}" for text in notes)):
         monitor.note(text)
-    return ingested
 
 
 def ingest_options(reading: Reading) -> IngestOptions:
@@ -287,7 +293,7 @@ def sampleable(
     """
     if setting.exact:
         return replayable(stores, trace)
-    from kvscope.datasets.drawing import drawn_trace
+    from kvscope.datasets.sampling import drawn_trace
 
     _require_hashes(trace)
     with stores.reading() as store:
@@ -308,14 +314,6 @@ def _require_hashes(trace: Trace) -> None:
             where=trace.source,
             remedy="take a trace with block hashes",
         )
-
-
-def prompts_to_replay(
-    stores: Stores, source: str | None, monitor: Monitor, reading: Reading = AS_STORED
-) -> tuple[Trace, Prompts]:
-    """Return a trace and its prompts."""
-    trace = load_trace(stores, source, monitor, reading)
-    return trace, replayable(stores, trace)
 
 
 def _mark_used(stores: Stores, trace: Trace) -> None:

@@ -72,7 +72,7 @@ def quantiles(of: Weighted, group: GroupOf, groups: int, percents: Int64s) -> Fl
 
 
 def _quantiles(of: Weighted, group: GroupOf, total: Int64s, percents: Int64s) -> Float64s:
-    """Return the same of groups with these weights in total."""
+    """Return the quantiles of groups whose weights add up to `total`."""
     groups = len(total)
     values = np.full((groups, len(percents)), np.nan)
     rank = -(-percents[None, :] * total[:, None] // 100)

@@ -15,9 +15,8 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.characterize.distributions import GroupOf, Weighted
-from kvscope.characterize.stretches import by_requests
 from kvscope.core.arrays import Bools, Float64s
-from kvscope.core.disk_columns import Column, Columns, in_order
+from kvscope.core.disk_columns import AT_ONCE, Column, Columns, in_order, stretches
 from kvscope.core.trace import Trace
 from kvscope.store.db import Store
 
@@ -150,3 +149,18 @@ def _p90(delay_s: Column) -> float:
     """Return the nearest-rank p90 of ascending values, 0 without any."""
     last = -(-9 * len(delay_s) // 10)
     return float(delay_s[last - 1 : last][0]) if last else 0.0
+
+
+def by_requests(
+    store: Store, trace: Trace, work: Path | None, name: str, **parameters: Any
+) -> Iterator[Columns]:
+    """Yield the columns of the query `name`: of all requests, or of stretches with `work`."""
+    requests = max(trace.requests, 1)
+    for part in stretches(requests, requests if work is None else AT_ONCE):
+        yield store.columns(
+            f"characterize/{name}",
+            trace_id=trace.trace_id,
+            first=part.start,
+            end=part.stop,
+            **parameters,
+        )

@@ -171,7 +171,7 @@ def _level_for(percent: int, at_s: Float64s, level: Int64s) -> int:
     """
 
     def microseconds() -> Float64s:
-        """Return how long the level is in each range, from the one that begins at `low`."""
+        """Return the time that the level spends in each range, from the one at `low` on."""
         total = np.zeros(_RANGES)
         for part in stretches(len(level) - 1):
             lasts = np.round(np.diff(at_s[part.start : part.stop + 1]) * 1e6)

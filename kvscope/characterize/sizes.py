@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from kvscope.characterize.distributions import Summary, Turns, Weighted, quantiles
-from kvscope.characterize.stretches import by_requests
+from kvscope.characterize.history import by_requests
 from kvscope.core.arrays import Float64s, Int64s
 from kvscope.core.disk_columns import in_order
 from kvscope.core.trace import Trace

@@ -98,7 +98,7 @@ class _Record(Struct):
 
     @property
     def texts(self) -> list[Text]:
-        """What has to be tokenized, in order."""
+        """The texts to tokenize, in order."""
         return [piece for piece in (self.prompt, self.answer) if isinstance(piece, Text)]
 
 

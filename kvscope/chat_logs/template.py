@@ -37,7 +37,7 @@ class _Generation(jinja2.ext.Extension):
     tags = {"generation"}  # noqa: RUF012  (as Jinja declares it)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return what stands between the tags."""
+        """Return the statements between the tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -134,7 +134,7 @@ class ChatTemplate:
         return text if ending is None else _cut_behind(text, ending)
 
     def _reason(self, error: Exception) -> str:
-        """Return what a template raises where it is a text of its own, else the error's name."""
+        """Return the message if it is a text of the template, else the name of the error."""
         text = str(error)
         own = type(error) is jinja2.TemplateError and text in self._sources
         return text[:_LONGEST_REASON] if own else type(error).__name__

@@ -43,11 +43,11 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def answer(self, request: LoggedRequest, prompt: Piece) -> Piece:
-        """Return what the model wrote, with the token that ends it. Raises BadLine."""
+        """Return the model's answer, with the token that ends it. Raises BadLine."""
 
     @property
     def notes(self) -> list[str]:
-        """What to note about the prompts made so far."""
+        """Notes on the prompts made so far."""
         return []
 
     @abstractmethod
@@ -121,7 +121,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return [f"the template writes a date: that of each request, in UTC{missing}"]
 
     def answer(self, request: LoggedRequest, prompt: Piece) -> Piece:
-        """Return what the template adds for the answer up to its end token.
+        """Return the text that the template adds for the answer, up to its end token.
 
         Where the chat with the answer does not begin with the prompt (the template drops earlier
         reasoning, say), it is the answer's own text.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import starmap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +21,7 @@ from kvscope.core.files import one_path
 
 if TYPE_CHECKING:
     from kvscope.core.trace import Trace
+    from kvscope.ingest.pipeline import Ingested
     from kvscope.report.section import Table
     from kvscope.store.doctor import StoreHealth
     from kvscope.store.file import StoreFile
@@ -78,35 +78,34 @@ def ingest(
     Each path is a trace; with --name all of them are one. With --into all of them are a dataset,
     for traces larger than memory; other commands take its folder.
     """
+    unused = [f"--{name}" for name in into.__struct_fields__ if getattr(into, name)]
+    if unused and into.into is None:
+        raise UsageError("applies to a dataset", where=", ".join(unused), remedy="add --into DIR")
+    ingested = []
+    for each in _ingested(paths, db, into, reading):
+        ingested.append(each)
+        if not as_json:
+            output.emit(_in_one_line(each.trace))
+    if as_json:
+        from kvscope.usecases.stored import IngestedTrace, IngestedTraces
+
+        made = tuple(IngestedTrace(each.trace, each.created) for each in ingested)
+        output.emit_result("ingest", IngestedTraces(made))
+
+
+def _ingested(paths: list[str], db: str, into: IntoOptions, reading: Reading) -> Iterator[Ingested]:
+    """Yield the dataset of all paths, or each trace once it is in the store."""
     if into.into is not None:
         from kvscope.app.datasets import ingest_into
 
-        made = ingest_into(paths, into.into, into, reading, Terminal())
-        trace = made.dataset.trace
-        if as_json:
-            _show_ingested([(trace, made.created)])
-        else:
-            output.emit(_in_one_line(trace))
+        yield ingest_into(paths, into.into, into, reading, Terminal())
         return
-    if unused := [f"--{name}" for name in into.__struct_fields__ if getattr(into, name)]:
-        raise UsageError("applies to a dataset", where=", ".join(unused), remedy="add --into DIR")
     from kvscope.app.traces import ingest_file
     from kvscope.store.file import StoreFile
 
-    ingested = []
     with StoreFile(db, note) as store:
         for path in paths if reading.name is None else [one_path(paths)]:
-            ingested.append(ingest_file(store, path, Terminal(), reading))
-            if not as_json:
-                output.emit(_in_one_line(ingested[-1].trace))
-    if as_json:
-        _show_ingested([(each.trace, each.created) for each in ingested])
-
-
-def _show_ingested(ingested: Iterable[tuple[Trace, bool]]) -> None:
-    from kvscope.usecases.stored import IngestedTrace, IngestedTraces
-
-    output.emit_result("ingest", IngestedTraces(tuple(starmap(IngestedTrace, ingested))))
+            yield ingest_file(store, path, Terminal(), reading)
 
 
 def export(to: To, path: Output, trace: TraceArgument = None, db: Db = DEFAULT_DB) -> None:
@@ -132,7 +131,7 @@ def doctor(db: Db = DEFAULT_DB, save_to: SaveTo = None, as_json: Json = False) -
 
     Exit code 3: something is damaged. What is sound can be copied to a new store.
     """
-    from kvscope.datasets.place import is_in_dataset
+    from kvscope.datasets.folder import is_in_dataset
     from kvscope.store.doctor import examine, save
 
     if is_in_dataset(db):

@@ -13,8 +13,8 @@ from kvscope.core.errors import InputError, UsageError
 from kvscope.core.trace import Trace
 from kvscope.core.units import MIB, format_size
 from kvscope.datasets.files import load_array
+from kvscope.datasets.folder import MANIFEST, STORE
 from kvscope.datasets.paths import RUNS_AT_ONCE, DatasetPaths
-from kvscope.datasets.place import MANIFEST, STORE
 from kvscope.store import traces
 from kvscope.store.file import StoreFile
 
@@ -128,7 +128,7 @@ class Dataset:
         return _PROGRAM_BYTES + _REQUEST_BYTES * self.paths().requests + shard + LEAST_LEFT
 
     def analysis_budget(self, memory_bytes: int) -> AnalysisBudget:
-        """Return how to share so much memory. Raises UsageError where it is too little."""
+        """Divide memory between runs and store. Raises UsageError where it is too little."""
         least = self.least_bytes()
         if memory_bytes < least:
             raise UsageError(

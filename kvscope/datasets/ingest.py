@@ -45,10 +45,7 @@ from kvscope.datasets.dataset import (
     ShardEntry,
     shard_folders,
 )
-from kvscope.datasets.divide import DivideTask, deeper_cuts, divide_paths
-from kvscope.datasets.files import ArrayFolder, Arrays, load_array, save_arrays, whole_folder
-from kvscope.datasets.numbering import number_blocks
-from kvscope.datasets.parts import (
+from kvscope.datasets.file_parts import (
     Joined,
     PartTask,
     can_be_joined,
@@ -57,8 +54,10 @@ from kvscope.datasets.parts import (
     load_facts,
     parse_part,
 )
+from kvscope.datasets.files import ArrayFolder, Arrays, load_array, save_arrays, whole_folder
+from kvscope.datasets.folder import MANIFEST, PLAN, STORE
+from kvscope.datasets.numbering import number_blocks
 from kvscope.datasets.paths import Progress
-from kvscope.datasets.place import MANIFEST, PLAN, STORE
 from kvscope.datasets.shards import (
     ShardTask,
     build_shard,
@@ -70,11 +69,18 @@ from kvscope.datasets.shards import (
     run_stretches,
     save_lengths,
 )
-from kvscope.datasets.spill import drop_paths, shard_sizes
+from kvscope.datasets.spill import (
+    DivideTask,
+    deeper_cuts,
+    divide_paths,
+    drop_paths,
+    shard_sizes,
+)
 from kvscope.ingest.build import Arranged, BuiltRequests, missing_notes
 from kvscope.ingest.formats.base import Rejects, counted
 from kvscope.ingest.meaning import turns, unread_notes
 from kvscope.ingest.pipeline import (
+    Ingested,
     IngestOptions,
     Origin,
     format_of,
@@ -121,22 +127,13 @@ class DatasetOptions(Struct, frozen=True):
     read: IngestOptions = field(default_factory=IngestOptions)
 
 
-class IngestedDataset(Struct, frozen=True):
-    """The result: the dataset's trace, whether it was made now, and the lines without use."""
-
-    dataset: Dataset
-    created: bool
-    rejects: Rejects
-    out_of_order: int
-
-
 def ingest_dataset(
     paths: Sequence[str],
     into: str,
     options: DatasetOptions,
     executor: Executor,
     progress: Progress,
-) -> IngestedDataset:
+) -> Ingested:
     """Make the dataset of all files at `paths`, or go on with it, in the folder `into`.
 
     Raises InputError where files cannot be read or too many lines are bad, UsageError where the
@@ -151,12 +148,11 @@ def ingest_dataset(
         )
     making = DatasetBuild(one_path(list(paths)), Path(into), options, executor, progress)
     if making.plan():
-        return IngestedDataset(Dataset(into), False, Rejects(making.path), 0)
+        return Ingested(Dataset(into).trace, False, Rejects(making.path))
     with alone_in(Path(into)), space_in(Path(into), "finished steps are kept"):
-        built = making.build()
-        making.store(built)
+        making.store(making.build())
         making.finish()
-    return IngestedDataset(Dataset(into), True, making.rejects, built.out_of_order)
+    return Ingested(Dataset(into).trace, True, making.rejects)
 
 
 @contextmanager

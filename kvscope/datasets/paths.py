@@ -22,7 +22,7 @@ from kvscope.core.errors import UsageError
 from kvscope.core.executor import Executor, LocalProcesses
 from kvscope.core.hits import HitDefinition
 from kvscope.core.trace import PromptLengths
-from kvscope.datasets.bends import Bends
+from kvscope.datasets.curve_corners import CurveCorners
 from kvscope.datasets.files import load_array, save_arrays
 from kvscope.datasets.shards import (
     NUMBER,
@@ -88,7 +88,7 @@ class DatasetPaths(Struct, frozen=True):
         return len(load_array(self.columns, "blocks"))
 
     def in_order(self, order: Int64s) -> DatasetPaths:
-        """Return the same of the requests in another order of arrival, numbered anew in it."""
+        """Return these paths with the requests in another order of arrival, numbered anew."""
         number = np.empty(len(order), dtype=np.int32)
         number[order] = np.arange(len(order), dtype=np.int32)
         columns = lengths_in_order(some_lengths(self.columns, slice(None)), order)
@@ -129,7 +129,7 @@ class DatasetPaths(Struct, frozen=True):
         return self.progress.steps(label, total) if self.progress else nullcontext(lambda _: None)
 
     def deciles(self, multi_turn: Bools) -> Int64s:
-        """Return what `decile_histogram` counts, given which requests are later turns (R)."""
+        """Count as `decile_histogram` does, given which requests are later turns (R)."""
         counts = np.zeros((2, 1 << DECILES), dtype=np.int64)
         for folder in self.folders:
             shard = load_shard(folder, self.columns)
@@ -228,11 +228,11 @@ class FollowedShards:
         """Return LRU's hits at every capacity; its knots stay on disk."""
         if definition not in self._curves:
             first, total = self._first_counted(definition), 0
-            turns = Bends(self._folder)
+            corners = CurveCorners(self._folder)
             for begin, lengths, runs in self.distances(definition):
-                turns.add(*bends(lengths, definition, runs, first - begin))
+                corners.add(*bends(lengths, definition, runs, first - begin))
                 total += int(looked_up(lengths, definition)[max(first - begin, 0) :].sum())
-            self._curves[definition] = HitCurve(definition, *turns.curve(), total)
+            self._curves[definition] = HitCurve(definition, *corners.curve(), total)
         return self._curves[definition]
 
     def ideal_rate(self, definition: HitDefinition) -> float:
@@ -294,7 +294,7 @@ class FollowedShards:
             yield file
 
     def novelty(self, definition: HitDefinition, begin: int, lengths: PromptLengths) -> Novelty:
-        """Return what was new in each prompt of a stretch of requests that begins there."""
+        """Return the new part of each prompt in the stretch of requests from `begin` on."""
         key = self._walks.index(walked(definition))
         part = slice(begin, begin + len(lengths.blocks))
         seen = self.most(f"seen{key}", part)

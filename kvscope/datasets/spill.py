@@ -1,4 +1,7 @@
-"""Paths in files, by shard: written while a part of a trace is read, read when shards are built."""
+"""Paths in files, by shard: written while a part of a trace is read, read when shards are built.
+
+Where shards turn out too heavy, cuts go deeper, and paths are written anew.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,18 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.disk_columns import append_array, close_quietly
 from kvscope.core.units import MIB
-from kvscope.datasets.cuts import TRUNK, Cuts, gather
-from kvscope.datasets.files import save_array
+from kvscope.datasets.cuts import TRUNK, Cuts, cuts_of, gather
+from kvscope.datasets.files import save_array, whole_folder
+from kvscope.ingest.trie import Trie
 
 BUFFER_BYTES = 64 * MIB
+_SAMPLE_ACCESSES = 1_000_000  # that are looked at to cut deeper
 _PIECE = 3  # numbers: row, length, split
 _PIECES, _IDS, _INDEX = "pieces.i32", "ids.i64", "index.npy"
 
@@ -108,7 +114,7 @@ class Spill:
 
 
 def take_file(file: BinaryIO, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return what was written to a file, mapped into memory; the file goes with the array."""
+    """Map the array in a file into memory; the file goes with the array."""
     size = file.tell()
     file.flush()
     values = np.memmap(file, dtype, "r") if size else np.zeros(0, dtype)
@@ -167,3 +173,45 @@ def drop_paths(folder: Path) -> None:
     """Remove the paths of a part, not their numbers by shard."""
     for name in (_PIECES, _IDS):
         (folder / name).unlink(missing_ok=True)
+
+
+class DivideTask(Struct, frozen=True):
+    """The paths of a part, so far in `shards_before` shards, to divide by other cuts."""
+
+    folder: str
+    paths: str
+    shards_before: int
+    cuts: str
+    shards: int
+
+
+def divide_paths(task: DivideTask) -> None:
+    """Write the paths of a part into its folder, by the new shards."""
+    with (
+        whole_folder(Path(task.folder)) as folder,
+        Spill(folder, Cuts.load(Path(task.cuts)), task.shards) as spill,
+    ):
+        for row, starts, ids in read_paths(Path(task.paths), task.shards_before):
+            spill.write(row, starts, ids)
+        spill.close()
+
+
+def deeper_cuts(
+    cuts: Cuts, folders: list[Path], heavy: list[int], accesses: Int64s, limit: float
+) -> Cuts:
+    """Return cuts by which the subtrees in these heavy shards have at most `limit` accesses each.
+
+    `accesses` has those of all shards. A sample of paths is looked at, about so many as a million
+    accesses are; of each every block counts.
+    """
+    step = int(accesses[heavy].sum() // _SAMPLE_ACCESSES) + 1
+    trie, ends = Trie(), [np.zeros(0, dtype=np.int32)]
+    for folder in folders:
+        for shard in heavy:
+            for _, length, _, ids in read_pieces(folder, shard):
+                begin, some = starts_of(length)[:-1][::step], length[::step]
+                picked = np.concatenate(
+                    [ids[b : b + n] for b, n in zip(begin.tolist(), some.tolist(), strict=True)]
+                )
+                ends.append(np.repeat(trie.intern(starts_of(some), picked), some))
+    return cuts.with_those_of(cuts_of(trie, np.concatenate(ends), int(limit / step)))

@@ -52,7 +52,7 @@ class Built(BuiltRequests, frozen=True):
     reuse: TraceReuse
 
     def paths(self) -> PromptPaths:
-        """Return what the store would load as the trace's paths."""
+        """Return the trace's paths, as the store will load them."""
         names = {*PromptPaths.__struct_fields__} & self.requests.keys()
         return PromptPaths(
             block_size=self.block_size,
@@ -223,7 +223,7 @@ def _previous_of_chat(chat_id: Int64s) -> Int32s:
 
 
 def _place_sessions(rows: MutableMapping[str, NDArray[Any]], options: ReadOptions) -> list[str]:
-    """Return what to note about sessions timed by clocks of their own, placed as stated.
+    """Place sessions that are timed by clocks of their own as stated; return notes about it.
 
     Once the user states when sessions begin, the clock is the trace's own.
     """
@@ -287,7 +287,7 @@ def _lineage(
 
 
 def missing_notes(gaps: Gaps, names: Mapping[str, Collection[str]], kind: Lineage) -> list[str]:
-    """Return what was missing from the trace and what was inferred, in words."""
+    """Return notes on what the trace lacks and on what was inferred."""
     total = gaps.requests
     notes = []
     if gaps.untimed:

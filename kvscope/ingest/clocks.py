@@ -83,7 +83,7 @@ def session_span(arrival_s: Float64s, session: Int32s) -> tuple[Float64s, Float6
 
 
 def open_sessions(arrival_s: Float64s, clock: Int32s) -> float:
-    """Return how many sessions are open when a request of one arrives, its own too, on average."""
+    """Return the mean number of sessions open when a request arrives, its own included."""
     at_s = arrival_s[clock >= 0]
     begin_s, end_s = (np.sort(times_s) for times_s in session_span(at_s, clock[clock >= 0]))
     begun = np.searchsorted(begin_s, at_s, side="right")

@@ -329,7 +329,7 @@ class Columns:
         }
 
     def taken(self) -> dict[str, NDArray[Any]]:
-        """Return the same and keep neither them nor what only more paths would need."""
+        """Return the columns as `arrays` does, and release their memory: no path can be added."""
         arrays = self.arrays()
         self._columns.clear()
         self.trie.close()
@@ -354,7 +354,7 @@ class Columns:
         return batch
 
     def _checked(self, records: Records) -> Records:
-        """Return the same records, those refused that cannot be used."""
+        """Return the records, and refuse those that cannot be used."""
         checked = Records(refused=records.refused)
         for line, requests in records:
             try:
@@ -576,5 +576,5 @@ class Columns:
 
 
 def _none(name: str) -> int:
-    """Return what stands for none in a column."""
+    """Return the value of a column that stands for none."""
     return _ABSENT.get(name, NONE)

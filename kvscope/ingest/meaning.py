@@ -47,7 +47,7 @@ def unread_notes(chosen: type[TraceFormat], head: bytes) -> list[str]:
 
 
 def turns(gaps: Gaps, chosen: type[TraceFormat], stated: Turns | None, where: str) -> Turns:
-    """Return what the rows of sessions hold: as stated, or else as their contents show.
+    """Return whether rows of sessions are whole prompts or only what is new in them.
 
     Raises InputError where they contradict what is stated, or both readings.
     """

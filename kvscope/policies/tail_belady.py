@@ -16,7 +16,7 @@ class TailBelady(NextUsePolicy):
     conversations share no blocks and a block holds one token, TEL is least. Elsewhere two things
     can keep it above the least: the last block that a request needs may save less than a block of
     tokens, and a block that no request needs stays while a child of it is cached.
-    kvscope.replay.tel_bound says by how much at most.
+    benchmarks.tel_bound says by how much at most.
     Source: Tail-Optimized Caching for LLM Inference, Theorem 1; need by block is kvscope's own.
     """
 

@@ -188,8 +188,6 @@ class Anchor(Struct, frozen=True):
 
     def _error(self, spread: float, wrong: float, capacity_blocks: int) -> float:
         sample = self.sample
-        if sample.rate == 1:
-            return 0.0
         request_blocks = float(np.mean(sample.prompts.cached_blocks))
         if sample.capacity(capacity_blocks) < LEAST_HELD * request_blocks:
             return 1.0

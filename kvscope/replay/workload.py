@@ -141,7 +141,7 @@ class Workload:
 
         Raises UsageError where nothing is left in one of them.
         """
-        if not self._in_parts or self.anchor is None or self.anchor.sample.rate == 1:
+        if not self._in_parts or self.anchor is None:
             return ()
         sample, curve = self.anchor.sample, self.anchor.whole
         smaller = (sampled(sample, sample.rate / PARTS, part) for part in range(PARTS))

@@ -15,8 +15,7 @@ from kvscope.core.arrays import Float64s, Int64s
 from kvscope.core.hits import HitDefinition
 from kvscope.core.trace import Prompts
 from kvscope.replay.traffic import Traffic, traffic
-from kvscope.retention.curves import ttl_curves
-from kvscope.retention.ttl_replay import NOT_HELD, replay_ttls
+from kvscope.retention.ttls import NOT_HELD, replay_ttls, ttl_curves
 
 PROVIDER = HitDefinition("provider", last_token_rule=False, outputs="ignored")
 """Providers cache prompts; the answer becomes part of the next turn's."""
@@ -74,7 +73,7 @@ class Charge(Struct, frozen=True):
 
 @cache
 def prices() -> Prices:
-    """Return what `prices.toml` says."""
+    """Return the offers of `prices.toml`."""
     path = Path(__file__).with_name("prices.toml")
     return msgspec.toml.decode(path.read_bytes(), type=Prices)
 

@@ -1,4 +1,4 @@
-"""What one time to live (TTL) for all blocks hits and holds, and which one each category needs."""
+"""Times to live (TTL) of blocks: what each hits and holds, exactly, by the gaps between touches."""
 
 from __future__ import annotations
 
@@ -7,12 +7,202 @@ import math
 import numpy as np
 from msgspec import Struct
 
+from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
+from kvscope.core.jit import kernel
+from kvscope.core.prefix import write_path
 from kvscope.deployment.models import Model
+from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.traffic import Traffic
-from kvscope.retention.curves import TtlCurves
-from kvscope.retention.ttl_replay import replay_ttls
 
 MOST_OF = 0.9
+NOT_HELD = -1.0
+"""The TTL of a request that neither looks anything up nor leaves anything cached."""
+
+
+class TtlCurve(Struct, frozen=True):
+    """What blocks hit and hold that live for a TTL after each touch.
+
+    J stays of blocks, from a touch to the next one or to the trace's end, in order of `length_s`.
+    The other arrays (J + 1 entries) sum the shortest stays: their `blocks`, `block_seconds`, and
+    the `hit_tokens` of the look-ups that end them.
+    """
+
+    length_s: Float64s
+    blocks: Int64s
+    block_seconds: Float64s
+    hit_tokens: Int64s
+
+    @classmethod
+    def of(cls, length_s: Float64s, blocks: Int64s, hit_tokens: Int64s) -> TtlCurve:
+        """Return the curve of stays in any order."""
+        order = np.argsort(length_s, kind="stable")
+        length_s, blocks = length_s[order], blocks[order]
+        return cls(
+            length_s,
+            np.concatenate([[0], np.cumsum(blocks)]),
+            np.concatenate([[0.0], np.cumsum(blocks * length_s)]),
+            np.concatenate([[0], np.cumsum(hit_tokens[order])]),
+        )
+
+    def hits(self, ttl_s: Float64s | float) -> Int64s:
+        """Return the tokens hit with each TTL: those of blocks touched again within it."""
+        return np.asarray(self.hit_tokens[self._within(ttl_s)])
+
+    def held(self, ttl_s: Float64s | float) -> Float64s:
+        """Return the block-seconds held with each TTL."""
+        within = self._within(ttl_s)
+        longer = self.blocks[-1] - self.blocks[within]
+        beyond = np.where(longer > 0, ttl_s, 0.0) * longer  # an infinite TTL outlives no stay
+        return np.asarray(self.block_seconds[within] + beyond)
+
+    def knots(self) -> Float64s:
+        """Return the TTLs at which hits grow, ascending: 0 and the distinct gaps that hit."""
+        grows = np.diff(self.hit_tokens) > 0
+        return np.unique(np.concatenate([[0.0], self.length_s[grows]]))
+
+    def ttl_for(self, share: float) -> float:
+        """Return the least TTL with at least this share (0–1) of the hits of an infinite one."""
+        at = int(np.searchsorted(self.hit_tokens, share * self.hit_tokens[-1] - 1e-9))
+        return float(self.length_s[at - 1]) if at else 0.0
+
+    def _within(self, ttl_s: Float64s | float) -> Int64s:
+        return np.asarray(np.searchsorted(self.length_s, ttl_s, side="right"))
+
+
+class TtlCurves(Struct, frozen=True):
+    """The curve of one TTL for all requests, and by category of the request that touched last.
+
+    With one TTL a block's ancestors were touched no earlier than itself, so that hits are prefixes:
+    `overall` is exact. `by_category` are the blocks that each category's requests touched last.
+    """
+
+    overall: TtlCurve
+    by_category: tuple[TtlCurve, ...]
+    end_s: float
+
+
+def ttl_curves(traffic: Traffic, categories: int) -> TtlCurves:
+    """Return the exact curves of a trace with so many categories."""
+    segments = last_touch_segments(traffic)
+    requests = len(traffic.leaf)
+    end_s = float(traffic.arrival_s[-1]) if requests else 0.0
+    request, previous = segments.request, segments.previous.astype(np.int64)
+    start, end = segments.start.astype(np.int64), segments.end.astype(np.int64)
+    hit_blocks = np.maximum(np.minimum(end, traffic.look[request]) - start, 0)
+    taken = np.bincount(previous, end - start, minlength=requests).astype(np.int64)
+    last = traffic.length + traffic.anonymous.astype(np.int64) - taken
+    length_s = np.concatenate(
+        [traffic.arrival_s[request] - traffic.arrival_s[previous], end_s - traffic.arrival_s]
+    )
+    blocks = np.concatenate([end - start, last])
+    hit_tokens = np.concatenate([hit_blocks * traffic.block_size, np.zeros_like(last)])
+    touched_by = np.concatenate([previous, np.arange(requests)])
+    category = traffic.category[touched_by]
+
+    def curve(which: Bools) -> TtlCurve:
+        return TtlCurve.of(length_s[which], blocks[which], hit_tokens[which])
+
+    return TtlCurves(
+        curve(np.ones(len(blocks), dtype=np.bool_)),
+        tuple(curve(category == number) for number in range(categories)),
+        end_s,
+    )
+
+
+class TtlReplay(Struct, frozen=True):
+    """What blocks hit and hold that live for a time after a touch; `end_s` is the trace's end.
+
+    `hit_blocks` (R entries) are leading blocks that are held at the look-up. `block_seconds` sums
+    the time that blocks are held, up to the trace's end; `peak_blocks` are held at once.
+    """
+
+    hit_blocks: Int32s
+    block_seconds: float
+    peak_blocks: int
+    end_s: float
+
+    @property
+    def mean_blocks(self) -> float:
+        """The blocks held on average over the trace; 0 for one without a span."""
+        return self.block_seconds / self.end_s if self.end_s > 0 else 0.0
+
+
+def replay_ttls(traffic: Traffic, ttl_s: Float64s) -> TtlReplay:
+    """Hold the blocks of each request for its TTL (R entries, in seconds) after its arrival.
+
+    A block is held until the latest end of the TTLs of all requests that touched it, so a short TTL
+    never shortens a longer one, and a block is held as long as its descendants: hits are prefixes.
+    A request with NOT_HELD as TTL holds and hits nothing.
+    """
+    expiry_s = traffic.arrival_s + np.maximum(ttl_s, 0.0)
+    requests = len(traffic.leaf)
+    hits = np.zeros(requests, dtype=np.int32)
+    end_s = float(traffic.arrival_s[-1]) if requests else 0.0
+    owner = np.full(len(traffic.block_parent), -1, dtype=np.int32)
+    block_seconds, peak = _hold(
+        traffic,
+        expiry_s,
+        np.asarray(ttl_s) < 0,
+        np.argsort(expiry_s, kind="stable"),
+        end_s,
+        np.empty(int(traffic.length.max(initial=0)), dtype=np.int32),
+        owner,
+        np.zeros(requests, dtype=np.int64),
+        hits,
+    )
+    return TtlReplay(hits, float(block_seconds), int(peak), end_s)
+
+
+@kernel
+def _hold(
+    traffic: Traffic,
+    expiry_s: Float64s,
+    without: Bools,
+    by_expiry: Int64s,
+    end_s: float,
+    path: Int32s,
+    owner: Int32s,
+    owned: Int64s,
+    hits: Int32s,
+) -> tuple[float, int]:
+    """Fill `hits`; return the block-seconds held and the peak in blocks.
+
+    The request that holds a block is its `owner` (N + 1 entries), and each owns `owned` blocks.
+    """
+    requests = len(traffic.leaf)
+    held, peak, expired, block_seconds = 0, 0, 0, 0.0
+    for request in range(requests):
+        if without[request]:
+            continue
+        now_s = traffic.arrival_s[request]
+        while expired < requests and expiry_s[by_expiry[expired]] < now_s:
+            held -= owned[by_expiry[expired]]
+            expired += 1
+        length = traffic.length[request]
+        write_path(traffic.block_parent, traffic.leaf[request], path, 0, length)
+        alive = 0
+        while alive < length:
+            before = owner[path[alive]]
+            if before < 0 or expiry_s[before] < now_s:
+                break
+            alive += 1
+        hits[request] = min(alive, traffic.look[request])
+        added = length - alive + traffic.anonymous[request]
+        until_s = min(expiry_s[request], end_s)
+        for depth in range(alive):
+            before = owner[path[depth]]
+            if expiry_s[before] <= expiry_s[request]:
+                block_seconds += until_s - min(expiry_s[before], end_s)
+                owned[before] -= 1
+                owned[request] += 1
+                owner[path[depth]] = request
+        for depth in range(alive, length):
+            owner[path[depth]] = request
+        block_seconds += added * (until_s - now_s)
+        owned[request] += added
+        held += added
+        peak = max(peak, held)
+    return block_seconds, peak
 
 
 class TtlPoint(Struct, frozen=True):

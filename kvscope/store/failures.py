@@ -51,9 +51,9 @@ class Waiting(Struct, frozen=True):
 def waiting_for(
     path: str, connect: Callable[[], duckdb.DuckDBPyConnection], waiting: Waiting | None
 ) -> duckdb.DuckDBPyConnection:
-    """Return what `connect` returns, once no other process has the store open.
+    """Connect once no other process has the store open.
 
-    Raises StoreBusyError where that takes too long, and what `explained` makes of other failures.
+    Raises StoreBusyError where that takes too long, and other failures as `explained` returns them.
     """
     waiting = waiting or Waiting()
     patience_s = PATIENCE_S if waiting.patience_s is None else waiting.patience_s
@@ -86,7 +86,7 @@ def explaining(path: str) -> Iterator[None]:
 
 
 def explained(path: str, error: duckdb.Error) -> KvscopeError | None:
-    """Return what an error of DuckDB means, None for one that is kvscope's own fault."""
+    """Return the error to show for one of DuckDB, None for one that is kvscope's own fault."""
     text = str(error)
     if any(reason in text for reason in FULL.values()):
         return full_disk(Path(path), text)
@@ -152,7 +152,7 @@ def _kind(path: str) -> str:
 
 
 def _reason(text: str) -> str:
-    """Return what an error of DuckDB says of damage, its first sentence without its class."""
+    """Return the first sentence of an error of DuckDB, without its class."""
     if "checksum" in text:
         return "wrong checksum"
     if "Could not read enough bytes" in text:

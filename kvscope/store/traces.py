@@ -257,7 +257,7 @@ def mark_used(store: Store, trace: Trace) -> None:
 
 
 def stated(store: Store, trace: Trace) -> dict[str, Any]:
-    """Return what commands on `trace` stated of deployment and SLO, by the name of the option."""
+    """Return the options of deployment and SLO that commands on `trace` stated, by name."""
     rows = store.rows("ingest/stated", trace_id=trace.trace_id)
     return dict(json.loads(rows[0]["options"])) if rows else {}
 

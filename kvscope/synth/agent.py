@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 from numpy.random import Generator
@@ -26,9 +25,8 @@ class Agent(Profile):
     A session adds a tool's answer per turn, after seconds, and now and then waits for its user
     (`think_share`). When its history passes `context_limit_tokens` the next prompt is the head and
     a summary: same conversation, another path. Sub-agents are conversations of their own, of type
-    `subagent`. A share of the requests (`hint_share`) states that a tool's answer follows, or that
-    the session ends. Sessions that run before time 0 continue in the trace. Gaps are (median in s,
-    sigma) of a lognormal.
+    `subagent`. Sessions that run before time 0 continue in the trace. Gaps are (median in s, sigma)
+    of a lognormal.
 
     sample_traces/README.md has the figures to expect.
 
@@ -54,7 +52,6 @@ class Agent(Profile):
     subagent_turns: Counts = Skewed(14, 0.5, 60)
     context_limit_tokens: int = 160_000
     summary_tokens: Counts = Skewed(25_000, 0.6, 80_000)
-    hint_share: float = 0.0
     users: int = 12
     block_size: int = 64
 
@@ -85,17 +82,12 @@ class Agent(Profile):
             output = self.output_tokens.draw(rng)
             record = thread.take_turn(ids, time_s, new, output)
             later = []
-            follows = {"ends": True}
             if thread.turn < session.turns:
-                thinks, gap_s = self._gap(thread.type, rng)
-                follows = {} if thinks else {"pause": True}
-                later.append((time_s + gap_s, session))
-            if self.hint_share and record and follows and rng.random() < self.hint_share:
-                record = msgspec.structs.replace(record, retention=follows)
+                later.append((time_s + self._gap_s(thread.type, rng), session))
             if thread.type == "agent" and rng.random() < self.subagent_share:
                 head = subagent_heads[thread.user_id % len(heads)]
                 helper = start(thread.user_id, "subagent", head, self.subagent_turns)
-                later.append((time_s + self._gap(helper.thread.type, rng)[1], helper))
+                later.append((time_s + self._gap_s(helper.thread.type, rng), helper))
             return record, later
 
         return in_order(births(), serve, requests)
@@ -107,8 +99,8 @@ class Agent(Profile):
             return self.summary_tokens
         return self.step_tokens if session.thread.turn else self.task_tokens
 
-    def _gap(self, type_: str, rng: Generator) -> tuple[bool, float]:
-        """Return whether a user answers next, rather than a tool, and after how many seconds."""
+    def _gap_s(self, type_: str, rng: Generator) -> float:
+        """Return after how many seconds a tool answers, or now and then the user."""
         thinks = type_ == "agent" and rng.random() < self.think_share
         median_s, sigma = self.think_gap_s if thinks else self.tool_gap_s
-        return thinks, median_s * float(rng.lognormal(0.0, sigma))
+        return median_s * float(rng.lognormal(0.0, sigma))

@@ -3,7 +3,7 @@
 import heapq
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, Protocol, TypeVar
 
@@ -71,8 +71,7 @@ class Record(msgspec.Struct, frozen=True):
 
     `timestamp` is in seconds from the start of the trace, rounded to milliseconds;
     `hash_ids` has ceil(input_length / block size) entries, the last of them may stand for a
-    partial block. `block_size` is written only where it is not the format's 16 tokens, `retention`
-    (docs/retention.md) where the client states what follows.
+    partial block. `block_size` is written only where it is not the format's 16 tokens.
 
     Source: https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon
     """
@@ -87,7 +86,6 @@ class Record(msgspec.Struct, frozen=True):
     turn: int
     hash_ids: list[int]
     block_size: int | UnsetType = UNSET
-    retention: Mapping[str, bool] | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

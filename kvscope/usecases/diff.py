@@ -154,7 +154,7 @@ def run(opened: Opened, request: DiffRequest, monitor: Monitor) -> Comparison:
     Raises UsageError for two of different kinds, InputError for what is not there.
     """
     from kvscope.app.traces import check_source, load_trace, open_dataset
-    from kvscope.datasets.place import is_dataset
+    from kvscope.datasets.folder import is_dataset
 
     left, right, stores = request.left, request.right, opened.stores
     names = (left, right)
@@ -176,8 +176,7 @@ def run(opened: Opened, request: DiffRequest, monitor: Monitor) -> Comparison:
         return compare_runs(names, (run, other_run), (trace, other_trace))
 
     for name in names:
-        if not is_dataset(name):
-            check_source(stores, name)
+        check_source(stores, name)
 
     def analyzed(name: str) -> Analysis:
         own = open_dataset(name).stores if is_dataset(name) else stores

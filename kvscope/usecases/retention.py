@@ -73,9 +73,14 @@ def run(opened: Opened, request: RetentionRequest, monitor: Monitor) -> Retentio
 
     from kvscope.app.traces import replayable
     from kvscope.replay.traffic import traffic
-    from kvscope.retention.curves import ttl_curves
     from kvscope.retention.prices import charges, prices
-    from kvscope.retention.ttls import MOST_OF, TtlPoints, rounded_up, ttls_by_category
+    from kvscope.retention.ttls import (
+        MOST_OF,
+        TtlPoints,
+        rounded_up,
+        ttl_curves,
+        ttls_by_category,
+    )
 
     trace = opened.trace
     prompts = replayable(opened.stores, trace)

@@ -58,6 +58,7 @@ from kvscope.core.hits import HitDefinition
 from kvscope.core.runs import Run, RunSetting, hit_rate
 from kvscope.deployment.engines import parse_engine
 from kvscope.deployment.models import Model
+from kvscope.latency.profile import FROM_TRACE
 from kvscope.replay.policy_options import (
     ALL,
     REPLAYED,
@@ -280,12 +281,16 @@ def _estimated(
     from kvscope.replay.sampling import LEAST_RATE, require_estimable  # late: loads NumPy
 
     require_estimable(definition)
-    if options.isolate:
-        raise UsageError(
-            "tenants are told apart in the whole dataset only",
-            where="--isolate",
-            remedy="leave out --isolate or --sample",
-        )
+    for where, wrong, what in (
+        ("--isolate", options.isolate is not None, "a sample does not tell tenants apart"),
+        (
+            "--latency trace",
+            options.latency == FROM_TRACE,
+            "a sample does not show which requests waited",
+        ),
+    ):
+        if wrong:
+            raise UsageError(what, where=where, remedy=f"leave out {where} or --sample")
     if options.sample < LEAST_RATE:
         raise UsageError(
             f"no error can be stated below {LEAST_RATE:.0%}",

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvscope.characterize import stretches
+from kvscope.characterize import history
 from kvscope.characterize.spatial import trace_deciles
 from kvscope.characterize.summary import Characterization, characterize, start_characterization
 from kvscope.core.percentiles import Quantiles
@@ -57,7 +57,7 @@ def test_everything_at_once() -> None:
 def test_facts_in_stretches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two requests read at a time, and what is sorted kept on disk: the same facts."""
     with tiny_store() as (store, trace):
-        monkeypatch.setattr(stretches, "AT_ONCE", 2)
+        monkeypatch.setattr(history, "AT_ONCE", 2)
         assert start_characterization(store, trace, work=tmp_path)() == characterize(store, trace)
 
 

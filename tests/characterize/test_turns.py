@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.characterize import stretches
+from kvscope.characterize import history
 from kvscope.characterize.turns import NextTurn, TurnCount, next_turns, turns
 from kvscope.characterize.windows import Windows
 from tests.characterize.tiny import CHAT_1, CHAT_2, REQUESTS, SEARCH_1, lengths_only, tiny_store
@@ -100,7 +100,7 @@ def test_what_is_settled_is_the_p90_of_delays(
         "arrival_s": [float(k * (k + 1) // 2) for k in numbers],
         "parent": [None, *numbers[:-1]],
     }
-    monkeypatch.setattr(stretches, "AT_ONCE", at_once)
+    monkeypatch.setattr(history, "AT_ONCE", at_once)
     with tiny_store(columns) as (store, trace):
         for work in (None, tmp_path):
             found = next_turns(store, trace, work=work)

@@ -129,6 +129,7 @@ OPTIONS: Rows = {
         ("--sample 50% --policies lru,sieve", 2, "does not show what sieve does"),
         ("--sample 50% --compat libcachesim", 2, "a flat cache knows none"),
         ("--sample 50% --isolate conversation", 2, "leave out --isolate or --sample"),
+        ("--sample 50% --latency trace", 2, "leave out --latency trace or --sample"),
         ("--compat libcachesim --warmup 20%", 2, "leave out --outputs and --warmup"),
         ("--max-num-seqs 4", 2, "--max-num-seqs: only an engine has it; add --capacity-model"),
         ("--max-num-batched-tokens 4", 2, "--max-num-batched-tokens: only an engine has it"),

@@ -13,9 +13,9 @@ import numpy as np
 
 from kvscope.core.executor import Executor, LocalProcesses
 from kvscope.core.units import GIB
-from kvscope.datasets.ingest import DatasetBuild, DatasetOptions, IngestedDataset, ingest_dataset
+from kvscope.datasets.ingest import DatasetBuild, DatasetOptions, ingest_dataset
 from kvscope.ingest.formats.base import ReadOptions, Request
-from kvscope.ingest.pipeline import IngestOptions
+from kvscope.ingest.pipeline import Ingested, IngestOptions
 
 NAME = "trace"
 
@@ -48,7 +48,7 @@ def dataset(
     folder: Path,
     chosen: DatasetOptions,
     executor: Executor | None = None,
-) -> IngestedDataset:
+) -> Ingested:
     """Make a dataset of these files."""
     where = executor or LocalProcesses(1)
     return ingest_dataset([*map(str, paths)], str(folder), chosen, where, Silent())

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
-from kvscope.characterize import stretches
+from kvscope.characterize import history
 from kvscope.core.files import one_path
 from kvscope.core.hits import HitDefinition, side_by_side, standard
 from kvscope.core.trace import PromptPaths
-from kvscope.datasets.dataset import shard_folders
+from kvscope.datasets.dataset import Dataset, shard_folders
 from kvscope.datasets.files import load_array
 from kvscope.datasets.numbering import owned_blocks
 from kvscope.datasets.paths import DatasetPaths, FollowedShards
@@ -167,7 +167,7 @@ def check_facts(paths: PromptPaths, found: FollowedShards, definition: HitDefini
 @pytest.fixture
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an analysis of a dataset read so few requests at a time that there are several."""
-    monkeypatch.setattr(stretches, "AT_ONCE", 700)
+    monkeypatch.setattr(history, "AT_ONCE", 700)
 
 
 @pytest.mark.usefixtures("few_at_once")
@@ -207,7 +207,7 @@ def compare(
         trace = ingest(stores, one_path([*map(str, paths)]), IngestOptions(made.NAME)).trace
         known = analyze(stores, trace, request)
     assert len(side_by_side(request.definition)) > 2
-    found = analyze(ingested.dataset.stores, ingested.dataset.trace, request)
+    found = analyze(Dataset(str(folder / "dataset")).stores, ingested.trace, request)
     if len(paths) > 1:  # parts have digests of their own
         known = without_content(known)
         found = without_content(found)

@@ -26,8 +26,8 @@ from kvscope.core.files import data_folder, one_path
 from kvscope.core.units import GIB, MIB
 from kvscope.datasets import ingest, shards
 from kvscope.datasets.dataset import Dataset
+from kvscope.datasets.folder import MANIFEST
 from kvscope.datasets.ingest import DatasetOptions
-from kvscope.datasets.place import MANIFEST
 from kvscope.ingest.pipeline import IngestOptions
 from kvscope.ingest.pipeline import ingest as ingest_trace
 from kvscope.store.file import StoreFile
@@ -172,7 +172,7 @@ def test_bad_lines_are_numbered_through_the_stretches_of_a_file(
         chosen = made.options(2, stretch_bytes=stretch_bytes, read=read)
         ingested = made.dataset(files, tmp_path / f"d{number}", chosen)
         places = [ingested.rejects.where(line) for line, _ in ingested.rejects.lines]
-        trace = replace(ingested.dataset.trace, content_hash="")
+        trace = replace(ingested.trace, content_hash="")
         found.append((places, trace))
     assert found[0][0] == [f"{files[0]}:11", f"{files[1]}:1", f"{files[1]}:12"]
     assert found[1:] == found[:1] * 2
@@ -184,7 +184,7 @@ def test_files_that_need_those_before_them_are_read_as_one(tmp_path: Path) -> No
     line = '{%s"input_length": 1024, "output_length": 4, "hash_ids": [1, 2]}\n'
     paths[0].write_text(line % '"timestamp": 5000, ' + line % '"timestamp": 9000, ')
     paths[1].write_text(line % "" + line % '"timestamp": 9500, ')
-    trace = made.dataset(paths, tmp_path / "d", made.options(2)).dataset.trace
+    trace = made.dataset(paths, tmp_path / "d", made.options(2)).trace
     assert (trace.requests, trace.span_s) == (4, 4.5)
     assert "1 of 4 requests have no arrival time" in trace.notes
 
@@ -202,7 +202,7 @@ def test_tenants_are_those_of_one_trace(tmp_path: Path, salts: tuple[str, str]) 
     paths[2].write_text("")
     paths[3].write_text("no request\n")
     read = IngestOptions(made.NAME, max_bad=0.5)
-    found = made.dataset(paths, tmp_path / "d", made.options(2, read=read)).dataset.trace
+    found = made.dataset(paths, tmp_path / "d", made.options(2, read=read)).trace
     with StoreFile(str(tmp_path / "store.duckdb")) as stores:
         known = ingest_trace(stores, one_path([*map(str, paths)]), read).trace
     assert replace(found, content_hash="") == replace(known, content_hash="")
@@ -219,7 +219,7 @@ def test_a_shard_has_as_many_blocks_as_have_numbers(
     monkeypatch.setattr(shards, "INT32_MAX", 30)
     with pytest.raises(InputError, match=r"more than 30 distinct blocks.*take more --shards"):
         made.dataset(files, tmp_path / "d", made.options(1, cut_share=1.0))
-    assert made.dataset(files, tmp_path / "e", made.options(6)).dataset.trace.distinct_blocks == 13
+    assert made.dataset(files, tmp_path / "e", made.options(6)).trace.distinct_blocks == 13
 
 
 def test_too_little_memory_is_refused(
@@ -248,7 +248,8 @@ def test_a_shard_that_is_too_heavy_is_divided(
     for path, some in zip(paths, (lines[:150], lines[150:]), strict=True):
         path.write_bytes(b"".join(some))
     chosen = made.options(1, cut_share=1.0)
-    known = made.dataset(paths, tmp_path / "whole", chosen).dataset
+    made.dataset(paths, tmp_path / "whole", chosen)
+    known = Dataset(str(tmp_path / "whole"))
     accesses = sum(shard.accesses for shard in known.manifest.shards)
     left = 3 * GIB  # about, of the 4 GiB that the options give
     monkeypatch.setattr(ingest, "_ACCESS_BYTES", 2 * left // accesses)
@@ -257,7 +258,8 @@ def test_a_shard_that_is_too_heavy_is_divided(
         with pytest.raises(KvscopeError, match="killed"):
             made.dataset(paths, folder, chosen, Failing(most))
     steps = Failing(1000)
-    divided = made.dataset(paths, folder, chosen, steps).dataset
+    made.dataset(paths, folder, chosen, steps)
+    divided = Dataset(str(folder))
     assert len(divided.manifest.shards) > 4
     assert max(shard.accesses for shard in divided.manifest.shards[1:]) < accesses / 2
     assert replace(divided.trace, content_hash="") == replace(known.trace, content_hash="")

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from benchmarks.tel_bound import tel_tokens_at_least
 from kvscope.policies.base import ENDS, Leaves, Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
 from kvscope.policies.tail_belady import TailBelady
 from kvscope.replay.replay import replay, touch_history
-from kvscope.replay.tel_bound import tel_tokens_at_least
 from kvscope.replay.traffic import Traffic, uncut
 from tests.oracles.optimum import best
 from tests.policies import drawn

@@ -78,17 +78,6 @@ def anchor(prompts: Prompts, sample: Sample, definition: HitDefinition = IGNORED
     return anchored(DrawnTrace(sample, lru_curve(prompts, definition)), definition)
 
 
-def test_everything_is_the_whole_trace(prompts: Prompts) -> None:
-    """At rate 1 nothing is left out, no capacity is scaled and there is no error."""
-    whole = drawn(prompts, 1.0)
-    assert len(whole.requests) == len(prompts.leaf)
-    assert whole.capacity(77) == 77
-    for name in ("leaf", "parent", "conversation", "blocks", "block_parent"):
-        assert np.array_equal(getattr(whole.prompts, name), getattr(prompts, name))
-    estimate = anchor(prompts, whole).estimate(lru_hits(whole.prompts, 50), 50)
-    assert (estimate.rate, estimate.error) == (float(lru_curve(prompts, IGNORED).rate(50)), 0.0)
-
-
 def test_parts_are_disjoint_and_the_same_each_time(prompts: Prompts) -> None:
     """Four quarters are the trace, and a quarter of it has its blocks; a part of a part is less."""
     whole = whole_sample(prompts)

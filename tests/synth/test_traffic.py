@@ -5,9 +5,6 @@ says, not its third digit.
 """
 
 from collections import Counter
-from dataclasses import replace
-
-from msgspec import UNSET
 
 from kvscope.synth.base import ROOT
 from kvscope.synth.profiles import by_name
@@ -49,17 +46,3 @@ def test_agent() -> None:
         if record.chat_id in after and after[record.chat_id].input_length < record.input_length
     ]
     assert restarted
-
-
-def test_agents_state_what_follows() -> None:
-    """With hints, an end has no next turn, a pause has one or lies at the trace's end."""
-    records = list(replace(by_name("agent"), hint_share=1.0).generate(requests=400, seed=1))
-    continued = {record.parent_chat_id for record in records}
-    stated = {record.chat_id: record.retention for record in records}
-    ends = {chat for chat, each in stated.items() if each == {"ends": True}}
-    pauses = {chat for chat, each in stated.items() if each == {"pause": True}}
-    assert ends
-    assert not ends & continued
-    assert len(pauses & continued) > 0.5 * len(records)
-    plain = by_name("agent").generate(requests=9, seed=1)
-    assert all(record.retention is UNSET for record in plain)

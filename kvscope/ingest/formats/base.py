@@ -161,7 +161,7 @@ class Records(Struct):
         return cls(lines=list(range(first, first + len(columns))), columns=columns, parse=parse)
 
     def parsed(self) -> Records:
-        """Return the same records with their requests."""
+        """Return the records as requests, where they were read as columns."""
         return self if self.parse is None else self.parse()
 
     def add(self, line: int, requests: Sequence[Request]) -> None:
@@ -205,7 +205,7 @@ class ReadOptions(Struct, frozen=True):
             )
 
     def fingerprint(self, *, places_sessions: bool = True) -> str:
-        """Return what a content hash adds for these options: another reading is another trace.
+        """Return the text that stands for these options in a content hash.
 
         Options that the format (see TraceFormat) ignores do not count, nor does an unused seed.
         """
@@ -279,7 +279,7 @@ class Rejects(Struct):
 
 
 def described(value: object) -> str:
-    """Return what a value is, in words, without any of it: logs hold prompts, messages do not."""
+    """Describe a value without quoting it: logs hold prompts, messages must not."""
     if isinstance(value, str | bytes):
         return f"text of {len(value):,} characters"
     if isinstance(value, Mapping):
@@ -292,7 +292,7 @@ def described(value: object) -> str:
 
 
 def counted(left_out: Counter[str]) -> list[str]:
-    """Return what was left out, in words: a line for each reason."""
+    """Return a line of text for each reason to leave requests out."""
     return [f"left out: {count:,} {reason}" for reason, count in left_out.most_common()]
 
 
@@ -315,7 +315,7 @@ class Reader(ABC):
         self.cut = ""
 
     def all_notes(self) -> list[str]:
-        """Return what to note about the trace as a whole."""
+        """Return the notes on the trace as a whole."""
         return [*self.notes, *counted(self.left_out), *([self.cut] if self.cut else [])]
 
     def note(self, text: str) -> None:

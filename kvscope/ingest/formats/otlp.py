@@ -85,7 +85,7 @@ class OtlpSpan(msgspec.Struct, gc=False, rename="camel"):
         return {each.key: _plain(each.value) for each in (*events, *self.attributes)}
 
     def service(self, values: Values) -> Service:
-        """Return how the request was served. Raises BadLine for times that are none."""
+        """Return times, ids and cached tokens. Raises BadLine for times that are none."""
         start_s = _seconds(self.start_time_unix_nano)
         end_s = _seconds(self.end_time_unix_nano)
         duration_s = _number(values, _DURATION)

@@ -112,7 +112,7 @@ def recognized(head: bytes) -> type[TraceFormat] | None:
 
 
 def _description(head: bytes) -> tuple[str, str]:
-    """Return what a file of no known format looks like, and what to do about it."""
+    """Describe a file of no known format; return the description and the remedy."""
     text = head.decode("utf-8-sig", errors="replace").lstrip()
     see = "see `kvscope formats`"
     if "\0" in text:
@@ -135,7 +135,7 @@ def _description(head: bytes) -> tuple[str, str]:
 
 
 def _nearest(names: list[str], candidates: Sequence[type[TraceFormat]]) -> str | None:
-    """Return what makes a file with these field names one of the nearest format, None if none."""
+    """Return the fields that the nearest format needs too, as a sentence; None if none is near."""
     folded = [name.casefold() for name in names]
     if _TEXT_KEYS & set(folded):
         return f"kvscope reads block hashes, never text: {TEXT}"
@@ -152,7 +152,7 @@ def _nearest(names: list[str], candidates: Sequence[type[TraceFormat]]) -> str |
 
 
 def exporter(to: str, path: str) -> Exporter:
-    """Return what writes the format called `to`, to a file at `path` (`-`: standard output).
+    """Return the exporter of the format called `to`, for a file at `path` (`-`: standard output).
 
     Raises UsageError for an unknown format, and for a binary one on standard output.
     """

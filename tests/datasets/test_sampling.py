@@ -15,7 +15,7 @@ from benchmarks.sampling import whole_sample
 from kvscope.core.errors import UsageError
 from kvscope.core.units import GIB
 from kvscope.datasets.dataset import Dataset
-from kvscope.datasets.drawing import draw
+from kvscope.datasets.sampling import draw
 from kvscope.ingest.formats.base import Request
 from kvscope.replay.footprint import drawn_replays_bytes, replays_bytes
 from kvscope.replay.sampling import sampled
@@ -42,7 +42,8 @@ def test_samples_of_random_tries_equal(
     try:
         paths, read = made.write_files(trace, [len(trace) // 2], folder / "files", given=given_ids)
         chosen = made.options(shards, cut_share=cut_share, read=read)
-        check_equal(made.dataset(paths, folder / "dataset", chosen).dataset, rate)
+        made.dataset(paths, folder / "dataset", chosen)
+        check_equal(Dataset(str(folder / "dataset")), rate)
     finally:
         shutil.rmtree(folder)
 

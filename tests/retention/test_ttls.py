@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from kvscope.policies.ttl import Ttl
 from kvscope.replay.replay import replay
 from kvscope.replay.traffic import Traffic
-from kvscope.retention import ttl_replay
-from kvscope.retention.curves import ttl_curves
-from kvscope.retention.ttl_replay import NOT_HELD
-from tests.oracles import ttl_replay as oracle
+from kvscope.retention import ttls
+from kvscope.retention.ttls import NOT_HELD, ttl_curves
+from tests.oracles import ttls as oracle
 from tests.policies.traffics import CATEGORIES, traffics
 
 TTLS = st.sampled_from((0.0, 1.0, 2.0, 5.0, float("inf"), NOT_HELD))
@@ -30,8 +29,8 @@ def test_held_blocks_equal_the_oracle(
     expected = oracle.replay_ttls(traffic, ttl_s)
     with pytest.MonkeyPatch.context() as patched:
         if not compiled:
-            patched.setattr(ttl_replay, "_hold", ttl_replay._hold.py_func)
-        found = ttl_replay.replay_ttls(traffic, np.array(ttl_s))
+            patched.setattr(ttls, "_hold", ttls._hold.py_func)
+        found = ttls.replay_ttls(traffic, np.array(ttl_s))
     assert found.hit_blocks.tolist() == expected.hit_blocks
     assert found.block_seconds == pytest.approx(expected.block_seconds)
     assert found.peak_blocks == expected.peak_blocks
@@ -42,7 +41,7 @@ def test_held_blocks_equal_the_oracle(
 def test_curve_of_one_ttl_is_exact(traffic: Traffic, ttl_s: float) -> None:
     """Hits equal the policy `ttl` in a cache that never fills, hits and memory those held."""
     curve = ttl_curves(traffic, CATEGORIES).overall
-    found = ttl_replay.replay_ttls(traffic, np.full(len(traffic.leaf), ttl_s))
+    found = ttls.replay_ttls(traffic, np.full(len(traffic.leaf), ttl_s))
     hits = replay(traffic, Ttl({"ttl_s": ttl_s}), 10**6).hit_blocks
     assert found.hit_blocks.tolist() == hits.tolist()
     assert int(curve.hits(ttl_s)) == int(hits.sum()) * traffic.block_size
@@ -56,7 +55,7 @@ def test_blocks_hit_and_held_are_at_least_the_sum_by_category(
 ) -> None:
     """The sum of the curves counts a block by its last touch alone."""
     curves = ttl_curves(traffic, CATEGORIES)
-    found = ttl_replay.replay_ttls(traffic, np.array(ttl_s)[traffic.category])
+    found = ttls.replay_ttls(traffic, np.array(ttl_s)[traffic.category])
     parts = list(zip(curves.by_category, ttl_s, strict=True))
     hits = sum(int(curve.hits(ttl)) for curve, ttl in parts)
     seconds = sum(float(curve.held(ttl)) for curve, ttl in parts)

@@ -50,7 +50,7 @@ class Stretches(NamedTuple):
 def drawn_trace(
     dataset: Dataset, store: Store, setting: RunSetting, progress: Progress
 ) -> DrawnTrace:
-    """Return what a setting with a sample replays of a dataset, whose store is open.
+    """Draw the sample of a setting from a dataset, whose store is open.
 
     Raises OutOfMemoryError where that takes more memory than is free, UsageError where nothing is
     left in the sample, InputError where the dataset has more blocks than have numbers.

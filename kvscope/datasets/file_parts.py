@@ -192,7 +192,7 @@ def join_rejects(path: str, parts: list[PartFacts]) -> Rejects:
 def join_parts(
     path: str, folders: list[Path], parts: list[PartFacts], rows: MutableMapping[str, NDArray[Any]]
 ) -> Joined:
-    """Return what all parts hold, with their columns put into `rows` one by one.
+    """Join all parts; their columns are put into `rows` one by one.
 
     Raises InputError for more requests than kvscope takes.
     """

@@ -1,4 +1,4 @@
-"""Whether a folder is a dataset: asked of every path that a command takes, so it loads nothing."""
+"""Whether a folder is a dataset. Every path that a command takes is looked at: it loads nothing."""
 
 from __future__ import annotations
 

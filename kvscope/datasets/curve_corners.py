@@ -1,4 +1,4 @@
-"""Where a curve over capacities bends: in files by ranges of capacities, added up one by one."""
+"""Corners of a curve over capacities: in files by ranges of capacities, added up one by one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kvscope.datasets.spill import take_file
 from kvscope.replay.curve import bent
 
 RANGE = 1 << 23
-"""Capacities in a range, each of which takes 8 bytes of memory while its bends are added up."""
+"""Capacities in a range, each of which takes 8 bytes of memory while its corners are added up."""
 _AT_ONCE = 1 << 21
 
 
-class Bends:
-    """Bends of one curve: `add` them in any order, then take the `curve`."""
+class CurveCorners:
+    """Corners of one curve: `add` them in any order, then take the `curve`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -35,7 +35,7 @@ class Bends:
         numbers, begin = np.unique(ranges[order], return_index=True)
         for number, some in zip(numbers.tolist(), np.split(pairs, begin)[1:], strict=True):
             if number not in self._files:
-                self._files[number] = (self._folder / f"bends-{number}").open("w+b")
+                self._files[number] = (self._folder / f"corners-{number}").open("w+b")
             append_array(self._files[number], some)
 
     def curve(self) -> tuple[Int64s, Int64s]:

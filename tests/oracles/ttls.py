@@ -10,7 +10,7 @@ from tests.oracles.replay import left_behind
 
 
 class Held(NamedTuple):
-    """What blocks hit and hold; see `kvscope.retention.ttl_replay.TtlReplay`."""
+    """What blocks hit and hold; see `kvscope.retention.ttls.TtlReplay`."""
 
     hit_blocks: list[int]
     block_seconds: float

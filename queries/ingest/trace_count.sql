@@ -1,3 +1,0 @@
--- trace_count: number of stored traces
--- columns: traces
-SELECT count(*) AS traces FROM traces
