@@ -10,16 +10,11 @@ import pytest
 
 from kvscope.cli.app import run
 from kvscope.core.files import data_folder
-from kvscope.reuse_models.selection import MODELS
 from tests.cli.shell import python
 
 SAMPLES = data_folder("sample_traces")
 CHATS = str(SAMPLES / "to-c.jsonl.gz")
 BIRTH_DEATH = str(SAMPLES / "birth-death.jsonl.gz")
-LENGTHS = (
-    "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-    "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
-)
 
 
 def fitted(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -29,28 +24,6 @@ def fitted(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
     assert code == 0, written.err
     document: dict[str, Any] = json.loads(written.out)
     return document
-
-
-def test_the_document_keeps_its_contract(capsys: pytest.CaptureFixture[str]) -> None:
-    """Scripts depend on these keys; they may only grow."""
-    document = fitted(capsys, CHATS)
-    assert document["command"] == "fit"
-    assert document["schema"] == 1
-    for model in document["models"]:
-        assert {
-            *("category", "model", "params", "n", "censored", "reuse_probability"),
-            *("ks", "aic", "interval", "chosen"),
-        } <= set(model)
-        assert set(model["interval"]) == {"reuse_probability", *model["params"]}
-    assert {model["model"] for model in document["models"]} == {kind.name for kind in MODELS}
-    assert {"birth_rate_per_s", "death_rate_per_s", "turn_rate_per_s"} <= set(
-        document["conversation"]
-    )
-    assert {"category", "n", "mean", "tokens", "values"} <= set(document["next_prompt_tokens"][0])
-    assert {"category", "model", "verdict"} <= set(document["categories"][0])
-    assert {"length_s", "step_s", "at_s", "fits"} <= set(document["windows"])
-    assert {"category", "between", "distance", "stable"} <= set(document["stability"][0])
-    assert {"category", "turn", "probability"} <= set(document["next_turns"][0])
 
 
 def test_each_category_is_fitted_or_named_as_too_small(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,28 +77,6 @@ def test_windows_and_warmup(capsys: pytest.CaptureFixture[str]) -> None:
     whole = fitted(capsys, BIRTH_DEATH)
     assert document["conversation"]["requests"] == 8_000
     assert whole["conversation"]["requests"] == 10_000
-
-
-def test_lengths_alone_get_one_helpful_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No error, and the reason why there is nothing."""
-    path = tmp_path / "lengths.csv"
-    path.write_text(LENGTHS)
-    assert run(["fit", str(path), "--db", ":memory:"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "there is no reuse to fit. Use a trace with hashes." in printed
-    document = fitted(capsys, str(path))
-    assert (document["models"], document["windows"], document["conversation"]) == ([], None, None)
-
-
-def test_one_request_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing can be fitted to it, and that is said."""
-    path = tmp_path / "one.jsonl"
-    asked = {"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]}
-    path.write_text(json.dumps(asked) + "\n")
-    assert run(["fit", str(path), "--db", ":memory:"]) == 0
-    assert "Too little is reused to fit a model to any category" in capsys.readouterr().out
 
 
 def test_what_is_found_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
