@@ -213,10 +213,3 @@ def test_the_reference_is_that_of_the_program() -> None:
     page = TARGET.read_text(encoding="utf-8")
     assert page == reference()
     assert all(f"## kvscope {name}\n" in page for name, _ in COMMANDS)
-
-
-def test_the_page_of_engine_versions_is_not_stale() -> None:
-    """It has the table that pool, simulator, flags and plugin read."""
-    from docs.generate import VERSIONS, versions_page
-
-    assert VERSIONS.read_text(encoding="utf-8") == versions_page()
