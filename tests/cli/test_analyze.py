@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from kvscope.cli.app import run
 from tests.cli.replayed import write_trace
+from tests.cli.shell import document
 
 
 @pytest.fixture
@@ -20,31 +20,27 @@ def trace(tmp_path: Path) -> Path:
 
 def analyzed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     """Return the JSON document of `kvscope analyze` with these arguments."""
-    code = run(["analyze", *arguments, "--db", ":memory:", "--json"])
-    written = capsys.readouterr()
-    assert code == 0, written.err
-    document: dict[str, Any] = json.loads(written.out)
-    return document
+    return document(capsys, "analyze", *arguments, "--db", ":memory:")
 
 
 def test_the_hit_rate_is_the_hand_computed_one(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two of seven blocks are hit, at three blocks of capacity and not at one."""
-    document = analyzed(capsys, str(trace), "--capacity-blocks", "1,2,3")
-    assert document["ideal_hit_rate"] == pytest.approx(2 / 7)
-    rates = [point["token_hit_rate"] for point in document["asked"]]
+    found = analyzed(capsys, str(trace), "--capacity-blocks", "1,2,3")
+    assert found["ideal_hit_rate"] == pytest.approx(2 / 7)
+    rates = [point["token_hit_rate"] for point in found["asked"]]
     assert rates == pytest.approx([0, 1 / 7, 2 / 7])
 
 
 def test_a_model_turns_blocks_into_bytes(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Vicuna-7B keeps 524,288 bytes a token: a block of 512 is 256 MiB."""
-    document = analyzed(
+    found = analyzed(
         capsys,
         str(trace),
         *("--model", "vicuna-7b", "--hbm", "1GiB", "--capacity", "512MiB"),
     )
-    (asked,) = document["asked"]
+    (asked,) = found["asked"]
     assert asked["capacity_blocks"] == 2
     assert asked["capacity_bytes"] == 2**29
     assert asked["hbm_multiple"] == 0.5

@@ -20,6 +20,7 @@ from kvscope.store.results import add_validation
 from kvscope.store.traces import find
 from kvscope.usecases.explain import FIGURES
 from kvscope.validate.result import EngineFacts, Figures, RunFacts, ValidationFacts
+from tests.cli.shell import document
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 TRACE = str(SAMPLES / "birth-death.jsonl.gz")
@@ -98,9 +99,7 @@ def served(tmp_path: Path) -> str:
 
 def explained(capsys: pytest.CaptureFixture[str], *command: str) -> dict[str, Any]:
     """Return the document of `kvscope explain`."""
-    assert run(["explain", *command, "--json"]) == 0
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return document
+    return document(capsys, "explain", *command)
 
 
 def test_misses_of_workers_and_tenants_are_told_apart(

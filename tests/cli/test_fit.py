@@ -10,7 +10,7 @@ import pytest
 
 from kvscope.cli.app import run
 from kvscope.core.files import data_folder
-from tests.cli.shell import python
+from tests.cli.shell import document, python
 
 SAMPLES = data_folder("sample_traces")
 CHATS = str(SAMPLES / "to-c.jsonl.gz")
@@ -19,18 +19,14 @@ BIRTH_DEATH = str(SAMPLES / "birth-death.jsonl.gz")
 
 def fitted(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     """Return the JSON document of `kvscope fit` with these arguments."""
-    code = run(["fit", *arguments, "--db", ":memory:", "--json"])
-    written = capsys.readouterr()
-    assert code == 0, written.err
-    document: dict[str, Any] = json.loads(written.out)
-    return document
+    return document(capsys, "fit", *arguments, "--db", ":memory:")
 
 
 def test_each_category_is_fitted_or_named_as_too_small(capsys: pytest.CaptureFixture[str]) -> None:
     """One model of each category is to be used; where there is none, the reason is given."""
-    document = fitted(capsys, CHATS)
-    for row in document["categories"]:
-        chosen = [m for m in document["models"] if m["category"] == row["category"] and m["chosen"]]
+    found = fitted(capsys, CHATS)
+    for row in found["categories"]:
+        chosen = [m for m in found["models"] if m["category"] == row["category"] and m["chosen"]]
         assert [m["model"] for m in chosen] == ([row["model"]] if row["model"] else [])
         if row["model"] is None:
             assert row["verdict"].startswith("too few gaps: ")
@@ -40,19 +36,19 @@ def test_each_category_is_fitted_or_named_as_too_small(capsys: pytest.CaptureFix
 
 def test_the_generators_parameters_come_out(capsys: pytest.CaptureFixture[str]) -> None:
     """Of the birth-death sample: a birth in 5 s, a turn a minute, death after 150 s."""
-    document = fitted(capsys, BIRTH_DEATH)
-    found = document["conversation"]
+    found = fitted(capsys, BIRTH_DEATH)
+    conversation = found["conversation"]
     for name, truth in {
         "birth_rate_per_s": 0.2,
         "turn_rate_per_s": 1 / 60,
         "death_rate_per_s": 1 / 150,
         "next_turn_probability": 5 / 7,
     }.items():
-        low, high = found["interval"][name]
+        low, high = conversation["interval"][name]
         assert low <= truth <= high
-        assert low < found[name] < high
-    assert all(row["verdict"] == "exponential fits" for row in document["categories"])
-    assert document["next_prompt_tokens"][0]["mean"] == pytest.approx(100, rel=0.05)
+        assert low < conversation[name] < high
+    assert all(row["verdict"] == "exponential fits" for row in found["categories"])
+    assert found["next_prompt_tokens"][0]["mean"] == pytest.approx(100, rel=0.05)
 
 
 def test_the_first_screen_answers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,13 +65,13 @@ def test_the_first_screen_answers(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_windows_and_warmup(capsys: pytest.CaptureFixture[str]) -> None:
     """`--window` says how long they are, `--warmup` leaves out the first requests."""
-    document = fitted(capsys, BIRTH_DEATH, "--window", "1h", "--warmup", "20%")
-    assert document["windows"]["length_s"] == 3_600
-    assert document["windows"]["step_s"] == 1_800
-    assert document["start_s"] > 2_000
-    assert min(row["start_s"] for row in document["windows"]["fits"]) == document["start_s"]
+    found = fitted(capsys, BIRTH_DEATH, "--window", "1h", "--warmup", "20%")
+    assert found["windows"]["length_s"] == 3_600
+    assert found["windows"]["step_s"] == 1_800
+    assert found["start_s"] > 2_000
+    assert min(row["start_s"] for row in found["windows"]["fits"]) == found["start_s"]
     whole = fitted(capsys, BIRTH_DEATH)
-    assert document["conversation"]["requests"] == 8_000
+    assert found["conversation"]["requests"] == 8_000
     assert whole["conversation"]["requests"] == 10_000
 
 
@@ -127,6 +123,6 @@ def test_all_requests_at_one_time(tmp_path: Path, capsys: pytest.CaptureFixture[
         for at in range(200, 800)
     ]
     trace.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    document = fitted(capsys, str(trace))
-    assert document["models"]
-    assert document["windows"] is None
+    found = fitted(capsys, str(trace))
+    assert found["models"]
+    assert found["windows"] is None

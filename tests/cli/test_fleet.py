@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
 
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
 from kvscope.core.files import data_folder
-from kvscope.usecases.schemas import schema
 from tests.cli.replayed import PROFILE, write_short
-from tests.cli.shell import Streams
+from tests.cli.shell import Streams, document
 
 SAMPLE = str(data_folder("sample_traces") / "to-c.jsonl.gz")
 ROUTERS = "round-robin,session,random,min-ttft"
@@ -26,14 +23,6 @@ FLEET = ("fleet", SAMPLE, "--db", ":memory:", *OPTIONS)
 def short(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a trace of the sample's first 500 requests."""
     return write_short(tmp_path_factory.mktemp("trace"))
-
-
-def document(capsys: Streams, *arguments: str) -> dict[str, Any]:
-    """Return the JSON document of the command, which its schema accepts."""
-    assert run([*arguments, "--json"]) == ExitCode.DONE
-    made: dict[str, Any] = json.loads(capsys.readouterr().out)
-    Draft202012Validator(schema("fleet")).validate(made)
-    return made
 
 
 def test_the_document(capsys: Streams) -> None:

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
 
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
 from kvscope.core.files import data_folder
 from kvscope.tuning.file import read_recommendation
-from kvscope.usecases.schemas import schema
 from tests.cli.replayed import write_short
-from tests.cli.shell import Streams
+from tests.cli.shell import Streams, document
 
 ENGINE = ("--gpu", "h100", "--model", "llama3-8b", "--num-gpu-blocks", "3000")
 COMMON = ("--db", ":memory:", "--tiers", "--slo", "20s", "--policies", "lru", *ENGINE)
@@ -29,14 +27,6 @@ PLAIN = "vllm@0.33:eviction_policy=lru"
 def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a trace of 500 requests."""
     return write_short(tmp_path_factory.mktemp("trace"))
-
-
-def document(capsys: Streams, *arguments: str, command: str = "tune") -> dict[str, Any]:
-    """Return the document that a command prints."""
-    assert run([*arguments, "--json"]) == ExitCode.DONE
-    made: dict[str, Any] = json.loads(capsys.readouterr().out)
-    Draft202012Validator(schema(command)).validate(made)
-    return made
 
 
 def rows(made: dict[str, Any]) -> list[dict[str, Any]]:
@@ -116,7 +106,7 @@ def test_the_file_is_replayed_with_its_pool_alone(
     assert "OffloadingConnector" in recommended["flags"]["vllm"]
     advice = ("--recommendation", "recommendation.toml")
     replay = ("simulate", *slower, *advice)
-    replayed = document(capsys, *replay, "--warmup", "75%", command="simulate")
+    replayed = document(capsys, *replay, "--warmup", "75%")
     (tiered,) = replayed["results"]
     assert replayed["tier_mode"] == "vllm@0.33"
     for run_of, figures in (
