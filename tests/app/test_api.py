@@ -37,11 +37,11 @@ from tests.cli.shell import python
 from tests.golden.documents import differences
 
 ROOT = Path(__file__).parents[2]
-SAMPLE = str(ROOT / "sample_traces" / "birth-death.jsonl.gz")
+REQUESTS = 2_000  # of the sample
 RESULTS = {
     "analyze": ("--model", "llama3-8b", "--hbm", "80GiB", "--capacity", "1GiB,2GiB"),
     "explain": ("--capacity-blocks", "1k"),
-    "fit": ("--window", "1h"),
+    "fit": ("--window", "10m"),
     "retention": ("--model", "llama3-8b"),
     "simulate": ("--policies", "lru,tlru", "--capacity-blocks", "1k", "--slo", "200ms"),
     "tune": ("--slo", "200ms", "--policies", "tlru", "--capacity-blocks", "2000", "--output", "-"),
@@ -64,9 +64,18 @@ VARYING = {"created_at"}
 
 
 @pytest.fixture(scope="module")
-def trace() -> Iterator[kvscope.OpenTrace]:
-    """Yield the sample, read once."""
-    with kvscope.open_trace(SAMPLE) as opened:
+def sample(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the first requests of a sample."""
+    path = tmp_path_factory.mktemp("sample") / "birth-death.jsonl"
+    with gzip.open(ROOT / "sample_traces" / "birth-death.jsonl.gz", "rt") as lines:
+        path.write_text("".join(islice(lines, REQUESTS)))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def trace(sample: str) -> Iterator[kvscope.OpenTrace]:
+    """Yield them, read once."""
+    with kvscope.open_trace(sample) as opened:
         yield opened
 
 
@@ -84,14 +93,14 @@ def _without(document: Any) -> Any:
 
 @pytest.mark.parametrize("command", RESULTS)
 def test_documents_are_those_of_the_command_line(
-    trace: kvscope.OpenTrace, command: str, capsys: pytest.CaptureFixture[str]
+    trace: kvscope.OpenTrace, sample: str, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each function gives the document of its command, a frame, a figure and a notebook's HTML."""
     name, *flags = command.split(" --")
     asked = {**_arguments(RESULTS[command]), **dict.fromkeys(flags, True)}
     result = getattr(kvscope, FUNCTIONS.get(name, name))(trace, **asked)
     options = (*RESULTS[command], "--db", ":memory:", "--json")
-    assert run([*command.split(), SAMPLE, *options]) == 0
+    assert run([*command.split(), sample, *options]) == 0
     printed = json.loads(capsys.readouterr().out)
     # Sums over columns are taken in parallel, so their last digit may differ.
     assert list(differences(_without(result.to_dict()), _without(printed), 1e-12)) == []
@@ -199,12 +208,12 @@ def test_an_unknown_argument_is_refused(function: Any) -> None:
 
 
 def test_a_deployment_is_that_of_the_command_line(
-    trace: kvscope.OpenTrace, capsys: pytest.CaptureFixture[str]
+    trace: kvscope.OpenTrace, sample: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same options by either way: the same pool, latency and figures."""
     options = ("--gpu", "h100", "--model", "llama3-8b", "--replicas", "2", "--gpu-hour", "2.5")
     result = kvscope.analyze(trace, **_arguments(options))  # type: ignore[arg-type]
-    assert run(["analyze", SAMPLE, *options, "--db", ":memory:", "--json"]) == 0
+    assert run(["analyze", sample, *options, "--db", ":memory:", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert list(differences(_without(result.to_dict()), _without(printed), 1e-12)) == []
     assert result.analysis.deployment is not None

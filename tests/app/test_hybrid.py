@@ -108,15 +108,6 @@ def test_fleets_replay_the_groups_on_simulated_engines(
     assert "Simulated vLLMs cache layers in groups" in (tmp_path / "fleet.html").read_text()
 
 
-def test_fleets_of_hybrid_models_have_no_other_policy(
-    trace: kvscope.OpenTrace, measured: str
-) -> None:
-    """Queues would rank policies whose blocks no vLLM of this model orders."""
-    common = {"slo": "1s", "latency": measured, **POOL}
-    with pytest.raises(UsageError, match="tlru is not replayed on fleets of hybrid models"):
-        kvscope.simulate_fleet(trace, policy="tlru", **common)
-
-
 def test_other_policies_are_refused(trace: kvscope.OpenTrace, measured: str) -> None:
     """In one line, with what would do."""
     with pytest.raises(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
 
 import kvscope
 from kvscope.app.tiers_on_groups import OnGroups
@@ -17,9 +15,8 @@ from kvscope.core.errors import ExitCode, UsageError
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.latency.file import write_profile
 from kvscope.latency.profile import LatencyProfile
-from kvscope.usecases.schemas import schema
 from tests.app.answers import BLOCK, write_answers
-from tests.cli.shell import Streams
+from tests.cli.shell import Streams, document
 
 AMPLE, SMALL = 30_000, 2_000  # blocks: for all windows of all chats, and for those of a few
 
@@ -47,14 +44,6 @@ def asked(folder: Path, blocks: int, **changes: Any) -> dict[str, Any]:
     return {"slo": "250ms", **pool, **changes}
 
 
-def document(capsys: Streams, command: str, name: str, *arguments: str) -> dict[str, Any]:
-    """Return the document that a command prints."""
-    assert run([command, *arguments, "--json"]) == ExitCode.DONE
-    made: dict[str, Any] = json.loads(capsys.readouterr().out)
-    Draft202012Validator(schema(name)).validate(made)
-    return made
-
-
 def test_an_interval_that_costs_nothing(trace: kvscope.OpenTrace, folder: Path) -> None:
     """All windows fit into the pool: answers are hit, and no tier is credited with that."""
     made = kvscope.tune_tiers(trace, **asked(folder, AMPLE)).to_dict()
@@ -78,7 +67,7 @@ def test_a_tier_with_an_interval(
     monkeypatch.chdir(folder)
     chats = ("answers.jsonl", "--block-size", str(BLOCK), "--db", ":memory:")
     pool = ("--model", "gpt-oss-20b", "--num-gpu-blocks", str(SMALL), "--latency", "latency.toml")
-    tune = ("tune", "tune", *chats, "--tiers", "--slo", "250ms", *pool, "--gpu-hour", "2.5")
+    tune = ("tune", *chats, "--tiers", "--slo", "250ms", *pool, "--gpu-hour", "2.5")
     made = document(capsys, *tune)
     best = made["rows"][made["add_tier"]]
     recommended = made["recommendation"]
@@ -91,7 +80,7 @@ def test_a_tier_with_an_interval(
     with_lru = [row["ttft_ms"]["p95"]["value"] for row in tiers if row["change"]["policy"] == "lru"]
     assert best["ttft_ms"]["p95"]["value"] < 250 < min(with_lru)
 
-    again = ("simulate", "simulate", *chats, "--recommendation", "recommendation.toml")
+    again = ("simulate", *chats, "--recommendation", "recommendation.toml")
     replayed = document(capsys, *again, "--warmup", "75%")
     (tiered,) = replayed["results"]
     assert (tiered["policy"], tiered["params"]["retention_tokens"]) == ("lru-retention", interval)
@@ -103,7 +92,7 @@ def test_a_tier_with_an_interval(
         assert figures["token_hit_rate"] == pytest.approx(of["token_hit_rate"])
         p95_ms = figures["queued_ttft_ms"]["p95"]
         assert p95_ms == pytest.approx(of["times_ms"]["p95"], rel=1e-6)
-    assert run([again[0], *again[2:]]) == ExitCode.DONE
+    assert run(again) == ExitCode.DONE
     words = " ".join(capsys.readouterr().out.split())
     assert f"The recommended tier with retention interval {interval:.0f} takes p95 TTFT" in words
     assert "Its retention interval without the tier: " in words

@@ -45,6 +45,8 @@ def test_taken(parse: Callable[[str], Any], text: str, value: object) -> None:
         (values.amount("requests"), "x", "'x' is not a number of requests"),
         (values.positive(units.parse_size), "0GiB", "'0GiB' is not above zero"),
         (values.listed(values.amount("blocks")), "1,,2", "'' is not a number of blocks"),
+        (values.session_arrivals, "uniform:1/s", "'uniform:1/s' is not an arrival process"),
+        (values.session_arrivals, "poisson:0.5", "'0.5' is not a rate above 0"),
         (values.called, " ", "it is empty"),
         (values.target, "", "it is empty"),
         (values.target, "no/such/file", "there is no folder 'no/such'; make it first"),

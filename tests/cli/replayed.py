@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvscope.cli.app import run
 from kvscope.core.files import data_folder
+from tests.cli.shell import document
 
 BLOCK = 512
 PROFILE = """schema = 1
@@ -59,8 +59,4 @@ def write_profile(folder: Path) -> Path:
 
 def simulated(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     """Return the JSON document of `kvscope simulate` with these arguments."""
-    code = run(["simulate", *arguments, "--json"])
-    written = capsys.readouterr()
-    assert code == 0, written.err
-    document: dict[str, Any] = json.loads(written.out)
-    return document
+    return document(capsys, "simulate", *arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from kvscope.app.options import Hbm, KvDtype, Model
 from kvscope.cli import output
+from kvscope.cli.app import run
 from kvscope.cli.options import DEFAULT_DB, Db, Json, TraceArgument
 
 Streams = pytest.CaptureFixture[str]
@@ -28,6 +30,19 @@ def show(
 ) -> None:
     """Show what arrived."""
     output.emit(repr((trace, db, hbm, model, kv_dtype, as_json)))
+
+
+def document(capsys: Streams, *words: str) -> dict[str, Any]:
+    """Return the JSON document of a command that ends well; tests/conftest.py validates it."""
+    code = run([*words, "--json"])
+    written = capsys.readouterr()
+    assert code == 0, written.err
+    made: dict[str, Any] = json.loads(written.out, parse_constant=_no_constant)
+    return made
+
+
+def _no_constant(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
 
 
 def raising(failure: BaseException) -> Any:

@@ -137,27 +137,6 @@ def test_a_mistake_is_answered_before_anything_heavy_loads(tmp_path: Path) -> No
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "shown"),
-    [
-        ([], ["Summary"]),
-        (["--section", "CAPACITY,skew"], ["Capacity", "Skew"]),
-        (["--full"], ["Summary", "Capacity", "Categories", "Skew", "Lifetimes"]),
-    ],
-)
-def test_sections_are_chosen_by_name(
-    tmp_path: Path, capsys: Streams, arguments: list[str], shown: list[str]
-) -> None:
-    """One screen, every section, or those of these names in any case."""
-    trace = str(write_trace(tmp_path))
-    assert run(["analyze", trace, "--db", ":memory:", *arguments]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    titles = [line.split(" ─")[0].split(":")[0] for line in lines if line.endswith("────")]
-    titles = [title for title in titles if title.strip("─ ")]
-    assert [title for title in titles if title in shown] == shown
-    assert "--full" in arguments or titles == shown
-
-
 def test_interrupted_while_it_loads() -> None:
     """Ctrl-C before the command line is there ends as any other."""
     done = python(

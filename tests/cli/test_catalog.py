@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
 from kvscope.cli.app import COMMANDS, run
@@ -14,7 +11,7 @@ from kvscope.ingest.formats.registry import FORMATS
 from kvscope.latency.profile import PRESETS
 from kvscope.policies.registry import POLICIES
 from kvscope.routers.registry import ROUTERS
-from tests.cli.shell import Streams
+from tests.cli.shell import Streams, document
 
 NAMES: dict[str, list[str]] = {
     "policies": [policy.name for policy in POLICIES],
@@ -23,23 +20,6 @@ NAMES: dict[str, list[str]] = {
     "latencies": list(PRESETS),
     "formats": [known.name for known in FORMATS],
 }
-
-
-def _listed(capsys: Streams, command: str) -> list[dict[str, Any]]:
-    assert run([command, "--json"]) == ExitCode.DONE
-    document = json.loads(capsys.readouterr().out)
-    assert document["command"] == command
-    assert document["trace"] is None
-    entries: list[dict[str, Any]] = document[command]
-    return entries
-
-
-@pytest.mark.parametrize("command", NAMES)
-def test_lists_for_programs(capsys: Streams, command: str) -> None:
-    """Everything in the registry is there, in its order, with a summary and a source."""
-    entries = _listed(capsys, command)
-    assert [entry["name"] for entry in entries][: len(NAMES[command])] == NAMES[command]
-    assert all(entry["summary"] and entry["source"] for entry in entries)
 
 
 @pytest.mark.parametrize("command", NAMES)
@@ -54,7 +34,9 @@ def test_lists_for_people(capsys: Streams, command: str) -> None:
 
 def test_who_runs_a_policy(capsys: Streams) -> None:
     """The list says which engine runs a policy; nothing runs an oracle."""
-    engines = {entry["name"]: entry["engines"] for entry in _listed(capsys, "policies")}
+    listed = document(capsys, "policies")["policies"]
+    assert all(entry["summary"] and entry["source"] for entry in listed)
+    engines = {entry["name"]: entry["engines"] for entry in listed}
     assert engines["lru"] == ["vllm", "sglang"]
     assert engines["tlru"] == ["vllm with kvscope's plugin", "sglang"]
     assert engines["gittins"] == ["vllm with kvscope's plugin"]

@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from jsonschema import Draft202012Validator
 
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
 from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.file import read_deployment
-from kvscope.usecases.schemas import schema
 from tests.cli.replayed import write_short
 from tests.cli.shell import Streams
 
@@ -56,21 +54,6 @@ def test_hybrid_models_say_why_no_flags(capsys: Streams) -> None:
     assert notes[1].startswith("- no engine flags: gpt-oss-20b has layers of several kinds")
 
 
-def test_the_document(capsys: Streams) -> None:
-    """It has a schema; its terms add up to the pool."""
-    assert run(["deployment", "show", *FLEET, "--json"]) == ExitCode.DONE
-    document = json.loads(capsys.readouterr().out)
-    Draft202012Validator(schema("deployment")).validate(document)
-    pool = document["pool_blocks"]
-    assert pool["value"] == 13_890
-    assert pool["num_gpu_blocks"] == 13_891
-    left = sum(term["bytes"] for term in pool["terms"])
-    assert left // (327_680 // 2 * 16) - 1 == pool["value"]
-    assert document["latency"]["source"] == pool["source"] == "derived"
-    assert document["price_hour"] == 20
-    assert document["switchable"] is True
-
-
 def test_created_shown_checked(folder: Path, capsys: Streams) -> None:
     """What `create` writes is what the others read; a file that is there is not replaced."""
     assert run(["deployment", "create", *FLEET]) == ExitCode.DONE
@@ -86,22 +69,6 @@ def test_created_shown_checked(folder: Path, capsys: Streams) -> None:
     assert "replace it with --force" in capsys.readouterr().err
     assert run(["deployment", "create", "--tp", "4", "--force"]) == ExitCode.DONE
     assert read_deployment(folder / "kvscope.toml").tp == 4
-
-
-def test_wrong_files_and_options(folder: Path, capsys: Streams) -> None:
-    """A wrong file ends with 3 and names the key, a wrong option with 2."""
-    (folder / "kvscope.toml").write_text('schema = 1\ngpu = "h1oo"\nmodel = "llama3-8b"\n')
-    assert run(["deployment", "check"]) == ExitCode.INPUT
-    assert "kvscope.toml: gpu: no GPU 'h1oo'; did you mean" in capsys.readouterr().err
-    assert run(["deployment", "check", "none.toml"]) == ExitCode.INPUT
-    assert "none.toml: No such file" in capsys.readouterr().err
-    assert run(["deployment", "--gpu", "h2oo"]) == ExitCode.USAGE
-    assert "--gpu: no GPU 'h2oo'" in capsys.readouterr().err
-    (folder / "kvscope.toml").unlink()
-    assert run(["deployment"]) == ExitCode.USAGE
-    assert "no deployment; name --gpu and --model" in capsys.readouterr().err
-    assert run(["deployment", "--gpu-hour", "0", *FLEET[:-2]]) == ExitCode.USAGE
-    assert "'0' is not a price above 0" in capsys.readouterr().err
 
 
 def test_what_was_said_once_holds(folder: Path, capsys: Streams) -> None:

@@ -35,21 +35,6 @@ def ended(capsys: Streams, *arguments: str) -> tuple[ExitCode, str, list[str]]:
     return code, written.out, [line for line in lines if not line.startswith("note: ")]
 
 
-@pytest.mark.parametrize("form", [(), ("--json",), ("--full",)])
-def test_only_the_code_and_a_line_differ(
-    simulate: tuple[str, ...], capsys: Streams, form: tuple[str, ...]
-) -> None:
-    """All is printed as without it, and then why, in one line on stderr."""
-    plain = (*simulate, "--policies", "lru", *form)
-    run([*plain, "--json"])  # stores the run, so that each document has its date
-    capsys.readouterr()
-    code, out, _ = ended(capsys, *plain)
-    assert code == ExitCode.DONE
-    assert ended(capsys, *plain, "--fail-on", "p95>2s") == (ExitCode.DONE, out, [])
-    reason = ["fail-on p95>1s: p95 is 1.03 s"]
-    assert ended(capsys, *plain, "--fail-on", "p95>1s") == (ExitCode.CHECK_FAILED, out, reason)
-
-
 def test_figures_of_a_replay(simulate: tuple[str, ...], capsys: Streams) -> None:
     """One of three requests meets the SLO, the others exceed it by 34 ms each."""
     code, _, reasons = ended(
@@ -162,16 +147,15 @@ def test_tune(tune: tuple[str, ...], tmp_path: Path, capsys: Streams) -> None:
 
 def test_a_reader_that_leaves_loses_no_verdict(simulate: tuple[str, ...]) -> None:
     """`kvscope ... | head` ends with exit code 4, however much was left to print."""
-    for form in ((), ("--full",), ("--json",)):
-        arguments = [*simulate, *form, "--fail-on", "lru.p95>1s"]
-        command = [sys.executable, "-m", "kvscope", *arguments]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            process.stdout.close()
-            lines = process.stderr.read().decode().splitlines()
-            assert lines[-1] == "fail-on lru.p95>1s: lru.p95 is 1.03 s"
-            assert process.wait() == ExitCode.CHECK_FAILED
+    arguments = [*simulate, "--full", "--fail-on", "lru.p95>1s"]
+    command = [sys.executable, "-m", "kvscope", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        lines = process.stderr.read().decode().splitlines()
+        assert lines[-1] == "fail-on lru.p95>1s: lru.p95 is 1.03 s"
+        assert process.wait() == ExitCode.CHECK_FAILED
 
 
 def test_a_regression_against_an_earlier_result(

@@ -10,54 +10,23 @@ import pytest
 
 from kvscope.cli.app import run
 from kvscope.core.files import data_folder
-from kvscope.reuse_models.selection import MODELS
-from tests.cli.shell import python
+from tests.cli.shell import document, python
 
 SAMPLES = data_folder("sample_traces")
 CHATS = str(SAMPLES / "to-c.jsonl.gz")
 BIRTH_DEATH = str(SAMPLES / "birth-death.jsonl.gz")
-LENGTHS = (
-    "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-    "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
-)
 
 
 def fitted(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     """Return the JSON document of `kvscope fit` with these arguments."""
-    code = run(["fit", *arguments, "--db", ":memory:", "--json"])
-    written = capsys.readouterr()
-    assert code == 0, written.err
-    document: dict[str, Any] = json.loads(written.out)
-    return document
-
-
-def test_the_document_keeps_its_contract(capsys: pytest.CaptureFixture[str]) -> None:
-    """Scripts depend on these keys; they may only grow."""
-    document = fitted(capsys, CHATS)
-    assert document["command"] == "fit"
-    assert document["schema"] == 1
-    for model in document["models"]:
-        assert {
-            *("category", "model", "params", "n", "censored", "reuse_probability"),
-            *("ks", "aic", "interval", "chosen"),
-        } <= set(model)
-        assert set(model["interval"]) == {"reuse_probability", *model["params"]}
-    assert {model["model"] for model in document["models"]} == {kind.name for kind in MODELS}
-    assert {"birth_rate_per_s", "death_rate_per_s", "turn_rate_per_s"} <= set(
-        document["conversation"]
-    )
-    assert {"category", "n", "mean", "tokens", "values"} <= set(document["next_prompt_tokens"][0])
-    assert {"category", "model", "verdict"} <= set(document["categories"][0])
-    assert {"length_s", "step_s", "at_s", "fits"} <= set(document["windows"])
-    assert {"category", "between", "distance", "stable"} <= set(document["stability"][0])
-    assert {"category", "turn", "probability"} <= set(document["next_turns"][0])
+    return document(capsys, "fit", *arguments, "--db", ":memory:")
 
 
 def test_each_category_is_fitted_or_named_as_too_small(capsys: pytest.CaptureFixture[str]) -> None:
     """One model of each category is to be used; where there is none, the reason is given."""
-    document = fitted(capsys, CHATS)
-    for row in document["categories"]:
-        chosen = [m for m in document["models"] if m["category"] == row["category"] and m["chosen"]]
+    found = fitted(capsys, CHATS)
+    for row in found["categories"]:
+        chosen = [m for m in found["models"] if m["category"] == row["category"] and m["chosen"]]
         assert [m["model"] for m in chosen] == ([row["model"]] if row["model"] else [])
         if row["model"] is None:
             assert row["verdict"].startswith("too few gaps: ")
@@ -67,19 +36,19 @@ def test_each_category_is_fitted_or_named_as_too_small(capsys: pytest.CaptureFix
 
 def test_the_generators_parameters_come_out(capsys: pytest.CaptureFixture[str]) -> None:
     """Of the birth-death sample: a birth in 5 s, a turn a minute, death after 150 s."""
-    document = fitted(capsys, BIRTH_DEATH)
-    found = document["conversation"]
+    found = fitted(capsys, BIRTH_DEATH)
+    conversation = found["conversation"]
     for name, truth in {
         "birth_rate_per_s": 0.2,
         "turn_rate_per_s": 1 / 60,
         "death_rate_per_s": 1 / 150,
         "next_turn_probability": 5 / 7,
     }.items():
-        low, high = found["interval"][name]
+        low, high = conversation["interval"][name]
         assert low <= truth <= high
-        assert low < found[name] < high
-    assert all(row["verdict"] == "exponential fits" for row in document["categories"])
-    assert document["next_prompt_tokens"][0]["mean"] == pytest.approx(100, rel=0.05)
+        assert low < conversation[name] < high
+    assert all(row["verdict"] == "exponential fits" for row in found["categories"])
+    assert found["next_prompt_tokens"][0]["mean"] == pytest.approx(100, rel=0.05)
 
 
 def test_the_first_screen_answers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,36 +65,14 @@ def test_the_first_screen_answers(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_windows_and_warmup(capsys: pytest.CaptureFixture[str]) -> None:
     """`--window` says how long they are, `--warmup` leaves out the first requests."""
-    document = fitted(capsys, BIRTH_DEATH, "--window", "1h", "--warmup", "20%")
-    assert document["windows"]["length_s"] == 3_600
-    assert document["windows"]["step_s"] == 1_800
-    assert document["start_s"] > 2_000
-    assert min(row["start_s"] for row in document["windows"]["fits"]) == document["start_s"]
+    found = fitted(capsys, BIRTH_DEATH, "--window", "1h", "--warmup", "20%")
+    assert found["windows"]["length_s"] == 3_600
+    assert found["windows"]["step_s"] == 1_800
+    assert found["start_s"] > 2_000
+    assert min(row["start_s"] for row in found["windows"]["fits"]) == found["start_s"]
     whole = fitted(capsys, BIRTH_DEATH)
-    assert document["conversation"]["requests"] == 8_000
+    assert found["conversation"]["requests"] == 8_000
     assert whole["conversation"]["requests"] == 10_000
-
-
-def test_lengths_alone_get_one_helpful_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No error, and the reason why there is nothing."""
-    path = tmp_path / "lengths.csv"
-    path.write_text(LENGTHS)
-    assert run(["fit", str(path), "--db", ":memory:"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "there is no reuse to fit. Use a trace with hashes." in printed
-    document = fitted(capsys, str(path))
-    assert (document["models"], document["windows"], document["conversation"]) == ([], None, None)
-
-
-def test_one_request_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing can be fitted to it, and that is said."""
-    path = tmp_path / "one.jsonl"
-    asked = {"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]}
-    path.write_text(json.dumps(asked) + "\n")
-    assert run(["fit", str(path), "--db", ":memory:"]) == 0
-    assert "Too little is reused to fit a model to any category" in capsys.readouterr().out
 
 
 def test_what_is_found_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,6 +123,6 @@ def test_all_requests_at_one_time(tmp_path: Path, capsys: pytest.CaptureFixture[
         for at in range(200, 800)
     ]
     trace.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    document = fitted(capsys, str(trace))
-    assert document["models"]
-    assert document["windows"] is None
+    found = fitted(capsys, str(trace))
+    assert found["models"]
+    assert found["windows"] is None

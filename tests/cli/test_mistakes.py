@@ -403,6 +403,7 @@ OPTIONS: Rows = {
         ("doctor --save-to /proc/x", 2, "/proc"),
         ("deployment", 2, "no deployment"),
         ("deployment --gpu h2oo", 2, "no GPU 'h2oo'"),
+        ("deployment --gpu h100 --model llama3-8b --gpu-hour 0", 2, "'0' is not a price above 0"),
         ("deployment create --tp 4", 2, "error: "),
         ("deployment create --gpu l4 --model llama3-8b -o /proc/x.toml", 2, "/proc"),
         ("deployment check no.toml", 3, "no.toml: No such file"),

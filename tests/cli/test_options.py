@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -78,22 +77,26 @@ def test_the_default_store_is_the_stores() -> None:
     assert DEFAULT_DB == DEFAULT_PATH
 
 
-@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to], ids=["symbolic", "hard"])
-def test_what_is_read_is_not_replaced(tmp_path: Path, capsys: Streams, link: Any) -> None:
+def test_what_is_read_is_not_replaced(tmp_path: Path, capsys: Streams) -> None:
     """Neither a trace nor the store, whatever path leads to them, by a pattern or a folder too."""
     folder = tmp_path / "traces"
     folder.mkdir()
     trace = write_trace(folder)
     before, store = trace.read_bytes(), tmp_path / "k.duckdb"
-    other, linked = tmp_path / "page.html", tmp_path / "store.html"
-    link(other, trace)
+    symbolic, hard, linked = (tmp_path / f"{name}.html" for name in ("soft", "hard", "store"))
+    symbolic.symlink_to(trace)
+    hard.hardlink_to(trace)
     assert run(["ingest", str(trace), "--db", str(store)]) == ExitCode.DONE
-    link(linked, store)
-    for source in (str(trace), str(folder), str(folder / "*.jsonl")):
-        for page in (other, linked):
-            code = run(["analyze", source, "--db", str(store), "--html", str(page)])
-            assert code == ExitCode.USAGE, (source, page)
-            assert "the file is read, too" in capsys.readouterr().err
+    linked.hardlink_to(store)
+    for source, page in (
+        (trace, symbolic),
+        (folder, hard),
+        (folder / "*.jsonl", symbolic),
+        (trace, linked),
+    ):
+        code = run(["analyze", str(source), "--db", str(store), "--html", str(page)])
+        assert code == ExitCode.USAGE, (source, page)
+        assert "the file is read, too" in capsys.readouterr().err
     assert trace.read_bytes() == before
     page = str(tmp_path / "kept.html")
     for _ in range(2):  # a report is replaced by a later one

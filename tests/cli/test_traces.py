@@ -13,10 +13,9 @@ import pytest
 
 import kvscope
 from kvscope.app.traces import load_trace
-from kvscope.app.values import session_arrivals
 from kvscope.cli.app import run
 from kvscope.cli.terminal import Terminal
-from kvscope.core.errors import ExitCode, InputError, UsageError
+from kvscope.core.errors import ExitCode, InputError
 from kvscope.store.db import MEMORY, open_store
 
 Streams = pytest.CaptureFixture[str]
@@ -261,15 +260,6 @@ def test_several_paths_are_one_trace(tmp_path: Path, db: str, capsys: Streams) -
     errors = capsys.readouterr().err
     assert "x: a stored trace is no file among others" in errors
     assert "none: neither a file nor a stored trace" in errors
-
-
-def test_session_arrivals_are_a_rate() -> None:
-    """`poisson:` and a rate with its unit; anything else is refused with an example."""
-    assert session_arrivals("poisson:0.5/s") == 0.5
-    assert session_arrivals("poisson:30/min") == 0.5
-    for wrong in ("0.5/s", "poisson:0.5", "poisson:0/s", "uniform:1/s"):
-        with pytest.raises(UsageError, match="write for example"):
-            session_arrivals(wrong)
 
 
 def test_stdin_is_a_trace(tmp_path: Path, db: str) -> None:

@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
 
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
 from kvscope.core.files import data_folder
 from kvscope.tuning.file import read_recommendation
-from kvscope.usecases.schemas import schema
 from tests.cli.replayed import write_short
-from tests.cli.shell import Streams
+from tests.cli.shell import Streams, document
 
-ENGINE = ("--gpu", "l4", "--model", "llama3-8b", "--num-gpu-blocks", "1000")
+ENGINE = ("--gpu", "h100", "--model", "llama3-8b", "--num-gpu-blocks", "3000")
 COMMON = ("--db", ":memory:", "--tiers", "--slo", "20s", "--policies", "lru", *ENGINE)
 NO_FILE = ("--output", "-")
 PLAIN = "vllm@0.33:eviction_policy=lru"
@@ -31,14 +29,6 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_short(tmp_path_factory.mktemp("trace"))
 
 
-def document(capsys: Streams, *arguments: str, command: str = "tune") -> dict[str, Any]:
-    """Return the document that a command prints."""
-    assert run([*arguments, "--json"]) == ExitCode.DONE
-    made: dict[str, Any] = json.loads(capsys.readouterr().out)
-    Draft202012Validator(schema(command)).validate(made)
-    return made
-
-
 def rows(made: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the rows with a tier."""
     return [row for row in made["rows"] if row["change"]["tier"]]
@@ -48,7 +38,8 @@ def test_every_way_and_size_is_an_option(capsys: Streams, trace: str) -> None:
     """A price is of the list, or of yours; what is saved has the GPU's."""
     ways = "vllm@0.33", "vllm@0.33:store_threshold=2"
     sizes = ("--tier-sizes", "4GiB,16GiB", "--offload", f"{PLAIN},{ways[1]}")
-    made = document(capsys, "tune", trace, *COMMON, *sizes, *NO_FILE, "--gpu-hour", "2")
+    slow = ("--gpu", "l4", "--num-gpu-blocks", "1000")  # gains by more memory
+    made = document(capsys, "tune", trace, *COMMON, *slow, *sizes, *NO_FILE, "--gpu-hour", "2")
     tried = {(row["change"]["tier"]["offload"], row["change"]["tier"]["gib"]) for row in rows(made)}
     assert tried <= {(way, size) for way in ways for size in (4, 16)}
     assert len(tried) > 1
@@ -65,19 +56,6 @@ def test_every_way_and_size_is_an_option(capsys: Streams, trace: str) -> None:
         "--dram-price", "0",
     )  # fmt: skip
     assert {row["change"]["tier"]["price_hour"] for row in rows(free)} == {0}
-
-
-def test_one_screen_and_conditions(capsys: Streams, trace: str) -> None:
-    """A sentence says whether to add memory; a condition on the verdict holds or not."""
-    ways = ("--tier-sizes", "4GiB,16GiB", "--offload", f"{PLAIN},vllm@0.33:store_threshold=2")
-    one = ("tune", trace, *COMMON, *ways, *NO_FILE)
-    assert run([*one, "--fail-on", "verdict!=overloaded,p95>1ms"]) == ExitCode.CHECK_FAILED
-    screen = capsys.readouterr().out.splitlines()
-    assert len(screen) <= 45
-    assert max(map(len, screen)) <= 100
-    words = " ".join(screen)
-    assert re.search(r"Add (no memory below the pool: |[0-9.]+ GiB of CPU memory )", words)
-    assert " CPU tier, store_threshold=2" in words
 
 
 def test_writes_of_a_drive(capsys: Streams, trace: str) -> None:
@@ -115,10 +93,7 @@ def test_files_below_cpu_memory(capsys: Streams, trace: str) -> None:
 def test_the_file_is_replayed_with_its_pool_alone(
     capsys: Streams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the last quarter, both figures are those of the recommendation; other readers refuse it.
-
-    A file that recommends a tier stays where the next answer is to keep none.
-    """
+    """Both figures on the last quarter are those of the recommendation; others refuse the file."""
     monkeypatch.chdir(tmp_path)
     agents = str(data_folder("sample_traces") / "agent.jsonl.gz")
     slower = (agents, "--db", ":memory:", "--rate-scale", "0.125")
@@ -132,7 +107,7 @@ def test_the_file_is_replayed_with_its_pool_alone(
     assert "OffloadingConnector" in recommended["flags"]["vllm"]
     advice = ("--recommendation", "recommendation.toml")
     replay = ("simulate", *slower, *advice)
-    replayed = document(capsys, *replay, "--warmup", "75%", command="simulate")
+    replayed = document(capsys, *replay, "--warmup", "75%")
     (tiered,) = replayed["results"]
     assert replayed["tier_mode"] == "vllm@0.33"
     for run_of, figures in (
@@ -158,12 +133,7 @@ def test_the_file_is_replayed_with_its_pool_alone(
     for reader in (("validate", agents, "--model", "x"), ("watch", str(tmp_path), *advice)):
         assert run(reader) == ExitCode.USAGE
         assert f"it recommends a tier, which {reader[0]} does not " in capsys.readouterr().err
-    dear = (*tune, "--dram-price", "99")
-    assert run(dear) == ExitCode.DONE
-    assert "recommends a change and was left as it is" in capsys.readouterr().err
-    assert run([*dear, "--output", "x.toml"]) == ExitCode.DONE
+    assert run([*tune, "--dram-price", "99", "--output", "x.toml"]) == ExitCode.DONE
+    assert read_recommendation(Path("x.toml")).tier is None
     assert run(["diff", "recommendation.toml", "x.toml"]) == ExitCode.DONE
     assert "230 GiB dram, vllm@0.33" in capsys.readouterr().out
-    assert run([*dear, "--force"]) == ExitCode.DONE
-    for name in ("x.toml", "recommendation.toml"):
-        assert read_recommendation(Path(name)).tier is None

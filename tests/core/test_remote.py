@@ -200,6 +200,7 @@ def test_what_cannot_be_read(
 ) -> None:
     """One line with the address and the reason, exit code 3."""
     monkeypatch.setattr(remote, "TIMEOUT_S", 0.2 if path == "/silent" else 10.0)
+    monkeypatch.setattr("kvscope.cli.terminal.LINE_EVERY_S", 600.0)  # no progress, however slow
     address = server[0] + path if path.startswith("/") else path
     assert run(["ingest", address, "--db", ":memory:"]) == ExitCode.INPUT
     (line,) = capsys.readouterr().err.splitlines()

@@ -18,7 +18,6 @@ from kvscope.store.db import open_store
 from kvscope.usecases.analyze import AnalyzeOptions, analyze, analyze_request
 from tests.cli.shell import Streams
 from tests.dashboard.shown import (
-    PAGES,
     captions,
     metrics,
     settled,
@@ -43,15 +42,6 @@ def test_overview(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> 
         request = analyze_request(AnalyzeOptions(model="llama3-8b", hbm=80 * units.GIB))
         analysis = analyze(store, traces.find(store, None), request)
     assert overview.headline(analysis).sentences[0] in words(app)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_every_page_shows(db: str, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
-    """No page ends in an error on an ordinary trace, and each has its title."""
-    app = shown(db, monkeypatch, page)
-    assert not app.exception
-    assert not app.error
-    assert len(app.title) == 1
 
 
 def test_reuse(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:

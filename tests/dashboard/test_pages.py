@@ -37,6 +37,9 @@ PATHS = (
     "/lab",
     "/fleets",
     "/recommendation",
+    "/validation",
+    "/runs",
+    "/compare",
 )
 LEAST_PLOT = 160  # pixels of a chart's plot on a phone
 # Whether two upright labels of an axis overlap.
@@ -68,6 +71,7 @@ def link(served: Served) -> Iterator[Visit]:
             tab.wrong = []
             tab.on("response", lambda one: one.status >= 400 and tab.wrong.append(one.url))
             tab.on("pageerror", lambda error: tab.wrong.append(str(error)))
+            tab.on("console", lambda one: one.type == "error" and tab.wrong.append(one.text))
             tab.on("request", lambda one: outside(one.url, served.address) and wrong(tab, one.url))
             tab.goto(served.address + path)
             return tab

@@ -56,7 +56,7 @@ def touch_streams(draw: st.DrawFn) -> tuple[Touches, Returns]:
     )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(touch_streams(), st.randoms(use_true_random=False))
 def test_a_refit_fits_what_blocks_did(stream: tuple[Touches, Returns], draw: object) -> None:
     """Every refit, every touch in its window: how long until the return, or until the refit."""

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from kvscope.core.hits import HitDefinition
 from kvscope.policies.base import Leaves, PathPolicy, Policy, Turn
 from kvscope.replay.misses import ideal_rate
-from kvscope.replay.replay import Replay, replay
+from kvscope.replay.replay import replay
 from kvscope.replay.traffic import Traffic, traffic
 from tests import small_traces
-from tests.oracles.replay import left_behind, paths
+from tests.oracles.replay import paths
 from tests.policies import drawn
 from tests.policies.traffics import traffics
 
@@ -21,7 +21,6 @@ CASE = ("policy", "leaves")
 EVERY_CASE = pytest.mark.parametrize(CASE, drawn.CASES, ids=drawn.case_name)
 PREFIX_CLOSED = ("lru", "lfu", "slru", "threshold-lru", "ttl", "lru-retention")
 """Evict "any" block and leave no orphan all the same, as their docstrings claim."""
-BY_THE_CLOCK = ("ttl", "wa", "etlru", "gittins", "trtllm-priority")
 QUICK = settings(deadline=None, max_examples=12)
 
 
@@ -105,48 +104,6 @@ def test_keeps_no_orphans(policy: type[Policy], leaves: Leaves, data: st.DataObj
 @EVERY_CASE
 @QUICK
 @given(st.data())
-def test_same_input_same_result(policy: type[Policy], leaves: Leaves, data: st.DataObject) -> None:
-    """A policy and its traffic can be replayed again: neither remembers the run before."""
-    of = data.draw(traffics())
-    bound = data.draw(drawn.policies(policy, leaves))
-    capacity = data.draw(drawn.capacities(of))
-    told = data.draw(drawn.tables(policy.name))
-    first, second = (replay(of, bound, capacity, tables=told) for _ in range(2))
-    assert _same(first, second)
-
-
-@pytest.mark.parametrize(
-    CASE, [one for one in drawn.CASES if one[0].name not in BY_THE_CLOCK], ids=drawn.case_name
-)
-@QUICK
-@given(st.data())
-def test_time_matters_to_few(policy: type[Policy], leaves: Leaves, data: st.DataObject) -> None:
-    """All but policies that go by the clock do the same when every request arrives at once."""
-    of = data.draw(traffics())
-    bound = _lasting(policy, data.draw(drawn.policies(policy, leaves)))
-    capacity = data.draw(drawn.capacities(of))
-    at_once = of._replace(arrival_s=np.zeros_like(of.arrival_s))
-    told = data.draw(drawn.tables(policy.name))
-    assert _same(*(replay(one, bound, capacity, tables=told) for one in (of, at_once)))
-
-
-@EVERY_CASE
-@QUICK
-@given(st.data())
-def test_no_room(policy: type[Policy], leaves: Leaves, data: st.DataObject) -> None:
-    """A cache of no blocks hits nothing, keeps nothing, and evicts all that comes."""
-    of = data.draw(traffics())
-    bound = data.draw(drawn.policies(policy, leaves))
-    done = replay(of, bound, 0, tables=data.draw(drawn.tables(policy.name)))
-    came = [len(blocks) for at, blocks in enumerate(left_behind(of)) if _admitted(bound, of, at)]
-    assert not done.hit_blocks.any()
-    assert not done.cached.any()
-    assert done.evictions == sum(came)
-
-
-@EVERY_CASE
-@QUICK
-@given(st.data())
 def test_room_for_all(policy: type[Policy], leaves: Leaves, data: st.DataObject) -> None:
     """In an infinite cache nothing is evicted, and hits are the ideal ones of LRU's curve."""
     prompts = small_traces.prompts(small_traces.built(data.draw(small_traces.requests(2)), 2))
@@ -157,11 +114,3 @@ def test_room_for_all(policy: type[Policy], leaves: Leaves, data: st.DataObject)
     total = int(prompts.full_blocks.sum())
     assert done.evictions == 0
     assert int(done.hit_blocks.sum()) == round(ideal_rate(prompts, definition) * total)
-
-
-def _same(one: Replay, other: Replay) -> bool:
-    return (
-        one.hit_blocks.tolist() == other.hit_blocks.tolist()
-        and one.evictions == other.evictions
-        and drawn.left(one) == drawn.left(other)
-    )

@@ -71,37 +71,10 @@ def test_all_of_an_analysis_is_clean(sample: str, db: str, capsys: Streams) -> N
         assert int(line[:requests].rsplit(maxsplit=1)[-1].replace(",", "")) >= 30
 
 
-def test_fit_answers_on_one_screen(db: str, capsys: Streams) -> None:
-    """Which models to use; every model, and what it rests on, fits 100 columns."""
-    assert len(printed(capsys, "fit", "to-c.jsonl.gz", db)) <= SCREEN
-    assert len(printed(capsys, "fit", "to-c.jsonl.gz", db, "--full")) > SCREEN
-
-
-@pytest.mark.parametrize("options", [(), ("--capacity-blocks", "2000", "--slo", "200ms")])
-def test_simulate_answers_on_one_screen(options: tuple[str, ...], db: str, capsys: Streams) -> None:
-    """The best policies, and every run at one capacity."""
-    lines = printed(capsys, "simulate", "regime-change.jsonl.gz", db, *options)
-    assert len(lines) <= SCREEN
-    assert any(line.startswith("Most hits") for line in lines)
-
-
-@pytest.mark.parametrize("deployment", [CACHE, DEPLOYMENT], ids=["cache study", "deployment"])
-def test_tune_answers_on_one_screen(
-    db: str, capsys: Streams, tmp_path: Path, deployment: tuple[str, ...]
-) -> None:
-    """The verdict, policies, capacities, flags, and what was assumed."""
-    written = str(tmp_path / "r.toml")
-    options = ("--slo", "200ms", "--policies", "tlru", "--output", written, *deployment)
-    lines = printed(capsys, "tune", "regime-change.jsonl.gz", db, *options)
-    assert len(lines) <= SCREEN
-    assert any(line.startswith("Recommendation: ") for line in lines)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sample", "requests"),
     [
-        ("to-c.jsonl.gz", 500),
         ("agent.jsonl.gz", 500),
         *(long(sample, requests) for sample in SAMPLES for requests in (500, None)),
     ],

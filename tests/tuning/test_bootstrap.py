@@ -43,14 +43,6 @@ def test_figures_are_nearest_rank(times: list[float], percentile: float, cluster
     assert told[-1] == pytest.approx(np.maximum(ttft_s - 1.0, 0).mean())
 
 
-def test_figures_agree_with_numpy() -> None:
-    """The same as numpy says, where shares times counts are exact."""
-    ttft_s = np.random.default_rng(1).lognormal(size=1_000)
-    told = Bootstrap(_clusters([10] * 100), TARGET, resamples=1).figures(ttft_s).value
-    for at, rank in enumerate((0.5, 0.9, 0.95, 0.99)):
-        assert told[at] == np.quantile(ttft_s, rank, method="inverted_cdf")
-
-
 def _splitmix64(state: int) -> Iterator[float]:
     """Numbers in [0, 1), as published."""
     while True:

@@ -13,7 +13,7 @@ from kvscope.policies.registry import by_name
 from kvscope.tuning.capacity import PRECISION, least_for_any, least_for_lru
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Evaluator, Trial
-from tests.tuning.examples import PROFILE, WINDOWS, chats, workload
+from tests.tuning.examples import chats, workload
 
 QUICK = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.data_too_large])
 LRU = by_name("lru")()
@@ -141,8 +141,3 @@ def test_halving_comes_to_its_end(least: int) -> None:
         found = search(evaluator)
         assert least <= found.capacity_blocks <= max(least * (1 + PRECISION), least + 1)
         assert len(evaluator.asked) < 60
-
-
-def test_the_profile_is_the_one_by_hand() -> None:
-    """What the figures above rest on: 10 ms and 1 ms a token, in one window."""
-    assert (PROFILE.base_s, PROFILE.per_token_s, WINDOWS.count) == (0.010, 0.001, 1)

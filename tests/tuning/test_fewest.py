@@ -77,7 +77,7 @@ def test_doubled() -> None:
     ("name", "slo", "gpu", "replicas"),
     [
         ("to-c", "200ms", "h100", 2),
-        ("to-c", "150ms", "h100", None),
+        long("to-c", "150ms", "h100", None),
         long("to-c", "8s", "l4", 4),
         long("to-b", "300ms", "l40s", 7),
         ("agent", "2s", "h100", 2),

@@ -213,17 +213,6 @@ def test_lru_is_kept_where_it_is_provably_best() -> None:
         assert found.verdict != "switch"
 
 
-def test_a_few_conversations_are_no_proof() -> None:
-    """Eight conversations: the same gain as of twenty, but no interval, and LRU is kept on."""
-    found = tuned(in_turn(8, 60), 0.2, capacity_blocks=140)
-    assert found.choice is None
-    gain = found.contenders[0].later.gains["p95"]
-    assert gain.value > 0.3
-    assert not gain.significant
-    assert found.verdict == "add-capacity"
-    assert found.recommended.policy.name == "lru"
-
-
 @pytest.mark.parametrize("policy", [one for one in POLICIES if not one.hindsight])
 def test_every_policy_has_a_space_of_its_own(policy: type) -> None:
     """Values lie within what the policy takes; what is fixed stays fixed; halves lie between."""

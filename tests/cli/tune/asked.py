@@ -10,6 +10,7 @@ import pytest
 
 from kvscope.cli.app import run
 from kvscope.ingest.formats.base import Request
+from tests.cli import shell
 
 Streams = pytest.CaptureFixture[str]
 HERE = ("--capacity-blocks", "350")
@@ -61,12 +62,4 @@ def told(capsys: Streams, *arguments: str) -> str:
 
 def document(capsys: Streams, *arguments: str) -> dict[str, Any]:
     """Return the JSON document of `kvscope tune`."""
-    code = run(["tune", *arguments, "--json"])
-    written = capsys.readouterr()
-    assert code == 0, written.err
-    found: dict[str, Any] = json.loads(written.out, parse_constant=_no_constant)
-    return found
-
-
-def _no_constant(name: str) -> None:
-    raise AssertionError(f"{name} is no JSON")
+    return shell.document(capsys, "tune", *arguments)

@@ -58,10 +58,10 @@ def _replayed(flags: str, path: Path, trace: Path) -> np.ndarray[Any, Any]:
         ("in-turn", 350, "30ms", "switch"),
         long("birth-death", 30_000, "1s", "keep-lru"),
         ("regime-change", 40_000, "20s", "keep-lru"),
-        ("to-b", 40_000, "1s", "overloaded"),
+        long("to-b", 40_000, "1s", "overloaded"),
         long("to-c", 30_000, "5s", "keep-lru"),
         long("agent", 60_000, "20s", "keep-lru"),
-        ("to-c", 4_000, "20ms", "unreachable"),
+        long("to-c", 4_000, "20ms", "unreachable"),
         long("birth-death", 1_800, "100ms", "switch"),
     ],
 )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.tune.asked import DEPLOYED, HERE, document, told, write_trace, write_untold
-from tests.tuning.examples import BLOCK, chats, disturbed, in_turn
+from tests.cli.tune.asked import DEPLOYED, HERE, document, told, write_untold
+from tests.tuning.examples import chats, disturbed
 
 Streams = pytest.CaptureFixture[str]
 
@@ -180,88 +180,22 @@ def test_a_range_that_ends_too_soon(trace: str, options: tuple[str, ...], capsys
     assert "No capacity within the search range meets it." in words
 
 
-def test_the_document_keeps_its_contract(
-    trace: str, options: tuple[str, ...], capsys: Streams
-) -> None:
-    """Scripts depend on these keys; they may only grow."""
-    model = ("--model", "vicuna-7b", "--hbm", "80GiB")
-    found = document(capsys, trace, *options, "--slo", "200ms", *HERE, *model)
-    assert (found["command"], found["schema"]) == ("tune", 3)
-    assert found["trace"]["name"] == "turns"
-    best = found["recommendation"]
-    assert set(best) >= {
-        *("verdict", "policy", "params", "capacity_blocks", "capacity_gib", "baseline"),
-        *("expected", "gain", "flags", "why_no_flags", "certain", "lru", "choice", "canary"),
-        *("grade", "slo_met", "lru_slo_met", "requests", "requests_needed", "enough"),
-    }
-    assert (best["grade"], best["slo_met"], best["lru_slo_met"]) == ("do-now", "meets", "misses")
-    (contender,) = found["changes"]
-    assert (contender["policy"], contender["grade"]) == ("tlru", "do-now")
-    assert contender["likely"] == contender["later"]["likely"] > 0.95
-    assert contender["later"]["requests"] == 240
-    assert (best["verdict"], best["policy"], best["leaves"]) == ("switch", "tlru", "leaf")
-    assert set(best["params"]) >= {"xi_tokens", "xi_ms", "next_prompt_tokens"}
-    assert best["params"]["xi_ms"] == pytest.approx(10 + best["params"]["xi_tokens"])
-    assert best["params"]["ttl_s"] is None  # infinite
-    assert best["capacity_blocks"] == 350
-    assert best["capacity_gib"] == pytest.approx(350 * BLOCK * 524_288 / 2**30)
-    for name in ("p50", "p90", "p95", "p99", "violations", "tel"):
-        assert set(best["gain"][name]) == {"value", "low", "high"}
-    assert best["baseline"]["ttft_ms"]["p95"] == 330
-    assert best["expected"]["violations"] == 0
-    assert best["expected"]["meets_slo"] is True
-    for name, whole in (("lru", best["baseline"]), ("chosen", best["expected"])):
-        assert best["held_out"][name] == {
-            "attainment": whole["attainment"],
-            "p50_ms": whole["times_ms"]["p50"],
-            "p95_ms": whole["times_ms"]["p95"],
-            "tel_ms": whole["target_tel_ms"],
-            "prefills_per_s": whole["prefills_per_s"],
-        }
-    assert set(best["flags"]) == {"sglang", "vllm"}
-    assert best["flags"]["vllm"] is None  # a cache study
-    assert best["why_no_flags"]
-    assert best["choice"]["held_out"]["harms"] == []
-    assert best["choice"]["held_out"]["target_ms"] == best["expected"]["target_ms"]
-    assert best["lru"]["held_out"]["target_ms"] == best["baseline"]["target_ms"]
-    assert found["split"] == {
-        "warmup_requests": 96,  # 20, 30, 25 and 25 % of 480, one a second
-        "training_requests": 144,
-        "validation_requests": 120,
-        "held_out_requests": 120,
-        "validation_from_s": 240,
-        "held_out_from_s": 360,
-    }
-    assert len(found["explored"]) > 20
-    assert {one["requests"] for one in found["explored"]} == {144}
-    assert not any(one["hindsight"] for one in found["explored"])
-    assert [one["hindsight"] for one in found["oracles"]] == [True, True]
-    assert set(found["least_capacity"]) == {"lru", "best"}
-
-
-@pytest.mark.parametrize("told_by_the_trace", [True, False], ids=["given", "inferred"])
 @pytest.mark.parametrize(("until", "window"), [(240, "validation"), (360, "held-out")])
 def test_no_step_sees_a_later_window(
-    tmp_path: Path,
-    options: tuple[str, ...],
-    capsys: Streams,
-    told_by_the_trace: bool,
-    until: int,
-    window: str,
+    tmp_path: Path, options: tuple[str, ...], capsys: Streams, until: int, window: str
 ) -> None:
     """From file to JSON: other requests later on, the same trials, values, choice and capacities.
 
     Of 480 requests the validation window begins with the 240th, the held-out one with the 360th.
     """
-    trace = chats(7, told=told_by_the_trace)
+    trace = chats(7, told=False)
     found = []
     for name, each in (("one", trace), ("other", disturbed(trace, until, 7))):
-        write = write_trace if told_by_the_trace else write_untold
-        path = str(write(tmp_path / f"{name}.jsonl", each))
+        path = str(write_untold(tmp_path / f"{name}.jsonl", each))
         wanted = ("--policies", "tlru,etlru,wa", "--slo", "200ms", "--block-size", "16")
         found.append(document(capsys, path, *options[:4], *wanted))
     one, other = found
-    assert one["trace"]["lineage"] == ("given" if told_by_the_trace else "inferred")
+    assert one["trace"]["lineage"] == "inferred"
     assert json.dumps(one["explored"]) == json.dumps(other["explored"])
     for key in ("capacity_blocks", "capacity_origin"):
         assert one[key] == other[key]
@@ -279,38 +213,3 @@ def test_no_step_sees_a_later_window(
         assert json.dumps(one[key]) == json.dumps(other[key])
     changes = [[each["validation"] for each in doc["changes"]] for doc in found]
     assert changes[0] == changes[1] == one["contenders"]
-
-
-def test_gains_are_there_for_lru_too(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
-    """What is kept gains nothing: zeros, where a script looks for figures."""
-    found = document(capsys, trace, *options, "--slo", "200ms", "--capacity-blocks", "1000")
-    best = found["recommendation"]
-    assert (best["verdict"], best["policy"]) == ("keep-lru", "lru")
-    assert best["gain"]["p95"] == {"value": 0, "low": 0, "high": 0}
-    assert best["gain"]["violations"] == {"value": 0, "low": 0, "high": 0}
-
-
-def test_unknown_intervals_are_null(
-    tmp_path: Path, options: tuple[str, ...], capsys: Streams
-) -> None:
-    """Eight conversations are too few to tell: no number is made up."""
-    few = str(write_trace(tmp_path / "few.jsonl", in_turn(8, 60)))
-    found = document(capsys, few, *options, "--slo", "200ms", "--capacity-blocks", "140")
-    (contender,) = found["contenders"]
-    assert contender["gain"]["p95"]["value"] > 0.3
-    assert contender["gain"]["p95"]["low"] is None
-    assert found["recommendation"]["verdict"] == "add-capacity"
-    words = told(capsys, few, *options, "--slo", "200ms", "--capacity-blocks", "140")
-    assert "330 unknown" in words
-    few_blocks = ("--capacity-blocks", "140", "--section", "policies")
-    words = told(capsys, few, *options, "--slo", "200ms", *few_blocks)
-    assert "unknown: fewer than 10 conversations" in words
-
-
-def test_lru_alone_can_be_asked_for(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
-    """How much capacity LRU needs, with nothing beside it."""
-    asked = (*options[:4], "--policies", "lru", "--slo", "100ms", "--capacity-blocks", "100")
-    found = document(capsys, trace, *asked)
-    assert found["recommendation"]["verdict"] == "add-capacity"
-    assert found["recommendation"]["policy"] == "lru"
-    assert found["contenders"] == []

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.cli.app import run
 from kvscope.policies.registry import by_name
 from kvscope.replay.policy_options import contenders
-from kvscope.tuning.file import read_recommendation
 from kvscope.tuning.flags import flags
-from tests.cli.tune.asked import DEPLOYED, HERE, document, told, write_trace
+from tests.cli.tune.asked import HERE, document, told, write_trace
 from tests.tuning.examples import in_turn
 
 Streams = pytest.CaptureFixture[str]
@@ -78,22 +76,6 @@ def test_sessions_without_a_common_clock(
     placed = (*asked, "--session-arrivals", "poisson:0.1/s", "--name", "poisson")
     assert "no common clock" not in told(capsys, *placed)
     assert not any(end["sessions"] for end in document(capsys, *placed)["ends"])
-
-
-def test_another_verdict_does_not_replace_a_switch(
-    trace: str, options: tuple[str, ...], capsys: Streams
-) -> None:
-    """An engine may run by the file: it stays, with a note, until --force."""
-    switch = (trace, *options, "--slo", "200ms", *DEPLOYED)
-    kept = (trace, *options, "--slo", "1s", *DEPLOYED)
-    assert document(capsys, *switch)["recommendation"]["verdict"] == "switch"
-    path = Path("recommendation.toml")
-    before = path.read_bytes()
-    assert run(["tune", *kept]) == 0
-    assert "recommends a change and was left as it is" in capsys.readouterr().err
-    assert path.read_bytes() == before
-    assert run(["tune", *kept, "--force"]) == 0
-    assert read_recommendation(path).verdict == "keep-lru"
 
 
 def test_no_policy_but_those_that_an_engine_runs() -> None:
