@@ -308,14 +308,6 @@ def _loaded(stores: Stores, trace: Trace, needed_bytes: int, remedy: str) -> Pro
         return traces.load_prompts(store, trace)
 
 
-def prompts_to_replay(
-    stores: Stores, source: str | None, monitor: Monitor, reading: Reading = AS_STORED
-) -> tuple[Trace, Prompts]:
-    """Return a trace and its prompts."""
-    trace = load_trace(stores, source, monitor, reading)
-    return trace, replayable(stores, trace)
-
-
 def _mark_used(stores: Stores, trace: Trace) -> None:
     """Make `trace` the one last worked on, where the store can be written without a wait."""
     with stores.reading() as store:

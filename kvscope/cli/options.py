@@ -17,6 +17,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 from msgspec import Struct
+from typer.core import TyperGroup
 
 from kvscope.app import values
 from kvscope.app.options import Option, Source, Target, declared
@@ -135,6 +136,18 @@ Debug = Annotated[
         expose_value=False,
     ),
 ]
+
+
+def default_command(name: str) -> type[TyperGroup]:
+    """Return a group of commands, of which `name` is meant where none is named."""
+
+    class Group(TyperGroup):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            if not args or args[0] not in {*self.commands, "-h", "--help", "--debug"}:
+                args = [name, *args]
+            return super().parse_args(ctx, args)
+
+    return Group
 
 
 def typed(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from kvscope.app import values
 from kvscope.app.options import IntoOptions, KvDtype, Model, Option, Reading
 from kvscope.cli import output
 from kvscope.cli.diagnostics import note
-from kvscope.cli.options import DEFAULT_DB, Db, Json, TraceArgument, parsed_by
+from kvscope.cli.options import DEFAULT_DB, Db, Json, TraceArgument, default_command, parsed_by
 from kvscope.cli.terminal import Terminal
 from kvscope.core import units
 from kvscope.core.errors import ExitCode, UsageError
@@ -187,9 +186,9 @@ def traces(context: typer.Context, db: Db = DEFAULT_DB, as_json: Json = False) -
     with _existing(db).reading() as store:
         stored = all_traces(store)
     if as_json:
-        from kvscope.usecases.stored import StoredTrace, StoredTraces
+        from kvscope.usecases.stored import StoredTrace
 
-        output.emit_result("traces", StoredTraces(tuple(map(StoredTrace, stored))))
+        output.emit_result("traces", {"traces": tuple(map(StoredTrace, stored))})
     elif stored:
         output.show_table(_table(stored))
     else:
@@ -261,21 +260,8 @@ def _table(stored: list[Trace]) -> Table:
     return tabulate("", stored, columns, words=("format", "lineage"))
 
 
-_HELP = {"-h", "--help", "--debug"}
-
-
-class ListByDefault(TyperGroup):
-    """Sub-commands, of which `list` is meant where none is named: `kvscope runs TRACE`."""
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Parse `args`, with `list` in front where no sub-command is."""
-        if not args or args[0] not in {*self.commands, *_HELP}:
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
-
-
 runs_app = typer.Typer(
-    cls=ListByDefault,
+    cls=default_command("list"),
     help="Stored runs of `simulate` and reports of `tune` and `fleet`: list or remove some.",
 )
 

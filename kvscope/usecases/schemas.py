@@ -49,6 +49,13 @@ def _document_of(command: str, result: type, version: int = 1, *, gated: bool = 
     return msgspec.defstruct(f"{name}Document", fields, namespace=about)
 
 
+def _list_of(command: str, kind: type) -> type:
+    """Return the class of the documents of a command that lists records of class `kind`."""
+    about = {"__doc__": f"What `kvscope {command}` lists."}
+    listed = msgspec.defstruct(command.title(), [(command, tuple[kind, ...])], namespace=about)  # type: ignore[valid-type]
+    return _document_of(command, listed)
+
+
 @cache
 def _record(kind: type) -> type[Struct]:
     """Return the class of what documents show of a record of class `kind`."""
@@ -133,14 +140,14 @@ DOCUMENTS: Mapping[str, Any] = {
     "calibrate": _document_of("calibrate", Calibration),
     "deployment": _document_of("deployment", ResolvedDeployment),
     "doctor": _document_of("doctor", stored.CheckedStore),
-    "formats": _document_of("formats", catalog.Formats),
+    "formats": _list_of("formats", catalog.ListedFormat),
     "ingest": _document_of("ingest", stored.IngestedTraces),
-    "latencies": _document_of("latencies", catalog.LatencyPresets),
-    "models": _document_of("models", catalog.Models),
-    "policies": _document_of("policies", catalog.Policies),
-    "routers": _document_of("routers", catalog.Routers),
+    "latencies": _list_of("latencies", catalog.ListedLatency),
+    "models": _list_of("models", catalog.ListedModel),
+    "policies": _list_of("policies", catalog.ListedPolicy),
+    "routers": _list_of("routers", catalog.ListedRouter),
     "runs": _document_of("runs", stored.StoredResults),
-    "traces": _document_of("traces", stored.StoredTraces),
+    "traces": _list_of("traces", stored.StoredTrace),
     "tune": _record(tune.TuneDocument),
     "tune-machines": _record(machines.MachinesDocument),
     **{

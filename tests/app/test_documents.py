@@ -17,7 +17,7 @@ from kvscope.cli.app import COMMANDS, run
 from kvscope.core.trace import Trace
 from kvscope.usecases.documents import document, to_dict, to_json
 from kvscope.usecases.schemas import DOCUMENTS, schema, version, write_schemas
-from kvscope.usecases.stored import StoredTrace, StoredTraces
+from kvscope.usecases.stored import StoredTrace
 from tests.cli.test_output import TRACE
 
 _GROUPS = {"deployment", "traces", "runs"}
@@ -41,7 +41,7 @@ class _Measured:
 
 def _listed(*traces: Trace) -> dict[str, Any]:
     """Return the document of `kvscope traces`."""
-    return document("traces", StoredTraces(tuple(map(StoredTrace, traces))))
+    return document("traces", {"traces": tuple(map(StoredTrace, traces))})
 
 
 def test_what_documents_begin_with() -> None:
