@@ -21,7 +21,6 @@ from kvscope.core.files import one_path
 
 if TYPE_CHECKING:
     from kvscope.core.trace import Trace
-    from kvscope.report.section import Table
     from kvscope.store.doctor import StoreHealth
     from kvscope.store.file import StoreFile
 
@@ -78,7 +77,7 @@ def ingest(
     for traces larger than memory; other commands take its folder.
     """
     if into.into is not None:
-        from kvscope.app.datasets import ingest_into
+        from kvscope.app.traces import ingest_into
 
         made = ingest_into(paths, into.into, into, reading, Terminal())
         trace = made.dataset.trace
@@ -190,7 +189,9 @@ def traces(context: typer.Context, db: Db = DEFAULT_DB, as_json: Json = False) -
 
         output.emit_result("traces", {"traces": tuple(map(StoredTrace, stored))})
     elif stored:
-        output.show_table(_table(stored))
+        from kvscope.report.stored import traces_table
+
+        output.show_table(traces_table(stored))
     else:
         note(f"{db} holds no traces; run `kvscope ingest` on one")
 
@@ -242,22 +243,6 @@ def _in_one_line(trace: Trace) -> str:
             f" {trace.block_size} tokens"
         )
     return ", ".join([*parts, f"lineage {trace.lineage}"])
-
-
-def _table(stored: list[Trace]) -> Table:
-    from kvscope.report.section import tabulate
-
-    columns = {
-        "name": lambda trace: trace.name,
-        "format": lambda trace: trace.format,
-        "requests": lambda trace: units.format_count(trace.requests),
-        "accesses": lambda trace: units.format_count(trace.accesses),
-        "blocks": lambda trace: units.format_count(trace.distinct_blocks),
-        "span": lambda trace: units.duration_in_words(trace.span_s),
-        "lineage": lambda trace: trace.lineage,
-        "bad lines": lambda trace: units.format_count(trace.bad_lines),
-    }
-    return tabulate("", stored, columns, words=("format", "lineage"))
 
 
 runs_app = typer.Typer(

@@ -25,31 +25,6 @@ Request = TypeVar("Request")
 Result = TypeVar("Result")
 
 
-class Figure(Struct, Generic[Result], frozen=True):
-    """A figure of a result that `--fail-on` compares; `gates.QUANTITIES` has its unit.
-
-    `read` returns None where the result has no such figure to compute.
-    """
-
-    name: str
-    read: Callable[[Result], float | str | None]
-
-
-class FigureList(Generic[Result]):
-    """The figures of a use case whose names do not depend on its options."""
-
-    def __init__(self, *figures: Figure[Result]) -> None:
-        self.figures = figures
-
-    def known(self, request: object) -> Known:
-        """Return what conditions on any request may name."""
-        return Known(tuple(figure.name for figure in self.figures))
-
-    def values(self, result: Result) -> Figures:
-        """Return the figures of a result by name."""
-        return {figure.name: figure.read(result) for figure in self.figures}
-
-
 class Opened(Struct, frozen=True):
     """The store, and the trace that a use case works on; `source` is what its user wrote.
 
