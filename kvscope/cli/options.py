@@ -26,7 +26,7 @@ from kvscope.core.errors import UsageError
 from kvscope.core.files import files_of, missing_from, one_path
 from kvscope.core.records import defaults
 
-DEFAULT_DB = "kvscope.duckdb"
+DEFAULT_DB, MEMORY = "kvscope.duckdb", ":memory:"
 Host = Annotated[
     str,
     Option(

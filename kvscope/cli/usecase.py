@@ -19,7 +19,14 @@ from kvscope.app import values
 from kvscope.app.options import AS_STORED, Option, Reading, Target, standard_output
 from kvscope.cli import output
 from kvscope.cli.diagnostics import end_on, note
-from kvscope.cli.options import DEFAULT_DB, Db, GateOptions, ScreenOptions, TraceArgument
+from kvscope.cli.options import (
+    DEFAULT_DB,
+    MEMORY,
+    Db,
+    GateOptions,
+    ScreenOptions,
+    TraceArgument,
+)
 from kvscope.cli.terminal import Terminal, stoppable
 from kvscope.core.errors import ExitCode, Stopped, placed
 from kvscope.core.jit import load_in_background
@@ -39,21 +46,13 @@ Forget = Annotated[
 
 
 Force = Annotated[bool, Option("Replace a file that recommends a change by one that does not.")]
-Output = Annotated[
-    str | None,
-    Target(
-        "File for the recommendation; - writes none.",
-        flags=("--output",),
-        default="recommendation.toml",
-    ),
-]
 
 
 class _Common(Struct, frozen=True, kw_only=True):
     """What use cases take on the command line besides their own options."""
 
-    db: str
     printing: ScreenOptions
+    db: str = MEMORY
     trace: str | None = None
     reading: Reading = AS_STORED
     forget: bool = False
@@ -69,13 +68,17 @@ def command(name: str) -> Callable[..., None]:
     case = use_case(name)
     parameters: dict[str, tuple[Any, Any]] = {
         **({"trace": (TraceArgument, None)} if case.takes_trace else {}),
-        "db": (Db, DEFAULT_DB),
+        **({"db": (Db, DEFAULT_DB)} if case.takes_store else {}),
         "options": (case.options, inspect.Parameter.empty),
     }
     if case.remembers:
         parameters["forget"] = (Forget, False)
     if case.file is not None:
-        parameters |= {"path": (Output, None), "force": (Force, False)}
+        about = f"File for the {case.file.of}; - writes none."
+        target = Target(about, flags=("--output",), default=case.file.path)
+        parameters["path"] = (Annotated[str | None, target], None)
+        if case.file.guarded:
+            parameters["force"] = (Force, False)
     if case.known is not None:
         parameters["gate"] = (GateOptions, inspect.Parameter.empty)
     parameters["printing"] = (ScreenOptions, inspect.Parameter.empty)
@@ -120,7 +123,7 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
         if case.sections:
             check_names(common.printing.section, case.sections)
         opened = Opened.of(store, common.trace, Terminal(), common.reading)
-        if case.stops:  # what is loaded before ends at once
+        if case.stops and case.takes_trace:  # what is loaded before ends at once
             trace = opened.trace
             opened = Opened(store, common.trace, lambda _: trace, common.reading)
         began = monotonic()
@@ -180,9 +183,9 @@ def _write_and_keep(
 ) -> None:
     """Write the file of a use case that has one, and keep the report."""
     summary, text = "", None
-    if case.file is not None:
-        if path is not None and path != values.STANDARD_STREAM:
-            note(case.file.write(result, path, force=force))
+    if case.file is not None and path is not None and path != values.STANDARD_STREAM:
+        note(case.file.write(result, path, force=force))
+    if case.file is not None and case.file.summary and case.file.text:
         summary, text = case.file.summary(result), case.file.text(result)
     if case.keeps:
         keep_report(store, report, duration_s, summary=summary, file=text)

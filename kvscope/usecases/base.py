@@ -58,18 +58,20 @@ class Opened(Struct, frozen=True):
 
 
 class ResultFile(Struct, Generic[Result], frozen=True):
-    """A file that a command writes, by default to `path`; `--output` names another, - none.
+    """A file `of` something that a command writes, by default to `path`; - writes none.
 
-    `write` returns what was done; it replaces what is worth keeping only by `force`. The store
-    keeps `text` and `summary` with the report. `missing` says why there is none where the use case
-    answers something else `instead`.
+    `write` returns what was done; a `guarded` one replaces what is worth keeping only by `force`.
+    The store keeps `text` and `summary` with the report. `missing` says why there is none where the
+    use case answers something else `instead`.
     """
 
     path: str
     missing: str
     write: Callable[..., str]
-    text: Callable[[Result], str | None]
-    summary: Callable[[Result], str]
+    text: Callable[[Result], str | None] | None = None
+    summary: Callable[[Result], str] | None = None
+    of: str = "recommendation"
+    guarded: bool = True
 
 
 class ReportView(Struct, frozen=True):
@@ -89,7 +91,8 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     a `view`; one that is not of one trace has a `heading`. `sections` are the names that
     `--section` takes. `known` has the names of figures that `--fail-on` takes, None for no
     conditions. With `remembers`, the deployment and the SLO that earlier commands on the trace
-    stated are filled in; without `takes_trace`, it works on the store alone. `stops`: Ctrl-C ends
+    stated are filled in; without `takes_trace`, it works on the store
+    alone, or without `takes_store` on neither. `stops`: Ctrl-C ends
     `run` early, which then raises Stopped or says what is `unfinished`. `fails`: exit code 4 for
     this result. `keeps`: the store keeps
     the report. `instead` returns another answer where the request leaves open what to compute.
@@ -109,6 +112,7 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     sections: tuple[str, ...] = ()
     schema: int = 1
     takes_trace: bool = True
+    takes_store: bool = True
     known: Callable[[Request], Known] | None = None
     figures: Callable[[Result], Figures] | None = None
     remembers: bool = False

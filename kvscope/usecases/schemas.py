@@ -19,7 +19,6 @@ from msgspec import Struct
 from kvscope.app.documents import machines, tune
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import ResolvedDeployment
-from kvscope.latency.calibration import Calibration
 from kvscope.usecases import USE_CASES, catalog, stored
 from kvscope.usecases.base import AnyUseCase, use_case
 from kvscope.usecases.documents import is_record, shown_fields
@@ -137,7 +136,6 @@ def _shown_type(hint: Any) -> Any:
 
 
 DOCUMENTS: Mapping[str, Any] = {
-    "calibrate": _document_of("calibrate", Calibration),
     "deployment": _document_of("deployment", ResolvedDeployment),
     "doctor": _document_of("doctor", stored.CheckedStore),
     "formats": _list_of("formats", catalog.ListedFormat),
