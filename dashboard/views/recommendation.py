@@ -153,21 +153,9 @@ def _show(tuned: Recommendation) -> None:
         st.caption(recommendation.NOT_SIMULATED)
     for note in memory_to_set(tuned):
         st.caption(escape(note))
-    _download(recommendation_text(tuned))
+    if file := recommendation_text(tuned):
+        render.download(file)
     render.show(section for section in rest if section.title != "To set")  # it stands above
-
-
-def _download(file: str | None) -> None:
-    """Draw the button that saves a recommendation's file, where there is one."""
-    if file:
-        st.download_button(
-            "Download recommendation.toml",
-            file,
-            "recommendation.toml",
-            "application/toml",
-            key="download",
-            on_click="ignore",
-        )
 
 
 def _flags(to_set: Flags) -> None:

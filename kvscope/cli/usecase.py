@@ -32,9 +32,7 @@ from kvscope.core.errors import ExitCode, Stopped, placed
 from kvscope.core.jit import load_in_background
 
 if TYPE_CHECKING:
-    from kvscope.app.deployment import Asked, StatedBefore
     from kvscope.app.gates import Figures, Gate
-    from kvscope.core.trace import Trace
     from kvscope.report.report import Report
     from kvscope.store.file import StoreFile
     from kvscope.usecases.base import AnyUseCase
@@ -101,6 +99,7 @@ def command(name: str) -> Callable[..., None]:
 def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
     """Run a use case on the command line: check, compute, print, end by its conditions."""
     from kvscope.app.baseline import baseline_figures
+    from kvscope.app.deployment import stated_before
     from kvscope.app.gates import parse_gates
     from kvscope.usecases.base import Opened
 
@@ -108,9 +107,16 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
     common.printing.check_alone(printed)
     if not case.remembers:
         request = case.check(options)
-    with opened_store(common.db, common.trace, known=case.takes_trace) as store:
+
+    from kvscope.app.traces import check_source, keep_stated, stated_for, store_for
+
+    with store_for(common.db, common.trace, note) as store:
+        if case.takes_trace:
+            check_source(store, common.trace)
         if case.remembers:
-            said = stated(store, common.trace, options, forget=common.forget)
+            said = stated_before(options, {} if common.forget else stated_for(store, common.trace))
+            if said.in_words:
+                note(f"As stated before: {said.in_words} (--forget starts anew)")
             request = case.check(said.options)
         gates: tuple[Gate, ...] = ()
         if common.gate.fail_on and case.known is not None:
@@ -132,7 +138,7 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
             if other is None:
                 result = case.run(opened, request, terminal)
         if case.remembers:
-            keep_stated(store, opened.trace if other else result.trace, said)
+            keep_stated(store, opened.trace if other else result.trace, said.record)
     if other is not None:
         output.report(other, common.printing)
         if case.file is not None and path != values.STANDARD_STREAM:
@@ -192,20 +198,6 @@ def _write_and_keep(
 
 
 @contextmanager
-def opened_store(db: str, trace: str | None, *, known: bool = True) -> Iterator[StoreFile]:
-    """Yield the store. Raises InputError for a trace that has to be `known`, and is not.
-
-    It is where it is stored or a file.
-    """
-    from kvscope.app.traces import check_source, store_for
-
-    with store_for(db, trace, note) as store:
-        if known:
-            check_source(store, trace)
-        yield store
-
-
-@contextmanager
 def watching(*, stops: bool, writes: bool = False) -> Iterator[Terminal]:
     """Yield the terminal; with `stops`, Ctrl-C lets the block end, and Stopped ends the command."""
     if not stops:
@@ -238,27 +230,3 @@ def keep_report(
         keep(store, result, duration_s, summary=summary, file=file)
     except CANNOT_STORE as error:
         note(f"the report was not stored: {error}")
-
-
-def stated(
-    store: StoreFile,
-    trace: str | None,
-    options: Asked,
-    *,
-    forget: bool,
-) -> StatedBefore[Asked]:
-    """Return the options with what earlier commands on the trace stated, and say what that is."""
-    from kvscope.app.deployment import stated_before
-    from kvscope.app.traces import stated_for
-
-    said = stated_before(options, {} if forget else stated_for(store, trace))
-    if said.in_words:
-        note(f"As stated before: {said.in_words} (--forget starts anew)")
-    return said
-
-
-def keep_stated(store: StoreFile, trace: Trace, said: StatedBefore[Any]) -> None:
-    """Keep what the command stated for the next one on the trace."""
-    from kvscope.app.traces import keep_stated as keep
-
-    keep(store, trace, said.record)
