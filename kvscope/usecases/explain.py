@@ -330,7 +330,8 @@ def known_figures(request: ExplainRequest) -> Known:
 def figures(explanation: Explanation) -> Figures:
     """Return the shares of the input tokens that hit, that missed, and that missed by cause."""
     counts = {"hit-rate": explanation.hit_tokens, "missed": explanation.missed_tokens}
-    counts |= {str(each.cause): each.tokens for each in explanation.causes}
+    tokens = {each.cause: each.tokens for each in explanation.causes}
+    counts |= {cause: tokens[cause] for cause in CAUSES}
     return {name: count / explanation.input_tokens for name, count in counts.items()}
 
 
