@@ -11,12 +11,13 @@ import streamlit as st
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dashboard import background_cache, connection, worker_process
+from dashboard import background_cache, connection
 from dashboard.connection import reading
 from dashboard.job import Job
 from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.core import units
 from kvscope.core.errors import StoreBusyError
+from kvscope.core.executor import in_process
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
@@ -201,12 +202,8 @@ def known_fit(trace: Trace) -> Fit | None:
 
 def fit(job: Job, trace: Trace) -> None:
     """Fit what `kvscope fit` fits and cache it. Raises Stopped."""
-
-    def step(name: str) -> None:
-        job.label = f"fitting {name}"
-        job.check()
-
+    job.label = "fitting"
     with reading() as store:
         evidence = load_evidence(store, trace)
-    fitted = worker_process.call(fit_to, evidence, trace, step=step)
+    fitted = in_process(fit_to, evidence, trace, check=job.check)
     background_cache.findings(trace).add("fit", fitted)

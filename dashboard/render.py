@@ -51,6 +51,12 @@ def metrics(numbers: Sequence[tuple[str, str, str]], *, border: bool = False) ->
             st.metric(label, value, help=about, border=border, width=_WIDTH)
 
 
+def download(file: str) -> None:
+    """Draw the button that saves a recommendation's file."""
+    name, kind = "recommendation.toml", "application/toml"
+    st.download_button(f"Download {name}", file, name, kind, key="download", on_click="ignore")
+
+
 @st.fragment
 def charts(section: Section, key: str, cache_key: str = "") -> None:
     """Draw the charts of a section; several in tabs, of which only the open one is drawn."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import streamlit as st
 from msgspec import Struct
@@ -17,7 +17,7 @@ from dashboard.markdown import escape
 from dashboard.wording import in_page_words
 from kvscope.app import values
 from kvscope.app.deployment import resolved_deployment, stated_deployment
-from kvscope.app.options import DeploymentOptions
+from kvscope.app.options import DeploymentOptions, choices_of, declared
 from kvscope.app.requests import (
     Capacities,
     SimulateRequest,
@@ -27,8 +27,7 @@ from kvscope.core import units
 from kvscope.core.errors import InputError, KvscopeError, UsageError, placed
 from kvscope.core.files import STANDARD_STREAM
 from kvscope.core.trace import Trace
-from kvscope.deployment.architecture import WEIGHT_DTYPES
-from kvscope.deployment.deployment import Deployment, ResolvedDeployment, Traffic
+from kvscope.deployment.deployment import Deployment, ResolvedDeployment
 from kvscope.deployment.file import FILE
 from kvscope.deployment.gpus import GPUS, resolve_gpu
 from kvscope.deployment.models import Model, preset, preset_names, resolve_model
@@ -157,7 +156,7 @@ def _gpu(file: Deployment | None) -> str:
     if file is not None and file.gpu is not None:
         with placed(f"{FILE}: gpu", InputError):
             default = resolve_gpu(file.gpu).name
-    return _choice("gpu", "GPU", names, default, "With a model: the deployment to advise on.")
+    return choice("gpu", "GPU", names, default, "With a model: the deployment to advise on.")
 
 
 def _deployment(stated: Deployment, gpu: str, problems: list[str]) -> dict[str, Any]:
@@ -169,15 +168,15 @@ def _deployment(stated: Deployment, gpu: str, problems: list[str]) -> dict[str, 
     for key, label in (("tp", "GPUs per replica"), ("replicas", "Replicas")):
         with query_params.synced(key, getattr(stated, key), int, allowed=COUNTS):
             counts[key] = st.number_input(label, COUNTS.start, COUNTS.stop - 1, key=key)
-    traffic = _choice(
-        "traffic",
-        "Traffic",
-        get_args(Traffic),
-        stated.traffic,
-        "The requests in the trace: all, or one replica's.",
+    traffic = option(DeploymentOptions, "traffic", "Traffic", stated.traffic)
+    weights = option(
+        DeploymentOptions,
+        "weight_dtype",
+        "Weight precision",
+        stated.weight_dtype or OWN,
+        key="weights",
+        usual="" if stated.weight_dtype else OWN,
     )
-    dtypes = WEIGHT_DTYPES if stated.weight_dtype else (OWN, *WEIGHT_DTYPES)
-    weights = _choice("weights", "Weight precision", dtypes, stated.weight_dtype or OWN)
     # Not the key of a cache study: its latency is another model's.
     latency = _latency("timing", (stated.latency or DERIVED, FROM_TRACE, *PRESETS), problems)
     price = "" if stated.gpu_hour is None else f"{stated.gpu_hour:g}"
@@ -189,15 +188,16 @@ def _deployment(stated: Deployment, gpu: str, problems: list[str]) -> dict[str, 
     return counts | {
         "gpu": None if gpu == FROM_FILE else gpu,
         "traffic": traffic,
-        "weight_dtype": None if weights == OWN else weights,
+        "weight_dtype": weights,
         "latency": None if latency == DERIVED else latency,
         "gpu_hour": gpu_hour,
     }
 
 
-def _choice(
+def choice(
     key: str, label: str, names: Sequence[str], default: str, description: str | None = None
 ) -> str:
+    """Draw a choice of one of the names and return it."""
     with query_params.synced(key, default, allowed=names):
         return st.selectbox(label, names, key=key, help=description)
 
@@ -324,6 +324,44 @@ def typed(
     except KvscopeError as error:
         st.error(escape(in_page_words(f"{label}: {error}")))
         st.stop()
+
+
+def option(
+    options: type[Struct],
+    name: str,
+    label: str,
+    default: str = "",
+    *,
+    key: str = "",
+    usual: str = "",
+    parse: Callable[[str], Any] | None = None,
+    placeholder: str = "",
+) -> Any | None:
+    """Draw the control of an option of a command, with its help, and return its value.
+
+    It is a choice where the option takes one of a few words; `usual` is the word for none of them.
+    Else it is a text box, parsed as on the command line, or by `parse`.
+    """
+    declaration = declared(_hints(options)[name])
+    assert declaration is not None  # noqa: S101  (it is an option)
+    kind, about = declaration
+    words, description = choices_of(kind), in_page_words(about.help)
+    if not words:
+        parse = parse or about.parse or str
+        return typed(key or name, label, default, parse, description, placeholder=placeholder)
+    names = [*([usual] if usual else []), *words]
+    chosen = choice(key or name, label, names, default or names[0], description)
+    return None if usual and chosen == usual else chosen
+
+
+@cache
+def _hints(options: type[Struct]) -> dict[str, Any]:
+    return get_type_hints(options, include_extras=True)
+
+
+def percentile(key: str = "percentile") -> float:
+    """Draw the choice of the percentile that has to meet the SLO, and return it (0-1)."""
+    return units.parse_percentile(choice(key, "Percentile", PERCENTILES, "p95"))
 
 
 def check_traffic(selected: Choices) -> None:

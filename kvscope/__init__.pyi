@@ -17,6 +17,7 @@ from kvscope.app.simulate import Simulation
 from kvscope.app.tune import Recommendation
 from kvscope.app.values import OtherMachine
 from kvscope.app.values import TierSize
+from kvscope.latency.calibration import Calibration
 from kvscope.results import UseCaseResult
 from kvscope.reuse_models.results import Fit
 from kvscope.usecases.analyze import Analysis
@@ -29,6 +30,7 @@ from kvscope.validate.result import Validation
 __version__: str
 __all__ = [
     'AnalysisResult',
+    'CalibrationResult',
     'DiffResult',
     'ExplanationResult',
     'FitResult',
@@ -44,6 +46,7 @@ __all__ = [
     '__version__',
     'advise_retention',
     'analyze',
+    'calibrate_engine',
     'diff',
     'explain',
     'fit',
@@ -315,6 +318,33 @@ def diff(
     hbm: str | int | None = None,
     db: str = ':memory:',
 ) -> DiffResult: ...
+
+
+class CalibrationResult(UseCaseResult):
+    calibration: Calibration
+
+
+def calibrate_engine(
+    *,
+    url: str | None = None,
+    model: str | None = None,
+    served_model: str | None = None,
+    python: str | None = None,
+    engine_block_size: str | int | None = None,
+    max_num_seqs: str | int | None = None,
+    max_num_batched_tokens: str | int | None = None,
+    vllm_flags: str | Sequence[str] = (),
+    start_timeout: str | float = 600.0,
+    timeout: str | float = 600.0,
+    server_log: str | None = None,
+    backend: Literal['vllm', 'torch'] = 'vllm',
+    device: Literal['cpu', 'cuda', 'mps'] | None = None,
+    max_tokens: str | int | None = None,
+    repeats: str | int = 5,
+    name: str | None = None,
+    seed: str | int = 0,
+    db: str = ':memory:',
+) -> CalibrationResult: ...
 
 
 class ValidationResult(UseCaseResult):

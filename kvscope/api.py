@@ -55,14 +55,6 @@ MEMORY = ":memory:"
 
 T = TypeVar("T")
 
-Texts = str | Sequence[str] | None
-"""One text, commas inside allowed, or several."""
-Amount = str | int | None
-"""A size or a count: a text with its unit, or a number of bytes, tokens or blocks."""
-Amounts = str | int | Sequence[str | int] | None
-"""One or several of them."""
-Time = str | float | None
-"""A duration: a text with its unit, or seconds."""
 Share = str | float
 """A share: a text such as `"5%"`, or a fraction from 0 to 1."""
 

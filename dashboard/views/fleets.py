@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any
 
 import streamlit as st
 from msgspec.structs import replace
 
 from dashboard import background_cache, data, job, query_params, render, sidebar
-from kvscope.app import values
-from kvscope.app.options import ReplicaOptions, TimeModel
-from kvscope.core import units
+from kvscope.app.options import ReplicaOptions
 from kvscope.fleet.options import ROUTED
 from kvscope.policies.registry import POLICIES
 from kvscope.replay.settings import timed_by
@@ -20,7 +18,6 @@ from kvscope.usecases.fleet import USE_CASE, FleetOptions, FleetStudy, fleet, fl
 
 USUAL = ROUTED.split(",")
 USUAL_MODEL = "automatic"
-MODELS = (USUAL_MODEL, *get_args(TimeModel))
 LOOPS = ("open", "closed")
 ROUTER_NAMES = [router.name for router in ROUTERS]
 POLICY_NAMES = [policy.name for policy in POLICIES if not policy.hindsight]
@@ -63,81 +60,63 @@ def _options(selected: sidebar.Choices) -> FleetOptions | None:
     """
     where = selected.deployment
     sidebar.check_traffic(selected)
-    slo_s, rank, tpot_s = _slo()
-    replicas, blocks, time_model, loop = _replicas(pool=where is not None)
+    asked = _slo() | _replicas(pool=where is not None)
     routers, policies = _routers()
-    if where is None and blocks is None:
+    if where is None and asked["capacity_blocks"] is None:
         st.info("Enter the capacity of a replica, or select a GPU in the sidebar.")
         return None
-    if not (slo_s and replicas and routers and policies):
+    if not (asked["slo"] and asked["replicas"] and routers and policies):
         st.info("Enter an SLO, numbers of replicas, a router and a policy.")
         return None
     known = {*ReplicaOptions.__struct_fields__}
     return FleetOptions(
-        slo=slo_s,
-        percentile=units.parse_percentile(rank),
-        tpot_slo=tpot_s,
-        replicas=replicas,
         # Unnamed, routers by session are left out where the trace has none.
         router=None if set(routers) == set(USUAL) else ",".join(routers),
         policy=",".join(policies),
-        capacity_blocks=blocks,
-        time_model=time_model,
-        closed_loop=loop == "closed",
+        **asked,
         **{name: value for name, value in selected.options.items() if name in known},
     )
 
 
-def _slo() -> tuple[float | None, str, float | None]:
-    """Draw the SLO; return its TTFT and TPOT in seconds, with the percentile between them."""
+def _slo() -> dict[str, Any]:
+    """Draw the SLO: its TTFT and TPOT, with the percentile between them."""
     left, middle, right = st.columns(3)
-    with left:
-        # Not the Lab's key: its TTFTs are those of an idle engine.
-        slo_s = sidebar.typed(
-            "fleet_slo", "SLO (TTFT)", "2s", values.duration, "TTFT, queues included, to meet."
-        )
-    with middle, query_params.synced("percentile", "p95", allowed=sidebar.PERCENTILES):
-        rank = st.selectbox("Percentile", sidebar.PERCENTILES, key="percentile")
+    with left:  # not the Lab's key: its TTFTs are those of an idle engine
+        slo_s = sidebar.option(FleetOptions, "slo", "SLO (TTFT)", "2s", key="fleet_slo")
+    with middle:
+        percentile = sidebar.percentile()
     with right:
-        about = "Time per output token to meet as well. Empty: any."
-        tpot_s = sidebar.typed("tpot_slo", "SLO (TPOT)", "", values.duration, about)
-    return slo_s, rank, tpot_s
+        tpot_s = sidebar.option(FleetOptions, "tpot_slo", "SLO (TPOT)")
+    return {"slo": slo_s, "percentile": percentile, "tpot_slo": tpot_s}
 
 
-def _replicas(*, pool: bool) -> tuple[tuple[int, ...] | None, int | None, TimeModel | None, str]:
-    """Draw the replicas; return their numbers, blocks of each, their time model and the loop."""
+def _replicas(*, pool: bool) -> dict[str, Any]:
+    """Draw the replicas: their numbers, blocks of each, their time model and the loop."""
     first, second, third, fourth = st.columns(4)
     with first:
-        replicas = sidebar.typed(
-            "fleet_replicas", "Numbers of replicas", "1..16", values.counts, "1..16, or 4,8,12."
+        replicas = sidebar.option(
+            FleetOptions, "replicas", "Numbers of replicas", "1..16", key="fleet_replicas"
         )
     with second:
-        blocks = sidebar.typed(
-            "replica_cache",
+        blocks = sidebar.option(
+            FleetOptions,
+            "capacity",
             "Capacity of a replica",
-            "",
-            sidebar.parse_capacity,
-            "Blocks, or a size such as 40GiB.",
+            key="replica_cache",
+            parse=sidebar.parse_capacity,
             placeholder="the deployment's pool" if pool else "5000, or 40GiB",
         )
-    with third, query_params.synced("time_model", MODELS[0], allowed=MODELS):
-        time_model = st.selectbox(
-            "Time model",
-            MODELS,
-            key="time_model",
-            help="queue: one prefill after the other, decodes apart. engine: a simulated vLLM,"
-            " whose pool also holds running requests. automatic: engine with a deployment on vLLM,"
-            " else queue.",
-        )
-    with fourth, query_params.synced("loop", LOOPS[0], allowed=LOOPS):
-        loop = st.selectbox(
-            "Loop",
-            LOOPS,
-            key="loop",
-            help="open: requests arrive at the trace's times. closed: a turn arrives its think time"
-            " after the simulated end of the previous one.",
-        )
-    return replicas, blocks, None if time_model == USUAL_MODEL else time_model, loop
+    with third:
+        time_model = sidebar.option(FleetOptions, "time_model", "Time model", usual=USUAL_MODEL)
+    with fourth:
+        about = "closed: a turn arrives its think time after the simulated end of the previous one."
+        closed = sidebar.choice("loop", "Loop", LOOPS, LOOPS[0], about) == "closed"
+    return {
+        "replicas": replicas,
+        "capacity_blocks": blocks,
+        "time_model": time_model,
+        "closed_loop": closed,
+    }
 
 
 def _routers() -> tuple[list[str], list[str]]:

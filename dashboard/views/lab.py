@@ -8,8 +8,6 @@ from msgspec.structs import replace
 from dashboard import job, lab_results, query_params, sidebar
 from dashboard.markdown import escape
 from kvscope.app.requests import SimulateRequest
-from kvscope.core import units
-from kvscope.core.runs import CapacityModel, TierMode
 from kvscope.core.trace import Trace
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.policy_options import ALL
@@ -17,8 +15,6 @@ from kvscope.tuning.search import has_xi
 from kvscope.usecases.simulate import SimulateOptions
 
 USUAL = ["lru", "gittins", "tlru", "wa", "belady"]
-MODELS: tuple[CapacityModel, ...] = ("cache", "engine")
-MODES: tuple[TierMode, ...] = ("exclusive", "write-through")
 
 
 def page() -> None:
@@ -26,17 +22,15 @@ def page() -> None:
     trace = sidebar.page_head("Policy lab")
     left, right = st.columns([1, 2])
     with left:
-        slo_s = sidebar.typed(
-            "slo", "SLO (TTFT)", "200ms", units.parse_duration, "Sets xi, TEL and violations."
-        )
+        slo_s = sidebar.option(SimulateOptions, "slo", "SLO (TTFT)", "200ms")
     with right:
-        parameters = sidebar.typed(
-            "params",
+        parameters = sidebar.option(
+            SimulateOptions,
+            "param",
             "Parameters",
-            "",
-            str.split,
-            "As --param takes them, for example tlru.xi_tokens=1k,2k wa.refit_s=5m.",
-            placeholder="defaults, or tlru.xi_tokens=1k,2k",
+            key="params",
+            parse=str.split,
+            placeholder="defaults, or tlru.xi_tokens=1k,2k wa.refit_s=5m",
         )
     profile = escape(sidebar.choices().profile.name)
     st.caption(f"TTFT by the latency profile {profile} of the sidebar.")
@@ -50,48 +44,30 @@ def page() -> None:
 def _request(slo_s: float | None, parameters: list[str]) -> SimulateRequest:
     """Draw what the capacity is; return the request for every policy that can run there."""
     first, left, middle, right = st.columns([2, 3, 3, 2])
-    with first, query_params.synced("counts", MODELS[0], allowed=MODELS):
-        capacity_model = st.selectbox(
-            "Capacity model",
-            MODELS,
-            key="counts",
-            help="cache: idle cached blocks only. engine: vLLM's block pool, which also holds the"
-            " blocks of running requests.",
-        )
+    with first:
+        model = sidebar.option(SimulateOptions, "capacity_model", "Capacity model", key="counts")
     with left:
-        blocks = sidebar.typed(
-            "sizes",
+        blocks = sidebar.option(
+            SimulateOptions,
+            "capacity",
             "Capacities (blocks)",
-            "",
-            sidebar.parse_capacities,
-            "For example 5000,20000 or 10GiB,20GiB. Empty: five, up to where LRU loses no hit.",
-            placeholder="five capacities",
+            key="sizes",
+            parse=sidebar.parse_capacities,
+            placeholder="five capacities, or 5000,20000",
         )
     with middle:
-        tiers = sidebar.typed(
-            "tiers",
-            "or tiers",
-            "",
-            str.strip,
-            "Instead of capacities, the fastest first: hbm=40GiB,dram=128GiB:ttl=10m. A tier takes"
-            " ttl, policy, read (a bandwidth) and latency.",
-            placeholder="hbm=40GiB,dram=128GiB",
+        tiers = sidebar.option(
+            SimulateOptions, "tiers", "or tiers", placeholder="hbm=40GiB,dram=128GiB"
         )
-    with right, query_params.synced("tier_mode", MODES[0], allowed=MODES):
-        mode = st.selectbox(
-            "Tier mode",
-            MODES,
-            key="tier_mode",
-            help="exclusive: blocks evicted from a tier move to the next. write-through: blocks are"
-            " written to every tier at once.",
-        )
+    with right:
+        mode = sidebar.option(SimulateOptions, "tier_mode", "Tier mode")
     return sidebar.replays(
         SimulateOptions(
             policies=ALL,
             param=parameters,
             capacity_blocks=blocks,
-            capacity_model=capacity_model,
-            tiers=tiers,
+            capacity_model=model or "cache",
+            tiers=tiers and tiers.strip(),
             tier_mode=mode if tiers else None,
             model=sidebar.choices().options["model"] if tiers else None,
             slo=slo_s,

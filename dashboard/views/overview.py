@@ -7,9 +7,10 @@ from msgspec.structs import replace
 
 from dashboard import data, job, render, sidebar, time_range, upload
 from dashboard.markdown import escape
-from dashboard.wording import in_page_words
 from kvscope.core import units
 from kvscope.report import overview, traffic
+from kvscope.report.section import Section
+from kvscope.report.stored import traces_table
 from kvscope.report.words import definition_in_words
 from kvscope.usecases.analyze import Analysis
 
@@ -32,8 +33,8 @@ def page() -> None:
         return
     trace = sidebar.page_head("Overview", needs_hashes=False)
     above = st.container()
-    st.header("Traces in the store")
-    _traces()
+    stored = Section.of("Traces in the store", traces_table(data.all_traces()))
+    render.show([stored])
     with st.expander("Add a trace", expanded=job.current("add") is not None):
         upload.draw()
     with above:  # last, since the page ends here while the analysis is under way
@@ -89,29 +90,6 @@ def _numbers(analysis: Analysis) -> None:
         mean = facts.lengths.input_tokens.mean
         numbers.append(("Mean input", f"{units.format_count(mean)} tokens", "Of all requests."))
     render.metrics(numbers, border=True)
-
-
-def _traces() -> None:
-    known = data.all_traces()
-    st.dataframe(
-        {
-            "name": [trace.name for trace in known],
-            "format": [trace.format for trace in known],
-            "requests": [trace.requests for trace in known],
-            "accesses": [trace.accesses for trace in known],
-            "span": [units.duration_in_words(trace.span_s) for trace in known],
-            "conversations": [trace.lineage for trace in known],
-            "bad lines": [trace.bad_lines for trace in known],
-            "read from": [in_page_words(trace.source) for trace in known],
-        },
-        hide_index=True,
-        key="traces",
-        column_config={
-            "name": st.column_config.TextColumn(width="medium"),
-            "requests": st.column_config.NumberColumn(format="localized"),
-            "accesses": st.column_config.NumberColumn(format="localized"),
-        },
-    )
 
 
 page()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -73,46 +74,20 @@ def _compared() -> dict[str, Any]:
 
 def _memory() -> dict[str, Any]:
     """Draw prices, sizes and ways to offload, and return them as options of `tune`."""
-    options, (left, right) = {}, st.columns(2)
-    about = "Of a GiB for an hour; 0 for memory that is there. Empty: the list price, in US$."
-    for kind, label, column in (("dram", "CPU memory", left), ("ssd", "an SSD", right)):
+    drawn = (
+        ("dram_price", "Price of CPU memory", "list price"),
+        ("ssd_price", "Price of an SSD", "list price"),
+        ("tier_sizes", "Sizes", "up to 16 times the pool"),
+        ("offload", "Ways to offload", "the deployment's engine"),
+    )
+    options: dict[str, Any] = {}
+    for column, (name, label, placeholder) in zip(cycle(st.columns(2)), drawn, strict=False):
         with column:
-            options[f"{kind}_price"] = sidebar.typed(
-                f"{kind}_price",
-                f"Price of {label}",
-                "",
-                values.memory_price,
-                about,
-                placeholder="list price",
+            parse = _ways if name == "offload" else None
+            options[name] = sidebar.option(
+                TuneOptions, name, label, parse=parse, placeholder=placeholder
             )
-    left, right = st.columns(2)
-    with left:
-        options["tier_sizes"] = sidebar.typed(
-            "tier_sizes",
-            "Sizes",
-            "",
-            values.listed(values.tier_size),
-            "To compare: 64GiB,128GiB; dram:64GiB+ssd:1TiB has an SSD below.",
-            placeholder="up to 16 times the pool",
-        )
-    with right:
-        options["offload"] = sidebar.typed(
-            "offload",
-            "Ways to offload",
-            "",
-            _ways,
-            "To compare, as `kvscope simulate --offload` takes them: vllm@0.32,vllm@0.33.",
-            placeholder="the deployment's engine",
-        )
     return options
-
-
-def _percentile() -> float:
-    """Draw the choice of the percentile that has to meet the SLO, and return it (0-1)."""
-    with query_params.synced("percentile", "p95", allowed=sidebar.PERCENTILES):
-        return units.parse_percentile(
-            st.selectbox("Percentile", sidebar.PERCENTILES, key="percentile")
-        )
 
 
 def _ways(text: str) -> tuple[str, ...]:
@@ -141,19 +116,16 @@ def _request() -> TuneRequest | None:
     selected = sidebar.choices()
     left, middle, right = st.columns(3)
     with left:
-        slo_s = sidebar.typed(
-            "slo", "SLO (TTFT)", "200ms", units.parse_duration, "The TTFT to stay within."
-        )
+        slo_s = sidebar.option(TuneOptions, "slo", "SLO (TTFT)", "200ms")
     with middle:
-        percentile = _percentile()
+        percentile = sidebar.percentile()
     with right:
         blocks = tpot_s = None
         if selected.deployment is None:
             blocks = sidebar.capacity("have", "Capacity you have (blocks or a size)")
             blocks = blocks or selected.present_blocks
         else:
-            about = "The time per output token to stay within. Empty: any."
-            tpot_s = sidebar.typed("tpot_slo", "SLO (TPOT)", "", values.duration, about)
+            tpot_s = sidebar.option(TuneOptions, "tpot_slo", "SLO (TPOT)")
     compared = _compared() if selected.deployment else {}
     if not slo_s:
         return None
@@ -181,21 +153,9 @@ def _show(tuned: Recommendation) -> None:
         st.caption(recommendation.NOT_SIMULATED)
     for note in memory_to_set(tuned):
         st.caption(escape(note))
-    _download(recommendation_text(tuned))
+    if file := recommendation_text(tuned):
+        render.download(file)
     render.show(section for section in rest if section.title != "To set")  # it stands above
-
-
-def _download(file: str | None) -> None:
-    """Draw the button that saves a recommendation's file, where there is one."""
-    if file:
-        st.download_button(
-            "Download recommendation.toml",
-            file,
-            "recommendation.toml",
-            "application/toml",
-            key="download",
-            on_click="ignore",
-        )
 
 
 def _flags(to_set: Flags) -> None:

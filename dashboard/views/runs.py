@@ -102,14 +102,7 @@ def _reports(reports: Sequence[StoredReport]) -> None:
         return
     content = data.open_report(report_id)
     if content.file:
-        st.download_button(
-            "Download recommendation.toml",
-            content.file,
-            "recommendation.toml",
-            "application/toml",
-            key="download",
-            on_click="ignore",
-        )
+        render.download(content.file)
     render.show(content.sections, within=f"report {report_id}")
 
 

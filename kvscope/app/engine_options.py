@@ -1,4 +1,4 @@
-"""The options of the use cases that work with an engine: which one, how started, what is sent."""
+"""The options of the use cases that work with an engine: which one, and how it is started."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable
 from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Struct
 
@@ -14,7 +14,6 @@ from kvscope.app import values
 from kvscope.app.options import (
     Count,
     Option,
-    Seed,
     Source,
     Target,
     Time,
@@ -124,28 +123,3 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
             log_path=self.server_log,
             stop=stop,
         )
-
-
-class CalibrateOptions(EngineOptions, frozen=True, kw_only=True):
-    """What `calibrate` takes: the engine, and what is measured."""
-
-    backend: Annotated[
-        Literal["vllm", "torch"],
-        Option("What to start for --model: vLLM, or a plain torch decoder with random weights."),
-    ] = "vllm"
-    device: Annotated[
-        Literal["cpu", "cuda", "mps"] | None,
-        Option("Device of --backend torch.", default="the best available"),
-    ] = None
-    max_tokens: Annotated[
-        int | None,
-        Tokens(
-            "Longest prompt to measure; take the longest of your traffic.",
-            default="4096, or the model's limit",
-        ),
-    ] = None
-    repeats: Annotated[int, Count("Measurements of each pair of token counts.")] = 5
-    name: Annotated[str | None, Option("Name of the profile.", "NAME")] = None
-    seed: Annotated[
-        int, Seed("Seed of the order, and of the tokens if the engine is started here.")
-    ] = 0

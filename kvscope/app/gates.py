@@ -21,6 +21,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kvscope.core import units
 from kvscope.core.errors import InputError, UsageError
@@ -45,9 +46,6 @@ _ORDER: Mapping[str, Callable[[Decimal, Decimal], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-_HIGHER_IS_BETTER = ("hit-rate", "attainment", "throughput")
-_ONLY_BY_NAME = {"tel", f"{QUEUED}tel", "mismatched", "missed", *CAUSES}
-"""Figures near 0, whose relative change says little: `regression` alone leaves them out."""
 _CONDITION = re.compile(r"([^<>=!\s]+)\s*([<>=!]+)\s*([^<>=!]+)")
 _DIGITS = 3
 
@@ -56,46 +54,50 @@ def _requests_per_second(text: str) -> float:
     return units.parse_rate(text if "/" in text else f"{text}/s")
 
 
-class _Quantity(Struct, frozen=True):
-    """How the limit and the value of a figure are written, and what a result without it lacks."""
+class FigureKind(Struct, frozen=True):
+    """How the limit of a figure is read and its value written, and which way it becomes worse.
+
+    `needs` is what a result without it lacks. `near_zero`: its relative change says little, so
+    `regression` alone leaves it out.
+    """
 
     parse: Callable[[str], float]
     write: Callable[[float], str]
     example: str
     needs: str
+    higher_is_better: bool = False
+    near_zero: bool = False
 
 
 _TIMES = units.parse_duration, units.duration_in_words
 _SHARES = units.parse_share, units.format_share
-_TIME = _Quantity(*_TIMES, ">200ms", "it takes requests with a TTFT")
-_QUEUED_TIME = _Quantity(*_TIMES, ">200ms", "it takes a trace with arrival times")
-_ATTAINMENT = _Quantity(*_SHARES, "<95%", "it takes an SLO")
-_REPLICAS = _Quantity(
-    lambda text: float(units.parse_tokens(text)), units.format_count, ">8", "it takes a fleet"
-)
-_HIT_RATE = _Quantity(*_SHARES, "<40%", "it takes a trace with block hashes")
-_THROUGHPUT = _Quantity(
-    _requests_per_second, units.format_rate, "<3", "it takes a trace with arrival times"
-)
-_MISSED = _Quantity(*_SHARES, ">5%", "it takes a trace with block hashes")
-_MISMATCHED = _Quantity(*_SHARES, ">1%", "it takes an engine that reports its hits")
-_REGRESSION = _Quantity(*_SHARES, ">5%", "it takes a figure that the baseline has, too")
+_RATES = _requests_per_second, units.format_rate
+_COUNTS = (lambda text: float(units.parse_tokens(text))), units.format_count
+_TIMED, _HASHED = "it takes a trace with arrival times", "it takes a trace with block hashes"
+_TTFT = FigureKind(*_TIMES, ">200ms", "it takes requests with a TTFT")
+_MISSED = FigureKind(*_SHARES, ">5%", _HASHED, near_zero=True)
+_QUEUED = FigureKind(*_TIMES, ">200ms", _TIMED)
+_ATTAINMENT = FigureKind(*_SHARES, "<95%", "it takes an SLO", higher_is_better=True)
+KINDS: Mapping[str, FigureKind] = {
+    **dict.fromkeys((*PERCENTILES, "tpot-p95"), _TTFT),
+    "tel": replace(_TTFT, near_zero=True),
+    "attainment": _ATTAINMENT,
+    **{f"{QUEUED}{name}": _QUEUED for name in PERCENTILES},
+    f"{QUEUED}tel": replace(_QUEUED, near_zero=True),
+    f"{QUEUED}attainment": _ATTAINMENT,
+    "hit-rate": FigureKind(*_SHARES, "<40%", _HASHED, higher_is_better=True),
+    "throughput": FigureKind(*_RATES, "<3", _TIMED, higher_is_better=True),
+    "replicas": FigureKind(*_COUNTS, ">8", "it takes a fleet"),
+    "mismatched": replace(_MISSED, example=">1%", needs="it takes an engine that reports its hits"),
+    **dict.fromkeys(("missed", *CAUSES), _MISSED),
+    REGRESSION: FigureKind(*_SHARES, ">5%", "it takes a figure that the baseline has, too"),
+}
+"""The figures of all commands by their names."""
 
 
-def _quantity(name: str) -> _Quantity:
-    figure = name.rpartition(".")[2]
-    fixed = {
-        "hit-rate": _HIT_RATE,
-        "throughput": _THROUGHPUT,
-        "attainment": _ATTAINMENT,
-        "replicas": _REPLICAS,
-        "mismatched": _MISMATCHED,
-        REGRESSION: _REGRESSION,
-        **dict.fromkeys(("missed", *CAUSES), _MISSED),
-    }
-    return fixed.get(
-        figure.removeprefix(QUEUED), _QUEUED_TIME if figure.startswith(QUEUED) else _TIME
-    )
+def _kind(name: str) -> FigureKind:
+    """Return the kind of a figure, with an owner before its name or without."""
+    return KINDS[name.rpartition(".")[2]]
 
 
 class Known(Struct, frozen=True):
@@ -132,7 +134,7 @@ class Known(Struct, frozen=True):
         """A condition that this command takes."""
         if not self.figures:
             return f"{VERDICT}={self.verdicts[0]}"
-        return f"{self.figures[0]}{_quantity(self.figures[0]).example}"
+        return f"{self.figures[0]}{_kind(self.figures[0]).example}"
 
 
 class Gate(Struct, frozen=True):
@@ -163,7 +165,7 @@ class Gate(Struct, frozen=True):
             raise InputError(
                 f"the result has no {self.name}",
                 where=f"--fail-on {self}",
-                remedy=_quantity(self.name).needs,
+                remedy=_kind(self.name).needs,
             )
         value = figures[self.name]
         if isinstance(value, str):
@@ -189,7 +191,7 @@ class Gate(Struct, frozen=True):
             )
         if not _ORDER[self.operator](Decimal(worst.share), Decimal(self.limit)):
             return None
-        write = _quantity(worst.name).write
+        write = _kind(worst.name).write
         was = write(worst.before)
         if worst.after is None:
             return f"fail-on {self}: {worst.name} cannot be computed, was {was}"
@@ -199,7 +201,7 @@ class Gate(Struct, frozen=True):
     def _shown(self, value: float) -> str:
         """Return `value` in the unit of the limit, with the digits that tell it from the limit."""
         number, unit = re.findall(r"([0-9.]+)(.*)", self.written)[0]
-        scaled = value / _quantity(self.name).parse(f"1{unit}")
+        scaled = value / _kind(self.name).parse(f"1{unit}")
         for digits in range(_DIGITS, 18):
             text = f"{Decimal(f'{scaled:.{digits}g}'):f}"
             if _ORDER[self.operator](Decimal(text), Decimal(number)):
@@ -250,8 +252,7 @@ def _regression(name: str, figures: Figures, baseline: Figures) -> Regression | 
         return None
     if after is None or not math.isfinite(after):
         return Regression(name, math.inf, before, None)
-    higher = name.rpartition(".")[2].removeprefix(QUEUED) in _HIGHER_IS_BETTER
-    worse = before - after if higher else after - before
+    worse = before - after if _kind(name).higher_is_better else after - before
     share = worse / before if before else math.inf if worse > 0 else 0.0
     return Regression(name, share, before, after)
 
@@ -264,8 +265,8 @@ def _subject(name: str) -> str | None:
 
 def _covers(subject: str, name: str) -> bool:
     """Return whether a regression of `subject` covers the figure `name`."""
-    owner, _, figure = name.rpartition(".")
-    return name == subject or (owner == subject and name != VERDICT and figure not in _ONLY_BY_NAME)
+    owner = name.rpartition(".")[0]
+    return name == subject or (owner == subject and name != VERDICT and not _kind(name).near_zero)
 
 
 def _gate(text: str, known: Known) -> Gate:
@@ -309,7 +310,7 @@ def _gate(text: str, known: Known) -> Gate:
             )
         return Gate(name, comparison, verdict, verdict)
     try:
-        return Gate(name, comparison, limit.replace(" ", ""), _quantity(name).parse(limit))
+        return Gate(name, comparison, limit.replace(" ", ""), _kind(name).parse(limit))
     except UsageError as error:
         raise UsageError(error.what, where=where, remedy=error.remedy) from error
 

@@ -376,12 +376,15 @@ def _value(name: str, annotation: object, value: object) -> object:
         raise UsageError(error.what, where=name, remedy=error.remedy) from error
 
 
+def choices_of(kind: object) -> tuple[str, ...]:
+    """Return the words of the Literal in a type, none for other types."""
+    literals = (part for part in (kind, *get_args(kind)) if get_origin(part) is Literal)
+    return tuple(str(choice) for part in literals for choice in get_args(part))
+
+
 def _choice(kind: object, text: str) -> str:
     """Return the one of a Literal's choices that `text` is, in any case; other types take all."""
-    for part in (kind, *get_args(kind)):
-        if get_origin(part) is Literal:
-            by_name = {str(choice).casefold(): str(choice) for choice in get_args(part)}
-            if text.casefold() not in by_name:
-                raise UsageError(f"{text!r} is not one of {', '.join(by_name.values())}")
-            return by_name[text.casefold()]
-    return text
+    by_name = {choice.casefold(): choice for choice in choices_of(kind)}
+    if by_name and text.casefold() not in by_name:
+        raise UsageError(f"{text!r} is not one of {', '.join(by_name.values())}")
+    return by_name.get(text.casefold(), text)

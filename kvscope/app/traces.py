@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvscope.app.cluster import ray_cluster
 from kvscope.app.monitor import Monitor
-from kvscope.app.options import AS_STORED, Reading
+from kvscope.app.options import AS_STORED, IntoOptions, Reading
 from kvscope.core import memory
 from kvscope.core.errors import InputError, Stopped, UsageError
-from kvscope.core.files import missing_from, parts_of, size_of
+from kvscope.core.files import is_remote, missing_from, parts_of, size_of
 from kvscope.core.trace import Prompts, Trace
-from kvscope.datasets.folder import is_dataset, store_path
+from kvscope.core.units import GIB
+from kvscope.datasets.folder import PLAN, is_dataset, store_path
 from kvscope.store import traces
 from kvscope.store.db import Store
 from kvscope.store.file import CANNOT_STORE, StoreFile, Stores
 
 if TYPE_CHECKING:
+    from kvscope.core.executor import Executor
     from kvscope.core.runs import RunSetting
     from kvscope.datasets.dataset import Dataset
     from kvscope.ingest.pipeline import Foresee, Ingested, IngestOptions
@@ -239,6 +243,39 @@ def note_ingested(where: str, ingested: Ingested, monitor: Monitor) -> None:
         notes.append(f"{trace.out_of_order:,} requests were out of order, now sorted by time")
     for text in (*ingested.rejects.in_words(), *(f"{where}: {text}" for text in notes)):
         monitor.note(text)
+
+
+def ingest_into(
+    paths: Sequence[str], folder: str, options: IntoOptions, reading: Reading, monitor: Monitor
+) -> Ingested:
+    """Make the dataset of all files at `paths` in a folder, or go on with it where it ended.
+
+    Bad lines, inferences, and a dataset that is finished already become notes. Raises as
+    `ingest_dataset`.
+    """
+    from kvscope.core.executor import LocalProcesses
+    from kvscope.datasets.ingest import DatasetOptions, ingest_dataset
+
+    processes: AbstractContextManager[Executor]
+    if options.on is None:
+        processes = LocalProcesses(options.workers or os.cpu_count() or 1)
+    else:  # nodes have other working directories
+        folder = str(Path(folder).absolute())
+        paths = [path if is_remote(path) else str(Path(path).absolute()) for path in paths]
+        plan = str(Path(folder) / PLAN)
+        processes = ray_cluster(options.on, monitor, workers=options.workers, seen_by_all=plan)
+    with noting_unusable_lines(monitor), processes as executor:
+        free = executor.free_bytes
+        chosen = DatasetOptions(
+            memory_bytes=options.memory or (free // 2 if free else 4 * GIB),
+            shards=options.shards,
+            read=ingest_options(reading),
+        )
+        made = ingest_dataset(paths, folder, chosen, executor, monitor)
+    if not made.created:
+        monitor.note(f"{folder}: finished already, as {made.trace.name!r}")
+    note_ingested(folder, made, monitor)
+    return made
 
 
 def ingest_options(reading: Reading) -> IngestOptions:

@@ -48,7 +48,6 @@ Loadable = Callable[..., Any] | typer.Typer | Lazy
 
 COMMANDS: tuple[tuple[str, Lazy], ...] = (
     *((name, Lazy(name, entry.summary)) for name, entry in USE_CASES.items()),
-    ("calibrate", Lazy("engines:calibrate", "Measure TTFT on an engine; write a profile.")),
     ("deployment", Lazy("deployment:app", "Show, create or check the deployment to advise on.")),
     ("dashboard", Lazy("dashboard:dashboard", "Open the dashboard in a browser.")),
     ("runs", Lazy("stored:runs_app", "List, compare or remove stored replays.")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from kvscope.cli import output
@@ -30,7 +30,7 @@ def policies(as_json: Json = False) -> None:
         "evicts first": lambda entry: entry.policy.summary,
     }
     listed = tuple(map(catalog.ListedPolicy, POLICIES))
-    _show("policies", catalog.Policies(listed), listed, columns, as_json=as_json)
+    _show("policies", listed, columns, as_json=as_json)
 
 
 def routers(as_json: Json = False) -> None:
@@ -47,7 +47,7 @@ def routers(as_json: Json = False) -> None:
         "rule": lambda entry: entry.router.summary,
     }
     listed = tuple(map(catalog.ListedRouter, ROUTERS))
-    _show("routers", catalog.Routers(listed), listed, columns, as_json=as_json)
+    _show("routers", listed, columns, as_json=as_json)
 
 
 def models(as_json: Json = False) -> None:
@@ -64,7 +64,7 @@ def models(as_json: Json = False) -> None:
         "attention": lambda entry: entry.summary,
     }
     listed = tuple(catalog.ListedModel(preset(name)) for name in preset_names())
-    _show("models", catalog.Models(listed), listed, columns, as_json=as_json)
+    _show("models", listed, columns, as_json=as_json)
 
 
 def latencies(as_json: Json = False) -> None:
@@ -80,7 +80,7 @@ def latencies(as_json: Json = False) -> None:
         "measured on": lambda entry: entry.profile.source.split(": ", 1)[-1].split(",")[0],
     }
     listed = tuple(map(catalog.ListedLatency, PRESETS.values()))
-    _show("latencies", catalog.LatencyPresets(listed), listed, columns, as_json=as_json)
+    _show("latencies", listed, columns, as_json=as_json)
 
 
 def formats(as_json: Json = False) -> None:
@@ -102,19 +102,18 @@ def formats(as_json: Json = False) -> None:
         ),
         "content": lambda entry: entry.summary,
     }
-    _show("formats", catalog.Formats(listed), listed, columns, as_json=as_json)
+    _show("formats", listed, columns, as_json=as_json)
 
 
 def _show(
     command: str,
-    result: Any,
-    listed: Sequence[Any],
+    listed: tuple[Any, ...],
     columns: dict[str, Callable[[Any], str]],
     *,
     as_json: bool,
 ) -> None:
     if as_json:
-        output.emit_result(command, result)
+        output.emit_result(command, {command: listed})
         return
     from kvscope.report.section import tabulate
 

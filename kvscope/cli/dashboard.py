@@ -28,7 +28,7 @@ from kvscope.core.files import data_folder
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8501
 _SAMPLE = "to-c.jsonl.gz"
 _PATIENCE_S = 5.0
-TOKEN_BYTES, _SHORTEST_TOKEN = 16, 8
+_TOKEN_BYTES, _SHORTEST_TOKEN = 16, 8
 
 Port = Annotated[int, Option("Port to listen on.", "N", values.whole(1, 65535))]
 Token = Annotated[
@@ -62,12 +62,9 @@ def dashboard(
             where="kvscope dashboard",
             remedy="install it with: pip install streamlit",
         )
-    check_token(token)
     if folder is not None and not Path(folder).is_dir():
         raise UsageError("not a folder", where=f"--folder {folder}", remedy="name one that exists")
-    address = free_address(host, port)
-    if token is None and not ip_address(address.partition("%")[0]).is_loopback:
-        token = secrets.token_urlsafe(TOKEN_BYTES)
+    token = usable_token(token, free_address(host, port))
     with _lasting(db) as path:
         _fill(path)
         options = ["--db", path, "--host", host, "--port", str(port)]
@@ -76,14 +73,20 @@ def dashboard(
         )
 
 
-def check_token(token: str | None) -> None:
-    """Raise UsageError for a token that is quickly guessed."""
+def usable_token(token: str | None, address: str) -> str | None:
+    """Return the token, a random one where others reach the address.
+
+    Raises UsageError for one that is quickly guessed.
+    """
+    if token is None and not ip_address(address.partition("%")[0]).is_loopback:
+        return secrets.token_urlsafe(_TOKEN_BYTES)
     if token is not None and len(token) < _SHORTEST_TOKEN:
         raise UsageError(
             "too short to keep others out",
             where="--token",
             remedy=f"write {_SHORTEST_TOKEN} characters or more, or leave it out",
         )
+    return token
 
 
 @contextmanager

@@ -6,30 +6,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from kvscope.app.options import DeploymentOptions, Option, Target
 from kvscope.cli import output
 from kvscope.cli.diagnostics import note
-from kvscope.cli.options import Json, parsed_by
+from kvscope.cli.options import Json, default_command, parsed_by
 from kvscope.core.errors import UsageError
 
-_HELP = {"-h", "--help", "--debug"}
 FILE = "kvscope.toml"
 
 
-class ShowByDefault(TyperGroup):
-    """Sub-commands, of which `show` is meant where none is named: `kvscope deployment --gpu`."""
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Parse `args`, with `show` in front where no sub-command is."""
-        if not args or args[0] not in {*self.commands, *_HELP}:
-            args = ["show", *args]
-        return super().parse_args(ctx, args)
-
-
 app = typer.Typer(
-    cls=ShowByDefault,
+    cls=default_command("show"),
     help="The deployment that kvscope advises on: GPUs, model, engine, pool and latency.",
 )
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, get_origin, get_type_hints
 
 import typer
 from msgspec import Struct
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from kvscope.app import values
 from kvscope.app.options import FURTHER, USUAL, Option, Source, Target, declared
@@ -26,7 +26,7 @@ from kvscope.core.errors import UsageError
 from kvscope.core.files import files_of, missing_from, one_path
 from kvscope.core.records import defaults
 
-DEFAULT_DB = "kvscope.duckdb"
+DEFAULT_DB, MEMORY = "kvscope.duckdb", ":memory:"
 Host = Annotated[
     str,
     Option(
@@ -140,6 +140,18 @@ Debug = Annotated[
         expose_value=False,
     ),
 ]
+
+
+def default_command(name: str) -> type[TyperGroup]:
+    """Return a group of commands, of which `name` is meant where none is named."""
+
+    class Group(TyperGroup):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            if not args or args[0] not in {*self.commands, "-h", "--help", "--debug"}:
+                args = [name, *args]
+            return super().parse_args(ctx, args)
+
+    return Group
 
 
 def typed(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from kvscope.app import values
 from kvscope.app.options import IntoOptions, KvDtype, Model, Option, Reading
 from kvscope.cli import output
 from kvscope.cli.diagnostics import note
-from kvscope.cli.options import DEFAULT_DB, Db, Json, TraceArgument, parsed_by
+from kvscope.cli.options import DEFAULT_DB, Db, Json, TraceArgument, default_command, parsed_by
 from kvscope.cli.terminal import Terminal
 from kvscope.core import units
 from kvscope.core.errors import ExitCode, UsageError
@@ -22,7 +21,6 @@ from kvscope.core.files import one_path
 if TYPE_CHECKING:
     from kvscope.core.trace import Trace
     from kvscope.ingest.pipeline import Ingested
-    from kvscope.report.section import Table
     from kvscope.store.doctor import StoreHealth
     from kvscope.store.file import StoreFile
 
@@ -96,7 +94,7 @@ def ingest(
 def _ingested(paths: list[str], db: str, into: IntoOptions, reading: Reading) -> Iterator[Ingested]:
     """Yield the dataset of all paths, or each trace once it is in the store."""
     if into.into is not None:
-        from kvscope.app.datasets import ingest_into
+        from kvscope.app.traces import ingest_into
 
         yield ingest_into(paths, into.into, into, reading, Terminal())
         return
@@ -186,11 +184,13 @@ def traces(context: typer.Context, db: Db = DEFAULT_DB, as_json: Json = False) -
     with _existing(db).reading() as store:
         stored = all_traces(store)
     if as_json:
-        from kvscope.usecases.stored import StoredTrace, StoredTraces
+        from kvscope.usecases.stored import StoredTrace
 
-        output.emit_result("traces", StoredTraces(tuple(map(StoredTrace, stored))))
+        output.emit_result("traces", {"traces": tuple(map(StoredTrace, stored))})
     elif stored:
-        output.show_table(_table(stored))
+        from kvscope.report.stored import traces_table
+
+        output.show_table(traces_table(stored))
     else:
         note(f"{db} holds no traces; run `kvscope ingest` on one")
 
@@ -244,37 +244,8 @@ def _in_one_line(trace: Trace) -> str:
     return ", ".join([*parts, f"lineage {trace.lineage}"])
 
 
-def _table(stored: list[Trace]) -> Table:
-    from kvscope.report.section import tabulate
-
-    columns = {
-        "name": lambda trace: trace.name,
-        "format": lambda trace: trace.format,
-        "requests": lambda trace: units.format_count(trace.requests),
-        "accesses": lambda trace: units.format_count(trace.accesses),
-        "blocks": lambda trace: units.format_count(trace.distinct_blocks),
-        "span": lambda trace: units.duration_in_words(trace.span_s),
-        "lineage": lambda trace: trace.lineage,
-        "bad lines": lambda trace: units.format_count(trace.bad_lines),
-    }
-    return tabulate("", stored, columns, words=("format", "lineage"))
-
-
-_HELP = {"-h", "--help", "--debug"}
-
-
-class ListByDefault(TyperGroup):
-    """Sub-commands, of which `list` is meant where none is named: `kvscope runs TRACE`."""
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Parse `args`, with `list` in front where no sub-command is."""
-        if not args or args[0] not in {*self.commands, *_HELP}:
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
-
-
 runs_app = typer.Typer(
-    cls=ListByDefault,
+    cls=default_command("list"),
     help="Stored runs of `simulate` and reports of `tune` and `fleet`: list or remove some.",
 )
 

@@ -19,15 +19,20 @@ from kvscope.app import values
 from kvscope.app.options import AS_STORED, Option, Reading, Target, standard_output
 from kvscope.cli import output
 from kvscope.cli.diagnostics import end_on, note
-from kvscope.cli.options import DEFAULT_DB, Db, GateOptions, ScreenOptions, TraceArgument
+from kvscope.cli.options import (
+    DEFAULT_DB,
+    MEMORY,
+    Db,
+    GateOptions,
+    ScreenOptions,
+    TraceArgument,
+)
 from kvscope.cli.terminal import Terminal, stoppable
 from kvscope.core.errors import ExitCode, Stopped, placed
 from kvscope.core.jit import load_in_background
 
 if TYPE_CHECKING:
-    from kvscope.app.deployment import Asked, StatedBefore
     from kvscope.app.gates import Figures, Gate
-    from kvscope.core.trace import Trace
     from kvscope.report.report import Report
     from kvscope.store.file import StoreFile
     from kvscope.usecases.base import AnyUseCase
@@ -39,21 +44,13 @@ Forget = Annotated[
 
 
 Force = Annotated[bool, Option("Replace a file that recommends a change by one that does not.")]
-Output = Annotated[
-    str | None,
-    Target(
-        "File for the recommendation; - writes none.",
-        flags=("--output",),
-        default="recommendation.toml",
-    ),
-]
 
 
 class _Common(Struct, frozen=True, kw_only=True):
     """What use cases take on the command line besides their own options."""
 
-    db: str
     printing: ScreenOptions
+    db: str = MEMORY
     trace: str | None = None
     reading: Reading = AS_STORED
     forget: bool = False
@@ -69,13 +66,17 @@ def command(name: str) -> Callable[..., None]:
     case = use_case(name)
     parameters: dict[str, tuple[Any, Any]] = {
         **({"trace": (TraceArgument, None)} if case.takes_trace else {}),
-        "db": (Db, DEFAULT_DB),
+        **({"db": (Db, DEFAULT_DB)} if case.takes_store else {}),
         "options": (case.options, inspect.Parameter.empty),
     }
     if case.remembers:
         parameters["forget"] = (Forget, False)
     if case.file is not None:
-        parameters |= {"path": (Output, None), "force": (Force, False)}
+        about = f"File for the {case.file.of}; - writes none."
+        target = Target(about, flags=("--output",), default=case.file.path)
+        parameters["path"] = (Annotated[str | None, target], None)
+        if case.file.guarded:
+            parameters["force"] = (Force, False)
     if case.known is not None:
         parameters["gate"] = (GateOptions, inspect.Parameter.empty)
     parameters["printing"] = (ScreenOptions, inspect.Parameter.empty)
@@ -98,6 +99,7 @@ def command(name: str) -> Callable[..., None]:
 def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
     """Run a use case on the command line: check, compute, print, end by its conditions."""
     from kvscope.app.baseline import baseline_figures
+    from kvscope.app.deployment import stated_before
     from kvscope.app.gates import parse_gates
     from kvscope.usecases.base import Opened
 
@@ -105,9 +107,16 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
     common.printing.check_alone(printed)
     if not case.remembers:
         request = case.check(options)
-    with opened_store(common.db, common.trace, known=case.takes_trace) as store:
+
+    from kvscope.app.traces import check_source, keep_stated, stated_for, store_for
+
+    with store_for(common.db, common.trace, note) as store:
+        if case.takes_trace:
+            check_source(store, common.trace)
         if case.remembers:
-            said = stated(store, common.trace, options, forget=common.forget)
+            said = stated_before(options, {} if common.forget else stated_for(store, common.trace))
+            if said.in_words:
+                note(f"As stated before: {said.in_words} (--forget starts anew)")
             request = case.check(said.options)
         gates: tuple[Gate, ...] = ()
         if common.gate.fail_on and case.known is not None:
@@ -120,7 +129,7 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
         if case.sections:
             check_names(common.printing.section, case.sections)
         opened = Opened.of(store, common.trace, Terminal(), common.reading)
-        if case.stops:  # what is loaded before ends at once
+        if case.stops and case.takes_trace:  # what is loaded before ends at once
             trace = opened.trace
             opened = Opened(store, common.trace, lambda _: trace, common.reading)
         began = monotonic()
@@ -129,7 +138,7 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
             if other is None:
                 result = case.run(opened, request, terminal)
         if case.remembers:
-            keep_stated(store, opened.trace if other else result.trace, said)
+            keep_stated(store, opened.trace if other else result.trace, said.record)
     if other is not None:
         output.report(other, common.printing)
         if case.file is not None and path != values.STANDARD_STREAM:
@@ -180,26 +189,12 @@ def _write_and_keep(
 ) -> None:
     """Write the file of a use case that has one, and keep the report."""
     summary, text = "", None
-    if case.file is not None:
-        if path is not None and path != values.STANDARD_STREAM:
-            note(case.file.write(result, path, force=force))
+    if case.file is not None and path is not None and path != values.STANDARD_STREAM:
+        note(case.file.write(result, path, force=force))
+    if case.file is not None and case.file.summary and case.file.text:
         summary, text = case.file.summary(result), case.file.text(result)
     if case.keeps:
         keep_report(store, report, duration_s, summary=summary, file=text)
-
-
-@contextmanager
-def opened_store(db: str, trace: str | None, *, known: bool = True) -> Iterator[StoreFile]:
-    """Yield the store. Raises InputError for a trace that has to be `known`, and is not.
-
-    It is where it is stored or a file.
-    """
-    from kvscope.app.traces import check_source, store_for
-
-    with store_for(db, trace, note) as store:
-        if known:
-            check_source(store, trace)
-        yield store
 
 
 @contextmanager
@@ -235,27 +230,3 @@ def keep_report(
         keep(store, result, duration_s, summary=summary, file=file)
     except CANNOT_STORE as error:
         note(f"the report was not stored: {error}")
-
-
-def stated(
-    store: StoreFile,
-    trace: str | None,
-    options: Asked,
-    *,
-    forget: bool,
-) -> StatedBefore[Asked]:
-    """Return the options with what earlier commands on the trace stated, and say what that is."""
-    from kvscope.app.deployment import stated_before
-    from kvscope.app.traces import stated_for
-
-    said = stated_before(options, {} if forget else stated_for(store, trace))
-    if said.in_words:
-        note(f"As stated before: {said.in_words} (--forget starts anew)")
-    return said
-
-
-def keep_stated(store: StoreFile, trace: Trace, said: StatedBefore[Any]) -> None:
-    """Keep what the command stated for the next one on the trace."""
-    from kvscope.app.traces import keep_stated as keep
-
-    keep(store, trace, said.record)

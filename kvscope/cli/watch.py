@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import secrets
 import signal
 import socket
 import threading
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
-from ipaddress import ip_address
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +21,7 @@ from kvscope.app import values
 from kvscope.app.options import Option
 from kvscope.app.watch import Watch, WatchOptions, check_path, watch_request
 from kvscope.cli import output
-from kvscope.cli.dashboard import DEFAULT_HOST, TOKEN_BYTES, Port, check_token, free_address
+from kvscope.cli.dashboard import DEFAULT_HOST, Port, free_address, usable_token
 from kvscope.cli.diagnostics import note
 from kvscope.cli.options import Host, parsed_by
 from kvscope.core.addresses import Address, hostname, is_same
@@ -89,10 +87,7 @@ def watch(
             where="kvscope watch",
             remedy="install it with: pip install prometheus-client",
         )
-    check_token(token)
-    address = free_address(host, port)
-    if token is None and not ip_address(address.partition("%")[0]).is_loopback:
-        token = secrets.token_urlsafe(TOKEN_BYTES)
+    token = usable_token(token, free_address(host, port))
     watched = Watch(watch_request(options))
     is_stream = recording.startswith(_ENDPOINTS)
     if not is_stream:

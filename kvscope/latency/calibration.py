@@ -418,6 +418,12 @@ class Calibration(Struct, frozen=True):
     run: CalibrationRun
 
     @property
+    def heading(self) -> tuple[str, str]:
+        """The model, and what it was measured on."""
+        model = self.engine.model
+        return model, self.engine.in_words.removeprefix(f"{model}, ")
+
+    @property
     def measured(self) -> MeasuredProfile:
         """The profile with its intervals."""
         return MeasuredProfile(self.profile)

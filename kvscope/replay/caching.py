@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from kvscope.core.hits import HitDefinition, side_by_side, standard
 from kvscope.core.records import Beside
-from kvscope.deployment.deployment import ResolvedDeployment
-from kvscope.deployment.models import Model
 from kvscope.ingest.clocks import SessionStarts
 from kvscope.replay.curve import HitCurve
 from kvscope.replay.misses import MissReasons, at_capacity
@@ -20,14 +18,6 @@ from kvscope.replay.path_facts import PathFacts
 
 LANDMARKS = (0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 CURVE_POINTS = 48
-
-
-class Sizing(Struct, frozen=True):
-    """In what capacities are also shown: bytes of a model, multiples of an HBM, GPUs to rent."""
-
-    model: Model | None = None
-    hbm_bytes: int | None = None
-    deployment: ResolvedDeployment | None = None
 
 
 class HitRate(Struct, frozen=True):
@@ -103,9 +93,7 @@ class LayoutCapacity(SessionStarts, frozen=True):
     capacity_blocks: int
 
 
-def caching(
-    paths: PathFacts, definition: HitDefinition, named: Sequence[int], sizing: Sizing
-) -> Caching:
+def caching(paths: PathFacts, definition: HitDefinition, named: Sequence[int]) -> Caching:
     """Return LRU's curve, the definitions side by side, and why tokens missed at the landmarks.
 
     `named` are capacities in blocks that are shown, too.
@@ -122,7 +110,12 @@ def caching(
 
     def points(capacities: NDArray[np.int64]) -> tuple[CurvePoint, ...]:
         rates = zip(capacities, by_token.rate(capacities), by_block.rate(capacities), strict=True)
-        return tuple(point_of(block_size, sizing, int(c), float(t), float(b)) for c, t, b in rates)
+        return tuple(
+            CurvePoint(
+                int(blocks), int(blocks) * block_size, None, None, float(token), float(block)
+            )
+            for blocks, token, block in rates
+        )
 
     at = [headline.capacity_for(share * headline.ideal) for share in LANDMARKS]
     largest = max(int(headline.knots[-1]), 1)
@@ -132,24 +125,13 @@ def caching(
         ideal_hit_rate=headline.ideal,
         hit_rates=tuple(_hit_rate(each, followed.ideal_rate(each)) for each in compared),
         curve=points(grid),
-        landmarks=tuple(
-            landmark_at(share, point, sizing.deployment)
-            for share, point in zip(LANDMARKS, points(np.array(at)), strict=True)
-        ),
+        landmarks=tuple(map(Landmark, LANDMARKS, points(np.array(at)))),
         asked=points(np.array(named, dtype=np.int64)),
         misses=followed.misses(explained, sorted({*at, *named})),
         misses_definition=explained,
         lru=headline,
         lru_by_token=by_token if definition == explained else followed.curve(explained),
     )
-
-
-def landmark_at(share: float, point: CurvePoint, deployment: ResolvedDeployment | None) -> Landmark:
-    """Return a landmark, with the GPUs whose pools hold it where there is a deployment."""
-    if deployment is None:
-        return Landmark(share, point)
-    gpus = deployment.gpus_for(point.capacity_tokens)
-    return Landmark(share, point, gpus, deployment.price_of(gpus))
 
 
 def _hit_rate(definition: HitDefinition, ideal: float) -> HitRate:
@@ -162,20 +144,4 @@ def _hit_rate(definition: HitDefinition, ideal: float) -> HitRate:
         outputs=definition.outputs,
         flat=definition.flat,
         ideal=ideal,
-    )
-
-
-def point_of(
-    block_size: int, sizing: Sizing, capacity: int, by_token: float, by_block: float
-) -> CurvePoint:
-    """Return the point of the curve at a capacity in blocks."""
-    tokens = capacity * block_size
-    size = sizing.model.bytes_for(tokens) if sizing.model else None
-    return CurvePoint(
-        capacity_blocks=capacity,
-        capacity_tokens=tokens,
-        capacity_bytes=size,
-        hbm_multiple=size / sizing.hbm_bytes if size is not None and sizing.hbm_bytes else None,
-        token_hit_rate=by_token,
-        block_hit_rate=by_block,
     )

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 from msgspec import Struct
 
+from kvscope.core import units
 from kvscope.core.errors import InputError
+from kvscope.core.trace import Trace
 from kvscope.report.report import Report
-from kvscope.report.section import Section, Table
+from kvscope.report.section import Section, Table, tabulate
+from kvscope.report.words import count
 from kvscope.store import results, traces
 from kvscope.store.db import Store
 from kvscope.store.file import Stores
@@ -92,6 +95,21 @@ def section(reports: Sequence[StoredReport]) -> Section:
             for each in reports
         ),
     )
+
+
+def traces_table(stored: Sequence[Trace]) -> Table:
+    """Return a row for each trace."""
+    columns = {
+        "name": lambda trace: trace.name,
+        "format": lambda trace: trace.format,
+        "requests": lambda trace: count(trace.requests),
+        "accesses": lambda trace: count(trace.accesses),
+        "blocks": lambda trace: count(trace.distinct_blocks),
+        "span": lambda trace: units.duration_in_words(trace.span_s),
+        "lineage": lambda trace: trace.lineage,
+        "bad lines": lambda trace: count(trace.bad_lines),
+    }
+    return tabulate("", stored, columns, words=("format", "lineage"))
 
 
 def open_report(store: Store, report_id: int) -> ReportContent:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -50,9 +50,8 @@ def fit_to(
     *,
     window_s: float | None = None,
     warmup: float = 0.0,
-    step: Callable[[str], None] = lambda _: None,
 ) -> Fit:
-    """Fit models to `evidence`. `step` is called before each part; what it raises ends the fit."""
+    """Fit models to `evidence`."""
     span = evidence.after(warmup)
     if window_s is not None and window_s > span.length_s:
         raise UsageError(
@@ -64,17 +63,13 @@ def fit_to(
     turns = evidence.turns(span)
     waits = evidence.waits(span) if trace.has_hashes else []
     named = list(zip(evidence.categories, waits, strict=False))
-    choices = {}
-    for name, of in named:
-        if enough(of):
-            step(name)
-            choices[name] = choose(of)
+    choices = {name: choose(of) for name, of in named if enough(of)}
     use = {name: choice.chosen.name for name, choice in choices.items()}
     length_s = window_s or default_length_s(span)
     windows: WindowFits | None = None
     stability: tuple[StabilityFit, ...] = ()
     if use and length_s:  # all requests at one time leave no windows to compare
-        windows, stability = over_windows(evidence, span, length_s, use, step)
+        windows, stability = over_windows(evidence, span, length_s, use)
     return Fit(
         trace=trace,
         notes=trace.notes,

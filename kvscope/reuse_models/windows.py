@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -62,18 +62,16 @@ def over_windows(
     span: Span,
     length_s: float,
     use: Mapping[str, str],
-    step: Callable[[str], None] = lambda _: None,
 ) -> tuple[WindowFits, tuple[StabilityFit, ...]]:
     """Fit every window on its own; `use` names the model of each category that has one.
 
-    `step` is called before each window. A window is fitted to the touches in it, censored at its
+    A window is fitted to the touches in it, censored at its
     end. Source: KVCache Cache in the Wild (ATC'25), Figures 15, 23 and 29.
     """
     spans = sliding(span, length_s)
     grid = log_grid(length_s)
     samples: dict[str, list[_WindowSample | None]] = {name: [] for name in use}
-    for number, window in enumerate(spans, start=1):
-        step(f"window {number} of {len(spans)}")
+    for window in spans:
         for name, waits in zip(evidence.categories, evidence.waits(window), strict=True):
             if name in use:
                 samples[name].append(_sample(window, waits, use[name]))

@@ -35,6 +35,9 @@ USE_CASES: Mapping[str, Listing] = {
         "Find the fewest replicas and the router for an SLO.", "simulate_fleet", "FleetResult"
     ),
     "diff": Listing("Compare two traces, runs or recommendations.", "diff", "DiffResult"),
+    "calibrate": Listing(
+        "Measure TTFT on an engine; write a profile.", "calibrate_engine", "CalibrationResult"
+    ),
     "validate": Listing(
         "Replay the trace on a real engine; compare.", "validate_on_engine", "ValidationResult"
     ),

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from kvscope.characterize.distributions import Summary
     from kvscope.characterize.summary import Characterization, Step
     from kvscope.core.trace import PromptPaths, Trace
-    from kvscope.replay.caching import Caching, CurvePoint, LayoutCapacity, Sizing
+    from kvscope.replay.caching import Caching, CurvePoint, Landmark, LayoutCapacity
     from kvscope.replay.findings import PoolHits
     from kvscope.replay.path_facts import PathFacts
     from kvscope.store.db import Store
@@ -113,13 +113,6 @@ class AnalyzeRequest(Struct, frozen=True):
     until_s: float | None = None
     memory_bytes: int | None = None
     replayed: ExplainRequest | None = None
-
-    @property
-    def sizing(self) -> Sizing:
-        """In what capacities are shown."""
-        from kvscope.replay.caching import Sizing
-
-        return Sizing(self.model, self.hbm_bytes, self.deployment)
 
 
 class RetentionIdeal(Struct, frozen=True):
@@ -235,7 +228,7 @@ class StartedCaching:
         def compute() -> Caching:
             """Compute the part; a capacity that holds no block is refused with the result."""
             named = asked.capacities.in_blocks(asked.model, block_size)
-            return caching(self.paths, asked.definition, named, asked.sizing)
+            return caching(self.paths, asked.definition, named)
 
         self.caching = in_background(compute)
 
@@ -295,8 +288,9 @@ def analyze(
         notes=trace.notes,
         model=request.model,
         hbm_bytes=request.hbm_bytes,
-        characterization=_sized(characterized, request),
-        caching=cached,
+        characterization=_sized(characterized, request.model, request.hbm_bytes),
+        caching=cached
+        and _sized_caching(cached, request.model, request.hbm_bytes, request.deployment),
         layouts=tuple(_layouts(stores, trace, started.paths, request.definition))
         if started
         else (),
@@ -458,20 +452,6 @@ def resized(
 
     With a deployment, `hbm_bytes` is the size of its pool, and `pool` what LRU hits there.
     """
-    from kvscope.replay.caching import landmark_at, point_of
-
-    request = AnalyzeRequest(model=model, hbm_bytes=hbm_bytes)
-    block_size = analysis.trace.block_size
-
-    def sized(point: CurvePoint) -> CurvePoint:
-        return point_of(
-            block_size,
-            request.sizing,
-            point.capacity_blocks,
-            point.token_hit_rate,
-            point.block_hit_rate,
-        )
-
     known = analysis.caching
     return replace(
         analysis,
@@ -479,27 +459,44 @@ def resized(
         hbm_bytes=hbm_bytes,
         deployment=deployment,
         pool=pool,
-        characterization=_sized(analysis.characterization, request),
-        caching=known
-        and replace(
-            known,
-            curve=tuple(map(sized, known.curve)),
-            landmarks=tuple(
-                landmark_at(mark.share_of_ideal, sized(mark.point), deployment)
-                for mark in known.landmarks
-            ),
-            asked=tuple(map(sized, known.asked)),
-        ),
+        characterization=_sized(analysis.characterization, model, hbm_bytes),
+        caching=known and _sized_caching(known, model, hbm_bytes, deployment),
     )
 
 
-def _sized(facts: Characterization, request: AnalyzeRequest) -> Characterization:
+def _sized_caching(
+    caching: Caching,
+    model: Model | None,
+    hbm_bytes: int | None,
+    deployment: ResolvedDeployment | None,
+) -> Caching:
+    """Return capacities in bytes where a model is named, and in GPUs of a deployment."""
+    from kvscope.replay.caching import Landmark
+
+    def point(known: CurvePoint) -> CurvePoint:
+        size = model.bytes_for(known.capacity_tokens) if model else None
+        multiple = size / hbm_bytes if size is not None and hbm_bytes else None
+        return replace(known, capacity_bytes=size, hbm_multiple=multiple)
+
+    def landmark(known: Landmark) -> Landmark:
+        gpus = deployment.gpus_for(known.point.capacity_tokens) if deployment else None
+        price = None if deployment is None or gpus is None else deployment.price_of(gpus)
+        return Landmark(known.share_of_ideal, point(known.point), gpus, price)
+
+    return replace(
+        caching,
+        curve=tuple(map(point, caching.curve)),
+        landmarks=tuple(map(landmark, caching.landmarks)),
+        asked=tuple(map(point, caching.asked)),
+    )
+
+
+def _sized(facts: Characterization, model: Model | None, hbm_bytes: int | None) -> Characterization:
     """Return the facts with sizes in bytes, where a model is named."""
     import dataclasses
 
     from kvscope.characterize.distributions import Summary
 
-    model, hbm_bytes = request.model, request.hbm_bytes
     if model is None:
         return facts
 

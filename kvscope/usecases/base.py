@@ -25,31 +25,6 @@ Request = TypeVar("Request")
 Result = TypeVar("Result")
 
 
-class Figure(Struct, Generic[Result], frozen=True):
-    """A figure of a result that `--fail-on` compares; `gates.QUANTITIES` has its unit.
-
-    `read` returns None where the result has no such figure to compute.
-    """
-
-    name: str
-    read: Callable[[Result], float | str | None]
-
-
-class FigureList(Generic[Result]):
-    """The figures of a use case whose names do not depend on its options."""
-
-    def __init__(self, *figures: Figure[Result]) -> None:
-        self.figures = figures
-
-    def known(self, request: object) -> Known:
-        """Return what conditions on any request may name."""
-        return Known(tuple(figure.name for figure in self.figures))
-
-    def values(self, result: Result) -> Figures:
-        """Return the figures of a result by name."""
-        return {figure.name: figure.read(result) for figure in self.figures}
-
-
 class Opened(Struct, frozen=True):
     """The store, and the trace that a use case works on; `source` is what its user wrote.
 
@@ -83,18 +58,20 @@ class Opened(Struct, frozen=True):
 
 
 class ResultFile(Struct, Generic[Result], frozen=True):
-    """A file that a command writes, by default to `path`; `--output` names another, - none.
+    """A file `of` something that a command writes, by default to `path`; - writes none.
 
-    `write` returns what was done; it replaces what is worth keeping only by `force`. The store
-    keeps `text` and `summary` with the report. `missing` says why there is none where the use case
-    answers something else `instead`.
+    `write` returns what was done; a `guarded` one replaces what is worth keeping only by `force`.
+    The store keeps `text` and `summary` with the report. `missing` says why there is none where the
+    use case answers something else `instead`.
     """
 
     path: str
     missing: str
     write: Callable[..., str]
-    text: Callable[[Result], str | None]
-    summary: Callable[[Result], str]
+    text: Callable[[Result], str | None] | None = None
+    summary: Callable[[Result], str] | None = None
+    of: str = "recommendation"
+    guarded: bool = True
 
 
 class ReportView(Struct, frozen=True):
@@ -114,7 +91,8 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     a `view`; one that is not of one trace has a `heading`. `sections` are the names that
     `--section` takes. `known` has the names of figures that `--fail-on` takes, None for no
     conditions. With `remembers`, the deployment and the SLO that earlier commands on the trace
-    stated are filled in; without `takes_trace`, it works on the store alone. `stops`: Ctrl-C ends
+    stated are filled in; without `takes_trace`, it works on the store
+    alone, or without `takes_store` on neither. `stops`: Ctrl-C ends
     `run` early, which then raises Stopped or says what is `unfinished`. `fails`: exit code 4 for
     this result. `keeps`: the store keeps
     the report. `instead` returns another answer where the request leaves open what to compute.
@@ -134,6 +112,7 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     sections: tuple[str, ...] = ()
     schema: int = 1
     takes_trace: bool = True
+    takes_store: bool = True
     known: Callable[[Request], Known] | None = None
     figures: Callable[[Result], Figures] | None = None
     remembers: bool = False

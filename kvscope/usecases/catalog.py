@@ -39,12 +39,6 @@ class ListedPolicy(Struct, frozen=True):
         return tuple(name for name, text in able.items() if text is not None)
 
 
-class Policies(Struct, frozen=True):
-    """The eviction policies, in the order of the registry."""
-
-    policies: tuple[ListedPolicy, ...]
-
-
 class ListedRouter(Struct, frozen=True):
     """A router; the version whose rule it is, is part of the name.
 
@@ -61,12 +55,6 @@ class ListedRouter(Struct, frozen=True):
         return self.router().flags()
 
 
-class Routers(Struct, frozen=True):
-    """The routers, in the order of the registry."""
-
-    routers: tuple[ListedRouter, ...]
-
-
 class ListedModel(Struct, frozen=True):
     """A model preset with the bytes of KV cache that one token takes."""
 
@@ -80,12 +68,6 @@ class ListedModel(Struct, frozen=True):
     def summary(self) -> str:
         """Its attention layers."""
         return _layers(self.model.shape)
-
-
-class Models(Struct, frozen=True):
-    """The model presets."""
-
-    models: tuple[ListedModel, ...]
 
 
 class ListedLatency(Struct, frozen=True):
@@ -114,12 +96,6 @@ class ListedLatency(Struct, frozen=True):
         return self.profile.name == DEFAULT_PROFILE
 
 
-class LatencyPresets(Struct, frozen=True):
-    """The latency presets, the default first."""
-
-    latencies: tuple[ListedLatency, ...]
-
-
 class ListedFormat(Struct, frozen=True):
     """A trace format that kvscope reads or writes."""
 
@@ -141,12 +117,6 @@ class ListedFormat(Struct, frozen=True):
         """Return the entry of a format that kvscope only writes."""
         words = known.name, known.summary, known.source
         return cls(*words, reads=False, writes=True, has_hashes=known.needs_hashes)
-
-
-class Formats(Struct, frozen=True):
-    """The trace formats: those that kvscope reads, then the others."""
-
-    formats: tuple[ListedFormat, ...]
 
 
 def _layers(shape: HeadKv | LatentKv | UnlikeKv) -> str:

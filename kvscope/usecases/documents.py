@@ -87,7 +87,7 @@ def shown_fields(kind: type) -> tuple[Shown, ...]:
 def document(
     command: str, result: Any, figures: Mapping[str, Any] | None = None, schema: int = 1
 ) -> dict[str, Any]:
-    """Return the document of a command's result: what all begin with, then what it shows.
+    """Return the document of a command's result: what all begin with, then its fields.
 
     `figures` are what conditions of `--fail-on` compare, by their names there: seconds, shares,
     requests per second, counts and the verdict. A figure that cannot be computed is null.
@@ -96,7 +96,7 @@ def document(
     head["trace"] = getattr(result, "trace", None)
     if figures is not None:
         head["figures"] = figures
-    return head | dict(_fields(result))
+    return head | dict(result if isinstance(result, dict) else _fields(result))
 
 
 def result_document(case: AnyUseCase, result: Any) -> Any:

@@ -6,13 +6,13 @@ Without a capacity or a deployment nothing is evicted.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.app import values
+from kvscope.app.gates import Figures, Known
 from kvscope.app.options import (
     Blocks,
     DeploymentOptions,
@@ -24,8 +24,8 @@ from kvscope.app.options import (
 from kvscope.app.requests import BASELINE, Capacities, SimulateRequest
 from kvscope.core.errors import UsageError
 from kvscope.core.records import Beside
-from kvscope.replay.causes import CAUSES, Cause
-from kvscope.usecases.base import Figure, FigureList, Opened, UseCase
+from kvscope.replay.causes import CAUSES
+from kvscope.usecases.base import Opened, UseCase
 from kvscope.usecases.simulate import SimulateOptions, simulate_request
 
 if TYPE_CHECKING:
@@ -328,17 +328,17 @@ def explain(
     )
 
 
-def _missed_share(cause: Cause, explanation: Explanation) -> float:
-    """Return the share of the input tokens that missed for a cause."""
-    tokens = next(each.tokens for each in explanation.causes if each.cause == cause)
-    return tokens / explanation.input_tokens
+def known_figures(request: ExplainRequest) -> Known:
+    """Return the figures of any explanation."""
+    return Known(("hit-rate", "missed", *CAUSES))
 
 
-FIGURES: FigureList[Explanation] = FigureList(
-    Figure("hit-rate", lambda explained: explained.hit_tokens / explained.input_tokens),
-    Figure("missed", lambda explained: explained.missed_tokens / explained.input_tokens),
-    *(Figure(cause, partial(_missed_share, cause)) for cause in CAUSES),
-)
+def figures(explanation: Explanation) -> Figures:
+    """Return the shares of the input tokens that hit, that missed, and that missed by cause."""
+    counts = {"hit-rate": explanation.hit_tokens, "missed": explanation.missed_tokens}
+    tokens = {each.cause: each.tokens for each in explanation.causes}
+    counts |= {cause: tokens[cause] for cause in CAUSES}
+    return {name: count / explanation.input_tokens for name, count in counts.items()}
 
 
 USE_CASE: UseCase[ExplainOptions, ExplainRequest, Explanation] = UseCase(
@@ -351,7 +351,7 @@ USE_CASE: UseCase[ExplainOptions, ExplainRequest, Explanation] = UseCase(
     table="causes",
     reporting="misses",
     sections=("summary", "requests", "request"),
-    known=FIGURES.known,
-    figures=FIGURES.values,
+    known=known_figures,
+    figures=figures,
     remembers=True,
 )

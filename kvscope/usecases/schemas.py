@@ -19,7 +19,6 @@ from msgspec import Struct
 from kvscope.app.documents import machines, tune
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import ResolvedDeployment
-from kvscope.latency.calibration import Calibration
 from kvscope.usecases import USE_CASES, catalog, stored
 from kvscope.usecases.base import AnyUseCase, use_case
 from kvscope.usecases.documents import is_record, shown_fields
@@ -47,6 +46,13 @@ def _document_of(command: str, result: type, version: int = 1, *, gated: bool = 
     name = "".join(part.title() for part in command.split("-"))
     about = {"__doc__": result.__doc__}
     return msgspec.defstruct(f"{name}Document", fields, namespace=about)
+
+
+def _list_of(command: str, kind: type) -> type:
+    """Return the class of the documents of a command that lists records of class `kind`."""
+    about = {"__doc__": f"What `kvscope {command}` lists."}
+    listed = msgspec.defstruct(command.title(), [(command, tuple[kind, ...])], namespace=about)  # type: ignore[valid-type]
+    return _document_of(command, listed)
 
 
 @cache
@@ -130,17 +136,16 @@ def _shown_type(hint: Any) -> Any:
 
 
 DOCUMENTS: Mapping[str, Any] = {
-    "calibrate": _document_of("calibrate", Calibration),
     "deployment": _document_of("deployment", ResolvedDeployment),
     "doctor": _document_of("doctor", stored.CheckedStore),
-    "formats": _document_of("formats", catalog.Formats),
+    "formats": _list_of("formats", catalog.ListedFormat),
     "ingest": _document_of("ingest", stored.IngestedTraces),
-    "latencies": _document_of("latencies", catalog.LatencyPresets),
-    "models": _document_of("models", catalog.Models),
-    "policies": _document_of("policies", catalog.Policies),
-    "routers": _document_of("routers", catalog.Routers),
+    "latencies": _list_of("latencies", catalog.ListedLatency),
+    "models": _list_of("models", catalog.ListedModel),
+    "policies": _list_of("policies", catalog.ListedPolicy),
+    "routers": _list_of("routers", catalog.ListedRouter),
     "runs": _document_of("runs", stored.StoredResults, 2),
-    "traces": _document_of("traces", stored.StoredTraces),
+    "traces": _list_of("traces", stored.StoredTrace),
     "tune": _record(tune.TuneDocument),
     "tune-machines": _record(machines.MachinesDocument),
     **{

@@ -24,12 +24,6 @@ class StoredTrace(Struct, frozen=True):
     trace: Trace
 
 
-class StoredTraces(Struct, frozen=True):
-    """The traces of a store, the one last worked on first."""
-
-    traces: tuple[StoredTrace, ...]
-
-
 class IngestedTrace(StoredTrace, frozen=True):
     """A trace that was read; `created` is false where the store had it already."""
 

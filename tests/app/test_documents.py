@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
+from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope import __version__
@@ -17,7 +18,7 @@ from kvscope.cli.app import COMMANDS, run
 from kvscope.core.trace import Trace
 from kvscope.usecases.documents import document, to_dict, to_json
 from kvscope.usecases.schemas import DOCUMENTS, schema, version, write_schemas
-from kvscope.usecases.stored import StoredTrace, StoredTraces
+from kvscope.usecases.stored import StoredTrace
 from tests.cli.test_output import TRACE
 
 _GROUPS = {"deployment", "traces", "runs"}
@@ -39,9 +40,30 @@ class _Measured:
     sizes: Any
 
 
+class _Inner(Struct):
+    """A record in another one."""
+
+    DOCUMENT: ClassVar[str] = "size wait_ms twice"
+    size: int
+    wait_s: float | None = None
+
+    @property
+    def twice(self) -> tuple[int, ...]:
+        """Its size, twice."""
+        return self.size, self.size
+
+
+class _Outer(Struct):
+    """A record that states its document."""
+
+    DOCUMENT: ClassVar[str] = "*inner own=inner.size inner=other"
+    inner: _Inner | None
+    other: _Inner
+
+
 def _listed(*traces: Trace) -> dict[str, Any]:
     """Return the document of `kvscope traces`."""
-    return document("traces", StoredTraces(tuple(map(StoredTrace, traces))))
+    return document("traces", {"traces": tuple(map(StoredTrace, traces))})
 
 
 def test_what_documents_begin_with() -> None:
@@ -89,6 +111,17 @@ def test_values_are_plain_json() -> None:
     assert plain["best"] == 0.25
     assert plain["worst"] is None
     assert plain["sizes"] == [1, 2]
+
+
+def test_a_record_states_its_document() -> None:
+    """Attributes of attributes, seconds in ms, fields of a record; null where there is none."""
+    inner, shown = _Inner(2, 0.5), {"size": 2, "wait_ms": 500.0, "twice": [2, 2]}
+    assert to_dict(_Outer(inner, _Inner(3))) == shown | {
+        "own": 2,
+        "inner": {"size": 3, "wait_ms": None, "twice": [3, 3]},
+    }
+    absent = {"size": None, "wait_ms": None, "twice": [], "own": None, "inner": shown}
+    assert to_dict(_Outer(None, inner)) == absent
 
 
 def test_json_is_ascii() -> None:

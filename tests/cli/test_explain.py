@@ -18,7 +18,7 @@ from kvscope.replay.causes import CAUSES
 from kvscope.store.db import open_store
 from kvscope.store.results import add_validation
 from kvscope.store.traces import find
-from kvscope.usecases.explain import FIGURES
+from kvscope.usecases.explain import known_figures
 from kvscope.validate.result import EngineFacts, Figures, RunFacts, ValidationFacts
 from tests.cli.shell import document
 
@@ -235,7 +235,7 @@ def test_a_head_that_changes_hourly_is_a_finding(
 
 def test_every_cause_can_be_a_condition() -> None:
     """Its name is known to --fail-on without a kernel being loaded."""
-    assert len(parse_gates([f"{cause}>1%" for cause in CAUSES], FIGURES.known(None))) == len(CAUSES)
+    assert len(parse_gates([f"{cause}>1%" for cause in CAUSES], known_figures(None))) == len(CAUSES)
 
 
 def test_conditions_on_causes_end_with_4(db: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import json
 
 from kvscope.cli import output
 from kvscope.core.trace import Trace
-from kvscope.usecases.stored import StoredTrace, StoredTraces
+from kvscope.usecases.stored import StoredTrace
 from tests.cli.shell import Streams
 
 TRACE = Trace(
@@ -38,7 +38,7 @@ def test_a_line_stays_one(capsys: Streams) -> None:
 
 def test_json_document(capsys: Streams) -> None:
     """A document is indented JSON, and ends its line."""
-    output.emit_result("traces", StoredTraces((StoredTrace(TRACE),)))
+    output.emit_result("traces", {"traces": (StoredTrace(TRACE),)})
     out = capsys.readouterr().out
     assert out.endswith("\n}\n")
     assert json.loads(out)["traces"][0]["name"] == "conv"

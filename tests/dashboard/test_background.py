@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dashboard import background_cache, connection, worker_process
-from kvscope.core.errors import InputError, Stopped
+from dashboard import background_cache, connection
+from kvscope.core import units
+from kvscope.core.errors import Stopped, UsageError
+from kvscope.core.executor import in_process
 from kvscope.core.trace import Trace
 from kvscope.ingest.pipeline import ingest
 from kvscope.store import traces
 from kvscope.store.db import open_store
-from tests.dashboard import stepping
 from tests.dashboard.shown import drawn, metrics, shown, titles, waits, worked
 
 _PATIENCE_S = 240.0
@@ -126,20 +128,18 @@ def test_readers_do_not_wait(db: str) -> None:
         traces.mark_used(store, traces.find(store, None))
 
 
-@pytest.mark.usefixtures("dashboard")
 def test_a_process_apart() -> None:
-    """It returns, raises and tells its steps as a call would, and ends when it is told to."""
-    told: list[str] = []
-    assert worker_process.call(stepping.squares, 4, step=told.append) == [0, 1, 4, 9]
-    assert told == ["square 0", "square 1", "square 2", "square 3"]
-    with pytest.raises(InputError, match="cannot be squared"):
-        worker_process.call(stepping.refuses, "a word", step=told.append)
+    """It returns and raises as a call would, and ends when it is told to."""
+    ended: list[str] = []
+    assert in_process(sorted, [2, 1], check=ended.clear) == [1, 2]
+    with pytest.raises(UsageError, match="is not a duration"):
+        in_process(units.parse_duration, "a word", check=ended.clear)
 
-    def stop(_: str) -> None:
+    def stop() -> None:
         raise Stopped("enough")
 
     with pytest.raises(Stopped):
-        worker_process.call(stepping.endless, step=stop)
+        in_process(time.sleep, 600, check=stop)
 
 
 def test_a_fit_stops(db: str, monkeypatch: pytest.MonkeyPatch) -> None:

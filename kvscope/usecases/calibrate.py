@@ -1,23 +1,28 @@
-"""Calibrate: measure TTFT on a running server, on a vLLM started for it, or on plain torch."""
+"""Measure the time to first token of an engine and write latency.toml for simulate and tune.
+
+On a running server (--url), on a vLLM that is started for it (--model), or on plain torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from kvscope.app.engine_options import (
     CPU_BLOCK,
     GPU_BLOCK,
     MAX_NUM_BATCHED_TOKENS,
     MAX_NUM_SEQS,
-    CalibrateOptions,
+    EngineOptions,
 )
-from kvscope.app.monitor import Monitor
+from kvscope.app.options import Count, Option, Seed, Tokens
 from kvscope.core.errors import UsageError
+from kvscope.usecases.base import Opened, ResultFile, UseCase
 
 if TYPE_CHECKING:
+    from kvscope.app.monitor import Monitor
     from kvscope.latency.calibration import CalibratedEngine, Calibration, Measurable
     from kvscope.serving.client import Endpoint
 
@@ -27,8 +32,33 @@ OpenEngine = tuple["Measurable", "CalibratedEngine", int, int]
 """What to measure, what it is, the longest prompt, and what of contexts it holds; in tokens."""
 
 
-def check_options(options: CalibrateOptions) -> None:
-    """Raise UsageError unless exactly one engine is named, as its backend takes it."""
+class CalibrateOptions(EngineOptions, frozen=True, kw_only=True):
+    """What `calibrate` takes: the engine, and what is measured."""
+
+    backend: Annotated[
+        Literal["vllm", "torch"],
+        Option("What to start for --model: vLLM, or a plain torch decoder with random weights."),
+    ] = "vllm"
+    device: Annotated[
+        Literal["cpu", "cuda", "mps"] | None,
+        Option("Device of --backend torch.", default="the best available"),
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        Tokens(
+            "Longest prompt to measure; take the longest of your traffic.",
+            default="4096, or the model's limit",
+        ),
+    ] = None
+    repeats: Annotated[int, Count("Measurements of each pair of token counts.")] = 5
+    name: Annotated[str | None, Option("Name of the profile.", "NAME")] = None
+    seed: Annotated[
+        int, Seed("Seed of the order, and of the tokens if the engine is started here.")
+    ] = 0
+
+
+def check(options: CalibrateOptions) -> CalibrateOptions:
+    """Return the options. Raises UsageError unless exactly one engine is named for a backend."""
     options.check_engine("an engine")
     if options.url is not None and options.backend == "torch":
         raise UsageError("starts no server", where="--backend torch", remedy="leave out --url")
@@ -36,9 +66,10 @@ def check_options(options: CalibrateOptions) -> None:
         from kvscope.latency.calibration import grid  # late: loads NumPy
 
         grid(options.max_tokens)
+    return options
 
 
-def calibrate(options: CalibrateOptions, monitor: Monitor) -> Calibration:
+def run(opened: Opened, options: CalibrateOptions, monitor: Monitor) -> Calibration:
     """Measure an engine and fit a latency profile; what was measured before a stop is kept.
 
     Raises EngineError where the engine cannot be reached, or fails before there is enough.
@@ -48,12 +79,12 @@ def calibrate(options: CalibrateOptions, monitor: Monitor) -> Calibration:
     from kvscope.latency.decoding import steps
 
     if options.url is not None:
-        opened = _server(options)
+        engine = _server(options)
     elif options.backend == "torch":
-        opened = _torch(options)
+        engine = _torch(options)
     else:
-        opened = _vllm(options, monitor)
-    with opened as (measurable, measured, longest, held):
+        engine = _vllm(options, monitor)
+    with engine as (measurable, measured, longest, held):
         decoding = steps(longest, held, options.max_num_seqs or MAX_NUM_SEQS)
         cells = options.repeats * (len(grid(longest)) + len(decoding))
         with monitor.steps("measuring", cells) as advance:
@@ -170,3 +201,35 @@ def _longest(requested: int | None, limit: int | None) -> int:
             remedy=f"take at most {limit - 1}",
         )
     return requested
+
+
+def _written(calibration: Calibration, path: str, *, force: bool) -> str:
+    from kvscope.latency.calibration import write
+
+    write(Path(path), calibration)
+    return f"profile written to {path}: pass it to simulate, tune and validate as --latency"
+
+
+def _unfinished(calibration: Calibration) -> str:
+    run = calibration.run
+    if not run.ended:
+        return ""
+    return f"ended early: {run.ended}; fitted to {run.count} of {run.planned} measurements"
+
+
+USE_CASE: UseCase[CalibrateOptions, CalibrateOptions, Calibration] = UseCase(
+    name="calibrate",
+    title="kvscope calibrate",
+    help=__doc__,
+    options=CalibrateOptions,
+    check=check,
+    run=run,
+    table="cells",
+    reporting="calibration",
+    sections=("latency-profile", "measured-and-fitted", "decoding"),
+    takes_trace=False,
+    takes_store=False,
+    stops=True,
+    unfinished=_unfinished,
+    file=ResultFile("latency.toml", "", _written, of="profile", guarded=False),
+)
