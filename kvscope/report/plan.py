@@ -175,6 +175,7 @@ def worth_in_words(tuned: Recommendation, plan: TuningPlan) -> list[str]:
     if plan.unguarded is not None:
         times = (_time(trial.target_s * 1e3) for trial in (plan.unguarded, choice.later))
         free, guarded = times
-        rank = tuned.tuning.target.rank_name
-        sentences.append(f"Without its guard, which reverts to LRU: {rank} {free}, not {guarded}.")
+        rank, reverts = tuned.tuning.target.rank_name, "Without its guard, which reverts to LRU"
+        if free != guarded:
+            sentences.append(f"{reverts}: {rank} {free}, not {guarded}.")
     return sentences
