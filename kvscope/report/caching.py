@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 from kvscope.core import units
 from kvscope.replay.caching import Caching, CurvePoint
@@ -16,13 +17,23 @@ _PLOTTED = 16  # points of the curve on a terminal
 _VISIBLE = 0.01  # of the ideal hit rate: where the curve begins
 _BAR = 16  # characters
 
-_OUTCOMES = {  # of input tokens: the colour in charts, and the words for those that miss
-    "hit": (style.GREEN, ""),
-    "evicted": (style.VERMILION, "evicted before reuse"),
-    "diverged": (style.PURPLE, "in a history that was edited"),
-    "cold": (style.SKY, "never seen before"),
-    "tail": (style.GREY, "not cacheable (partial last block, last token)"),
-}
+
+class _Outcome(NamedTuple):
+    """What becomes of input tokens: the causes of `kvscope explain`, and what they mean."""
+
+    figure: str
+    causes: str
+    colour: str
+    meaning: str = ""
+
+
+_OUTCOMES = (
+    _Outcome("hit", "hit", style.GREEN),
+    _Outcome("evicted", "evicted", style.VERMILION, "before reuse"),
+    _Outcome("diverged", "diverged", style.PURPLE, "in a history that was edited"),
+    _Outcome("cold", "growth and cold", style.SKY, "never seen before"),
+    _Outcome("tail", "below-block and last-token", style.GREY, "which no prefix cache hits"),
+)
 
 
 def sections(analysis: Analysis) -> list[Section]:
@@ -74,13 +85,15 @@ def capacity_table(analysis: Analysis, caching: Caching) -> Table:
 
 def largest_misses(reasons: MissReasons) -> str:
     """Return why tokens miss, the largest cause first; without those that round to nothing."""
-    shares = [(_share(reasons, name), cause) for name, (_, cause) in _OUTCOMES.items() if cause]
-    shares.sort(key=lambda pair: -pair[0])
-    return ", ".join(f"{share(of)} {cause}" for of, cause in shares if share(of) != share(0.0))
+    missed = sorted(_OUTCOMES[1:], key=lambda outcome: -_share(outcome, reasons))
+    shares = [(share(_share(outcome, reasons)), outcome) for outcome in missed]
+    return ", ".join(
+        f"{of} {outcome.causes} ({outcome.meaning})" for of, outcome in shares if of != share(0.0)
+    )
 
 
-def _share(reasons: MissReasons, name: str) -> float:
-    return float(getattr(reasons, f"{name}_tokens") / reasons.input_tokens)
+def _share(outcome: _Outcome, reasons: MissReasons) -> float:
+    return float(getattr(reasons, f"{outcome.figure}_tokens") / reasons.input_tokens)
 
 
 def _curve(analysis: Analysis, caching: Caching) -> Section:
@@ -119,8 +132,8 @@ def _rising(caching: Caching) -> list[CurvePoint]:
 
 
 def _misses(sizes: Sizes, caching: Caching) -> Section:
-    def share_of(name: str, reasons: MissReasons) -> str:
-        return share(_share(reasons, name))
+    def share_of(outcome: _Outcome, reasons: MissReasons) -> str:
+        return share(_share(outcome, reasons))
 
     counted = f"Counted: LRU, {definition_in_words(caching.misses_definition)}."
     table = tabulate(
@@ -128,11 +141,10 @@ def _misses(sizes: Sizes, caching: Caching) -> Section:
         caching.misses,
         {
             "capacity": lambda reasons: sizes.label(reasons.capacity_blocks),
-            **{name: partial(share_of, name) for name in _OUTCOMES},
+            **{outcome.causes: partial(share_of, outcome) for outcome in _OUTCOMES},
         },
-        note="evicted: cached, but evicted before reuse; diverged: the conversation"
-        " continues from an edited history; cold: never seen before; tail: partial last"
-        " block, last token and prompts without hashes, which no prefix cache hits",
+        note="; ".join(f"{each.causes}: {each.meaning}" for each in _OUTCOMES[1:])
+        + ", nor prompts without hashes; kvscope explain tells them apart",
     )
     return Section.of("Misses", counted, table, partial(misses_chart, caching, sizes))
 
@@ -201,9 +213,9 @@ def misses_chart(caching: Caching, sizes: Sizes) -> style.Figure:
     """Build what became of the input tokens at each capacity."""
     chart = style.figure("Hits and causes of misses", "capacity", "input tokens")
     labels = [sizes.label(reasons.capacity_blocks) for reasons in caching.misses]
-    for name, (colour, _) in _OUTCOMES.items():
-        shares = [_share(reasons, name) for reasons in caching.misses]
-        chart.add_bar(x=labels, y=shares, name=name, marker_color=colour)
+    for outcome in _OUTCOMES:
+        shares = [_share(outcome, reasons) for reasons in caching.misses]
+        chart.add_bar(x=labels, y=shares, name=outcome.causes, marker_color=outcome.colour)
     chart.update_layout(barmode="stack")
     chart.update_xaxes(type="category")
     chart.update_yaxes(tickformat=".0%")

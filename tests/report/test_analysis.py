@@ -93,7 +93,9 @@ def test_misses_are_explained_of_whole_prompts(three: Stored, definition: HitDef
     """Whatever the headline counts: 8 of 29 tokens hit, 4 diverged, 8 cold, 9 in the tail."""
     result = section(analyze(*three, AnalyzeRequest(definition=definition)), "Misses")
     (table,) = result.tables
-    assert table.columns[1:] == ("hit", "evicted", "diverged", "cold", "tail")
+    assert table.columns[1:] == (
+        *("hit", "evicted", "diverged", "growth and cold", "below-block and last-token"),
+    )
     assert table.rows[-1][1:] == ("27.6%", "0.0%", "13.8%", "27.6%", "31.0%")
     (words,) = result.sentences
     assert "token-weighted, whole trace, full blocks only, last-token rule on" in words
