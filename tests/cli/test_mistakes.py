@@ -179,6 +179,7 @@ OPTIONS: Rows = {
         (f"--offload lmcache {_ON_FILES}", 2, "needs the GPU's pool and one tier below it"),
         ("--recommendation no.toml", 3, "no.toml: No such file"),
         ("--recommendation short.jsonl", 3, "short.jsonl: not a TOML file"),
+        ("--recommendation schema.toml", 3, "schema.toml: verdict: missing; `kvscope tune` and"),
         ("--gpu h10 --model llama3-8b", 2, "--gpu: no GPU 'h10'; did you mean h100"),
         ("--gpu l4", 2, "--model: the KV pool is unknown"),
         ("--gpu l4 --model llama3-70b", 2, "leaves no memory for KV blocks"),
@@ -202,6 +203,14 @@ OPTIONS: Rows = {
         ("--html - --json", 2, "two results for standard output"),
         ("--html no/x.html", 2, "make it first"),
         ("--html /proc/x.html", 2, "/proc"),
+    ),
+    "simulate short --capacity-blocks 4 --policies lru --fail-on regression>5% --baseline": (
+        ("no.json", 3, "no.json: No such file or directory"),
+        ("other.json", 3, "of `kvscope tune`, not of `kvscope simulate`"),
+        ("old.json", 3, "written by kvscope 0.1, which did not write figures"),
+        ("short.jsonl", 3, "short.jsonl: not JSON: "),
+        ("list.json", 3, "not a document of kvscope; write one with --json"),
+        ("run:9", 3, "run:9: the store has no such run; `kvscope runs` lists"),
     ),
     "simulate short --recommendation no.toml": (
         ("--policies lru", 2, "--policies: the recommendation settles this"),
@@ -415,7 +424,7 @@ OPTIONS: Rows = {
         ("hash no.log --tokenizer no -o x --salt-file no/salt", 2, "make it first"),
         ("hash short.jsonl --tokenizer no -o short.jsonl", 2, "--output short.jsonl: the file is"),
         ("hash no.log --tokenizer no -o x --salt-file x", 2, "the file is that of --output, too"),
-        ("record -o x", 2, "error: "),
+        ("record -o x", 2, "KVSCOPE_RECORD"),
         ("doctor --save-to /proc/x", 2, "/proc"),
         ("deployment", 2, "no deployment"),
         ("deployment --gpu h2oo", 2, "no GPU 'h2oo'"),
@@ -538,6 +547,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for name in "ab"
         ],
     }
+    (folder / "other.json").write_text('{"kvscope": "1", "command": "tune"}')
+    (folder / "old.json").write_text('{"kvscope": "0.1", "command": "simulate"}')
+    (folder / "list.json").write_text("[]")
+    (folder / "schema.toml").write_text("schema = 1\n")
     for name, lines in rows.items():
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
     times = (f"2023-11-16 18:17:{at:02}.9799600,{100 + at},10" for at in range(60))
