@@ -394,7 +394,9 @@ OPTIONS: Rows = {
         ("x --port 0", 2, "--port"),
         ("x --port 99999", 2, "'99999' is too large; write at most 65535"),
         ("x --capacity-blocks 4 --token a", 2, "--token: too short"),
-        ("x", 2, "needs a capacity"),
+        ("x", 2, "needs a capacity; add --capacity-blocks, --capacity with --model, or --recomm"),
+        ("x --capacity 1GiB", 2, "bytes need a model"),
+        ("x --capacity 1GiB --capacity-blocks 3", 2, "contradict each other"),
         ("no/file --capacity-blocks 4", 3, "no/file: no such file; name"),
         ("x --recommendation no.toml", 3, "no.toml: "),
     ),
@@ -417,6 +419,7 @@ OPTIONS: Rows = {
         ("--into set --on nowhere", 2, "'nowhere' is no Ray cluster"),
     ),
     "": (
+        ("traces --db none.duckdb", 3, "none.duckdb: no such store"),
         ("synth nope", 2, "no profile is called 'nope'"),
         ("synth to-c -n 0", 2, "--requests"),
         ("synth to-c -o /proc/x", 2, "/proc"),
@@ -512,7 +515,10 @@ FACTS: Rows = {
     ),
     "export lengths --to oracleGeneral": (("-o x.bin", 3, "the trace has no block hashes"),),
     "ingest": (("short.jsonl --db no/k.duckdb", 3, "no/k.duckdb: its folder does not exist"),),
-    "runs": (("nope", 3, "nope: neither a file nor a stored trace"),),
+    "runs": (
+        ("nope", 3, "nope: neither a file nor a stored trace"),
+        ("--db none.duckdb", 3, "none.duckdb: holds no traces; give a trace file"),
+    ),
 }
 
 
