@@ -133,20 +133,6 @@ def test_replays_happen_beside_the_reading(lines: list[bytes]) -> None:
     assert watch.hits.requests == 50
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "needs a capacity; add --capacity-blocks, --capacity with --model, or --recomm"),
-        ({"capacity": 1 << 30}, "bytes need a model"),
-        ({"capacity": 1 << 30, "capacity_blocks": 3}, "contradict each other"),
-    ],
-)
-def test_a_capacity_is_needed(options: dict[str, Any], message: str) -> None:
-    """One of three; contradictions are refused."""
-    with pytest.raises(UsageError, match=message):
-        watch_request(WatchOptions(**options))
-
-
 def test_a_capacity_in_bytes() -> None:
     """In blocks of the recording; one below a block is refused."""
     stated = WatchOptions(capacity=1 << 30, model="llama3-8b")

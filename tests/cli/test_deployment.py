@@ -83,7 +83,7 @@ def test_what_was_said_once_holds(folder: Path, capsys: Streams) -> None:
         out, err = capsys.readouterr()
         assert f"As stated before: {deployment} (--forget starts anew)" in err
         assert json.loads(out)["deployment"]["gpu"] == "h100"
-    tune = ["tune", "--policies", "tlru", "--output", "-"]
+    tune = ["tune", "--policies", "lru", "--output", "-"]
     assert run([*tune, "--slo", "20s", "--percentile", "p90"]) == ExitCode.DONE
     out, err = capsys.readouterr()
     assert deployment in err

@@ -63,7 +63,6 @@ def test_one_request_says_what_it_shares_and_why_it_stops(
     out = capsys.readouterr().out
     assert f"request {worst['last_use']}" in out
     assert f"{worst['written_blocks']:,} blocks were written since" in out
-    assert run(["explain", TRACE, *options, "--request", "100000000"]) == ExitCode.USAGE
 
 
 def line(number: int, ids: list[int], **more: object) -> str:

@@ -178,6 +178,7 @@ OPTIONS: Rows = {
         (f"--offload lmcache {_SWAPPED}", 2, "'lmcache' is not modelled; take vllm@0.32 or"),
         ("--recommendation no.toml", 3, "no.toml: No such file"),
         ("--recommendation short.jsonl", 3, "short.jsonl: not a TOML file"),
+        ("--recommendation schema.toml", 3, "schema.toml: verdict: missing; `kvscope tune` and"),
         ("--gpu h10 --model llama3-8b", 2, "--gpu: no GPU 'h10'; did you mean h100"),
         ("--gpu l4", 2, "--model: the KV pool is unknown"),
         ("--gpu l4 --model llama3-70b", 2, "leaves no memory for KV blocks"),
@@ -201,6 +202,14 @@ OPTIONS: Rows = {
         ("--html - --json", 2, "two results for standard output"),
         ("--html no/x.html", 2, "make it first"),
         ("--html /proc/x.html", 2, "/proc"),
+    ),
+    "simulate short --capacity-blocks 4 --policies lru --fail-on regression>5% --baseline": (
+        ("no.json", 3, "no.json: No such file or directory"),
+        ("other.json", 3, "of `kvscope tune`, not of `kvscope simulate`"),
+        ("old.json", 3, "written by kvscope 0.1, which did not write figures"),
+        ("short.jsonl", 3, "short.jsonl: not JSON: "),
+        ("list.json", 3, "not a document of kvscope; write one with --json"),
+        ("run:9", 3, "run:9: the store has no such run; `kvscope runs` lists"),
     ),
     "simulate short --recommendation no.toml": (
         ("--policies lru", 2, "--policies: the recommendation settles this"),
@@ -369,7 +378,9 @@ OPTIONS: Rows = {
         ("x --port 0", 2, "--port"),
         ("x --port 99999", 2, "'99999' is too large; write at most 65535"),
         ("x --capacity-blocks 4 --token a", 2, "--token: too short"),
-        ("x", 2, "needs a capacity"),
+        ("x", 2, "needs a capacity; add --capacity-blocks, --capacity with --model, or --recomm"),
+        ("x --capacity 1GiB", 2, "bytes need a model"),
+        ("x --capacity 1GiB --capacity-blocks 3", 2, "contradict each other"),
         ("no/file --capacity-blocks 4", 3, "no/file: no such file; name"),
         ("x --recommendation no.toml", 3, "no.toml: "),
     ),
@@ -392,6 +403,7 @@ OPTIONS: Rows = {
         ("--into set --on nowhere", 2, "'nowhere' is no Ray cluster"),
     ),
     "": (
+        ("traces --db none.duckdb", 3, "none.duckdb: no such store"),
         ("synth nope", 2, "no profile is called 'nope'"),
         ("synth to-c -n 0", 2, "--requests"),
         ("synth to-c -o /proc/x", 2, "/proc"),
@@ -399,7 +411,7 @@ OPTIONS: Rows = {
         ("hash no.log --tokenizer no -o x --salt-file no/salt", 2, "make it first"),
         ("hash short.jsonl --tokenizer no -o short.jsonl", 2, "--output short.jsonl: the file is"),
         ("hash no.log --tokenizer no -o x --salt-file x", 2, "the file is that of --output, too"),
-        ("record -o x", 2, "error: "),
+        ("record -o x", 2, "KVSCOPE_RECORD"),
         ("doctor --save-to /proc/x", 2, "/proc"),
         ("deployment", 2, "no deployment"),
         ("deployment --gpu h2oo", 2, "no GPU 'h2oo'"),
@@ -480,7 +492,10 @@ FACTS: Rows = {
     ),
     "export lengths --to oracleGeneral": (("-o x.bin", 3, "the trace has no block hashes"),),
     "ingest": (("short.jsonl --db no/k.duckdb", 3, "no/k.duckdb: its folder does not exist"),),
-    "runs": (("nope", 3, "nope: neither a file nor a stored trace"),),
+    "runs": (
+        ("nope", 3, "nope: neither a file nor a stored trace"),
+        ("--db none.duckdb", 3, "none.duckdb: holds no traces; give a trace file"),
+    ),
 }
 
 
@@ -515,6 +530,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for name in "ab"
         ],
     }
+    (folder / "other.json").write_text('{"kvscope": "1", "command": "tune"}')
+    (folder / "old.json").write_text('{"kvscope": "0.1", "command": "simulate"}')
+    (folder / "list.json").write_text("[]")
+    (folder / "schema.toml").write_text("schema = 1\n")
     for name, lines in rows.items():
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
     times = (f"2023-11-16 18:17:{at:02}.9799600,{100 + at},10" for at in range(60))

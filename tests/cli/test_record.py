@@ -15,14 +15,6 @@ from kvscope.vllm_plugin import kv_events
 from kvscope.vllm_plugin.kv_events import BlockStored, EventBatch
 
 
-def test_it_has_to_be_told_from_where(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The error names both ways."""
-    assert run(["record", "-o", str(tmp_path / "trace.jsonl")]) == ExitCode.USAGE
-    told = capsys.readouterr().err
-    assert "--kv-events" in told
-    assert "KVSCOPE_RECORD" in told
-
-
 def test_where_nothing_can_be_listened_to_no_file_begins(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,13 +158,6 @@ def test_traces_lists_the_last_used_first(tmp_path: Path, db: str, capsys: Strea
     assert "did you mean 'first'?" in capsys.readouterr().err
 
 
-def test_listing_creates_no_store(tmp_path: Path, db: str, capsys: Streams) -> None:
-    """A store that is not there is an error, not an empty file."""
-    assert run(["traces", "--db", db]) == ExitCode.INPUT
-    assert "no such store" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 def test_nothing_to_work_on_creates_no_store(tmp_path: Path, db: str, capsys: Streams) -> None:
     """Whatever a command misses, it leaves no file behind."""
     empty = tmp_path / "empty.jsonl"

@@ -54,8 +54,10 @@ def test_reuse(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> Non
 
 
 def test_time(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
-    """The fitted models' verdicts are those of `fit --json`."""
+    """The fitted models' verdicts are those of `fit --json`; looking at them stores nothing."""
+    before = Path(db).read_bytes()
     app = settled(shown(db, monkeypatch, "time", view="Fitted models"), "Models")
+    assert Path(db).read_bytes() == before
     document = told(capsys, "fit", "chats", "--db", db)
     verdicts = {one["category"]: one["verdict"] for one in document["categories"] if one["model"]}
     table = table_with(app, "verdict")

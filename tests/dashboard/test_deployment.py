@@ -76,7 +76,11 @@ def test_overview_begins_with_the_pool(
 
 @pytest.mark.parametrize("page", EVERY_PAGE)
 def test_every_page_takes_a_deployment(db: str, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
-    """No page ends in an error; without a GPU the sidebar says that it is a cache study."""
+    """No page ends in an error; without a GPU the sidebar says that it is a cache study.
+
+    Looking changes nothing in the store.
+    """
+    before = Path(db).read_bytes()
     app = deployed(db, monkeypatch, "" if page == "overview" else page)
     assert not app.error
     assert "cache study" not in captions(app)
@@ -85,6 +89,7 @@ def test_every_page_takes_a_deployment(db: str, monkeypatch: pytest.MonkeyPatch,
     assert not app.error
     assert len(app.title) == 1
     assert "A cache study" in captions(app)
+    assert Path(db).read_bytes() == before
 
 
 def test_capacity_marks_the_pool(db: str, monkeypatch: pytest.MonkeyPatch) -> None:

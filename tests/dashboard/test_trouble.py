@@ -12,7 +12,7 @@ import pytest
 from kvscope.ingest.pipeline import ingest
 from kvscope.store import traces
 from kvscope.store.db import open_store
-from tests.dashboard.shown import EVERY_PAGE, PAGES, metrics, settled, shown, words, worked
+from tests.dashboard.shown import EVERY_PAGE, PAGES, metrics, shown, words, worked
 from tests.long import long
 
 HOLDS = """
@@ -131,17 +131,6 @@ def test_a_store_that_another_process_writes(db: str, monkeypatch: pytest.Monkey
     app.run()
     assert not app.error
     assert len(app.title) == 1
-
-
-def test_looking_changes_nothing(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store's bytes are the same after a visit to every page."""
-    before = Path(db).read_bytes()
-    for page in EVERY_PAGE:
-        app = shown(db, monkeypatch, page)
-        assert not app.error
-        if page == "time":
-            settled(shown(db, monkeypatch, page, view="Fitted models"), "Models")
-    assert Path(db).read_bytes() == before
 
 
 def write_odd(path: Path, kind: str) -> Path:

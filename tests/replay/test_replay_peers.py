@@ -45,11 +45,10 @@ FLAT = {
 def test_equals_kvcache_simulator(name: str) -> None:
     """The same hit tokens of the last half of the requests, for lru, belady and fifo.
 
-    By its line of DESIGN section 4: partial last blocks kept, last-token rule off, outputs ignored.
-    Its lru and optimal may refuse a block (section 5, optional caching) as kvscope's do. Its fifo
-    may not, and makes room before each insertion: `mandatory`. Capacities begin at the longest
-    prompt, as in a smaller cache its lru gives up the head of what it is just inserting; and where
-    it never evicted in the first half it gives no result.
+    Partial last blocks kept, last-token rule off, outputs ignored. Its lru and optimal may refuse a
+    block as kvscope's do. Its fifo may not, and makes room before each insertion: `mandatory`.
+    Capacities begin at the longest prompt, as in a smaller cache its lru gives up the head of what
+    it is just inserting; and where it never evicted in the first half it gives no result.
     """
     prompts = sample(name)
     first = len(prompts.leaf) // 2
@@ -78,8 +77,8 @@ def test_equals_kvcache_simulator(name: str) -> None:
 def test_equals_libcachesim(name: str, tmp_path: Path) -> None:
     """The same number of hits, every access being an object of its own.
 
-    By its line of DESIGN section 4: block-weighted, whole trace, flat. It cannot refuse a block and
-    evicts before it inserts: `mandatory`.
+    Block-weighted, whole trace, flat. It cannot refuse a block and evicts before it inserts:
+    `mandatory`.
     """
     prompts = sample(name)
     blocks = paths(prompts.block_parent, prompts.leaf, prompts.blocks)[1][:ACCESSES]

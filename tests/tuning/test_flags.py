@@ -53,13 +53,6 @@ def test_an_infinite_parameter_is_nothing_that_sglang_takes() -> None:
     assert flags(Slru({"protected_uses": math.inf})).sglang is None
 
 
-@pytest.mark.parametrize("name", ["xi_tokens", "next_prompt_tokens"])
-def test_no_number_of_tokens_is_infinite(name: str) -> None:
-    """An engine could not even place a block by it."""
-    with pytest.raises(UsageError, match=rf"tlru.{name}: inf is outside \[0, 1e\+15\]"):
-        TLru({name: math.inf})
-
-
 def test_a_pool_that_the_engine_measures_has_no_flag() -> None:
     """Only a stated pool overrides the engine's own measurement; further options come last."""
     launch = EngineLaunch(32, None, ("--max-num-seqs 8",))

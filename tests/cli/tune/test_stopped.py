@@ -29,18 +29,6 @@ def test_nothing_is_written_to_a_dash(
     assert not Path("recommendation.toml").exists()
 
 
-def test_a_malformed_recommendation_is_unreadable_input(
-    tmp_path: Path, trace: str, options: tuple[str, ...], capsys: Streams
-) -> None:
-    """Exit code 3 and one line; what each mistake says is in tests/tuning/test_file.py."""
-    path = tmp_path / "r.toml"
-    path.write_text("schema = 1\n", encoding="utf-8")
-    assert run(["simulate", trace, *options[:2], "--recommendation", str(path)]) == ExitCode.INPUT
-    error = capsys.readouterr().err
-    remedy = "`kvscope tune` and `kvscope fit --export` write such a file"
-    assert error == f"error: {path}: verdict: missing; {remedy}\n"
-
-
 @pytest.mark.parametrize("earlier", [None, "of before\n"])
 @pytest.mark.parametrize("at", ["search", "judge"])
 def test_ctrl_c_writes_nothing(
