@@ -166,7 +166,10 @@ class ReplicaOptions(Struct, frozen=True, kw_only=True):
     group: ClassVar[str] = "Deployment"
     beside_pool: ClassVar[bool] = False
     gpu: Annotated[
-        str | None, Option("GPU of the deployment, for example h100 or l40s.", "GPU", values.called)
+        str | None,
+        Option(
+            "GPU of the deployment, for example h100 (see `kvscope gpus`).", "GPU", values.called
+        ),
     ] = None
     tp: Tp = None
     model: Model = None

@@ -62,6 +62,7 @@ COMMANDS: tuple[tuple[str, Lazy], ...] = (
     ("policies", Lazy("catalog:policies", "List the eviction policies.")),
     ("routers", Lazy("catalog:routers", "List the routers of fleets.")),
     ("models", Lazy("catalog:models", "List the model presets.")),
+    ("gpus", Lazy("catalog:gpus", "List the GPUs of deployments.")),
     ("latencies", Lazy("catalog:latencies", "List the latency presets.")),
     ("formats", Lazy("catalog:formats", "List the trace formats.")),
 )

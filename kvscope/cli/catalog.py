@@ -1,4 +1,4 @@
-"""`kvscope policies`, `routers`, `models`, `latencies`, `formats`: what kvscope knows by name."""
+"""What kvscope knows by name: `kvscope policies`, `routers`, `models`, `gpus` and so on."""
 
 from __future__ import annotations
 
@@ -65,6 +65,24 @@ def models(as_json: Json = False) -> None:
     }
     listed = tuple(catalog.ListedModel(preset(name)) for name in preset_names())
     _show("models", listed, columns, as_json=as_json)
+
+
+def gpus(as_json: Json = False) -> None:
+    """List the GPUs that `--gpu` takes.
+
+    With what its pool and latency follow from. Checked: compared with published measurements.
+    """
+    from kvscope.deployment.gpus import GPUS
+
+    columns = {
+        "gpu": lambda entry: entry.name,
+        "memory": lambda entry: units.format_size(entry.total_bytes),
+        "bf16": lambda entry: f"{entry.flops / 1e12:,.0f} TFLOP/s",
+        "reads": lambda entry: f"{entry.memory_bytes_s / 1e12:.3g} TB/s",
+        "link": lambda entry: f"{entry.link_bytes_s / 1e9:,.0f} GB/s",
+        "checked": lambda entry: "yes" if entry.checked else "no",
+    }
+    _show("gpus", tuple(GPUS.values()), columns, as_json=as_json)
 
 
 def latencies(as_json: Json = False) -> None:

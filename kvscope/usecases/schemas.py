@@ -19,6 +19,7 @@ from msgspec import Struct
 from kvscope.app.documents import machines, tune
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import ResolvedDeployment
+from kvscope.deployment.gpus import Gpu
 from kvscope.usecases import USE_CASES, catalog, stored
 from kvscope.usecases.base import AnyUseCase, use_case
 from kvscope.usecases.documents import is_record, shown_fields
@@ -139,6 +140,7 @@ DOCUMENTS: Mapping[str, Any] = {
     "deployment": _document_of("deployment", ResolvedDeployment),
     "doctor": _document_of("doctor", stored.CheckedStore),
     "formats": _list_of("formats", catalog.ListedFormat),
+    "gpus": _list_of("gpus", Gpu),
     "ingest": _document_of("ingest", stored.IngestedTraces),
     "latencies": _list_of("latencies", catalog.ListedLatency),
     "models": _list_of("models", catalog.ListedModel),

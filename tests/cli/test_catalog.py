@@ -1,4 +1,4 @@
-"""`kvscope policies`, `routers`, `models`, `latencies`, `formats`: for people and programs."""
+"""`kvscope policies`, `routers`, `models`, `gpus` and so on: for people and programs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from kvscope.cli.app import COMMANDS, run
 from kvscope.core.errors import ExitCode
+from kvscope.deployment.gpus import GPUS
 from kvscope.deployment.models import preset_names
 from kvscope.ingest.formats.registry import FORMATS
 from kvscope.latency.profile import PRESETS
@@ -17,6 +18,7 @@ NAMES: dict[str, list[str]] = {
     "policies": [policy.name for policy in POLICIES],
     "routers": [router.name for router in ROUTERS],
     "models": list(preset_names()),
+    "gpus": list(GPUS),
     "latencies": list(PRESETS),
     "formats": [known.name for known in FORMATS],
 }

@@ -30,6 +30,7 @@ CHAINS: dict[str, str] = {
     "catalog": """
         formats
         latencies
+        gpus
         models
         policies
         routers
