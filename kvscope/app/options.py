@@ -26,9 +26,9 @@ DEFAULT_POINTS = 5
 FURTHER = "Further options"
 USUAL = frozenset(
     {
-        *("gpu", "tp", "model", "replicas", "gpu_hour", "engine_log", "slo", "percentile"),
-        *("policies", "policy", "capacity", "capacity_blocks", "points", "also", "tiers", "fleet"),
-        *("router", "request", "recommendation", "window", "html", "as_json"),
+        *("gpu", "model", "replicas", "gpu_hour", "slo", "percentile", "also", "tiers", "fleet"),
+        *("policies", "policy", "capacity", "capacity_blocks", "points", "request"),
+        *("recommendation", "window", "html", "as_json"),
     }
 )
 """Options that people use first: the help of a command begins with those that it has."""

@@ -37,6 +37,17 @@ def test_one_engine(path: Path) -> None:
     assert (pool["workers"], pool["router"]) == (1, None)
 
 
+def test_simulate_sets_the_guards_of_tune() -> None:
+    """On a deployment, where a policy takes one and nothing else is stated."""
+    path = data_folder("sample_traces") / "to-c.jsonl.gz"
+    with kvscope.open_trace(path) as trace:
+        runs = kvscope.simulate(trace, policies="tlru,wa", **WHERE).to_dict()["results"]
+        free = kvscope.simulate(trace, policies="tlru", param=["tlru.guard=0"], **WHERE).to_dict()
+        alone = kvscope.simulate(trace, policies="tlru", capacity_blocks=3000).to_dict()
+    assert [run["params"]["guard"] for run in runs] == [1, 1]
+    assert free["results"][0]["params"]["guard"] == alone["results"][0]["params"]["guard"] == 0
+
+
 @pytest.mark.parametrize("path", TRACES)
 def test_replicas(path: Path) -> None:
     """With several, `analyze` and `explain` have the rate of `fleet` behind the router named."""

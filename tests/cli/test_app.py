@@ -62,6 +62,17 @@ def test_help_is_data(capsys: Streams, words: list[str]) -> None:
     assert err == ""
 
 
+def test_help_begins_with_the_usual_options(capsys: Streams) -> None:
+    """At most 20 of them; all others are in sections with names."""
+    assert run(["tune", "--help"]) == ExitCode.DONE
+    first, _, others = capsys.readouterr().out.partition("Options:")[2].partition("Further options")
+    usual = [line.split()[0] for line in first.splitlines() if line.startswith("  --")]
+    assert len(usual) <= 20
+    assert {"--gpu", "--model", "--replicas", "--slo", "--tiers", "--html", "--json"} <= {*usual}
+    names = ("Deployment:", "Conditions:", "Output:", "Reading a new trace:")
+    assert all(f"\n{name}\n" in others for name in names)
+
+
 def test_nothing_asked(capsys: Streams) -> None:
     """`kvscope` alone is a usage error that shows what there is, off stdout."""
     assert run([], [("show", show)]) == ExitCode.USAGE
