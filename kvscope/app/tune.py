@@ -242,11 +242,6 @@ class Recommendation(Struct, frozen=True):
         where = self.deployment
         return None if where is None else where.price_of(where.tp * replicas)
 
-    def gpus_for(self, blocks: int) -> int | None:
-        """Return the GPUs whose pools hold so many blocks on every replica; None without any."""
-        tokens = blocks * self.trace.block_size * self.tuning.replicas
-        return None if self.deployment is None else self.deployment.gpus_for(tokens)
-
     @property
     def deciding_category(self) -> tuple[str, float] | None:
         """The category whose requests gain most by the change, and its share (0-1) of the gain.

@@ -83,7 +83,7 @@ def sections(tuned: Recommendation) -> list[Section]:
         options_section(tuned, tuned.plan),
         _verdict(tuned),
         _policies(tuned),
-        _capacities(tuned),
+        *([] if tuned.deployment else [_capacities(tuned)]),
         _to_set(tuned),
         Section.of("Assumed", *assumed, *_ends(tuned), *_doubts(tuned)),
         *explanation.sections(tuned),
@@ -600,19 +600,14 @@ def _capacities(tuned: Recommendation) -> Section:
             return verdict
         return f"{verdict}, needs {sizes.label(least.would_need_blocks)}"
 
-    gpus: Columns = {"GPUs": lambda least: count(tuned.gpus_for(least.training.capacity_blocks))}
-    if tuned.deployment is None:
-        gpus = {}
     columns: Columns = {
         "policy": lambda least: tuned.called(least.training.policy),
         **sizes.columns(lambda least: least.training.capacity_blocks),
-        **gpus,
         "training (ms)": lambda least: significant(least.training.target_s * 1e3),
         "held-out (ms)": lambda least: significant(least.held_out.target_s * 1e3),
         "holds": holds,
     }
     note = "resolved to 1%; holds: also on held-out requests"
-    note += "; GPUs: those whose pools hold it" if gpus else ""
     table = tabulate(title, rows, columns, note, words=("holds",))
     return Section.of("Capacity", table, chart)
 

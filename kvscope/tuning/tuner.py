@@ -257,7 +257,7 @@ class Tuner:
         choice = comparison.choice
         verdict = decide(target, lru, choice, infinite.validation)
         least_lru = least_any = None
-        if verdict != "overloaded":
+        if verdict != "overloaded" and not options.scale_out:  # more replicas, not another pool
             with self.progress("searching the least capacity") as advance:
                 low, high = self._lowest, self._highest(self.training)
                 training_lru = least_for_lru(self.training, low, high, advance)

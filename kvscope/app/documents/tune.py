@@ -123,20 +123,15 @@ class ChangeFacts(JudgedFigures):
 
 
 class LeastCapacity(CapacityFacts):
-    """The least capacity that meets the SLO, by the training window and by the held-out one.
+    """The least capacity that meets the SLO, by the training window and by the held-out one."""
 
-    With a deployment, `gpus` have the pools that hold it, at `price_hour` where a GPU has a price.
-    """
-
-    gpus: int | None
-    price_hour: float | None
     training: TrialFigures
     held_out: TrialFigures
     would_need_blocks: int | None
 
 
 class LeastCapacities(Facts):
-    """The least capacity that meets the SLO: with LRU, and with any policy."""
+    """The least capacity of a cache study that meets the SLO: with LRU, and with any policy."""
 
     lru: LeastCapacity | None
     best: LeastCapacity | None
@@ -692,12 +687,9 @@ def _held_out(judged: Judged) -> HeldOutFigures:
 def _least(tuned: Recommendation, least: RequiredCapacity | None) -> LeastCapacity | None:
     if least is None:
         return None
-    gpus = tuned.gpus_for(least.training.capacity_blocks)
     return LeastCapacity.build(
         _capacity(tuned, least.training.capacity_blocks),
         least,
-        gpus=gpus,
-        price_hour=gpus and tuned.deployment and tuned.deployment.price_of(gpus),
         training=_trial(tuned, least.training),
         held_out=_trial(tuned, least.held_out),
     )
