@@ -18,6 +18,7 @@ from tests.cli.shell import Streams, document
 
 ENGINE = ("--gpu", "h100", "--model", "llama3-8b", "--num-gpu-blocks", "3000")
 COMMON = ("--db", ":memory:", "--tiers", "--slo", "20s", "--policies", "lru", *ENGINE)
+SLOW = ("--gpu", "l4", "--num-gpu-blocks", "1000")  # gains by more memory
 NO_FILE = ("--output", "-")
 PLAIN = "vllm@0.33:eviction_policy=lru"
 """An option stated: none is searched."""
@@ -38,8 +39,7 @@ def test_every_way_and_size_is_an_option(capsys: Streams, trace: str) -> None:
     """A price is of the list, or of yours; what is saved has the GPU's."""
     ways = "vllm@0.33", "vllm@0.33:store_threshold=2"
     sizes = ("--tier-sizes", "4GiB,16GiB", "--offload", f"{PLAIN},{ways[1]}")
-    slow = ("--gpu", "l4", "--num-gpu-blocks", "1000")  # gains by more memory
-    made = document(capsys, "tune", trace, *COMMON, *slow, *sizes, *NO_FILE, "--gpu-hour", "2")
+    made = document(capsys, "tune", trace, *COMMON, *SLOW, *sizes, *NO_FILE, "--gpu-hour", "2")
     tried = {(row["change"]["tier"]["offload"], row["change"]["tier"]["gib"]) for row in rows(made)}
     assert tried <= {(way, size) for way in ways for size in (4, 16)}
     assert len(tried) > 1
@@ -60,7 +60,7 @@ def test_every_way_and_size_is_an_option(capsys: Streams, trace: str) -> None:
 
 def test_writes_of_a_drive(capsys: Streams, trace: str) -> None:
     """Twice the rating wears it out half as much, and is charged so."""
-    one = (trace, *COMMON, "--tier-sizes", "4GiB+ssd:4GiB", "--offload", PLAIN)
+    one = (trace, *COMMON, *SLOW, "--tier-sizes", "4GiB+ssd:4GiB", "--offload", PLAIN)
     wear = {}
     for rated in ("0.5", "1"):
         made = document(capsys, "tune", *one, *NO_FILE, "--ssd-writes-per-day", rated)

@@ -70,7 +70,7 @@ def test_overview_begins_with_the_pool(
     pool, each = request.deployment.pool, 2 if traffic == "fleet" else 1
     assert f"({units.format_count(pool.blocks * each)} blocks)" in first
     low, high = (units.format_count(end * each) for end in (pool.low_blocks, pool.high_blocks))
-    assert f"derived ({low} to {high} blocks)" in first
+    assert f"derived: {low} to {high} blocks" in first
     assert request.deployment.summary in captions(app)
 
 

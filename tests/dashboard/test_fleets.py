@@ -67,7 +67,7 @@ def test_a_replica_has_the_deployments_pool(
     assert study.capacity_blocks == study.deployment.pool.blocks
     assert study.setting.latency == study.deployment.latency.name
     assert study.think is not None
-    assert "1 replica for 2 an hour" in words(app)
+    assert "1 replica (GPUs: 2 an hour) meets" in words(app)
     app.selectbox(key="traffic").select("replica").run()
     assert "if this trace holds all of it, select fleet" in app.error[0].value
 
