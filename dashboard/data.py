@@ -78,7 +78,7 @@ def analysis(
 
 
 @lru_cache(maxsize=16)
-def _pool(trace: Trace, options: ExplainOptions) -> PoolHits:
+def _pool(trace: Trace, options: ExplainOptions) -> PoolHits | None:
     return pool_hits(connection, trace, explain_request(options))
 
 

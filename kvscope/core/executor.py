@@ -19,6 +19,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 _CHECK_S = 0.2
+_NICENESS = 10
 PROCESS_BYTES = 300 * MIB
 """What Python and the libraries take in a process of their own."""
 
@@ -100,7 +101,7 @@ def in_process(function: Callable[..., R], *arguments: Any, check: Callable[[], 
     """
     from loky import ProcessPoolExecutor
 
-    pool = ProcessPoolExecutor(1, initializer=_end_with, initargs=(os.getpid(),))
+    pool = ProcessPoolExecutor(1, initializer=_yield_and_end_with, initargs=(os.getpid(),))
     try:
         future: Future[R] = pool.submit(function, *arguments)
         while not wait([future], _CHECK_S).done:
@@ -131,6 +132,12 @@ def _end_with(parent: int) -> None:
         os._exit(1)
 
     Thread(target=watch, daemon=True).start()
+
+
+def _yield_and_end_with(parent: int) -> None:
+    """Do the same, and leave processors to the parent, which answers people meanwhile."""
+    os.nice(_NICENESS)
+    _end_with(parent)
 
 
 class LocalProcesses(Executor):

@@ -304,14 +304,22 @@ def analyze(
 
 def pool_hits(
     stores: Stores, trace: Trace, request: ExplainRequest, monitor: Monitor | None = None
-) -> PoolHits:
-    """Return what LRU hits in the pools of a deployment, replayed."""
+) -> PoolHits | None:
+    """Return what LRU hits in the pools of a deployment, replayed.
+
+    None, with a note, where the replay does not fit into memory.
+    """
     from kvscope.app.monitor import Monitor
     from kvscope.app.traces import replayable
     from kvscope.replay.findings import PoolHits
 
-    with (monitor or Monitor()).steps("replaying the deployment's pool"):
-        prompts = replayable(stores, trace)
+    monitor = monitor or Monitor()
+    with monitor.steps("replaying the deployment's pool"):
+        try:
+            prompts = replayable(stores, trace)
+        except memory.OutOfMemoryError as error:  # the analysis itself fitted
+            monitor.note(f"the deployment's pool counts as idle: {error}")
+            return None
         evidence = read_evidence(stores, trace, request)
         explained = explain(trace, prompts, request, Monitor(), evidence)
     return PoolHits(

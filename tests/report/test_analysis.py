@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from kvscope.core.hits import LIBCACHESIM, HitDefinition, side_by_side, standard
+from kvscope.core.memory import OutOfMemoryError
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import Deployment, resolve
 from kvscope.deployment.models import resolve_model
@@ -20,7 +21,14 @@ from kvscope.report import overview
 from kvscope.report.section import Section
 from kvscope.report.words import share, trace_in_words
 from kvscope.store.db import MEMORY, Store, open_store
-from kvscope.usecases.analyze import USE_CASE, Analysis, AnalyzeRequest, analyze
+from kvscope.usecases.analyze import (
+    USE_CASE,
+    Analysis,
+    AnalyzeOptions,
+    AnalyzeRequest,
+    analyze,
+    analyze_request,
+)
 
 Stored = tuple[Store, Trace]
 
@@ -230,6 +238,22 @@ def test_the_pool_and_the_gpus_for_more_hits(three: Stored, price: float | None)
     assert f"LRU hits {share(rate)} of the input tokens with an idle KV pool: " in words
     assert " is 1 block, stated." in words
     assert "LRU needs 1 block for 90%" in words
+
+
+def test_a_pool_whose_replay_does_not_fit_into_memory_counts_as_idle(
+    three: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The analysis, which fitted, is not lost; without the fault the pool is replayed."""
+    request = analyze_request(AnalyzeOptions(gpu="l4", model="qwen2-7b"))
+    assert analyze(*three, request).pool is not None
+
+    def refuse(*_: object) -> None:
+        raise OutOfMemoryError("needs more", where="a replay", remedy="take less")
+
+    monkeypatch.setattr("kvscope.app.traces.replayable", refuse)
+    analysis = analyze(*three, request)
+    assert analysis.pool is None
+    assert "all of it idle" in " ".join(overview.headline(analysis).sentences)
 
 
 def test_no_reuse_needs_no_capacity(tmp_path: Path) -> None:
