@@ -245,7 +245,10 @@ def test_a_pool_whose_replay_does_not_fit_into_memory_counts_as_idle(
 ) -> None:
     """The analysis, which fitted, is not lost; without the fault the pool is replayed."""
     request = analyze_request(AnalyzeOptions(gpu="l4", model="qwen2-7b"))
-    assert analyze(*three, request).pool is not None
+    replayed = analyze(*three, request)
+    assert replayed.pool is not None
+    assert replayed.present_rate == replayed.pool.token_hit_rate
+    assert " with the KV pool: " in " ".join(overview.headline(replayed).sentences)
 
     def refuse(*_: object) -> None:
         raise OutOfMemoryError("needs more", where="a replay", remedy="take less")
@@ -253,7 +256,7 @@ def test_a_pool_whose_replay_does_not_fit_into_memory_counts_as_idle(
     monkeypatch.setattr("kvscope.app.traces.replayable", refuse)
     analysis = analyze(*three, request)
     assert analysis.pool is None
-    assert "all of it idle" in " ".join(overview.headline(analysis).sentences)
+    assert " with an idle KV pool: " in " ".join(overview.headline(analysis).sentences)
 
 
 def test_no_reuse_needs_no_capacity(tmp_path: Path) -> None:
