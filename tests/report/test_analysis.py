@@ -247,7 +247,8 @@ def test_a_pool_whose_replay_does_not_fit_into_memory_counts_as_idle(
     request = analyze_request(AnalyzeOptions(gpu="l4", model="qwen2-7b"))
     replayed = analyze(*three, request)
     assert replayed.pool is not None
-    assert replayed.present_rate == replayed.pool.token_hit_rate
+    other = replace(replayed, pool=replace(replayed.pool, token_hit_rate=0.123))
+    assert other.present_rate == 0.123
     assert " with the KV pool: " in " ".join(overview.headline(replayed).sentences)
 
     def refuse(*_: object) -> None:

@@ -90,6 +90,7 @@ def test_a_switch_that_carries_the_load(
     assert best["verdict"] == "switch"
     assert not best["lru"]["held_out"]["keeps_up"]
     assert best["choice"]["held_out"]["keeps_up"]
+    assert "(stated). Arrivals 4 times as fast." in told(capsys, trace, *options, *fast)
 
 
 def test_overloaded(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
