@@ -6,12 +6,12 @@ import json
 import re
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.models import write_model
-from benchmarks.gpu.stages import POLICY_MODEL
+from benchmarks.gpu.models import CONFIGS, write_model
+from benchmarks.gpu.stages import POLICY_MODEL, STAGES
 from benchmarks.table import Table
 from kvscope.deployment.engines import parse_engine
 from kvscope.deployment.gpus import GIB, Gpu, resolve_gpu
@@ -20,6 +20,7 @@ from kvscope.deployment.pool import derive_pool
 from kvscope.deployment.roofline import HIGH, LOW, REQUEST_S, roofline, tpot_s
 
 Found = dict[str, Any]
+_ON_VLLM = ("lru", "recommended", "tier", "latent", "windows")
 _AVAILABLE = re.compile(r"Available KV cache memory: ([0-9.]+) GiB")
 _OVERRIDDEN = re.compile(r"Overriding num_gpu_blocks=(\d+)")
 
@@ -27,18 +28,19 @@ _OVERRIDDEN = re.compile(r"Overriding num_gpu_blocks=(\d+)")
 def tables(folder: Path, gpu_name: str) -> list[Table]:
     """Return the tables of the stages that ran into `folder`, beside the rules for that GPU."""
     gpu = resolve_gpu(gpu_name)
-    made: dict[str, Callable[[Found, Gpu], Iterator[Table]]] = {
-        "torch": _torch,
-        "vllm": _vllm,
-        "policy": _policy,
-        "fleet": _fleet,
-    }
-    return [
-        table
-        for stage, tables_of in made.items()
+    found: dict[str, Found] = {
+        stage: json.loads(path.read_text(encoding="utf-8"))
+        for stage in STAGES
         if (path := folder / f"{stage}.json").exists()
-        for table in tables_of(json.loads(path.read_text(encoding="utf-8")), gpu)
-    ]
+    }
+    made: list[Table] = []
+    if "torch" in found:
+        made += _torch(found["torch"], gpu)
+    if started := [found[stage] for stage in _ON_VLLM if "engine" in found.get(stage, {})]:
+        made += _vllm(started, gpu)
+    if "fleet" in found:
+        made += _fleet(found["fleet"])
+    return made
 
 
 def _torch(findings: Found, gpu: Gpu) -> Iterator[Table]:
@@ -65,8 +67,20 @@ def _torch(findings: Found, gpu: Gpu) -> Iterator[Table]:
     yield from _latencies("plain torch", documents, models, gpu, request_s=0.0)
 
 
-def _vllm(findings: Found, gpu: Gpu) -> Iterator[Table]:
-    yield _pools(findings["steps"], findings["engine"], gpu)
+def _vllm(started: list[Found], gpu: Gpu) -> Iterator[Table]:
+    """Yield the tables of the stages that started vLLM: pools, latency, hits and TTFT."""
+    steps = [step for findings in started for step in findings["steps"].values()]
+    alone = {name: step for findings in started for name, step in findings["steps"].items()}
+    first = next((step for step in steps if "calibration" in step), None)
+    models = {name: step for name, step in alone.items() if name in CONFIGS}
+    if first:
+        models[POLICY_MODEL] = first
+    yield _pools(models, started[0]["engine"], gpu)
+    if first is None:
+        return
+    calibrated = {POLICY_MODEL: first["calibration"]}
+    yield from _latencies("vLLM", calibrated, _models(calibrated), gpu, request_s=REQUEST_S)
+    yield _hits(first["pool"][0], steps)
 
 
 def _pools(steps: dict[str, Found], engine: Found, gpu: Gpu) -> Table:
@@ -159,35 +173,31 @@ def _summary(rows: Sequence[Sequence[Any]]) -> str:
     )
 
 
-def _policy(findings: Found, gpu: Gpu) -> Iterator[Table]:
-    steps = {name: step for name, step in findings["steps"].items() if step.get("pool")}
-    calibrated = steps.get("lru", {}).get("calibration")
-    if calibrated:
-        yield _pools({POLICY_MODEL: steps["lru"]}, findings["engine"], gpu)
-        models = _models([POLICY_MODEL])
-        yield from _latencies("vLLM", {POLICY_MODEL: calibrated}, models, gpu, request_s=REQUEST_S)
+def _hits(blocks: int, steps: list[Found]) -> Table:
     runs = [
         (pace, run)
-        for step in steps.values()
+        for step in steps
         for pace, validation in step.items()
         if pace.startswith("--")
         for run in validation["runs"]
     ]
-    yield Table(
+    return Table(
         "Hits and TTFT on vLLM beside the simulation",
-        f"{POLICY_MODEL} with random weights and {steps['lru']['pool'][0]:,} blocks; a generated"
+        f"{POLICY_MODEL} with random weights and {blocks:,} blocks; a generated"
         " trace of conversations and one-shot calls; TTFT by the profile calibrated just before.",
-        ("sent", "policy", "TTFT", "measured", "predicted", "error", "hit rate", "hit tokens off"),
+        ("sent", "policy", "time", "measured", "predicted", "error", "hit rate", "hit tokens off"),
         [
-            [pace, run["policy"], figure, *_beside(run, figure)]
+            [pace, run["policy"], f"{what} {figure}", *_beside(run, times, figure)]
             for pace, run in runs
+            for what, times in (("TTFT", "ttft_ms"), ("last token", "answer_ms"))
+            if run["predicted"][times]
             for figure in ("p50", "p95")
         ],
     )
 
 
-def _beside(run: Found, figure: str) -> list[str]:
-    measured, predicted = (run[side]["ttft_ms"][figure] for side in ("measured", "predicted"))
+def _beside(run: Found, times: str, figure: str) -> list[str]:
+    measured, predicted = (run[side][times][figure] for side in ("measured", "predicted"))
     return [
         f"{measured:.1f} ms",
         f"{predicted:.1f} ms",
@@ -197,7 +207,7 @@ def _beside(run: Found, figure: str) -> list[str]:
     ]
 
 
-def _fleet(findings: Found, gpu: Gpu) -> Iterator[Table]:
+def _fleet(findings: Found) -> Iterator[Table]:
     for table in findings["steps"].values():
         if "rows" in table:
             yield Table(

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
 
 LIMIT_S = 240.0
 TORCH_MODELS = ("llama3-8b", "qwen2.5-14b", "qwen3-30b-a3b")
-LATENT_MODEL = "deepseek-v2-lite"
-VLLM_MODELS = ("gemma3-4b", LATENT_MODEL, "llama3-8b")
-"""Sliding windows; latent attention with experts; dense, which the stage `policy` starts too."""
+LATENT_MODEL, WINDOWS_MODEL = "deepseek-v2-lite", "gemma3-4b"
 POLICY_MODEL = "llama3-8b"
-IN_FLIGHT = 8
+ADVICE = "policy.toml"
+_PACES = ("--sequential", "--in-flight 8")
+TIER_GIB = 8
+_LIMITS = "--max-num-seqs 1024 --max-num-batched-tokens 8192"  # vLLM's own on such GPUs
 _LOGGED = re.compile(
     r"KV cache memory|KV cache size|Maximum concurrency|[Mm]odel loading took|num_gpu_blocks|"
     r"[Cc]uda ?graph|CUDA graph|backend|torch.compile|block.size|weights took|profiling|"
@@ -41,7 +43,7 @@ class Run:
     """One stage: its findings so far, in a file that is written after every step."""
 
     def __init__(self, stage: str, folder: Path, *, small: bool, limit_s: float) -> None:
-        self.small, self.work = small, folder / f"{stage}-work"
+        self.small, self.work = small, folder / "work"
         self.work.mkdir(parents=True, exist_ok=True)
         self._until, self._path = time.monotonic() + limit_s, folder / f"{stage}.json"
         self.findings: dict[str, Any] = {"stage": stage, "steps": {}, "failed": {}}
@@ -116,13 +118,12 @@ def torch_alone(run: Run) -> None:
             )
 
 
-def vllm_alone(run: Run) -> None:
-    """Start vLLM as an operator would, model by model: its pool, its log, how long it takes."""
-    for name in VLLM_MODELS:
-        if run.small and name == LATENT_MODEL:
-            continue  # vLLM has no latent attention for CPUs
-        with run.step(name) as findings, _server(run, name, findings):
-            pass
+def pool(run: Run, model: str) -> None:
+    """Start vLLM with a model as an operator would: its pool, its log, how long it takes."""
+    if run.small and model == LATENT_MODEL:
+        return  # vLLM has no latent attention for CPUs
+    with run.step(model) as findings, _server(run, model, findings):
+        pass
 
 
 @contextmanager
@@ -132,6 +133,7 @@ def _server(
     findings: dict[str, Any],
     blocks: int | None = None,
     chosen: PolicyRun | None = None,
+    flags: tuple[str, ...] = (),
 ) -> Iterator[str]:
     """Start vLLM with random weights and its own defaults but for `blocks`; yield its address.
 
@@ -147,18 +149,18 @@ def _server(
         str(write_model(run.work, name, small=run.small)),
         0,
         blocks,
-        flags=("--enable-logging-iteration-details", *(chosen.flags if chosen else ())),
+        flags=("--enable-logging-iteration-details", *flags, *(chosen.flags if chosen else ())),
         environment=dict(chosen.environment) if chosen else {},
     )
-    log = run.work / f"{len(run.findings['steps'])}.log"
+    log = run.work / f"{run.findings['stage']}-{len(run.findings['steps'])}.log"
     server = VllmServer(launch, has, start_s=run.left_s(), log_path=str(log))
     before = time.monotonic()
     try:
         with server:
             findings["start_s"] = round(time.monotonic() - before, 1)
             findings["options"] = launch.options(has)
-            pool = block_pool(server.endpoint.metrics())
-            findings["pool"] = pool and [pool.usable_blocks, pool.block_size]
+            has_pool = block_pool(server.endpoint.metrics())
+            findings["pool"] = has_pool and [has_pool.usable_blocks, has_pool.block_size]
             run.save()
             yield server.endpoint.url
     finally:
@@ -167,26 +169,24 @@ def _server(
         findings["tail"] = [line[-300:] for line in text[-25:]]
 
 
-def policy(run: Run) -> None:
-    """Replay a trace where a policy pays: with LRU, calibrated before; then with the policy."""
+def _traces(run: Run) -> tuple[int, int]:
+    """Write a trace where a policy pays, to learn from and to serve; return blocks, and times.
+
+    Times: how many times longer its prompts are than those of the run on a CPU.
+    """
     from benchmarks import live_gittins
-    from kvscope.latency.file import read_profile
-    from kvscope.tuning.file import read_policy_file
-    from kvscope.validate.validate import recommended_run
 
     times, block = (1, 32) if run.small else (4, 16)
-    blocks = live_gittins.BLOCKS * times * 32 // block
     live_gittins.write_traces(run.work, 60 if run.small else 240, times=times, block=block)
-    best = run.work / "policy.toml"
+    return live_gittins.BLOCKS * times * 32 // block, times
 
-    def replayed(findings: dict[str, Any], url: str, policies: str, pace: str) -> None:
-        findings[pace] = run.kvscope(
-            f"validate served.jsonl --url {url} --policies {policies} {pace}"
-            " --recommendation policy.toml --latency latency.toml"
-            " --max-num-seqs 1024 --max-num-batched-tokens 8192"  # vLLM's own on such GPUs
-        )
-        run.save()
 
+def lru(run: Run) -> None:
+    """Calibrate vLLM, replay the trace with LRU, and let `tune` recommend a policy for it."""
+    from benchmarks import live_gittins
+    from kvscope.latency.file import read_profile
+
+    blocks, times = _traces(run)
     with run.step("lru") as findings, _server(run, POLICY_MODEL, findings, blocks) as url:
         findings["calibration"] = run.kvscope(
             f"calibrate --url {url} --max-tokens {1024 if run.small else 8192} --repeats 2"
@@ -195,22 +195,63 @@ def policy(run: Run) -> None:
         slo_s = read_profile(run.work / "latency.toml").ttft_s(live_gittins.SLO_TOKENS * times, 0)
         findings["tuned"] = run.kvscope(
             f"tune training.jsonl --policies gittins --capacity-blocks {blocks} --percentile p50"
-            f" --slo {float(slo_s) * 1e3:.1f}ms --latency latency.toml --output {best.name}"
+            f" --slo {float(slo_s) * 1e3:.1f}ms --latency latency.toml --output {ADVICE}"
         )["recommendation"]
-        replayed(findings, url, "lru", "--sequential")
-        replayed(findings, url, "lru", f"--in-flight {IN_FLIGHT}")
-    if not best.exists():
-        return
-    advice = read_policy_file(best)
-    for pace in ("--sequential", f"--in-flight {IN_FLIGHT}"):
+        for pace in _PACES:
+            _replay(run, findings, url, "lru", pace)
+
+
+def recommended(run: Run) -> None:
+    """Replay the trace with the policy that stage `lru` has recommended, each pace on a server."""
+    from kvscope.tuning.file import read_policy_file
+    from kvscope.validate.validate import recommended_run
+
+    blocks, _ = _traces(run)
+    advice = read_policy_file(run.work / ADVICE)
+    for pace in reversed(_PACES):
         chosen = recommended_run(
-            advice, best, overlapped=not run.small, trace_clock=pace == "--sequential"
+            advice, run.work / ADVICE, overlapped=not run.small, trace_clock=pace == "--sequential"
         )
         with (
             run.step(f"{advice.policy.name} {pace}") as findings,
             _server(run, POLICY_MODEL, findings, blocks, chosen) as url,
         ):
-            replayed(findings, url, "recommendation", pace)
+            _replay(run, findings, url, "recommendation", pace)
+
+
+def tier(run: Run) -> None:
+    """Replay the trace with LRU and CPU memory below the pool, beside `simulate --offload`."""
+    if run.small:
+        return  # vLLM offloads from GPUs alone
+    blocks, _ = _traces(run)
+    with run.step("predicted") as predicted:
+        pool_gib = blocks * 16 * 131_072 / 2**30
+        predicted["results"] = run.kvscope(
+            f"simulate served.jsonl --model {POLICY_MODEL} --policies lru --warmup 20%"
+            f" --tiers hbm={pool_gib}GiB,dram={TIER_GIB}GiB --offload vllm@0.32"
+            f" --latency latency.toml {_LIMITS}"
+        )["results"]
+    flags = ("--kv-offloading-size", f"{TIER_GIB}")
+    with (
+        run.step("lru with a tier") as findings,
+        _server(run, POLICY_MODEL, findings, blocks, flags=flags) as url,
+    ):
+        _replay(run, findings, url, "lru", "--sequential")
+        (of_pool,), (simulated,) = findings["--sequential"]["runs"], predicted["results"]
+        off = abs(simulated["hit_tokens"] - of_pool["measured"]["hit_tokens"])
+        of_pool |= {
+            "policy": f"lru, {TIER_GIB} GiB of CPU memory",
+            "predicted": simulated | {"answer_ms": None},
+            "mismatched_tokens": off,
+        }
+
+
+def _replay(run: Run, findings: dict[str, Any], url: str, policies: str, pace: str) -> None:
+    findings[pace] = run.kvscope(
+        f"validate served.jsonl --url {url} --policies {policies} {pace}"
+        f" --recommendation {ADVICE} --latency latency.toml {_LIMITS}"
+    )
+    run.save()
 
 
 def fleet(run: Run) -> None:
@@ -221,8 +262,11 @@ def fleet(run: Run) -> None:
 
 STAGES: dict[str, Callable[[Run], None]] = {
     "torch": torch_alone,
-    "vllm": vllm_alone,
-    "policy": policy,
+    "lru": lru,
+    "recommended": recommended,
+    "tier": tier,
+    "latent": partial(pool, model=LATENT_MODEL),
+    "windows": partial(pool, model=WINDOWS_MODEL),
     "fleet": fleet,
 }
 

@@ -40,13 +40,15 @@ _Simulator = Callable[[StepCost], EngineReplay]
 
 
 class Prediction(Struct, frozen=True):
-    """The tokens that each request finds cached, and its TTFT in seconds.
+    """The tokens that each request finds cached, its TTFT and the time to its last token.
 
-    TTFT is nan for a request that an engine with so few blocks would reject.
+    Times are in seconds, and nan for a request that an engine with so few blocks would reject.
+    `answer_s` is nan too where requests are sent one after the other.
     """
 
     hit_tokens: NDArray[np.int64]
     ttft_s: NDArray[np.float64]
+    answer_s: NDArray[np.float64]
 
 
 def predict(
@@ -76,7 +78,8 @@ def predict(
         run = replay_engine(sent, policy, alone, StepCost(base_s=_NO_TIME_S), tables=tables)
         hit_tokens = run.hit_blocks.astype(np.int64) * sent.block_size
         ttft_s = profile.ttft_s(sent.input_tokens - hit_tokens, hit_tokens)
-        return Prediction(hit_tokens, np.where(run.oversized, np.nan, ttft_s))
+        nan = np.full(len(hit_tokens), np.nan)
+        return Prediction(hit_tokens, np.where(run.oversized, nan, ttft_s), nan)
     if pace.kind == "in-flight" and measured is not None:
         sent_s = np.where(np.isnan(measured.sent_s), 0.0, measured.sent_s)
         sent = replace(sent, arrival_s=np.maximum.accumulate(sent_s))
@@ -97,7 +100,9 @@ def predict(
         tables = _tables(sent, policy, settings, fitted)
         run = hit_run = replay_engine(sent, policy, settings, _step_cost(profile), tables=tables)
     ttft_s = np.where(run.oversized, np.nan, run.ttft_s + profile.request_s)
-    return Prediction(hit_run.hit_blocks.astype(np.int64) * sent.block_size, ttft_s)
+    later_s = np.maximum(sent.output_tokens - 1, 0) * np.nan_to_num(run.tpot_s)
+    hit_tokens = hit_run.hit_blocks.astype(np.int64) * sent.block_size
+    return Prediction(hit_tokens, ttft_s, ttft_s + later_s)
 
 
 def _client_s(measured: Measurement, in_flight: int) -> float:
@@ -201,8 +206,8 @@ def compare_run(
         params={name: float(value) for name, value in policy.values.items()},
         repeat=repeat,
         flags=flags,
-        predicted=_figures(sent, predicted.hit_tokens, predicted.ttft_s, counted, slo_s),
-        measured=_figures(sent, measured.hit_tokens, measured.ttft_s, counted, slo_s),
+        predicted=_figures(sent, predicted, counted, slo_s),
+        measured=_figures(sent, measured, counted, slo_s),
         counted=counted,
         mismatched_requests=int(np.count_nonzero(off)) if reported else None,
         mismatched_tokens=int(off.sum()) if reported else None,
@@ -216,14 +221,10 @@ def compare_run(
 
 
 def _figures(
-    sent: Prompts,
-    hit_tokens: NDArray[np.int64],
-    ttft_s: NDArray[np.float64],
-    counted: NDArray[np.bool_],
-    slo_s: float | None,
+    sent: Prompts, run: Prediction | Measurement, counted: NDArray[np.bool_], slo_s: float | None
 ) -> Figures:
-    hits = int(np.maximum(hit_tokens[counted], 0).sum())
-    times = ttft_s[counted]
+    hits = int(np.maximum(run.hit_tokens[counted], 0).sum())
+    times, answers = run.ttft_s[counted], run.answer_s[counted]
     excess = None if slo_s is None else times[times > slo_s] - slo_s
     return Figures(
         hit_tokens=hits,
@@ -231,4 +232,5 @@ def _figures(
         ttft_ms=percentiles(times * 1e3),
         tel_ms=None if excess is None else float(excess.sum()) * 1e3,
         violations=None if excess is None else len(excess),
+        answer_ms=percentiles(answers * 1e3) if np.isfinite(answers).all() else None,
     )

@@ -69,6 +69,11 @@ class Measurement(Struct, frozen=True):
         """Return which requests got a complete answer."""
         return np.isfinite(self.finish_s)
 
+    @property
+    def answer_s(self) -> NDArray[np.float64]:
+        """Return the time from sending to the last token."""
+        return self.finish_s - self.sent_s
+
 
 class TraceReplay(Struct):
     """Sends every request of a trace, in order, and reads the answers in threads of their own.

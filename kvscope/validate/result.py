@@ -37,13 +37,17 @@ class EngineFacts(Struct, frozen=True):
 
 
 class Figures(Struct, frozen=True):
-    """The counted requests, predicted or measured; TEL and violations need an SLO."""
+    """The counted requests, predicted or measured; TEL and violations need an SLO.
+
+    `answer_ms` is the time to the last token; it is not predicted for requests in sequence.
+    """
 
     hit_tokens: int
     token_hit_rate: float
     ttft_ms: Percentiles
     tel_ms: float | None
     violations: int | None
+    answer_ms: Percentiles | None = None
 
 
 class RunFacts(Struct, frozen=True):

@@ -46,3 +46,5 @@ def test_ttft_in_flight_is_as_far_off_as_the_profile(
     pace = Pace("in-flight", IN_FLIGHT)
     predicted = predict(sent, Lru(), SETTINGS, profile, pace, measured)
     assert predicted.ttft_s == pytest.approx(slower * measured.ttft_s)
+    later_s = np.where(sent.output_tokens > 1, (sent.output_tokens - 1) * run.tpot_s, 0.0)
+    assert predicted.answer_s == pytest.approx(slower * (run.ttft_s + later_s))

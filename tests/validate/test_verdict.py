@@ -29,10 +29,17 @@ def facts(tmp_path_factory: Pytest) -> RunFacts:
     prompts = chats(tmp_path_factory.mktemp("chats"), COUNT)
     hits = np.full(COUNT, 16, dtype=np.int64)
     times = np.random.default_rng(0).uniform(0.05, 0.2, COUNT)
-    measured = Measurement(np.arange(COUNT, dtype=float), times, times, hits, hits, {})
-    return compare_run(
-        prompts, Lru(), Prediction(hits, times), measured, warmup=20, slo_s=0.1, repeat=0
-    )
+    sent_s = np.arange(COUNT, dtype=float)
+    measured = Measurement(sent_s, times, sent_s + 2 * times, hits, hits, {})
+    predicted = Prediction(hits, times, np.full(COUNT, np.nan))
+    return compare_run(prompts, Lru(), predicted, measured, warmup=20, slo_s=0.1, repeat=0)
+
+
+def test_the_time_to_the_last_token_is_told_where_it_is_predicted(facts: RunFacts) -> None:
+    """One request after the other only TTFT is predicted."""
+    assert facts.predicted.answer_ms is None
+    assert facts.measured.answer_ms is not None
+    assert facts.measured.answer_ms.p50 == pytest.approx(2 * facts.measured.ttft_ms.p50)
 
 
 def verdict(*runs: RunFacts, sequential: bool = True) -> tuple[str, dict[str, Check]]:
