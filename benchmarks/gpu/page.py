@@ -28,18 +28,18 @@ _OVERRIDDEN = re.compile(r"Overriding num_gpu_blocks=(\d+)")
 def tables(folder: Path, gpu_name: str) -> list[Table]:
     """Return the tables of the stages that ran into `folder`, beside the rules for that GPU."""
     gpu = resolve_gpu(gpu_name)
-    found: dict[str, Found] = {
+    by_stage: dict[str, Found] = {
         stage: json.loads(path.read_text(encoding="utf-8"))
         for stage in STAGES
         if (path := folder / f"{stage}.json").exists()
     }
     made: list[Table] = []
-    if "torch" in found:
-        made += _torch(found["torch"], gpu)
-    if started := [found[stage] for stage in _ON_VLLM if "engine" in found.get(stage, {})]:
+    if "torch" in by_stage:
+        made += _torch(by_stage["torch"], gpu)
+    if started := [by_stage[stage] for stage in _ON_VLLM if "engine" in by_stage.get(stage, {})]:
         made += _vllm(started, gpu)
-    if "fleet" in found:
-        made += _fleet(found["fleet"])
+    if "fleet" in by_stage:
+        made += _fleet(by_stage["fleet"])
     return made
 
 
