@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from typing import ClassVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,6 +29,7 @@ from kvscope.tuning.verdict import SloAnswer
 class GpuTrial(Struct, frozen=True):
     """One replica on one GPU with LRU, on the later requests; `note` says what its TTFT is."""
 
+    DOCUMENT: ClassVar[str] = "*trial gpu=name slo_met deployment"
     deployment: ResolvedDeployment
     trial: Trial
     slo_met: SloAnswer
@@ -40,11 +42,13 @@ class GpuTrial(Struct, frozen=True):
 
 
 class MachineStudy(Struct, frozen=True):
-    """LRU on common GPUs, on the validation and the held-out window.
+    """LRU on common GPUs, on the later requests: the last two windows of `split`.
 
-    `source` names the trace as the command did, None for the last one.
+    No policy is searched and nothing is recommended. `ask` is the command that names a machine.
+    `source` names the trace as this command did, None for the last one.
     """
 
+    DOCUMENT: ClassVar[str] = "trace target split ask machines"
     source: str | None
     trace: Trace
     target: Target

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvscope.app.cluster import replays_on
-from kvscope.app.documents.runs import RunFigures, SettingFacts, setting_facts
 from kvscope.app.latency import timed
 from kvscope.app.monitor import Monitor
 from kvscope.app.options import DEFAULT_POINTS
 from kvscope.app.requests import SimulateRequest
+from kvscope.app.run_figures import RunFigures, SettingFacts
 from kvscope.characterize.windows import round_windows
 from kvscope.core.errors import KvscopeError
 from kvscope.core.executor import Executor
@@ -74,7 +74,7 @@ class Simulation(Struct, frozen=True):
     @property
     def counted(self) -> SettingFacts:
         """What the numbers count and assume."""
-        return setting_facts(self.setting)
+        return SettingFacts(self.setting)
 
     @property
     def results(self) -> tuple[RunFigures, ...]:

@@ -288,7 +288,7 @@ def list_runs(
             every_report = () if names is not None else all_reports(store)
             reports = [each for each in every_report if each.trace == stored.name]
     if as_json:
-        from kvscope.app.documents.runs import StoredRun
+        from kvscope.app.run_figures import StoredRun
         from kvscope.app.simulate import ordered
         from kvscope.usecases.stored import StoredResults
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kvscope.app.documents.machines import machines_document
 from kvscope.app.machines import GpuTrial, MachineStudy
 from kvscope.app.requests import COMMON_GPUS
 from kvscope.core import units
 from kvscope.report.report import Report
 from kvscope.report.section import Section, tabulate
 from kvscope.report.words import NONE, count, share, significant
+from kvscope.usecases.documents import document
 
 
 def report(study: MachineStudy) -> Report:
@@ -16,7 +16,7 @@ def report(study: MachineStudy) -> Report:
     return Report(
         "kvscope tune",
         study.trace,
-        document=lambda: machines_document(study),
+        document=lambda: document("tune-machines", study),
         screen=lambda: [_section(study)],
         sections=lambda: [_section(study)],
     )

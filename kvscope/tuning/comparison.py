@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from typing import ClassVar
 
 import numpy as np
 from msgspec import Struct
@@ -52,6 +53,10 @@ class WindowTrial(Trial, frozen=True):
     arrival, in the target's view.
     """
 
+    DOCUMENT: ClassVar[str] = (
+        f"{Trial.DOCUMENT} keeps_share=meeting_share interval_ms likely keeps_up gain=gains"
+        " attainment_gain harms"
+    )
     gains: Mapping[str, Gain]
     attainment_gain: Gain
     harms: tuple[Harm, ...]
@@ -62,6 +67,12 @@ class WindowTrial(Trial, frozen=True):
     keeps_up: bool
     ttft_s: NDArray[np.float64]
     categories: tuple[PartOutcome, ...]
+
+    @property
+    def interval_ms(self) -> tuple[float, float]:
+        """The 95 % interval of the target's percentile, in milliseconds."""
+        low_s, high_s = self.interval_s
+        return low_s * 1e3, high_s * 1e3
 
     def recommendable(self, target: Target) -> bool:
         """Return whether it harms nothing and is significantly better than LRU."""

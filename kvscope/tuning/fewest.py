@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from threading import Event
+from typing import ClassVar
 
 import numpy as np
 from msgspec import Struct
@@ -34,12 +35,21 @@ class FewestReplicas(Struct, frozen=True):
     None stands for more than `compared`; None without the fewest.
     """
 
+    DOCUMENT: ClassVar[str] = (
+        "router=router.name policy=policy.name replicas replicas_interval"
+        " replicas_compared=compared replicas_tried=tried"
+    )
     router: Router
     policy: Policy
     replicas: int | None
     tried: int
     compared: int
     size: FleetSize | None
+
+    @property
+    def replicas_interval(self) -> tuple[int | None, int | None] | None:
+        """The 95 % interval of the number, None without one."""
+        return None if self.size is None else (self.size.low, self.size.high)
 
 
 def fewest(meets: Callable[[Sequence[int]], Iterable[bool]], counts: Sequence[int]) -> int | None:

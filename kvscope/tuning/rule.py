@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -33,6 +33,10 @@ class Judged(Struct, frozen=True):
     Compared with LRU there, unless it is LRU itself.
     """
 
+    DOCUMENT: ClassVar[str] = (
+        "policy=policy.name params=policy.values grade likely=later.likely harms validation"
+        " held_out later"
+    )
     validation: WindowTrial
     held_out: WindowTrial
     later: WindowTrial

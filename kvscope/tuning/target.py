@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 from msgspec import Struct
 
@@ -46,6 +46,7 @@ class Target(Struct, frozen=True):
     at the percentile has to be within it too.
     """
 
+    DOCUMENT: ClassVar[str] = "figure limit_ms=slo_s slo_ms percentile measure view tpot_slo_ms"
     slo_s: float
     percentile: float = 0.95
     measure: Measure = "percentile"
@@ -56,6 +57,11 @@ class Target(Struct, frozen=True):
     def rank_name(self) -> str:
         """Return the name of the percentile: p95."""
         return format_percentile(self.percentile)
+
+    @property
+    def figure(self) -> str:
+        """Return what stays within the limit: p95 TTFT."""
+        return f"{self.rank_name} TTFT"
 
     @property
     def objective(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -48,6 +48,16 @@ class TierCandidate(Struct, frozen=True):
         return OffloadSpec.parse(self.offload, files=self.files_bytes > 0)
 
     @property
+    def gib(self) -> float:
+        """The CPU memory in GiB."""
+        return self.size_bytes / 2**30
+
+    @property
+    def files_gib(self) -> float:
+        """The SSD's files in GiB, 0 without."""
+        return self.files_bytes / 2**30
+
+    @property
     def sizes(self) -> tuple[int, int]:
         """Both sizes, to sort by."""
         return self.size_bytes, self.files_bytes
@@ -62,6 +72,9 @@ class TierCandidate(Struct, frozen=True):
 class TierRejection(Struct, frozen=True):
     """A tier under which requests of a window never start, and why."""
 
+    DOCUMENT: ClassVar[str] = (
+        "offload=candidate.offload gib=candidate.gib files_gib=candidate.files_gib reason"
+    )
     candidate: TierCandidate
     reason: str
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from threading import Event
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -60,6 +60,11 @@ class Trial(Struct, frozen=True):
     SLO. `stored_blocks` were written to a tier by all requests, those of the warm-up included.
     """
 
+    DOCUMENT: ClassVar[str] = (
+        "*outcome policy=policy.name params=policy.values hindsight=policy.hindsight"
+        " capacity_blocks times_ms target_ms attainment violation_share target_tel_ms=tel_s tpot_ms"
+        " prefills_per_s=served_per_s utilization rejected"
+    )
     policy: Policy
     capacity_blocks: int
     outcome: Outcome

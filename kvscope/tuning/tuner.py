@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from threading import Event
+from typing import ClassVar
 
 import numpy as np
 from msgspec import Struct, field
@@ -112,6 +113,11 @@ class EndVerdict(Struct, frozen=True):
     interval. With other starts of sessions a gain has to be likely too. None without a choice.
     """
 
+    DOCUMENT: ClassVar[str] = (
+        "*end verdict baseline_ms=baseline.target_s"
+        " baseline_hit_rate=baseline.outcome.token_hit_rate choice_ms=choice.target_s"
+        " choice_hit_rate=choice.outcome.token_hit_rate eligible"
+    )
     end: End
     verdict: Verdict
     baseline: Trial

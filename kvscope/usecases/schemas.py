@@ -16,13 +16,14 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 import msgspec
 from msgspec import Struct
 
-from kvscope.app.documents import machines, tune
+from kvscope.app.machines import MachineStudy
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.gpus import Gpu
 from kvscope.usecases import USE_CASES, catalog, stored
 from kvscope.usecases.base import AnyUseCase, use_case
 from kvscope.usecases.documents import is_record, shown_fields
+from kvscope.usecases.tune_document import Tuned
 
 _Figures = Mapping[str, float | str | None]
 
@@ -148,8 +149,8 @@ DOCUMENTS: Mapping[str, Any] = {
     "routers": _list_of("routers", catalog.ListedRouter),
     "runs": _document_of("runs", stored.StoredResults, 2),
     "traces": _list_of("traces", stored.StoredTrace),
-    "tune": _record(tune.TuneDocument),
-    "tune-machines": _record(machines.MachinesDocument),
+    "tune": _document_of("tune", Tuned, 3, gated=True),
+    "tune-machines": _document_of("tune-machines", MachineStudy),
     **{
         name: _document_of(name, result_type(case), case.schema, gated=case.figures is not None)
         for name, case in zip(USE_CASES, map(use_case, USE_CASES), strict=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 
-from kvscope.app.documents.runs import StoredRun
+from kvscope.app.run_figures import StoredRun
 from kvscope.core.trace import Trace
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from msgspec.structs import replace
 
@@ -52,7 +52,6 @@ from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits, Target, 
 from kvscope.usecases.base import Opened, ReportView, ResultFile, UseCase
 
 if TYPE_CHECKING:
-    from kvscope.app.documents.tune import TuneDocument
     from kvscope.app.monitor import Monitor
     from kvscope.app.tune import Recommendation
     from kvscope.deployment.deployment import ResolvedDeployment
@@ -577,11 +576,11 @@ def tune_figures(tuned: Recommendation) -> Figures:
     }
 
 
-def _document(tuned: Recommendation) -> TuneDocument:
-    from kvscope.app.documents.tune import tune_document
-    from kvscope.report.recommendation import verdict_in_words
+def _document(tuned: Recommendation) -> dict[str, Any]:
+    from kvscope.usecases.documents import document
+    from kvscope.usecases.tune_document import Tuned
 
-    return tune_document(tuned, verdict_in_words(tuned), tune_figures(tuned))
+    return document("tune", Tuned(tuned), tune_figures(tuned), USE_CASE.schema)
 
 
 def _view(tuned: Recommendation) -> ReportView:

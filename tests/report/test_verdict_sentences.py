@@ -188,7 +188,11 @@ def _answer(document: dict[str, Any], name: str, answer: str) -> bool:
     """Return whether the answer to the SLO follows from the figures that stand there."""
     best, target = document["recommendation"], document["target"]
     judged = best["lru"] if name == "lru" else best["choice"]
-    met = [judged[window]["meets_slo"] for window in WINDOWS.values()]
+    met = [
+        not _beyond(judged[window]["target_ms"], target["slo_ms"])
+        and (target["tpot_slo_ms"] is None or judged[window]["tpot_ms"] <= target["tpot_slo_ms"])
+        for window in WINDOWS.values()
+    ]
     low, high = judged["later"]["interval_ms"]
     if answer == "does not keep up":
         return not all(judged[window]["keeps_up"] for window in WINDOWS.values())
@@ -239,7 +243,7 @@ def _better(document: dict[str, Any]) -> bool:
 def _shrink(document: dict[str, Any]) -> bool:
     least = document["least_capacity"]["lru"]
     within = least["held_out"]["target_ms"] <= document["target"]["slo_ms"]
-    return within and least["capacity_blocks"] < document["capacity_blocks"]
+    return within and least["training"]["capacity_blocks"] < document["capacity_blocks"]
 
 
 def _larger(document: dict[str, Any], fails: str | None) -> bool:

@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from kvscope.app.documents.base import Facts
-from kvscope.core.hits import HitDefinition
 from kvscope.core.runs import Outcome, PartOutcome, Run, RunSetting, TierOutcome
 from kvscope.deployment.models import Model
 from kvscope.latency.profile import LatencyProfile
@@ -16,38 +14,37 @@ from kvscope.replay.settings import setting_profile
 from kvscope.replay.tier_spec import kv_transfer_config, offload_launch
 
 
-class SettingFacts(Facts):
-    """What the numbers of a run count and assume.
+class SettingFacts(Struct, frozen=True):
+    """What the numbers of a run count and assume."""
 
-    `offload_left_out` is null: it was for approximations that are gone.
-    """
-
-    definition: HitDefinition
-    latency: LatencyProfile
-    slo_ms: float | None
-    rate_scale: float
-    isolate: str | None
-    sample_rate: float
-    capacity_model: str
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
-    tiers_asked: str | None
-    tier_mode: str | None
-    kv_transfer_config: Mapping[str, Any] | None
-    offload_launch: str | None
-    offload_left_out: str | None
-
-
-def setting_facts(setting: RunSetting) -> SettingFacts:
-    """Return what the numbers under a setting count and assume."""
-    return SettingFacts.build(
-        setting,
-        latency=setting_profile(setting),
-        tiers_asked=setting.tiers or None,
-        kv_transfer_config=kv_transfer_config(setting),
-        offload_launch=offload_launch(setting),
-        offload_left_out=None,
+    DOCUMENT: ClassVar[str] = (
+        "definition=setting.definition latency slo_ms=setting.slo_s rate_scale=setting.rate_scale"
+        " isolate=setting.isolate sample_rate=setting.sample_rate"
+        " capacity_model=setting.capacity_model max_num_seqs=setting.max_num_seqs"
+        " max_num_batched_tokens=setting.max_num_batched_tokens tiers_asked"
+        " tier_mode=setting.tier_mode kv_transfer_config offload_launch"
     )
+    setting: RunSetting
+
+    @property
+    def latency(self) -> LatencyProfile:
+        """The latency that the replay was timed by."""
+        return setting_profile(self.setting)
+
+    @property
+    def tiers_asked(self) -> str | None:
+        """The value of `--tiers`, None without."""
+        return self.setting.tiers or None
+
+    @property
+    def kv_transfer_config(self) -> Mapping[str, Any] | None:
+        """vLLM's option for the CPU tier, None without."""
+        return kv_transfer_config(self.setting)
+
+    @property
+    def offload_launch(self) -> str | None:
+        """The words that start an engine with the tier, None without."""
+        return offload_launch(self.setting)
 
 
 class TierFigures(Struct, frozen=True):
@@ -137,4 +134,4 @@ class StoredRun(RunFigures, frozen=True):
     @property
     def setting(self) -> SettingFacts:
         """What the run counts and assumes."""
-        return setting_facts(self.run.setting)
+        return SettingFacts(self.run.setting)

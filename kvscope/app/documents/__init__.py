@@ -1,1 +1,0 @@
-"""The documents of `--json`: one file a topic, types first, then what builds them."""
