@@ -16,7 +16,7 @@ PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python
 	&& echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environments kernels demo attack test test-install test-engine test-engine-0.26 test-engine-0.33 test-engine-versions test-routers test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet gpu-evidence samples wheel clean
+.PHONY: help setup environments kernels demo attack test test-install test-engine test-engine-0.26 test-engine-0.33 test-engine-versions test-routers test-container test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet gpu-evidence samples wheel clean
 
 help: ## this list
 	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
@@ -111,6 +111,13 @@ test-engine-versions: $(ENGINE)/ready ## cache managers of earlier vLLMs against
 
 test-routers: $(ROUTERS)/ready ## kvscope's routers against the real programs, in .venv-routers (Linux)
 	$(ROUTERS_PYTEST) -m "router and not long" tests/conformance/test_routers.py
+
+test-container: setup ## the image's steps in a Debian of its own (root, debootstrap), and the manifests
+	@command -v debootstrap >/dev/null || apt-get install --quiet --yes debootstrap
+	$(PY) -m tests.deploy.container build/debian
+	$(PY) -m pip install -qq --disable-pip-version-check --no-compile --no-deps \
+		--target build/kubernetes kubernetes-validate==1.37.0 importlib-resources==6.5.2
+	PYTHONPATH=build/kubernetes $(PY) -m pytest -q tests/deploy
 
 test-long: kernels $(ENGINE)/ready $(ROUTERS)/ready ## what CI runs in a short form, and what depends on the machine's load
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m "long and not engine and not router" \
