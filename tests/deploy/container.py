@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 SYSTEM = "--include=python3,python3-venv,ca-certificates"
+CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
 COMMANDS = (["--version"], ["analyze", "/trace.jsonl.gz"])
 
 
@@ -52,7 +53,14 @@ class Container:
         """Run a shell command; one that fails ends the process."""
         variables = [f"{name}={value}" for name, value in self.environment.items()]
         inside = ["chroot", f"--userspec={self.user}:{self.user}", str(self.root)]
-        words = [*inside, "/usr/bin/env", "-i", *variables, "HOME=/tmp"]
+        words = [
+            *inside,
+            "/usr/bin/env",
+            "-i",
+            *variables,
+            "HOME=/tmp",
+            f"PIP_CERT=/{CERTIFICATES}",
+        ]
         done = subprocess.run([*words, "sh", "-c", f"cd {self.folder} && {command}"], check=False)
         if done.returncode:
             sys.exit(done.returncode)
@@ -62,12 +70,21 @@ def main() -> None:
     """Run the command line."""
     root = Path(sys.argv[1]).resolve()
     if not (root / "usr").is_dir():
-        command = ["debootstrap", "--variant=minbase", SYSTEM, "bookworm", str(root)]
+        # What it mounts goes with its namespace.
+        command = [
+            "unshare",
+            "--mount",
+            "debootstrap",
+            "--variant=minbase",
+            SYSTEM,
+            "bookworm",
+            str(root),
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     for made in ("src", "opt/kvscope", "home/kvscope", "work"):
         shutil.rmtree(root / made, ignore_errors=True)
     subprocess.run(["chroot", str(root), "userdel", "kvscope"], check=False, capture_output=True)
-    for name in ("etc/resolv.conf", "etc/pip.conf"):  # how this machine reaches what it installs
+    for name in ("etc/resolv.conf", CERTIFICATES):  # how this machine reaches what it installs
         if (host := Path("/") / name).exists():
             shutil.copyfile(host, root / name)
     shutil.copyfile(ROOT / "sample_traces" / "to-c.jsonl.gz", root / "trace.jsonl.gz")

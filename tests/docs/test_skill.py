@@ -22,7 +22,7 @@ def test_its_commands_run_and_their_documents_have_what_is_to_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the order of the page, each on what the ones before have stored."""
-    page = (ROOT / "docs" / "SKILL.md").read_text(encoding="utf-8")
+    page = (ROOT / "skills" / "kvscope" / "SKILL.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sample_traces").symlink_to(ROOT / "sample_traces")
     document: Any = {}
