@@ -60,7 +60,7 @@ def stated_deployment(options: Stating) -> Deployment | None:
 
     The file is the one named, or else kvscope.toml in the current directory; `-` is none.
     """
-    path = _file(options)
+    path = _deployed_file(options)
     stated = _stated(options)
     if path is None and not stated.keys() - _OF_A_CACHE_STUDY:
         return None
@@ -87,7 +87,7 @@ def resolved_deployment(
     deployment = stated_deployment(options)
     if deployment is None:
         return None
-    path = _file(options)
+    path = _deployed_file(options)
     try:
         return resolve(deployment, block_size)
     except UsageError as error:
@@ -98,7 +98,7 @@ def resolved_deployment(
 
 def file_states(options: Stating) -> bool:
     """Return whether a file states a deployment: the one named, or kvscope.toml here."""
-    return _file(options) is not None
+    return _deployed_file(options) is not None
 
 
 def resolved_file(path: Path) -> ResolvedDeployment:
@@ -140,7 +140,7 @@ def stated_before(options: Asked, record: Mapping[str, Any]) -> StatedBefore[Ask
     aims = {name: value for name, value in (target | of_file).items() if name in open_}
     merged = replace(options, **filled, **aims)
     kept = deployed | {name: value for name, value in stated.items() if name in _KEPT}
-    if file is not None or not kept.keys() & (_DEPLOYED | {"model"}):  # a file's, or a cache study
+    if _deployed_file(options) is not None or not kept.keys() & (_DEPLOYED | {"model"}):  # a file's, or a cache study
         kept = {name: value for name, value in record.items() if name in _KEPT}
     kept |= target | {name: value for name, value in stated.items() if name in TARGET}
     shown = {name: value for name, value in _stated_of(merged).items() if filled and name in _KEPT}
@@ -150,7 +150,7 @@ def stated_before(options: Asked, record: Mapping[str, Any]) -> StatedBefore[Ask
 
 def _starts_anew(options: Stating, deployed: Mapping[str, Any]) -> bool:
     """Return whether a command uses nothing of the deployment that earlier ones stated."""
-    if options.deployment is not None or _file(options) is not None:
+    if options.deployment is not None or _deployed_file(options) is not None:
         return True
     named = _named_of(options, _SIZES | _DEPLOYED)
     if named & _DEPLOYED or getattr(options, "model", None) is not None:
@@ -211,6 +211,14 @@ def _target_in(path: Path) -> dict[str, float]:
 def _file(options: Stating) -> Path | None:
     named = options.deployment
     return None if named == STANDARD_STREAM else deployment_file(named)
+
+
+def _deployed_file(options: Stating) -> Path | None:
+    """Return the file, None for a kvscope.toml here that states no deployment."""
+    path = _file(options)
+    if path is None or options.deployment is not None:
+        return path
+    return None if read_deployment(path) == Deployment() else path
 
 
 def _stated(options: Stating) -> dict[str, object]:

@@ -52,7 +52,23 @@ def parsed_by(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
     return parser
 
 
+def _or_of_here(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
+    """Return what kvscope.toml names where the command does not: the trace, the store."""
+    from kvscope.deployment.file import FILE, deployment_file, read_work  # late: reads models
+
+    name, here = str(parameter.name), deployment_file()
+    source = context.get_parameter_source(name)
+    if here is None or source is None or source.name != "DEFAULT" or context.resilient_parsing:
+        return value
+    named = read_work(here).get(name)
+    if named is None:
+        return value
+    diagnostics.note(f"{name} of {FILE}: {named}")
+    return named if parameter.nargs == 1 else (named,)
+
+
 _TRACE = typer.Argument(
+    callback=_or_of_here,
     metavar="TRACE",
     parser=parsed_by(values.called),
     help="Files, folders or patterns that are one trace; or a stored one; or nothing: the last.",
@@ -270,7 +286,10 @@ def _converted(parameter: Any, convert: Callable[..., Any], context: Any, value:
     """Return the value of a parameter of Typer's; `convert` does what is not plain."""
     kind = parameter.type_descriptor
     if parameter.nargs == -1 and not parameter.required:
-        return tuple(map(kind.parameter_info.parser, value or ()))
+        value = tuple(map(kind.parameter_info.parser, value or ()))
+        return (
+            value if parameter.callback is None else parameter.callback(context, parameter, value)
+        )
     if parameter.required or parameter.nargs != 1 or (parameter.multiple and value is not None):
         return convert(context, value)
     if value is None:
@@ -349,6 +368,7 @@ def _typers(name: str, annotation: Any, group: str | None = None) -> Any:
             help=option.help,
             metavar=option.metavar,
             parser=parser,
+            callback=_or_of_here if option.parse is values.store else None,
             case_sensitive=False,
             show_default=True if option.default is None else option.default or False,
             rich_help_panel=group,

@@ -10,8 +10,11 @@ weight_dtype = "fp8"
 slo = "350ms"
 percentile = "p95"
 
-The keys are the fields of `Deployment`, and the target of `tune`; those that are left out take what
-follows from the others.
+trace = "recording/"
+db = "team.duckdb"
+
+The keys are the fields of `Deployment`, the target of `tune`, and what commands work on here; those
+that are left out take what follows from the others.
 """
 
 from __future__ import annotations
@@ -34,12 +37,14 @@ from kvscope.latency.profile import FROM_TRACE, PRESETS
 
 FILE = "kvscope.toml"
 TARGET = ("slo", "percentile")
+WORK = ("trace", "db")
+"""What commands work on, where they name no trace and no store."""
 _REMEDY = "`kvscope deployment create` writes such a file"
 AboveZero = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
 class DeploymentTable(msgspec.Struct, forbid_unknown_fields=True):
-    """A deployment in a file; fields as in `Deployment`, and the target as its options have it."""
+    """A deployment in a file; fields as in `Deployment`, the others as their options have them."""
 
     schema: Annotated[int, msgspec.Meta(ge=SCHEMA, le=SCHEMA)]
     gpu: str | None = None
@@ -61,6 +66,8 @@ class DeploymentTable(msgspec.Struct, forbid_unknown_fields=True):
     gpu_hour: Finite | None = None
     slo: str | None = None
     percentile: str | None = None
+    trace: str | None = None
+    db: str | None = None
 
 
 def deployment_file(path: str | None = None) -> Path | None:
@@ -76,7 +83,7 @@ def read_deployment(path: Path) -> Deployment:
 
     Raises InputError with the file, the key, the value and the remedy.
     """
-    stated = {name: value for name, value in _read(path).items() if name not in TARGET}
+    stated = {name: value for name, value in _read(path).items() if name not in TARGET + WORK}
     try:
         deployment = Deployment(**stated)
     except UsageError as error:
@@ -88,6 +95,11 @@ def read_deployment(path: Path) -> Deployment:
 def read_target(path: Path) -> dict[str, str]:
     """Return what the file states of `slo` and `percentile`. Raises InputError."""
     return {name: value for name, value in _read(path).items() if name in TARGET}
+
+
+def read_work(path: Path) -> dict[str, str]:
+    """Return what the file states of `trace` and `db`. Raises InputError."""
+    return {name: value for name, value in _read(path).items() if name in WORK}
 
 
 def files_in(folder: Path, stated: Mapping[str, object]) -> dict[str, str]:
@@ -110,9 +122,10 @@ def _read(path: Path) -> dict[str, Any]:
 def write_deployment(path: Path, deployment: Deployment, comments: Sequence[str] = ()) -> None:
     """Write `deployment` to `path`, whole or not at all, so that reading it returns an equal one.
 
-    Fields with their default are left out; the target of a file that is there stays.
+    Fields with their default are left out; what else a file that is there states stays.
     """
-    stated = deployment.as_table | (read_target(path) if path.is_file() else {})
+    kept = read_target(path) | read_work(path) if path.is_file() else {}
+    stated = deployment.as_table | kept
     if deployment.engine == DEFAULT_ENGINE:
         del stated["engine"]
     write_toml(path, DeploymentTable(SCHEMA, **stated), comments)

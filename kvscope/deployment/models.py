@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
@@ -321,11 +322,15 @@ class Model(Struct, frozen=True):
         return replace(self, weight_dtype=dtype, bits=bits, weights_total=None)
 
 
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
+
 def resolve_model(
     text: str, dtype: KvDtype | None = None, weight_dtype: WeightDtype | None = None
 ) -> Model:
     """Return the model that `text` names: a preset, a config.json, or a folder that holds one.
 
+    An id of the Hugging Face hub (`ORG/NAME`) names the config.json in its cache on this machine.
     `dtype` overrides the precision of the cache, `weight_dtype` that of the weights. Raises
     UsageError for an unknown preset (with the nearest names), InputError for a config that lacks
     what is needed. A preset's exact name wins over a folder of that name, whatever the current
@@ -334,6 +339,8 @@ def resolve_model(
     path = Path(text)
     if text not in PRESETS and (os.path.lexists(path) or path.suffix == ".json"):
         model = read_config(path / "config.json" if path.is_dir() else path)
+    elif text.rpartition("/")[2].lower() not in PRESETS and (known := _in_hub_cache(text)):
+        model = replace(read_config(known), name=text)
     else:
         model = preset(text)
     model = replace(model, dtype=dtype) if dtype else model
@@ -355,9 +362,28 @@ def preset(text: str) -> Model:
         return _preset(name)
     near = get_close_matches(name, PRESETS, n=3, cutoff=0.5)
     remedy = f"did you mean {', '.join(near)}" if near else f"presets: {', '.join(PRESETS)}"
+    more = f", or download it: hf download {text} config.json" if _HUB_ID.fullmatch(text) else ""
     raise UsageError(
-        f"no model preset {text!r}", remedy=f"{remedy}, or name the model's config.json"
+        f"no model preset {text!r}", remedy=f"{remedy}, or name the model's config.json{more}"
     )
+
+
+def _in_hub_cache(text: str) -> Path | None:
+    """Return the config.json of a Hugging Face id that was downloaded before; None without.
+
+    Source: huggingface_hub, "Understand caching": refs/main names the snapshot.
+    """
+    if not _HUB_ID.fullmatch(text):
+        return None
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    folder = cache / f"models--{text.replace('/', '--')}"
+    try:
+        revision = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    path = folder / "snapshots" / revision / "config.json"
+    return path if path.is_file() else None
 
 
 @cache

@@ -14,6 +14,7 @@ from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.file import (
     FILE,
     TARGET,
+    WORK,
     DeploymentTable,
     deployment_file,
     read_deployment,
@@ -56,7 +57,7 @@ def test_every_field_is_written_and_read_back(tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert "# A comment." in text
     names = {*Deployment.__struct_fields__}
-    assert set(DeploymentTable.__struct_fields__) == names | {"schema", *TARGET}
+    assert set(DeploymentTable.__struct_fields__) == names | {"schema", *TARGET, *WORK}
 
 
 @given(

@@ -11,6 +11,7 @@ import pytest
 from kvscope.core.errors import ExitCode, InputError, UsageError
 from kvscope.core.units import format_size
 from kvscope.deployment.models import Model, preset_names, resolve_model
+from kvscope.deployment.presets import PRESETS
 
 GQA = {
     "num_hidden_layers": 28,
@@ -82,6 +83,26 @@ def test_every_preset_is_named_and_has_a_source(name: str) -> None:
 def test_spelling_of_a_preset() -> None:
     """Organisation and capitals do not matter."""
     assert resolve_model("Qwen/Qwen2.5-7B") == resolve_model("qwen2.5-7b")
+
+
+def test_an_id_of_the_hub_is_looked_up_in_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the hub's own client lays it out; one that is not there says how to get it."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match=r"hf download acme/tiny-1 config\.json"):
+        resolve_model("acme/tiny-1")
+    folder = tmp_path / "hub" / "models--acme--tiny-1"
+    blob = folder / "blobs" / "cafe"
+    snapshot = folder / "snapshots" / "0123abc"
+    for made in (blob.parent, snapshot, folder / "refs"):
+        made.mkdir(parents=True)
+    blob.write_text(json.dumps(PRESETS["qwen2.5-7b"][1]))
+    (snapshot / "config.json").symlink_to(blob)
+    (folder / "refs" / "main").write_text("0123abc")
+    model = resolve_model("acme/tiny-1")
+    assert model.name == "acme/tiny-1"
+    assert model.bytes_per_token == resolve_model("qwen2.5-7b").bytes_per_token
 
 
 def test_unknown_preset_names_the_nearest() -> None:
