@@ -140,7 +140,8 @@ def stated_before(options: Asked, record: Mapping[str, Any]) -> StatedBefore[Ask
     aims = {name: value for name, value in (target | of_file).items() if name in open_}
     merged = replace(options, **filled, **aims)
     kept = deployed | {name: value for name, value in stated.items() if name in _KEPT}
-    if _deployed_file(options) is not None or not kept.keys() & (_DEPLOYED | {"model"}):  # a file's, or a cache study
+    # A file's deployment, or a cache study.
+    if _deployed_file(options) is not None or not kept.keys() & (_DEPLOYED | {"model"}):
         kept = {name: value for name, value in record.items() if name in _KEPT}
     kept |= target | {name: value for name, value in stated.items() if name in TARGET}
     shown = {name: value for name, value in _stated_of(merged).items() if filled and name in _KEPT}
