@@ -33,6 +33,9 @@ class Monitor:
     def note(self, text: str) -> None:
         """Take a sentence for the user."""
 
+    def row(self, text: str) -> None:
+        """Take a row of the answer that is known before the others."""
+
     def show_log(self, lines: Sequence[str]) -> None:
         """Take the last lines of the log of a server that died."""
 

@@ -38,6 +38,11 @@ class Terminal(Monitor):
         """Write the sentence to stderr."""
         note(text)
 
+    def row(self, text: str) -> None:
+        """Write the row where somebody waits for it; a pipe and a log get the whole table."""
+        if interactive():
+            say(one_line(text))
+
     def show_log(self, lines: Sequence[str]) -> None:
         """Write the lines to stderr."""
         show_log(lines)

@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
+from kvscope.core.units import duration_in_words, format_size
 from kvscope.fleet.sweep import Fleet, FleetSweep
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.base import GUARD, Policy
@@ -119,6 +120,18 @@ class PlanOption(Struct, frozen=True):
         return self.judged.later
 
     @property
+    def in_words(self) -> str:
+        """The option and its figures in one line."""
+        policy, trial = self.policy.name, self.trial
+        below = f" + {format_size(self.tier.size_bytes)} of CPU memory" if self.tier else ""
+        behind = f"{self.replicas} replicas, {self.router.name}, " if self.router else ""
+        of = f"{self.machine.name}, " if self.machine else ""
+        figures = f"{trial.outcome.token_hit_rate:.1%} hits, {duration_in_words(trial.target_s)}"
+        return (
+            f"{of}{behind}{policy}{below}: {figures}, {trial.attainment:.1%} in time ({self.slo})"
+        )
+
+    @property
     def meets(self) -> bool:
         """Whether the SLO is met on the later requests, as pool and latency are estimated."""
         return self.judged.keeps_up and self.meets_target
@@ -218,7 +231,8 @@ class TuningPlan(Struct, frozen=True):
 class Planner:
     """Judges the options of a deployment after its policies were compared.
 
-    `at_end` gives the later windows at one end of what is not known exactly.
+    `at_end` gives the later windows at one end of what is not known exactly, `told` takes each
+    option as soon as it is known.
     """
 
     def __init__(
@@ -231,10 +245,11 @@ class Planner:
         tiers: TierOffer | None = None,
         routers: RouterOffer | None = None,
         machines: Sequence[ReplicaMachine] = (),
+        told: Callable[[PlanOption], None] = lambda _: None,
     ) -> None:
         self._tuner, self._result, self._at_end = tuner, result, at_end
         self._replica_hour, self._machines = replica_hour, machines
-        self._tiers, self._routers = tiers, routers
+        self._tiers, self._routers, self._told = tiers, routers, told
         self._ends = [each.end for each in result.ends if each.end.sessions is None]
         self._rejected: dict[TierCandidate, TierRejection] = {}
 
@@ -249,6 +264,8 @@ class Planner:
             if result.choice is not None:
                 change = OptionChange(result.choice.policy, result.replicas)
                 options.append(self._option(change, result.choice, result.slo_met))
+            for option in options:
+                self._told(option)
             options += self._judged_all(list(self._changes()), advance)
             worth, unguarded = self._worth_blocks(), self._unguarded()
             tier, doubt = self._tier_to_add(options)
@@ -270,16 +287,20 @@ class Planner:
         )
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_at_end": None}  # of the process that users see
+        return self.__dict__ | {"_at_end": None, "_told": None}  # of the process that users see
 
     def _judged_all(self, changes: Sequence[OptionChange], advance: Advance) -> list[PlanOption]:
         """Return the options of changes, replayed on all cores, but those that never start."""
         later = self._tuner.windows.later.evaluator
         later.prepare([change.policy for change in changes])
         options = []
-        for each in later.each(
-            Planner._judged, changes, later.executor.shared(self), advance=advance
-        ):
+
+        def told(judged: PlanOption | TierRejection) -> None:
+            if isinstance(judged, PlanOption):
+                self._told(judged)
+
+        me = later.executor.shared(self)
+        for each in later.each(Planner._judged, changes, me, advance=advance, told=told):
             if isinstance(each, TierRejection):
                 self._rejected[each.candidate] = each
             else:

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 import kvscope
+from kvscope.app.monitor import Monitor
 from kvscope.app.tune import RecordedLater
 from kvscope.core.files import data_folder
 from kvscope.core.trace import Measurements
@@ -31,8 +32,18 @@ def plan_of(slo: str, **deployment: Any) -> Mapping[str, Any]:
 
 @pytest.fixture(scope="module")
 def tight() -> Mapping[str, Any]:
-    """Return the plan for an SLO that LRU misses."""
-    return plan_of("200ms")
+    """Return the plan for an SLO that LRU misses; what was told meanwhile is in `told`."""
+    told: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Monitor, "row", lambda _, text: told.append(text))
+        return {**plan_of("200ms"), "told": told}
+
+
+def test_rows_are_told_as_they_are_known(tight: Mapping[str, Any]) -> None:
+    """Each once, today's first, with its figures."""
+    first, *_ = told = tight["told"]
+    assert first.startswith(f"lru: {tight['rows'][0]['hit_rate']:.1%} hits, ")
+    assert len(told) == len({*told}) == len(tight["rows"])
 
 
 def test_today_is_first_and_the_others_by_price(tight: Mapping[str, Any]) -> None:
