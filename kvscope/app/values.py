@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 from kvscope.core import units
 from kvscope.core.errors import UsageError
 from kvscope.core.files import check_writable
-from kvscope.datasets.folder import store_path
+from kvscope.store.folder import store_path
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)

@@ -54,13 +54,20 @@ from kvscope.datasets.file_parts import (
     load_facts,
     parse_part,
 )
-from kvscope.datasets.files import ArrayFolder, Arrays, load_array, save_arrays, whole_folder
-from kvscope.datasets.folder import MANIFEST, PLAN, STORE
+from kvscope.datasets.files import (
+    ArrayFolder,
+    Arrays,
+    DamagedDatasetError,
+    load_array,
+    save_arrays,
+    whole_folder,
+)
 from kvscope.datasets.numbering import number_blocks
 from kvscope.datasets.paths import Progress
 from kvscope.datasets.shards import (
     ShardTask,
     build_shard,
+    columns_digest,
     load_runs,
     merge_runs,
     path_ends,
@@ -93,7 +100,9 @@ from kvscope.ingest.pipeline import (
 from kvscope.ingest.source import Source, is_plain
 from kvscope.replay.path_facts import LENGTHS
 from kvscope.store import traces
+from kvscope.store.checks import keep_checksum
 from kvscope.store.db import Store, open_store
+from kvscope.store.folder import MANIFEST, PLAN, STORE
 
 LEAST_MEMORY = GIB
 MOST_SHARDS = 4096
@@ -251,7 +260,10 @@ class DatasetBuild:
         reading = f"{read.read.fingerprint()}/{read.strict}/{read.max_bad}"
         states = tuple(map(_state, files))
         if path.is_file():
-            known = msgspec.json.decode(path.read_bytes(), type=Plan)
+            try:
+                known = msgspec.json.decode(path.read_bytes(), type=Plan)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise DamagedDatasetError(path, f"no plan of a dataset ({error})") from error
             shards = self.options.shards or known.shards
             plan = Plan(VERSION, read.name, read.format or "", reading, shards, states)
             if plan == known:
@@ -518,6 +530,7 @@ class DatasetBuild:
                 for begin, end in run_stretches(reduced, requests, _RUNS_AT_ONCE):
                     runs = merge_runs([load_runs(folder, begin, end) for folder in reduced])
                     write_reuses(store, trace, runs)
+                keep_checksum(store, trace)
         draft.replace(self.folder / STORE)
 
     def _append_groups(self, store: Store, trace: Trace, folder: Path) -> None:
@@ -535,12 +548,11 @@ class DatasetBuild:
             )
             for shard, reduced in zip(self._shard_folders(), self.reduced(), strict=True)
         ]
-        digest = hashlib.blake2b("\n".join(e.digest for e in entries).encode(), digest_size=16)
         manifest = Manifest(
             version=VERSION,
             kvscope=kvscope.__version__,
             content=self._content,
-            digest=digest.hexdigest(),
+            columns=columns_digest(self.folder / REQUESTS),
             files=self._plan.files,
             cut_prefixes=Cuts.load(self.folder / CUTS).prefixes,
             shards=tuple(entries),

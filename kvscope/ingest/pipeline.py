@@ -39,6 +39,7 @@ from kvscope.ingest.reuse import ReusedRuns
 from kvscope.ingest.source import Source
 from kvscope.ingest.trie import Trie
 from kvscope.store import traces
+from kvscope.store.checks import keep_checksum
 from kvscope.store.db import Store
 from kvscope.store.file import Stores
 
@@ -237,6 +238,7 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
         }
         store.append("ingest/add_own_hash_ids", own, trace_id=number)
     write_reuses(store, trace, reuse.runs)
+    keep_checksum(store, trace)
     return trace
 
 
