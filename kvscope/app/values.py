@@ -235,6 +235,18 @@ def target(text: str) -> str:
     return text
 
 
+def appended(text: str) -> str:
+    """Return a file to which lines are added; refused as a target."""
+    return target(text)
+
+
+def new_target(text: str) -> str:
+    """Return a file that is not there; refused as a target."""
+    if Path(text).exists():
+        raise UsageError(f"{text!r} exists already", remedy="name a new file")
+    return target(text)
+
+
 def existing_or_target(text: str) -> str:
     """Return a file that is made where it is missing, and else only read; refused as a target."""
     return text if Path(text).is_file() else target(text)

@@ -12,7 +12,15 @@ from kvscope.app import values
 from kvscope.app.options import IntoOptions, KvDtype, Model, Option, Reading
 from kvscope.cli import output
 from kvscope.cli.diagnostics import note
-from kvscope.cli.options import DEFAULT_DB, Db, Json, TraceArgument, default_command, parsed_by
+from kvscope.cli.options import (
+    DEFAULT_DB,
+    Db,
+    Json,
+    TraceArgument,
+    check_outputs,
+    default_command,
+    parsed_by,
+)
 from kvscope.cli.terminal import Terminal
 from kvscope.core import units
 from kvscope.core.errors import ExitCode, UsageError
@@ -63,7 +71,9 @@ Folder = Annotated[
 ]
 SaveTo = Annotated[
     str | None,
-    Option("Copy what is sound to this new store.", "STORE", values.target, flags=("--save-to",)),
+    Option(
+        "Copy what is sound to this new store.", "STORE", values.new_target, flags=("--save-to",)
+    ),
 ]
 
 
@@ -119,6 +129,7 @@ def export(to: To, path: Output, trace: TraceArgument = None, db: Db = DEFAULT_D
     registry.exporter(to, path)  # so that a wrong one is refused before the trace is read
     with store_for(db, trace, note) as store:
         stored = load_trace(store, trace, terminal)
+        check_outputs({"--output": path}, {"trace": stored.source})
         with (
             store.reading() as opened,
             terminal.steps(f"writing {path}", stored.requests) as advance,

@@ -23,13 +23,17 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from kvscope.core.errors import DiskFullError, KvscopeError
+from kvscope.core.errors import DiskFullError, KvscopeError, UsageError
 from kvscope.core.units import format_size
 
 STANDARD_STREAM = "-"
 _SCHEMES = ("s3://", "hf://", "gs://", "https://", "http://")
 FULL = {number: os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)}
 """Numbers and texts of the errors of a disk without space, and of limits to what may be written."""
+
+TOML_MARK = "# Written by kvscope "
+HTML_MARK = '<!doctype html><html lang="en"><head><meta name="generator" content="kvscope">'
+"""How files begin that kvscope wrote and may replace."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 PACKED = _PACKAGE / "_packed"  # in a wheel alone
@@ -167,6 +171,27 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             temporary.replace(real)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def check_replaceable(path: str, *, force: bool = False) -> None:
+    """Raise UsageError for a file to write that is there, and bears no mark of kvscope's.
+
+    TOML files and HTML reports bear one; a trace looks like anybody's. `force` replaces any file.
+    """
+    place = Path(path)
+    if force or path == STANDARD_STREAM or not place.is_file():
+        return
+    try:
+        with place.open("rb") as file:
+            begin = file.read(len(HTML_MARK) + len(TOML_MARK))
+    except OSError:  # which may well be replaced
+        begin = b"?"
+    if begin and not begin.startswith((TOML_MARK.encode(), HTML_MARK.encode())):
+        raise UsageError(
+            "exists, and is no report or settings that kvscope wrote",
+            where=path,
+            remedy="name another file, or replace it with --force",
+        )
 
 
 def check_writable(path: Path) -> None:

@@ -26,11 +26,11 @@ from kvscope.core.files import data_folder, one_path
 from kvscope.core.units import GIB, MIB
 from kvscope.datasets import ingest, shards
 from kvscope.datasets.dataset import Dataset
-from kvscope.store.folder import MANIFEST
 from kvscope.datasets.ingest import DatasetOptions
 from kvscope.ingest.pipeline import IngestOptions
 from kvscope.ingest.pipeline import ingest as ingest_trace
 from kvscope.store.file import StoreFile
+from kvscope.store.folder import MANIFEST
 from tests.datasets import made
 
 R = TypeVar("R")
