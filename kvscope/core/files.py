@@ -286,12 +286,6 @@ def is_remote(path: str) -> bool:
     return path.startswith(_SCHEMES)
 
 
-def without_query(path: str) -> str:
-    """Return a path; its https:// addresses without their queries, which may hold signatures."""
-    parts = parts_of(path)
-    return one_path([x.partition("?")[0] if x.startswith(_SCHEMES[1:]) else x for x in parts])
-
-
 def one_path(paths: Sequence[str]) -> str:
     """Return a path that stands for all of `paths`: their names, as a shell would take them."""
     return paths[0] if len(paths) == 1 else shlex.join(paths)
@@ -331,7 +325,11 @@ def files_of(path: str) -> list[str]:
     elif place.exists() or not glob.has_magic(path):
         return [path]
     matches = glob.glob(path, recursive=True)  # noqa: PTH207 - Path.glob raises for some patterns
-    return [str(file) for file in sorted(map(Path, matches)) if file.is_file()]
+    found: dict[str, Path] = {}
+    for match in sorted(map(Path, matches), key=lambda match: (len(match.parts), match)):
+        if match.is_file():  # by the shortest path: links lead to folders again and again
+            found.setdefault(os.path.realpath(match), match)
+    return [*map(str, sorted(found.values()))]
 
 
 def _exists(path: str) -> bool:

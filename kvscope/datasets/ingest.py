@@ -27,9 +27,9 @@ from kvscope.core.files import (
     is_remote,
     one_path,
     space_in,
-    without_query,
     write_text,
 )
+from kvscope.core.redaction import without_secrets
 from kvscope.core.trace import PromptLengths, Trace
 from kvscope.core.units import GIB, MIB, format_size
 from kvscope.datasets.cuts import SHARE, TRUNK, Cuts, FileSample, sample_files
@@ -351,9 +351,12 @@ class DatasetBuild:
         )
 
     def _too_many(self, requests: int, each_bytes: int) -> UsageError:
+        workers = self.executor.workers
+        programs = PROCESS_BYTES * (workers + (workers > 1)) + 64 * MIB * workers
         return UsageError(
-            f"{requests:,} requests take {format_size(each_bytes * requests)}, too much for"
-            f" {format_size(self.options.memory_bytes)} and {self.executor.workers} workers",
+            f"{format_size(self.options.memory_bytes)} are too little:"
+            f" {requests:,} requests take {format_size(each_bytes * requests)}, and"
+            f" {workers} workers and their programs {format_size(programs)}",
             where="--memory",
             remedy="give more, or take fewer --workers or part of the files",
         )
@@ -515,7 +518,7 @@ class DatasetBuild:
             with store.transaction():
                 origin = Origin(
                     name=plan.name or traces.free_name(store, self.path),
-                    source=without_query(self.path),
+                    source=without_secrets(self.path),
                     source_bytes=self._bytes_on_disk,
                     content_hash=f"{self._content}/{plan.format}/{reading}",
                     format=plan.format,
@@ -573,7 +576,7 @@ def _no_file(path: str) -> UsageError:
 
 def _state(file: str) -> FileState:
     if is_remote(file):
-        return FileState(without_query(file), None, None)
+        return FileState(without_secrets(file), None, None)
     with suppress(OSError):
         status = os.stat(file)  # noqa: PTH116 - a name too long for a file
         return FileState(os.path.realpath(file), status.st_size, status.st_mtime_ns)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvscope.core.directives import Directives, StatedDirectives
 from kvscope.core.errors import InputError
-from kvscope.core.files import STANDARD_STREAM, parts_of, without_query
+from kvscope.core.files import STANDARD_STREAM, parts_of
+from kvscope.core.redaction import without_secrets
 from kvscope.core.trace import Measurements, Prompts, Tenants, Trace
 from kvscope.store.checks import require_sound
 from kvscope.store.db import Store
@@ -82,7 +83,7 @@ def free_name(store: Store, path: str) -> str:
 
     Of several paths it is the first one's, with the number of the others.
     """
-    first, *others = parts_of(without_query(path))
+    first, *others = parts_of(without_secrets(path))
     stem = "stdin" if path == STANDARD_STREAM else Path(first).name
     for suffix in (".gz", ".zst", ".jsonl", ".json", ".csv", ".parquet"):
         stem = stem.removesuffix(suffix)
