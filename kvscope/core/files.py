@@ -325,11 +325,11 @@ def files_of(path: str) -> list[str]:
     elif place.exists() or not glob.has_magic(path):
         return [path]
     matches = glob.glob(path, recursive=True)  # noqa: PTH207 - Path.glob raises for some patterns
-    found: dict[str, Path] = {}
+    by_file: dict[str, Path] = {}
     for match in sorted(map(Path, matches), key=lambda match: (len(match.parts), match)):
         if match.is_file():  # by the shortest path: links lead to folders again and again
-            found.setdefault(os.path.realpath(match), match)
-    return [*map(str, sorted(found.values()))]
+            by_file.setdefault(os.path.realpath(match), match)
+    return [*map(str, sorted(by_file.values()))]
 
 
 def _exists(path: str) -> bool:
