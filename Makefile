@@ -47,7 +47,7 @@ demo: setup ## analyze a sample trace, replay policies on it, tune for an SLO; w
 	@echo
 	$(KVSCOPE) simulate $(SAMPLE) --db demo.duckdb --model qwen2-7b --capacity 20GiB --slo 200ms
 	@echo
-	$(KVSCOPE) synth to-c -n 6000 --seed 7 -o demo-traffic.jsonl.gz # three times as long: enough to judge
+	$(KVSCOPE) synth to-c -n 6000 --seed 7 -o demo-traffic.jsonl.gz --force # three times as long: enough to judge
 	@echo
 	$(KVSCOPE) tune demo-traffic.jsonl.gz --db demo.duckdb --gpu a100-80 --model llama3-8b --gpu-hour 2 \
 		--rate-scale 4 --slo 700ms --force

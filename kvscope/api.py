@@ -27,7 +27,7 @@ from kvscope.app.options import (
     parsed,
 )
 from kvscope.core.errors import InputError, KvscopeError, UsageError
-from kvscope.core.files import one_path
+from kvscope.core.files import check_replaceable, one_path
 from kvscope.core.records import defaults
 from kvscope.results import (
     UseCaseResult,
@@ -135,13 +135,18 @@ def hash_logs(
     salt_file: str | PathLike[str] | None = None,
     strict: bool = False,
     max_bad: Share = 0.01,
+    force: bool = False,
 ) -> int:
-    """Write the trace of logs with prompts: hashes, lengths and times; return its requests."""
+    """Write the trace of logs with prompts: hashes, lengths and times; return its requests.
+
+    Raises UsageError for an `output` that is there, unless by `force`.
+    """
     from kvscope.app.hash_logs import HashOptions
     from kvscope.app.hash_logs import hash_logs as run
 
     named = {name: fspath(value) for name, value in locals().items() if isinstance(value, PathLike)}
     paths = [logs] if isinstance(logs, str | PathLike) else logs
+    check_replaceable(fspath(output), force=force)
     with _arguments():
         options = parsed(HashOptions, locals() | named)
     return run([fspath(path) for path in paths], options, LogMonitor()).requests

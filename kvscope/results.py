@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,10 +67,14 @@ class UseCaseResult:
             )
         return figures[0]()
 
-    def save_html(self, path: str | PathLike[str]) -> None:
-        """Write the HTML report, whole or not at all."""
-        from kvscope.core.files import write_text
+    def save_html(self, path: str | PathLike[str], *, force: bool = False) -> None:
+        """Write the HTML report, whole or not at all.
 
+        Raises UsageError for a file that kvscope did not write, unless by `force`.
+        """
+        from kvscope.core.files import check_replaceable, write_text
+
+        check_replaceable(fspath(path), force=force)
         write_text(Path(path), self._report.html())
 
     def _repr_html_(self) -> str:
@@ -81,13 +85,18 @@ class UseCaseResult:
     def save(self, path: str | PathLike[str] | None = None, *, force: bool = False) -> None:
         """Write the file that the command writes; the logger `kvscope` gets what was done.
 
-        One that recommends a change is not replaced by another, unless by `force`. Raises
-        AttributeError where the command writes none.
+        Unless by `force`, one that recommends a change is not replaced by another, and one that
+        kvscope did not write not at all (UsageError). Raises AttributeError where the command
+        writes none.
         """
+        from kvscope.core.files import check_replaceable
+
         file = self._case.file
         if file is None:
             raise AttributeError(f"kvscope {self._case.name} writes no file")
-        LogMonitor().note(file.write(self._answer, str(path or file.path), force=force))
+        target = fspath(path or file.path)
+        check_replaceable(target, force=force)
+        LogMonitor().note(file.write(self._answer, target, force=force))
 
     def to_polars(self, table: str | None = None) -> pl.DataFrame:
         """Return a list of the document as a frame; nested fields become columns of their own."""

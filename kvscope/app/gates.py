@@ -201,6 +201,8 @@ class Gate(Struct, frozen=True):
     def _shown(self, value: float) -> str:
         """Return `value` in the unit of the limit, with the digits that tell it from the limit."""
         number, unit = re.findall(r"([0-9.]+)(.*)", self.written)[0]
+        if not unit and not float(number):  # 0 is 0 in any unit
+            (unit,) = re.findall(r"[0-9.]([^0-9.]*)$", _kind(self.name).example)
         scaled = value / _kind(self.name).parse(f"1{unit}")
         for digits in range(_DIGITS, 18):
             text = f"{Decimal(f'{scaled:.{digits}g}'):f}"

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from threading import Event
 from typing import Literal
 
+from kvscope.core.redaction import without_secrets
+
 Advance = Callable[[int], None]
 Unit = Literal["bytes", "steps"]
 
@@ -45,4 +47,4 @@ class LogMonitor(Monitor):
 
     def note(self, text: str) -> None:
         """Log the sentence."""
-        logging.getLogger("kvscope").info(text)
+        logging.getLogger("kvscope").info(without_secrets(text))

@@ -16,10 +16,11 @@ from kvscope.core.errors import InputError, Stopped, UsageError
 from kvscope.core.files import is_remote, missing_from, parts_of, size_of
 from kvscope.core.trace import Prompts, Trace
 from kvscope.core.units import GIB
-from kvscope.datasets.folder import PLAN, is_dataset, store_path
 from kvscope.store import traces
+from kvscope.store.checks import require_sound
 from kvscope.store.db import Store
 from kvscope.store.file import CANNOT_STORE, StoreFile, Stores
+from kvscope.store.folder import PLAN, is_dataset, store_path
 
 if TYPE_CHECKING:
     from kvscope.core.executor import Executor
@@ -77,14 +78,15 @@ def load_trace(
 
     A path (`-`: standard input) is ingested if the store lacks it; a dataset's folder needs
     `store_for` it; any other text is the name of a stored trace; None is the trace last worked on,
-    and a note says which. `foresee` gets a new trace before it is stored. Raises
-    InputError for an unknown trace, UsageError where `reading` says how to read a trace that is
-    stored already.
+    and a note says which. `foresee` gets a new trace before it is stored. Raises InputError for an
+    unknown trace, DamagedStoreError for a damaged one, UsageError where `reading` says how to read
+    a trace that is stored already.
     """
     if source is not None and is_dataset(source):
         dataset = open_dataset(source, reading)
         with stores.reading() as store:
             if store.path == dataset.stores.path:
+                require_sound(store, dataset.trace)
                 return dataset.trace
     if source is not None and is_file(source):
         return ingest_file(stores, source, monitor, reading, foresee).trace
@@ -97,6 +99,8 @@ def load_trace(
         )
     if source is None:
         monitor.note(f"working on {trace.name!r}, the trace last worked on")
+    with stores.reading() as store:
+        require_sound(store, trace)
     _mark_used(stores, trace)
     return trace
 

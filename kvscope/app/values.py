@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 from kvscope.core import units
 from kvscope.core.errors import UsageError
 from kvscope.core.files import check_writable
-from kvscope.datasets.folder import store_path
+from kvscope.store.folder import store_path
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
@@ -233,6 +233,18 @@ def target(text: str) -> str:
         reason = error.strerror or type(error).__name__
         raise UsageError(f"{text!r} cannot be written ({reason})", remedy="name another") from error
     return text
+
+
+def appended(text: str) -> str:
+    """Return a file to which lines are added; refused as a target."""
+    return target(text)
+
+
+def new_target(text: str) -> str:
+    """Return a file that is not there; refused as a target."""
+    if Path(text).exists():
+        raise UsageError(f"{text!r} exists already", remedy="name a new file")
+    return target(text)
 
 
 def existing_or_target(text: str) -> str:

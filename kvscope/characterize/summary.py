@@ -32,6 +32,7 @@ from kvscope.characterize.turns import ConversationTurns, NextTurns, next_turns,
 from kvscope.core.background import in_background
 from kvscope.core.percentiles import Quantiles
 from kvscope.core.trace import Trace
+from kvscope.store.checks import require_sound
 from kvscope.store.db import Store
 
 
@@ -107,6 +108,7 @@ def start_characterization(
             step(name)
         return compute(store, trace, *arguments)
 
+    require_sound(store, trace)
     with store.in_row_order():
         of_category = run("categories", category_rows)
         names = [row["category"] for row in of_category]

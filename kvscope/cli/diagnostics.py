@@ -25,6 +25,7 @@ import typer
 from kvscope.core.errors import ExitCode, KvscopeError
 from kvscope.core.files import FULL
 from kvscope.core.memory import out_of_memory
+from kvscope.core.redaction import without_secrets
 
 if TYPE_CHECKING:
     from kvscope.app.gates import Figures, Gate
@@ -90,10 +91,10 @@ def reader_may_leave() -> Iterator[None]:
 
 
 def one_line(text: str) -> str:
-    """Return `text` as one printable line: a trace may carry line feeds and escape codes."""
+    """Return `text` as one printable line without secrets: a trace may carry escape codes."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode()
-        for char in re.sub(r"\s*[\r\n]\s*", " ", text)
+        for char in without_secrets(re.sub(r"\s*[\r\n]\s*", " ", text))
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_origin, get_type_hints
 
@@ -23,7 +23,7 @@ from kvscope.app import values
 from kvscope.app.options import FURTHER, USUAL, Option, Source, Target, declared
 from kvscope.cli import diagnostics
 from kvscope.core.errors import UsageError
-from kvscope.core.files import files_of, missing_from, one_path
+from kvscope.core.files import check_replaceable, files_of, missing_from, one_path
 from kvscope.core.records import defaults
 
 DEFAULT_DB, MEMORY = "kvscope.duckdb", ":memory:"
@@ -146,6 +146,10 @@ class ScreenOptions(Struct, frozen=True, kw_only=True):
             )
 
 
+Force = Annotated[
+    bool,
+    Option("Replace any file: one that kvscope did not write, or a recommendation to change."),
+]
 Debug = Annotated[
     bool,
     typer.Option(
@@ -188,8 +192,10 @@ def typed(command: Callable[..., Any]) -> Callable[..., Any]:
     ]
 
     @functools.wraps(command)
-    def with_groups(*args: Any, debug: bool = False, **given: Any) -> Any:
-        _check_outputs(signature, given)
+    def with_groups(*args: Any, debug: bool = False, force: bool = False, **given: Any) -> Any:
+        _check_outputs(signature, given, force=force)
+        if "force" in signature.parameters:
+            given["force"] = force
         for name, group in groups.items():
             given[name] = group(**{each: given.pop(each) for each in group.__struct_fields__})
         for name in traces:
@@ -200,6 +206,13 @@ def typed(command: Callable[..., Any]) -> Callable[..., Any]:
     parameters.append(
         inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
     )
+    if "force" not in signature.parameters and _writes(signature, [values.target]):
+        annotation = _typers("force", Force)
+        parameters.append(
+            inspect.Parameter(
+                "force", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation
+            )
+        )
     ordered = sorted(parameters, key=lambda each: each.default is not inspect.Parameter.empty)
     with_groups.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in ordered]
@@ -207,32 +220,50 @@ def typed(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_groups
 
 
-_WRITES = (values.target, values.existing_or_target)
+_WRITES = (values.target, values.existing_or_target, values.appended, values.new_target)
 
 
-def _check_outputs(signature: inspect.Signature, given: Mapping[str, Any]) -> None:
-    """Raise UsageError for a file to write that is also one to read, or to write otherwise.
-
-    Files are the same by device and inode, whatever leads to them. Every text that names files
-    counts as what is read: traces, stores, profiles, recommendations, logs.
-    """
-    writes = {
+def _writes(signature: inspect.Signature, parses: Sequence[object]) -> dict[str, str]:
+    """Return the options of a command that name files to write, and their flags."""
+    return {
         name: (option.flags or ("--" + name.replace("_", "-"),))[0]
         for name, option in _options(signature)
-        if option.parse in _WRITES and given.get(name) not in {None, values.STANDARD_STREAM}
+        if option.parse in parses
     }
-    if not writes:
-        return
+
+
+def _check_outputs(signature: inspect.Signature, given: Mapping[str, Any], *, force: bool) -> None:
+    """Raise UsageError for a file to write that is also read, or may not be replaced.
+
+    Every text that names files counts as what is read: traces, stores, profiles, recommendations,
+    logs.
+    """
+    writes, replaced = (_writes(signature, parses) for parses in (_WRITES, [values.target]))
+    reads = {name: value for name, value in given.items() if name not in writes}
+    named = {flag: given[name] for name, flag in writes.items() if given.get(name)}
+    check_outputs(named, reads)
+    for name in replaced:
+        if given.get(name):
+            check_replaceable(given[name], force=force)
+
+
+def check_outputs(writes: Mapping[str, str], reads: Mapping[str, Any]) -> None:
+    """Raise UsageError for a file to write that is also one to read, or to write otherwise.
+
+    Files are the same by device and inode, whatever leads to them. `writes` are paths by flag.
+    """
     known: dict[object, str] = {}
-    for name, value in given.items():
+    for value in reads.values():
         texts = value if isinstance(value, list | tuple) else [value]
         for text in texts:
-            if name not in writes and isinstance(text, str) and not missing_from(text):
+            if writes and isinstance(text, str) and not missing_from(text):
                 known |= dict.fromkeys(map(_identity, files_of(text)), "is read, too")
-    for name, flag in writes.items():
-        identity = _identity(given[name])
+    for flag, path in writes.items():
+        if path == values.STANDARD_STREAM:
+            continue
+        identity = _identity(path)
         if identity in known:
-            where, remedy = f"{flag} {given[name]}", "name another file to write"
+            where, remedy = f"{flag} {path}", "name another file to write"
             raise UsageError(f"the file {known[identity]}", where=where, remedy=remedy)
         known[identity] = f"is that of {flag}, too"
 

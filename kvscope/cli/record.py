@@ -43,7 +43,7 @@ Endpoint = Annotated[
 ]
 Output = Annotated[
     str,
-    Option("File to write; lines are appended.", "FILE", values.target, flags=("--output", "-o")),
+    Option("File to write; lines are appended.", "FILE", values.appended, flags=("--output", "-o")),
 ]
 Length = Annotated[
     float | None,

@@ -12,7 +12,15 @@ from kvscope.app import values
 from kvscope.app.options import IntoOptions, KvDtype, Model, Option, Reading
 from kvscope.cli import output
 from kvscope.cli.diagnostics import note
-from kvscope.cli.options import DEFAULT_DB, Db, Json, TraceArgument, default_command, parsed_by
+from kvscope.cli.options import (
+    DEFAULT_DB,
+    Db,
+    Json,
+    TraceArgument,
+    check_outputs,
+    default_command,
+    parsed_by,
+)
 from kvscope.cli.terminal import Terminal
 from kvscope.core import units
 from kvscope.core.errors import ExitCode, UsageError
@@ -57,9 +65,15 @@ Output = Annotated[
 ]
 
 
+Folder = Annotated[
+    str | None,
+    typer.Argument(metavar="[DIR]", help="A dataset's folder; by default the store is checked."),
+]
 SaveTo = Annotated[
     str | None,
-    Option("Copy what is sound to this new store.", "STORE", values.target, flags=("--save-to",)),
+    Option(
+        "Copy what is sound to this new store.", "STORE", values.new_target, flags=("--save-to",)
+    ),
 ]
 
 
@@ -115,6 +129,7 @@ def export(to: To, path: Output, trace: TraceArgument = None, db: Db = DEFAULT_D
     registry.exporter(to, path)  # so that a wrong one is refused before the trace is read
     with store_for(db, trace, note) as store:
         stored = load_trace(store, trace, terminal)
+        check_outputs({"--output": path}, {"trace": stored.source})
         with (
             store.reading() as opened,
             terminal.steps(f"writing {path}", stored.requests) as advance,
@@ -124,21 +139,31 @@ def export(to: To, path: Output, trace: TraceArgument = None, db: Db = DEFAULT_D
     note(f"{where}: {stored.requests:,} requests of {stored.name!r}")
 
 
-def doctor(db: Db = DEFAULT_DB, save_to: SaveTo = None, as_json: Json = False) -> None:
-    """Check a store: read all of it, compare its tables, and say what can be saved.
+def doctor(
+    folder: Folder = None, db: Db = DEFAULT_DB, save_to: SaveTo = None, as_json: Json = False
+) -> None:
+    """Check a store or a dataset: read all of it, and say what can be saved.
 
     Exit code 3: something is damaged. What is sound can be copied to a new store.
     """
-    from kvscope.datasets.folder import is_in_dataset
     from kvscope.store.doctor import examine, save
+    from kvscope.store.folder import is_dataset, is_in_dataset, store_path
 
+    if folder is not None and not is_dataset(folder):
+        raise UsageError("no dataset", where=folder, remedy="name a store with --db")
+    db = db if folder is None else store_path(folder)
+    files: tuple[str, ...] = ()
     if is_in_dataset(db):
-        raise UsageError(
-            "this is a dataset, whose blocks lie in its shards: doctor checks stores",
-            where=str(Path(db).parent),
-            remedy="if it cannot be read, ingest its files into another folder",
-        )
-    health = examine(db)
+        from kvscope.datasets.dataset import Dataset
+
+        if save_to is not None:
+            raise UsageError(
+                "this is a dataset, whose blocks lie in its shards",
+                where=str(Path(db).parent),
+                remedy="ingest its files into another folder",
+            )
+        files = tuple(Dataset(str(Path(db).parent)).faults())
+    health = examine(db, files)
     saved = None if save_to is None else save(health, save_to)
     if as_json:
         from kvscope.usecases.stored import CheckedStore

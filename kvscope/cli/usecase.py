@@ -23,12 +23,14 @@ from kvscope.cli.options import (
     DEFAULT_DB,
     MEMORY,
     Db,
+    Force,
     GateOptions,
     ScreenOptions,
     TraceArgument,
 )
 from kvscope.cli.terminal import Terminal, stoppable
 from kvscope.core.errors import ExitCode, Stopped, placed
+from kvscope.core.files import check_replaceable
 from kvscope.core.jit import load_in_background
 
 if TYPE_CHECKING:
@@ -41,9 +43,6 @@ Forget = Annotated[
     bool,
     Option("Start anew: use no deployment or SLO that earlier commands on the trace stated."),
 ]
-
-
-Force = Annotated[bool, Option("Replace a file that recommends a change by one that does not.")]
 
 
 class _Common(Struct, frozen=True, kw_only=True):
@@ -75,8 +74,7 @@ def command(name: str) -> Callable[..., None]:
         about = f"File for the {case.file.of}; - writes none."
         target = Target(about, flags=("--output",), default=case.file.path)
         parameters["path"] = (Annotated[str | None, target], None)
-        if case.file.guarded:
-            parameters["force"] = (Force, False)
+        parameters["force"] = (Force, False)
     if case.known is not None:
         parameters["gate"] = (GateOptions, inspect.Parameter.empty)
     parameters["printing"] = (ScreenOptions, inspect.Parameter.empty)
@@ -103,7 +101,7 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
     from kvscope.app.gates import parse_gates
     from kvscope.usecases.base import Opened
 
-    printed, path = standard_output(options), _target_of(case, common.path)
+    printed, path = standard_output(options), _target_of(case, common.path, force=common.force)
     common.printing.check_alone(printed)
     if not case.remembers:
         request = case.check(options)
@@ -169,12 +167,14 @@ def _end(
         raise typer.Exit(ExitCode.CHECK_FAILED)
 
 
-def _target_of(case: AnyUseCase, path: str | None) -> str | None:
+def _target_of(case: AnyUseCase, path: str | None, *, force: bool) -> str | None:
     """Return where the file of a use case goes; None without one. Raises UsageError."""
     if case.file is None or path is not None:
         return path
     with placed("--output"):
-        return values.target(case.file.path)
+        target = values.target(case.file.path)
+    check_replaceable(target, force=force)
+    return target
 
 
 def _write_and_keep(

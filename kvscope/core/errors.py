@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
+from kvscope.core.redaction import without_secrets
+
 
 class ExitCode(IntEnum):
     """The exit status of a kvscope process. Scripts depend on these values."""
@@ -28,9 +30,9 @@ class KvscopeError(Exception):
     exit_code = ExitCode.FAILED
 
     def __init__(self, what: str, *, where: str | None = None, remedy: str | None = None) -> None:
-        self.what = what
-        self.where = where
-        self.remedy = remedy
+        self.what = without_secrets(what)
+        self.where = where and without_secrets(where)
+        self.remedy = remedy and without_secrets(remedy)
         super().__init__(str(self))
 
     def __str__(self) -> str:

@@ -23,13 +23,17 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from kvscope.core.errors import DiskFullError, KvscopeError
+from kvscope.core.errors import DiskFullError, KvscopeError, UsageError
 from kvscope.core.units import format_size
 
 STANDARD_STREAM = "-"
 _SCHEMES = ("s3://", "hf://", "gs://", "https://", "http://")
 FULL = {number: os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)}
 """Numbers and texts of the errors of a disk without space, and of limits to what may be written."""
+
+TOML_MARK = "# Written by kvscope "
+HTML_MARK = '<!doctype html><html lang="en"><head><meta name="generator" content="kvscope">'
+"""How files begin that kvscope wrote and may replace."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 PACKED = _PACKAGE / "_packed"  # in a wheel alone
@@ -169,6 +173,27 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
 
 
+def check_replaceable(path: str, *, force: bool = False) -> None:
+    """Raise UsageError for a file to write that is there, and bears no mark of kvscope's.
+
+    TOML files and HTML reports bear one; a trace looks like anybody's. `force` replaces any file.
+    """
+    place = Path(path)
+    if force or path == STANDARD_STREAM or not place.is_file():
+        return
+    try:
+        with place.open("rb") as file:
+            begin = file.read(len(HTML_MARK) + len(TOML_MARK))
+    except OSError:  # which may well be replaced
+        begin = b"?"
+    if begin and not begin.startswith((TOML_MARK.encode(), HTML_MARK.encode())):
+        raise UsageError(
+            "exists, and is no report or settings that kvscope wrote",
+            where=path,
+            remedy="name another file, or replace it with --force",
+        )
+
+
 def check_writable(path: Path) -> None:
     """Raise OSError where `whole_file` cannot begin to write `path`; leaves no trace of the try."""
     if path.exists() and not path.is_file():  # not opened: a pipe would wait for its reader
@@ -261,12 +286,6 @@ def is_remote(path: str) -> bool:
     return path.startswith(_SCHEMES)
 
 
-def without_query(path: str) -> str:
-    """Return a path; its https:// addresses without their queries, which may hold signatures."""
-    parts = parts_of(path)
-    return one_path([x.partition("?")[0] if x.startswith(_SCHEMES[1:]) else x for x in parts])
-
-
 def one_path(paths: Sequence[str]) -> str:
     """Return a path that stands for all of `paths`: their names, as a shell would take them."""
     return paths[0] if len(paths) == 1 else shlex.join(paths)
@@ -306,7 +325,11 @@ def files_of(path: str) -> list[str]:
     elif place.exists() or not glob.has_magic(path):
         return [path]
     matches = glob.glob(path, recursive=True)  # noqa: PTH207 - Path.glob raises for some patterns
-    return [str(file) for file in sorted(map(Path, matches)) if file.is_file()]
+    by_file: dict[str, Path] = {}
+    for match in sorted(map(Path, matches), key=lambda match: (len(match.parts), match)):
+        if match.is_file():  # by the shortest path: links lead to folders again and again
+            by_file.setdefault(os.path.realpath(match), match)
+    return [*map(str, sorted(by_file.values()))]
 
 
 def _exists(path: str) -> bool:

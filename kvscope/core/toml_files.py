@@ -24,7 +24,7 @@ import tomli_w
 
 from kvscope import __version__
 from kvscope.core.errors import InputError
-from kvscope.core.files import write_text
+from kvscope.core.files import TOML_MARK, write_text
 
 SCHEMA = 1
 """The version that each file states as `schema`."""
@@ -103,9 +103,9 @@ def write_toml(
 
     Reading the file returns the same values to the last bit.
     """
-    header = [f"Written by kvscope {__version__}.", *comments]
+    header = [f"{TOML_MARK}{__version__}.", *(f"# {line}" for line in comments)]
     plain = _without_none(msgspec.to_builtins(document, enc_hook=_plain, builtin_types=(Decimal,)))
-    text = "".join(f"# {line}\n" for line in header) + tomli_w.dumps(plain, indent=2)
+    text = "".join(f"{line}\n" for line in header) + tomli_w.dumps(plain, indent=2)
     write_text(path, text)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -12,13 +14,14 @@ from msgspec import Struct
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.trace import Trace
 from kvscope.core.units import MIB, format_size
-from kvscope.datasets.files import load_array
-from kvscope.datasets.folder import MANIFEST, STORE
+from kvscope.datasets.files import DamagedDatasetError, load_array
 from kvscope.datasets.paths import RUNS_AT_ONCE, DatasetPaths
+from kvscope.datasets.shards import check_columns, check_shard
 from kvscope.store import traces
 from kvscope.store.file import StoreFile
+from kvscope.store.folder import MANIFEST, STORE
 
-VERSION = 2
+VERSION = 3
 CUTS = "cuts.npz"
 REQUESTS, SHARDS, WORK = "requests", "shards", "work"
 
@@ -45,8 +48,14 @@ class Plan(Struct, frozen=True):
     files: tuple[FileState, ...]
 
 
+class Versioned(Struct, frozen=True):
+    """Of a manifest of any version."""
+
+    version: int
+
+
 class ShardEntry(Struct, frozen=True):
-    """A shard in the manifest: its blocks (the trunk's not counted), its accesses, its digest."""
+    """A shard in the manifest: its blocks (the trunk's not counted), accesses, files' digest."""
 
     blocks: int
     accesses: int
@@ -54,12 +63,15 @@ class ShardEntry(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True):
-    """What a finished dataset holds. `content` digests what was read, `digest` what was made."""
+    """What a finished dataset holds.
+
+    `content` digests what was read, `columns` what is known of all requests.
+    """
 
     version: int
     kvscope: str
     content: str
-    digest: str
+    columns: str
     files: tuple[FileState, ...]
     cut_prefixes: int
     shards: tuple[ShardEntry, ...]
@@ -92,26 +104,60 @@ class Dataset:
                 remedy="run the `kvscope ingest` with --into again: it continues where it ended",
             )
         try:
-            self.manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
-        except msgspec.MsgspecError as error:
-            raise InputError(f"no manifest of a dataset ({error})", where=str(path)) from error
-        if self.manifest.version != VERSION:
-            raise InputError(
-                f"a dataset of version {self.manifest.version}, not {VERSION}",
-                where=str(path),
-                remedy="ingest its files again with this kvscope",
-            )
+            content = path.read_bytes()
+            version = msgspec.json.decode(content, type=Versioned).version
+            if version != VERSION:
+                raise InputError(
+                    f"a dataset of version {version}, not {VERSION}",
+                    where=str(path),
+                    remedy="ingest its files again with this kvscope",
+                )
+            self.manifest = msgspec.json.decode(content, type=Manifest)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise DamagedDatasetError(path, f"no manifest of a dataset ({error})") from error
+        if not self.manifest.shards:
+            raise DamagedDatasetError(path, "names no shards")
         self.stores = StoreFile(str(self.folder / STORE), create=False)
 
     @property
     def trace(self) -> Trace:
         """The trace that all its files are."""
         with self.stores.reading() as store:
-            return min(traces.all_traces(store), key=lambda trace: trace.trace_id)
+            known = traces.all_traces(store)
+        if not known:
+            raise DamagedDatasetError(self.folder / STORE, "holds no trace")
+        return min(known, key=lambda trace: trace.trace_id)
 
     def paths(self) -> DatasetPaths:
-        """Return the paths of its requests, which stay on disk."""
-        return DatasetPaths(self.folder / REQUESTS, tuple(self._shards()), self.work)
+        """Return the paths of its requests, which stay on disk.
+
+        Raises DamagedDatasetError where what is known of all requests cannot be; shards are checked
+        where they are loaded.
+        """
+        digests = tuple(shard.digest for shard in self.manifest.shards)
+        return DatasetPaths(self._columns, tuple(self._shards()), self.work, digests=digests)
+
+    @cached_property
+    def _columns(self) -> Path:
+        folder = self.folder / REQUESTS
+        check_columns(folder, self.manifest.columns)
+        trace, held = self.trace, DatasetPaths(folder, (), folder)
+        if (held.requests, held.block_size) != (trace.requests, trace.block_size):
+            raise DamagedDatasetError(folder, "holds requests of another trace than the store")
+        return folder
+
+    def faults(self) -> Iterator[str]:
+        """Yield what is wrong in its files, but for the store."""
+        try:
+            paths = self.paths()
+        except DamagedDatasetError as error:
+            yield f"{error.where}: {error.what}"
+            return
+        for folder, shard in zip(paths.folders, self.manifest.shards, strict=True):
+            try:
+                check_shard(folder, paths.requests, shard.digest)
+            except DamagedDatasetError as error:
+                yield f"{error.where}: {error.what}"
 
     @property
     def work(self) -> Path:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.core.errors import InputError
-from kvscope.core.files import without_query
+from kvscope.core.redaction import without_secrets
 from kvscope.datasets.cuts import Cuts
 from kvscope.datasets.files import load_array, save_arrays, whole_folder
 from kvscope.datasets.spill import Spill
@@ -172,7 +172,7 @@ def can_be_joined(parts: list[PartFacts]) -> bool:
 def join_rejects(path: str, parts: list[PartFacts]) -> Rejects:
     """Return the bad lines of all parts."""
     places: dict[int, tuple[str, int]] = {}
-    rejects = Rejects(without_query(path), place=lambda line: places[line])
+    rejects = Rejects(without_secrets(path), place=lambda line: places[line])
     offset = before = 0  # lines of all parts, and of the same file
     for part in parts:
         before = before if part.continues else 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import mmap
 import shutil
 from ast import literal_eval
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from kvscope.core.disk_columns import append_array
+from kvscope.core.errors import InputError
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -85,20 +87,55 @@ class ArrayFolder(MutableMapping[str, NDArray[Any]]):
 def load_array(folder: Path, name: str) -> NDArray[Any]:
     """Return an array, mapped into memory as long as it is not empty.
 
-    NumPy's own way takes 100 us, most of it to parse a header that thousands of files have.
+    NumPy's own way takes 100 us, most of it to parse a header that thousands of files have. Raises
+    DamagedDatasetError where there is no such array.
     """
-    with (folder / f"{name}.npy").open("rb") as file:
-        version, _ = npy.read_magic(file)
-        size = int.from_bytes(file.read(2 if version == 1 else 4), "little")
-        shape, dtype = _header(file.read(size))
-        begin = file.tell()
-        if not math.prod(shape):
-            return np.empty(shape, dtype)
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return np.frombuffer(mapped, dtype, math.prod(shape), begin).reshape(shape)
+    path = folder / f"{name}.npy"
+    try:
+        with path.open("rb") as file:
+            version, _ = npy.read_magic(file)
+            size = int.from_bytes(file.read(2 if version == 1 else 4), "little")
+            shape, dtype = _header(file.read(size))
+            begin = file.tell()
+            if not math.prod(shape):
+                return np.empty(shape, dtype)
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return np.frombuffer(mapped, dtype, math.prod(shape), begin).reshape(shape)
+    except FileNotFoundError as error:
+        raise DamagedDatasetError(path, "is missing") from error
+    except (ValueError, TypeError, SyntaxError, LookupError, ArithmeticError) as error:
+        raise DamagedDatasetError(path, "is no array") from error
+
+
+def digest_of(folder: Path, names: Iterable[str]) -> str:
+    """Return the digest of the files of some arrays."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in names:
+        path = folder / f"{name}.npy"
+        try:
+            with path.open("rb") as file:
+                hashlib.file_digest(file, lambda: digest)
+        except FileNotFoundError as error:
+            raise DamagedDatasetError(path, "is missing") from error
+    return digest.hexdigest()
+
+
+class DamagedDatasetError(InputError):
+    """A dataset's files are not those that were written, or cannot be."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(
+            what, where=str(path), remedy="the dataset is damaged: ingest its files into another"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:  # it comes from other processes
+        return type(self), (self.where, self.what)
 
 
 @lru_cache(1024)
 def _header(text: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
     header = literal_eval(text.decode("latin1"))
-    return header["shape"], np.dtype(header["descr"])
+    shape, dtype = header["shape"], np.dtype(header["descr"])
+    if any(size < 0 for size in shape) or dtype.kind not in "bif":
+        raise ValueError(shape, dtype)
+    return shape, dtype

@@ -27,9 +27,9 @@ from kvscope.core.files import (
     is_remote,
     one_path,
     space_in,
-    without_query,
     write_text,
 )
+from kvscope.core.redaction import without_secrets
 from kvscope.core.trace import PromptLengths, Trace
 from kvscope.core.units import GIB, MIB, format_size
 from kvscope.datasets.cuts import SHARE, TRUNK, Cuts, FileSample, sample_files
@@ -54,13 +54,20 @@ from kvscope.datasets.file_parts import (
     load_facts,
     parse_part,
 )
-from kvscope.datasets.files import ArrayFolder, Arrays, load_array, save_arrays, whole_folder
-from kvscope.datasets.folder import MANIFEST, PLAN, STORE
+from kvscope.datasets.files import (
+    ArrayFolder,
+    Arrays,
+    DamagedDatasetError,
+    load_array,
+    save_arrays,
+    whole_folder,
+)
 from kvscope.datasets.numbering import number_blocks
 from kvscope.datasets.paths import Progress
 from kvscope.datasets.shards import (
     ShardTask,
     build_shard,
+    columns_digest,
     load_runs,
     merge_runs,
     path_ends,
@@ -93,7 +100,9 @@ from kvscope.ingest.pipeline import (
 from kvscope.ingest.source import Source, is_plain
 from kvscope.replay.path_facts import LENGTHS
 from kvscope.store import traces
+from kvscope.store.checks import keep_checksum
 from kvscope.store.db import Store, open_store
+from kvscope.store.folder import MANIFEST, PLAN, STORE
 
 LEAST_MEMORY = GIB
 MOST_SHARDS = 4096
@@ -251,7 +260,10 @@ class DatasetBuild:
         reading = f"{read.read.fingerprint()}/{read.strict}/{read.max_bad}"
         states = tuple(map(_state, files))
         if path.is_file():
-            known = msgspec.json.decode(path.read_bytes(), type=Plan)
+            try:
+                known = msgspec.json.decode(path.read_bytes(), type=Plan)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise DamagedDatasetError(path, f"no plan of a dataset ({error})") from error
             shards = self.options.shards or known.shards
             plan = Plan(VERSION, read.name, read.format or "", reading, shards, states)
             if plan == known:
@@ -339,9 +351,12 @@ class DatasetBuild:
         )
 
     def _too_many(self, requests: int, each_bytes: int) -> UsageError:
+        workers = self.executor.workers
+        programs = PROCESS_BYTES * (workers + (workers > 1)) + 64 * MIB * workers
         return UsageError(
-            f"{requests:,} requests take {format_size(each_bytes * requests)}, too much for"
-            f" {format_size(self.options.memory_bytes)} and {self.executor.workers} workers",
+            f"{format_size(self.options.memory_bytes)} are too little:"
+            f" {requests:,} requests take {format_size(each_bytes * requests)}, and"
+            f" {workers} workers and their programs {format_size(programs)}",
             where="--memory",
             remedy="give more, or take fewer --workers or part of the files",
         )
@@ -503,7 +518,7 @@ class DatasetBuild:
             with store.transaction():
                 origin = Origin(
                     name=plan.name or traces.free_name(store, self.path),
-                    source=without_query(self.path),
+                    source=without_secrets(self.path),
                     source_bytes=self._bytes_on_disk,
                     content_hash=f"{self._content}/{plan.format}/{reading}",
                     format=plan.format,
@@ -518,6 +533,7 @@ class DatasetBuild:
                 for begin, end in run_stretches(reduced, requests, _RUNS_AT_ONCE):
                     runs = merge_runs([load_runs(folder, begin, end) for folder in reduced])
                     write_reuses(store, trace, runs)
+                keep_checksum(store, trace)
         draft.replace(self.folder / STORE)
 
     def _append_groups(self, store: Store, trace: Trace, folder: Path) -> None:
@@ -535,12 +551,11 @@ class DatasetBuild:
             )
             for shard, reduced in zip(self._shard_folders(), self.reduced(), strict=True)
         ]
-        digest = hashlib.blake2b("\n".join(e.digest for e in entries).encode(), digest_size=16)
         manifest = Manifest(
             version=VERSION,
             kvscope=kvscope.__version__,
             content=self._content,
-            digest=digest.hexdigest(),
+            columns=columns_digest(self.folder / REQUESTS),
             files=self._plan.files,
             cut_prefixes=Cuts.load(self.folder / CUTS).prefixes,
             shards=tuple(entries),
@@ -561,7 +576,7 @@ def _no_file(path: str) -> UsageError:
 
 def _state(file: str) -> FileState:
     if is_remote(file):
-        return FileState(without_query(file), None, None)
+        return FileState(without_secrets(file), None, None)
     with suppress(OSError):
         status = os.stat(file)  # noqa: PTH116 - a name too long for a file
         return FileState(os.path.realpath(file), status.st_size, status.st_mtime_ns)

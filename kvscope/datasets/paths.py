@@ -66,7 +66,8 @@ class DatasetPaths(Struct, frozen=True):
     """The paths of R requests, in shards of which each worker has one at a time in memory.
 
     `columns` has what is known of all requests, which is read in stretches of some `runs_at_once`;
-    `work` is where results that are too large for memory are written.
+    `digests`, if known, are those of the folders' files; `work` is where results that are too large
+    for memory are written.
     """
 
     columns: Path
@@ -76,6 +77,7 @@ class DatasetPaths(Struct, frozen=True):
     executor: Executor | None = None
     progress: Progress | None = None
     kept: WorkFolder | None = None  # the folder of columns that go with this object
+    digests: tuple[str, ...] = ()
 
     @property
     def block_size(self) -> int:
@@ -117,13 +119,16 @@ class DatasetPaths(Struct, frozen=True):
         looks = tuple(dict.fromkeys(replace(walked(each), flat=False) for each in ideals))
         work = WorkFolder(self.work)
         tasks = [
-            FollowTask(str(shard), str(self.columns), f"{work.path}/{k:04}", walks, looks)
-            for k, shard in enumerate(self.folders)
+            FollowTask(str(shard), str(self.columns), f"{work.path}/{k:04}", walks, looks, digest)
+            for k, (shard, digest) in enumerate(self._shards())
         ]
         with self._steps("following paths", len(tasks)) as advance:
             for _ in (self.executor or LocalProcesses(1)).results(follow_shard, tasks):
                 advance(1)
         return FollowedShards(self, work, [Path(task.into) for task in tasks], walks, looks)
+
+    def _shards(self) -> Iterator[tuple[Path, str]]:
+        return zip(self.folders, self.digests or [""] * len(self.folders), strict=True)
 
     def _steps(self, label: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
         return self.progress.steps(label, total) if self.progress else nullcontext(lambda _: None)
@@ -131,8 +136,8 @@ class DatasetPaths(Struct, frozen=True):
     def deciles(self, multi_turn: Bools) -> Int64s:
         """Count as `decile_histogram` does, given which requests are later turns (R)."""
         counts = np.zeros((2, 1 << DECILES), dtype=np.int64)
-        for folder in self.folders:
-            shard = load_shard(folder, self.columns)
+        for folder, digest in self._shards():
+            shard = load_shard(folder, self.columns, digest)
             request, paths = shard.request, shard.paths
             counts += decile_histogram(
                 paths.block_parent,
@@ -180,11 +185,12 @@ class FollowTask(Struct, frozen=True):
     into: str
     walks: tuple[HitDefinition, ...]
     looks: tuple[HitDefinition, ...]
+    digest: str = ""
 
 
 def follow_shard(task: FollowTask) -> None:
     """Write the runs of reuse in a shard, and what of its prompts had been written before."""
-    shard = load_shard(Path(task.shard), Path(task.columns))
+    shard = load_shard(Path(task.shard), Path(task.columns), task.digest)
     paths = shard.paths
     folder = Path(task.into)
     folder.mkdir()

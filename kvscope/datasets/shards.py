@@ -7,7 +7,6 @@ shard has the paths up to where they are cut, and all of their blocks count.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +20,14 @@ from kvscope.core.jit import kernel
 from kvscope.core.prefix import ancestor
 from kvscope.core.trace import PromptLengths, PromptPaths
 from kvscope.datasets.cuts import TRUNK
-from kvscope.datasets.files import Arrays, load_array, save_arrays, whole_folder
+from kvscope.datasets.files import (
+    Arrays,
+    DamagedDatasetError,
+    digest_of,
+    load_array,
+    save_arrays,
+    whole_folder,
+)
 from kvscope.datasets.numbering import owned_blocks
 from kvscope.datasets.spill import read_pieces, starts_of
 from kvscope.ingest.build import PathEnds
@@ -31,11 +37,12 @@ from kvscope.ingest.reuse import ReusedRuns, trace_reuse
 from kvscope.ingest.trie import Trie
 from kvscope.replay.path_facts import LENGTHS
 
-_SHARD = ("block_parent", "request", "leaf", "length", "split")
+SHARD = ("block_parent", "request", "leaf", "length", "split")
 _ENDS = ("end_request", "end_first", "end_above")
 _CUT = "cut_end"
 _RUNS = ("request", "previous", "depth", "blocks")
 NUMBER = "number"
+_BLOCK_SIZE = "block_size"
 _CELLS = 1 << 16  # of time, in which runs are counted
 _GROUPS = ("first_request", "last_request", "reuses", "blocks")
 
@@ -81,7 +88,7 @@ def build_shard(task: ShardTask) -> None:
     node = ends_at(trie.parent, leaf[here], length[here] - full_blocks[here])
     first, nearest = np.full((2, trie.count), -1, dtype=np.int32)
     _find_nearest_ends(trie.parent, node, request[here], first, nearest)
-    arrays = dict(zip(_SHARD, (trie.parent, request, leaf, length, split), strict=True))
+    arrays = dict(zip(SHARD, (trie.parent, request, leaf, length, split), strict=True))
     ends = (request[here], first[node], nearest[trie.parent[node]])
     arrays |= dict(zip(_ENDS, ends, strict=True))
     if task.shard == TRUNK:
@@ -168,6 +175,10 @@ class Carriers(NamedTuple):
         return self.carried[skipped + np.arange(len(skipped))]
 
 
+COLUMNS = (*LENGTHS, *Carriers._fields)
+"""The files of what is known of all requests, a number each; `begin` has one more."""
+
+
 def places_among(numbers: Int32s | Int64s, among: Int32s | Int64s, missing: int) -> Int64s:
     """Return the place of each number among ascending ones, `missing` where it is not there."""
     if not len(among):
@@ -176,13 +187,16 @@ def places_among(numbers: Int32s | Int64s, among: Int32s | Int64s, missing: int)
     return np.where(among[place] == numbers, place, missing)
 
 
-def load_shard(folder: Path, columns: Path) -> ShardPaths:
+def load_shard(folder: Path, columns: Path, digest: str = "") -> ShardPaths:
     """Return a shard's paths; what it takes grows with the requests in it, not with all.
 
     `columns` has what is known of all requests, in an order of its own if it has their `NUMBER`.
+    Raises DamagedDatasetError for files of another `digest`, if it is known, and for values by
+    which no kernel may index.
     """
-    block_parent, member, leaf, length, split = (load_array(folder, name) for name in _SHARD)
+    block_parent, member, leaf, length, split = (load_array(folder, name) for name in SHARD)
     carriers = Carriers(*(load_array(columns, name) for name in Carriers._fields))
+    check_shard(folder, len(carriers.carrier), digest)
     if (columns / f"{NUMBER}.npy").is_file():
         number = load_array(columns, NUMBER)
         order = np.argsort(number[member])
@@ -211,6 +225,99 @@ def load_shard(folder: Path, columns: Path) -> ShardPaths:
         block_parent=np.asarray(block_parent),
     )
     return ShardPaths(paths, request, split[own], split[carried])
+
+
+def check_shard(folder: Path, requests: int, digest: str = "") -> None:
+    """Raise DamagedDatasetError for a shard of other files, or with values that cannot be."""
+    if digest and digest_of(folder, SHARD) != digest:
+        raise DamagedDatasetError(folder, "holds other files than the manifest says")
+    arrays = [load_array(folder, name) for name in SHARD]
+    paths = {len(array) for array in arrays[1:]}
+    kinds = {(array.dtype, array.ndim) for array in arrays}
+    if kinds != {(np.dtype(np.int32), 1)} or len(paths) > 1 or not len(arrays[0]):
+        raise DamagedDatasetError(folder, "holds arrays of other kinds or lengths")
+    depth = np.zeros(len(arrays[0]), dtype=np.int32)
+    if not _are_paths(requests, depth, *arrays):
+        raise DamagedDatasetError(folder, "holds values that cannot be")
+
+
+@kernel
+def _are_paths(
+    requests: int,
+    depth: Int32s,
+    block_parent: Int32s,
+    request: Int32s,
+    leaf: Int32s,
+    length: Int32s,
+    split: Int32s,
+) -> bool:
+    """Return whether parents come first, and paths of ascending requests are as long as stated.
+
+    Fills the `depth` of each block, the root's 0.
+    """
+    if block_parent[0] != 0:
+        return False
+    for block in range(1, len(block_parent)):
+        if not 0 <= block_parent[block] < block:
+            return False
+        depth[block] = depth[block_parent[block]] + 1
+    before = -1
+    for k in range(len(request)):
+        if not before < request[k] < requests or not 0 <= leaf[k] < len(depth):
+            return False
+        if depth[leaf[k]] != length[k] or not 0 <= split[k] <= length[k]:
+            return False
+        before = request[k]
+    return True
+
+
+def columns_digest(folder: Path) -> str:
+    """Return the digest of all that is known of all requests."""
+    return digest_of(folder, (*COLUMNS, _BLOCK_SIZE))
+
+
+def check_columns(folder: Path, digest: str) -> None:
+    """Raise DamagedDatasetError for columns of all requests that are others, or cannot be."""
+    if columns_digest(folder) != digest:
+        raise DamagedDatasetError(folder, "holds other files than the manifest says")
+    arrays = [load_array(folder, name) for name in COLUMNS]
+    requests = len(arrays[0])
+    lengths = [len(array) - (name == "begin") for name, array in zip(COLUMNS, arrays, strict=True)]
+    if {(array.dtype, array.ndim) for array in arrays} != {(np.dtype(np.int32), 1)} or set(
+        lengths
+    ) != {requests}:
+        raise DamagedDatasetError(folder, "holds arrays of other kinds or lengths")
+    size = load_array(folder, _BLOCK_SIZE)
+    if size.shape != (1,) or size[0] < 1 or not _are_columns(*arrays):
+        raise DamagedDatasetError(folder, "holds values that cannot be")
+
+
+@kernel
+def _are_columns(
+    input_tokens: Int32s,
+    parent: Int32s,
+    blocks: Int32s,
+    full_blocks: Int32s,
+    cached_blocks: Int32s,
+    carried_blocks: Int32s,
+    carrier: Int32s,
+    carried: Int32s,
+    begin: Int32s,
+) -> bool:
+    """Return whether lengths are in order, and requests numbers of requests."""
+    requests = len(blocks)
+    if begin[0] != 0 or begin[requests] != requests:
+        return False
+    for k in range(requests):
+        if input_tokens[k] < 1 or not -1 <= parent[k] < k or begin[k] > begin[k + 1]:
+            return False
+        if not 0 <= full_blocks[k] <= blocks[k] <= input_tokens[k]:
+            return False
+        if not 0 <= carried_blocks[k] <= cached_blocks[k]:
+            return False
+        if not (0 <= carrier[k] < requests and 0 <= carried[k] < requests):
+            return False
+    return True
 
 
 def clipped(runs: ReusedRuns, first: Int32s, request: Int64s) -> ReusedRuns:
@@ -252,7 +359,7 @@ def reduce_shard(task: ShardTask) -> None:
     )  # fmt: skip
     runs = clipped(reuse.runs, shard.first_carried, shard.request)
     counts = own_blocks(Path(task.parts[0]))
-    block_parent, member, leaf = (load_array(Path(task.parts[0]), name) for name in _SHARD[:3])
+    block_parent, member, leaf = (load_array(Path(task.parts[0]), name) for name in SHARD[:3])
     row = load_array(Path(task.parts[1]), "row")
     owner, numbered = owned_blocks(np.asarray(block_parent), counts, member, leaf, row[member])
     carried = np.flatnonzero(paths.carried_blocks > shard.first_carried)
@@ -275,19 +382,15 @@ def reduce_shard(task: ShardTask) -> None:
         "ideal_blocks": reuse.ideal_blocks,
         "own_blocks": np.array([np.count_nonzero(counts)]),
     }
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(arrays):
-        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
-    for name in _SHARD:
-        digest.update(np.ascontiguousarray(load_array(Path(task.parts[0]), name)).tobytes())
     with whole_folder(folder) as draft:
         save_arrays(draft, arrays)
-        (draft / "digest").write_text(digest.hexdigest(), encoding="ascii")
+        digest = digest_of(Path(task.parts[0]), SHARD)
+        (draft / "digest").write_text(digest, encoding="ascii")
 
 
 def own_blocks(folder: Path) -> Bools:
     """Return which blocks of a shard are not the trunk's (N + 1, the root's entry first)."""
-    block_parent, _, leaf, length, split = (load_array(folder, name) for name in _SHARD)
+    block_parent, _, leaf, length, split = (load_array(folder, name) for name in SHARD)
     own = np.ones(len(block_parent), dtype=np.bool_)
     own[0] = False
     _mark_trunk(np.asarray(block_parent), leaf, length, split, own)
@@ -309,13 +412,13 @@ def save_lengths(folder: Path, lengths: PromptLengths, carrier: Int32s) -> None:
     """Write what every shard needs of all requests."""
     save_arrays(folder, {name: getattr(lengths, name) for name in LENGTHS})
     save_arrays(folder, Carriers.of(carrier)._asdict())
-    save_arrays(folder, {"block_size": np.array([lengths.block_size])})
+    save_arrays(folder, {_BLOCK_SIZE: np.array([lengths.block_size])})
 
 
 def some_lengths(folder: Path, which: slice | Int32s | Int64s) -> PromptLengths:
     """Return the lengths of some requests, copied: a file is mapped only while it is read."""
     columns = {name: np.array(load_array(folder, name)[which]) for name in LENGTHS}
-    return PromptLengths(block_size=int(load_array(folder, "block_size")[0]), **columns)
+    return PromptLengths(block_size=int(load_array(folder, _BLOCK_SIZE)[0]), **columns)
 
 
 def runs_by_name(runs: ReusedRuns, name: str = "run") -> Arrays:

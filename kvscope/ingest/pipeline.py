@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.background import consume_in_background, in_background
 from kvscope.core.errors import InputError
-from kvscope.core.files import STANDARD_STREAM, without_query
+from kvscope.core.files import STANDARD_STREAM
 from kvscope.core.jit import kernel
+from kvscope.core.redaction import without_secrets
 from kvscope.core.trace import Trace
 from kvscope.ingest.build import Built, BuiltRequests, build
 from kvscope.ingest.columns import ATTRIBUTES, MEASURED, NONE, TOO_MANY_IDS, Columns, Interner
@@ -39,6 +40,7 @@ from kvscope.ingest.reuse import ReusedRuns
 from kvscope.ingest.source import Source
 from kvscope.ingest.trie import Trie
 from kvscope.store import traces
+from kvscope.store.checks import keep_checksum
 from kvscope.store.db import Store
 from kvscope.store.file import Stores
 
@@ -135,7 +137,7 @@ def ingest(
             return Ingested(known, False, rejects)
         origin = Origin(
             name=options.name or traces.free_name(store, path),
-            source=without_query(path),
+            source=without_secrets(path),
             source_bytes=size,
             content_hash=content_hash,
             format=chosen.name,
@@ -237,6 +239,7 @@ def write(store: Store, origin: Origin, built: Built, rejects: Rejects) -> Trace
         }
         store.append("ingest/add_own_hash_ids", own, trace_id=number)
     write_reuses(store, trace, reuse.runs)
+    keep_checksum(store, trace)
     return trace
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from kvscope import __version__
+from kvscope.core.files import HTML_MARK
 from kvscope.report import style
 from kvscope.report.section import Section, Table
 
@@ -124,7 +125,7 @@ def page(title: str, lead: str, sections: Sequence[Section]) -> str:
         )
     packed = base64.b64encode(zlib.compress(get_plotlyjs().encode(), 9)).decode()
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'{HTML_MARK}<meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
         f'<h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p><nav>{"".join(menu)}</nav>'

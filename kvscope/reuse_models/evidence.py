@@ -12,6 +12,7 @@ from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.trace import Trace
 from kvscope.reuse_models.conversation import added_tokens, next_turn_s, turn_waits
 from kvscope.reuse_models.observations import RESOLUTION_S, Floats, Ints, Observations
+from kvscope.store.checks import require_sound
 from kvscope.store.db import Store
 
 _MANY_TIMES = 100
@@ -149,5 +150,6 @@ def tick_s(arrival_s: Floats) -> float:
 
 def load_evidence(store: Store, trace: Trace) -> Evidence:
     """Load the evidence of a stored trace with hashes."""
+    require_sound(store, trace)
     columns = store.columns("model/requests", trace_id=trace.trace_id)
     return Evidence(load_history(store, trace), **columns)

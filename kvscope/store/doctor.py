@@ -5,34 +5,24 @@ DuckDB checks the checksum of each block that it reads, so every column of every
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 import duckdb
-import msgspec
 from msgspec import Struct
 
-from kvscope.core.errors import DamagedStoreError, KvscopeError, UsageError
+from kvscope.core.errors import DamagedStoreError, UsageError
 from kvscope.core.files import missing_from
 from kvscope.core.trace import Trace
 from kvscope.store import results, traces
+from kvscope.store.checks import CHANGED, TABLES, UNREADABLE, check, in_words
 from kvscope.store.db import Store, open_store
 from kvscope.store.failures import explaining
 from kvscope.store.file import StoreFile
+from kvscope.store.folder import is_in_dataset
 
-_TABLES = {
-    "requests": "requests",
-    "request_attributes": None,
-    "blocks": "distinct_blocks",
-    "branches": None,
-    "own_hash_ids": None,
-    "block_groups": None,
-    "reuses": None,
-    "bad_lines": None,
-}
-"""The tables of a trace, and the column of `traces` that counts their rows."""
 _RESULTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "runs": ("run_id", ("run_parts",)),
     "fits": ("fit_id", tuple(f"fit_{part}" for part in results.FIT_PARTS)),
@@ -40,7 +30,6 @@ _RESULTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "reports": ("report_id", ()),
 }
 """The results over a trace: table, id, and the tables of their parts."""
-_UNREADABLE = (KvscopeError, duckdb.Error, msgspec.MsgspecError, ValueError)
 _ATTACHED = "damaged"
 
 
@@ -87,15 +76,18 @@ class Saved(Struct, frozen=True):
     left_out: tuple[str, ...]
 
 
-def examine(path: str) -> StoreHealth:
+def examine(path: str, shard_faults: tuple[str, ...] = ()) -> StoreHealth:
     """Check every table of the store at `path` by reading all of it.
 
-    Raises what `open_store` raises, except for damage.
+    Of a dataset, `shard_faults` are what is wrong in its other files. Raises what `open_store`
+    raises, except for damage.
     """
     try:
         with StoreFile(path, create=False).reading() as store:
             known = traces.all_traces(store)
-            return StoreHealth(path, "", tuple(_examined(store, trace) for trace in known))
+            return StoreHealth(
+                path, "", tuple(_examined(store, trace, shard_faults) for trace in known)
+            )
     except DamagedStoreError as error:
         return StoreHealth(path, error.what, ())
 
@@ -117,7 +109,7 @@ def save(health: StoreHealth, target: str) -> Saved:
                 )
         for each in health.traces:
             name, trace_id = each.trace.name, each.trace.trace_id
-            if each.faults or not _copied(store, ("traces", *_TABLES), "trace_id", [trace_id]):
+            if each.faults or not _copied(store, TABLES, "trace_id", [trace_id]):
                 left_out.append(f"trace {name!r}")
                 continue
             saved.append(name)
@@ -132,23 +124,16 @@ def save(health: StoreHealth, target: str) -> Saved:
     return Saved(target, tuple(saved), tuple(left_out))
 
 
-def _examined(store: Store, trace: Trace) -> TraceHealth:
-    return TraceHealth(
-        trace, tuple(_table_faults(store, trace)), tuple(_result_faults(store, trace))
-    )
-
-
-def _table_faults(store: Store, trace: Trace) -> Iterator[str]:
-    for table, counted in _TABLES.items():
-        try:
-            row = store.row(f"doctor/{table}", trace_id=trace.trace_id)
-        except _UNREADABLE as error:
-            yield f"{table} cannot be read: {_what(error)}"
-            continue
-        if counted is not None and row["in_table"] != getattr(trace, counted):
-            yield f"{row['in_table']:,} {table} of {getattr(trace, counted):,}"
-        if row["wrong"]:
-            yield f"{row['wrong']:,} {table} contradict the trace"
+def _examined(store: Store, trace: Trace, shard_faults: tuple[str, ...]) -> TraceHealth:
+    checked = check(store, trace)
+    faults = checked.faults
+    if not faults and not is_in_dataset(store.path):  # what is in range ends
+        row = store.row("doctor/depths", trace_id=trace.trace_id)
+        faults = tuple(f"{n:,} {name} contradict the trie" for name, n in row.items() if n)
+    if not faults and checked.changed:
+        faults = (CHANGED,)
+    faults += shard_faults
+    return TraceHealth(trace, faults, tuple(_result_faults(store, trace)))
 
 
 def _result_faults(store: Store, trace: Trace) -> Iterator[str]:
@@ -170,13 +155,8 @@ def _result_faults(store: Store, trace: Trace) -> Iterator[str]:
     for table, read in readers.items():
         try:
             read()
-        except _UNREADABLE as error:
-            yield f"{table} cannot be read: {_what(error)}"
-
-
-def _what(error: BaseException) -> str:
-    what = error.what if isinstance(error, KvscopeError) else str(error).splitlines()[0]
-    return what.removeprefix("is damaged (").removesuffix(")")
+        except UNREADABLE as error:
+            yield f"{table} cannot be read: {in_words(error)}"
 
 
 def _ids(store: Store, table: str, key: str, trace_id: int) -> list[int] | None:
@@ -188,7 +168,7 @@ def _ids(store: Store, table: str, key: str, trace_id: int) -> list[int] | None:
     return [row[0] for row in rows]
 
 
-def _copied(store: Store, tables: tuple[str, ...], key: str, ids: list[int]) -> bool:
+def _copied(store: Store, tables: Iterable[str], key: str, ids: list[int]) -> bool:
     """Copy the rows with these ids, of all tables or of none; return False for none."""
     if not ids:
         return True

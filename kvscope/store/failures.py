@@ -64,7 +64,9 @@ def waiting_for(
         except duckdb.Error as error:
             busy = _busy(path, error)
             if busy is None:
-                raise explained(path, error) or error from error
+                known = explained(path, error)
+                other = f"cannot be opened as a store ({_reason(str(error))})"
+                raise known or InputError(other, where=path, remedy=_OTHER) from error
         waited_s = time.monotonic() - start_s
         if waited_s >= patience_s:
             raise busy

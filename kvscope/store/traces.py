@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvscope.core.directives import Directives, StatedDirectives
 from kvscope.core.errors import InputError
-from kvscope.core.files import STANDARD_STREAM, parts_of, without_query
+from kvscope.core.files import STANDARD_STREAM, parts_of
+from kvscope.core.redaction import without_secrets
 from kvscope.core.trace import Measurements, Prompts, Tenants, Trace
+from kvscope.store.checks import require_sound
 from kvscope.store.db import Store
 
 if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
@@ -81,7 +83,7 @@ def free_name(store: Store, path: str) -> str:
 
     Of several paths it is the first one's, with the number of the others.
     """
-    first, *others = parts_of(without_query(path))
+    first, *others = parts_of(without_secrets(path))
     stem = "stdin" if path == STANDARD_STREAM else Path(first).name
     for suffix in (".gz", ".zst", ".jsonl", ".json", ".csv", ".parquet"):
         stem = stem.removesuffix(suffix)
@@ -125,8 +127,9 @@ def load_prompts(store: Store, trace: Trace) -> Prompts:
 def load_requests(store: Store, trace: Trace, requests: Int64s | None = None) -> dict[str, Any]:
     """Return all of a trace's `Prompts` but its trie, of some `requests` alone where given.
 
-    Numbers in them are the whole trace's.
+    Numbers in them are the whole trace's. Raises DamagedStoreError.
     """
+    require_sound(store, trace)
     columns = _columns_of(store, "prompts", trace, requests)
     names = store.rows("ingest/category_names", trace_id=trace.trace_id)
     return {
@@ -234,8 +237,9 @@ def load_block_parents(store: Store, trace: Trace) -> Int32s:
 def load_branches(store: Store, trace: Trace) -> tuple[Int32s, Int32s]:
     """Return the blocks of a trie whose parent is not the one before, and those parents.
 
-    Raises InputError where a dataset has more blocks than have numbers.
+    Raises InputError where a dataset has more blocks than have numbers, DamagedStoreError.
     """
+    require_sound(store, trace)
     branches = store.columns("ingest/branches", trace_id=trace.trace_id)
     if trace.distinct_blocks and not len(branches["block"]):
         raise in_shards(store.path)

@@ -399,7 +399,7 @@ def _layouts(
 
 def _check_memory(store: Store, name: str, request: AnalyzeRequest) -> None:
     """Raise UsageError for a limit of memory where a store's traces are no dataset."""
-    from kvscope.datasets.folder import is_in_dataset
+    from kvscope.store.folder import is_in_dataset
 
     if request.memory_bytes is not None and not is_in_dataset(store.path):
         raise UsageError(

@@ -154,7 +154,7 @@ def run(opened: Opened, request: DiffRequest, monitor: Monitor) -> Comparison:
     Raises UsageError for two of different kinds, InputError for what is not there.
     """
     from kvscope.app.traces import check_source, load_trace, open_dataset
-    from kvscope.datasets.folder import is_dataset
+    from kvscope.store.folder import is_dataset
 
     left, right, stores = request.left, request.right, opened.stores
     names = (left, right)

@@ -3,7 +3,7 @@
 -- columns: in_table, wrong, digest
 SELECT
     count(*) AS in_table,
-    count(*) FILTER (bad_lines.line < 1) AS wrong,
-    bit_xor(hash(bad_lines)) AS digest  -- reads every column
-FROM bad_lines
-WHERE bad_lines.trace_id = $trace_id
+    count(*) FILTER (each.line < 1) AS wrong,
+    bit_xor(hash(each)) AS digest  -- reads every column
+FROM bad_lines AS each
+WHERE each.trace_id = $trace_id

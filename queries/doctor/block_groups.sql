@@ -4,13 +4,12 @@
 SELECT
     count(*) AS in_table,
     count(*) FILTER (
-        block_groups.first_request < 0
-        OR block_groups.last_request < block_groups.first_request
-        OR block_groups.last_request >= traces.requests
-        OR block_groups.reuses < 0
-        OR block_groups.blocks < 1
+        each.first_request < 0
+        OR each.last_request NOT BETWEEN each.first_request AND traces.requests - 1
+        OR each.reuses NOT BETWEEN 0 AND traces.requests
+        OR each.blocks NOT BETWEEN 1 AND traces.distinct_blocks
     ) AS wrong,
-    bit_xor(hash(block_groups)) AS digest  -- reads every column
-FROM block_groups
-JOIN traces ON traces.trace_id = block_groups.trace_id
-WHERE block_groups.trace_id = $trace_id
+    bit_xor(hash(each)) AS digest  -- reads every column
+FROM block_groups AS each
+JOIN traces ON traces.trace_id = each.trace_id
+WHERE each.trace_id = $trace_id

@@ -4,10 +4,10 @@
 SELECT
     count(*) AS in_table,
     count(*) FILTER (
-        branches.block NOT BETWEEN 1 AND traces.distinct_blocks
-        OR branches.parent NOT BETWEEN 0 AND branches.block - 1
-    ) AS wrong,
-    bit_xor(hash(branches)) AS digest  -- reads every column
-FROM branches
-JOIN traces ON traces.trace_id = branches.trace_id
-WHERE branches.trace_id = $trace_id
+        each.block NOT BETWEEN 1 AND traces.distinct_blocks
+        OR each.parent NOT BETWEEN 0 AND each.block - 1
+    ) + count(*) - count(DISTINCT each.block) AS wrong,
+    bit_xor(hash(each)) AS digest  -- reads every column
+FROM branches AS each
+JOIN traces ON traces.trace_id = each.trace_id
+WHERE each.trace_id = $trace_id

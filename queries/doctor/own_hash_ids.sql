@@ -3,8 +3,9 @@
 -- columns: in_table, wrong, digest
 SELECT
     count(*) AS in_table,
-    count(*) FILTER (own_hash_ids.block NOT BETWEEN 1 AND traces.distinct_blocks) AS wrong,
-    bit_xor(hash(own_hash_ids)) AS digest  -- reads every column
-FROM own_hash_ids
-JOIN traces ON traces.trace_id = own_hash_ids.trace_id
-WHERE own_hash_ids.trace_id = $trace_id
+    count(*) FILTER (each.block NOT BETWEEN 1 AND traces.distinct_blocks)
+    + count(*) - count(DISTINCT each.block) AS wrong,
+    bit_xor(hash(each)) AS digest  -- reads every column
+FROM own_hash_ids AS each
+JOIN traces ON traces.trace_id = each.trace_id
+WHERE each.trace_id = $trace_id

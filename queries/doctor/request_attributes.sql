@@ -3,8 +3,18 @@
 -- columns: in_table, wrong, digest
 SELECT
     count(*) AS in_table,
-    count(*) FILTER (request_attributes.request NOT BETWEEN 0 AND traces.requests - 1) AS wrong,
-    bit_xor(hash(request_attributes)) AS digest  -- reads every column
-FROM request_attributes
-JOIN traces ON traces.trace_id = request_attributes.trace_id
-WHERE request_attributes.trace_id = $trace_id
+    count(*) FILTER (
+        each.request NOT BETWEEN 0 AND traces.requests - 1
+        OR each.waits_for NOT BETWEEN 0 AND traces.requests - 1
+        OR each.salt < 0
+        OR each.clock < 0
+        OR each.cached_tokens < 0
+        OR NOT isfinite(coalesce(each.ttft_s, 0))
+        OR NOT isfinite(coalesce(each.queue_s, 0))
+        OR NOT isfinite(coalesce(each.duration_s, 0))
+        OR NOT isfinite(coalesce(each.delay_s, 0))
+    ) + count(*) - count(DISTINCT each.request) AS wrong,
+    bit_xor(hash(each)) AS digest  -- reads every column
+FROM request_attributes AS each
+JOIN traces ON traces.trace_id = each.trace_id
+WHERE each.trace_id = $trace_id

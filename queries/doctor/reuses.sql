@@ -5,11 +5,13 @@ SELECT
     count(*) AS in_table,
     count(*) FILTER (
         requests.request IS NULL
-        OR reuses.prev >= reuses.request
-        OR reuses.depth + reuses.blocks > requests.blocks
+        OR each.prev NOT BETWEEN 0 AND each.request - 1
+        OR each.depth < 0
+        OR each.blocks < 1
+        OR each.depth::BIGINT + each.blocks > requests.blocks
     ) AS wrong,
-    bit_xor(hash(reuses)) AS digest  -- reads every column
-FROM reuses
+    bit_xor(hash(each)) AS digest  -- reads every column
+FROM reuses AS each
 LEFT JOIN requests
-    ON requests.trace_id = reuses.trace_id AND requests.request = reuses.request
-WHERE reuses.trace_id = $trace_id
+    ON requests.trace_id = each.trace_id AND requests.request = each.request
+WHERE each.trace_id = $trace_id

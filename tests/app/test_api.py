@@ -8,6 +8,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -25,6 +26,7 @@ from kvscope.app.options import (
     parsed,
 )
 from kvscope.cli.app import run
+from kvscope.core.errors import UsageError
 from kvscope.core.records import defaults
 from kvscope.tuning.file import read_recommendation
 from kvscope.usecases import USE_CASES
@@ -122,9 +124,11 @@ def test_what_recommends_a_change_is_kept(trace: kvscope.OpenTrace, tmp_path: Pa
     path = tmp_path / "recommendation.toml"
     result.save(path)
     assert read_recommendation(path).verdict == result.verdict != "switch"
-    path.write_text('verdict = "switch"', encoding="utf-8")
-    result.save(path)
-    assert path.read_text(encoding="utf-8") == 'verdict = "switch"'
+    for mark in ("# Written by kvscope 0.2.0.\n", ""):
+        path.write_text(f'{mark}verdict = "switch"', encoding="utf-8")
+        with nullcontext() if mark else pytest.raises(UsageError, match="kvscope wrote"):
+            result.save(path)
+        assert path.read_text(encoding="utf-8") == f'{mark}verdict = "switch"'
     result.save(path, force=True)
     assert read_recommendation(path).verdict == result.verdict
 

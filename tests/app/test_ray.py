@@ -26,8 +26,8 @@ from kvscope.core.files import data_folder
 from kvscope.core.memory import OutOfMemoryError
 from kvscope.core.ray_cluster import RETRIES, RayCluster
 from kvscope.core.units import GIB, MIB
-from kvscope.datasets.folder import MANIFEST, PLAN
 from kvscope.datasets.shards import build_shard
+from kvscope.store.folder import MANIFEST, PLAN
 from tests.app.test_elsewhere import SWEEPS, document
 from tests.datasets import made
 

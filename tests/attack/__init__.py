@@ -8,12 +8,15 @@ from tests.attack.parsers import Parsers
 from tests.attack.settings import Files, Plugin
 from tests.attack.stores import Stores
 from tests.attack.trace_files import TraceFiles
+from tests.attack.values import DatasetValues, StoreValues
 
 ATTACKS: tuple[type[Attack], ...] = (
     Parsers,
     Logs,
     TraceFiles,
     Stores,
+    StoreValues,
+    DatasetValues,
     Files,
     Plugin,
     Names,

@@ -32,7 +32,7 @@ WRITERS: tuple[tuple[str, str], ...] = (
     ("export a --to bailian --output out.jsonl.zst", "out.jsonl.zst"),
     ("export a --to parquet --output out.parquet", "out.parquet"),
     ("synth to-c --requests 2000 --output out.jsonl.gz", "out.jsonl.gz"),
-    ("deployment create --gpu h100 --model llama3-8b --force --output out.toml", "out.toml"),
+    ("deployment create --gpu h100 --model llama3-8b --output out.toml", "out.toml"),
     ("traces remove c", ""),
 )
 """Every command that writes, on a store with the traces a and c, and the file that it writes."""
@@ -71,7 +71,7 @@ class Interruption(Attack):
     def _writer(self, number: int) -> Writer:
         """Run a command undisturbed once, to know its time and its output."""
         line, output = WRITERS[number]
-        words = tuple(line.split())
+        words = (*line.split(), *(["--force"] if output else []))
         if words[0] not in NO_STORE:
             words += ("--db", STORE)
         folder = self.home / f"writer-{number}"

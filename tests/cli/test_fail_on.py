@@ -62,6 +62,10 @@ def test_a_policy_is_named_where_several_are_replayed(
     code, _, reasons = ended(capsys, *several, "--fail-on", "lru.hit-rate<10%,belady.hit-rate<10%")
     assert code == ExitCode.CHECK_FAILED
     assert reasons == ["fail-on lru.hit-rate<10%: lru.hit-rate is 0%"]
+    code, _, reasons = ended(capsys, *simulate, "--policies", "lru", "--fail-on", "p95>0")
+    assert code == ExitCode.CHECK_FAILED
+    assert reasons[0].startswith("fail-on p95>0: p95 is ")
+    assert reasons[0].endswith(" ms")
 
 
 def test_a_rejected_request_misses_the_slo(simulate: tuple[str, ...], capsys: Streams) -> None:

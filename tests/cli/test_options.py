@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import typer
 
+import kvscope
 from kvscope.app import values
 from kvscope.app.options import AS_STORED, Hbm, Reading
 from kvscope.cli import output
 from kvscope.cli.app import run
 from kvscope.cli.options import DEFAULT_DB, Json, parsed_by, typed
-from kvscope.core.errors import ExitCode
+from kvscope.core.errors import ExitCode, UsageError
 from tests.cli.replayed import write_trace
 from tests.cli.shell import Streams, show
 
@@ -101,3 +102,25 @@ def test_what_is_read_is_not_replaced(tmp_path: Path, capsys: Streams) -> None:
     page = str(tmp_path / "kept.html")
     for _ in range(2):  # a report is replaced by a later one
         assert run(["analyze", str(trace), "--db", str(store), "--html", page]) == ExitCode.DONE
+
+
+def test_only_own_reports_are_replaced(tmp_path: Path, capsys: Streams) -> None:
+    """Another file, or a trace, needs --force; where a stored trace was read from is never one."""
+    trace, store, notes = write_trace(tmp_path), str(tmp_path / "k.duckdb"), tmp_path / "notes"
+    before = trace.read_bytes()
+    notes.write_text("mine\n")
+    assert run(["ingest", str(trace), "--name", "a", "--db", store]) == ExitCode.DONE
+    analyze = ["analyze", "a", "--db", store, "--html", str(notes)]
+    export = ["export", "a", "--db", store, "--to", "mooncake", "-o"]
+    for words in (analyze, [*export, str(notes)], [*export, str(trace)]):
+        assert run(words) == ExitCode.USAGE, words
+        assert "replace it with --force" in capsys.readouterr().err
+    assert notes.read_text() == "mine\n"
+    assert run([*export, str(trace), "--force"]) == ExitCode.USAGE
+    assert "the file is read, too" in capsys.readouterr().err
+    assert trace.read_bytes() == before
+    analysis = kvscope.analyze(str(trace))
+    with pytest.raises(UsageError, match="no report or settings"):
+        analysis.save_html(notes)
+    analysis.save_html(notes, force=True)
+    assert run(analyze) == ExitCode.DONE

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import pytest
 
-from kvscope.core.files import missing_from, sink, whole_file, write_text
+from kvscope.core.files import files_of, missing_from, sink, whole_file, write_text
 
 
 class Broken(Exception):
@@ -69,3 +69,10 @@ def test_a_pipe_is_written_to_as_it_is() -> None:
 def test_a_name_too_long_for_a_file_is_none() -> None:
     """It may be a stored trace's."""
     assert missing_from("x" * 5000) == ["x" * 5000]
+
+
+def test_links_count_a_file_once(tmp_path: Path) -> None:
+    """By its shortest path; a link to its own folder leads there again and again."""
+    (tmp_path / "b.jsonl").write_text("")
+    (tmp_path / "again").symlink_to(".")
+    assert files_of(f"{tmp_path}/**/*") == [str(tmp_path / "b.jsonl")]

@@ -26,11 +26,11 @@ from kvscope.core.files import data_folder, one_path
 from kvscope.core.units import GIB, MIB
 from kvscope.datasets import ingest, shards
 from kvscope.datasets.dataset import Dataset
-from kvscope.datasets.folder import MANIFEST
 from kvscope.datasets.ingest import DatasetOptions
 from kvscope.ingest.pipeline import IngestOptions
 from kvscope.ingest.pipeline import ingest as ingest_trace
 from kvscope.store.file import StoreFile
+from kvscope.store.folder import MANIFEST
 from tests.datasets import made
 
 R = TypeVar("R")
@@ -331,8 +331,8 @@ def test_what_takes_no_dataset_says_so(
     assert "read already" in only_line(capsys)
     assert run(["analyze", folder, "--compat", "libcachesim", *db]) == ExitCode.USAGE
     assert "a flat cache" in only_line(capsys)
-    assert run(["doctor", "--db", folder]) == ExitCode.USAGE
-    assert "doctor checks stores" in only_line(capsys)
+    assert run(["doctor", folder, "--save-to", str(tmp_path / "new")]) == ExitCode.USAGE
+    assert "blocks lie in its shards" in only_line(capsys)
     assert run(["ingest", str(files[0]), "--into", folder]) == ExitCode.USAGE
     assert "other files or options; name another folder" in only_line(capsys)
     assert run(["ingest", str(files[0]), "--into", str(tmp_path)]) == ExitCode.USAGE

@@ -88,6 +88,39 @@ def test_it_says_what_is_wrong_and_saves_the_rest(
         save(examine(path), target)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        *(f"requests SET leaf = {value} WHERE request = 2" for value in (2**31 - 1, -(2**31), 0)),
+        *(f"requests SET arrival_s = '{value}' WHERE request = 2" for value in ("nan", "inf", -1)),
+        *(f"requests SET {name} = 2147483647" for name in ("cached_blocks", "carried_blocks")),
+        "requests SET input_tokens = 39 WHERE request = 2",
+        "requests SET request = 1 WHERE request = 2",
+        "branches SET parent = block",
+        "branches SET parent = 2147483647",
+        "blocks SET blocks = 2147483647",
+        "block_groups SET reuses = reuses + 1",
+        "traces SET block_size = 0",
+    ],
+)
+def test_values_that_cannot_be_are_one_sentence(
+    path: str, capsys: pytest.CaptureFixture[str], values: str
+) -> None:
+    """For doctor, and for what would compute with them: sound pages may hold anything."""
+    with duckdb.connect(path) as connection:
+        condition = "AND" if "WHERE" in values else "WHERE"
+        connection.execute(f"UPDATE {values} {condition} trace_id = 1")
+    assert run(["doctor", "--db", path]) == ExitCode.INPUT
+    assert "trace-0: damaged" in capsys.readouterr().out
+    for words in (["analyze"], ["simulate", "--capacity-blocks", "9"], ["export", "-o", "-"]):
+        more = ["--to", "mooncake"] if words[0] == "export" else []
+        assert run([words[0], "trace-0", *words[1:], *more, "--db", path]) == ExitCode.INPUT
+        error = capsys.readouterr().err
+        assert "trace 'trace-0' is damaged (" in error
+        assert error.count("\n") == 1
+    assert run(["analyze", "trace-1", "--db", path]) == ExitCode.DONE
+
+
 def test_any_damage_is_told_in_one_line(path: str, tmp_path: Path) -> None:
     """Wherever bytes are wrong: a store is sound, or its faults have words; never another error."""
     whole = Path(path).read_bytes()

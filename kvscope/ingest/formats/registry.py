@@ -25,6 +25,7 @@ from kvscope.ingest.formats.parquet import Parquet, ParquetExport
 from kvscope.ingest.formats.tair import Tair
 from kvscope.ingest.formats.tracelab import TraceLab
 from kvscope.ingest.formats.weka import Weka
+from kvscope.store.checks import require_sound
 from kvscope.store.db import Store
 
 T = TypeVar("T")
@@ -179,5 +180,6 @@ def export(store: Store, trace: Trace, to: str, path: str, advance: Advance | No
             where=trace.name,
             remedy="export it to parquet, or to mooncake",
         )
+    require_sound(store, trace)
     with sink(path) as stream:
         chosen.write(store, trace, stream, advance or (lambda _: None))

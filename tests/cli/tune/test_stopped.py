@@ -29,7 +29,7 @@ def test_nothing_is_written_to_a_dash(
     assert not Path("recommendation.toml").exists()
 
 
-@pytest.mark.parametrize("earlier", [None, "of before\n"])
+@pytest.mark.parametrize("earlier", [None, "# Written by kvscope before\n"])
 @pytest.mark.parametrize("at", ["search", "judge"])
 def test_ctrl_c_writes_nothing(
     trace: str,

@@ -103,7 +103,7 @@ def test_a_file_that_cannot_be_written_leaves_the_one_before(
     trace: str, options: tuple[str, ...], capsys: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new content never takes the name, and no temporary file stays behind."""
-    Path("recommendation.toml").write_text("before", encoding="utf-8")
+    Path("recommendation.toml").write_text("# Written by kvscope before", encoding="utf-8")
     names = sorted(path.name for path in Path().iterdir())
 
     def full(handle: int) -> None:
@@ -112,7 +112,7 @@ def test_a_file_that_cannot_be_written_leaves_the_one_before(
     monkeypatch.setattr("os.fsync", full)
     assert run(["tune", trace, *options, "--slo", "200ms", *HERE]) != 0
     assert "the disk is full (" in capsys.readouterr().err
-    assert Path("recommendation.toml").read_text(encoding="utf-8") == "before"
+    assert Path("recommendation.toml").read_text(encoding="utf-8") == "# Written by kvscope before"
     left = {path.name for path in Path().iterdir()} - {"k.duckdb", "k.duckdb.wal"}
     assert left <= set(names)
 
