@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, astuple, replace
 
 from kvscope.app import values
-from kvscope.app.deployment import resolved_deployment
+from kvscope.app.deployment import resolved_deployment, with_any_latency
 from kvscope.app.gates import Figures, Known
 from kvscope.app.options import (
     Capacities as CapacitySizes,
@@ -183,6 +183,7 @@ def _analysis(options: AnalyzeOptions) -> AnalyzeRequest:
     """Return the same for a whole trace."""
     definition = hit_definition(options.compat, options.outputs, options.warmup)
     capacities = Capacities(options.capacity_blocks or (), options.capacity or ())
+    options = with_any_latency(options)
     where = resolved_deployment(options)
     if where is not None:
         if options.hbm is not None:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.app import values
+from kvscope.app.deployment import with_any_latency
 from kvscope.app.gates import Figures, Known
 from kvscope.app.options import (
     Blocks,
@@ -139,6 +140,7 @@ def explain_request(options: ExplainOptions) -> ExplainRequest:
             where="--capacity, --capacity-blocks",
             remedy="leave out one of them",
         )
+    options = with_any_latency(options)
     stated = {name: getattr(options, name) for name in ReplicaOptions.__struct_fields__}
     replayed = simulate_request(
         SimulateOptions(
