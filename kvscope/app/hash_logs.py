@@ -130,7 +130,7 @@ def _notes(counts: HashCounts) -> list[str]:
         notes.append(
             f"the chat template breaks prefixes: {breaks.broken:,} of {breaks.compared:,} follow-up"
             " turns do not begin with the prompt before, though their messages do; that costs hits"
-            f" of {100 * breaks.lost / counts.tokens:.1f}% of the input tokens"
+            f" of at least {100 * breaks.lost / counts.tokens:.1f}% of the input tokens"
         )
     models = [name for name, _ in counts.models.most_common() if name]
     if len(models) > 1:

@@ -93,7 +93,7 @@ def test_cuda_graphs_are_deducted_since_0_20() -> None:
     assert "CUDA graphs" in {term.name for term in experts.terms}
 
 
-@pytest.mark.parametrize("name", "rtx-3090 v100 mi355x mi325x a40 h20 gb10".split())
+@pytest.mark.parametrize("name", ["rtx-3090", "v100", "mi355x", "mi325x", "a40", "h20", "gb10"])
 def test_llama3_8b_fits_on_gpus_that_people_ask_about(name: str) -> None:
     gpu = resolve_gpu(name)
     pool = derive_pool(resolve_model("llama3-8b"), gpu, parse_engine("vllm@0.33"))

@@ -70,7 +70,9 @@ def test_rows_of_new_tokens_are_completed_by_the_rows_before_them(tmp_path: Path
 
 def test_delays_count_from_the_end_of_the_answer_before(tmp_path: Path) -> None:
     """A stated duration is taken as it is."""
-    trace, requests = stored(tmp_path, [row("a", 8, [1, 2], timestamp=0, duration_ms=700), DELTA[2]])
+    trace, requests = stored(
+        tmp_path, [row("a", 8, [1, 2], timestamp=0, duration_ms=700), DELTA[2]]
+    )
     assert [each["arrival_s"] for each in requests] == [0, 2.7]
     assert not [note for note in trace.notes if "per output token" in note]
 
