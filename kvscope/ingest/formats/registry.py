@@ -24,6 +24,7 @@ from kvscope.ingest.formats.otlp import OtlpSpans
 from kvscope.ingest.formats.parquet import Parquet, ParquetExport
 from kvscope.ingest.formats.tair import Tair
 from kvscope.ingest.formats.tracelab import TraceLab
+from kvscope.ingest.formats.transcripts import ClaudeCode, Codex
 from kvscope.ingest.formats.weka import Weka
 from kvscope.store.db import Store
 
@@ -38,6 +39,8 @@ FORMATS: tuple[type[TraceFormat], ...] = (
     DynamoTraces,
     LmcacheLookups,
     TraceLab,
+    ClaudeCode,
+    Codex,
     Tair,
     OtlpSpans,
     LiteLlmPayloads,
