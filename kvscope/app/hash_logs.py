@@ -40,7 +40,7 @@ class HashOptions(Struct, frozen=True, kw_only=True):
         ),
     ]
     from_: Annotated[
-        Literal["openai", "litellm", "otlp", "sglang"] | None,
+        Literal["openai", "litellm", "helicone", "langfuse", "otlp", "sglang"] | None,
         Option("Format of the logs.", default="detected", flags=("--from",)),
     ] = None
     block_size: Annotated[

@@ -60,7 +60,7 @@ TEXT = "make a trace of prompts with `kvscope hash`, or record one with `kvscope
 _TEXT_KEYS = frozenset(
     {
         "body", "completion", "content", "conversation", "conversations", "input", "messages",
-        "prompt", "question", "request", "system", "text",
+        "prompt", "question", "request", "request_body", "system", "text",
     }
 )  # fmt: skip
 _ARRAY_BEGINS = frozenset('[]{"')
