@@ -18,7 +18,7 @@ _NO_REFERENCE = frozenset({"", "00000000-0000-0000-0000-000000000000"})
 _SESSION = "Helicone-Session-Id"
 
 
-class _Row(msgspec.Struct, gc=False):
+class _HeliconeRow(msgspec.Struct, gc=False):
     request_created_at: str
     request_body: Any = None
     response_body: Any = None
@@ -41,7 +41,7 @@ class Helicone(OpenAI):
 
     def __init__(self) -> None:
         super().__init__()
-        self._decode = msgspec.json.Decoder(_Row).decode
+        self._decode = msgspec.json.Decoder(_HeliconeRow).decode
 
     @classmethod
     def recognizes(cls, keys: frozenset[str]) -> bool:

@@ -54,7 +54,7 @@ class Langfuse(OpenAI):
         fields = {
             "request": asked,
             "response": said,
-            "usage": _usage(_of(row, "usageDetails", "usage_details")),
+            "usage": _usage(_of(row, "usageDetails", "usage_details", "usage")),
             "timestamp": start_s,
             "end_time": _of(row, "endTime", "end_time"),
             "ttft_ms": None if first_s is None else 1000 * first_s,
