@@ -27,6 +27,7 @@ from kvscope.deployment.file import (
     read_deployment,
     read_target,
 )
+from kvscope.latency.profile import DEFAULT_PROFILE
 
 
 class Stating(Protocol):
@@ -94,6 +95,22 @@ def resolved_deployment(
         if path is None or (key := _key(error.where, options)) is None:
             raise
         raise InputError(error.what, where=f"{path}: {key}", remedy=error.remedy) from error
+
+
+def with_any_latency(options: Asked) -> Asked:
+    """Return options with a preset's latency where a pool is stated, but nothing that times it.
+
+    For answers about hits, which need the pool; how fast it is served changes only what overlaps.
+    """
+    stated = stated_deployment(options)
+    if stated is None or not _is_untimed(stated):
+        return options
+    return replace(options, latency=DEFAULT_PROFILE)
+
+
+def _is_untimed(stated: Deployment) -> bool:
+    pool = stated.num_gpu_blocks is not None or stated.engine_log is not None
+    return pool and stated.latency is None and (stated.gpu is None or stated.model is None)
 
 
 def file_states(options: Stating) -> bool:

@@ -40,7 +40,7 @@ class HashOptions(Struct, frozen=True, kw_only=True):
         ),
     ]
     from_: Annotated[
-        Literal["openai", "litellm", "otlp", "sglang"] | None,
+        Literal["openai", "litellm", "helicone", "langfuse", "otlp", "sglang"] | None,
         Option("Format of the logs.", default="detected", flags=("--from",)),
     ] = None
     block_size: Annotated[
@@ -130,7 +130,7 @@ def _notes(counts: HashCounts) -> list[str]:
         notes.append(
             f"the chat template breaks prefixes: {breaks.broken:,} of {breaks.compared:,} follow-up"
             " turns do not begin with the prompt before, though their messages do; that costs hits"
-            f" of {100 * breaks.lost / counts.tokens:.1f}% of the input tokens"
+            f" of at least {100 * breaks.lost / counts.tokens:.1f}% of the input tokens"
         )
     models = [name for name, _ in counts.models.most_common() if name]
     if len(models) > 1:

@@ -17,6 +17,8 @@ import msgspec
 from msgspec import Struct, field
 
 from kvscope.chat_logs.formats.base import LogFormat, LoggedRequest
+from kvscope.chat_logs.formats.helicone import Helicone
+from kvscope.chat_logs.formats.langfuse import Langfuse
 from kvscope.chat_logs.formats.litellm import LiteLLM
 from kvscope.chat_logs.formats.openai import OpenAI
 from kvscope.chat_logs.formats.otlp import Otlp
@@ -36,7 +38,7 @@ from kvscope.ingest.pipeline import UnusableLinesError
 from kvscope.ingest.source import Source
 
 FORMATS: dict[str, type[LogFormat]] = {
-    known.name: known for known in (LiteLLM, Otlp, SGLang, OpenAI)
+    known.name: known for known in (Helicone, Langfuse, LiteLLM, Otlp, SGLang, OpenAI)
 }
 """In the order in which they are tried: LiteLLM's lines have `messages` too."""
 
@@ -69,6 +71,7 @@ class _TraceLine(msgspec.Struct, omit_defaults=True, kw_only=True):
     queue_ms: int | float | None = None
     duration_ms: int | float | None = None
     cached_tokens: int | None = None
+    history_tokens: int | None = None
 
 
 class HashCounts(Struct):
@@ -220,7 +223,7 @@ class Converter:
                 rejects.reject(record.line, error.private)
                 self._refused = record.line
                 continue
-            self.counts.breaks.compare(record.request, line.hash_ids)
+            line.history_tokens = self.counts.breaks.compare(record.request, line.hash_ids)
             rejects.accepted += record.is_last
             self._count(record.request, line)
             yield self._encode(line) + b"\n"

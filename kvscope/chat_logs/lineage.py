@@ -96,11 +96,11 @@ class _Prompt(Struct, frozen=True):
 
 
 class TemplateBreaks:
-    """Counts what follow-up turns lose to the template: blocks whose messages they share.
+    """Finds the tokens that a turn's messages share with the prompt before.
 
-    `lost` are the tokens of blocks in the prompt before that the turn's own prompt does not begin
-    with, although its messages begin with the same ones; `broken` are such turns, of the
-    `compared`. The end of the prompt before, which tells the model to answer, does not count.
+    Where the rendered prompt does not begin with them, the template has moved or changed them:
+    `lost` are those tokens; `broken` are such turns, of the `compared`. The end of the prompt
+    before, which tells the model to answer, is no message.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -110,11 +110,15 @@ class TemplateBreaks:
         self._prompts: OrderedDict[str, _Prompt] = OrderedDict()
         self._kept = 0
 
-    def compare(self, request: LoggedRequest, ids: Sequence[int]) -> None:
-        """Compare the blocks of a request with those of the one that it continues; keep them."""
+    def compare(self, request: LoggedRequest, ids: Sequence[int]) -> int | None:
+        """Return the tokens of the prompt before that a request's messages begin with.
+
+        None where it continues none, or with other tools or arguments. Keeps its blocks, `ids`.
+        """
         chat = request.prompt
         if not isinstance(chat, Chat):
-            return
+            return None
+        history_tokens = None
         setting = json.dumps([chat.tools, dict(chat.arguments)], sort_keys=True, default=str)
         prompt = _Prompt(blake2b(setting.encode(), digest_size=16).digest(), array("Q", ids))
         before = self._prompts.get(request.continues or "")
@@ -125,6 +129,7 @@ class TemplateBreaks:
                 pairs = zip(known, prompt.ids, strict=False)
                 equal = (k for k, (known_id, own_id) in enumerate(pairs) if known_id != own_id)
                 shared = next(equal, min(len(known), len(prompt.ids)))
+            history_tokens = len(known) * self._block_size
             self.compared += 1
             self.broken += shared < len(known)
             self.lost += (len(known) - shared) * self._block_size
@@ -134,6 +139,7 @@ class TemplateBreaks:
         self._kept += len(prompt.ids)
         while self._kept > _MOST_BLOCKS:
             self._kept -= len(self._prompts.popitem(last=False)[1].ids)
+        return history_tokens
 
 
 def _name(asked: bytes, answer: Mapping[str, Any] | None) -> str:

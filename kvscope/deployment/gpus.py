@@ -5,8 +5,8 @@
 
 Source: system files of aiconfigurator-core 0.12.0 (rates and links); total memory from published
 start-up logs of vLLM, where CUDA's figure is below the data sheet's (B300, GB200, GB300: that of
-nvidia-smi less 0.4 %, as on B200); data sheets of NVIDIA and AMD for H100 NVL, H20, A10G, T4,
-RTX A6000, RTX 4090, RTX 5090, MI300X.
+nvidia-smi less 0.4 %, as on B200); data sheets of NVIDIA and AMD for H100 NVL, H20, A10G, A40, T4,
+V100, GB10, RTX A6000, RTX 3090, RTX 4090, RTX 5090 and the MI300 series.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from msgspec import Struct
 from kvscope.core.errors import UsageError
 
 GIB = 2**30
-Family = Literal["turing", "ampere", "ada", "hopper", "blackwell", "cdna"]
+Family = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell", "cdna"]
 
 
 class Gpu(Struct, frozen=True):
@@ -80,20 +80,27 @@ _TABLE = (
     _gpu("h100-pcie", "hopper", 79.19, (756, 1513, 0), 2.0, 64),
     _gpu("h100-nvl", "hopper", 93.1, (835, 1671, 0), 3.9, 300),
     _gpu("h200", "hopper", 139.8, (989, 1979, 0), 4.8, 450, checked=True),
+    _gpu("h20", "hopper", 95.2, (148, 296, 0), 4.0, 450),
     _gpu("h20-141gb", "hopper", 139.72, (148, 296, 0), 4.8, 450),
     _gpu("b200", "blackwell", 178.4, (2250, 4500, 9000), 7.7, 900, checked=True),
     _gpu("b300", "blackwell", 267.5, (2250, 4500, 14_000), 7.75, 900, checked=True),
     _gpu("gb200", "blackwell", 184.3, (2500, 5000, 10_000), 8.0, 900, checked=True),
     _gpu("gb300", "blackwell", 276.5, (2500, 5000, 15_000), 8.0, 900),
+    _gpu("gb10", "blackwell", 119.7, (125, 250, 500), 0.273, 25),
     _gpu("l4", "ada", 22.07, (121, 242, 0), 0.3, 32),
     _gpu("l40s", "ada", 44.39, (362, 733, 0), 0.864, 32, checked=True),
     _gpu("a10g", "ampere", 22.07, (70, 0, 0), 0.6, 32),
+    _gpu("a40", "ampere", 44.4, (150, 0, 0), 0.696, 32),
+    _gpu("v100", "volta", 31.73, (125, 0, 0), 0.9, 150),
     _gpu("t4", "turing", 14.56, (65, 0, 0), 0.32, 16),
     _gpu("rtx-a6000", "ampere", 47.4, (155, 0, 0), 0.768, 32),
+    _gpu("rtx-3090", "ampere", 23.57, (71, 0, 0), 0.936, 32),
     _gpu("rtx-4090", "ada", 23.52, (165, 330, 0), 1.01, 32),
     _gpu("rtx-5090", "blackwell", 31.35, (210, 419, 1676), 1.79, 64),
     _gpu("rtx-pro-6000", "blackwell", 94.97, (468, 936, 1871), 1.79, 64),
     _gpu("mi300x", "cdna", 191.69, (1307, 2615, 0), 5.3, 448),
+    _gpu("mi325x", "cdna", 255.7, (1307, 2615, 0), 6.0, 448),
+    _gpu("mi355x", "cdna", 287.7, (2517, 5033, 10_066), 8.0, 538),
 )
 GPUS: Mapping[str, Gpu] = {gpu.name: gpu for gpu in _TABLE}
 _OTHER_NAMES = {
@@ -106,6 +113,11 @@ _OTHER_NAMES = {
     "h200-sxm": "h200",
     "b200-sxm": "b200",
     "a6000": "rtx-a6000",
+    "h20-96gb": "h20",
+    "v100-32gb": "v100",
+    "dgx-spark": "gb10",
+    "3090": "rtx-3090",
+    "rtx3090": "rtx-3090",
     "4090": "rtx-4090",
     "rtx4090": "rtx-4090",
     "5090": "rtx-5090",

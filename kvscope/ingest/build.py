@@ -293,6 +293,11 @@ def missing_notes(gaps: Gaps, names: Mapping[str, Collection[str]], kind: Lineag
     if gaps.untimed:
         delays = f", {gaps.delayed:,} of them a delay" if gaps.delayed else ""
         notes.append(f"{gaps.untimed:,} of {total:,} requests have no arrival time{delays}")
+    if gaps.assumed:
+        notes.append(
+            "delays count from the end of the answer before: answers without a duration are taken"
+            " to last 20 ms per output token"
+        )
     if gaps.unhashed == total:
         notes.append("no block hashes: lengths and arrivals only, nothing about reuse")
     elif gaps.unhashed:

@@ -39,6 +39,8 @@ NONE = -1
 _REQUEST_BYTES, _BLOCK_BYTES = 400, 40  # what linking and storing take on top, measured
 _SMALL_BYTES = 64 * MIB  # fits anywhere
 _IDS_AT_ONCE = 1 << 20
+_LONGEST_ANSWER_S = 86_400.0
+_TOKEN_S = 0.02  # of an answer's token, where delays count from the end of an untimed answer
 TOO_MANY_IDS = "more hash ids than the prompt has blocks"
 
 _TYPECODES = {
@@ -58,6 +60,7 @@ _TYPECODES = {
     "duration_s": "d",
     "cached_tokens": "i",
     "delay_s": "d",
+    "history_tokens": "i",
     "chat_id": "q",
     "parent_chat_id": "q",
     "user_id": "q",
@@ -75,7 +78,7 @@ _ABSENT = dict.fromkeys(("chat_id", "parent_chat_id", "user_id", "waits_for"), N
 _NAMED = ("type", "model", "adapter", "salt", "worker", "retention")
 _TENANT = ("model", "adapter", "salt")
 MEASURED = ("ttft_s", "queue_s", "duration_s", "cached_tokens", "delay_s")
-ATTRIBUTES = (*_TENANT, "worker", *MEASURED, "waits_for", "clock", "retention")
+ATTRIBUTES = (*_TENANT, "worker", *MEASURED, "waits_for", "clock", "retention", "history_tokens")
 """What only some traces say of their requests; the store keeps it apart."""
 Tenant = tuple[int, int, int]
 """The numbers of a model, an adapter and a cache salt: tenants share no blocks.
@@ -213,7 +216,8 @@ class Gaps(Struct):
     """How many requests lack what a trace may have.
 
     `short`: hash ids for a part of the prompt only. `impossible` are measured values. `delayed`
-    have no time and a delay. Of the hashed requests that follow another in their session
+    have no time and a delay, which counts from the end of the answer before: `assumed` of those
+    answers state no duration. Of the hashed requests that follow another in their session
     (`following`), `repeating` begin as it or as any session does, and of the others `growing` are
     as long as all before.
     """
@@ -221,6 +225,7 @@ class Gaps(Struct):
     requests: int = 0
     untimed: int = 0
     delayed: int = 0
+    assumed: int = 0
     unhashed: int = 0
     short: int = 0
     impossible: int = 0
@@ -269,7 +274,8 @@ class Columns:
         self._columns: dict[str, array[Any]] = {
             name: array(code) for name, code in _TYPECODES.items()
         }
-        self._last_in_session: dict[int, int] = {}  # the last row of each session
+        # The last row of each session, how long its answer took, and whether the trace says so.
+        self._last_in_session: dict[int, tuple[int, float, bool]] = {}
         self._begun: dict[int, tuple[int, int]] = {}  # by session: last first block, longest input
         self._heads: set[int] = set()  # first blocks of sessions
         self._first_on_clock: dict[int, int] = {}
@@ -410,6 +416,7 @@ class Columns:
         self._extend_measured("delay_s", batch.field("delay_s"))
         cached = batch.field("cached_tokens")
         self._extend_measured("cached_tokens", cached, batch.input_tokens)
+        self._extend_measured("history_tokens", batch.field("history_tokens"), repeat(MAX_TOKENS))
 
     def _extend_values(self, name: str, values: list[str | None] | None) -> None:
         """Append names as numbers, in order of first appearance; None: no request has one."""
@@ -536,11 +543,14 @@ class Columns:
         before, arrival_s = len(self) - len(batch), self._columns["arrival_s"]
         sessions, clocks = self._filled("session", before), self._filled("clock", before)
         for row in batch.requests:
-            previous, at = -1, len(arrival_s)
+            previous, answer_s, measured, at = -1, 0.0, True, len(arrival_s)
             if row.session_id is not None:
                 session = key(row.session_id)
-                previous = self._last_in_session.get(session, -1)
-                self._last_in_session[session] = at
+                previous, answer_s, measured = self._last_in_session.get(session, (-1, 0.0, True))
+                stated_s = row.duration_s or 0.0
+                is_stated = 0 < stated_s <= _LONGEST_ANSWER_S
+                took_s = stated_s if is_stated else row.output_tokens * _TOKEN_S
+                self._last_in_session[session] = at, took_s, is_stated
             if previous >= 0:
                 sessions.append(sessions[previous])
             else:
@@ -555,9 +565,13 @@ class Columns:
                 arrival_s.append(row.arrival_s)
                 continue
             self.gaps.untimed += 1
-            self.gaps.delayed += row.delay_s is not None and previous >= 0
             if previous >= 0:
-                arrival_s.append(float(arrival_s[previous]) + (row.delay_s or 0.0))
+                waited_s = 0.0
+                if row.delay_s is not None:
+                    waited_s = answer_s + row.delay_s
+                    self.gaps.delayed += 1
+                    self.gaps.assumed += not measured
+                arrival_s.append(float(arrival_s[previous]) + waited_s)
             else:
                 arrival_s.append(float(arrival_s[-1]) if arrival_s else 0.0)
 

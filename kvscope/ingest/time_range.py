@@ -62,7 +62,7 @@ def ingest_range(
         for chunk in rows(store, trace, numbers["first"], numbers["after"]):
             records = Records()
             for row in chunk:
-                records.add(0, (_request(asdict(row), given=trace.lineage == "given"),))
+                records.add(0, (stored_request(asdict(row), given=trace.lineage == "given"),))
             columns.add(records)
             if advance is not None:
                 advance(len(chunk))
@@ -80,7 +80,7 @@ def ingest_range(
         return write(store, origin, built, Rejects(name, accepted=len(columns)))
 
 
-def _request(row: dict[str, object], *, given: bool) -> Request:
+def stored_request(row: dict[str, object], *, given: bool) -> Request:
     """Return a stored request as a trace has it; without ids where conversations were inferred."""
     if given:
         parent = row["parent_chat_id"]

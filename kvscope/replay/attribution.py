@@ -288,11 +288,13 @@ def attribute(
     *,
     several: bool = False,
     tenants: Tenants | None = None,
+    history_tokens: Int32s | None = None,
 ) -> Attribution:
     """Return the cause of every missed token.
 
     `several`: `cached` is of several workers' caches. `tenants` are those of the requests, None
-    where all are of one.
+    where all are of one. The messages of each request begin with the first `history_tokens` of its
+    previous turn's prompt (R entries), None where that is not known.
     """
     steps, size = walk(prompts, definition), prompts.block_size
     lookups, rejected = cached.lookups, cached.rejected
@@ -333,9 +335,12 @@ def attribute(
     previous = np.where(before >= 0, (steps.length + steps.anonymous)[before], 0)
     changed = np.minimum(tokens(previous), looked) - np.maximum(at, tokens(common))
     changed = np.where(before >= 0, np.maximum(changed, 0), 0)
-    in_prompt = common < prompts.full_blocks[before]
+    # The answer behind a prompt that the template broke was sent back, too.
+    broken = np.maximum(at, tokens(common)) < (0 if history_tokens is None else history_tokens)
+    causes["template"] = np.where(broken, changed, 0)
+    in_prompt = ~broken & (common < prompts.full_blocks[before])
     causes["diverged"] = np.where(in_prompt, changed, 0)
-    causes["output-changed"] = changed - causes["diverged"]
+    causes["output-changed"] = changed - causes["template"] - causes["diverged"]
     new = looked - at - changed
     causes["growth"] = np.where(computed_before, new, 0)
     causes["cold"] = new - causes["growth"]

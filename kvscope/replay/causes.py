@@ -13,6 +13,7 @@ Cause = Literal[
     "lora",
     "model",
     "periodic",
+    "template",
     "diverged",
     "output-changed",
     "growth",
@@ -32,6 +33,8 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 - routed: computed before by another worker. salt, lora, model: computed before under another cache
   salt, LoRA adapter or model.
 - periodic: new, behind a block of a shared head that changes with the time.
+- template: new, where the previous turn's prompt had the same messages: the chat template moved or
+  changed them.
 - diverged: new, where the previous turn's prompt had other blocks.
 - output-changed: new, where the previous turn's output had stood.
 - growth: new, after a prefix that was written before. cold: new from the first block on.
@@ -46,6 +49,6 @@ COMPUTED: tuple[Cause, ...] = (
 
 AVOIDABLE: tuple[Cause, ...] = (
     *("evicted", "not-kept", "in-flight", "routed", "salt", "lora", "model", "periodic"),
-    *("diverged", "output-changed", "rejected"),
+    *("template", "diverged", "output-changed", "rejected"),
 )
 """Causes that a larger cache, another router or another client could remove."""

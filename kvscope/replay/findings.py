@@ -207,7 +207,7 @@ def cause_totals(causes: Attribution) -> tuple[CauseTotal, ...]:
     return tuple(sorted(known, key=lambda each: -each.tokens))
 
 
-_REMEDIES: dict[Cause, str] = {
+REMEDIES: dict[Cause, str] = {
     "evicted": "enlarge the cache, or let `kvscope tune` look for a policy that keeps them",
     "not-kept": "let `kvscope tune` compare values of --prefix-cache-retention-interval",
     "in-flight": "let follow-ups and requests with the same prompt wait for the earlier one; a"
@@ -218,6 +218,8 @@ _REMEDIES: dict[Cause, str] = {
     "model": "keep conversations and shared prompts on one model",
     "periodic": "move what changes behind the shared part, or change it less often",
     "diverged": "append to the history",
+    "template": "serve with a chat template that only appends to earlier messages; `kvscope hash"
+    " --chat-template FILE` shows what another one saves",
     "output-changed": "send outputs back as they were generated, reasoning included",
     "below-block": "take smaller blocks in the engine",
     "rejected": "enlarge the pool, or limit the length of prompts",
@@ -237,12 +239,12 @@ def findings(prompts: Prompts, causes: Attribution) -> tuple[Finding, ...]:
     """Return what can be changed, what costs the most tokens first."""
     every = [
         *(
-            _finding(causes, cause, causes.tokens[cause], _REMEDIES[cause])
-            for cause in _REMEDIES
+            _finding(causes, cause, causes.tokens[cause], REMEDIES[cause])
+            for cause in REMEDIES
             if cause not in {"evicted", "periodic", "diverged"}
         ),
         replace(
-            _finding(causes, "evicted", causes.tokens["evicted"], _REMEDIES["evicted"]),
+            _finding(causes, "evicted", causes.tokens["evicted"], REMEDIES["evicted"]),
             needed_blocks=_needed(causes),
         ),
         *_periodic(causes, prompts.block_size),
@@ -255,7 +257,7 @@ def findings(prompts: Prompts, causes: Attribution) -> tuple[Finding, ...]:
 def _finding(causes: Attribution, cause: Cause, lost: Int64s, remedy: str) -> Finding:
     """Return what tokens (R entries) were lost to a cause."""
     tokens, at_token = int(lost.sum()), None
-    if tokens and cause in {"diverged", "output-changed"}:
+    if tokens and cause in {"template", "diverged", "output-changed"}:
         at_token = int(np.median(causes.common_tokens[lost > 0]))
     share = tokens / int(causes.input_tokens.sum())
     return Finding(cause, tokens, share, int(np.count_nonzero(lost)), remedy, at_token)
@@ -270,7 +272,7 @@ def _periodic(causes: Attribution, block_size: int) -> list[Finding]:
                 causes,
                 "periodic",
                 np.where(causes.heads.change == number, tokens, 0),
-                _REMEDIES["periodic"],
+                REMEDIES["periodic"],
             ),
             at_token=change.blocks * block_size,
             period_s=change.period_s,

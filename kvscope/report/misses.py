@@ -27,6 +27,7 @@ _WORDS: dict[Cause, str] = {
     "lora": "computed before under another LoRA adapter",
     "model": "computed before by another model",
     "periodic": "behind a shared block that changes with the time",
+    "template": "the chat template changed what the messages repeat",
     "diverged": "the previous turn's prompt was changed",
     "output-changed": "the previous turn's output was changed or left out",
     "growth": "new, after a shared prefix",
@@ -73,7 +74,7 @@ def sections(explanation: Explanation) -> list[Section]:
 
 def largest_causes(causes: Sequence[CauseTotal]) -> str:
     """Return the shares of input tokens that miss by cause, the largest first."""
-    ranked = sorted(causes, key=lambda each: -each.tokens)
+    ranked = sorted(causes, key=lambda each: -each.share)
     return ", ".join(
         f"{share(each.share)} {each.cause} ({_WORDS[each.cause]})"
         for each in ranked

@@ -8,6 +8,7 @@ from kvscope.characterize.summary import Characterization
 from kvscope.core import units
 from kvscope.core.trace import Trace
 from kvscope.replay.caching import Caching
+from kvscope.replay.findings import REMEDIES
 from kvscope.report import caching, reuse, space, time, traffic
 from kvscope.report.caching import capacity_table, largest_misses, sizes_of
 from kvscope.report.misses import largest_causes
@@ -16,6 +17,7 @@ from kvscope.report.words import count, counted, hit_rate_in_words, share, signi
 from kvscope.usecases.analyze import Analysis
 
 _NEGLIGIBLE = 0.02  # of the hits of an infinite cache
+_WORTH_SAYING = 0.01  # of the input tokens
 _ROWS = 10  # of the categories' table on the one screen
 
 
@@ -168,18 +170,39 @@ def _answer(analysis: Analysis, caching: Caching) -> list[str]:
     nine = next(mark for mark in caching.landmarks if mark.share_of_ideal == 0.9)
     blocks = analysis.present_blocks or nine.point.capacity_blocks
     first, further = [now] if now else [], _hybrid(analysis)
-    if pool is None:
-        first, further = further, first  # a bound counts as the curve does
-        misses = largest_misses(caching.misses_at(blocks))
-    else:
+    if pool is not None:
         misses = largest_causes(pool.causes)
+    else:
+        first, further = further, first  # a bound counts as the curve does
+        reasons = caching.misses_at(blocks)
+        misses = largest_misses(reasons)
+        if analysis.causes:  # which no capacity changes, but for evictions
+            evicted = reasons.evicted_tokens / reasons.input_tokens
+            causes = [
+                replace(each, share=evicted) if each.cause == "evicted" else each
+                for each in analysis.causes
+            ]
+            misses = largest_causes(causes)
     return [
         *first,
         *further,
         _could(analysis, caching),
         f"Input tokens that miss at {sizes_of(analysis).label(blocks)}: {misses}.",
+        *_template(analysis),
         hit_rate_in_words(caching.definition),
     ]
+
+
+def _template(analysis: Analysis) -> list[str]:
+    """Return what the chat template costs and what to do, from one percent on."""
+    cost = next((each for each in analysis.causes if each.cause == "template"), None)
+    if cost is None or cost.share < _WORTH_SAYING:
+        return []
+    turns, remedy = counted(cost.requests, "follow-up turn"), REMEDIES["template"]
+    text = (
+        f"The chat template costs {share(cost.share)} of the input tokens in hits: {turns} repeat"
+    )
+    return [f"{text} earlier messages, but not their prompt. {remedy[:1].upper()}{remedy[1:]}."]
 
 
 def _memory(analysis: Analysis, blocks: int) -> tuple[str, str]:

@@ -172,6 +172,21 @@ def _load_measurements(store: Store, trace: Trace, requests: Int64s | None) -> M
     )
 
 
+def load_history_tokens(store: Store, trace: Trace) -> Int32s | None:
+    """Return the tokens of its parent's prompt that each request's messages begin with, 0: none.
+
+    None where the trace does not say.
+    """
+    import numpy as np
+
+    stated = store.columns("ingest/history_tokens", trace_id=trace.trace_id)
+    if not len(stated["request"]):
+        return None
+    tokens = np.zeros(trace.requests, dtype=np.int32)
+    tokens[stated["request"]] = stated["history_tokens"]
+    return tokens
+
+
 def load_tenants(store: Store, trace: Trace) -> Tenants | None:
     """Return which tenant each request is of; None where all are of one.
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, astuple, replace
 
 from kvscope.app import values
-from kvscope.app.deployment import resolved_deployment
+from kvscope.app.deployment import resolved_deployment, with_any_latency
 from kvscope.app.gates import Figures, Known
 from kvscope.app.options import (
     Capacities as CapacitySizes,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from kvscope.characterize.summary import Characterization, Step
     from kvscope.core.trace import PromptPaths, Trace
     from kvscope.replay.caching import Caching, CurvePoint, Landmark, LayoutCapacity
-    from kvscope.replay.findings import PoolHits
+    from kvscope.replay.findings import CauseTotal, PoolHits
     from kvscope.replay.path_facts import PathFacts
     from kvscope.store.db import Store
     from kvscope.store.file import Stores
@@ -128,6 +128,7 @@ class Analysis(Struct, frozen=True, kw_only=True):
     `pool` is what LRU hits in the deployment's pools; `caching` knows no running requests.
     `layouts` are other starts of sessions without a common clock, with the capacity for 90 % of the
     ideal hits there. `retention` is what windows of a hybrid model let hit in an ample pool.
+    `causes` are those of misses in an infinite cache, where the trace says what messages repeat.
     """
 
     trace: Trace
@@ -140,6 +141,7 @@ class Analysis(Struct, frozen=True, kw_only=True):
     caching: Inline[Caching | None]
     layouts: tuple[LayoutCapacity, ...] = ()
     retention: tuple[RetentionIdeal, ...] = ()
+    causes: tuple[CauseTotal, ...] = ()
 
     @property
     def present_blocks(self) -> int | None:
@@ -183,6 +185,7 @@ def _analysis(options: AnalyzeOptions) -> AnalyzeRequest:
     """Return the same for a whole trace."""
     definition = hit_definition(options.compat, options.outputs, options.warmup)
     capacities = Capacities(options.capacity_blocks or (), options.capacity or ())
+    options = with_any_latency(options)
     where = resolved_deployment(options)
     if where is not None:
         if options.hbm is not None:
@@ -295,6 +298,7 @@ def analyze(
         if started
         else (),
         retention=tuple(_retention(stores, trace, request)),
+        causes=() if work is not None else _causes(stores, trace),
         deployment=deployment,
         pool=None
         if request.replayed is None or started is None or work is not None
@@ -328,6 +332,24 @@ def pool_hits(
         explained.workers,
         explained.router,
     )
+
+
+def _causes(stores: Stores, trace: Trace) -> tuple[CauseTotal, ...]:
+    """Return why tokens miss an infinite cache, of a trace that says what messages repeat."""
+    from kvscope.app.traces import replayable
+    from kvscope.replay.attribution import attribute, lru_cache_lookups
+    from kvscope.replay.findings import cause_totals
+    from kvscope.store.traces import load_history_tokens, load_tenants
+
+    with stores.reading() as store:
+        history_tokens = load_history_tokens(store, trace)
+        if history_tokens is None:
+            return ()
+        tenants = load_tenants(store, trace)
+    prompts, definition = replayable(stores, trace), standard()
+    cached = lru_cache_lookups(prompts, definition, None)
+    causes = attribute(prompts, definition, cached, tenants=tenants, history_tokens=history_tokens)
+    return cause_totals(causes)
 
 
 def space_for_analysis(work: Path | None) -> AbstractContextManager[None]:

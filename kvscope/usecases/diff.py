@@ -1,6 +1,7 @@
 """Compare two traces, two stored runs or two recommendations; the largest differences first.
 
-Prints only what differs; --full has all figures.
+Prints only what differs; --full has all figures. Differences between traces that chance explains
+do not count.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from kvscope.app import values
 from kvscope.app.baseline import RUN, stored_run
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
     from kvscope.core.runs import Outcome, Run
     from kvscope.core.trace import Trace
+    from kvscope.store.file import Stores
     from kvscope.tuning.file import RecommendationTable
 
 Kind = Literal["traces", "runs", "recommendations"]
@@ -84,6 +86,7 @@ class Difference(Struct, frozen=True):
 
     `quantity` is its unit: a share, seconds, per_second, or a number of what it names; `words` for
     text. `change` is right - left for a share, right / left - 1 for another number, else null.
+    `noise` is the change that two samples of one traffic have by chance, null where not known.
     """
 
     topic: Topic
@@ -92,14 +95,17 @@ class Difference(Struct, frozen=True):
     left: float | str | None
     right: float | str | None
     change: float | None
+    noise: float | None = None
 
     @property
     def is_none(self) -> bool:
-        """Whether both sides are the same."""
-        return self.left == self.right or (self.change is not None and abs(self.change) < _SAME)
+        """Whether both sides are the same, or as near as chance explains."""
+        least = _SAME if self.noise is None else max(_SAME, self.noise)
+        return self.left == self.right or (self.change is not None and abs(self.change) <= least)
 
 
 Facts = tuple[Difference, ...]
+_Groups = dict[str, list[float]]
 
 
 class CategoryDifferences(Struct, frozen=True):
@@ -112,7 +118,8 @@ class CategoryDifferences(Struct, frozen=True):
 class Comparison(Struct, frozen=True, kw_only=True):
     """What `kvscope diff` finds: `differences`, what matters most first, and what is the `same`.
 
-    `traces` are those of traces and runs, empty for recommendations.
+    Of traces, changes within their `noise` are the same. `traces` are those of traces and runs,
+    empty for recommendations.
     """
 
     kind: Kind
@@ -131,7 +138,10 @@ class Comparison(Struct, frozen=True, kw_only=True):
         """What is compared, and how many figures differ."""
         total, differing = len(self.facts), len(self.differences)
         lead = f"all {total} figures are the same."
-        if differing:
+        if any(fact.noise is not None for fact in self.facts):
+            verb = "differs" if differing == 1 else "differ"
+            lead = f"{differing or 'none'} of {total} figures {verb} by more than chance (99 %)."
+        elif differing:
             lead = f"{differing} of {total} figures differ."
         return f"{self.left} and {self.right}", lead
 
@@ -183,7 +193,26 @@ def run(opened: Opened, request: DiffRequest, monitor: Monitor) -> Comparison:
         return analyze(own, load_trace(own, name, monitor), request.analysis)
 
     both = analyzed(left), analyzed(right)
-    return compare_traces((both[0].trace.name, both[1].trace.name), both)
+    groups: Sequence[Sequence[_Groups]] = ()
+    if both[0].trace != both[1].trace and not any(map(is_dataset, names)):
+        groups = [
+            [_in_groups(stores, each.trace, request, in_time=in_time) for each in both]
+            for in_time in (False, True)
+        ]
+    return compare_traces((both[0].trace.name, both[1].trace.name), both, groups)
+
+
+def _in_groups(stores: Stores, trace: Trace, request: DiffRequest, *, in_time: bool) -> _Groups:
+    """Return the figures of groups of a trace's conversations, by name."""
+    from kvscope.app.random_groups import random_groups
+
+    values: _Groups = {}
+    for store, part in random_groups(stores, trace, in_time=in_time):
+        analysis = analyze(store, part, request.analysis)
+        for fact in _facts(_trace_facts((analysis, analysis))):
+            if isinstance(fact.left, int | float):
+                values.setdefault(fact.name, []).append(float(fact.left))
+    return values
 
 
 def _kind(name: str) -> Kind:
@@ -192,8 +221,15 @@ def _kind(name: str) -> Kind:
     return "recommendations" if name.endswith(SUFFIX) else "traces"
 
 
-def compare_traces(names: tuple[str, str], both: tuple[Analysis, Analysis]) -> Comparison:
-    """Compare two analyses, their capacities in bytes where both have the same model."""
+def compare_traces(
+    names: tuple[str, str],
+    both: tuple[Analysis, Analysis],
+    groups: Sequence[Sequence[_Groups]] = (),
+) -> Comparison:
+    """Compare two analyses, their capacities in bytes where both have the same model.
+
+    Pairs of `groups` have the figures of parts of both traces, which show what chance explains.
+    """
     left, right = (
         {row.category: row.share for row in each.characterization.categories} for each in both
     )
@@ -201,14 +237,27 @@ def compare_traces(names: tuple[str, str], both: tuple[Analysis, Analysis]) -> C
         _known("traffic", name, "share", (left.get(name, 0.0), right.get(name, 0.0)))
         for name in {**left, **right}
     )
+    facts = tuple(replace(fact, noise=_noise(fact, groups)) for fact in _facts(_trace_facts(both)))
     return _comparison(
         "traces",
         names,
-        _facts(_trace_facts(both)),
+        facts,
         {"Share of requests": _facts(shares)},
         traces=(both[0].trace, both[1].trace),
         analyses=both,
     )
+
+
+def _noise(fact: Difference, groups: Sequence[Sequence[_Groups]]) -> float | None:
+    """Return the change of a figure by chance: the larger one of the pairs of groups."""
+    from kvscope.app.random_groups import noise
+
+    # How long so many requests take varies as their rate does.
+    name = "requests/s" if fact.name == "span" else fact.name
+    relative = fact.quantity != "share"
+    pairs = ([each.get(name, []) for each in pair] for pair in groups)
+    known = [noise(left, right, relative=relative) for left, right in pairs]
+    return max((each for each in known if each is not None), default=None)
 
 
 def compare_runs(

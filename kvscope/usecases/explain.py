@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.app import values
+from kvscope.app.deployment import with_any_latency
 from kvscope.app.gates import Figures, Known
 from kvscope.app.options import (
     Blocks,
@@ -30,7 +31,7 @@ from kvscope.usecases.simulate import SimulateOptions, simulate_request
 
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
-    from kvscope.core.arrays import Int64s
+    from kvscope.core.arrays import Int32s, Int64s
     from kvscope.core.hits import HitDefinition
     from kvscope.core.trace import Prompts, Tenants, Trace
     from kvscope.deployment.deployment import ResolvedDeployment
@@ -122,10 +123,12 @@ class TraceEvidence(Struct, frozen=True):
 
     `tenants` are None where all requests share blocks. `measured_hit_tokens` (R entries, -1: not
     measured) are of the latest validation with the policy, on an engine with `measured_blocks`.
-    `request` is the number of the request that was asked for.
+    `request` is the number of the request that was asked for. A request's messages begin with the
+    first `history_tokens` (R entries) of the previous turn's prompt.
     """
 
     tenants: Tenants | None = None
+    history_tokens: Int32s | None = None
     measured_hit_tokens: Int64s | None = None
     measured_blocks: int | None = None
     request: int | None = None
@@ -139,6 +142,7 @@ def explain_request(options: ExplainOptions) -> ExplainRequest:
             where="--capacity, --capacity-blocks",
             remedy="leave out one of them",
         )
+    options = with_any_latency(options)
     stated = {name: getattr(options, name) for name in ReplicaOptions.__struct_fields__}
     replayed = simulate_request(
         SimulateOptions(
@@ -191,7 +195,11 @@ def read_evidence(stores: Stores, trace: Trace, request: ExplainRequest) -> Trac
     with stores.reading() as store:
         asked = request.request
         number = None if asked is None else request_number(store, trace, asked)
-        evidence = TraceEvidence(traces.load_tenants(store, trace), request=number)
+        evidence = TraceEvidence(
+            traces.load_tenants(store, trace),
+            traces.load_history_tokens(store, trace),
+            request=number,
+        )
         for validation in stored_validations(store, trace):
             for replay in validation.runs:
                 if replay.policy != request.replayed.variants[0].policy.name:
@@ -290,7 +298,12 @@ def explain(
     workers = len(np.unique(worker))
     cached = served(prompts) if workers == 1 else by_worker(prompts, worker, served)
     causes = attribute(
-        prompts, setting.definition, cached, several=workers > 1, tenants=evidence.tenants
+        prompts,
+        setting.definition,
+        cached,
+        several=workers > 1,
+        tenants=evidence.tenants,
+        history_tokens=evidence.history_tokens,
     )
     gaps = hit_gaps_of(prompts, setting.definition, causes, evidence.measured_hit_tokens)
     lost, number = avoidable_tokens(causes), evidence.request

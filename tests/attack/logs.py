@@ -65,6 +65,18 @@ LINES: dict[str, list[Any]] = {
         {"messages": _ITEMS, "startTime": "2026-01-01T00:00:00Z", "completionStartTime": 1.5}
         | {"call_type": "aresponses", "cache_hit": "None", "metadata": '{"usage_object": {}}'},
     ],
+    "helicone": [
+        {"request_created_at": "2026-01-01T00:00:00Z", "request_body": {"messages": [_USER]}}
+        | {"response_body": {"content": [_TEXT]}, "response_status": 200, "delay_ms": 9}
+        | {"request_properties": {"Helicone-Session-Id": "s"}, "time_to_first_token": 3},
+    ],
+    "langfuse": [
+        {"traceId": "t", "startTime": "2026-01-01T00:00:00Z", "type": "GENERATION"}
+        | {"input": {"messages": [_USER], "tools": [_TOOL]}, "output": _ASSISTANT}
+        | {"usageDetails": {"input": 3, "input_cached_tokens": 8, "output": 1}, "sessionId": "s"},
+        {"trace_id": "t", "start_time": "2026-01-01 00:00:00.5", "type": "GENERATION"}
+        | {"input": json.dumps([_USER]), "output": "Hm", "usage_details": '{"input": 3}'},
+    ],
     "sglang": [
         {"request_parameters": json.dumps(_PARAMETERS), "request_received_ts": 1.5} | _META,
         {"event": "request.finished", "timestamp": "2026-01-01T00:00:00", "rid": "r"}

@@ -265,3 +265,47 @@ def test_the_same_log_hashed_again_has_the_same_names(model: Path, tmp_path: Pat
     log = [{"messages": [SYSTEM, USER]}, {"messages": [SYSTEM, USER, ANSWER, MORE]}]
     first = hashed(model, tmp_path, *log, salt_file=tmp_path / "salt")
     assert hashed(model, tmp_path, *log, salt_file=tmp_path / "salt") == first
+
+
+def test_exports_of_gateways_give_the_blocks_of_their_bodies(model: Path, tmp_path: Path) -> None:
+    """Both spellings of Langfuse; failed calls, cached answers and spans are left out."""
+    body = {"model": "m", **CHAT}
+    salt = tmp_path / "salt"
+    (chat,) = hashed(model, tmp_path, body, salt_file=salt)
+    helicone = {
+        "request_id": "r", "request_created_at": "2026-05-01T10:00:00Z", "response_status": 200,
+        "request_body": body, "response_body": {"choices": [{"message": ANSWER}]},
+        "request_properties": {"Helicone-Session-Id": "s"}, "delay_ms": 900, "request_model": "m",
+        "time_to_first_token": 40, "prompt_tokens": 80, "completion_tokens": 7,
+    }  # fmt: skip
+    (line,) = hashed(
+        model,
+        tmp_path,
+        helicone,
+        helicone | {"response_status": 500},
+        helicone | {"cache_reference_id": "c"},
+        salt_file=salt,
+    )
+    assert line["hash_ids"] == chat["hash_ids"]
+    assert (line["ttft_ms"], line["duration_ms"], line["output_length"]) == (40, 900, 7)
+    usage = {"input": 20, "input_cached_tokens": 60, "output": 7, "total": 87}
+    seen = {
+        "id": "o", "traceId": "t", "type": "GENERATION", "startTime": "2026-05-01T10:00:00.000Z",
+        "endTime": "2026-05-01T10:00:01Z", "completionStartTime": "2026-05-01T10:00:00.5Z",
+        "input": CHAT, "output": ANSWER, "usageDetails": usage, "sessionId": "s", "model": "m",
+    }  # fmt: skip
+    stored = {
+        "id": "o", "trace_id": "t", "type": "GENERATION",
+        "start_time": "2026-05-01 10:00:00.000000", "end_time": "2026-05-01 10:00:01.000000",
+        "input": json.dumps(CHAT), "session_id": "s",
+        "output": json.dumps(ANSWER), "usage_details": usage, "provided_model_name": "m",
+    }  # fmt: skip
+    span = {**seen, "type": "SPAN", "input": {"query": "q"}}
+    lines = hashed(model, tmp_path, seen, span, salt_file=salt)
+    lines += hashed(model, tmp_path, stored, salt_file=salt)
+    for line in lines:
+        assert line["hash_ids"] == chat["hash_ids"]
+        assert line["input_length"] == chat["input_length"]
+        assert (line["cached_tokens"], line["output_length"]) == (60, 7)
+        assert (line["duration_ms"], line["model"]) == (1000, "m")
+    assert (lines[0]["ttft_ms"], len(lines)) == (500, 2)

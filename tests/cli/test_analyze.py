@@ -75,3 +75,15 @@ def test_a_capacity_of_nothing_is_told_once_the_trace_is_stored(
     assert "--capacity: holds not one block" in capsys.readouterr().err
     assert run(["traces", "--db", db]) == 0
     assert trace.stem in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["analyze", "explain"])
+def test_a_pool_without_a_latency_is_enough_for_hits(
+    trace: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """As with the preset stated; what times requests still has to be named."""
+    pool = (str(trace), "--model", "qwen2.5-7b", "--num-gpu-blocks", "15336", "--db", ":memory:")
+    found = document(capsys, command, *pool)
+    assert found == document(capsys, command, *pool, "--latency", "llama2-7b-a100")
+    assert run(["simulate", *pool]) == 2
+    assert "the latency is unknown" in capsys.readouterr().err

@@ -105,4 +105,22 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Strea
     page = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"^    kvscope (diff .*)$", page, re.MULTILINE)
     assert run([*shlex.split(command), "--db", ":memory:"]) == 0
-    assert "figures differ." in capsys.readouterr().out
+    assert "figures differ by more than chance" in capsys.readouterr().out
+
+
+def test_what_chance_explains_is_no_difference(tmp_path: Path, capsys: Streams) -> None:
+    """Two seeds of one profile are the same traffic, two profiles are not."""
+    paths = {}
+    for profile, seed in (("to-c", 1), ("to-c", 2), ("to-b", 1)):
+        path = tmp_path / f"{profile}-{seed}.jsonl"
+        assert run(["synth", profile, "-n", "400", "--seed", str(seed), "-o", str(path)]) == 0
+        paths[profile, seed] = str(path)
+    capsys.readouterr()
+    store = ("--db", str(tmp_path / "k.duckdb"))
+    same = compared(capsys, paths["to-c", 1], paths["to-c", 2], *store)
+    assert same["differences"] == []
+    changed = [fact for fact in same["same"] if fact["left"] != fact["right"]]
+    assert len(changed) > 8
+    assert all(abs(fact["change"]) <= fact["noise"] for fact in changed)
+    other = compared(capsys, paths["to-c", 1], paths["to-b", 1], *store)
+    assert "follow-up turns" in {fact["name"] for fact in other["differences"]}

@@ -93,6 +93,13 @@ def test_cuda_graphs_are_deducted_since_0_20() -> None:
     assert "CUDA graphs" in {term.name for term in experts.terms}
 
 
+@pytest.mark.parametrize("name", ["rtx-3090", "v100", "mi355x", "mi325x", "a40", "h20", "gb10"])
+def test_llama3_8b_fits_on_gpus_that_people_ask_about(name: str) -> None:
+    gpu = resolve_gpu(name)
+    pool = derive_pool(resolve_model("llama3-8b"), gpu, parse_engine("vllm@0.33"))
+    assert 0 < pool.blocks * pool.block_size * 131_072 < gpu.total_bytes - 15 * 2**30
+
+
 def test_a_pool_that_a_gpu_had() -> None:
     """vLLM 0.26 on an H200 with llama3-8b: 112.33 GiB, 57,511 blocks."""
     pool = derive_pool(resolve_model("llama3-8b"), resolve_gpu("h200"), parse_engine("vllm@0.26"))

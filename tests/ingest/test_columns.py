@@ -196,16 +196,16 @@ def test_a_first_record_has_one_block_size_too(said: tuple[int | None, int]) -> 
 
 
 def test_requests_without_a_time_follow_their_predecessor() -> None:
-    """A delay counts from the session's last request, no time at all from the line before."""
+    """A delay counts from the session's last answer, no time at all from the line before."""
     trace = [
-        request(arrival_s=10.0, session_id="a"),
+        request(arrival_s=10.0, session_id="a", output_tokens=100),
         request(arrival_s=11.0, session_id="b"),
         request(delay_s=5.0, session_id="a"),
         request(session_id="c"),
     ]
     columns, _ = settled(*((one,) for one in trace))
     arrays = columns.arrays()
-    assert arrays["arrival_s"].tolist() == [10.0, 11.0, 15.0, 15.0]
+    assert arrays["arrival_s"].tolist() == [10.0, 11.0, 17.0, 17.0]
     assert arrays["session"].tolist() == [0, 1, 0, 3]  # the row of its first request
     assert columns.gaps.untimed == 2
 

@@ -59,12 +59,22 @@ def test_rows_of_new_tokens_are_completed_by_the_rows_before_them(tmp_path: Path
     trace, requests = stored(tmp_path, DELTA)
     assert [each["input_tokens"] for each in requests] == [8, 8, 16, 16, 24]
     assert [each["blocks"] for each in requests] == [2, 2, 4, 4, 6]
-    assert [each["arrival_s"] for each in requests] == [0.0, 0.1, 2.0, 3.0, 5.0]
+    assert [each["arrival_s"] for each in requests] == pytest.approx([0, 0.1, 2.04, 3.04, 5.08])
     assert trace.distinct_blocks == 9
     (note,) = [note for note in trace.notes if "only what is new" in note]
     assert "3 prompts are completed" in note
     assert "--turns whole" in note
     assert "3 of 5 requests have no arrival time, 3 of them a delay" in trace.notes
+    assert [note for note in trace.notes if "20 ms per output token" in note]
+
+
+def test_delays_count_from_the_end_of_the_answer_before(tmp_path: Path) -> None:
+    """A stated duration is taken as it is."""
+    trace, requests = stored(
+        tmp_path, [row("a", 8, [1, 2], timestamp=0, duration_ms=700), DELTA[2]]
+    )
+    assert [each["arrival_s"] for each in requests] == [0, 2.7]
+    assert not [note for note in trace.notes if "per output token" in note]
 
 
 def test_whole_prompts_of_sessions_stay_what_they_are(tmp_path: Path) -> None:

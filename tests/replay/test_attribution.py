@@ -26,9 +26,12 @@ from tests import small_traces
 from tests.vllm_sim import examples
 
 
-def explained(prompts: Prompts, capacity: int | None) -> Attribution:
+def explained(
+    prompts: Prompts, capacity: int | None, history: np.ndarray | None = None
+) -> Attribution:
     """Return the attribution under LRU with outputs carried."""
-    return attribute(prompts, standard(), lru_cache_lookups(prompts, standard(), capacity))
+    cached = lru_cache_lookups(prompts, standard(), capacity)
+    return attribute(prompts, standard(), cached, history_tokens=history)
 
 
 def path(prompts: Prompts, leaf: int) -> list[int]:
@@ -40,7 +43,9 @@ def path(prompts: Prompts, leaf: int) -> list[int]:
     return blocks[::-1]
 
 
-def causes_by_token(prompts: Prompts, hit_blocks: np.ndarray) -> list[Counter[str]]:
+def causes_by_token(
+    prompts: Prompts, hit_blocks: np.ndarray, history: np.ndarray
+) -> list[Counter[str]]:
     """Return how many tokens of each request have which cause, looking at one token at a time."""
     size, written, causes = prompts.block_size, set[int](), []
     for request, hits in enumerate(hit_blocks):
@@ -52,7 +57,10 @@ def causes_by_token(prompts: Prompts, hit_blocks: np.ndarray) -> list[Counter[st
             (at for at, pair in enumerate(zip(own, before, strict=False)) if pair[0] != pair[1]),
             min(len(own), len(before)),
         )
-        any_written = bool(own) and min(full, (inputs - 1) // size) > 0 and own[0] in written
+        look = min(full, (inputs - 1) // size)
+        any_written = bool(own) and look > 0 and own[0] in written
+        seen = sum(1 for block in own[:look] if block in written)
+        is_broken = max(seen, common) * size < history[request]
         counted: Counter[str] = Counter()
         for token in range(inputs):
             block = token // size
@@ -69,6 +77,7 @@ def causes_by_token(prompts: Prompts, hit_blocks: np.ndarray) -> list[Counter[st
             elif parent >= 0 and common <= block < int(prompts.cached_blocks[parent]):
                 in_prompt = common < int(prompts.full_blocks[parent])
                 cause = "diverged" if in_prompt else "output-changed"
+                cause = "template" if is_broken else cause
             else:
                 cause = "growth" if any_written else "cold"
             counted[cause] += 1
@@ -87,8 +96,10 @@ def test_each_token_has_the_cause_that_plain_python_finds(data: st.DataObject) -
         small_traces.built(data.draw(small_traces.requests(size, chats=chats)), size)
     )
     capacity = data.draw(st.integers(0, 12))
-    found = explained(prompts, capacity)
-    expected = causes_by_token(prompts, found.lookups.hit)
+    tokens = st.sampled_from([0, 0, size, 2 * size, 5 * size])
+    history = np.array([data.draw(tokens) for _ in prompts.leaf])
+    found = explained(prompts, capacity, history)
+    expected = causes_by_token(prompts, found.lookups.hit, history)
     for request, counted in enumerate(expected):
         misses = {cause: int(of[request]) for cause, of in found.tokens.items() if of[request]}
         assert misses == {cause: n for cause, n in counted.items() if cause != "hit"}

@@ -93,9 +93,13 @@ class OpenAI(LogFormat):
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
         """Return the line's request, or one per answer of a conversation."""
-        fields = _flattened(msgspec.json.decode(line, type=dict[str, Any]))
+        return self.requests(msgspec.json.decode(line, type=dict[str, Any]), len(line))
+
+    def requests(self, fields: dict[str, Any], size: int) -> Sequence[LoggedRequest]:
+        """Return the same of the fields of a line of `size` bytes."""
+        fields = _flattened(fields)
         if _is_responses(fields):
-            fields = self._responses.chat(fields, fields.get("response"), len(line))
+            fields = self._responses.chat(fields, fields.get("response"), size)
         elif is_anthropic(fields):
             fields = from_anthropic(fields)
         row = msgspec.convert(fields, _Row)

@@ -119,6 +119,7 @@ class _BailianLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     delay_ms: int | float | None = None
     waits_for: int | None = None
     retention: msgspec.Raw | None = None
+    history_tokens: int | None = None
 
 
 class BailianExport(LineExporter):
@@ -156,4 +157,5 @@ class BailianExport(LineExporter):
             delay_ms=milliseconds(row.delay_s),
             waits_for=row.waits_for,
             retention=msgspec.Raw(row.retention.encode()) if row.retention else None,
+            history_tokens=row.history_tokens,
         )

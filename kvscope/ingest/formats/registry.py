@@ -24,6 +24,7 @@ from kvscope.ingest.formats.otlp import OtlpSpans
 from kvscope.ingest.formats.parquet import Parquet, ParquetExport
 from kvscope.ingest.formats.tair import Tair
 from kvscope.ingest.formats.tracelab import TraceLab
+from kvscope.ingest.formats.transcripts import ClaudeCode, Codex
 from kvscope.ingest.formats.weka import Weka
 from kvscope.store.checks import require_sound
 from kvscope.store.db import Store
@@ -39,6 +40,8 @@ FORMATS: tuple[type[TraceFormat], ...] = (
     DynamoTraces,
     LmcacheLookups,
     TraceLab,
+    ClaudeCode,
+    Codex,
     Tair,
     OtlpSpans,
     LiteLlmPayloads,
@@ -58,7 +61,7 @@ TEXT = "make a trace of prompts with `kvscope hash`, or record one with `kvscope
 _TEXT_KEYS = frozenset(
     {
         "body", "completion", "content", "conversation", "conversations", "input", "messages",
-        "prompt", "question", "request", "system", "text",
+        "prompt", "question", "request", "request_body", "system", "text",
     }
 )  # fmt: skip
 _ARRAY_BEGINS = frozenset('[]{"')

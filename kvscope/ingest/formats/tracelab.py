@@ -17,10 +17,35 @@ from kvscope.ingest.formats.json_lines import RowReader, common_keys
 from kvscope.ingest.formats.times import moment
 from kvscope.ingest.limits import MAX_HASH_IDS, MAX_TOKENS
 
-_BLOCK_SIZE = 16
+BLOCK_SIZE = 16
 _INPUT_EVENTS = frozenset({"user_message", "tool_result"})
 _OUTPUT_EVENTS = frozenset({"text", "reasoning", "tool_call"})
 _DERIVED = "block ids follow from cached prefixes: nothing is shared between sessions"
+
+
+class DerivedBlocks:
+    """Block ids of sessions without hashes: each prompt repeats the beginning of the one before."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._paths: dict[Identifier, list[int]] = {}
+        self._next = 1
+
+    def path(self, session: Identifier, total: int, repeated: int) -> list[int]:
+        """Return the ids of a prompt's full blocks: `repeated` tokens are the session's before.
+
+        Raises BadLine where a prompt cannot be so long.
+        """
+        if not 1 <= total <= MAX_TOKENS:
+            raise BadLine(f"input tokens must be 1 to {MAX_TOKENS:,}: {reprlib.repr(total)}")
+        if total // self.size > MAX_HASH_IDS:
+            raise BadLine(f"request with more than {MAX_HASH_IDS:,} blocks: use larger ones")
+        kept = self._paths.get(session, [])[: max(min(repeated, total), 0) // self.size]
+        new = total // self.size - len(kept)
+        path = [*kept, *range(self._next, self._next + new)]
+        self._next += new
+        self._paths[session] = path
+        return path
 
 
 class _TimingEvent(msgspec.Struct, gc=False):
@@ -45,9 +70,7 @@ class _TraceLabReader(RowReader):
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
-        self._block_size = options.block_size or _BLOCK_SIZE
-        self._paths: dict[Identifier, list[int]] = {}
-        self._next = 1
+        self._blocks = DerivedBlocks(options.block_size or BLOCK_SIZE)
 
     def parse_at_once(self, text: bytes) -> None:
         """Leave each line to `parse`: ids depend on all lines before, so none is read twice."""
@@ -55,24 +78,14 @@ class _TraceLabReader(RowReader):
 
     def request(self, row: _TraceLabRow) -> Request:
         self.note(_DERIVED)
-        total, size = row.input_tokens_total, self._block_size
-        if not 1 <= total <= MAX_TOKENS:
-            raise BadLine(f"input tokens must be 1 to {MAX_TOKENS:,}: {reprlib.repr(total)}")
-        if total // size > MAX_HASH_IDS:
-            raise BadLine(f"request with more than {MAX_HASH_IDS:,} blocks: use larger ones")
         arrival_s, duration_s = _times(row.timing_events or [])
-        before = self._paths.get(row.session_id, [])
-        kept = before[: max(min(row.prefix_tokens, total), 0) // size]
-        new = total // size - len(kept)
-        path = [*kept, *range(self._next, self._next + new)]
-        self._next += new
-        self._paths[row.session_id] = path
+        path = self._blocks.path(row.session_id, row.input_tokens_total, row.prefix_tokens)
         return Request(
-            input_tokens=total,
+            input_tokens=row.input_tokens_total,
             output_tokens=(row.output_tokens or 0) + (row.reasoning_output_tokens or 0),
             arrival_s=arrival_s,
             hash_ids=[*path],
-            block_size=size,
+            block_size=self._blocks.size,
             session_id=row.session_id,
             user_id=row.user,
             type="agent",
@@ -103,7 +116,7 @@ class TraceLab(TraceFormat):
     summary = "TraceLab agent rounds: blocks follow from reported prefixes"
     source = "aiperf, src/aiperf/dataset/loader/_tracelab_convert.py (commit 018a03f)"
     fields = ("session_id", "round_index", "input_tokens_total", "prefix_tokens")
-    default_block_size = _BLOCK_SIZE
+    default_block_size = BLOCK_SIZE
     reader = _TraceLabReader
 
     @classmethod

@@ -574,6 +574,55 @@ def _agentic() -> Sample:
     )
 
 
+def _transcripts(format_name: str) -> Sample:
+    """Two calls of one agent's session, and one of another that came earlier."""
+    is_claude = format_name == "claude-code"
+
+    def line(session: bytes, second: int, total: int, cached: int) -> bytes:
+        at = b'"timestamp":"1970-01-01T00:00:%02dZ","type":' % second
+        if not is_claude:
+            counts = b'{"input_tokens":%d,"cached_input_tokens":%d,"output_tokens":4}'
+            usage = counts % (total, cached)
+            payload = b'{"type":"token_count","info":{"last_token_usage":%b}}' % usage
+            return b'{%b"event_msg","payload":%b}' % (at, payload)
+        counts = b'"input_tokens":3,"cache_read_input_tokens":%d,"cache_creation_input_tokens":%d'
+        usage = counts % (cached, total - cached - 3)
+        message = b'{"id":"m%d","model":"m","usage":{%b,"output_tokens":4}}' % (total, usage)
+        names = b'"sessionId":"%b","parentUuid":null,"message":' % session
+        return b'{%b"assistant",%b%b}' % (at, names, message)
+
+    sessions = ("a", "a", "b") if is_claude else ("s", "s", "s")
+    calls = [(9, 40, 0), (9, 70, 35), (5, 16, 0)]
+    lines = [line(name.encode(), *call) for name, call in zip(sessions, calls, strict=True)]
+    paths = [1, 2], [1, 2, 3, 4], [5]
+    return _lines(
+        format_name,
+        lines,
+        tuple(
+            Request(
+                input_tokens=total,
+                output_tokens=4,
+                arrival_s=float(second),
+                hash_ids=path,
+                block_size=16,
+                session_id=session,
+                type="agent",
+                model="m" if is_claude else None,
+                cached_tokens=cached,
+            )
+            for (second, total, cached), path, session in zip(calls, paths, sessions, strict=True)
+        ),
+        bad=lines[1].replace(b":35", b':"35"').replace(b"m70", b"bad"),
+        reason="Expected `int | null`, got `str` - at `$.message.usage.cache_read_input_tokens`"
+        if is_claude
+        else "Expected `int | null`, got `str` - at"
+        " `$.payload.info.last_token_usage.cached_input_tokens`",
+        header=None
+        if is_claude
+        else b'{"timestamp":"1970-01-01T00:00:00Z","type":"session_meta","payload":{"id":"s"}}',
+    )
+
+
 SAMPLES = {
     sample.format: sample
     for sample in (
@@ -586,6 +635,8 @@ SAMPLES = {
         _lmcache(),
         _tair(),
         _tracelab(),
+        _transcripts("claude-code"),
+        _transcripts("codex"),
         _litellm(),
         _otlp(),
         _agentic(),

@@ -1,0 +1,233 @@
+"""Transcripts of coding agents: Claude Code's session files and Codex's rollouts.
+
+They hold the usage of each call, and text, which is not read. There are no hashes. Block ids follow
+from lengths: a session appends, so a call repeats the prompt before it. One that is shorter (a
+compacted history) repeats what the provider found in its cache, and so does one of Anthropic's
+that misses blocks which cannot have expired. A call is sent at the latest user message or tool
+result before its answer.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import msgspec
+
+from kvscope.ingest.formats.base import BadLine, Identifier, ReadOptions, Request, TraceFormat
+from kvscope.ingest.formats.json_lines import RowReader, common_keys
+from kvscope.ingest.formats.times import between, moment
+from kvscope.ingest.formats.tracelab import BLOCK_SIZE, DerivedBlocks
+
+_DERIVED = "block ids follow from the lengths of calls: nothing is shared between sessions"
+_LIFETIME_S = 300.0  # of a cached block of Anthropic's after its last use, at least
+
+
+class _CacheWrites(msgspec.Struct, gc=False):
+    ephemeral_5m_input_tokens: int = 0
+    ephemeral_1h_input_tokens: int = 0
+
+
+class _Usage(msgspec.Struct, gc=False):
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+    cache_creation: _CacheWrites | None = None
+    cached_input_tokens: int | None = None
+
+
+class _TranscriptReader(RowReader):
+    """Reads calls of sessions, whose state it keeps: when they were last sent, and their blocks."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options)
+        self._blocks = DerivedBlocks(options.block_size or BLOCK_SIZE)
+        self._sent_s: dict[Identifier, float | None] = {}
+        self._last: dict[Identifier, tuple[int, float | None]] = {}  # input tokens, and when
+
+    def parse_at_once(self, text: bytes) -> None:
+        """Leave each line to `parse`: calls depend on all lines before, so none is read twice."""
+        return
+
+    @abstractmethod
+    def request(self, row: Any) -> Request | None:
+        """Return the call that a line ends."""
+
+    def _call(
+        self,
+        session: Identifier,
+        total: int,
+        cached: int,
+        usage: _Usage,
+        model: str | None,
+        at_s: float | None,
+        lifetime_s: float = 0.0,
+    ) -> Request:
+        self.note(_DERIVED)
+        sent_s = self._sent_s.pop(session, None)
+        sent_s = at_s if sent_s is None else sent_s
+        before, before_s = self._last.get(session, (0, None))
+        idle_s = between(before_s, sent_s)
+        expired = idle_s is None or idle_s >= lifetime_s
+        kept = before if total >= before and expired else min(cached, before)
+        path = self._blocks.path(session, total, kept)
+        self._last[session] = total, at_s
+        return Request(
+            input_tokens=total,
+            output_tokens=usage.output_tokens,
+            arrival_s=sent_s,
+            hash_ids=[*path],
+            block_size=self._blocks.size,
+            session_id=session,
+            type="agent",
+            model=model,
+            duration_s=between(sent_s, at_s) or None,
+            cached_tokens=cached,
+        )
+
+
+class _Message(msgspec.Struct, gc=False):
+    id: str | None = None
+    model: str | None = None
+    usage: _Usage | None = None
+
+
+class _ClaudeRow(msgspec.Struct, gc=False):
+    type: str | None = None
+    sessionId: str | None = None  # noqa: N815
+    agentId: str | None = None  # noqa: N815
+    isSidechain: bool | None = None  # noqa: N815
+    requestId: str | None = None  # noqa: N815
+    timestamp: str | None = None
+    message: _Message | str | None = None
+
+
+class _ClaudeReader(_TranscriptReader):
+    row = _ClaudeRow
+
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options)
+        self._known: set[tuple[str | None, str | None]] = set()
+        self._writes = _CacheWrites()
+
+    @classmethod
+    def unread(cls, head: bytes) -> list[str]:  # noqa: ARG003
+        """Return none: the other fields are no times or lengths of calls."""
+        return []
+
+    def all_notes(self) -> list[str]:
+        """Return the notes on the trace, with what its calls wrote to the provider's cache."""
+        short, long = (
+            self._writes.ephemeral_5m_input_tokens,
+            self._writes.ephemeral_1h_input_tokens,
+        )
+        wrote = f"cache writes: {short:,} tokens for 5 min, {long:,} for 1 h"
+        return [*super().all_notes(), *([wrote] if short or long else [])]
+
+    def request(self, row: _ClaudeRow) -> Request | None:
+        message = row.message if isinstance(row.message, _Message) else None
+        agent = row.agentId or ("sub-agents" if row.isSidechain else None)
+        session = "/".join(filter(None, (row.sessionId, agent)))
+        if row.type == "user":
+            self._sent_s[session] = moment(row.timestamp, "timestamp")
+        if row.type != "assistant" or message is None or message.usage is None:
+            return None
+        usage, call = message.usage, (message.id, row.requestId)
+        cached, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
+        total = usage.input_tokens + cached + written
+        if not total or call in self._known:  # a line for each part of the answer
+            return None
+        if message.id is not None:
+            self._known.add(call)
+        if (writes := usage.cache_creation) is not None:
+            self._writes.ephemeral_5m_input_tokens += writes.ephemeral_5m_input_tokens
+            self._writes.ephemeral_1h_input_tokens += writes.ephemeral_1h_input_tokens
+        at_s = moment(row.timestamp, "timestamp")
+        return self._call(session, total, cached, usage, message.model, at_s, _LIFETIME_S)
+
+
+class ClaudeCode(TraceFormat):
+    """Session files of Claude Code, one a session: `~/.claude/projects/*/*.jsonl`."""
+
+    name = "claude-code"
+    summary = "Claude Code transcripts: usage per call; blocks follow from lengths"
+    source = "transcripts of Claude Code 2.1"
+    fields = ("sessionId", "parentUuid", "message")
+    default_block_size = BLOCK_SIZE
+    reader = _ClaudeReader
+
+    @classmethod
+    def recognizes(cls, head: bytes) -> bool:
+        """Return True if lines are entries of a session."""
+        return {"sessionId", "parentUuid"} <= common_keys(head)
+
+
+class _TokenCounts(msgspec.Struct, gc=False):
+    last_token_usage: _Usage | None = None
+    total_token_usage: _Usage | None = None
+
+
+class _Payload(msgspec.Struct, gc=False):
+    type: str | None = None
+    id: str | None = None
+    role: str | None = None
+    model: str | None = None
+    info: _TokenCounts | None = None
+
+
+class _CodexRow(msgspec.Struct, gc=False):
+    type: str
+    payload: _Payload | str | None = None
+    timestamp: str | None = None
+
+
+_INPUTS = frozenset({"function_call_output", "custom_tool_call_output", "user_message"})
+
+
+class _CodexReader(_TranscriptReader):
+    row = _CodexRow
+    redundant = frozenset({"ordinal"})
+
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options)
+        self._session = ""
+        self._model: str | None = None
+        self._total: _Usage | None = None
+
+    def request(self, row: _CodexRow) -> Request | None:
+        payload = row.payload if isinstance(row.payload, _Payload) else _Payload()
+        if row.type == "session_meta":
+            self._session, self._total = payload.id or self._session, None
+        elif row.type == "turn_context":
+            self._model = payload.model or self._model
+        elif payload.type in _INPUTS or payload.role == "user":
+            self._sent_s[self._session] = moment(row.timestamp, "timestamp")
+        if payload.type != "token_count" or payload.info is None:
+            return None
+        usage, total = payload.info.last_token_usage, payload.info.total_token_usage
+        if usage is None or not usage.input_tokens or (total is not None and total == self._total):
+            return None  # counted before: limits alone have changed
+        self._total = total
+        if not self._session:
+            raise BadLine("no session_meta before this call")
+        cached = usage.cached_input_tokens or 0
+        at_s = moment(row.timestamp, "timestamp")
+        return self._call(self._session, usage.input_tokens, cached, usage, self._model, at_s)
+
+
+class Codex(TraceFormat):
+    """Rollouts of Codex, one a session: `~/.codex/sessions/**/rollout-*.jsonl`."""
+
+    name = "codex"
+    summary = "Codex rollouts: usage per call; blocks follow from lengths"
+    source = "rollouts of Codex CLI 0.156"
+    fields = ("timestamp", "type", "payload")
+    default_block_size = BLOCK_SIZE
+    reader = _CodexReader
+    places_sessions: ClassVar[bool] = False
+
+    @classmethod
+    def recognizes(cls, head: bytes) -> bool:
+        """Return True if lines are entries of a rollout."""
+        return {"timestamp", "type", "payload"} <= common_keys(head)

@@ -1,0 +1,129 @@
+"""Conversations of a log of messages are those that the trace of their blocks has.
+
+Logs are drawn: conversations that run at once, share a system prompt, branch where an answer is
+generated again, call tools, and are logged with or without their answers.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tokenizers", reason="make setup installs it")
+
+import kvscope
+from kvscope.ingest.pipeline import ingest
+from kvscope.store.db import MEMORY, open_store
+from tests.chat_logs.models import TEMPLATE, write_model
+from tests.chat_logs.test_bodies import MOVING
+from tests.chat_logs.test_hash import TOOL, Line, write
+
+_WORDS = (Path(__file__).parents[2] / "LICENSE").read_text(encoding="utf-8").split()
+_IN_FIRST_MESSAGE = """\
+{%- set first = messages[0].content if messages[0].role == 'system' else '' %}
+{%- for message in messages if message.role != 'system' %}
+    {{- '<|im_start|>' + message.role + '\\n' + (first if loop.first else '') + message.content }}
+    {{- '<|im_end|>' }}
+{%- endfor %}
+"""
+_DATED = "{{- '<|im_start|>system today ' + strftime_now('%Y-%m-%d') + '<|im_end|>' }}" + TEMPLATE
+_ONLY_LAST_TURN = """\
+{%- for message in messages %}
+    {%- if message.role != 'tool' or loop.index0 > loop.length - 3 %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' }}
+    {%- endif %}
+{%- endfor %}
+"""
+_TEMPLATES = {
+    "chatml": TEMPLATE,
+    "system-in-first-message": _IN_FIRST_MESSAGE,
+    "system-before-last-message": MOVING,
+    "dated": _DATED,
+    "drops-results-of-tools": _ONLY_LAST_TURN,
+}
+_TEKKEN = ("tekken_240718", "tekken_240911")  # all of mistral-common: V3
+_BREAK = {"system-before-last-message", "drops-results-of-tools", *_TEKKEN}
+
+
+def _said(rng: random.Random, role: str, words: int) -> Line:
+    return {"role": role, "content": " ".join(rng.choices(_WORDS, k=words))}
+
+
+def _conversation(rng: random.Random, system: list[Line], *, tools: bool) -> list[tuple[Any, Any]]:
+    """Return (messages, answer) of each request of a conversation, in order."""
+    history, asked = [*system, _said(rng, "user", rng.randint(3, 60))], []
+    for _ in range(rng.randint(1, 6)):
+        answer = _said(rng, "assistant", rng.randint(4, 40))
+        if tools and rng.random() < 0.4:
+            arguments = json.dumps({"q": rng.randint(0, 9)})
+            call = {"id": "abcdefghi", "function": {"name": "search", "arguments": arguments}}
+            answer |= {"content": None, "tool_calls": [{"type": "function"} | call]}
+            reply = _said(rng, "tool", rng.randint(2, 80)) | {"tool_call_id": "abcdefghi"}
+        else:
+            reply = _said(rng, "user", rng.randint(2, 60))
+        asked.append(([*history], answer))
+        if rng.random() < 0.15 and reply["role"] == "user":  # once more, and go on with that one
+            answer = _said(rng, "assistant", 12)
+            asked.append(([*history], answer))
+        history += [answer, reply]
+    return asked
+
+
+def drawn_log(seed: int) -> tuple[list[Line], list[int | None]]:
+    """Return the lines of a log, and the line that each one continues: its history's answer is."""
+    rng = random.Random(seed)
+    system = [_said(rng, "system", rng.randint(20, 120))] * rng.randint(0, 1)
+    tools, answers = rng.random() < 0.5, rng.random() < 0.7
+    waiting = [_conversation(rng, system, tools=tools) for _ in range(rng.randint(2, 6))]
+    lines: list[Line] = []
+    parents: list[int | None] = []
+    by_answer: dict[str, int] = {}
+    latest: dict[str, int] = {}
+    while waiting := [each for each in waiting if each]:
+        messages, answer = rng.choice(waiting).pop(0)
+        prefix = json.dumps(messages[:-2])
+        known = by_answer if answers else latest
+        key = json.dumps(messages[:-1]) if answers else prefix
+        parents.append(known.get(key) if len(messages) > 2 else None)
+        by_answer[json.dumps([*messages, answer])] = latest[json.dumps(messages)] = len(lines)
+        body: Line = {"messages": messages} | ({"tools": [TOOL]} if tools else {})
+        line = {"request": body, "timestamp": 1_770_000_000 + 7 * len(lines)}
+        said = {"response": {"choices": [{"message": answer}]}} if answers else {}
+        lines.append(line | said)
+    return lines, parents
+
+
+def found_parents(folder: Path, model: Path, lines: list[Line]) -> tuple[list[int | None], int]:
+    """Return the parents in the stored trace of a log, and the tokens that its template costs."""
+    log, trace = write(folder / "log.jsonl", *lines), folder / "trace.jsonl"
+    kvscope.hash_logs(log, trace, tokenizer=model)
+    with open_store(MEMORY) as store:
+        stored = ingest(store, str(trace)).trace
+        rows = store.connection.execute("SELECT parent FROM requests ORDER BY request").fetchall()
+    with kvscope.open_trace(trace) as opened:
+        causes = kvscope.analyze(opened).causes
+    assert stored.lineage == "given"
+    costs = sum(each.tokens for each in causes if each.cause == "template")
+    return [parent for (parent,) in rows], costs
+
+
+@pytest.mark.parametrize("name", [*_TEMPLATES, *_TEKKEN])
+def test_hashed_messages_keep_their_conversations(tmp_path: Path, name: str) -> None:
+    """Whatever the template; only those that change earlier messages cost tokens."""
+    if name in _TEMPLATES:
+        write_model(tmp_path / "model", _TEMPLATES[name])
+        model = tmp_path / "model"
+    else:
+        common = pytest.importorskip("mistral_common")
+        model = Path(common.__file__).parent / "data" / f"{name}.json"
+    costs = 0
+    for seed in range(6):
+        lines, expected = drawn_log(seed)
+        found, cost = found_parents(tmp_path, model, lines)
+        assert found == expected
+        costs += cost
+    assert (costs > 0) == (name in _BREAK)
