@@ -18,7 +18,7 @@ from kvscope.ingest.formats.registry import export
 from kvscope.ingest.pipeline import ingest
 from kvscope.replay.derived_traces import select
 from kvscope.store.db import MEMORY, Store, open_store
-from kvscope.store.traces import load_prompts
+from kvscope.store.traces import load_history_tokens, load_prompts
 from tests import small_traces
 
 SERVED = {
@@ -162,3 +162,24 @@ def test_a_selection_keeps_those_of_its_requests() -> None:
     assert chosen is not None
     assert chosen.ttft_s.tolist() == [1.0, 3.0]
     assert [chosen.workers[number] for number in chosen.worker] == ["0", "2"]
+
+
+@pytest.mark.parametrize("to", ["bailian", "parquet"])
+def test_what_messages_repeat_is_kept(tmp_path: Path, to: str) -> None:
+    """And comes back from an export; a trace that does not say has none."""
+    lines = [
+        {"timestamp": 0, "input_length": 40, "output_length": 1, "request_id": 1},
+        {"timestamp": 1, "input_length": 60, "output_length": 1, "request_id": 2}
+        | {"parent_request_id": 1, "history_tokens": 32},
+    ]
+    path, back = tmp_path / "trace.jsonl", str(tmp_path / "back")
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with open_store(MEMORY) as store:
+        trace = ingest(store, str(path)).trace
+        export(store, trace, to, back)
+        for each in (trace, ingest(store, back).trace):
+            history_tokens = load_history_tokens(store, each)
+            assert history_tokens is not None
+            assert history_tokens.tolist() == [0, 32]
+        path.write_text(json.dumps(lines[0]) + "\n")
+        assert load_history_tokens(store, ingest(store, str(path)).trace) is None
