@@ -488,7 +488,7 @@ def _lfm2_width(config: ConfigFields) -> int:
     width = config.count("block_ff_dim", "intermediate_size")
     if not config.get("block_auto_adjust_ff_dim", default=True):
         return width
-    width = int(config.get("block_ffn_dim_multiplier", default=1.0) * (2 * width // 3))
+    width = int(config.factor(1.0, "block_ffn_dim_multiplier") * (2 * width // 3))
     multiple = config.count_or(256, "block_multiple_of")
     return -(-width // multiple) * multiple
 

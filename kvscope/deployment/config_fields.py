@@ -44,6 +44,14 @@ class ConfigFields(Struct, frozen=True):
         stated = self.get(*names)
         return self.count(*names) if stated else default
 
+    def factor(self, default: float, name: str) -> float:
+        """Return the number above 0 that the config states as `name`, or else `default`."""
+        value = self.get(name, default=default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _MOST:
+            shown = repr(value)[:_LONGEST]
+            raise InputError(f"{name} is {shown}, not a number above 0", where=self.where)
+        return value
+
     @property
     def family(self) -> str:
         """The model's type, that of its text part without the ending."""
