@@ -371,7 +371,7 @@ def tune(
             tiers=offer,
             routers=RouterOffer(tuple(routers)) if routers else None,
             machines=[_machine(each, trace.block_size) for each in request.also],
-            told=lambda option: monitor.row(option.in_words),
+            on_option=lambda option: monitor.row(option.in_words),
         ).plan()
     tuned = Recommendation(
         trace,

@@ -231,7 +231,7 @@ class TuningPlan(Struct, frozen=True):
 class Planner:
     """Judges the options of a deployment after its policies were compared.
 
-    `at_end` gives the later windows at one end of what is not known exactly, `told` takes each
+    `at_end` gives the later windows at one end of what is not known exactly, `on_option` takes each
     option as soon as it is known.
     """
 
@@ -245,11 +245,11 @@ class Planner:
         tiers: TierOffer | None = None,
         routers: RouterOffer | None = None,
         machines: Sequence[ReplicaMachine] = (),
-        told: Callable[[PlanOption], None] = lambda _: None,
+        on_option: Callable[[PlanOption], None] = lambda _: None,
     ) -> None:
         self._tuner, self._result, self._at_end = tuner, result, at_end
         self._replica_hour, self._machines = replica_hour, machines
-        self._tiers, self._routers, self._told = tiers, routers, told
+        self._tiers, self._routers, self._on_option = tiers, routers, on_option
         self._ends = [each.end for each in result.ends if each.end.sessions is None]
         self._rejected: dict[TierCandidate, TierRejection] = {}
 
@@ -265,7 +265,7 @@ class Planner:
                 change = OptionChange(result.choice.policy, result.replicas)
                 options.append(self._option(change, result.choice, result.slo_met))
             for option in options:
-                self._told(option)
+                self._on_option(option)
             options += self._judged_all(list(self._changes()), advance)
             worth, unguarded = self._worth_blocks(), self._unguarded()
             tier, doubt = self._tier_to_add(options)
@@ -287,7 +287,10 @@ class Planner:
         )
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_at_end": None, "_told": None}  # of the process that users see
+        return self.__dict__ | {
+            "_at_end": None,
+            "_on_option": None,
+        }  # of the process that users see
 
     def _judged_all(self, changes: Sequence[OptionChange], advance: Advance) -> list[PlanOption]:
         """Return the options of changes, replayed on all cores, but those that never start."""
@@ -295,12 +298,12 @@ class Planner:
         later.prepare([change.policy for change in changes])
         options = []
 
-        def told(judged: PlanOption | TierRejection) -> None:
+        def show(judged: PlanOption | TierRejection) -> None:
             if isinstance(judged, PlanOption):
-                self._told(judged)
+                self._on_option(judged)
 
         me = later.executor.shared(self)
-        for each in later.each(Planner._judged, changes, me, advance=advance, told=told):
+        for each in later.each(Planner._judged, changes, me, advance=advance, on_result=show):
             if isinstance(each, TierRejection):
                 self._rejected[each.candidate] = each
             else:

@@ -258,18 +258,18 @@ class Evaluator:
         items: Sequence[Any],
         *before: Any,
         advance: Advance | None = None,
-        told: Callable[[R], None] = lambda _: None,
+        on_result: Callable[[R], None] = lambda _: None,
     ) -> list[R]:
         """Return `step(*before, item)` of each item, wherever the executor runs it.
 
-        `told` takes each as soon as it is known.
+        `on_result` takes each as soon as it is known.
         """
         results: dict[int, R] = {}
         each_bytes = replay_bytes(self.workload.traffic)
         done = self.executor.results(step, items, *before, stop=self._stop, each_bytes=each_bytes)
         for number, result in done:
             results[number] = result
-            told(result)
+            on_result(result)
             if advance is not None:
                 advance(1)
         if len(results) < len(items):
