@@ -82,7 +82,7 @@ def test_a_full_disk_costs_no_file(disk: Path, db: str, capsys: Streams, what: s
     (disk / "old").write_text("before")
     fill(disk)
     (disk / "last").write_bytes(bytes(4096))
-    code = run(writers(db, disk)[what])
+    code = run([*writers(db, disk)[what], "--force"])
     written = capsys.readouterr().err.strip().splitlines()
     assert code == ExitCode.FAILED
     assert written[-1].startswith(f"error: {disk}/old: the disk is full (0 B free); nothing was")
