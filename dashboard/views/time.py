@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import data, job, query_params, render, sidebar, time_range
+from dashboard import data, job, query_params, render, sidebar, time_range, work
 from kvscope.core.trace import Trace
 from kvscope.report import fit, time, traffic
+from kvscope.usecases.fit import FitOptions, fit_request
 
 
 def page() -> None:
@@ -26,15 +27,11 @@ def page() -> None:
 
 
 def _models(trace: Trace) -> None:
-    known = data.known_fit(trace)
-    if known is not None:
-        render.show(fit.sections(known), within="fitted", cache_key=f"fitted {trace}")
-        return
-    key = f"fit {trace}"
-    running = job.current(key)
-    if running is None or (running.ended and st.button("Fit models", type="primary")):
-        job.start(key, "Fit models", lambda started: data.fit(started, trace))
-    job.completed(key)
+    question = ("fit", trace, fit_request(FitOptions()))
+    clicked = job.current("fit", question) is None or st.button("Fit models", type="primary")
+    done = job.answer("fit", "Fit models", work.result, question, "Fit models", clicked=clicked)
+    if done is not None:
+        render.show(fit.sections(done.result), within="fitted", cache_key=f"fitted {trace}")
 
 
 page()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
 from kvscope.core import units
@@ -239,7 +240,8 @@ def test_no_flags_without_a_switch(
     assert not app.code
     assert document["why_no_flags"] in captions(app)
     assert app.get("download_button")
-    monkeypatch.setattr("kvscope.app.tune.write_recommended", lambda *_: "not written")
+    done = app.session_state["job tune"]
+    done.result = replace(done.result, file=None)
     app.run()
     assert not app.exception
     assert not app.get("download_button")
