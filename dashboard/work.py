@@ -51,6 +51,16 @@ def answer(database: str, name: str, trace: Trace, request: Any, monitor: Monito
     return keep_answer(stores, use_case(name), request, found, took_s, monitor.note)
 
 
+def fitted(database: str, trace: Trace, _: Monitor) -> Any:
+    """Return the models that are fitted to a trace."""
+    from kvscope.reuse_models.evidence import load_evidence
+    from kvscope.reuse_models.fit import fit_to
+
+    with store_at(database).reading() as store:
+        evidence = load_evidence(store, trace)
+    return fit_to(evidence, trace)
+
+
 def analyze_trace(database: str, trace: Trace, monitor: Reporter) -> None:
     """Report LRU's curve, the analysis and the prefixes that are reused most, each once known."""
     from kvscope.characterize.prefixes import hot_prefixes

@@ -7,7 +7,6 @@ import streamlit as st
 from dashboard import data, job, query_params, render, sidebar, time_range, work
 from kvscope.core.trace import Trace
 from kvscope.report import fit, time, traffic
-from kvscope.usecases.fit import FitOptions, fit_request
 
 
 def page() -> None:
@@ -27,9 +26,10 @@ def page() -> None:
 
 
 def _models(trace: Trace) -> None:
-    question = ("fit", trace, fit_request(FitOptions()))
-    clicked = job.current("fit", question) is None or st.button("Fit models", type="primary")
-    done = job.answer("fit", "Fit models", work.result, question, "Fit models", clicked=clicked)
+    running = job.current("fit", (trace,))
+    failed = running is not None and bool(running.error)
+    clicked = running is None or (failed and st.button("Fit models", type="primary"))
+    done = job.answer("fit", "Fit models", work.fitted, (trace,), "Fit models", clicked=clicked)
     if done is not None:
         render.show(fit.sections(done.result), within="fitted", cache_key=f"fitted {trace}")
 

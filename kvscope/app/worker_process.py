@@ -165,12 +165,10 @@ def _serve(connection: Any) -> None:
 def _run(function: Callable[..., Any], arguments: tuple[Any, ...], reporter: Reporter) -> None:
     try:
         reporter.send("return", function(*arguments, reporter))
-    except KvscopeError as error:
-        reporter.send("raise", error)
     except BaseException as error:
-        shortage = out_of_memory(error)
-        reporter.send("raise", shortage or RuntimeError(repr(error)))
-        if shortage is None:
+        known = error if isinstance(error, KvscopeError) else out_of_memory(error)
+        reporter.send("raise", known or RuntimeError(repr(error)))
+        if known is None:
             raise
 
 

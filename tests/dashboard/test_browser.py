@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from tests.dashboard.browsing import (
     FLAGS,
     PATIENCE_MS,
     Page,
+    Served,
     Server,
     chromium,
     outside,
@@ -57,6 +60,24 @@ def test_a_visit(server: Server, tmp_path: Path) -> None:
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (0, "")
     assert "Traceback" not in err
+
+
+def test_no_page_frames_it(served: Served) -> None:
+    """A page of another site that frames the dashboard shows nothing of it, nor may it steer it."""
+    with urllib.request.urlopen(f"{served.address}/_stcore/host-config") as answer:  # noqa: S310
+        assert json.load(answer)["allowedOrigins"] == []
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = browser.new_page()
+        refused: list[str] = []
+        page.on("console", lambda each: refused.append(each.text))
+        framing = f'<iframe src="{served.address}"></iframe>'
+        page.route("http://other.example/", lambda route: route.fulfill(body=framing))
+        page.goto("http://other.example/")
+        page.wait_for_timeout(1000)
+        assert any("frame-ancestors 'none'" in text for text in refused)
+        assert all(not frame.url.startswith("http://127") for frame in page.frames)
+        browser.close()
 
 
 def upload(page: Page, path: Path) -> None:
