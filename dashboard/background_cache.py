@@ -54,7 +54,7 @@ class TraceFindings(Job):
         """Return a finding, None where it is not there."""
         return self._findings.get(name)
 
-    def found(self, name: str, value: Any) -> None:
+    def add_part(self, name: str, value: Any) -> None:
         """Add a finding."""
         with self._changed:
             self._findings[name] = value
@@ -112,24 +112,24 @@ def prefixes(trace: Trace) -> tuple[Prefix, ...]:
 
 
 def _finding(trace: Trace, name: str) -> Any:
-    found = findings(trace)
-    if not found.await_finding(name, _SOON_S):
-        _end_page(trace, found)
-    return found.get(name)
+    pending = findings(trace)
+    if not pending.await_finding(name, _SOON_S):
+        _end_page(trace, pending)
+    return pending.get(name)
 
 
-def _end_page(trace: Trace, found: TraceFindings) -> NoReturn:
+def _end_page(trace: Trace, pending: TraceFindings) -> NoReturn:
     """End the page with the progress of the analysis, or why there is none."""
-    if not found.ended:
-        show_progress(found, "analysis")
-    elif found.stopped:
+    if not pending.ended:
+        show_progress(pending, "analysis")
+    elif pending.stopped:
         st.warning("The analysis was stopped, so this page is incomplete.")
         st.button("Analyze", type="primary", key="analyze", on_click=_forget, args=(trace,))
     else:
         _forget(trace)  # the next visit tries again
-        if found.busy:
-            raise StoreBusyError(found.error)
-        st.error(escape(found.error))
+        if pending.busy:
+            raise StoreBusyError(pending.error)
+        st.error(escape(pending.error))
     st.stop()
 
 

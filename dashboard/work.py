@@ -46,9 +46,9 @@ def result(database: str, name: str, trace: Trace, request: Any, monitor: Monito
 def answer(database: str, name: str, trace: Trace, request: Any, monitor: Monitor) -> ReportContent:
     """Return the report on what a use case computes of a trace; the store keeps it."""
     began_s = time.monotonic()
-    found, stores = result(database, name, trace, request, monitor), store_at(database)
+    computed, stores = result(database, name, trace, request, monitor), store_at(database)
     took_s = time.monotonic() - began_s
-    return keep_answer(stores, use_case(name), request, found, took_s, monitor.note)
+    return keep_answer(stores, use_case(name), request, computed, took_s, monitor.note)
 
 
 def fitted(database: str, trace: Trace, _: Monitor) -> Any:
@@ -77,15 +77,15 @@ def analyze_trace(database: str, trace: Trace, monitor: Reporter) -> None:
 
         step("requests")
         if not trace.has_hashes:
-            monitor.found("analysis", analyze(stores, trace, step=step))
+            monitor.add_part("analysis", analyze(stores, trace, step=step))
             return
         prompts = replayable(stores, trace)
-        monitor.found("lru", LruAnywhere.over(prompts))
+        monitor.add_part("lru", LruAnywhere.over(prompts))
         started = StartedCaching(prompts)
-        monitor.found("analysis", analyze(stores, trace, started=started, step=step))
+        monitor.add_part("analysis", analyze(stores, trace, started=started, step=step))
         step("prefixes")
         with stores.reading() as store:
-            monitor.found("prefixes", hot_prefixes(store, trace))
+            monitor.add_part("prefixes", hot_prefixes(store, trace))
 
 
 def pool_hits(database: str, trace: Trace, request: Any, monitor: Monitor) -> Any:
@@ -126,8 +126,8 @@ def vary_xi(database: str, trace: Trace, request: SimulateRequest, monitor: Moni
     from kvscope.app.simulate import simulate_over_xi
 
     stores = store_at(database)
-    found = simulate_over_xi(stores, trace, replayable(stores, trace), request, monitor)
-    return replace(found, workload=None)
+    computed = simulate_over_xi(stores, trace, replayable(stores, trace), request, monitor)
+    return replace(computed, workload=None)
 
 
 def read_upload(

@@ -28,7 +28,7 @@ _idle: list[_Worker] = []
 def in_process(function: Callable[..., R], *arguments: Any, monitor: Monitor) -> R:
     """Return `function(*arguments, reporter)` of another process.
 
-    The reporter is a monitor whose steps and notes reach `monitor`, as does what it has `found`.
+    The reporter is a monitor whose steps and notes reach `monitor`, as does what it adds as a part.
     Once `monitor.stop` is set the reporter's is too, and the process ends soon after. Raises
     Stopped then, what the function raises, and KvscopeError where the process was killed.
     """
@@ -127,9 +127,9 @@ class Reporter(Monitor):
         """Report a sentence."""
         self.send("note", text)
 
-    def found(self, name: str, value: Any) -> None:
+    def add_part(self, name: str, value: Any) -> None:
         """Report a part of the result as soon as it is known."""
-        self.send("found", name, value)
+        self.send("add_part", name, value)
 
     def report_progress(self) -> None:
         """Report what is done since the last report, and whether kernels are being compiled."""
