@@ -12,16 +12,14 @@ from typing import Any, NoReturn, cast
 
 import streamlit as st
 
-from dashboard import connection
+from dashboard import work
 from dashboard.job import Job, show_progress
 from dashboard.markdown import escape
-from kvscope.app.traces import replayable
-from kvscope.characterize.prefixes import Prefix, hot_prefixes
-from kvscope.characterize.summary import STEPS
-from kvscope.core.errors import KvscopeError, StoreBusyError
+from kvscope.characterize.prefixes import Prefix
+from kvscope.core.errors import StoreBusyError
 from kvscope.core.trace import Trace
 from kvscope.replay.metrics import LruAnywhere
-from kvscope.usecases.analyze import Analysis, StartedCaching, analyze
+from kvscope.usecases.analyze import Analysis
 
 _MOST = 4  # traces
 _SOON_S = 0.8  # a page waits so long before it shows progress
@@ -35,11 +33,11 @@ class TraceFindings(Job):
     """
 
     def __init__(self, trace: Trace) -> None:
-        self._trace = trace
         self._findings: dict[str, Any] = {}
         self._changed = threading.Condition()
         super().__init__(
-            TraceFindings._analyze,
+            work.analyze_trace,
+            (trace,),
             title="Analyze",
             trace=trace.name,
             page="views/overview.py",
@@ -56,7 +54,7 @@ class TraceFindings(Job):
         """Return a finding, None where it is not there."""
         return self._findings.get(name)
 
-    def add(self, name: str, value: Any) -> None:
+    def add_part(self, name: str, value: Any) -> None:
         """Add a finding."""
         with self._changed:
             self._findings[name] = value
@@ -68,24 +66,9 @@ class TraceFindings(Job):
             super().end()
             self._changed.notify_all()
 
-    def _analyze(self) -> None:
+    def _run(self) -> None:
         with _ONE_AT_A_TIME:
-            self._step("requests")
-            if not self._trace.has_hashes:
-                self.add("analysis", analyze(connection, self._trace, step=self._step))
-                return
-            prompts = replayable(connection, self._trace)
-            self.add("lru", LruAnywhere.over(prompts))
-            started = StartedCaching(prompts)
-            self.add("analysis", analyze(connection, self._trace, started=started, step=self._step))
-            self._step("prefixes")
-            with connection.reading() as store:
-                self.add("prefixes", hot_prefixes(store, self._trace))
-
-    def _step(self, name: str) -> None:
-        self.check()
-        self.label, self.total = f"Analyzing the trace: {name}", STEPS + 2
-        self.done += 1
+            super()._run()
 
 
 def findings(trace: Trace) -> TraceFindings:
@@ -109,19 +92,8 @@ def analyses() -> list[TraceFindings]:
 
 def settle() -> None:
     """Wait until no analysis is under way."""
-    for work in analyses():
-        work.await_finding("")
-
-
-def lru_for(job: Job, trace: Trace) -> LruAnywhere:
-    """Wait for LRU's curve and the prompts, in a job. Raises what prevents them, and Stopped."""
-    work = findings(trace)
-    while not work.await_finding("lru", _SOON_S) and not work.ended:
-        job.check()
-    lru: LruAnywhere | None = work.get("lru")
-    if lru is None:
-        raise KvscopeError(work.error)
-    return lru
+    for each in analyses():
+        each.await_finding("")
 
 
 def analysis(trace: Trace) -> Analysis:
@@ -140,24 +112,24 @@ def prefixes(trace: Trace) -> tuple[Prefix, ...]:
 
 
 def _finding(trace: Trace, name: str) -> Any:
-    work = findings(trace)
-    if not work.await_finding(name, _SOON_S):
-        _end_page(trace, work)
-    return work.get(name)
+    pending = findings(trace)
+    if not pending.await_finding(name, _SOON_S):
+        _end_page(trace, pending)
+    return pending.get(name)
 
 
-def _end_page(trace: Trace, work: TraceFindings) -> NoReturn:
+def _end_page(trace: Trace, pending: TraceFindings) -> NoReturn:
     """End the page with the progress of the analysis, or why there is none."""
-    if not work.ended:
-        show_progress(work, "analysis")
-    elif work.stopped:
+    if not pending.ended:
+        show_progress(pending, "analysis")
+    elif pending.stopped:
         st.warning("The analysis was stopped, so this page is incomplete.")
         st.button("Analyze", type="primary", key="analyze", on_click=_forget, args=(trace,))
     else:
         _forget(trace)  # the next visit tries again
-        if work.busy:
-            raise StoreBusyError(work.error)
-        st.error(escape(work.error))
+        if pending.busy:
+            raise StoreBusyError(pending.error)
+        st.error(escape(pending.error))
     st.stop()
 
 

@@ -9,10 +9,9 @@ from contextlib import AbstractContextManager
 from functools import cache
 
 from dashboard.arguments import arguments
+from dashboard.work import store_at
 from kvscope.store.db import Store
 from kvscope.store.file import StoreFile
-
-_PATIENCE_S = 5.0  # a page that waits longer looks broken
 
 
 def database() -> str:
@@ -37,4 +36,4 @@ def writing(patience_s: float | None = None) -> AbstractContextManager[Store]:
 
 @cache
 def _file(path: str) -> StoreFile:
-    return StoreFile(path, patience_s=_PATIENCE_S, create=False)
+    return store_at(path)

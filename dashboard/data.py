@@ -11,13 +11,13 @@ import streamlit as st
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dashboard import background_cache, connection
+from dashboard import background_cache, connection, work
 from dashboard.connection import reading
-from dashboard.job import Job
 from kvscope.app.latency import TraceLatency, latency_for
+from kvscope.app.monitor import Monitor
+from kvscope.app.worker_process import in_process
 from kvscope.core import units
 from kvscope.core.errors import StoreBusyError
-from kvscope.core.executor import in_process
 from kvscope.core.runs import Run, RunSetting
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
@@ -27,13 +27,9 @@ from kvscope.policies.registry import POLICIES
 from kvscope.replay.findings import PoolHits
 from kvscope.replay.policy_options import format_value
 from kvscope.report import stored
-from kvscope.report.report import Report
 from kvscope.report.stored import ReportContent, StoredReport
-from kvscope.reuse_models.evidence import load_evidence
-from kvscope.reuse_models.fit import fit_to
-from kvscope.reuse_models.results import Fit
 from kvscope.store import results, traces
-from kvscope.usecases.analyze import Analysis, pool_hits, resized
+from kvscope.usecases.analyze import Analysis, resized
 from kvscope.usecases.explain import ExplainOptions, explain_request
 from kvscope.validate.result import StoredValidation, stored_validations
 
@@ -79,7 +75,9 @@ def analysis(
 
 @lru_cache(maxsize=16)
 def _pool(trace: Trace, options: ExplainOptions) -> PoolHits | None:
-    return pool_hits(connection, trace, explain_request(options))
+    request, database = explain_request(options), connection.database()
+    hits: PoolHits | None = in_process(work.pool_hits, database, trace, request, monitor=Monitor())
+    return hits
 
 
 @lru_cache(maxsize=16)
@@ -108,14 +106,6 @@ def validations(trace: Trace) -> tuple[StoredValidation, ...]:
     """Return the stored results of `kvscope validate`, the latest first."""
     with reading() as store:
         return stored_validations(store, trace)
-
-
-def keep(job: Job, report: Report, *, summary: str = "", file: str | None = None) -> None:
-    """Store what a job found, so that it can be opened again; the job notes why it could not."""
-    try:
-        stored.keep(connection, report, job.duration_s, summary=summary, file=file)
-    except StoreBusyError as error:
-        job.note(f"the report was not stored: {error}")
 
 
 def store_stamp() -> tuple[float, ...]:
@@ -192,18 +182,3 @@ def open_report(report_id: int) -> ReportContent:
     """Return what a stored report shows. Raises InputError where there is none."""
     with reading() as store:
         return stored.open_report(store, report_id)
-
-
-def known_fit(trace: Trace) -> Fit | None:
-    """Return the fit of a trace, if one was made since it was cached."""
-    fit: Fit | None = background_cache.findings(trace).get("fit")
-    return fit
-
-
-def fit(job: Job, trace: Trace) -> None:
-    """Fit what `kvscope fit` fits and cache it. Raises Stopped."""
-    job.label = "fitting"
-    with reading() as store:
-        evidence = load_evidence(store, trace)
-    fitted = in_process(fit_to, evidence, trace, check=job.check)
-    background_cache.findings(trace).add("fit", fitted)

@@ -13,29 +13,39 @@ from urllib.parse import urlencode, urlsplit
 from msgspec import Struct
 from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from kvscope.core.addresses import Address, hostname, is_same
 
 TOKEN = "token"  # noqa: S105  (the name of the query parameter)
 _REQUESTS = {"http", "websocket"}
+_UNFRAMED = (b"content-security-policy", b"frame-ancestors 'none'")
 _OPEN_AS = "Open the address that `kvscope dashboard` printed.\n"
 
 
 class Gate(Struct, frozen=True):
-    """ASGI middleware that refuses other requests with 400 and 403, web sockets' included."""
+    """ASGI middleware that refuses other requests with 400 and 403, web sockets' included.
+
+    No page may frame what is answered: clicks there would be this server's own.
+    """
 
     app: ASGIApp
     address: Address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer it with a refusal or with the token's cookie."""
+
+        async def sealed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], _UNFRAMED]}
+            await send(message)
+
         answer = self._answer(HTTPConnection(scope)) if scope["type"] in _REQUESTS else None
         if answer is not None and scope["type"] == "websocket":
             await WebSocketClose()(scope, receive, send)  # before it is accepted: 403
         else:
-            await (answer or self.app)(scope, receive, send)
+            await (answer or self.app)(scope, receive, sealed)
 
     def _answer(self, request: HTTPConnection) -> Response | None:
         """Return what to answer in place of Streamlit, None for a request to pass on."""

@@ -1,4 +1,4 @@
-"""Long work in a thread: pages show its progress and can stop it, whichever tab started it.
+"""Long work in another process: pages show its progress and can stop it, whichever tab started it.
 
 One registry holds the jobs of this process. A page that has none of its own shows the one that was
 started for the same question, or the one that is running on its trace: so a reload, a second tab or
@@ -11,17 +11,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import streamlit as st
 
-from dashboard import query_params
+from dashboard import connection, query_params
 from dashboard.markdown import escape
 from dashboard.wording import in_page_words
 from kvscope.app.monitor import Monitor, Unit
+from kvscope.app.worker_process import in_process
+from kvscope.core import units
 from kvscope.core.errors import KvscopeError, Stopped, StoreBusyError
-from kvscope.core.jit import compilation
-from kvscope.core.memory import out_of_memory
 
 _EVERY_S = 0.3
 _MOST_ENDED = 12  # jobs that are listed, with their results
@@ -29,18 +30,17 @@ _FAILED = "kvscope failed here. The terminal that runs the dashboard shows the d
 
 
 class Job(Monitor):
-    """One call of `work(job)` in a thread; the monitor of what it runs.
+    """One call of `work(database, *request, monitor)` in another process; its monitor here.
 
-    `request` is what the work answers. `result` is what it returned, `error` why it failed, `busy`
-    whether because another process writes the store.
-    `address` are the query parameters of the page (a file) that shows the job, `trace` the name of
-    the trace it works on, empty for none.
+    `result` is what it returned, `error` why it failed, `busy` whether because another process
+    writes the store. `address` are the query parameters of the page (a file) that shows the job,
+    `trace` the name of the trace it works on, empty for none.
     """
 
     def __init__(
         self,
-        work: Callable[[Any], Any],
-        request: Any = None,
+        work: Callable[..., Any],
+        request: tuple[Any, ...],
         *,
         key: str = "",
         title: str = "",
@@ -53,7 +53,7 @@ class Job(Monitor):
         self.key, self.title, self.trace = key, title, trace
         self.page, self.address = page, dict(address or {})
         self.session: object = None
-        self.started_at = time.time()
+        self.started_at = self.step_began_at = time.time()
         self.ended_at: float | None = None
         self.label = "preparing"
         self.done = 0
@@ -64,7 +64,7 @@ class Job(Monitor):
         self.busy = False
         self.notes: list[str] = []
         self._ended = threading.Event()
-        self._work = work
+        self._work = partial(in_process, work, connection.database(), *request, monitor=self)
         threading.Thread(target=self._run, name="job", daemon=True).start()
 
     @property
@@ -79,11 +79,13 @@ class Job(Monitor):
 
     @property
     def progress(self) -> str:
-        """The present step and how far it is."""
+        """The present step, how far it is, and how long it still takes at that rate."""
         done = f" {self.done:,}" if self.done or self.total else ""
         of = f" of {self.total:,}" if self.total else ""
+        left_s = (time.time() - self.step_began_at) * (1 / self.share - 1) if self.share else 0
+        left = f", about {units.duration_in_words(round(left_s))} left" if left_s >= 1 else ""
         stopping = ", stopping" if self.stop.is_set() else ""
-        return f"{self.label}{done}{of}{compilation}{stopping}"
+        return f"{self.label}{done}{of}{left}{self.compiling}{stopping}"
 
     @property
     def started_here(self) -> bool:
@@ -95,17 +97,13 @@ class Job(Monitor):
         """Seconds since the start, or from the start to the end."""
         return (self.ended_at or time.time()) - self.started_at
 
-    def check(self) -> None:
-        """Raise Stopped once the job is to stop."""
-        if self.stop.is_set():
-            raise Stopped("stopped before it was finished")
-
     @contextmanager
     def steps(
         self, label: str, total: int | None = None, *, unit: Unit = "steps"
     ) -> Iterator[Callable[[int], None]]:
         """Show `label` and the number of steps done of `total`."""
         self.label, self.done, self.total = in_page_words(label), 0, total
+        self.step_began_at = time.time()
 
         def advance(amount: int) -> None:
             self.done += amount
@@ -127,15 +125,13 @@ class Job(Monitor):
 
     def _run(self) -> None:
         try:
-            self.result = self._work(self)
+            self.result = self._work()
         except KvscopeError as error:
             self.error, self.stopped = in_page_words(str(error)), isinstance(error, Stopped)
             self.busy = isinstance(error, StoreBusyError)
-        except BaseException as error:
-            shortage = out_of_memory(error)
-            self.error = _FAILED if shortage is None else in_page_words(str(shortage))
-            if shortage is None:
-                raise
+        except BaseException:
+            self.error = _FAILED
+            raise
         finally:
             self.end()
 
@@ -191,7 +187,7 @@ def attach(job: Job) -> None:
 
 
 def start(
-    key: str, title: str, work: Callable[[Job], Any], request: Any = None, *, on_trace: bool = True
+    key: str, title: str, work: Callable[..., Any], *request: Any, on_trace: bool = True
 ) -> None:
     """Start a job and draw the page anew; stop the one before, if it still runs.
 
@@ -242,8 +238,8 @@ def completed(key: str, request: Any = None) -> Job | None:
 def answer(
     key: str,
     title: str,
-    request: Any | None,
-    work: Callable[[Job], Any],
+    work: Callable[..., Any],
+    request: tuple[Any, ...] | None,
     button: str,
     *,
     clicked: bool,
@@ -255,7 +251,7 @@ def answer(
     """
     linked = current(key, request) is None and query_params.shows_result(key)
     if request is not None and (clicked or linked):
-        start(key, title, work, request)
+        start(key, title, work, *request)
     job = completed(key, request)
     if job is not None:
         query_params.set_shows_result(key, shows=job.request == request)

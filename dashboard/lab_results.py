@@ -6,58 +6,18 @@ from functools import partial
 from typing import Literal
 
 import streamlit as st
-from msgspec import Struct, field
 from msgspec.structs import replace
 
-from dashboard import background_cache, connection, query_params, render, sidebar
-from dashboard.job import Job
+from dashboard import query_params, render, sidebar
+from dashboard.work import Comparison
 from kvscope.app.requests import BASELINE
-from kvscope.app.simulate import Simulation, simulate, simulate_over_xi, ttft_by_request
+from kvscope.app.simulate import Simulation
 from kvscope.core import units
 from kvscope.core.runs import Run
 from kvscope.report import policies, ttft, xi
 from kvscope.report.runs import names
 from kvscope.report.section import Section
 from kvscope.report.words import difference, ms_in_words
-
-
-class Comparison(Struct, frozen=True):
-    """A simulation, with the distributions of TTFT by capacity as far as they are known."""
-
-    simulation: Simulation
-    distributions: dict[int, tuple[ttft.Distribution, ...]] = field(default_factory=dict)
-
-    def ttft_at(self, blocks: int) -> tuple[ttft.Distribution, ...]:
-        """Return the distribution of TTFT of every run at a capacity."""
-        if blocks not in self.distributions:
-            simulation, name = self.simulation, names(self.simulation.runs)
-            self.distributions[blocks] = tuple(
-                ttft.distribution(name(run), run.policy, ttft_by_request(simulation, run) * 1e3)
-                for run in simulation.at(blocks)
-            )
-        return self.distributions[blocks]
-
-
-def compare(job: Job) -> Comparison:
-    """Return the runs that the job's request wants, from the store or replayed and stored."""
-    trace, request = job.request
-    prompts = background_cache.lru_for(job, trace).prompts
-    comparison = Comparison(simulate(connection, trace, prompts, request, job))
-    capacities = comparison.simulation.capacities
-    with job.steps("distributions of TTFT", len(capacities)) as advance:
-        for blocks in capacities:
-            if job.stop.is_set():  # what is missing is made when it is shown
-                break
-            comparison.ttft_at(blocks)
-            advance(1)
-    return comparison
-
-
-def vary_xi(job: Job) -> Simulation:
-    """Return LRU and the policy of the job's request with every xi worth a look."""
-    trace, request = job.request
-    prompts = background_cache.lru_for(job, trace).prompts
-    return simulate_over_xi(connection, trace, prompts, request, job)
 
 
 def show_comparison(comparison: Comparison) -> None:
@@ -88,13 +48,14 @@ def _at_one_capacity(comparison: Comparison) -> None:
     """Draw how TTFT is distributed, median against tail, and its change by category."""
     simulation = comparison.simulation
     blocks = _capacity(simulation)
-    with st.spinner("Computing distributions of TTFT", show_time=True):
-        distributions = comparison.ttft_at(blocks)
+    distributions = comparison.distributions.get(blocks)  # none for what was stopped or is stored
     section = Section.of(
         "Time to first token",
         "TTFT on an idle engine; points mark p50, p90, p95 and p99.",
         "Median against tail: lower left is better in both.",
-        partial(ttft.cdf_chart, distributions, blocks, simulation.setting.slo_s),
+        partial(ttft.cdf_chart, distributions, blocks, simulation.setting.slo_s)
+        if distributions
+        else None,
         partial(policies.trade_off_chart, simulation, blocks),
     )
     render.show([section])

@@ -46,6 +46,7 @@ SETTINGS = {
     "logger.hideWelcomeMessage": True,  # it would look up this machine's outside address
     "client.showErrorDetails": "none",
     "client.toolbarMode": "viewer",
+    "client.allowedOrigins": [],  # pages that frame this one and may then control it
     "theme.light.primaryColor": _BLUE,  # a colour for both would leave no dark theme
     "theme.dark.primaryColor": _SKY,
 }

@@ -10,8 +10,7 @@ import streamlit as st
 from msgspec.structs import replace
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard import connection, job, query_params
-from kvscope.app.traces import load_range
+from dashboard import job, query_params, work
 from kvscope.characterize.windows import round_windows
 from kvscope.core import units
 from kvscope.core.trace import Trace
@@ -89,11 +88,7 @@ def _zoomed(figure: Callable[[], Figure], chosen: Range) -> Figure:
 def _analyze(trace: Trace, low: int, high: int, column: DeltaGenerator, *, disabled: bool) -> None:
     """Draw the button; then select the trace that the range has become."""
     if column.button("Analyze this range", key="analyze_range", disabled=disabled):
-        job.start(
-            "range",
-            "Read a range",
-            lambda running: _read(running, trace, low, high),
-        )
+        job.start("range", "Read a range", work.read_range, trace, low, high)
     done = job.completed("range")
     if done is not None:
         job.forget("range")
@@ -101,8 +96,3 @@ def _analyze(trace: Trace, low: int, high: int, column: DeltaGenerator, *, disab
             _reset()
             query_params.set_next("trace", done.result.name)
             st.rerun()
-
-
-def _read(running: job.Job, trace: Trace, low: int, high: int) -> Trace:
-    with connection.writing() as store:
-        return load_range(store, trace, low, high, running)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import streamlit as st
 
-from dashboard import connection, job, query_params
+from dashboard import job, query_params, work
 from dashboard.folder import file_below, folder
-from dashboard.wording import CONTROLS, uploaded
+from dashboard.wording import CONTROLS
 from kvscope.app.options import Reading
-from kvscope.app.traces import ingest_file
-from kvscope.core.trace import Trace
 from kvscope.ingest.formats.registry import FORMATS
 
 _DETECTED = "detected"
@@ -27,10 +25,10 @@ def draw() -> None:
         reading = _reading()
         submitted = st.form_submit_button("Add")
     if submitted and upload is not None:
-        name, content = upload.name, upload.getvalue()
-        _start(name, lambda running: _read_upload(running, name, content, reading))
+        start = partial(job.start, "add", f"Add {upload.name}", work.read_upload, upload.name)
+        start(upload.getvalue(), reading, on_trace=False)
     elif submitted and path:
-        _start(path, lambda running: _read(running, file_below(path), reading))
+        job.start("add", f"Add {path}", work.read, file_below(path), reading, on_trace=False)
     elif submitted:
         st.warning("Choose a file.")
         return
@@ -41,10 +39,6 @@ def draw() -> None:
     if done.started_here:
         query_params.set_next("trace", done.result.name)
     st.rerun()
-
-
-def _start(name: str, work: Callable[[job.Job], Trace]) -> None:
-    job.start("add", f"Add {name}", work, on_trace=False)
 
 
 def _reading() -> Reading:
@@ -60,12 +54,3 @@ def _reading() -> Reading:
     )
     trace_format = None if chosen == _DETECTED else chosen
     return Reading(trace_format=trace_format, block_size=tokens, max_bad=percent / 100)
-
-
-def _read_upload(running: job.Job, name: str, content: bytes, reading: Reading) -> Trace:
-    with uploaded(name, content) as path:
-        return _read(running, path, reading)
-
-
-def _read(running: job.Job, path: str, reading: Reading) -> Trace:
-    return ingest_file(connection, path, running, reading).trace

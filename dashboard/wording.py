@@ -6,6 +6,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 CONTROLS = {  # by the option that a message names
@@ -36,6 +37,11 @@ def in_page_words(text: str) -> str:
     folder = re.escape(str(Path(tempfile.gettempdir()) / _UPLOAD))
     text = re.sub(rf"{folder}[^/]+/", "", text)
     return _OPTIONS.sub(lambda option: CONTROLS[option[0]], text)
+
+
+def local_time(utc: datetime) -> str:
+    """Return a moment of the store (UTC) as this machine's clock shows it."""
+    return utc.replace(tzinfo=UTC).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable
 from contextlib import closing, suppress
 from importlib.util import find_spec
+from statistics import median
 from typing import Any
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
@@ -28,6 +29,9 @@ TITLES = {
 FEWEST_CHARTS = {"overview": 1, "reuse": 3, "time": 3, "space": 3, "capacity": 2}
 MODEL, OTHER_MODEL = "llama3-8b", "qwen2-7b"
 FIRST_OPEN = "first open"
+FRESH, BESIDE_A_JOB = "fresh open", "fresh open beside a job"
+JOB = "recommendation?gpu=l40s&model=llama3-8b&slo=155ms&compare=routers"
+_FRESH_ROUNDS = 3
 ANSWER = "Now"  # the title of the Overview's first answer
 _TIMEOUT_MS = 300_000
 _DRAWN = """fewest => {
@@ -84,10 +88,41 @@ def browser_times(db: str) -> PageTimes:
             for name in TITLES:
                 seconds = {"opened_s": opened[name], "seen_s": again[name]}
                 times[name] = {**seconds, "moved_s": _move(page, name)}
-            return times
+            return times | _beside_a_job(browser, address)
     finally:
         server.send_signal(signal.SIGINT)
         server.wait()
+
+
+def _beside_a_job(browser: Any, address: str) -> PageTimes:
+    """Time the page of runs in a new session, in turn without a job and while one runs."""
+    opened: dict[str, list[float]] = {FRESH: [], BESIDE_A_JOB: []}
+    page = browser.new_page()
+    page.set_default_timeout(_TIMEOUT_MS)
+    page.goto(f"{address}/{JOB}")
+    for _ in range(_FRESH_ROUNDS):
+        opened[FRESH].append(_fresh(browser, address))
+        page.get_by_role("button", name="Tune", exact=True).click()
+        stop = page.get_by_role("button", name="Stop", exact=True)
+        stop.wait_for()
+        time.sleep(2)  # past its beginning
+        opened[BESIDE_A_JOB].append(_fresh(browser, address))
+        stop.click()  # it still runs
+        page.get_by_text("Stopped before").wait_for()
+    return {name: {"opened_s": median(seconds)} for name, seconds in opened.items()}
+
+
+def _fresh(browser: Any, address: str) -> float:
+    """Time the page of runs in a session and a browser's profile of its own."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(_TIMEOUT_MS)
+    began_s = time.perf_counter()
+    page.goto(f"{address}/runs", wait_until="commit")
+    page.get_by_role("heading", name="Stored runs", exact=True).wait_for()
+    took_s = time.perf_counter() - began_s
+    context.close()
+    return took_s
 
 
 def _visit(page: Any, name: str) -> float:

@@ -7,9 +7,8 @@ import bisect
 import numpy as np
 import streamlit as st
 
-from dashboard import background_cache, connection, data, job, query_params, render, sidebar
+from dashboard import background_cache, data, job, query_params, render, sidebar, work
 from dashboard.markdown import escape
-from kvscope.app.simulate import simulate
 from kvscope.core import units
 from kvscope.core.runs import Run
 from kvscope.core.trace import Trace
@@ -88,13 +87,7 @@ def _replay_oracles(trace: Trace, lru: LruAnywhere) -> None:
         return
     description = "belady is the optimum for hits and knows the future. Runs are stored."
     if st.button("Replay wa and the optimum (belady)", key="others", help=description):
-        prompts = lru.prompts
-        job.start(
-            "others",
-            "Replay wa and belady",
-            lambda started: simulate(connection, trace, prompts, request, started),
-            (trace, request),
-        )
+        job.start("others", "Replay wa and belady", work.simulated, trace, request)
     job.completed("others")
 
 

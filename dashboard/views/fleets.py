@@ -7,14 +7,14 @@ from typing import Any
 import streamlit as st
 from msgspec.structs import replace
 
-from dashboard import background_cache, data, job, query_params, render, sidebar
+from dashboard import answers, job, query_params, render, sidebar
 from kvscope.app.options import ReplicaOptions
+from kvscope.app.requests import FleetRequest
 from kvscope.fleet.options import ROUTED
 from kvscope.policies.registry import POLICIES
 from kvscope.replay.settings import timed_by
-from kvscope.report import fleet as report
 from kvscope.routers.registry import ROUTERS, router_by_name
-from kvscope.usecases.fleet import USE_CASE, FleetOptions, FleetStudy, fleet, fleet_request
+from kvscope.usecases.fleet import USE_CASE, FleetOptions, fleet_request
 
 USUAL = ROUTED.split(",")
 USUAL_MODEL = "automatic"
@@ -25,32 +25,27 @@ POLICY_NAMES = [policy.name for policy in POLICIES if not policy.hindsight]
 
 def page() -> None:
     """Draw what to replay, its progress and its answer."""
-    sidebar.page_head("Fleets")
+    trace = sidebar.page_head("Fleets")
     selected = sidebar.choices()
     options = _options(selected)
     clicked = st.button("Replay", type="primary", key="replay_fleets", disabled=options is None)
-    question = None if options is None else (options, selected)
-    done = job.answer("fleets", "Replay fleets", question, _study, "Replay", clicked=clicked)
-    if done is not None:
-        render.show(report.sections(done.result))
-    elif job.current("fleets") is None:
+    question = None if options is None else (trace, _request(options, selected))
+    content = answers.report(USE_CASE, "Replay fleets", question, "Replay", clicked=clicked)
+    if content is not None:
+        render.show(content.sections)
+    elif job.current(USE_CASE.name) is None:
         st.caption("Replays the trace with every router, policy and number of replicas.")
 
 
-def _study(running: job.Job) -> FleetStudy:
-    """Return what the fleets give, timed as the sidebar says."""
-    options, selected = running.request
+def _request(options: FleetOptions, selected: sidebar.Choices) -> FleetRequest:
+    """Return what to replay, timed as the sidebar says."""
     request = fleet_request(options)
-    request = replace(
+    return replace(
         request,
         setting=timed_by(request.setting, selected.profile),
         model=selected.model,
         deployment=selected.deployment,
     )
-    prompts = background_cache.lru_for(running, selected.trace).prompts
-    study = fleet(selected.trace, prompts, request, running)
-    data.keep(running, USE_CASE.report(study))
-    return study
 
 
 def _options(selected: sidebar.Choices) -> FleetOptions | None:

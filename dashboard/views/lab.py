@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 from msgspec.structs import replace
 
-from dashboard import job, lab_results, query_params, sidebar
+from dashboard import job, lab_results, query_params, sidebar, work
 from dashboard.markdown import escape
 from kvscope.app.requests import SimulateRequest
 from kvscope.core.trace import Trace
@@ -89,9 +89,7 @@ def _compare(trace: Trace, request: SimulateRequest) -> None:
     request = replace(request, variants=variants)
     clicked = st.button("Run", type="primary", key="run", disabled=not variants)
     question = (trace, request) if variants else None
-    done = job.answer(
-        "lab", "Replay policies", question, lab_results.compare, "Run", clicked=clicked
-    )
+    done = job.answer("lab", "Replay policies", work.compare, question, "Run", clicked=clicked)
     if done is not None:
         lab_results.show_comparison(done.result)
     elif job.current("lab") is None:
@@ -121,7 +119,7 @@ def _over_xi(trace: Trace, slo_s: float | None, parameters: list[str]) -> None:
     again = "Replay every xi"
     clicked = st.button(again, type="primary", key="run_xi")
     done = job.answer(
-        "xi", f"{again} of {name}", (trace, request), lab_results.vary_xi, again, clicked=clicked
+        "xi", f"{again} of {name}", work.vary_xi, (trace, request), again, clicked=clicked
     )
     if done is not None:
         lab_results.show_xi(done.result)

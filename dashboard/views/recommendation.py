@@ -9,16 +9,14 @@ from typing import Any
 import streamlit as st
 from msgspec.structs import replace
 
-from dashboard import background_cache, data, job, query_params, render, sidebar
+from dashboard import answers, query_params, render, sidebar
 from dashboard.markdown import escape
 from dashboard.wording import in_page_words, uploaded
 from kvscope.app import values
 from kvscope.app.requests import TuneRequest
-from kvscope.app.tune import Recommendation, recommendation_text, tune
 from kvscope.core import units
 from kvscope.core.trace import Trace
-from kvscope.report import recommendation
-from kvscope.report.added_memory import memory_to_set
+from kvscope.report.stored import ReportContent
 from kvscope.routers.registry import ROUTERS
 from kvscope.tuning.file import RecommendationFile, read_recommendation
 from kvscope.tuning.flags import Flags, plugin_command
@@ -44,9 +42,9 @@ def _ask(trace: Trace) -> None:
     request = _request()
     clicked = st.button("Tune", type="primary", key="tune", disabled=request is None)
     question = None if request is None else (trace, request)
-    done = job.answer("tune", "Tune", question, _tune, "Tune", clicked=clicked)
-    if done is not None:
-        _show(done.result)
+    content = answers.report(USE_CASE, "Tune", question, "Tune", clicked=clicked)
+    if content is not None:
+        _show(content)
 
 
 def _compared() -> dict[str, Any]:
@@ -98,19 +96,6 @@ def _ways(text: str) -> tuple[str, ...]:
     return names
 
 
-def _tune(running: job.Job) -> Recommendation:
-    trace, request = running.request
-    prompts = background_cache.lru_for(running, trace).prompts
-    tuned = tune(trace, prompts, request, running)
-    data.keep(
-        running,
-        USE_CASE.report(tuned),
-        summary=recommendation.verdict_in_words(tuned)[0],
-        file=recommendation_text(tuned),
-    )
-    return tuned
-
-
 def _request() -> TuneRequest | None:
     """Draw what to tune for; return the request, None without an SLO."""
     selected = sidebar.choices()
@@ -143,19 +128,21 @@ def _request() -> TuneRequest | None:
     return replace(request, model=selected.model)  # not the latency preset's, where it is none
 
 
-def _show(tuned: Recommendation) -> None:
-    options, verdict, *rest = recommendation.sections(tuned)
+def _show(content: ReportContent) -> None:
+    options, verdict, *rest = content.sections
     render.show([options, verdict])
-    if why := tuned.why_no_flags():
-        st.caption(escape(in_page_words(why)))
-    _flags(tuned.flags)
-    if tuned.flags.sglang and tuned.tier is None:
-        st.caption(recommendation.NOT_SIMULATED)
-    for note in memory_to_set(tuned):
-        st.caption(escape(note))
-    if file := recommendation_text(tuned):
-        render.download(file)
-    render.show(section for section in rest if section.title != "To set")  # it stands above
+    flags = Flags(None, None)
+    if content.file:
+        flags = _of_file("recommendation.toml", content.file.encode())[1]
+        _flags(flags)
+    written = [text for text in (flags.sglang, flags.vllm) if text]
+    for section in rest:
+        for text in section.sentences if section.title == "To set" else ():
+            if not any(text.endswith(each) for each in written):  # which stand above
+                st.caption(escape(in_page_words(text)))
+    if content.file:
+        render.download(content.file)
+    render.show(section for section in rest if section.title != "To set")
 
 
 def _flags(to_set: Flags) -> None:
@@ -175,10 +162,16 @@ def _read() -> None:
     if upload is None:
         st.caption("Shows the verdict and the flags of a file written earlier.")
         return
-    with uploaded(upload.name, upload.getvalue()) as path:
-        file = read_recommendation(Path(path))
+    file, flags = _of_file(upload.name, upload.getvalue())
     st.markdown(escape(_in_words(file)))
-    _flags(Flags(file.flags.get("sglang"), file.flags.get("vllm")))
+    _flags(flags)
+
+
+def _of_file(name: str, content: bytes) -> tuple[RecommendationFile, Flags]:
+    """Return what a recommendation.toml says, and its flags."""
+    with uploaded(name, content) as path:
+        file = read_recommendation(Path(path))
+    return file, Flags(file.flags.get("sglang"), file.flags.get("vllm"))
 
 
 def _in_words(file: RecommendationFile) -> str:

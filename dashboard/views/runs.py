@@ -10,6 +10,7 @@ import streamlit as st
 
 from dashboard import background_cache, data, job, query_params, render, sidebar
 from dashboard.markdown import escape
+from dashboard.wording import local_time
 from kvscope.app.simulate import Simulation
 from kvscope.core import units
 from kvscope.report import policies
@@ -75,7 +76,7 @@ def _state(each: job.Job) -> str:
         return f"stopped after {took}"
     if each.error:
         return f"failed after {took}: {each.error.splitlines()[0]}"
-    return f"done in {took}, {_local(datetime.fromtimestamp(each.started_at, UTC))}"
+    return f"done in {took}, {local_time(datetime.fromtimestamp(each.started_at, UTC))}"
 
 
 @st.fragment(run_every=2 * _EVERY_S)
@@ -90,7 +91,7 @@ def _reports(reports: Sequence[StoredReport]) -> None:
         "trace": lambda each: each.trace,
         "command": lambda each: each.command.removeprefix("kvscope "),
         "answer": lambda each: each.summary,
-        "when": lambda each: _local(each.created_at.replace(tzinfo=UTC)),
+        "when": lambda each: local_time(each.created_at),
         "took": lambda each: units.duration_in_words(each.duration_s),
     }
     table = tabulate("", reports, columns, words=("command", "answer", "when"))
@@ -116,7 +117,7 @@ def _runs(runs: data.Runs) -> None:
         "p95": lambda each: ms_in_words(each[1][1].outcome.ttft_ms.p95),
         "SLO": lambda each: _slo(each[1][1].setting.slo_s),
         "over SLO": lambda each: _over_slo(each[1][1].outcome.violations),
-        "when": lambda each: _local(each[1][1].created_at.replace(tzinfo=UTC)),
+        "when": lambda each: local_time(each[1][1].created_at),
     }
     table = tabulate("", runs.items(), columns, words=("trace", "when"))
     nothing = "`kvscope simulate` adds some, as the pages Policy lab and Capacity do."
@@ -153,12 +154,8 @@ def _select(key: str, label: str, ids: list[int], name: Callable[[int], str]) ->
 
 def _called(report: StoredReport) -> str:
     command = report.command.removeprefix("kvscope ")
-    when = _local(report.created_at.replace(tzinfo=UTC))
+    when = local_time(report.created_at)
     return f"{report.report_id}: {command} {report.trace}, {when}"
-
-
-def _local(when: datetime) -> str:
-    return when.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 page()

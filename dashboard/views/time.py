@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import data, job, query_params, render, sidebar, time_range
+from dashboard import data, job, query_params, render, sidebar, time_range, work
 from kvscope.core.trace import Trace
 from kvscope.report import fit, time, traffic
 
@@ -26,15 +26,12 @@ def page() -> None:
 
 
 def _models(trace: Trace) -> None:
-    known = data.known_fit(trace)
-    if known is not None:
-        render.show(fit.sections(known), within="fitted", cache_key=f"fitted {trace}")
-        return
-    key = f"fit {trace}"
-    running = job.current(key)
-    if running is None or (running.ended and st.button("Fit models", type="primary")):
-        job.start(key, "Fit models", lambda started: data.fit(started, trace))
-    job.completed(key)
+    running = job.current("fit", (trace,))
+    failed = running is not None and bool(running.error)
+    clicked = running is None or (failed and st.button("Fit models", type="primary"))
+    done = job.answer("fit", "Fit models", work.fitted, (trace,), "Fit models", clicked=clicked)
+    if done is not None:
+        render.show(fit.sections(done.result), within="fitted", cache_key=f"fitted {trace}")
 
 
 page()

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import streamlit as st
-from msgspec import Struct
 
-from dashboard import background_cache, connection, job, query_params, render, sidebar
+from dashboard import background_cache, connection, job, query_params, render, sidebar, work
 from dashboard.markdown import escape
 from dashboard.wording import in_page_words
 from kvscope.core.errors import KvscopeError
-from kvscope.core.trace import Prompts
 from kvscope.replay.findings import explained_request
 from kvscope.report import misses as report
 from kvscope.report.words import count
 from kvscope.usecases.explain import (
     ExplainOptions,
     Explanation,
-    explain,
     explain_request,
-    read_evidence,
     request_number,
 )
-
-
-class _Explained(Struct, frozen=True):
-    """What the page's job found, with the prompts that it explains."""
-
-    explanation: Explanation
-    prompts: Prompts
 
 
 def page() -> None:
@@ -46,29 +35,19 @@ def page() -> None:
         capacity_blocks=blocks,
         **{name: value for name, value in stated.items() if name in known},
     )
-    question = (trace, options)
+    question = ("explain", trace, explain_request(options))
     clicked = st.button("Explain", type="primary", key="explain_misses")
     first = job.current("why", question) is None
-    done = job.answer("why", "Explain misses", question, _run, "Explain", clicked=clicked or first)
-    if done is None:
-        return
-    explained: _Explained = done.result
-    render.show(report.sections(explained.explanation), within="why")
-    _request(explained)
+    done = job.answer(
+        "why", "Explain misses", work.result, question, "Explain", clicked=clicked or first
+    )
+    if done is not None:
+        render.show(report.sections(done.result), within="why")
+        _request(done.result)
 
 
-def _run(running: job.Job) -> _Explained:
-    """Return the explanation of the trace's misses."""
-    trace, options = running.request
-    request = explain_request(options)
-    prompts = background_cache.lru_for(running, trace).prompts
-    evidence = read_evidence(connection, trace, request)
-    return _Explained(explain(trace, prompts, request, running, evidence), prompts)
-
-
-def _request(explained: _Explained) -> None:
+def _request(explanation: Explanation) -> None:
     """Draw the choice of a request, by default the one that lost most, and why it missed."""
-    explanation = explained.explanation
     lost = {str(each.request): each for each in explanation.requests}
     default = next(iter(lost), "0")
     with query_params.synced("request", default):
@@ -89,7 +68,7 @@ def _request(explained: _Explained) -> None:
         st.error(escape(in_page_words(str(error))))
         return
     request = explained_request(
-        explained.prompts,
+        background_cache.lru(explanation.trace).prompts,
         explanation.definition,
         explanation.attribution,
         number,

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from threading import Event
 from typing import Literal
 
+from kvscope.core.errors import Stopped
 from kvscope.core.redaction import without_secrets
 
 Advance = Callable[[int], None]
@@ -17,8 +18,11 @@ Unit = Literal["bytes", "steps"]
 class Monitor:
     """What watches a use case. This one shows nothing; a terminal or a page shows more.
 
-    Once `stop` is set, no further work begins.
+    Once `stop` is set, no further work begins. `compiling` says whether kernels are being compiled
+    in another process that works for this one.
     """
+
+    compiling = ""
 
     def __init__(self) -> None:
         self.stop = Event()
@@ -31,6 +35,11 @@ class Monitor:
         Its callable counts the units that are done.
         """
         return nullcontext(lambda _: None)
+
+    def check(self) -> None:
+        """Raise Stopped once `stop` is set."""
+        if self.stop.is_set():
+            raise Stopped("stopped before it was finished")
 
     def note(self, text: str) -> None:
         """Take a sentence for the user."""

@@ -35,7 +35,6 @@ from kvscope.core.jit import load_in_background
 
 if TYPE_CHECKING:
     from kvscope.app.gates import Figures, Gate
-    from kvscope.report.report import Report
     from kvscope.store.file import StoreFile
     from kvscope.usecases.base import AnyUseCase
 
@@ -145,7 +144,7 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
     duration_s = monotonic() - began
     report = case.report(result)
     output.report(report, common.printing, quiet=printed is not None)
-    _write_and_keep(case, store, result, report, duration_s, path, force=common.force)
+    _write_and_keep(case, store, request, result, duration_s, path, force=common.force)
     _end(case, result, gates, baseline, interrupted=terminal.stop.is_set())
 
 
@@ -180,21 +179,22 @@ def _target_of(case: AnyUseCase, path: str | None, *, force: bool) -> str | None
 def _write_and_keep(
     case: AnyUseCase,
     store: StoreFile,
+    request: Any,
     result: Any,
-    report: Report,
     duration_s: float,
     path: str | None,
     *,
     force: bool,
 ) -> None:
-    """Write the file of a use case that has one, and keep the report."""
-    summary, text = "", None
+    """Write the file of a use case that has one, and keep the report for the dashboard."""
+    from kvscope.store.db import MEMORY
+
     if case.file is not None and path is not None and path != values.STANDARD_STREAM:
         note(case.file.write(result, path, force=force))
-    if case.file is not None and case.file.summary and case.file.text:
-        summary, text = case.file.summary(result), case.file.text(result)
-    if case.keeps:
-        keep_report(store, report, duration_s, summary=summary, file=text)
+    if case.keeps and store.path != MEMORY:
+        from kvscope.report.stored import keep_answer
+
+        keep_answer(store, case, request, result, duration_s, note)
 
 
 @contextmanager
@@ -209,24 +209,3 @@ def watching(*, stops: bool, writes: bool = False) -> Iterator[Terminal]:
         except Stopped as error:
             note(f"{error}; nothing was written" if writes else str(error))
             raise typer.Exit(ExitCode.INTERRUPTED) from None
-
-
-def keep_report(
-    store: StoreFile,
-    result: Report,
-    duration_s: float,
-    *,
-    summary: str = "",
-    file: str | None = None,
-) -> None:
-    """Store what was printed, for the dashboard to list and open."""
-    from kvscope.report.stored import keep
-    from kvscope.store.db import MEMORY
-    from kvscope.store.file import CANNOT_STORE
-
-    if store.path == MEMORY:
-        return
-    try:
-        keep(store, result, duration_s, summary=summary, file=file)
-    except CANNOT_STORE as error:
-        note(f"the report was not stored: {error}")

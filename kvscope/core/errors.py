@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import Any
 
 from kvscope.core.redaction import without_secrets
 
@@ -38,6 +39,18 @@ class KvscopeError(Exception):
     def __str__(self) -> str:
         line = f"{self.where}: {self.what}" if self.where else self.what
         return f"{line}; {self.remedy}" if self.remedy else line
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go to another process as these parts, whatever a kind of error is made from."""
+        return _remade, (type(self), self.what, self.where, self.remedy)
+
+
+def _remade(
+    kind: type[KvscopeError], what: str, where: str | None, remedy: str | None
+) -> KvscopeError:
+    error = kind.__new__(kind)
+    KvscopeError.__init__(error, what, where=where, remedy=remedy)
+    return error
 
 
 class UsageError(KvscopeError):

@@ -18,8 +18,6 @@ from kvscope.core.units import MIB
 R = TypeVar("R")
 T = TypeVar("T")
 
-_CHECK_S = 0.2
-_NICENESS = 10
 PROCESS_BYTES = 300 * MIB
 """What Python and the libraries take in a process of their own."""
 
@@ -93,26 +91,6 @@ class Threads(Executor):
             pool.shutdown(wait=False, cancel_futures=True)  # an early exit need not wait
 
 
-def in_process(function: Callable[..., R], *arguments: Any, check: Callable[[], None]) -> R:
-    """Return what a function returns in a process of its own, which leaves the lock to others.
-
-    `check` is called meanwhile; what it raises ends the process. Raises KvscopeError where the
-    process was killed.
-    """
-    from loky import ProcessPoolExecutor
-
-    pool = ProcessPoolExecutor(1, initializer=_yield_and_end_with, initargs=(os.getpid(),))
-    try:
-        future: Future[R] = pool.submit(function, *arguments)
-        while not wait([future], _CHECK_S).done:
-            check()
-        return future.result()
-    except BrokenProcessPool as error:
-        raise KvscopeError("the process was killed, for want of memory perhaps") from error
-    finally:
-        pool.shutdown(kill_workers=True)
-
-
 def threads_for(each_bytes: float) -> Threads:
     """Return a thread for each core, or as many as steps of that size fit into memory."""
     return Threads(memory.at_once(each_bytes, cores()))
@@ -132,12 +110,6 @@ def _end_with(parent: int) -> None:
         os._exit(1)
 
     Thread(target=watch, daemon=True).start()
-
-
-def _yield_and_end_with(parent: int) -> None:
-    """Do the same, and leave processors to the parent, which answers people meanwhile."""
-    os.nice(_NICENESS)
-    _end_with(parent)
 
 
 class LocalProcesses(Executor):

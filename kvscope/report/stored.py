@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core import units
 from kvscope.core.errors import InputError
 from kvscope.core.trace import Trace
-from kvscope.report.report import Report
 from kvscope.report.section import Section, Table, tabulate
 from kvscope.report.words import count
 from kvscope.store import results, traces
 from kvscope.store.db import Store
-from kvscope.store.file import Stores
+from kvscope.store.file import CANNOT_STORE, Stores
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+    from kvscope.report.report import Report
+    from kvscope.usecases.base import AnyUseCase
+
 
 class StoredReport(Struct, frozen=True):
-    """A report without what it shows; `created_at` is in UTC, `duration_s` that of computing it."""
+    """A report without what it shows; `created_at` is in UTC, `duration_s` that of computing it.
+
+    `question` is a digest of what was asked, and `settings` is the deployment in words.
+    """
 
     DOCUMENT: ClassVar[str] = "command summary created_at duration_s kvscope"
     report_id: int
@@ -35,6 +42,8 @@ class StoredReport(Struct, frozen=True):
     created_at: datetime
     duration_s: float
     kvscope: str
+    question: str | None = None
+    settings: str | None = None
 
 
 class ReportContent(Struct, frozen=True):
@@ -60,25 +69,67 @@ def keep(
     duration_s: float,
     *,
     summary: str = "",
-    file: str | None = None,
-) -> None:
-    """Store what a report shows, unless its trace has been removed.
+    note: Callable[[str], None] | None = None,
+    **columns: str | None,
+) -> ReportContent:
+    """Return what a report shows; store it, unless its trace has been removed.
 
-    `summary` is its answer in one line, by default its first sentence.
+    `summary` is its answer in one line, by default its first sentence. `columns` are those of the
+    store: the `file`, the `question` and the `settings`. `note` takes why the store cannot take it,
+    which is raised without one.
     """
     sections = report.sections()
     sentences = (text for section in sections for text in section.sentences)
-    summary = summary or next(sentences, report.title)
-    columns = {
+    written = {
         "command": report.title,
-        "summary": summary,
+        "summary": summary or next(sentences, report.title),
         "duration_s": duration_s,
         "sections": _as_json(sections),
-        "file": file,
+        **dict.fromkeys(("file", "question", "settings")),
+        **columns,
     }
-    with stores.writing() as store:
-        if report.trace and report.trace in traces.all_traces(store):
-            results.add_report(store, report.trace, **columns)
+    try:
+        with stores.writing() as store:
+            if report.trace and report.trace in traces.all_traces(store):
+                results.add_report(store, report.trace, **written)
+    except CANNOT_STORE as error:
+        if note is None:
+            raise
+        note(f"the report was not stored: {error}")
+    return _content(written)
+
+
+def keep_answer(
+    stores: Stores,
+    case: AnyUseCase,
+    request: Any,
+    result: Any,
+    duration_s: float,
+    note: Callable[[str], None],
+) -> ReportContent:
+    """Store the report on what a use case answers a request; return what it shows."""
+    summary, file = "", None
+    if case.file is not None and case.file.summary and case.file.text:
+        summary, file = case.file.summary(result), case.file.text(result)
+    where = getattr(request, "deployment", None)
+    settings = None if where is None else where.summary
+    return keep(
+        stores,
+        case.report(result),
+        duration_s,
+        summary=summary,
+        note=note,
+        file=file,
+        question=question_of(request),
+        settings=settings,
+    )
+
+
+def question_of(request: Any) -> str:
+    """Return a digest of what is asked, whether options state it or are left at their defaults."""
+    if hasattr(request, "given"):
+        request = replace(request, given=frozenset())
+    return sha256(repr(request).encode()).hexdigest()
 
 
 def all_reports(store: Store) -> list[StoredReport]:
@@ -119,8 +170,12 @@ def open_report(store: Store, report_id: int) -> ReportContent:
         raise InputError(
             f"no report {report_id}", where=store.path, remedy="it goes when its trace is removed"
         )
-    records = msgspec.json.decode(content["sections"], type=list[_SectionRecord])
-    return ReportContent(tuple(map(_section, records)), content["file"])
+    return _content(content)
+
+
+def _content(columns: Mapping[str, Any]) -> ReportContent:
+    records = msgspec.json.decode(columns["sections"], type=list[_SectionRecord])
+    return ReportContent(tuple(map(_section, records)), columns["file"])
 
 
 def _as_json(sections: Sequence[Section]) -> str:

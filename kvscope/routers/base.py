@@ -157,6 +157,18 @@ class Router:
     def __init__(self, values: Mapping[str, float] | None = None) -> None:
         self.values = bound_values(self.name, self.parameters, values or {})
 
+    def __repr__(self) -> str:
+        """Return the name with the values: all that tells routers apart."""
+        return f"{self.name}({self.values})"
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether another router is of the same name and values."""
+        return isinstance(other, Router) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        """Return a hash of the same."""
+        return hash(repr(self))
+
     def settings(self) -> Floats:
         """Return the values in the order of `parameters`: the array `p` of `choose`."""
         return np.array([self.values[known.name] for known in self.parameters], dtype=np.float64)

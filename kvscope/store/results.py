@@ -198,7 +198,7 @@ def validation_runs(store: Store, validation_id: int) -> list[dict[str, Any]]:
 
 
 def add_report(store: Store, trace: Trace, **columns: Any) -> int:
-    """Store a report: its command, summary, duration_s, sections and file; return its id.
+    """Store a report: the columns of its table that it has; return its id.
 
     Of each trace the latest MOST_REPORTS stay.
     """

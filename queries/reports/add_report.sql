@@ -7,11 +7,15 @@
 -- $duration_s: see the schema
 -- $sections: see the schema
 -- $file: see the schema
+-- $question: see the schema
+-- $settings: see the schema
 -- columns: report_id
 INSERT INTO reports (
-    trace_id, kvscope, created_at, command, summary, duration_s, sections, file
+    trace_id, kvscope, created_at, command, summary, duration_s, sections, file,
+    question, settings
 )
 VALUES (
-    $trace_id, $kvscope, $created_at, $command, $summary, $duration_s, $sections, $file
+    $trace_id, $kvscope, $created_at, $command, $summary, $duration_s, $sections, $file,
+    $question, $settings
 )
 RETURNING report_id

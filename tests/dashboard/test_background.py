@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from dashboard import background_cache, connection
+from dashboard import background_cache, connection, work
+from kvscope.app.monitor import Monitor
+from kvscope.app.worker_process import in_process
 from kvscope.core import units
-from kvscope.core.errors import Stopped, UsageError
-from kvscope.core.executor import in_process
+from kvscope.core.errors import KvscopeError, Stopped, UsageError
 from kvscope.core.trace import Trace
 from kvscope.ingest.pipeline import ingest
 from kvscope.store import traces
@@ -77,15 +81,8 @@ def test_a_removed_trace_that_comes_back(
 @pytest.mark.usefixtures("dashboard")
 def test_an_analysis_that_takes_long(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page says how far it is; others are usable; it stops on demand, and begins anew."""
-    begun = threading.Event()
-
-    def slow(*_: object, step: Callable[[str], None], **__: object) -> None:
-        while True:
-            step("something slow")
-            begun.wait(0.01)
-
-    quick = background_cache.analyze
-    monkeypatch.setattr(background_cache, "analyze", slow)
+    quick = work.analyze_trace
+    monkeypatch.setattr(work, "analyze_trace", endless)
     monkeypatch.setattr(background_cache, "_SOON_S", 0.05)
     with monkeypatch.context() as patch:
         patch.setattr("tests.dashboard.shown.drawn", lambda app: app)
@@ -98,7 +95,7 @@ def test_an_analysis_that_takes_long(db: str, monkeypatch: pytest.MonkeyPatch) -
     app.button(key="stop analysis").click().run()
     drawn(app)
     assert "stopped" in app.warning[0].value
-    monkeypatch.setattr(background_cache, "analyze", quick)
+    monkeypatch.setattr(work, "analyze_trace", quick)
     app.button(key="analyze").click().run()
     drawn(app)
     assert "Contribution" in titles(app)
@@ -128,18 +125,62 @@ def test_readers_do_not_wait(db: str) -> None:
         traces.mark_used(store, traces.find(store, None))
 
 
+class Heard(Monitor):
+    """A monitor that remembers what reached it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[object] = []
+
+    @contextmanager
+    def steps(self, label: str, total: int | None = None, **_: object) -> Iterator[Any]:
+        """Remember a step and what is done of it."""
+        self.heard += [label, total]
+        yield self.heard.append
+
+    def note(self, text: str) -> None:
+        """Remember a sentence."""
+        self.heard.append(text)
+
+
+def ordered(values: list[int], monitor: Monitor) -> list[int]:
+    """Return the values in order, and say so."""
+    with monitor.steps("ordering", 2) as advance:
+        advance(2)
+    monitor.note("ordered")
+    return sorted(values)
+
+
+def endless(_: object, __: object, monitor: Monitor) -> None:
+    """Heed no stop."""
+    with monitor.steps("something slow"):
+        time.sleep(600)
+
+
+def refused(text: str, _: Monitor) -> float:
+    """Parse a duration."""
+    return units.parse_duration(text)
+
+
+def killed(_: Monitor) -> None:
+    """End this process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_a_process_apart() -> None:
-    """It returns and raises as a call would, and ends when it is told to."""
-    ended: list[str] = []
-    assert in_process(sorted, [2, 1], check=ended.clear) == [1, 2]
+    """It reports, returns and raises as a call would; a stop ends work that does not heed it."""
+    monitor = Heard()
+    assert in_process(ordered, [2, 1], monitor=monitor) == [1, 2]
+    assert [each for each in monitor.heard if each != 0] == ["ordering", 2, 2, "ordered"]
     with pytest.raises(UsageError, match="is not a duration"):
-        in_process(units.parse_duration, "a word", check=ended.clear)
-
-    def stop() -> None:
-        raise Stopped("enough")
-
+        in_process(refused, "a word", monitor=monitor)
+    with pytest.raises(KvscopeError, match="the process was killed"):
+        in_process(killed, monitor=monitor)
+    threading.Timer(0.5, monitor.stop.set).start()
+    began_s = time.monotonic()
     with pytest.raises(Stopped):
-        in_process(time.sleep, 600, check=stop)
+        in_process(endless, 1, 2, monitor=monitor)
+    assert time.monotonic() - began_s < 2.5
 
 
 def test_a_fit_stops(db: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
+import urllib.request
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -13,6 +18,7 @@ from tests.dashboard.browsing import (
     FLAGS,
     PATIENCE_MS,
     Page,
+    Served,
     Server,
     chromium,
     outside,
@@ -57,6 +63,27 @@ def test_a_visit(server: Server, tmp_path: Path) -> None:
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (0, "")
     assert "Traceback" not in err
+
+
+def test_no_page_frames_it(served: Served, tmp_path: Path) -> None:
+    """A page of another site that frames the dashboard shows nothing of it, nor may it steer it."""
+    (tmp_path / "index.html").write_text(f'<iframe src="{served.address}"></iframe>')
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    other = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    Thread(target=other.serve_forever, daemon=True).start()
+    with urllib.request.urlopen(f"{served.address}/_stcore/host-config") as answer:  # noqa: S310
+        assert json.load(answer)["allowedOrigins"] == []
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = browser.new_page()
+        refused: list[str] = []
+        page.on("console", lambda each: refused.append(each.text))
+        page.goto(f"http://127.0.0.1:{other.server_port}/")
+        page.wait_for_timeout(1000)
+        assert any("frame-ancestors 'none'" in text for text in refused)
+        assert not any(frame.url.startswith(served.address) for frame in page.frames)
+        browser.close()
+    other.shutdown()
 
 
 def upload(page: Page, path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
 from kvscope.core import units
@@ -13,6 +14,7 @@ from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.file import FILE, write_deployment
 from kvscope.ingest.pipeline import ingest
 from kvscope.report import overview
+from kvscope.report.stored import all_reports
 from kvscope.report.words import significant
 from kvscope.store import traces
 from kvscope.store.db import open_store
@@ -152,6 +154,9 @@ def test_recommendation_is_tunes(db: str, monkeypatch: pytest.MonkeyPatch, capsy
     assert [one.value for one in app.code] == [recommendation["flags"]["vllm"]]
     assert "With the smallest pool and prefill" in words(app)
     assert "For: 2 replicas of 1 x h100" in words(app)
+    with open_store(db, read_only=True) as store:
+        of_command, of_page = all_reports(store)
+    assert of_command.question == of_page.question  # so that the page opens with either
 
 
 def test_what_cannot_be_is_one_line(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +244,8 @@ def test_no_flags_without_a_switch(
     assert not app.code
     assert document["why_no_flags"] in captions(app)
     assert app.get("download_button")
-    monkeypatch.setattr("kvscope.app.tune.write_recommended", lambda *_: "not written")
+    done = app.session_state["job tune"]
+    done.result = replace(done.result, file=None)
     app.run()
     assert not app.exception
     assert not app.get("download_button")

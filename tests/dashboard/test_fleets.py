@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from dashboard import job
 from kvscope.core import units
-from kvscope.report import fleet as report
-from kvscope.usecases.fleet import FleetStudy
+from kvscope.report.stored import all_reports, open_report
+from kvscope.store.db import open_store
 from tests.cli.shell import Streams
-from tests.dashboard.shown import settled, shown, table_with, titles, told, words
+from tests.dashboard.shown import captions, settled, shown, table_with, titles, told, words
 
 ROUTERS = "round-robin,session,min-ttft"
 ASKED = {"routers": ROUTERS, "fleet_replicas": "1..3", "replica_cache": "60", "fleet_slo": "20ms"}
@@ -39,14 +40,33 @@ def test_the_page_is_the_report(db: str, monkeypatch: pytest.MonkeyPatch, capsys
     }
     del rates["pooled"]
     assert rates == {name: units.format_share(row["hit_rate"]) for name, row in fleets.items()}
-    study: FleetStudy = app.session_state["job fleets"].result
-    assert titles(app) == [section.title for section in report.sections(study)]
+    with open_store(db, read_only=True) as store:
+        of_command, of_page = all_reports(store)
+        sections = open_report(store, of_command.report_id).sections
+    assert of_page.question == of_command.question
+    assert titles(app) == [section.title for section in sections]
     charts = [chart.proto.spec for chart in app.get("plotly_chart")]
     assert any('"type":"heatmap"' in spec for spec in charts)
     assert any("replicas" in spec and "SLO" in spec for spec in charts)
     assert "earlier settings" not in words(app)
     app.text_input(key="fleet_replicas").set_value("2").run()
     assert "These results are for earlier settings" in words(app)
+
+
+def test_a_stored_answer_opens_by_itself(
+    db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams
+) -> None:
+    """With its date; it is that of the same settings, or else the newest, which the page says."""
+    told(capsys, "fleet", "chats", "--db", db, *OPTIONS, "--model", "llama3-8b")
+    document = told(capsys, "fleet", "chats", "--db", db, *OPTIONS[:-1], "30ms")
+    app = shown(db, monkeypatch, "fleets", **ASKED)
+    assert "Stored 2" in captions(app)
+    assert "other settings" not in words(app)
+    assert document["words"][0] not in words(app)
+    app.text_input(key="fleet_slo").set_value("40ms").run()
+    assert "it is for other settings" in words(app)
+    assert document["words"][0] in words(app)
+    assert not job.all_jobs()
 
 
 def test_a_replica_has_the_deployments_pool(
@@ -62,11 +82,10 @@ def test_a_replica_has_the_deployments_pool(
     app = shown(db, monkeypatch, "fleets", **asked, **where)
     app.button(key="replay_fleets").click().run()
     settled(app, "Answer")
-    study: FleetStudy = app.session_state["job fleets"].result
-    assert study.deployment is not None
-    assert study.capacity_blocks == study.deployment.pool.blocks
-    assert study.setting.latency == study.deployment.latency.name
-    assert study.think is not None
+    deployment = app.session_state["choices"].deployment
+    assert f"({units.format_count(deployment.pool.blocks)} blocks) each" in "".join(titles(app))
+    assert f"Latency of {deployment.latency.name}" in words(app)
+    assert "Closed loop" in words(app)
     assert "1 replica (GPUs: 2 an hour) meets" in words(app)
     app.selectbox(key="traffic").select("replica").run()
     assert "if this trace holds all of it, select fleet" in app.error[0].value

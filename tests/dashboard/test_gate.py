@@ -60,6 +60,8 @@ def test_only_its_own_host_is_answered(kind: str) -> None:
     for host in foreign:
         assert answered(LOCAL, kind, host=host)[0] in {400, 403}, host
     assert answered(LOCAL, kind)[0] in {400, 403}
+    if kind == "http":
+        assert answered(LOCAL, kind)[1]["content-security-policy"] == "frame-ancestors 'none'"
     named = Address("gpu01.example", 8501)
     assert answered(named, kind, host="gpu01.example:8501")[0] == 200
     assert answered(named, kind, host="gpu02.example:8501")[0] in {400, 403}

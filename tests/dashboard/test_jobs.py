@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard import background_cache, job
-from kvscope.core.errors import InputError, Stopped
+from dashboard import background_cache, job, work
+from kvscope.core.errors import InputError
 from tests.cli.shell import Streams
 from tests.dashboard.shown import drawn, metrics, shown, table_with, titles, told, words, worked
 
@@ -17,23 +18,44 @@ BLOCKS = ("--capacity-blocks", "60")
 TUNE = {"slo": "5s", "ran_tune": "1"}
 
 
+class Gate(NamedTuple):
+    """What lets a stalled job go on: a file, which another process sees too."""
+
+    file: Path
+
+    def set(self) -> None:
+        """Let it go on."""
+        self.file.touch()
+
+
+def stalling(gate: Path, database: str, *arguments: Any) -> Any:
+    """Wait until the file is there, or for a stop; then answer."""
+    monitor = arguments[-1]
+    with monitor.steps("stalling", 7):
+        while not gate.exists():
+            time.sleep(0.01)
+            monitor.check()
+    return work.answer(database, *arguments)
+
+
+def failing(*_: object) -> None:
+    """Refuse the trace."""
+    raise InputError("cannot be tuned", where="here", remedy="stop")
+
+
 @pytest.fixture
-def stalled(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Let `tune` wait until the event is set, or it is stopped."""
-    from kvscope.app import tune
+def stalled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Gate:
+    """Let `tune` wait until the gate is set, or it is stopped."""
+    gate = Gate(tmp_path / "gate")
+    real = job.in_process
 
-    proceed = threading.Event()
-    real = tune.tune
+    def stall(function: Any, *arguments: Any, monitor: Any) -> Any:
+        if function is work.answer:
+            return real(stalling, gate.file, *arguments, monitor=monitor)
+        return real(function, *arguments, monitor=monitor)
 
-    def stall(trace: object, prompts: object, request: object, monitor: job.Job) -> object:
-        with monitor.steps("stalling", 7):
-            while not proceed.wait(0.01):
-                if monitor.stop.is_set():
-                    raise Stopped("stopped before it was finished")
-        return real(trace, prompts, request, monitor)
-
-    monkeypatch.setattr(tune, "tune", stall)
-    return proceed
+    monkeypatch.setattr(job, "in_process", stall)
+    return gate
 
 
 def shows_progress(app: AppTest) -> bool:
@@ -49,9 +71,7 @@ def ended(which: int) -> job.Job:
     return found
 
 
-def test_a_job_outlives_its_tab(
-    db: str, monkeypatch: pytest.MonkeyPatch, stalled: threading.Event
-) -> None:
+def test_a_job_outlives_its_tab(db: str, monkeypatch: pytest.MonkeyPatch, stalled: Gate) -> None:
     """A reload, and a tab with other settings, show its progress; a third one its result."""
     first = shown(db, monkeypatch, "recommendation", **TUNE)
     assert shows_progress(first)
@@ -68,11 +88,9 @@ def test_a_job_outlives_its_tab(
     assert job.all_jobs() == [running]
 
 
-def test_any_tab_stops_a_job(
-    db: str, monkeypatch: pytest.MonkeyPatch, stalled: threading.Event
-) -> None:
+def test_any_tab_stops_a_job(db: str, monkeypatch: pytest.MonkeyPatch, stalled: Gate) -> None:
     """The button in a second tab ends it for both."""
-    assert not stalled.is_set()
+    assert not stalled.file.exists()
     first = shown(db, monkeypatch, "recommendation", **TUNE)
     second = shown(db, monkeypatch, "recommendation", **TUNE)
     second.button(key="stop tune").click().run()
@@ -112,12 +130,7 @@ def test_runs_and_jobs(
 
 def test_a_failure_in_one_line(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The list says why a job failed; it opens on its page, with its settings."""
-    from kvscope.app import tune
-
-    def fail(*_: object) -> None:
-        raise InputError("cannot be tuned", where="here", remedy="stop")
-
-    monkeypatch.setattr(tune, "tune", fail)
+    monkeypatch.setattr(work, "answer", failing)
     shown(db, monkeypatch, "recommendation", **TUNE)
     assert ended(0).error
     app = shown(db, monkeypatch, "runs")

@@ -216,7 +216,7 @@ def test_a_fleet(visit: Visit) -> None:
     """A link draws the answer on wide and narrow screens; the heat map has a row a replica."""
     address = "&".join(f"{name}={value}" for name, value in ASKED.items())
     for width in (1400, 390):
-        tab = visit(f"/fleets?{address}&ran_fleets=1", width)
+        tab = visit(f"/fleets?{address}&ran_fleet=1", width)
         tab.get_by_role("heading", name="Assumed", exact=True).wait_for()
         drawn(tab)
         heat_map = tab.get_by_role("figure", name="Chart: Uncached tokens sent to each")

@@ -112,7 +112,7 @@ def test_a_broken_store_says_what_it_is_not(
 
 def test_a_store_that_another_process_writes(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every page says which process has it; once that has ended, the page works."""
-    monkeypatch.setattr("dashboard.connection._PATIENCE_S", 0.1)
+    monkeypatch.setattr("dashboard.work.PATIENCE_S", 0.1)
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDS, db],
         stdin=subprocess.PIPE,

@@ -1,0 +1,52 @@
+"""What a page's question was answered: by a job of this dashboard, or in the store before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+from dashboard import data, job, work
+from dashboard.markdown import escape
+from dashboard.wording import local_time
+from kvscope.core import units
+from kvscope.core.trace import Trace
+from kvscope.report.stored import ReportContent, question_of
+from kvscope.usecases.base import AnyUseCase
+
+
+def report(
+    case: AnyUseCase, title: str, question: tuple[Trace, Any] | None, button: str, *, clicked: bool
+) -> ReportContent | None:
+    """Return the report that answers a question: a job's, or else the newest in the store.
+
+    The question is a trace and the request of the use case, None where an input lacks. Without an
+    answer to it, the report is the newest on other settings of this trace, and the page says so.
+    """
+    trace = st.session_state.get("trace")
+    known = [
+        each
+        for each in data.stored_results().reports
+        if (each.trace, each.command) == (trace, case.title)
+    ]
+    request = None if question is None else (case.name, *question)
+    digest = None if question is None else question_of(question[1])
+    same = next((each for each in known if digest and each.question == digest), None)
+    running = job.current(case.name, request)
+    of_job = running is not None and (not running.ended or running.request == request)
+    if clicked or of_job or same is None:
+        done = job.answer(case.name, title, work.answer, request, button, clicked=clicked)
+        if done is not None:
+            content: ReportContent = done.result
+            return content
+        if job.current(case.name) is not None:
+            return None
+    stored = same or next(iter(known), None)
+    if stored is None:
+        return None
+    settings = f" for {stored.settings}" if stored.settings else ""
+    took = units.duration_in_words(round(stored.duration_s, 1))
+    st.caption(escape(f"Stored {local_time(stored.created_at)}{settings}, computed in {took}."))
+    if same is None:
+        st.info(f"The newest stored answer; it is for other settings. {button} computes yours.")
+    return data.open_report(stored.report_id)
