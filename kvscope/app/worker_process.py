@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing.util  # noqa: F401  (its exit handler waits for processes; ours goes first)
 import os
 import threading
 import time
