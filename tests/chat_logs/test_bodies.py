@@ -245,7 +245,12 @@ def test_the_cost_of_a_template_is_noted_from_one_percent(
     log = write(tmp_path / "log.jsonl", *chats)
     write_model(tmp_path / "moving", MOVING)
     for folder in (tmp_path / "moving", model):
-        assert run(["hash", str(log), "--tokenizer", str(folder), "-o", str(tmp_path / "t")]) == 0
+        assert (
+            run(
+                ["hash", str(log), "--tokenizer", str(folder), "-o", str(tmp_path / "t"), "--force"]
+            )
+            == 0
+        )
     noted = [line for line in capsys.readouterr().err.splitlines() if "breaks prefixes" in line]
     assert len(noted) == 1
     assert "1 of 1 follow-up turns" in noted[0]

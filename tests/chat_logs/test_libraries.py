@@ -64,7 +64,12 @@ def test_a_note_states_the_zone_and_lines_without_a_time(
 
     log = write(tmp_path / "log.jsonl", {"messages": [USER]})
     for folder in (dated, model):
-        assert run(["hash", str(log), "--tokenizer", str(folder), "-o", str(tmp_path / "t")]) == 0
+        assert (
+            run(
+                ["hash", str(log), "--tokenizer", str(folder), "-o", str(tmp_path / "t"), "--force"]
+            )
+            == 0
+        )
     noted = [line for line in capsys.readouterr().err.splitlines() if "date" in line]
     assert len(noted) == 1
     assert "in UTC, 1970-01-01 where a line has no time" in noted[0]

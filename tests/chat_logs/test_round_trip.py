@@ -100,7 +100,7 @@ def drawn_log(seed: int) -> tuple[list[Line], list[int | None]]:
 def found_parents(folder: Path, model: Path, lines: list[Line]) -> tuple[list[int | None], int]:
     """Return the parents in the stored trace of a log, and the tokens that its template costs."""
     log, trace = write(folder / "log.jsonl", *lines), folder / "trace.jsonl"
-    kvscope.hash_logs(log, trace, tokenizer=model)
+    kvscope.hash_logs(log, trace, tokenizer=model, force=True)
     with open_store(MEMORY) as store:
         stored = ingest(store, str(trace)).trace
         rows = store.connection.execute("SELECT parent FROM requests ORDER BY request").fetchall()

@@ -84,6 +84,7 @@ def test_no_page_frames_it(served: Served, tmp_path: Path) -> None:
         assert not any(frame.url.startswith(served.address) for frame in page.frames)
         browser.close()
     other.shutdown()
+    other.server_close()
 
 
 def upload(page: Page, path: Path) -> None:

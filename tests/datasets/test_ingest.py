@@ -233,7 +233,9 @@ def test_too_little_memory_is_refused(
         with pytest.raises(UsageError, match=r"however deep it is cut"):
             made.dataset(files, tmp_path / "f", made.options(1))
     many = LocalProcesses(13)
-    with pytest.raises(UsageError, match=r"30 requests take .*, too much for 4 GiB"):
+    with pytest.raises(
+        UsageError, match=r"4 GiB are too little: 30 requests take .*, and 13 workers"
+    ):
         made.dataset(files, tmp_path / "e", DatasetOptions(4 * GIB, 1), many)
 
 
