@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from threading import Event
 from typing import Literal
 
-from kvscope.core.errors import Stopped
-from kvscope.core.redaction import without_secrets
+from kvscope.core.errors import Stopped, without_secrets
 
 Advance = Callable[[int], None]
 Unit = Literal["bytes", "steps"]

@@ -71,7 +71,7 @@ class _TraceLine(msgspec.Struct, omit_defaults=True, kw_only=True):
     queue_ms: int | float | None = None
     duration_ms: int | float | None = None
     cached_tokens: int | None = None
-    history_tokens: int | None = None
+    repeated_tokens: int | None = None
 
 
 class HashCounts(Struct):
@@ -223,7 +223,7 @@ class Converter:
                 rejects.reject(record.line, error.private)
                 self._refused = record.line
                 continue
-            line.history_tokens = self.counts.breaks.compare(record.request, line.hash_ids)
+            line.repeated_tokens = self.counts.breaks.compare(record.request, line.hash_ids)
             rejects.accepted += record.is_last
             self._count(record.request, line)
             yield self._encode(line) + b"\n"

@@ -118,7 +118,7 @@ class TemplateBreaks:
         chat = request.prompt
         if not isinstance(chat, Chat):
             return None
-        history_tokens = None
+        repeated_tokens = None
         setting = json.dumps([chat.tools, dict(chat.arguments)], sort_keys=True, default=str)
         prompt = _Prompt(blake2b(setting.encode(), digest_size=16).digest(), array("Q", ids))
         before = self._prompts.get(request.continues or "")
@@ -129,7 +129,7 @@ class TemplateBreaks:
                 pairs = zip(known, prompt.ids, strict=False)
                 equal = (k for k, (known_id, own_id) in enumerate(pairs) if known_id != own_id)
                 shared = next(equal, min(len(known), len(prompt.ids)))
-            history_tokens = len(known) * self._block_size
+            repeated_tokens = len(known) * self._block_size
             self.compared += 1
             self.broken += shared < len(known)
             self.lost += (len(known) - shared) * self._block_size
@@ -139,7 +139,7 @@ class TemplateBreaks:
         self._kept += len(prompt.ids)
         while self._kept > _MOST_BLOCKS:
             self._kept -= len(self._prompts.popitem(last=False)[1].ids)
-        return history_tokens
+        return repeated_tokens
 
 
 def _name(asked: bytes, answer: Mapping[str, Any] | None) -> str:

@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, TextIO
 
 import typer
 
-from kvscope.core.errors import ExitCode, KvscopeError
+from kvscope.core.errors import ExitCode, KvscopeError, without_secrets
 from kvscope.core.files import FULL
 from kvscope.core.memory import out_of_memory
-from kvscope.core.redaction import without_secrets
 
 if TYPE_CHECKING:
     from kvscope.app.gates import Figures, Gate

@@ -1,16 +1,31 @@
 """One family of errors: every message names the place, the value and the remedy, in one line.
 
+Addresses in them are shown without passwords, tokens and signatures.
+
 The command line turns each class into its exit code; nothing else in kvscope calls `sys.exit`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
 
-from kvscope.core.redaction import without_secrets
+_ADDRESS = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*)://(?:[^\s/?#'\"]*@)?([^\s?'\"]*)(\?[^\s'\"]*)?")
+
+
+def without_secrets(text: str) -> str:
+    """Return `text` with the addresses in it as they may be shown: no user, no query.
+
+    A question mark of s3:// is one of a pattern.
+    """
+    if "://" not in text:
+        return text
+    return _ADDRESS.sub(
+        lambda at: f"{at[1]}://{at[2]}{(at[3] or '') if at[1].lower() == 's3' else ''}", text
+    )
 
 
 class ExitCode(IntEnum):

@@ -13,8 +13,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from kvscope.core.errors import InputError
-from kvscope.core.redaction import without_secrets
+from kvscope.core.errors import InputError, without_secrets
 from kvscope.datasets.cuts import Cuts
 from kvscope.datasets.files import load_array, save_arrays, whole_folder
 from kvscope.datasets.spill import Spill

@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 import kvscope
-from kvscope.core.errors import InputError, UsageError
+from kvscope.core.errors import InputError, UsageError, without_secrets
 from kvscope.core.executor import PROCESS_BYTES, Executor
 from kvscope.core.files import (
     STANDARD_STREAM,
@@ -29,7 +29,6 @@ from kvscope.core.files import (
     space_in,
     write_text,
 )
-from kvscope.core.redaction import without_secrets
 from kvscope.core.trace import PromptLengths, Trace
 from kvscope.core.units import GIB, MIB, format_size
 from kvscope.datasets.cuts import SHARE, TRUNK, Cuts, FileSample, sample_files

@@ -60,7 +60,7 @@ _TYPECODES = {
     "duration_s": "d",
     "cached_tokens": "i",
     "delay_s": "d",
-    "history_tokens": "i",
+    "repeated_tokens": "i",
     "chat_id": "q",
     "parent_chat_id": "q",
     "user_id": "q",
@@ -78,7 +78,7 @@ _ABSENT = dict.fromkeys(("chat_id", "parent_chat_id", "user_id", "waits_for"), N
 _NAMED = ("type", "model", "adapter", "salt", "worker", "retention")
 _TENANT = ("model", "adapter", "salt")
 MEASURED = ("ttft_s", "queue_s", "duration_s", "cached_tokens", "delay_s")
-ATTRIBUTES = (*_TENANT, "worker", *MEASURED, "waits_for", "clock", "retention", "history_tokens")
+ATTRIBUTES = (*_TENANT, "worker", *MEASURED, "waits_for", "clock", "retention", "repeated_tokens")
 """What only some traces say of their requests; the store keeps it apart."""
 Tenant = tuple[int, int, int]
 """The numbers of a model, an adapter and a cache salt: tenants share no blocks.
@@ -416,7 +416,7 @@ class Columns:
         self._extend_measured("delay_s", batch.field("delay_s"))
         cached = batch.field("cached_tokens")
         self._extend_measured("cached_tokens", cached, batch.input_tokens)
-        self._extend_measured("history_tokens", batch.field("history_tokens"), repeat(MAX_TOKENS))
+        self._extend_measured("repeated_tokens", batch.field("repeated_tokens"), repeat(MAX_TOKENS))
 
     def _extend_values(self, name: str, values: list[str | None] | None) -> None:
         """Append names as numbers, in order of first appearance; None: no request has one."""

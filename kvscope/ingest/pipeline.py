@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from kvscope.core.arrays import Bools, Int32s, Int64s
 from kvscope.core.background import consume_in_background, in_background
-from kvscope.core.errors import InputError
+from kvscope.core.errors import InputError, without_secrets
 from kvscope.core.files import STANDARD_STREAM
 from kvscope.core.jit import kernel
-from kvscope.core.redaction import without_secrets
 from kvscope.core.trace import Trace
 from kvscope.ingest.build import Built, BuiltRequests, build
 from kvscope.ingest.columns import ATTRIBUTES, MEASURED, NONE, TOO_MANY_IDS, Columns, Interner

@@ -288,12 +288,12 @@ def attribute(
     *,
     several: bool = False,
     tenants: Tenants | None = None,
-    history_tokens: Int32s | None = None,
+    repeated_tokens: Int32s | None = None,
 ) -> Attribution:
     """Return the cause of every missed token.
 
     `several`: `cached` is of several workers' caches. `tenants` are those of the requests, None
-    where all are of one. The messages of each request begin with the first `history_tokens` of its
+    where all are of one. The messages of each request begin with the first `repeated_tokens` of its
     previous turn's prompt (R entries), None where that is not known.
     """
     steps, size = walk(prompts, definition), prompts.block_size
@@ -336,7 +336,7 @@ def attribute(
     changed = np.minimum(tokens(previous), looked) - np.maximum(at, tokens(common))
     changed = np.where(before >= 0, np.maximum(changed, 0), 0)
     # The answer behind a prompt that the template broke was sent back, too.
-    broken = np.maximum(at, tokens(common)) < (0 if history_tokens is None else history_tokens)
+    broken = np.maximum(at, tokens(common)) < (0 if repeated_tokens is None else repeated_tokens)
     causes["template"] = np.where(broken, changed, 0)
     in_prompt = ~broken & (common < prompts.full_blocks[before])
     causes["diverged"] = np.where(in_prompt, changed, 0)

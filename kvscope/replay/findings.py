@@ -218,8 +218,8 @@ REMEDIES: dict[Cause, str] = {
     "model": "keep conversations and shared prompts on one model",
     "periodic": "move what changes behind the shared part, or change it less often",
     "diverged": "append to the history",
-    "template": "serve with a chat template that only appends to earlier messages; `kvscope hash"
-    " --chat-template FILE` shows what another one saves",
+    "template": "if answers stay as good, let the chat template only append to earlier messages;"
+    " `kvscope hash --chat-template FILE` shows what that saves",
     "output-changed": "send outputs back as they were generated, reasoning included",
     "below-block": "take smaller blocks in the engine",
     "rejected": "enlarge the pool, or limit the length of prompts",

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from kvscope.app.tune import Recommendation
 from kvscope.core import units
-from kvscope.fleet.options import router_label
 from kvscope.policies.lru import Lru
 from kvscope.report.added_memory import tier_label
 from kvscope.report.explanation import sizes_of
@@ -89,16 +88,8 @@ def _lru_replicas(option: PlanOption) -> bool:
 def option_name(tuned: Recommendation, option: PlanOption, plan: TuningPlan) -> str:
     """Return an option's name: `2 replicas, session, gittins, ξ 1,585`."""
     policy = tuned.called(option.policy).replace(f" {XI}=", ", ξ ")
-    parts = [policy]
-    if option.tier is not None:
-        each = " each" if option.replicas > 1 else ""
-        ways = [other.tier.offload for other in plan.options if other.tier]
-        parts[0] += f" + {tier_label(option.tier, ways)}{each}"
-    if option.router is not None:
-        parts.insert(0, f"{count(option.replicas)} replicas, {router_label(option.router)}")
-    if option.machine:
-        parts.insert(0, option.machine.name)
-    name = ", ".join(parts)
+    ways = [other.tier.offload for other in plan.options if other.tier]
+    name = option.label(policy, tier_label(option.tier, ways) if option.tier else "")
     return f"today: {name}" if option is plan.today else name
 
 

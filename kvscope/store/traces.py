@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvscope.core.directives import Directives, StatedDirectives
-from kvscope.core.errors import InputError
+from kvscope.core.errors import InputError, without_secrets
 from kvscope.core.files import STANDARD_STREAM, parts_of
-from kvscope.core.redaction import without_secrets
 from kvscope.core.trace import Measurements, Prompts, Tenants, Trace
 from kvscope.store.checks import require_sound
 from kvscope.store.db import Store
@@ -172,18 +171,19 @@ def _load_measurements(store: Store, trace: Trace, requests: Int64s | None) -> M
     )
 
 
-def load_history_tokens(store: Store, trace: Trace) -> Int32s | None:
+def load_repeated_tokens(store: Store, trace: Trace) -> Int32s | None:
     """Return the tokens of its parent's prompt that each request's messages begin with, 0: none.
 
-    None where the trace does not say.
+    None where the trace does not say. Raises DamagedStoreError.
     """
     import numpy as np
 
-    stated = store.columns("ingest/history_tokens", trace_id=trace.trace_id)
+    require_sound(store, trace)
+    stated = store.columns("ingest/repeated_tokens", trace_id=trace.trace_id)
     if not len(stated["request"]):
         return None
     tokens = np.zeros(trace.requests, dtype=np.int32)
-    tokens[stated["request"]] = stated["history_tokens"]
+    tokens[stated["request"]] = stated["repeated_tokens"]
     return tokens
 
 

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
 from kvscope.core.units import duration_in_words, format_size
+from kvscope.fleet.options import router_label
 from kvscope.fleet.sweep import Fleet, FleetSweep
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.base import GUARD, Policy
@@ -122,14 +123,21 @@ class PlanOption(Struct, frozen=True):
     @property
     def in_words(self) -> str:
         """The option and its figures in one line."""
-        policy, trial = self.policy.name, self.trial
-        below = f" + {format_size(self.tier.size_bytes)} of CPU memory" if self.tier else ""
-        behind = f"{self.replicas} replicas, {self.router.name}, " if self.router else ""
-        of = f"{self.machine.name}, " if self.machine else ""
+        trial = self.trial
+        below = f"{format_size(self.tier.size_bytes)} CPU tier" if self.tier else ""
+        name = self.label(self.policy.name, below)
         figures = f"{trial.outcome.token_hit_rate:.1%} hits, {duration_in_words(trial.target_s)}"
-        return (
-            f"{of}{behind}{policy}{below}: {figures}, {trial.attainment:.1%} in time ({self.slo})"
-        )
+        return f"{name}: {figures}, {trial.attainment:.1%} within the SLO ({self.slo})"
+
+    def label(self, policy: str, tier: str) -> str:
+        """Return `2 replicas, session, gittins + 64 GiB CPU tier`, two parts as they are given."""
+        each = " each" if tier and self.replicas > 1 else ""
+        parts = [f"{policy} + {tier}{each}" if tier else policy]
+        if self.router is not None:
+            parts.insert(0, f"{self.replicas:,} replicas, {router_label(self.router)}")
+        if self.machine is not None:
+            parts.insert(0, self.machine.name)
+        return ", ".join(parts)
 
     @property
     def meets(self) -> bool:

@@ -335,20 +335,28 @@ def pool_hits(
 
 
 def _causes(stores: Stores, trace: Trace) -> tuple[CauseTotal, ...]:
-    """Return why tokens miss an infinite cache, of a trace that says what messages repeat."""
+    """Return why tokens miss an infinite cache, of a trace that says what messages repeat.
+
+    None of them where the prompts do not fit into memory, as the analysis itself did.
+    """
     from kvscope.app.traces import replayable
     from kvscope.replay.attribution import attribute, lru_cache_lookups
     from kvscope.replay.findings import cause_totals
-    from kvscope.store.traces import load_history_tokens, load_tenants
+    from kvscope.store.traces import load_repeated_tokens, load_tenants
 
     with stores.reading() as store:
-        history_tokens = load_history_tokens(store, trace)
-        if history_tokens is None:
+        repeated_tokens = load_repeated_tokens(store, trace)
+        if repeated_tokens is None:
             return ()
         tenants = load_tenants(store, trace)
-    prompts, definition = replayable(stores, trace), standard()
+    try:
+        prompts, definition = replayable(stores, trace), standard()
+    except memory.OutOfMemoryError:
+        return ()
     cached = lru_cache_lookups(prompts, definition, None)
-    causes = attribute(prompts, definition, cached, tenants=tenants, history_tokens=history_tokens)
+    causes = attribute(
+        prompts, definition, cached, tenants=tenants, repeated_tokens=repeated_tokens
+    )
     return cause_totals(causes)
 
 

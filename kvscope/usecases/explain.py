@@ -124,11 +124,11 @@ class TraceEvidence(Struct, frozen=True):
     `tenants` are None where all requests share blocks. `measured_hit_tokens` (R entries, -1: not
     measured) are of the latest validation with the policy, on an engine with `measured_blocks`.
     `request` is the number of the request that was asked for. A request's messages begin with the
-    first `history_tokens` (R entries) of the previous turn's prompt.
+    first `repeated_tokens` (R entries) of the previous turn's prompt.
     """
 
     tenants: Tenants | None = None
-    history_tokens: Int32s | None = None
+    repeated_tokens: Int32s | None = None
     measured_hit_tokens: Int64s | None = None
     measured_blocks: int | None = None
     request: int | None = None
@@ -197,7 +197,7 @@ def read_evidence(stores: Stores, trace: Trace, request: ExplainRequest) -> Trac
         number = None if asked is None else request_number(store, trace, asked)
         evidence = TraceEvidence(
             traces.load_tenants(store, trace),
-            traces.load_history_tokens(store, trace),
+            traces.load_repeated_tokens(store, trace),
             request=number,
         )
         for validation in stored_validations(store, trace):
@@ -303,7 +303,7 @@ def explain(
         cached,
         several=workers > 1,
         tenants=evidence.tenants,
-        history_tokens=evidence.history_tokens,
+        repeated_tokens=evidence.repeated_tokens,
     )
     gaps = hit_gaps_of(prompts, setting.definition, causes, evidence.measured_hit_tokens)
     lost, number = avoidable_tokens(causes), evidence.request

@@ -9,6 +9,7 @@ SELECT
         OR each.salt < 0
         OR each.clock < 0
         OR each.cached_tokens < 0
+        OR each.repeated_tokens < 0
         OR NOT isfinite(coalesce(each.ttft_s, 0))
         OR NOT isfinite(coalesce(each.queue_s, 0))
         OR NOT isfinite(coalesce(each.duration_s, 0))

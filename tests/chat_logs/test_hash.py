@@ -224,7 +224,7 @@ def test_later_logs_are_appended_under_the_same_salt(
 ) -> None:
     """Also from standard input: the traces of two days are one, as if hashed at once.
 
-    But for `history_tokens`: messages are compared with those that are read in the same run.
+    But for `repeated_tokens`: messages are compared with those that are read in the same run.
     """
     first = {"messages": [SYSTEM, USER], "timestamp": 1}
     second = {"messages": [SYSTEM, USER, ANSWER, MORE], "timestamp": 2}
@@ -236,8 +236,8 @@ def test_later_logs_are_appended_under_the_same_salt(
         assert run([*command, str(tmp_path / name)]) == 0
     days = [(tmp_path / name).read_bytes() for name in ("mon", "tue", "both")]
     apart, at_once = ([*map(json.loads, day.splitlines())] for day in (days[0] + days[1], days[2]))
-    assert [line.pop("history_tokens", 0) for line in apart] == [0, 0]
-    assert at_once[1].pop("history_tokens") > 0
+    assert [line.pop("repeated_tokens", 0) for line in apart] == [0, 0]
+    assert at_once[1].pop("repeated_tokens") > 0
     assert apart == at_once
     with kvscope.open_trace([tmp_path / "tue", tmp_path / "mon"]) as trace:
         blocks = [len(json.loads(day)["hash_ids"]) for day in days[:2]]

@@ -58,7 +58,7 @@ def test_prometheus_finds_watch(parts: dict[str, Any]) -> None:
     assert secret["key"] in parts["Secret"]["stringData"]
 
 
-def test_the_image_runs_as_nobody_in_particular() -> None:
+def test_the_image_does_not_run_as_root() -> None:
     """Its steps are single lines, and the last user is not root."""
     words = steps(DOCKERFILE.read_text(encoding="utf-8"))
     assert [rest for word, rest in words if word == "USER"][-1] == "kvscope"

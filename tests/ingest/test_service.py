@@ -18,7 +18,7 @@ from kvscope.ingest.formats.registry import export
 from kvscope.ingest.pipeline import ingest
 from kvscope.replay.derived_traces import select
 from kvscope.store.db import MEMORY, Store, open_store
-from kvscope.store.traces import load_history_tokens, load_prompts
+from kvscope.store.traces import load_prompts, load_repeated_tokens
 from tests import small_traces
 
 SERVED = {
@@ -170,7 +170,7 @@ def test_what_messages_repeat_is_kept(tmp_path: Path, to: str) -> None:
     lines = [
         {"timestamp": 0, "input_length": 40, "output_length": 1, "request_id": 1},
         {"timestamp": 1, "input_length": 60, "output_length": 1, "request_id": 2}
-        | {"parent_request_id": 1, "history_tokens": 32},
+        | {"parent_request_id": 1, "repeated_tokens": 32},
     ]
     path, back = tmp_path / "trace.jsonl", str(tmp_path / "back")
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -178,8 +178,8 @@ def test_what_messages_repeat_is_kept(tmp_path: Path, to: str) -> None:
         trace = ingest(store, str(path)).trace
         export(store, trace, to, back)
         for each in (trace, ingest(store, back).trace):
-            history_tokens = load_history_tokens(store, each)
-            assert history_tokens is not None
-            assert history_tokens.tolist() == [0, 32]
+            repeated_tokens = load_repeated_tokens(store, each)
+            assert repeated_tokens is not None
+            assert repeated_tokens.tolist() == [0, 32]
         path.write_text(json.dumps(lines[0]) + "\n")
-        assert load_history_tokens(store, ingest(store, str(path)).trace) is None
+        assert load_repeated_tokens(store, ingest(store, str(path)).trace) is None

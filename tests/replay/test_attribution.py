@@ -31,7 +31,7 @@ def explained(
 ) -> Attribution:
     """Return the attribution under LRU with outputs carried."""
     cached = lru_cache_lookups(prompts, standard(), capacity)
-    return attribute(prompts, standard(), cached, history_tokens=history)
+    return attribute(prompts, standard(), cached, repeated_tokens=history)
 
 
 def path(prompts: Prompts, leaf: int) -> list[int]:

@@ -119,7 +119,7 @@ class _BailianLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     delay_ms: int | float | None = None
     waits_for: int | None = None
     retention: msgspec.Raw | None = None
-    history_tokens: int | None = None
+    repeated_tokens: int | None = None
 
 
 class BailianExport(LineExporter):
@@ -157,5 +157,5 @@ class BailianExport(LineExporter):
             delay_ms=milliseconds(row.delay_s),
             waits_for=row.waits_for,
             retention=msgspec.Raw(row.retention.encode()) if row.retention else None,
-            history_tokens=row.history_tokens,
+            repeated_tokens=row.repeated_tokens,
         )

@@ -62,7 +62,7 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     the time that a user or a tool took, for closed loops. It counts from the end of the session's
     request before, or of the one whose `chat_id` is `waits_for`. `retention` is what the client
     stated about the lifetime of its blocks. The request's messages begin with those of the first
-    `history_tokens` of its parent's prompt, whatever the chat template made of them.
+    `repeated_tokens` of its parent's prompt, whatever the chat template made of them.
     """
 
     input_tokens: int
@@ -89,7 +89,7 @@ class Request(msgspec.Struct, gc=False, kw_only=True):
     cached_tokens: int | None = None
     waits_for: Identifier | None = None
     retention: Directives | None = None
-    history_tokens: int | None = None
+    repeated_tokens: int | None = None
 
 
 class Service(TypedDict, total=False):

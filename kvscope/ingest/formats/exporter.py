@@ -48,7 +48,7 @@ class Row(Struct, frozen=True):
     delay_s: float | None
     waits_for: int | None
     retention: str | None
-    history_tokens: int | None
+    repeated_tokens: int | None
     clock: int | None
     hash_ids: list[int]
 

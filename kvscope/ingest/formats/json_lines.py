@@ -44,7 +44,7 @@ class ServiceRow(msgspec.Struct, gc=False, kw_only=True):
     queue_s: float | None = msgspec.field(default=None, name="queue_ms")
     duration_s: float | None = msgspec.field(default=None, name="duration_ms")
     cached_tokens: int | None = None
-    history_tokens: int | None = None
+    repeated_tokens: int | None = None
     retention: Directives | None = None
 
     @property

@@ -116,7 +116,7 @@ class _MooncakeReader(RowReader):
             duration_s=row.duration_s,
             cached_tokens=row.cached_tokens,
             retention=row.retention,
-            history_tokens=row.history_tokens,
+            repeated_tokens=row.repeated_tokens,
         )
 
     def _check_block_tokens(self, counts: list[int], inputs: int, row: _MooncakeRow) -> None:

@@ -307,7 +307,7 @@ class ParquetExport(Exporter):
             "delay_s": pl.Float64(),
             "waits_for": pl.Int64(),
             "retention": pl.String(),
-            "history_tokens": pl.Int32(),
+            "repeated_tokens": pl.Int32(),
             "hash_ids": pl.List(pl.Int32()),
             "block_size": pl.Int32(),
             "clock": pl.Int32(),

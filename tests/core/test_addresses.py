@@ -2,8 +2,7 @@
 
 import pytest
 
-from kvscope.core.errors import InputError
-from kvscope.core.redaction import without_secrets
+from kvscope.core.errors import InputError, without_secrets
 
 
 @pytest.mark.parametrize(

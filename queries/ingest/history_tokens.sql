@@ -1,7 +1,0 @@
--- history_tokens: which requests have messages that begin with tokens of their parent's prompt, and how many
--- $trace_id: the trace
--- columns: request, history_tokens
-SELECT request, history_tokens
-FROM request_attributes
-WHERE trace_id = $trace_id AND history_tokens IS NOT NULL
-ORDER BY request
