@@ -251,11 +251,12 @@ class Store:
         if not len(frame):
             return
         with explaining(self.path):
-            # One thread reads the single batch, so rows stay in order; with the option on, this
-            # takes a quarter longer. It is global: queries that need an order state it.
+            # One thread keeps the rows in order; with the option on, it takes a quarter longer. The
+            # option is global: queries that need an order state it.
             self._connection.execute("SET preserve_insertion_order = false")
             try:
-                self._execute(name, parameters, frame)
+                with self.in_row_order():
+                    self._execute(name, parameters, frame)
             finally:
                 self._connection.execute("RESET preserve_insertion_order")
 

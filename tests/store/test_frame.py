@@ -29,8 +29,8 @@ def test_every_number_arrives(values: np.ndarray) -> None:
 
 
 def test_rows_lie_in_the_order_of_their_arrays(tmp_path: Path) -> None:
-    """In several stretches of the table, and the connection keeps the order of others again."""
-    block = np.random.default_rng(0).permutation(700_000).astype(np.int32)
+    """So many that threads would mix them; the connection keeps the order of others again."""
+    block = np.random.default_rng(0).permutation(3_000_000).astype(np.int32)
     path = str(tmp_path / "kvscope.duckdb")
     with open_store(path) as store:
         with store.transaction():
