@@ -18,7 +18,10 @@ from kvscope.store.doctor import examine, save
 from kvscope.store.traces import load_prompts
 from tests import small_traces
 
-REQUESTS = [Request(input_tokens=40, output_tokens=4, hash_ids=[1, 2, at]) for at in range(5)]
+REQUESTS = [
+    Request(input_tokens=40, output_tokens=4, hash_ids=[1, 2, at], repeated_tokens=at)
+    for at in range(5)
+]
 
 
 @pytest.fixture
@@ -96,6 +99,7 @@ def test_it_says_what_is_wrong_and_saves_the_rest(
         *(f"requests SET {name} = 2147483647" for name in ("cached_blocks", "carried_blocks")),
         "requests SET input_tokens = 39 WHERE request = 2",
         "requests SET request = 1 WHERE request = 2",
+        "request_attributes SET repeated_tokens = -1 WHERE request = 2",
         "branches SET parent = block",
         "branches SET parent = 2147483647",
         "blocks SET blocks = 2147483647",
