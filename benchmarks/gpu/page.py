@@ -20,7 +20,7 @@ from kvscope.deployment.pool import derive_pool
 from kvscope.deployment.roofline import HIGH, LOW, REQUEST_S, roofline, tpot_s
 
 Found = dict[str, Any]
-_ON_VLLM = ("lru", "recommended", "tier", "latent", "windows")
+_ON_VLLM = tuple(stage for stage in STAGES if stage not in {"torch", "fleet"})
 _AVAILABLE = re.compile(r"Available KV cache memory: ([0-9.]+) GiB")
 _OVERRIDDEN = re.compile(r"Overriding num_gpu_blocks=(\d+)")
 

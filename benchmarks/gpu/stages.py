@@ -25,7 +25,7 @@ TORCH_MODELS = ("llama3-8b", "qwen2.5-14b", "qwen3-30b-a3b")
 LATENT_MODEL, WINDOWS_MODEL = "deepseek-v2-lite", "gemma3-4b"
 POLICY_MODEL = "llama3-8b"
 ADVICE = "policy.toml"
-_PACES = ("--sequential", "--in-flight 8")
+_SEQUENTIAL, _IN_FLIGHT = "--sequential", "--in-flight 8"
 TIER_GIB = 8
 _LIMITS = "--max-num-seqs 1024 --max-num-batched-tokens 8192"  # vLLM's own on such GPUs
 _LOGGED = re.compile(
@@ -177,12 +177,12 @@ def _traces(run: Run) -> tuple[int, int]:
     from benchmarks import live_gittins
 
     times, block = (1, 32) if run.small else (4, 16)
-    live_gittins.write_traces(run.work, 60 if run.small else 240, times=times, block=block)
+    live_gittins.write_traces(run.work, 60 if run.small else 300, times=times, block=block)
     return live_gittins.BLOCKS * times * 32 // block, times
 
 
 def lru(run: Run) -> None:
-    """Calibrate vLLM, replay the trace with LRU, and let `tune` recommend a policy for it."""
+    """Calibrate vLLM, let `tune` recommend a policy for the trace, and replay it with LRU."""
     from benchmarks import live_gittins
     from kvscope.latency.file import read_profile
 
@@ -197,26 +197,31 @@ def lru(run: Run) -> None:
             f"tune training.jsonl --policies gittins --capacity-blocks {blocks} --percentile p50"
             f" --slo {float(slo_s) * 1e3:.1f}ms --latency latency.toml --output {ADVICE}"
         )["recommendation"]
-        for pace in _PACES:
-            _replay(run, findings, url, "lru", pace)
+        _replay(run, findings, url, "lru", _SEQUENTIAL)
 
 
-def recommended(run: Run) -> None:
-    """Replay the trace with the policy that stage `lru` has recommended, each pace on a server."""
+def lru_in_flight(run: Run) -> None:
+    """Replay the trace with LRU and requests in flight, by the profile of stage `lru`."""
+    blocks, _ = _traces(run)
+    with run.step("lru in flight") as findings, _server(run, POLICY_MODEL, findings, blocks) as url:
+        _replay(run, findings, url, "lru", _IN_FLIGHT)
+
+
+def recommended(run: Run, pace: str) -> None:
+    """Replay the trace at a pace with the policy that stage `lru` has recommended."""
     from kvscope.tuning.file import read_policy_file
     from kvscope.validate.validate import recommended_run
 
     blocks, _ = _traces(run)
     advice = read_policy_file(run.work / ADVICE)
-    for pace in reversed(_PACES):
-        chosen = recommended_run(
-            advice, run.work / ADVICE, overlapped=not run.small, trace_clock=pace == "--sequential"
-        )
-        with (
-            run.step(f"{advice.policy.name} {pace}") as findings,
-            _server(run, POLICY_MODEL, findings, blocks, chosen) as url,
-        ):
-            _replay(run, findings, url, "recommendation", pace)
+    chosen = recommended_run(
+        advice, run.work / ADVICE, overlapped=not run.small, trace_clock=pace == _SEQUENTIAL
+    )
+    with (
+        run.step(f"{advice.policy.name} {pace}") as findings,
+        _server(run, POLICY_MODEL, findings, blocks, chosen) as url,
+    ):
+        _replay(run, findings, url, "recommendation", pace)
 
 
 def tier(run: Run) -> None:
@@ -236,8 +241,8 @@ def tier(run: Run) -> None:
         run.step("lru with a tier") as findings,
         _server(run, POLICY_MODEL, findings, blocks, flags=flags) as url,
     ):
-        _replay(run, findings, url, "lru", "--sequential")
-        (of_pool,), (simulated,) = findings["--sequential"]["runs"], predicted["results"]
+        _replay(run, findings, url, "lru", _SEQUENTIAL)
+        (of_pool,), (simulated,) = findings[_SEQUENTIAL]["runs"], predicted["results"]
         off = abs(simulated["hit_tokens"] - of_pool["measured"]["hit_tokens"])
         of_pool |= {
             "policy": f"lru, {TIER_GIB} GiB of CPU memory",
@@ -247,8 +252,9 @@ def tier(run: Run) -> None:
 
 
 def _replay(run: Run, findings: dict[str, Any], url: str, policies: str, pace: str) -> None:
+    repeats = 1 if pace == _SEQUENTIAL else 2  # in flight, a second run tells the noise
     findings[pace] = run.kvscope(
-        f"validate served.jsonl --url {url} --policies {policies} {pace}"
+        f"validate served.jsonl --url {url} --policies {policies} {pace} --repeats {repeats}"
         f" --recommendation {ADVICE} --latency latency.toml {_LIMITS}"
     )
     run.save()
@@ -263,7 +269,9 @@ def fleet(run: Run) -> None:
 STAGES: dict[str, Callable[[Run], None]] = {
     "torch": torch_alone,
     "lru": lru,
-    "recommended": recommended,
+    "lru-in-flight": lru_in_flight,
+    "recommended": partial(recommended, pace=_SEQUENTIAL),
+    "recommended-in-flight": partial(recommended, pace=_IN_FLIGHT),
     "tier": tier,
     "latent": partial(pool, model=LATENT_MODEL),
     "windows": partial(pool, model=WINDOWS_MODEL),

@@ -81,6 +81,9 @@ class Measurable(Protocol):
     def step_s(self, step: Step) -> float:
         """Return the seconds of a step of decoding, measured once. Raises EngineError."""
 
+    def request_s(self) -> float | None:
+        """Return what a request took outside of the engine's steps so far; None where unknown."""
+
 
 class CalibrationRun(Struct):
     """All that was measured.
@@ -88,8 +91,8 @@ class CalibrationRun(Struct):
     `ttft_s` has the times of each cell in the order of measuring, `step_s` those of each step;
     `uncached_prefixes` the cells whose prefix the server had not cached as it should, with the
     tokens that were cached.
-    `reports_cached`: the server reports cached tokens at all. `ended` is why the run ended early,
-    or empty.
+    `reports_cached`: the server reports cached tokens at all. `request_s` is what a request took
+    outside of the steps, where the engine tells. `ended` is why the run ended early, or empty.
     """
 
     rounds: int
@@ -97,6 +100,7 @@ class CalibrationRun(Struct):
     step_s: dict[Step, list[float]] = field(default_factory=dict)
     uncached_prefixes: dict[Cell, int] = field(default_factory=dict)
     reports_cached: bool = False
+    request_s: float | None = None
     ended: str = ""
 
     @property
@@ -145,6 +149,7 @@ def measure(
                 elif reading.cached_tokens is not None:
                     run.uncached_prefixes[cell] = reading.cached_tokens
                 advance(1)
+        run.request_s = engine.request_s()
         for step in sorted(rounds * list(steps)):
             if stop.is_set():
                 run.ended = "interrupted"
@@ -194,13 +199,15 @@ class CellFit(Struct, frozen=True):
 class ProfileFit(Struct, frozen=True):
     """Parameters by their names in a profile, in seconds, their 95 % intervals, and the cells.
 
-    `decoding` is None where no steps were measured.
+    `decoding` is None where no steps were measured, `request_s` where the engine did not tell what
+    a request took outside of its steps.
     """
 
     parameters: Mapping[str, float]
     intervals: Mapping[str, tuple[float, float]]
     cells: tuple[CellFit, ...]
     decoding: DecodingFit | None = None
+    request_s: float | None = None
 
     def profile(self, name: str, source: str, measured_tokens: int) -> LatencyProfile:
         """Return the latency profile of these parameters and intervals."""
@@ -210,21 +217,21 @@ class ProfileFit(Struct, frozen=True):
             source=source,
             **self.parameters,
             **steps,
-            request_s=self._request_s(),
+            request_s=min(self._outside_s(), self.parameters["base_s"]),
             intervals=self.intervals,
             measured_tokens=measured_tokens,
         )
 
-    def _request_s(self) -> float:
-        """Return the part of b outside of the engine's steps: what a short prompt takes beyond one.
+    def _outside_s(self) -> float:
+        """Return the part of b outside of the engine's steps.
 
-        A step reads the weights, whether for a few tokens of a prompt or for one of an output.
+        Where the engine does not tell, it is what a short prompt takes beyond a step of decoding,
+        which is too much: a GPU launches the kernels of a prompt more slowly than those of outputs.
         """
-        if self.decoding is None:
-            return 0.0
+        if self.request_s is not None or self.decoding is None:
+            return self.request_s or 0.0
         base_s, floor_s = (self.parameters.get(name, 0.0) for name in ("base_s", "floor_s"))
-        beyond_s = base_s + floor_s - self.decoding.parameters["decode_base_s"]
-        return min(max(beyond_s, 0.0), base_s)
+        return max(base_s + floor_s - self.decoding.parameters["decode_base_s"], 0.0)
 
     @property
     def worst(self) -> CellFit:
@@ -379,6 +386,7 @@ class MeasuredProfile(Struct, frozen=True):
     DOCUMENT: ClassVar[str] = (
         "name=profile.name source=profile.source base_ms=profile.base_s"
         " per_token_ms=profile.per_token_s per_token_pair_ms=profile.per_token_pair_s"
+        " floor_ms=profile.floor_s request_ms=profile.request_s"
         " decode_base_ms=profile.decode_base_s decode_request_ms=profile.decode_request_s"
         " decode_context_token_ms=profile.decode_context_token_s intervals"
     )
@@ -464,7 +472,8 @@ def calibrate(
     cells = grid(longest)
     run = measure(engine, cells, steps, rounds=rounds, seed=seed, advance=advance, stop=stop)
     _refuse_uncached(run)
-    fitted = replace(fit(run.ttft_s, seed=seed), decoding=fit_steps(run.step_s))
+    fitted = fit(run.ttft_s, seed=seed)
+    fitted = replace(fitted, decoding=fit_steps(run.step_s), request_s=run.request_s)
     count = f"{run.count} of {run.planned}" if run.ended else str(run.count)
     source = (
         f"kvscope calibrate, {datetime.now(UTC):%Y-%m-%d}, {description.in_words};"

@@ -18,13 +18,14 @@ from kvscope.core.errors import EngineError
 from kvscope.core.trace import PROBE
 from kvscope.latency.calibration import Cell, TtftReading
 from kvscope.latency.decoding import Step
-from kvscope.serving.client import Endpoint, completion
+from kvscope.serving.client import Endpoint, completion, time_in_steps
 from kvscope.serving.interpreter import Interpreter
 
 _DECODER = str(Path(__file__).with_name("torch_decoder.py"))
 TOKENS = (100, 1000)
 """The range of token ids in prompts: in every vocabulary, and never special."""
 _FEW, _STEPS = 8, 32  # outputs of every request, and those that are timed
+_TRIES, _AGAIN_S = 20, 0.05  # metrics come a little later than answers
 
 
 class ServerTarget:
@@ -36,7 +37,10 @@ class ServerTarget:
 
     def __init__(self, endpoint: Endpoint, model: str, *, seed: int | None = None) -> None:
         self._endpoint, self._model = endpoint, model
-        self._of_vllm = "vllm:" in endpoint.metrics()
+        metrics = endpoint.metrics()
+        self._of_vllm = "vllm:" in metrics
+        self._before = time_in_steps(metrics)
+        self._ttft_s: list[float] = []
         self._rng = np.random.default_rng(None if seed is None else [seed, 1])
 
     def read(self, cell: Cell) -> TtftReading:
@@ -45,6 +49,22 @@ class ServerTarget:
         if prefix:
             self._send(prefix + self._tokens(1))
         return self._send(prefix + self._tokens(cell.uncached))
+
+    def request_s(self) -> float | None:
+        """Return the mean TTFT less what vLLM's own metrics count from queue to first token.
+
+        None where it has no such metrics, or others sent requests meanwhile.
+        """
+        before, own = self._before, len(self._ttft_s)
+        for _ in range(_TRIES):
+            after = time_in_steps(self._endpoint.metrics())
+            if before is None or after is None or after.requests - before.requests > own:
+                return None
+            if after.requests - before.requests == own:
+                in_steps_s = after.seconds - before.seconds
+                return max(sum(self._ttft_s) - in_steps_s, 0.0) / own if own else None
+            time.sleep(_AGAIN_S)
+        return None
 
     def step_s(self, step: Step) -> float:
         """Measure steps: what more outputs of cached prompts, sent at once, take more."""
@@ -72,6 +92,7 @@ class ServerTarget:
                 where=self._endpoint.url,
                 remedy="see the server's log, or shorten the prompts with --max-tokens",
             )
+        self._ttft_s.append(answer.ttft_s)
         return TtftReading(answer.ttft_s, answer.cached_tokens)
 
 
@@ -129,6 +150,10 @@ class TorchTarget:
     def read(self, cell: Cell) -> TtftReading:
         """Measure one cell, as `Measurable.read`."""
         return TtftReading(self._seconds(cell._asdict()), None)
+
+    def request_s(self) -> float:
+        """Return 0: nothing is outside of its steps."""
+        return 0.0
 
     def step_s(self, step: Step) -> float:
         """Measure one step, as `Measurable.step_s`."""

@@ -63,6 +63,13 @@ class BlockPool(Struct, frozen=True):
     block_size: int
 
 
+class InSteps(Struct, frozen=True):
+    """How many requests an engine has answered, and their seconds from queue to first token."""
+
+    requests: int
+    seconds: float
+
+
 class Endpoint:
     """An OpenAI-compatible server at `url` (with or without a `/v1`).
 
@@ -298,6 +305,27 @@ def block_pool(metrics: str) -> BlockPool | None:
         return BlockPool(int(labels["num_gpu_blocks"]) - 1, int(labels["block_size"]))
     except (KeyError, ValueError):
         return None
+
+
+def time_in_steps(metrics: str) -> InSteps | None:
+    """Return what a vLLM's metrics, in Prometheus' format, say of its requests' prefills.
+
+    None where they are not vLLM's. Engines of one server are added up.
+
+    Source: vLLM 0.26.0 and 0.32.0, vllm/v1/metrics/loggers.py (PrometheusStatLogger).
+    """
+    seconds = {
+        name: sum(
+            map(
+                float, re.findall(rf"^vllm:request_{name}(?:{{.*}})? (\S+)$", metrics, re.MULTILINE)
+            )
+        )
+        for name in ("queue_time_seconds_sum", "prefill_time_seconds_sum")
+    }
+    counts = re.findall(
+        r"^vllm:request_prefill_time_seconds_count(?:{.*})? (\S+)$", metrics, re.MULTILINE
+    )
+    return InSteps(int(sum(map(float, counts))), sum(seconds.values())) if counts else None
 
 
 def _reason(body: bytes) -> str:

@@ -485,7 +485,8 @@ def _running_server(
 ) -> EngineAtHand:
     """Return the server that runs already; its blocks as stated, or as its metrics have them.
 
-    A recommendation says in which groups its model's layers are.
+    A recommendation says in which groups its model's layers are. It schedules ahead, as vLLM does
+    on all but CPUs.
     """
     from kvscope.serving.client import Endpoint, block_pool
     from kvscope.tuning.file import RecommendationFile
@@ -509,7 +510,8 @@ def _running_server(
     groups = None
     if tuned is not None and tuned.kv_groups:
         groups = KvGroups.parse(tuned.kv_groups).in_blocks_of(size)
-    return EngineAtHand(facts, running_server(endpoint, served), sample, groups=groups)
+    opened = running_server(endpoint, served)
+    return EngineAtHand(facts, opened, sample, overlapped=True, groups=groups)
 
 
 def _blocks(replica: ValidatedReplica, size: int, monitor: Monitor) -> int:

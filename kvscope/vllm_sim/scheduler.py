@@ -205,6 +205,8 @@ def start(machine: Machine) -> None:
         yields[0, at] = yields[1, at]
     state.in_progress = state.planned
     state.end_s = state.now_s + state.cost_s
+    launches = state.prefill_tokens > 0
+    state.ready_s = state.now_s + min(state.launch_s, state.cost_s) if launches else 0.0
 
 
 @callable_in_kernels
@@ -248,6 +250,7 @@ def runner(hybrid: bool = False) -> Callable[..., Any]:
         state, requests = machine.state[0], machine.requests
         pause = waited = 0  # steps until the next try to go fast, and between the last two
         while steps > 0:
+            state.now_s = max(state.now_s, state.ready_s)
             if state.finished >= finished or state.now_s >= until_s:
                 break
             arrive(machine)

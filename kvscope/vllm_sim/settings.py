@@ -23,7 +23,9 @@ class StepCost(Struct, frozen=True):
     base_s + max(floor_s, prefill_token_s · u) + prefill_pair_s · u·(c + u/2), summed over the
     prompts' chunks of u tokens after c earlier ones, + decode_token_s + decode_context_token_s · c
     for every request that decodes one token after c others. A step without prompts begins with
-    decode_base_s instead, where it is given.
+    decode_base_s instead, where it is given. Where steps overlap, requests that arrive within
+    launch_s of the beginning of a step with prompts can still enter the next one: the CPU launches
+    its kernels for so long, and plans no other step meanwhile.
     """
 
     base_s: float
@@ -33,6 +35,7 @@ class StepCost(Struct, frozen=True):
     decode_context_token_s: float = 0.0
     floor_s: float = 0.0
     decode_base_s: float | None = None
+    launch_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -55,7 +58,8 @@ class StepCost(Struct, frozen=True):
         """Return the cost of steps on the engine that `profile` describes.
 
         A prompt that is alone in one step takes the profile's TTFT, less what passes outside of the
-        steps (`request_s`); its first cost is that of a step here. Where the profile has no decode
+        steps (`request_s`); its first cost is that of a step here, and the shortest prompt takes as
+        long as launching its kernels. Where the profile has no decode
         costs, a decoded token costs what a prompt's token costs at the same place.
         """
         decodes = profile.decode_base_s is not None
@@ -69,6 +73,7 @@ class StepCost(Struct, frozen=True):
             ),
             floor_s=profile.floor_s,
             decode_base_s=profile.decode_base_s,
+            launch_s=profile.base_s - profile.request_s + profile.floor_s,
         )
 
 

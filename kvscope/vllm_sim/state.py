@@ -112,8 +112,8 @@ STATE = _record(
     "planned budget prefill_tokens steps finished admitted period "
     "alignment_tokens segment_tokens keeps_boundaries state_tokens rehashes_states "
     "unhashed_last export_tokens leaf selects adaptive taken_lane second_freed",
-    "now_s end_s cost_s ttl_s "
-    "base_s prefill_token_s prefill_pair_s floor_s "
+    "now_s ready_s end_s cost_s ttl_s "
+    "base_s prefill_token_s prefill_pair_s floor_s launch_s "
     "decode_base_s decode_token_s decode_context_token_s second_worth",
 )
 """One record: the settings of the engine, and counts.
@@ -122,12 +122,13 @@ STATE = _record(
 `running` requests run and `preempted` ones wait to start over; `next` is the first one that was
 never admitted, of the `arrived` ones. The path of `front` is written out. `in_progress` and
 `planned` are the sizes of the two batches, `budget` the tokens that the latter may still get and
-`cost_s` its duration, with `prefill_tokens` of prompts; `end_s` is when the former ends. `period`
-is the policy's table in force. Of a hybrid model, hits are multiples of `alignment_tokens`; windows
-are kept at every multiple of `segment_tokens` (0: at none) and, with `keeps_boundaries`, at those
-of requests. Steps end at multiples of `state_tokens` where it has linear attention, else it is 0;
-where that is more than `alignment_tokens`, hits end within blocks. With `export_tokens` a step that
-ends a prompt writes the last state that a hit can end at, too, at a multiple of so many tokens.
+`cost_s` its duration, with `prefill_tokens` of prompts; `end_s` is when the former ends, and from
+`ready_s` on the next one can be planned. `period` is the policy's table in force. Of a hybrid
+model, hits are multiples of `alignment_tokens`; windows are kept at every multiple of
+`segment_tokens` (0: at none) and, with `keeps_boundaries`, at those of requests. Steps end at
+multiples of `state_tokens` where it has linear attention, else it is 0; where that is more than
+`alignment_tokens`, hits end within blocks. With `export_tokens` a step that ends a prompt writes
+the last state that a hit can end at, too, at a multiple of so many tokens.
 `rehashes_states` and `unhashed_last` as in `EngineSettings`. Of the policy, `leaf`: only leaves
 leave; `selects`: it does not admit all turns; `adaptive` as in `LanePolicy`. The last block was
 taken from `taken_lane`; NONE if other lanes may have changed since. Of those the first block to

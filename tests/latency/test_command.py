@@ -51,6 +51,20 @@ def test_a_vllm_is_told_that_these_are_no_requests_of_users(of_vllm: bool) -> No
     assert seen.get("vllm_xargs") == ({PROBE: 1} if of_vllm else None)
 
 
+def test_what_passes_outside_of_its_steps_is_what_its_metrics_do_not_count() -> None:
+    """Unknown where others send requests at the same time, and where it is no vLLM."""
+    with fake_server(Behaviour(base_s=0.03, outside_s=0.02)) as url:
+        target, other = (ServerTarget(Endpoint(url), "fake", seed=seed) for seed in (1, 2))
+        ttft_s = target.read(Cell(64, 0)).ttft_s
+        assert target.request_s() == pytest.approx(ttft_s - 0.03)
+        other.read(Cell(64, 0))
+        assert target.request_s() is None
+    with fake_server(Behaviour(tells_blocks=False)) as url:
+        target = ServerTarget(Endpoint(url), "fake", seed=1)
+        target.read(Cell(64, 0))
+        assert target.request_s() is None
+
+
 def test_its_steps_of_decoding_are_measured() -> None:
     """What more outputs take, by requests in a step; the fake serves them one after the other."""
     with fake_server(Behaviour(base_s=0.01, per_output_s=0.002)) as url:

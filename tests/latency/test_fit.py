@@ -35,6 +35,8 @@ def ignore(amount: int) -> None:
 class Made:
     """A target whose times are those of a profile, with noise that only makes them longer."""
 
+    outside_s: float | None = None
+
     def __init__(self, profile: LatencyProfile, noise: float = 0.0, fails_at: int = -1) -> None:
         self.profile, self.noise, self.fails_at = profile, noise, fails_at
         self.rng = np.random.default_rng(1)
@@ -47,6 +49,10 @@ class Made:
             raise EngineError("it died")
         longer = 1 + float(self.rng.exponential(self.noise)) if self.noise else 1.0
         return TtftReading(float(self.profile.ttft_s(*cell)) * longer, cell.cached)
+
+    def request_s(self) -> float | None:
+        """As `Measurable.request_s`."""
+        return self.outside_s
 
     def step_s(self, step: Step) -> float:
         """As `Measurable.step_s`."""
@@ -113,6 +119,17 @@ def test_what_a_short_prompt_takes_beyond_a_step_is_outside_of_it() -> None:
         stop=Event(),
     )
     assert run.profile.request_s == 0
+
+
+@pytest.mark.parametrize(("told_s", "kept_s"), [(0.002, 0.002), (1.0, TRUE.base_s)])
+def test_an_engine_that_tells_what_is_outside_of_its_steps_is_believed(
+    told_s: float, kept_s: float
+) -> None:
+    """Up to what a request takes beside its tokens."""
+    engine = Made(replace(TRUE, floor_s=0.03, decode_base_s=0.032, decode_request_s=1e-4))
+    engine.outside_s = told_s
+    run = calibrate(engine, ENGINE, longest=4096, rounds=2, advance=ignore, stop=Event())
+    assert run.profile.request_s == pytest.approx(kept_s, rel=0.1)
 
 
 def test_disturbed_measurements_move_it_little() -> None:

@@ -30,6 +30,7 @@ class Behaviour:
     base_s: float = 0.0
     per_token_s: float = 0.0
     per_output_s: float = 0.0  # between two output tokens
+    outside_s: float = 0.0  # of a request, which its metrics of steps leave out
     tells_hits: bool = True
     caches: bool = True
     tells_blocks: bool = True
@@ -43,6 +44,7 @@ class Behaviour:
     max_model_len: int | None = 8192
     dead: bool = False
     seen: list[dict[str, Any]] = field(default_factory=list)
+    prefills_s: list[float] = field(default_factory=list)
 
 
 class Cache:
@@ -94,7 +96,14 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/metrics" and self.behaviour.tells_blocks:
             size, blocks = self.behaviour.block_size, self.behaviour.blocks + 1
             labels = f'engine="0",block_size="{size}",num_gpu_blocks="{blocks}"'
-            self._answer(200, f"vllm:cache_config_info{{{labels}}} 1.0\n")
+            prefills = self.behaviour.prefills_s
+            self._answer(
+                200,
+                f"vllm:cache_config_info{{{labels}}} 1.0\n"
+                'vllm:request_queue_time_seconds_sum{engine="0"} 0.0\n'
+                f'vllm:request_prefill_time_seconds_sum{{engine="0"}} {sum(prefills)}\n'
+                f'vllm:request_prefill_time_seconds_count{{engine="0"}} {len(prefills)}.0\n',
+            )
         else:
             self._answer(404, "{}")
 
@@ -125,7 +134,9 @@ class Handler(BaseHTTPRequestHandler):
         hits = self.cache.serve(prompt, output)
         if number == does.stalls_at:
             time.sleep(does.stall_s)
-        time.sleep(does.base_s + does.per_token_s * (len(prompt) - hits))
+        prefill_s = does.base_s + does.per_token_s * (len(prompt) - hits)
+        time.sleep(does.outside_s + prefill_s)
+        does.prefills_s.append(prefill_s)
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()

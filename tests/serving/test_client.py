@@ -7,7 +7,14 @@ import pytest
 
 from kvscope.core.errors import EngineError, UsageError
 from kvscope.core.trace import OUTPUTS
-from kvscope.serving.client import BlockPool, Endpoint, block_pool, completion
+from kvscope.serving.client import (
+    BlockPool,
+    Endpoint,
+    InSteps,
+    block_pool,
+    completion,
+    time_in_steps,
+)
 from tests.serving.fake import Behaviour, fake_server
 
 
@@ -90,6 +97,21 @@ def test_an_unknown_model_names_those_there_are() -> None:
     """The error is the remedy."""
     with fake_server(Behaviour()) as url, pytest.raises(EngineError, match="it serves fake"):
         Endpoint(url).model("other")
+
+
+def test_the_time_in_steps_is_read_from_vllms_metrics() -> None:
+    """Of all its engines; metrics of others tell nothing."""
+    lines = [
+        f'vllm:request_{name}{{engine="{engine}",model_name="x y"}} {value}'
+        for engine in (0, 1)
+        for name, value in (
+            ("queue_time_seconds_sum", 0.25),
+            ("prefill_time_seconds_sum", 1.5),
+            ("prefill_time_seconds_count", 3.0),
+        )
+    ]
+    assert time_in_steps("# HELP x\n" + "\n".join(lines)) == InSteps(6, 3.5)
+    assert time_in_steps("vllm:cache_config_info{} 1.0") is None
 
 
 def test_the_pool_is_read_from_vllms_metrics() -> None:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from benchmarks.tiny_llama import tiny_llama
 from kvscope.core.percentiles import percentiles
 from kvscope.core.trace import OUTPUTS, Prompts
-from kvscope.latency.calibration import fit, grid, measure
+from kvscope.latency.calibration import Cell, fit, grid, measure
 from kvscope.latency.profile import LatencyProfile
 from kvscope.latency.targets import ServerTarget
 from kvscope.policies.base import Policy
@@ -190,6 +190,15 @@ def test_sixteen_at_once_few_hits_are_off(
     record_property("mismatched_requests", int(np.count_nonzero(off)))
     record_property("mismatched_share_of_hit_tokens", share)
     assert share < 0.01
+
+
+def test_it_tells_what_requests_take_outside_of_its_steps(server: VllmServer) -> None:
+    """Its metrics of prefills come with the answers, and leave out a part of what a client sees."""
+    target = ServerTarget(server.endpoint, server.endpoint.model().name, seed=3)
+    seen_s = [target.read(Cell(tokens, 0)).ttft_s for tokens in (64, 512)]
+    outside_s = target.request_s()
+    assert outside_s is not None
+    assert 0 < outside_s < np.mean(seen_s)
 
 
 @pytest.mark.clock

@@ -162,6 +162,18 @@ def test_overlapped_steps_free_blocks_one_step_later() -> None:
     assert late.requests.admitted_s[1] == 2
 
 
+@pytest.mark.parametrize(("launch_s", "first_token_s"), [(0.0, 3), (0.25, 2)])
+def test_what_arrives_while_a_step_is_launched_enters_the_next(
+    launch_s: float, first_token_s: float
+) -> None:
+    """Without a launch the next step is planned as soon as a step begins."""
+    two = told(asks("abc", 12, outputs=4), asks("xyz", 12, at=0.25))
+    cost = StepCost(base_s=1.0, launch_s=launch_s)
+    seen = run(engine(two, 8, cost=cost, async_scheduling=True))
+    assert seen.requests.first_token_s.tolist() == [1, first_token_s]
+    assert seen.requests.finished_s[0] == 4
+
+
 def test_safe_blocks_leave_first() -> None:
     """T-LRU: the deepest block of abcd can be recomputed in time, so it leaves before older z."""
     policy = TLru({"xi_tokens": 5, "next_prompt_tokens": 0}, leaves="any")
