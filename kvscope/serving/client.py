@@ -24,6 +24,9 @@ from kvscope.core.errors import EngineError, UsageError
 
 API_KEY = "KVSCOPE_API_KEY"
 QUICK_S = 10.0  # for what takes no prefill
+_PREFILLS = re.compile(
+    r"^vllm:request_(queue|prefill)_time_seconds(_sum|_count)(?:\{.*\})? (\S+)$", re.MULTILINE
+)
 _CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\}", re.MULTILINE)
 
 
@@ -314,18 +317,12 @@ def time_in_steps(metrics: str) -> InSteps | None:
 
     Source: vLLM 0.26.0 and 0.32.0, vllm/v1/metrics/loggers.py (PrometheusStatLogger).
     """
-    seconds = {
-        name: sum(
-            map(
-                float, re.findall(rf"^vllm:request_{name}(?:{{.*}})? (\S+)$", metrics, re.MULTILINE)
-            )
-        )
-        for name in ("queue_time_seconds_sum", "prefill_time_seconds_sum")
-    }
-    counts = re.findall(
-        r"^vllm:request_prefill_time_seconds_count(?:{.*})? (\S+)$", metrics, re.MULTILINE
-    )
-    return InSteps(int(sum(map(float, counts))), sum(seconds.values())) if counts else None
+    sums: dict[str, list[float]] = {}
+    for name, which, value in _PREFILLS.findall(metrics):
+        sums.setdefault(name + which, []).append(float(value))
+    queued, prefilled = (sum(sums.get(f"{name}_sum", ())) for name in ("queue", "prefill"))
+    counts = sums.get("prefill_count")
+    return InSteps(int(sum(counts)), queued + prefilled) if counts else None
 
 
 def _reason(body: bytes) -> str:
