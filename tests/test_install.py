@@ -87,19 +87,25 @@ def installed(
     distributions: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    """Make an environment with a distribution, its dashboard extra and what they need.
+    """Make an environment with a distribution, its dashboard extra and what they need, by pipx.
 
     The source distribution is what the wheel was built from.
     """
     folder = tmp_path_factory.mktemp("installed")
-    run(sys.executable, "-m", "venv", folder, cwd=folder)
-    pip = (folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-compile")
+    pip = f"--quiet --no-compile --constraint {newest_constraints(folder)}"
+    where = f"kvscope[dashboard] @ {distributions[request.param].as_uri()}"
+    pipx = (sys.executable, "-m", "pipx", "install", "--pip-args", pip)
+    run(*pipx, where, cwd=folder, PIPX_HOME=str(folder), PIPX_BIN_DIR=str(folder / "bin"))
+    assert "analyze" in run(folder / "bin" / "kvscope", "--help", cwd=folder)
+    return folder / "venvs" / "kvscope"
+
+
+def newest_constraints(folder: Path) -> Path:
+    """Write the versions of an installation that has numba's newest one, and return the file."""
     pins = pinned("constraints.txt") | pinned("constraints-newest.txt")
     constraints = folder / "constraints.txt"
     constraints.write_text("".join(pins.values()), encoding="utf-8")
-    constraint = ("--constraint", constraints)
-    run(*pip, *constraint, f"{distributions[request.param]}[dashboard]", cwd=folder)
-    return folder
+    return constraints
 
 
 @pytest.mark.install
@@ -116,11 +122,13 @@ def test_own_files_are_used(installed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.install
-def test_help_and_version(installed: Path, tmp_path: Path) -> None:
-    """The command says what it can do, and the version that the file's name says."""
-    command = installed / "bin" / "kvscope"
-    assert "analyze" in run(command, "--help", cwd=tmp_path)
-    assert kvscope.__version__ in run(command, "--version", cwd=tmp_path)
+def test_version_without_an_installation(distributions: dict[str, Path], tmp_path: Path) -> None:
+    """uvx runs the wheel's command, whose version is that of the file's name."""
+    uvx = (Path(sys.executable).with_name("uvx"), "--quiet", "--no-config")
+    where = ("--constraints", newest_constraints(tmp_path), "--from", distributions["wheel"])
+    own = {"UV_CACHE_DIR": str(tmp_path / "cache"), "UV_TOOL_DIR": str(tmp_path / "tools")}
+    said = run(*uvx, *where, "kvscope", "--version", cwd=tmp_path, **own)
+    assert said.split() == ["kvscope", kvscope.__version__]
 
 
 @pytest.mark.install
