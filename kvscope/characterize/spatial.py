@@ -11,8 +11,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.characterize.distributions import HeatMap, Rates, Summary, Turns
-from kvscope.characterize.history import History, load_history
-from kvscope.characterize.sizes import SizeSummaries, load_sizes
+from kvscope.characterize.history import History, SizeSummaries, load_history, load_sizes
 from kvscope.core.arrays import Bools, Int32s, Int64s, UInt32s, unsigned
 from kvscope.core.background import in_background
 from kvscope.core.jit import kernel

@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from kvscope.characterize.gaps import ReuseGaps, ReuseHazard, reuse_gaps, reuse_hazard
-from kvscope.characterize.history import History, category_rows, load_history
+from kvscope.characterize.history import History, category_rows, load_history, load_sizes
 from kvscope.characterize.lifetimes import Lifetimes, WorkingSet, lifetimes, working_set
-from kvscope.characterize.sizes import load_sizes
 from kvscope.characterize.sources import Skew, Sources, skew, sources
 from kvscope.characterize.spatial import CountDeciles, Spatial, start_spatial
 from kvscope.characterize.stability import Stability, stability

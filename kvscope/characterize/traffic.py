@@ -9,8 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from kvscope.characterize.distributions import Summary, Turns
-from kvscope.characterize.history import History, load_history
-from kvscope.characterize.sizes import SizeSummaries, load_sizes
+from kvscope.characterize.history import History, SizeSummaries, load_history, load_sizes
 from kvscope.characterize.windows import Windows, round_windows
 from kvscope.core.arrays import Float64s
 from kvscope.core.disk_columns import stretches

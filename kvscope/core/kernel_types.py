@@ -34,7 +34,7 @@ from numba.np.arrayobj import populate_array
 from numba.np.numpy_support import from_dtype
 
 from kvscope.core import jit
-from kvscope.core.kernel_digest import hexdigest
+from kvscope.core.kernel_files import hexdigest
 
 _NUMBERS = {int: types.int64, float: types.float64, bool: types.boolean, type(None): types.none}
 

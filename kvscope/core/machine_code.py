@@ -29,8 +29,7 @@ from types import FunctionType
 from typing import Any, Self
 
 from kvscope.core import jit
-from kvscope.core.kernel_digest import SourceDigest, Tree, hexdigest
-from kvscope.core.kernel_files import KernelFiles
+from kvscope.core.kernel_files import KernelFiles, SourceDigest, Tree, hexdigest
 
 
 class _Hidden:

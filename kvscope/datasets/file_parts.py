@@ -14,9 +14,8 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.core.errors import InputError, without_secrets
-from kvscope.datasets.cuts import Cuts
+from kvscope.datasets.cuts import Cuts, Spill
 from kvscope.datasets.files import load_array, save_arrays, whole_folder
-from kvscope.datasets.spill import Spill
 from kvscope.ingest.columns import NONE, Gaps
 from kvscope.ingest.formats.base import Rejects
 from kvscope.ingest.limits import MAX_REQUESTS

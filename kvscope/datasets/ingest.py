@@ -31,7 +31,18 @@ from kvscope.core.files import (
 )
 from kvscope.core.trace import PromptLengths, Trace
 from kvscope.core.units import GIB, MIB, format_size
-from kvscope.datasets.cuts import SHARE, TRUNK, Cuts, FileSample, sample_files
+from kvscope.datasets.cuts import (
+    SHARE,
+    TRUNK,
+    Cuts,
+    DivideTask,
+    FileSample,
+    deeper_cuts,
+    divide_paths,
+    drop_paths,
+    sample_files,
+    shard_sizes,
+)
 from kvscope.datasets.dataset import (
     CUTS,
     REQUESTS,
@@ -75,16 +86,9 @@ from kvscope.datasets.shards import (
     run_stretches,
     save_lengths,
 )
-from kvscope.datasets.spill import (
-    DivideTask,
-    deeper_cuts,
-    divide_paths,
-    drop_paths,
-    shard_sizes,
-)
 from kvscope.ingest.build import Arranged, BuiltRequests, missing_notes
+from kvscope.ingest.clocks import turns, unread_notes
 from kvscope.ingest.formats.base import Rejects, counted
-from kvscope.ingest.meaning import turns, unread_notes
 from kvscope.ingest.pipeline import (
     Ingested,
     IngestOptions,

@@ -19,7 +19,7 @@ from kvscope.core.errors import InputError
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import ancestor
 from kvscope.core.trace import PromptLengths, PromptPaths
-from kvscope.datasets.cuts import TRUNK
+from kvscope.datasets.cuts import TRUNK, read_pieces, starts_of
 from kvscope.datasets.files import (
     Arrays,
     DamagedDatasetError,
@@ -29,7 +29,6 @@ from kvscope.datasets.files import (
     whole_folder,
 )
 from kvscope.datasets.numbering import owned_blocks
-from kvscope.datasets.spill import read_pieces, starts_of
 from kvscope.ingest.build import PathEnds
 from kvscope.ingest.columns import INT32_MAX
 from kvscope.ingest.lineage import ends_at

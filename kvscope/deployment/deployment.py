@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 from kvscope.core.errors import UsageError, placed
 from kvscope.core.records import defaults
 from kvscope.deployment.architecture import WeightDtype
-from kvscope.deployment.engines import DEFAULT_ENGINE, Engine, parse_engine
+from kvscope.deployment.engines import DEFAULT_ENGINE, JUNCTIONS, Engine, parse_engine, version_text
 from kvscope.deployment.gpus import Gpu, resolve_gpu
 from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.deployment.models import (
@@ -26,10 +26,8 @@ from kvscope.deployment.models import (
     Model,
     resolve_model,
 )
-from kvscope.deployment.observed import observed_pool
-from kvscope.deployment.pool import KvPool, derive_pool, stated_pool
+from kvscope.deployment.pool import KvPool, derive_pool, observed_pool, stated_pool
 from kvscope.deployment.roofline import HIGH, LOW, latency_notes, roofline
-from kvscope.deployment.versions import JUNCTIONS, version_text
 from kvscope.latency.file import load_profile
 from kvscope.latency.profile import FROM_TRACE, MODELS, PRESETS, TO_FIT, LatencyProfile
 

@@ -31,11 +31,10 @@ from kvscope.deployment.architecture import (
     unknown_layers,
     weight_bits,
 )
-from kvscope.deployment.config_fields import ConfigFields
+from kvscope.deployment.config_fields import ConfigFields, check_family
 from kvscope.deployment.engines import Engine, parse_engine
 from kvscope.deployment.gpus import Gpu
 from kvscope.deployment.kv_groups import KvGroups, kv_groups
-from kvscope.deployment.linear_states import check_family
 from kvscope.deployment.presets import PRESETS
 
 KvDtype = Literal["fp32", "fp16", "bf16", "fp8", "int8"]

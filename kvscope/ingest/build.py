@@ -13,11 +13,10 @@ from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.disk_columns import stretches
 from kvscope.core.trace import Lineage, PromptPaths
 from kvscope.ingest import lineage
-from kvscope.ingest.clocks import begin_together, open_sessions, placed
+from kvscope.ingest.clocks import begin_together, correct_epoch, open_sessions, placed
 from kvscope.ingest.columns import UNKNOWN_TYPE, Columns, Gaps
 from kvscope.ingest.formats.base import ROOT, ReadOptions
 from kvscope.ingest.hash_ids import NO_ID
-from kvscope.ingest.meaning import correct_epoch
 from kvscope.ingest.reuse import TraceReuse, trace_reuse
 from kvscope.ingest.trie import Trie
 

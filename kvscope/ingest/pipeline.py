@@ -22,6 +22,7 @@ from kvscope.core.files import STANDARD_STREAM
 from kvscope.core.jit import kernel
 from kvscope.core.trace import Trace
 from kvscope.ingest.build import Built, BuiltRequests, build
+from kvscope.ingest.clocks import complete_sessions, turns, unread_notes
 from kvscope.ingest.columns import ATTRIBUTES, MEASURED, NONE, TOO_MANY_IDS, Columns, Interner
 from kvscope.ingest.formats import registry
 from kvscope.ingest.formats.base import (
@@ -34,7 +35,6 @@ from kvscope.ingest.formats.base import (
 )
 from kvscope.ingest.formats.mooncake import TEXT_PROMPTS
 from kvscope.ingest.hash_ids import NO_ID
-from kvscope.ingest.meaning import complete_sessions, turns, unread_notes
 from kvscope.ingest.reuse import ReusedRuns
 from kvscope.ingest.source import Source
 from kvscope.ingest.trie import Trie

@@ -1,6 +1,6 @@
 """Track which blocks were touched recently, and by which request: what is new in a prompt.
 
-Finds what `kvscope.learning.offline.prefix_features` finds in a trace, request by request as an
+Finds what `kvscope.learning.offline.features` finds in a trace, request by request as an
 engine sees them. A request touches its whole prompt when it arrives, and its output when it ends,
 all of it at the time of its arrival.
 """

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from msgspec import Struct
 
-from kvscope.learning.lane_heap import LaneHeap, Scores
-from kvscope.learning.lane_plan import LanePlan, lane_at, lane_plan
+from kvscope.learning.lanes import LaneHeap, LanePlan, Scores, lane_at, lane_plan
 from kvscope.learning.recent_blocks import MOST_REQUESTS
 from kvscope.policies.base import ENDS, LanePolicy, Turn
 

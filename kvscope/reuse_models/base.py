@@ -16,8 +16,7 @@ import numpy as np
 
 from kvscope.core.errors import InputError
 from kvscope.reuse_models import likelihood
-from kvscope.reuse_models.kaplan_meier import KaplanMeier
-from kvscope.reuse_models.observations import Floats, Observations
+from kvscope.reuse_models.observations import Floats, KaplanMeier, Observations
 from kvscope.reuse_models.results import Interval
 
 P = "reuse_probability"

@@ -13,8 +13,7 @@ from kvscope.characterize.windows import DAY_S
 from kvscope.reuse_models.base import ReuseModel
 from kvscope.reuse_models.distributions import Exponential
 from kvscope.reuse_models.evidence import Evidence, Span
-from kvscope.reuse_models.kaplan_meier import KaplanMeier
-from kvscope.reuse_models.observations import Floats, Observations
+from kvscope.reuse_models.observations import Floats, KaplanMeier, Observations
 from kvscope.reuse_models.results import StabilityFit, WindowFit, WindowFits
 from kvscope.reuse_models.selection import MODELS, enough
 

@@ -13,8 +13,7 @@ from msgspec import Struct
 
 from kvscope.core.errors import UsageError
 from kvscope.learning.conversations import read_hints
-from kvscope.learning.lane_heap import Scores
-from kvscope.learning.lane_plan import head_lane, lane_plan
+from kvscope.learning.lanes import Scores, head_lane, lane_plan
 from kvscope.learning.learners import FittedTable, online_learner
 from kvscope.learning.observer import Observer, Request
 from kvscope.learning.prefixes import Prefixes

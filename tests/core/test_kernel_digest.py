@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvscope.core.kernel_digest import SourceDigest
+from kvscope.core.kernel_files import SourceDigest
 
 _SOURCE = '''
 import math

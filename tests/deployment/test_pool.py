@@ -12,8 +12,14 @@ from kvscope.core.errors import InputError, UsageError
 from kvscope.deployment.engines import Engine, parse_engine
 from kvscope.deployment.gpus import GIB, GPUS, resolve_gpu
 from kvscope.deployment.models import resolve_model
-from kvscope.deployment.observed import observed_pool, pool_in
-from kvscope.deployment.pool import KvPool, derive_pool, sglang_fraction, stated_pool
+from kvscope.deployment.pool import (
+    KvPool,
+    derive_pool,
+    observed_pool,
+    pool_in,
+    sglang_fraction,
+    stated_pool,
+)
 
 LLAMA = resolve_model("llama3.1-8b")
 H100 = resolve_gpu("h100")

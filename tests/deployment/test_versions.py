@@ -6,9 +6,8 @@ import pytest
 
 from kvscope.core.errors import UsageError
 from kvscope.deployment.deployment import Deployment, resolve
-from kvscope.deployment.engines import parse_engine
+from kvscope.deployment.engines import CHANGES, COMPARED, PLUGIN, parse_engine
 from kvscope.deployment.gpus import resolve_gpu
-from kvscope.deployment.versions import CHANGES, COMPARED, PLUGIN
 from kvscope.policies.lru_retention import LruRetention
 from kvscope.policies.tlru import TLru
 from kvscope.tuning.flags import EngineLaunch, flags

@@ -16,7 +16,7 @@ from kvscope.core.hits import standard
 from kvscope.learning import guard as guarding
 from kvscope.learning.conversations import read_hints
 from kvscope.learning.guard import OnlineGuard
-from kvscope.learning.lane_heap import Scores
+from kvscope.learning.lanes import Scores
 from kvscope.learning.offline.learners import plugin_tables
 from kvscope.learning.recent_blocks import RecentBlocks
 from kvscope.learning.returns.file import FittedReturns

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.learning.offline.prefix_features import chained, prefix_features
+from kvscope.learning.offline.features import chained, prefix_features
 from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.traffic import Traffic
 from tests.learning.test_refit_tables import first

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvscope.learning.lane_heap import Scores
+from kvscope.learning.lanes import Scores
 from kvscope.learning.shadow_cache import Kind, ShadowCache, ShadowCaches, ShadowRequest
 from kvscope.policies.base import LanePolicy
 from kvscope.policies.gittins import AGES, LEVELS, Gittins

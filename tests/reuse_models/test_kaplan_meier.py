@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.reuse_models.kaplan_meier import KaplanMeier
-from kvscope.reuse_models.observations import Observations
+from kvscope.reuse_models.observations import KaplanMeier, Observations
 
 rows = st.lists(
     st.tuples(st.integers(1, 12), st.booleans(), st.integers(1, 9)), min_size=1, max_size=40

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from kvscope.core.arrays import Int64s
+from kvscope.learning.offline.features import categories_of, refits_by_time
 from kvscope.learning.offline.learners import OfflineLearner
-from kvscope.learning.offline.refits import categories_of, refits_by_time
 from kvscope.learning.reuse.formulas import WINDOW_REFITS
 from kvscope.policies.base import REFIT_S, Floats
 from kvscope.replay.replay import Tables

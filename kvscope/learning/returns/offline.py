@@ -13,9 +13,8 @@ from msgspec.structs import replace
 from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.learning.learners import FittedTable
+from kvscope.learning.offline.features import PrefixFeatures, Refits, chained, prefix_features
 from kvscope.learning.offline.learners import OfflineLearner, end_of
-from kvscope.learning.offline.prefix_features import PrefixFeatures, chained, prefix_features
-from kvscope.learning.offline.refits import Refits
 from kvscope.learning.offline.shadow_replays import ShadowReplays, row_at
 from kvscope.learning.returns.file import FittedReturns
 from kvscope.learning.returns.formulas import (

@@ -16,8 +16,8 @@ import numpy as np
 
 from kvscope.core.arrays import Int64s
 from kvscope.learning.conversations import RequestHints
-from kvscope.learning.guarded_learner import GuardedLearner
-from kvscope.learning.lane_heap import Scores
+from kvscope.learning.guard import GuardedLearner
+from kvscope.learning.lanes import Scores
 from kvscope.learning.observer import Request
 from kvscope.learning.recent_blocks import (
     MOST_REQUESTS,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvscope.learning.offline.features import Refits, WindowCells, categories_of, refits_by_time
 from kvscope.learning.offline.learners import OfflineLearner
-from kvscope.learning.offline.refits import Refits, WindowCells, categories_of, refits_by_time
 from kvscope.learning.offline.shadow_replays import RevertingShadows
 from kvscope.learning.reuse.formulas import SLOTS, WINDOW_REFITS, ReuseCounts, reuse_table, slots_of
 from kvscope.policies.base import REFIT_S, Floats

@@ -20,9 +20,8 @@ from kvscope.learning.conversations import (
     RequestHints,
     Sessions,
 )
-from kvscope.learning.guard import FALLBACK
-from kvscope.learning.guarded_learner import MEMORY, REVERTS, GuardedLearner
-from kvscope.learning.lane_heap import Scores
+from kvscope.learning.guard import FALLBACK, MEMORY, REVERTS, GuardedLearner
+from kvscope.learning.lanes import Scores
 from kvscope.learning.learners import FittedTable, computed_blocks
 from kvscope.learning.observer import Request
 from kvscope.learning.prefixes import Key

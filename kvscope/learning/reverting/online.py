@@ -7,9 +7,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from kvscope.learning.conversations import RequestHints
-from kvscope.learning.guard import FALLBACK
-from kvscope.learning.guarded_learner import MEMORY, REVERTS, GuardedLearner
-from kvscope.learning.lane_heap import Scores
+from kvscope.learning.guard import FALLBACK, MEMORY, REVERTS, GuardedLearner
+from kvscope.learning.lanes import Scores
 from kvscope.learning.observer import Request
 from kvscope.learning.recent_blocks import PrefixMatch
 from kvscope.learning.shadow_cache import Kind
