@@ -24,7 +24,7 @@ from kvscope.replay.replay import Tables, replay
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
 from tests.golden.samples import sample
-from tests.learning.test_refit_tables import first, told
+from tests.learning.test_learners import first, told
 from tests.learning.test_returns_offline import chain
 from tests.policies.traffics import traffics
 
