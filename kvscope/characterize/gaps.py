@@ -17,11 +17,10 @@ from kvscope.characterize.distributions import (
     points_below,
     totals,
 )
-from kvscope.characterize.history import History, load_history
+from kvscope.characterize.history import History
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.disk_columns import stretches
 from kvscope.core.trace import Trace
-from kvscope.store.db import Store
 
 
 class GapDistribution(Struct, frozen=True):
@@ -60,7 +59,7 @@ class ReuseHazard(Struct, frozen=True):
 _SOON_S = 1.0
 
 
-def reuse_gaps(store: Store, trace: Trace, history: History | None = None) -> ReuseGaps | None:
+def reuse_gaps(trace: Trace, history: History) -> ReuseGaps | None:
     """Return the distribution of reuse gaps, weighted by blocks; None without hashes.
 
     Only gaps that end inside the trace count, so long ones are under-represented; `fit` models
@@ -68,7 +67,6 @@ def reuse_gaps(store: Store, trace: Trace, history: History | None = None) -> Re
     """
     if not trace.has_hashes:
         return None
-    history = history or load_history(store, trace)
     grid = log_grid(trace.span_s)
     category = history.category_of(history.prev)
     overall, by_category = describe(history.gap, category, history.categories, grid)
@@ -79,7 +77,7 @@ def reuse_gaps(store: Store, trace: Trace, history: History | None = None) -> Re
     )
 
 
-def reuse_hazard(store: Store, trace: Trace, history: History | None = None) -> ReuseHazard | None:
+def reuse_hazard(trace: Trace, history: History) -> ReuseHazard | None:
     """Return the probability that a block idle for t is reused in the next second, on a log grid.
 
     None without hashes. Where grid points lie more than a second apart, reuse is counted up to the
@@ -92,7 +90,6 @@ def reuse_hazard(store: Store, trace: Trace, history: History | None = None) -> 
     """
     if not trace.has_hashes:
         return None
-    history = history or load_history(store, trace)
     grid = log_grid(trace.span_s)
     until = _observed_until(grid)
     at_risk, reused = _counts(history, grid, until)

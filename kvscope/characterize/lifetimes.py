@@ -13,12 +13,11 @@ from kvscope.characterize.distributions import (
     log_grid,
     totals,
 )
-from kvscope.characterize.history import History, load_history
+from kvscope.characterize.history import History
 from kvscope.characterize.windows import Windows, round_windows
 from kvscope.core.arrays import Float64s, Int64s
 from kvscope.core.disk_columns import stretches
 from kvscope.core.trace import Trace
-from kvscope.store.db import Store
 
 
 class LifetimeDistribution(Struct, frozen=True):
@@ -72,9 +71,7 @@ SERIES_POINTS = 100
 _RANGES = 1024
 
 
-def lifetimes(
-    store: Store, trace: Trace, history: History | None = None, windows: Windows | None = None
-) -> Lifetimes | None:
+def lifetimes(trace: Trace, history: History, windows: Windows | None = None) -> Lifetimes | None:
     """Return the lifetimes of cacheable blocks; None without hashes.
 
     A lifetime runs from the first to the last touch and is 0 for a block never touched again.
@@ -83,7 +80,6 @@ def lifetimes(
     """
     if not trace.has_hashes:
         return None
-    history = history or load_history(store, trace)
     windows = windows or round_windows(trace)
     grid = log_grid(trace.span_s)
     lives, groups = history.life, len(history.categories)
@@ -129,7 +125,7 @@ def _over_time(history: History, windows: Windows) -> tuple[WindowLifetime, ...]
     )
 
 
-def working_set(store: Store, trace: Trace, history: History | None = None) -> WorkingSet | None:
+def working_set(trace: Trace, history: History) -> WorkingSet | None:
     """Return the number of live blocks over time: the capacity that misses no reuse.
 
     A block is alive at t if first touch <= t < last touch. Mean and p99 weigh by time. None
@@ -137,7 +133,6 @@ def working_set(store: Store, trace: Trace, history: History | None = None) -> W
     """
     if not trace.has_hashes:
         return None
-    history = history or load_history(store, trace)
     level = np.zeros(len(history.arrival_s), dtype=np.int64)
     for part in stretches(len(history.life.value)):
         blocks = history.life.weight[part]

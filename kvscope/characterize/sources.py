@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from kvscope.characterize.distributions import totals
-from kvscope.characterize.history import History, load_history
+from kvscope.characterize.history import History
 from kvscope.characterize.traffic import share
 from kvscope.core.disk_columns import stretches
 from kvscope.core.trace import Trace
@@ -73,7 +73,7 @@ TOP_USERS = 30
 TOP_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
 
 
-def sources(store: Store, trace: Trace, history: History | None = None) -> Sources | None:
+def sources(store: Store, trace: Trace, history: History) -> Sources | None:
     """Return the shares of reuse after a touch by the same conversation, the same user, others.
 
     The last touch decides: a system prompt that two users touch in turn is cross-user reuse, though
@@ -82,7 +82,6 @@ def sources(store: Store, trace: Trace, history: History | None = None) -> Sourc
     """
     if not trace.has_hashes:
         return None
-    history = history or load_history(store, trace)
     by_relation = _by_relation(store, trace, history)
     reused = sum(by_relation)
     if not reused:

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from kvscope.characterize.distributions import quantiles
-from kvscope.characterize.history import History, load_history
+from kvscope.characterize.history import History
 from kvscope.characterize.traffic import over_time
 from kvscope.characterize.turns import next_turns_over_time
 from kvscope.characterize.windows import DAY_S, Windows, day_windows, equal_windows
@@ -51,7 +51,7 @@ WINDOWS = 10
 Series = tuple[Quantity, str | None, Sequence[float | None]]
 
 
-def stability(store: Store, trace: Trace, history: History | None = None) -> Stability:
+def stability(store: Store, trace: Trace, history: History) -> Stability:
     """Return mean, deviation and coefficient of variation between windows and between days.
 
     Of the token-weighted ideal hit rate, and by category of the p50 and p80 reuse gap (in the
@@ -60,7 +60,6 @@ def stability(store: Store, trace: Trace, history: History | None = None) -> Sta
     days are taken whole, where there are two or more. Windows without a value do not count, and
     with one value the deviation is 0. Few requests a window vary by chance alone.
     """
-    history = history or load_history(store, trace)
     windows, days = equal_windows(trace, WINDOWS), day_windows(trace)
     inner = slice(1, windows.count - 1) if windows.count > 2 else slice(None)
     several = trace.span_s > DAY_S and days.count > 1

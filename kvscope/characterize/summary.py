@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -105,32 +104,34 @@ def start_characterization(
     def run(name: str, compute: Callable[..., T], *arguments: object) -> T:
         if step is not None:
             step(name)
-        return compute(store, trace, *arguments)
+        return compute(*arguments)
 
     require_sound(store, trace)
     with store.in_row_order():
-        of_category = run("categories", category_rows)
+        of_category = run("categories", category_rows, store, trace)
         names = [row["category"] for row in of_category]
-        history = run("touches", load_history, work, names)
+        history = run("touches", load_history, store, trace, work, names)
         # Computed meanwhile: these leave the store to the others.
-        of_history = in_background(_of_history, store, trace, history)
-        sizes = run("sizes of requests", load_sizes, work)
-        places = run("places in the prompt", start_spatial, count_deciles, sizes, history)
-        following = run("next turns", partial(next_turns, history=history))
-        changes = run("stability", stability, history)
-        reuse_sources = run("sources of reuse", sources, history)
-        reuse_skew = run("skew", skew)
-        token_lengths = run("lengths", lengths, sizes, history)
-        traffic = run("traffic over time", over_time)
-        contributions = run("contributions", contribution)
-        conversations = run("turns", turns)
+        of_history = in_background(_of_history, trace, history)
+        sizes = run("sizes of requests", load_sizes, store, trace, work)
+        places = run(
+            "places in the prompt", start_spatial, store, trace, count_deciles, sizes, history
+        )
+        following = run("next turns", next_turns, trace, history)
+        changes = run("stability", stability, store, trace, history)
+        reuse_sources = run("sources of reuse", sources, store, trace, history)
+        reuse_skew = run("skew", skew, store, trace)
+        token_lengths = run("lengths", lengths, trace, sizes, history)
+        traffic = run("traffic over time", over_time, store, trace)
+        contributions = run("contributions", contribution, store, trace)
+        conversations = run("turns", turns, store, trace)
 
     def finish() -> Characterization:
-        gaps, hazard, lives, alive = run("reuse gaps and lifetimes", lambda *_: of_history.result())
+        gaps, hazard, lives, alive = run("reuse gaps and lifetimes", of_history.result)
         return Characterization(
             trace=trace,
             lengths=token_lengths,
-            request_sizes=request_sizes(store, trace, sizes),
+            request_sizes=request_sizes(sizes),
             over_time=traffic,
             contribution=contributions,
             categories=_categories(of_category, gaps, lives, following),
@@ -150,13 +151,13 @@ def start_characterization(
 
 
 def _of_history(
-    store: Store, trace: Trace, history: History
+    trace: Trace, history: History
 ) -> tuple[ReuseGaps | None, ReuseHazard | None, Lifetimes | None, WorkingSet | None]:
     return (
-        reuse_gaps(store, trace, history),
-        reuse_hazard(store, trace, history),
-        lifetimes(store, trace, history),
-        working_set(store, trace, history),
+        reuse_gaps(trace, history),
+        reuse_hazard(trace, history),
+        lifetimes(trace, history),
+        working_set(trace, history),
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvscope.characterize.distributions import Summary, Weighted
 from kvscope.characterize.gaps import _counts, _observed_until, reuse_gaps, reuse_hazard
-from kvscope.characterize.history import History
+from kvscope.characterize.history import History, load_history
 from kvscope.characterize.lifetimes import WindowLifetime, _level_for, lifetimes, working_set
 from kvscope.characterize.windows import Windows
 from tests.characterize.tiny import (
@@ -26,7 +26,7 @@ from tests.characterize.tiny import (
 def test_reuse_gaps() -> None:
     """Gaps weigh by blocks and belong to the category of the request that touched last."""
     with tiny_store() as (store, trace):
-        found = reuse_gaps(store, trace)
+        found = reuse_gaps(trace, load_history(store, trace))
     assert found is not None
     by_category = {row.category: (row.reused_blocks, row.gap_s) for row in found.by_category}
     assert by_category == {
@@ -43,7 +43,7 @@ def test_reuse_gaps() -> None:
 def test_reuse_gap_cdf() -> None:
     """The CDF at t is the share of reused blocks with a gap of at most t, and ends at 1."""
     with tiny_store() as (store, trace):
-        found = reuse_gaps(store, trace)
+        found = reuse_gaps(trace, load_history(store, trace))
     assert found is not None
     assert found.overall is not None
     gaps = [10, 10, 10, 10, 20, 30, 60]
@@ -55,7 +55,7 @@ def test_reuse_gap_cdf() -> None:
 def test_hazard_by_hand() -> None:
     """At nine seconds, r0's three blocks are about to be reused; at 0 s nobody's are."""
     with tiny_store() as (store, trace):
-        found = reuse_hazard(store, trace)
+        found = reuse_hazard(trace, load_history(store, trace))
     assert found is not None
     chat = found.by_category[0]
     assert chat.category == CHAT_1
@@ -75,7 +75,10 @@ def test_hazard_by_hand() -> None:
 def test_nothing_reused() -> None:
     """One request has no gaps, and no second in which its blocks could be seen reused."""
     with one_request() as (store, trace):
-        gaps, hazard = reuse_gaps(store, trace), reuse_hazard(store, trace)
+        gaps, hazard = (
+            reuse_gaps(trace, load_history(store, trace)),
+            reuse_hazard(trace, load_history(store, trace)),
+        )
     assert gaps is not None
     assert hazard is not None
     assert (gaps.overall, gaps.by_category) == (None, ())
@@ -136,7 +139,7 @@ def test_hazard_against_every_touch(arrivals: list[int], data: st.DataObject) ->
 def test_lifetimes() -> None:
     """b1 lives 100 s, b2 40 s, b4 10 s; b5 and b6 are touched once; b3 was never cacheable."""
     with tiny_store() as (store, trace):
-        found = lifetimes(store, trace)
+        found = lifetimes(trace, load_history(store, trace))
     assert found is not None
     assert found.overall is not None
     assert (found.overall.blocks, found.overall.never_reused_share) == (5, 2 / 5)
@@ -149,7 +152,7 @@ def test_lifetimes() -> None:
 def test_lifetimes_by_category() -> None:
     """A block counts for the category of the request that touched it first."""
     with tiny_store() as (store, trace):
-        found = lifetimes(store, trace)
+        found = lifetimes(trace, load_history(store, trace))
     assert found is not None
     rows = [
         (r.category, r.blocks, r.never_reused_share, r.lifetime_s.p50) for r in found.by_category
@@ -160,7 +163,7 @@ def test_lifetimes_by_category() -> None:
 def test_lifetimes_over_time() -> None:
     """Means by the window and category of the first touch."""
     with tiny_store() as (store, trace):
-        found = lifetimes(store, trace, windows=Windows(10.0, 10))
+        found = lifetimes(trace, load_history(store, trace), windows=Windows(10.0, 10))
     assert found is not None
     assert found.over_time == (
         WindowLifetime(0, CHAT_1, 3, 50),
@@ -172,7 +175,7 @@ def test_lifetimes_over_time() -> None:
 def test_working_set() -> None:
     """Alive are b1, b2 and b4 for 10 s, b1 and b2 until 40 s, then b1 alone until 100 s."""
     with tiny_store() as (store, trace):
-        found = working_set(store, trace)
+        found = working_set(trace, load_history(store, trace))
     assert found is not None
     assert found.peak_blocks == 3
     assert found.mean_blocks == (3 * 10 + 2 * 30 + 1 * 60) / 100
@@ -185,7 +188,10 @@ def test_working_set() -> None:
 def test_one_request_lives_no_time() -> None:
     """Without a span nothing is alive, and blocks live 0 s."""
     with one_request() as (store, trace):
-        live, lives = working_set(store, trace), lifetimes(store, trace)
+        live, lives = (
+            working_set(trace, load_history(store, trace)),
+            lifetimes(trace, load_history(store, trace)),
+        )
     assert live is not None
     assert (live.peak_blocks, live.mean_blocks, live.p99_blocks, live.blocks) == (0, 0, 0, (0,))
     assert lives is not None
@@ -202,7 +208,7 @@ def test_working_set_at_p99() -> None:
         "last_request": [4, 1, None, 4, 4, 4],
     }
     with tiny_store(columns, blocks) as (store, trace):
-        found = working_set(store, trace)
+        found = working_set(trace, load_history(store, trace))
     assert found is not None
     assert (found.peak_blocks, found.p99_blocks) == (2, 2)
     assert found.mean_blocks == pytest.approx(1 + 0.015)

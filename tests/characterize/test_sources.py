@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from kvscope.characterize import distributions
 from kvscope.characterize.distributions import Weighted, describe, quantiles
+from kvscope.characterize.history import load_history
 from kvscope.characterize.sources import skew, sources
 from kvscope.core import disk_columns
 from tests.characterize.tiny import REQUESTS, one_request, tiny_store
@@ -22,7 +23,7 @@ from tests.characterize.tiny import REQUESTS, one_request, tiny_store
 def test_sources() -> None:
     """Of seven reused blocks three stay in the conversation, one with the user, three cross."""
     with tiny_store() as (store, trace):
-        found = sources(store, trace)
+        found = sources(store, trace, load_history(store, trace))
     assert found is not None
     assert found.reused_blocks == 7
     assert found.same_conversation_share == 3 / 7
@@ -33,7 +34,7 @@ def test_sources() -> None:
 def test_heat_map() -> None:
     """User 1 reuses five blocks, four of them its own; user 2 reuses two of user 1's."""
     with tiny_store() as (store, trace):
-        found = sources(store, trace)
+        found = sources(store, trace, load_history(store, trace))
     assert found is not None
     cells = [(cell.source_user, cell.reuser_user, cell.blocks) for cell in found.heat_map]
     assert cells == [(1, 1, 4), (2, 1, 1), (1, 2, 2)]
@@ -57,7 +58,7 @@ def test_heat_map_beyond_the_top_users() -> None:
 def test_sources_without_users_and_lineage() -> None:
     """What the trace does not tell is None, and all reuse is by others."""
     with tiny_store(has_users=False, lineage="none") as (store, trace):
-        found = sources(store, trace)
+        found = sources(store, trace, load_history(store, trace))
     assert found is not None
     assert (found.same_conversation_share, found.same_user_share) == (None, None)
     assert found.heat_map == ()
@@ -92,7 +93,7 @@ def test_skew_without_reuse() -> None:
     """No reuse has no skew, but the blocks are still counted."""
     with one_request() as (store, trace):
         found = skew(store, trace)
-        assert sources(store, trace) is None
+        assert sources(store, trace, load_history(store, trace)) is None
     assert found is not None
     assert (found.cacheable_blocks, found.reused_block_share, found.reuse) == (2, 0, ())
     assert found.reuse_from_top_10_percent is None

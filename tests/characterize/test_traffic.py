@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kvscope.characterize.distributions import Summary
+from kvscope.characterize.history import load_history, load_sizes
 from kvscope.characterize.stability import stability
 from kvscope.characterize.traffic import contribution, lengths, over_time, request_sizes
 from kvscope.characterize.windows import Windows, day_windows, equal_windows, round_windows
@@ -15,7 +16,7 @@ from tests.characterize.tiny import CHAT_1, CHAT_2, REQUESTS, SEARCH_1, lengths_
 def test_lengths() -> None:
     """Token quantiles are nearest-rank, and the pace of arrivals is that of the five requests."""
     with tiny_store() as (store, trace):
-        found = lengths(store, trace)
+        found = lengths(trace, load_sizes(store, trace), load_history(store, trace))
     assert found.requests == 5
     assert found.input_tokens == Summary(mean=9.4, p50=9, p80=9, p90=17, p99=17, max=17)
     assert found.output_tokens == Summary(mean=3.8, p50=3, p80=4, p90=10, p99=10, max=10)
@@ -29,7 +30,7 @@ def test_lengths() -> None:
 def test_request_sizes() -> None:
     """A request's size is its input and output, rounded up to whole blocks."""
     with tiny_store() as (store, trace):
-        everything, single, multi = request_sizes(store, trace)
+        everything, single, multi = request_sizes(load_sizes(store, trace))
     # Tokens 13, 20, 9, 10, 14; blocks of 4: 4, 5, 3, 3, 4.
     assert everything.turns == "all"
     assert everything.tokens == Summary(mean=13.2, p50=13, p80=14, p90=20, p99=20, max=20)
@@ -123,7 +124,7 @@ def test_arrays_and_queries_cut_alike() -> None:
 def test_between_windows() -> None:
     """Ten windows of 10 s, the first and the last left out: r1, r2 and r3 remain."""
     with tiny_store() as (store, trace):
-        found = stability(store, trace)
+        found = stability(store, trace, load_history(store, trace))
     assert found.window_s == 10
     assert found.between_days == ()
     of = {(row.quantity, row.category): row for row in found.between_windows}
@@ -148,7 +149,7 @@ def test_between_days() -> None:
     stretch = 2 * 864.0
     requests = {**REQUESTS, "arrival_s": [at * stretch for at in REQUESTS["arrival_s"]]}
     with tiny_store(requests) as (store, trace):
-        found = stability(store, trace)
+        found = stability(store, trace, load_history(store, trace))
     of = {(row.quantity, row.category): row for row in found.between_days}
     hits = of["ideal_hit_rate", None]
     assert (hits.windows, hits.mean) == (2, pytest.approx((24 / 43 + 0) / 2))

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import kvscope.characterize.spatial as space
 from kvscope.characterize import history
-from kvscope.characterize.spatial import DECILES, decile_histogram, heat_map, spatial
+from kvscope.characterize.history import load_history, load_sizes
+from kvscope.characterize.spatial import DECILES, decile_histogram, heat_map, start_spatial
 from kvscope.characterize.turns import NextTurn, TurnCount, next_turns, turns
 from kvscope.characterize.windows import Windows
 from tests.characterize.tiny import CHAT_1, CHAT_2, REQUESTS, SEARCH_1, lengths_only, tiny_store
@@ -45,7 +46,7 @@ def test_turns_by_user() -> None:
 def test_next_turns_by_category() -> None:
     """Only r0 is continued, after 10 s; so r4, at the end, is the one that is not settled."""
     with tiny_store() as (store, trace):
-        found = next_turns(store, trace)
+        found = next_turns(trace, load_history(store, trace))
     assert found is not None
     assert found.settle_s == 10
     assert {row.category: row.next_turn for row in found.by_category} == {
@@ -61,7 +62,7 @@ def test_next_turns_by_category() -> None:
 def test_next_turns_over_time() -> None:
     """A window that reaches into the last 10 s is not settled."""
     with tiny_store() as (store, trace):
-        found = next_turns(store, trace, Windows(30.0, 4))
+        found = next_turns(trace, load_history(store, trace), Windows(30.0, 4))
     assert found is not None
     rows = [(r.start_s, r.category, r.requests, r.probability, r.settled) for r in found.over_time]
     assert rows == [
@@ -79,17 +80,17 @@ def test_turns_need_a_lineage_and_no_hashes() -> None:
         found = turns(store, trace)
         assert found is not None
         assert (found.conversations, found.users) == (4, None)
-        assert next_turns(store, trace) is not None
+        assert next_turns(trace, load_history(store, trace)) is not None
     with lengths_only("none") as (store, trace):
         assert turns(store, trace) is None
-        assert next_turns(store, trace) is None
+        assert next_turns(trace, load_history(store, trace)) is None
 
 
 def test_what_is_asked_just_in_time_is_settled() -> None:
     """The trace ends at 100 s and turns follow within 10 s: what arrives by 90 s is settled."""
     columns = {**REQUESTS, "arrival_s": [0.0, 10.0, 85.0, 90.0, 100.0]}
     with tiny_store(columns) as (store, trace):
-        found = next_turns(store, trace, Windows(10.0, 10))
+        found = next_turns(trace, load_history(store, trace), Windows(10.0, 10))
     assert found is not None
     assert found.settle_s == 10
     assert (found.overall.requests, found.overall.settled_requests) == (5, 4)
@@ -111,7 +112,7 @@ def test_what_is_settled_is_the_p90_of_delays(
     monkeypatch.setattr(history, "AT_ONCE", at_once)
     with tiny_store(columns) as (store, trace):
         for work in (None, tmp_path):
-            found = next_turns(store, trace, work=work)
+            found = next_turns(trace, load_history(store, trace, work))
             assert found is not None
             assert found.settle_s == 9
 
@@ -125,7 +126,7 @@ def test_a_next_turn_of_an_unsettled_request_counts_only_among_all() -> None:
         "parent": [None, *numbers[:-1]],
     }
     with tiny_store(columns) as (store, trace):
-        found = next_turns(store, trace)
+        found = next_turns(trace, load_history(store, trace))
     assert found is not None
     assert found.settle_s == 9
     assert found.overall == NextTurn(11, 10 / 11, 7, 1.0)
@@ -140,7 +141,9 @@ def test_spatial_by_hand() -> None:
     r4's b1 holds its last token, so it is computed again.
     """
     with tiny_store() as (store, trace):
-        found = spatial(store, trace)
+        found = start_spatial(
+            store, trace, None, load_sizes(store, trace), load_history(store, trace)
+        ).result()
     assert found is not None
     assert found.overall is not None
     assert found.overall[0][0] == 3 / 11  # the first tenth
@@ -157,7 +160,9 @@ def test_spatial_by_hand() -> None:
 def test_prefix_depth() -> None:
     """Blocks hit are 0, 3, 1, 2, 0, of prompts of 9, 17, 8, 9 and 4 tokens."""
     with tiny_store() as (store, trace):
-        found = spatial(store, trace)
+        found = start_spatial(
+            store, trace, None, load_sizes(store, trace), load_history(store, trace)
+        ).result()
     assert found is not None
     everything, single, multi = found.prefix_depth
     assert (everything.turns, single.turns, multi.turns) == ("all", "single", "multi")
