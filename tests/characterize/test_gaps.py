@@ -8,9 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.characterize.distributions import Summary, Weighted
-from kvscope.characterize.gaps import _counts, _observed_until, reuse_gaps, reuse_hazard
 from kvscope.characterize.history import History, load_history
-from kvscope.characterize.lifetimes import WindowLifetime, _level_for, lifetimes, working_set
+from kvscope.characterize.lifetimes import (
+    WindowLifetime,
+    _counts,
+    _level_for,
+    _observed_until,
+    lifetimes,
+    reuse_gaps,
+    reuse_hazard,
+    working_set,
+)
 from kvscope.characterize.windows import Windows
 from tests.characterize.tiny import (
     BLOCKS,

@@ -7,7 +7,7 @@ import pytest
 
 from kvscope.characterize.distributions import Summary
 from kvscope.characterize.history import load_history, load_sizes
-from kvscope.characterize.stability import stability
+from kvscope.characterize.summary import stability
 from kvscope.characterize.traffic import contribution, lengths, over_time, request_sizes
 from kvscope.characterize.windows import Windows, day_windows, equal_windows, round_windows
 from tests.characterize.tiny import CHAT_1, CHAT_2, REQUESTS, SEARCH_1, lengths_only, tiny_store
