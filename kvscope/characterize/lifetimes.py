@@ -300,7 +300,7 @@ def working_set(trace: Trace, history: History) -> WorkingSet | None:
 
 
 def _level_for(percent: int, at_s: Float64s, level: Int64s) -> int:
-    """Return the least level, of which there are as many or fewer for that share of the time.
+    """Return the least level that is not exceeded for this share of the time.
 
     Time counts in microseconds: whole numbers below 2^53, so that ranks are exact. Levels are
     counted in a thousand ranges, then those of the range that has the rank.

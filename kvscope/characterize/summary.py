@@ -196,7 +196,7 @@ def start_characterization(
     step: Step | None = None,
     work: Path | None = None,
 ) -> Callable[[], Characterization]:
-    """Read what `characterize` needs; return what waits for its result and needs no store.
+    """Read the tables that `characterize` needs; return a function that waits for the result.
 
     Without `count_deciles` the trace's paths are loaded. With a folder `work`, what touches what
     stays in files there. `step` is called with the name of each of

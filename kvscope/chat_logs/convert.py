@@ -91,7 +91,7 @@ class HashCounts(Struct):
 
 
 class _Record(Struct):
-    """A request of a line of a log; `is_last` of those of the line. An answer has to be counted."""
+    """A request of a line of a log, `is_last` where the line has no further one."""
 
     line: int
     is_last: bool
@@ -122,7 +122,7 @@ class Converter:
         rejects: Rejects,
         advance: Callable[[int], None] | None = None,
     ) -> Iterator[bytes]:
-        """Yield the trace's lines for the log at `path`; note in `rejects` what cannot be used.
+        """Yield the trace's lines for the log at `path`; note unusable log lines in `rejects`.
 
         `advance` gets the number of bytes read. Raises InputError where the log cannot be read.
         """

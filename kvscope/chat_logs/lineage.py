@@ -54,7 +54,7 @@ class MessageLineage:
             request.request_id, request.parent_id = name, parent
 
     def _digests(self, messages: Sequence[Message]) -> list[bytes]:
-        """Return a digest of each number of first messages; those of the last list serve again.
+        """Return the digest of every beginning of the messages; those of the last list are reused.
 
         The requests of one logged conversation share their messages.
         """

@@ -56,5 +56,5 @@ class StatedDirectives(Struct, frozen=True):
     distinct: tuple[Directives, ...]
 
     def select(self, requests: Int64s) -> StatedDirectives:
-        """Return those of the requests with these numbers."""
+        """Return the directives of the requests with these numbers."""
         return StatedDirectives(self.number[requests], self.distinct)

@@ -93,7 +93,7 @@ class SourceDigest:
         return self.value(getattr(builtins, name))
 
     def value(self, value: Any) -> Tree:
-        """Return what compilation depends on in a constant, function, class or module."""
+        """Return the parts of a constant, function, class or module that compilation depends on."""
         value = getattr(value, "py_func", value)
         if _is_versioned(value):
             return ("versioned", getattr(value, "__module__", ""), value.__name__)

@@ -173,7 +173,7 @@ class FunctionAddress(types.Callable):  # type: ignore[misc]
         return [signature(self.returns, *self.arguments)], False
 
     def get_impl_key(self, called: Any) -> type:
-        """Return what `_call` is registered for."""
+        """Return the type that `_call` is registered for."""
         return type(self)
 
 

@@ -122,7 +122,7 @@ class Measurements(Struct, frozen=True):
     workers: tuple[str, ...]
 
     def select(self, requests: Int64s) -> Measurements:
-        """Return those of the requests with these numbers."""
+        """Return the values of the requests with these numbers."""
         import numpy as np  # a stored trace is looked up without it
 
         place = np.full(len(self.waits_for) + 1, -1, dtype=np.int32)  # the last is of none

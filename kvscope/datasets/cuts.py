@@ -220,14 +220,14 @@ class Spill:
             close_quietly(file)  # already closed, unless the block has failed
 
     def close(self) -> None:
-        """Write what is left, and the index of what was written."""
+        """Write the rest of the buffer, and the index of all written paths."""
         self._flush()
         self._pieces.close()
         self._ids.close()
         save_array(self._folder / _INDEX, np.array(self._index, dtype=np.int64))
 
     def _flush(self) -> None:
-        """Write what is buffered in order of shard."""
+        """Write the buffered paths in order of shard."""
         if not self._batches:
             return
         shard, row, length, split, begin, ids = zip(*self._batches, strict=True)

@@ -116,7 +116,7 @@ def parse_part(task: PartTask) -> None:
 
 
 def _text(text: str) -> str:
-    """Return a text without what is no Unicode: a file's name may hold any bytes."""
+    """Return a text with its invalid Unicode replaced: a file's name may hold any bytes."""
     return text.encode(errors="replace").decode()
 
 
@@ -126,7 +126,7 @@ def _span(arrays: dict[str, NDArray[Any]]) -> Span:
 
 
 def _stands_alone(arrays: dict[str, NDArray[Any]], gaps: Gaps) -> bool:
-    """Return whether the requests are the same after those of other files."""
+    """Return whether the requests do not depend on files before this part."""
     sessions = (arrays["session"] >= 0).any() or (arrays["clock"] >= 0).any()
     return not (sessions or gaps.untimed)
 

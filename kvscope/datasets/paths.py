@@ -64,7 +64,7 @@ class CurveCorners:
         self._last = 0
 
     def add(self, at: Int64s, weight: Int64s) -> None:
-        """Note by how much the curve is steeper from each of these capacities on."""
+        """Add `weight` to the slope of the curve from each of the capacities `at` on."""
         self._last = max(self._last, int(at.max(initial=0)))
         ranges = at // RANGE
         order = np.argsort(ranges.astype(np.uint16), kind="stable")  # 2^39 blocks: a radix sort
@@ -105,7 +105,7 @@ class Progress(Protocol):
     def steps(
         self, label: str, total: int | None = None
     ) -> AbstractContextManager[Callable[[int], None]]:
-        """Return a context for the step called `label`; its callable counts what is done."""
+        """Return a context for the step called `label`; its callable counts finished parts."""
 
 
 class DatasetPaths(Struct, frozen=True):
@@ -198,7 +198,7 @@ class DatasetPaths(Struct, frozen=True):
 
 
 class WorkFolder:
-    """A folder for what is too large for memory; it goes when nothing refers to this any more.
+    """A folder of temporary files, removed when nothing refers to this object any more.
 
     Those that killed processes of this machine left beside it go when it is made.
     """
@@ -235,7 +235,7 @@ class FollowTask(Struct, frozen=True):
 
 
 def follow_shard(task: FollowTask) -> None:
-    """Write the runs of reuse in a shard, and what of its prompts had been written before."""
+    """Write the runs of reuse in a shard, and how much of each prompt had been written before."""
     shard = load_shard(Path(task.shard), Path(task.columns), task.digest)
     paths = shard.paths
     folder = Path(task.into)

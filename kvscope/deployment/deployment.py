@@ -259,7 +259,7 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
 def resolve(
     deployment: Deployment, block_size: int | None = None, fitted: TraceFit | None = None
 ) -> ResolvedDeployment:
-    """Return what follows from a deployment; the pool is counted in blocks of `block_size` tokens.
+    """Return a deployment with its pool, in blocks of `block_size` tokens, and its latency.
 
     `block_size` is the trace's, by default the engine's. `fitted` is the latency by a trace's
     TTFTs, which takes the place of what the deployment says of it. Raises UsageError or InputError
@@ -399,7 +399,7 @@ def _latency(
 def _fitted(
     profile: LatencyProfile, deployment: Deployment, model: Model | None, gpu: Gpu | None
 ) -> tuple[LatencyProfile, Origin, list[str]]:
-    """Return the profile fitted to TTFTs, as `_latency`; they do not show what decoding costs."""
+    """Return the profile fitted to TTFTs, with decoding costs by roofline; as `_latency`."""
     if model is None or gpu is None:
         return profile, "measured", []
     derived = roofline(model, gpu, deployment.tp)

@@ -146,7 +146,7 @@ def version_text(version: Version) -> str:
 
 
 def not_compared(version: Version) -> str | None:
-    """Return what a reader has to know of a vLLM that was not compared; None of one that was."""
+    """Return a warning about a vLLM version that was not compared, None for one that was."""
     if version in COMPARED:
         return None
     name, oldest = version_text(version), version_text(COMPARED[0])

@@ -208,7 +208,7 @@ class Model(Struct, frozen=True):
         return step * -(-state.bytes_on_rank(tp) // (layer * step))
 
     def served_by(self, engine: Engine, gpu: Gpu | None) -> Model:
-        """Return the model with what its linear layers do in an engine, on a GPU if it is known."""
+        """Return the model with the states that its linear layers export in an engine, on a GPU."""
         state = self.kinds.state
         if state is None or state.export is None or engine.name != "vllm":
             return self

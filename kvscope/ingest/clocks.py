@@ -54,7 +54,7 @@ def unread_notes(chosen: type[TraceFormat], head: bytes) -> list[str]:
 
 
 def turns(gaps: Gaps, chosen: type[TraceFormat], stated: Turns | None, where: str) -> Turns:
-    """Return whether rows of sessions are whole prompts or only what is new in them.
+    """Return whether rows of sessions hold whole prompts or only their new part.
 
     Raises InputError where they contradict what is stated, or both readings.
     """
@@ -82,7 +82,7 @@ def turns(gaps: Gaps, chosen: type[TraceFormat], stated: Turns | None, where: st
 
 
 def complete_sessions(columns: Columns, where: str) -> str:
-    """Put the blocks of a session's rows before those of its next one; return what to note.
+    """Begin each row of a session with the blocks of the rows before it; return a note.
 
     A row's tokens fill whole blocks: what follows them begins with a block. Raises InputError for
     sessions longer than a request may be.
@@ -124,7 +124,7 @@ def complete_sessions(columns: Columns, where: str) -> str:
 
 
 def correct_epoch(rows: MutableMapping[str, NDArray[Any]]) -> list[str]:
-    """Correct arrivals (s) that were read as ms and are seconds since 1970; return what to note."""
+    """Correct arrivals (s) read as ms that are seconds since 1970; return notes about it."""
     first = float(rows["arrival_s"].min()) * 1000
     if not _EPOCH_S[0] <= first < _EPOCH_S[1]:
         return []

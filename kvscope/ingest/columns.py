@@ -318,7 +318,7 @@ class Columns:
             self._append(batch)
 
     def _require_memory(self, requests: int) -> None:
-        """Raise OutOfMemoryError where what is read so far is too much to be linked and stored."""
+        """Raise OutOfMemoryError where linking and storing the requests takes too much memory."""
         needed = _REQUEST_BYTES * requests + _BLOCK_BYTES * self._interner.count
         if needed > self._checked_bytes:
             remedy = "take a part of the trace, or more memory"
@@ -400,7 +400,7 @@ class Columns:
         self._append_paths(batch)
 
     def _append_service(self, batch: RequestBatch) -> None:
-        """Append what each request is, who served it and how fast, as far as the trace says so."""
+        """Append the type, tenant, worker and measured times of each request, as far as stated."""
         types, number = batch.types()
         self._extend_named("type", [each or UNKNOWN_TYPE for each in types], number)
         self._extend_values("model", _nonempty(batch.field("model")))
@@ -473,7 +473,7 @@ class Columns:
         self.gaps.short += int(np.count_nonzero((blocks > 0) & (blocks < full)))
 
     def _compare_turns(self, batch: RequestBatch) -> None:
-        """Count how the rows of sessions go on, which shows what they hold."""
+        """Count follow-up rows that repeat their session, and rows that grow."""
         inputs, gaps = batch.input_tokens.tolist(), self.gaps
         for row, session in enumerate(batch.field("session_id") or ()):
             if session is None or not batch.blocks[row]:
@@ -581,7 +581,7 @@ class Columns:
         column.frombytes(values.astype(column.typecode).tobytes())
 
     def _filled(self, name: str, requests: int | None = None) -> array[Any]:
-        """Return a column with an entry for each of so many requests, all of them by default."""
+        """Return a column filled up to this number of requests (default: all of them)."""
         column = self._columns[name]
         missing = (len(self) if requests is None else requests) - len(column)
         if missing > 0:

@@ -186,7 +186,7 @@ def _with_spans(
 
 
 def _times_by_file(records: Records, source: Source) -> Iterator[tuple[str, list[float]]]:
-    """Yield files and arrivals in them, none of those that are timed by a clock of their own."""
+    """Yield each file with its arrivals, without requests that are timed by clocks of their own."""
     if records.columns is None:
         each = ((line, x.arrival_s) for line, xs in records for x in xs if x.clock is None)
         timed = [(line, at_s) for line, at_s in each if at_s is not None]
@@ -199,7 +199,7 @@ def _times_by_file(records: Records, source: Source) -> Iterator[tuple[str, list
 
 
 def overlap_notes(spans: dict[str, Span], rows: Mapping[str, NDArray[Any]]) -> list[str]:
-    """Return what to note about files that overlap in time; `rows` are the columns of requests."""
+    """Return notes on files that overlap in time; `rows` are the columns of requests."""
     in_order = sorted(spans, key=spans.__getitem__)
     pairs = [
         (file, later) for file, later in pairwise(in_order) if spans[later][0] < spans[file][1]
@@ -277,7 +277,7 @@ def _find_runs(parent: Int32s, hash_id: Int64s, reuses: Int32s, begins: Int32s) 
 
 
 def write_reuses(store: Store, trace: Trace, runs: ReusedRuns) -> None:
-    """Write runs of reuse, which follow those that the trace has already."""
+    """Append runs of reuse to those that the trace has already."""
     columns: dict[str, NDArray[Any]] = {
         "request": runs.request,
         "prev": runs.previous,
@@ -368,7 +368,7 @@ def _known_before_reading(stores: Stores, path: str, options: IngestOptions) -> 
 
 
 def _known(stores: Stores, source: Source, options: IngestOptions) -> Trace | None:
-    """Return the stored trace with this content: read in the same way, or in any by default."""
+    """Return the stored trace with this content; without options any reading of it will do."""
     content = source.drain()
     if not stores.exists():
         return None
@@ -411,7 +411,7 @@ def refuse_if_too_bad(rejects: Rejects, chosen: type[TraceFormat], options: Inge
 
 
 def _remedy(rejects: Rejects, chosen: type[TraceFormat], options: IngestOptions) -> str:
-    """Return what to do about a trace with too many bad lines; nothing was stored."""
+    """Return the remedy for a trace with too many bad lines; nothing was stored."""
     line = rejects.lines[0][0]
     commonest = max(rejects.reasons, key=rejects.reasons.__getitem__)
     if commonest == TEXT_PROMPTS:

@@ -133,7 +133,7 @@ class _Waiting(Struct):
 
 
 class OnlineGuard:
-    """Replays what an engine serves for every candidate, and goes by the one that `rule` takes.
+    """Replays served requests in a shadow cache of each candidate, and decides between them.
 
     `kinds_of` (match, prompt and output tokens) is a request's class and cuts for each candidate.
     `tables` are theirs, until `use`. An engine serves many requests at a time, a shadow one after
@@ -179,7 +179,7 @@ class OnlineGuard:
         every: int,
         forgotten: int,
     ) -> None:
-        """Take in a new request; `every` and `forgotten` are those of `RecentBlocks`."""
+        """Add a new request; `every` and `forgotten` are those of `RecentBlocks`."""
         self._next, self._now_s = match.number + 1, arrival_s
         if every != self.every:  # fewer blocks are followed now, so all that was counted is void
             self.every = every
@@ -202,7 +202,7 @@ class OnlineGuard:
         self._serve()
 
     def end(self, number: int, output_tokens: int, blocks: int, segments: TouchedSegments) -> None:
-        """Note that a request has been served, and touched so many blocks more."""
+        """Note that a request has been served, and touched further `blocks` of output."""
         waiting = self._waiting.get(number)
         if waiting is None:
             return
@@ -242,7 +242,7 @@ class OnlineGuard:
         self._intervals = _Intervals(len(self._tables), least_blocks)
 
     def _serve(self) -> None:
-        """Serve some of those that have ended, as long as none before them still runs."""
+        """Replay requests that have ended, up to the first that still runs."""
         queue, late_s = self._queue, self._now_s - PATIENCE_S
         for _ in range(AT_ONCE):
             if not queue or not (
@@ -263,7 +263,7 @@ class OnlineGuard:
                     self.guard.judge(computed)
 
     def _beyond_xi(self, prompt_tokens: int, leading: int) -> float:
-        """Return the tokens beyond xi that a request computes with so many leading blocks."""
+        """Return the tokens beyond xi that a request computes behind `leading` cached blocks."""
         look = max(prompt_tokens - 1, 0) // self._block_size  # one token at least is computed
         hit_tokens = min(leading * self.every, look) * self._block_size
         return max(prompt_tokens - hit_tokens - self._xi_tokens, 0.0)
@@ -283,7 +283,7 @@ MEMORY = 4608  # requests whose blocks are known, as many as `gittins` has by de
 
 
 class GuardedLearner(OnlineLearner):
-    """Follows the blocks of the latest `memory` requests, and what a guard takes by them.
+    """Follows the blocks of the latest `memory` requests, and has a guard decide by them.
 
     `candidate` is the one in force; without a guard it stays. `gaps_s` as in `RecentBlocks`.
     """
@@ -307,7 +307,7 @@ class GuardedLearner(OnlineLearner):
         return ("LRU", "its own order")[candidate]
 
     def start_guard(self, capacity_blocks: int, tables: Sequence[Scores]) -> None:
-        """Have a guard choose between `tables` by shadows of a cache of so many blocks."""
+        """Start a guard that chooses between `tables` by shadow caches of `capacity_blocks`."""
         self.online_guard = OnlineGuard(
             self.policy, self.block_size, capacity_blocks, tables, self.kinds, slots=self.slots
         )
@@ -334,7 +334,7 @@ class GuardedLearner(OnlineLearner):
         return True
 
     def touch_prompt(self, request: Request, arrival_s: float) -> PrefixMatch:
-        """Touch the prompt's blocks of a new request; return what was known of them."""
+        """Touch the blocks of a new prompt; return their match with earlier requests."""
         tokens = request.num_prompt_tokens
         match = self.recent.arrive(request.block_hashes[: tokens // self.block_size], arrival_s)
         if self.online_guard is not None:

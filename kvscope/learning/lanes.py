@@ -28,7 +28,7 @@ The last depth is 0. Depths count whatever the caller counts: blocks, or tokens.
 def lane_plan(
     policy: LanePolicy, turn: Turn, cuts: Sequence[int], block_size: int, p: Any
 ) -> LanePlan:
-    """Return where the policy places the parts of a path that ascending `cuts` (in blocks) make.
+    """Return the lanes of a path's blocks; ascending `cuts` (in blocks) divide it into parts.
 
     `turn` has the request's class; each part has a category of its own, see `Tables.classes`.
     """

@@ -245,11 +245,11 @@ class LanePolicy(PathPolicy):
 
     @staticmethod
     def adapt(uncached_tokens: NDArray[np.int64], p: Floats) -> None:
-        """Change `p` by what recent requests computed (ascending); for `adaptive` policies."""
+        """Change `p` of an `adaptive` policy by the (ascending) tokens of recent requests."""
 
 
 class NextUsePolicy(PathPolicy):
-    """An oracle: blocks that are never hit leave first, then those that the next hit does not need.
+    """An oracle: evicts blocks that are never hit, then those that the next hit does not need.
 
     Within both, and of those that it needs, what is hit last leaves first; of blocks that are never
     hit, the older request's. A touch that cannot hit is no reason to keep a block, for the

@@ -9,7 +9,7 @@ _ALL = 0
 
 
 class Fifo(QueuePolicy):
-    """Evict what was inserted first, touched or not."""
+    """Evict the block that was inserted first, touched or not."""
 
     name = "fifo"
     summary = "first in, first out"

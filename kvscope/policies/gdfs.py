@@ -8,7 +8,7 @@ _PER_TOKEN, _PER_PAIR = 0, 1
 
 
 class Gdfs(KeyPolicy):
-    """Frequency times what a token of the block costs to compute again, plus an ageing clock.
+    """Frequency times the cost of recomputing a token of the block, plus an ageing clock.
 
     Key clock + uses * cost / size: the clock is the key of the block evicted last when this one was
     touched, the cost a block's marginal prefill time, which grows with its depth where attention

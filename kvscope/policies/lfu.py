@@ -6,7 +6,7 @@ from kvscope.policies.base import Block, Floats, KeyPolicy, Turn
 
 
 class Lfu(KeyPolicy):
-    """Evict what fewest requests touched since its insertion; of those the least recently used.
+    """Evict the block with the fewest touches since its insertion; of equals the oldest touched.
 
     Key (uses, r, -d), where the request that inserts a block counts as its first use. Room is made
     before a prompt is inserted: its own blocks leave last.

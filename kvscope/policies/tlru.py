@@ -99,13 +99,13 @@ class TLru(LanePolicy):
 
     @staticmethod
     def place(turn: Turn, end: int, block_size: int, p: Floats) -> tuple[int, int]:
-        """Return the lane of safe blocks from token L + Q - xi on, that of needed ones before."""
+        """Return the lane of safe blocks from token L + Q - xi on, else that of needed ones."""
         needed = turn.history_tokens + p[NEXT_PROMPT] - p[XI]
         return safe_behind(first_safe_depth(needed, block_size), end)
 
     @staticmethod
     def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
-        """Return the lane: safe blocks first, however recent; or the same for all, for LRU."""
+        """Return the lane as score: safe blocks leave first. For LRU all lanes score equal."""
         return float(lane) if table[0, 0] == OWN_ORDER else 0.0
 
     @staticmethod
@@ -115,6 +115,6 @@ class TLru(LanePolicy):
 
     @staticmethod
     def adapt(uncached_tokens: Int64s, p: Floats) -> None:
-        """Move xi to the nearest-rank percentile of what recent requests had to compute."""
+        """Move xi to the nearest-rank percentile of the tokens that recent requests computed."""
         rank = int(np.ceil(p[PERCENTILE] * len(uncached_tokens)))
         p[XI] = float(uncached_tokens[max(rank, 1) - 1])

@@ -162,11 +162,11 @@ class Router:
         return f"{self.name}({self.values})"
 
     def __eq__(self, other: object) -> bool:
-        """Return whether another router is of the same name and values."""
+        """Return whether another router has the same name and values."""
         return isinstance(other, Router) and repr(self) == repr(other)
 
     def __hash__(self) -> int:
-        """Return a hash of the same."""
+        """Return a hash of name and values."""
         return hash(repr(self))
 
     def settings(self) -> Floats:

@@ -120,12 +120,12 @@ class Prefixaware(Router):
 
 
 def _blocks_of(chunks: int, block_characters: float) -> int:
-    """Return how many blocks so many chunks need, the last one perhaps in part."""
+    """Return the number of blocks that `chunks` chunks need, the last one perhaps in part."""
     return int(np.ceil(chunks * _CHUNK / block_characters - 1e-9))
 
 
 def _matching_chunks(had: Uint8s, path: Int32s, chunks: int, width: float) -> int:
-    """Return how many leading chunks of a prompt any replica had, out of so many."""
+    """Return how many of a prompt's leading `chunks` any replica had."""
     low, high = 0, chunks
     while low < high:
         middle = (low + high + 1) // 2
@@ -145,7 +145,7 @@ def _having(had: Uint8s, block: int, flag: int) -> int:
 
 
 def _one_having(had: Uint8s, block: int, flag: int, skipped: int) -> int:
-    """Return a replica that has a block with this flag, after so many others that have it."""
+    """Return a replica that has a block with this flag, after `skipped` others that have it."""
     for replica in range(had.shape[1]):
         if had[block, replica] & flag > 0:
             if skipped == 0:

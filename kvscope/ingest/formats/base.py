@@ -235,7 +235,7 @@ class Rejects(Struct):
 
     @property
     def is_hopeless(self) -> bool:
-        """True once so many lines have been read, and none of them can be used, that none will."""
+        """True once `HOPELESS_LINES` lines have been read and none of them can be used."""
         return not self.accepted and self.count >= HOPELESS_LINES
 
     def reject(self, line: int, reason: str) -> None:
@@ -346,7 +346,7 @@ class LineReader(Reader):
         """
 
     def columns_at_once(self, text: bytes, count: int) -> RequestColumns | None:
-        """Return the requests of so many lines, one each, as columns; None if it cannot.
+        """Return the requests of `count` lines, one each, as columns; None if the lines are unlike.
 
         For formats whose lines are mostly alike: no object is made of any request.
         """

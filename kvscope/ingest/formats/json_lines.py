@@ -59,7 +59,7 @@ _keys_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class LineColumn(Struct, frozen=True):
-    """A key of a line: the field of `Request` that it is, what it holds, and its units in a s."""
+    """A key of a line: its field of `Request`, the kind of its values, its units in a second."""
 
     field: str
     kind: int

@@ -208,7 +208,7 @@ class CachedBeside:
         self._providers: set[str | None] = set()
 
     def learn(self, head: bytes) -> None:
-        """Take what the first lines of a trace show."""
+        """Learn from the first lines of a trace which providers do so."""
         for line in head.split(b"\n")[:-1]:
             with suppress(BadLine, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 for span in spans_of(line):

@@ -25,7 +25,7 @@ class Refits(NamedTuple):
 
 
 def refits_by_time(traffic: Traffic, refit_s: float) -> Refits:
-    """Return refits every `refit_s`, a bin each, as far as they hold for some request."""
+    """Return a refit for each bin of `refit_s` seconds in which requests arrive."""
     bins = (traffic.arrival_s // refit_s).astype(np.int64)
     if not len(bins):
         bins = np.zeros(1, dtype=np.int64)
@@ -109,12 +109,12 @@ class PrefixFeatures(NamedTuple):
         return self.of_deepest(self.end, 0)
 
     def before(self, goes_on: Bools) -> Int64s:
-        """Return the turn before each request, -1 for none, where these segments (K) are turns."""
+        """Return each request's previous turn, -1 for none; `goes_on` (K): segments of turns."""
         return self.of_deepest(np.where(goes_on, self.previous, -1), -1)
 
 
 def prefix_features(traffic: Traffic, segments: Segments, memory: int) -> PrefixFeatures:
-    """Return what prompts begin with, where blocks not touched by `memory` requests are forgotten.
+    """Return the prefixes that prompts share with one of the latest `memory` requests.
 
     That is by the latest ones before.
     """
@@ -131,7 +131,7 @@ def prefix_features(traffic: Traffic, segments: Segments, memory: int) -> Prefix
 
 
 def chained(before: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the number of requests before each, one `before` the other, and the first of them."""
+    """Return the length of each chain of previous requests, and the first request of the chain."""
     at = np.arange(len(before))
     first = np.where(before >= 0, before, at)
     steps = (before >= 0).astype(np.int64)

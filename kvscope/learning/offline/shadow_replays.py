@@ -45,7 +45,7 @@ class Taken(NamedTuple):
     candidate: Int64s
 
     def over(self, since: Int64s, requests: int) -> Taken:
-        """Return the same with periods that also begin at each of `since`, among `requests`."""
+        """Return the candidates in force, with periods that also begin at each of `since`."""
         begins = np.unique(np.concatenate((since, self.since)))
         begins = begins[begins < max(requests, 1)]
         return Taken(begins, self.candidate[row_at(self.since, begins)])
@@ -146,7 +146,7 @@ class RevertingShadows(ShadowReplays):
         return replace(self.candidates[1], choose=self.choose)
 
     def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
-        """Return the tables in force in a cache of so many blocks."""
+        """Return the tables in force in a cache of `capacity_blocks`."""
         own = self.candidates[1]
         if not policy.guarded:
             return own
@@ -165,7 +165,7 @@ def computed(traffic: Traffic, hit_blocks: Int32s, xi_tokens: float) -> tuple[In
 
 
 def interval_ends(blocks: Int64s, least_blocks: float) -> Int64s:
-    """Return where intervals end, as numbers of requests (in front of which).
+    """Return the ends of intervals: the number of the request behind each.
 
     `blocks` (C x R) are what each candidate computed for each request.
     """

@@ -105,7 +105,7 @@ class ReturnsOffline(OfflineLearner):
     def fit(
         self, traffic: Traffic, policy: Policy, capacity_blocks: int | None = None
     ) -> FittedReturns:
-        """Return what a refit right behind the last request finds, by the classes that serve best.
+        """Return the fit of a refit behind the last request, of the class set that does best.
 
         Those are the ones in force at the end of a replay with `capacity_blocks`, which may also be
         none (LRU, or need alone: indices that are all alike); without a capacity, those of the
@@ -147,7 +147,7 @@ LEARNER = ReturnsOffline()
 
 
 def refits_of(requests: int, refit_requests: float) -> Refits:
-    """Return the refits among so many requests."""
+    """Return the refits among `requests` requests."""
     bins = np.arange(max(requests, 1)) // bin_requests(refit_requests)
     number = np.array([at for at in range(bins[-1] + 1) if begins_with_refit(at)])
     return Refits(bins, number, np.searchsorted(bins, number))
@@ -156,7 +156,7 @@ def refits_of(requests: int, refit_requests: float) -> Refits:
 def class_set_tables(
     traffic: Traffic, refit_requests: float = REFIT_REQUESTS.default
 ) -> tuple[Tables, ...]:
-    """Return what refits learn, by each class set; they share values, the first ones WORTHS.
+    """Return the tables of all refits, one of each class set; they share values, WORTHS first.
 
     A refit sees what the requests of `WINDOW_BINS` bins before it touched. Blocks not touched by as
     many are forgotten: they count as new, as in an engine that remembers no more.
@@ -204,7 +204,7 @@ def _sorted(
 
 
 def request_features(traffic: Traffic, prefixes: PrefixFeatures) -> RequestFeatures:
-    """Return what is known of each request, by its blocks that were touched before."""
+    """Return the features of each request, by its blocks that were touched before."""
     turns, _ = chained(prefixes.before(prefixes.whole))
     new_tokens = (prefixes.full - prefixes.known()) * traffic.block_size
     return RequestFeatures(new_tokens, turns, traffic.history_tokens - traffic.input_tokens)

@@ -160,7 +160,7 @@ class ReturnEstimator:
         return return_table(counts, self._steps)
 
     def _count_waiting(self, requests: Int64s, now_s: float) -> tuple[Floats, Floats, float]:
-        """Return what waits by row and age, its seconds there, and the touches of `requests`.
+        """Return waiting blocks and their seconds, by row and age, and the touches of `requests`.
 
         Those that are being served do not count.
         """
@@ -216,7 +216,7 @@ class ReturnsLearner(GuardedLearner):
         self.candidate = FIRST
 
     def guard(self, capacity_blocks: int) -> None:
-        """Have a guard choose, by shadows of a cache of so many blocks."""
+        """Start the guard, with shadow caches of `capacity_blocks`."""
         if self._learns:
             for other in range(len(CLASS_SETS)):
                 if other not in self._sets:
@@ -320,7 +320,7 @@ class ReturnsLearner(GuardedLearner):
             estimator.end(memo.match, kind, followed, segments, self.recent.every)
 
     def forget(self, memo: _ServedTurn) -> None:
-        """Leave the request without a class; what it touched stays touched."""
+        """Leave the request without a class; its touches of blocks stay."""
         for estimator in self._estimators:
             estimator.forget(memo.match.number)
         self.forget_request(memo.match)

@@ -191,12 +191,12 @@ class ReuseLearner(GuardedLearner):
 
     @property
     def table(self) -> Floats:  # type: ignore[override]  # read only
-        """The latest fit, or what makes all categories worth the same where LRU is in force."""
+        """The latest fit, or equal worths of all categories where LRU is in force."""
         reverted = self._guarded and self.candidate == FALLBACK
         return self._lru if reverted else self._estimator.table
 
     def guard(self, capacity_blocks: int) -> None:
-        """Start the guard of a guarded policy, for a cache of so many blocks."""
+        """Start the guard of a guarded policy, for a cache of `capacity_blocks`."""
         if self._guarded:
             self.start_guard(capacity_blocks, self._candidates())
 

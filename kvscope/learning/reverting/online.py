@@ -30,7 +30,7 @@ class RevertingLearner(GuardedLearner):
         self.table = self._tables[FALLBACK]
 
     def guard(self, capacity_blocks: int) -> None:
-        """Start the guard, for a cache of so many blocks."""
+        """Start the guard, for a cache of `capacity_blocks`."""
         self.start_guard(capacity_blocks, [Scores(table) for table in self._tables])
 
     def arrive(self, request: Request, hints: RequestHints, arrival_s: float) -> tuple[bool, _Memo]:
