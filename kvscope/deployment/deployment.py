@@ -228,13 +228,6 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
         return self.engine.doubts(self.kv_groups)
 
     @property
-    def pool_origin(self) -> Origin:
-        """Where the pool is from."""
-        if self.pool.origin == "stated":
-            return "stated"
-        return "derived" if self.pool.origin == "derived" else "measured"
-
-    @property
     def price_hour(self) -> float | None:
         """Price of all GPUs for an hour, None without one for a GPU."""
         return self.price_of(self.gpus)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvscope.core.directives import DEFAULT_PRIORITY
+from kvscope.core.trace import DEFAULT_PRIORITY
 from kvscope.policies.base import TTL, Floats, LanePolicy, Turn
 
 TTL_S, PRIORITY = 0, 1

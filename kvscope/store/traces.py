@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvscope.core.directives import Directives, StatedDirectives
 from kvscope.core.errors import InputError, without_secrets
 from kvscope.core.files import STANDARD_STREAM, parts_of
-from kvscope.core.trace import Measurements, Prompts, Tenants, Trace
+from kvscope.core.trace import Directives, Measurements, Prompts, StatedDirectives, Tenants, Trace
 from kvscope.store.checks import require_sound
 from kvscope.store.db import Store
 

@@ -34,7 +34,7 @@ def test_derived() -> None:
     """GPU and model are enough; what follows is called derived and has a band."""
     resolved = resolve(FLEET)
     assert resolved.summary == "4 replicas of 2 x h100, llama3-70b in fp8, vllm@0.33"
-    assert (resolved.pool_origin, resolved.latency_origin) == ("derived", "derived")
+    assert (resolved.pool.origin, resolved.latency_origin) == ("derived", "derived")
     assert (resolved.latency_low, resolved.latency_high) == (0.65, 1.65)
     assert (resolved.max_num_seqs, resolved.max_num_batched_tokens) == (1024, 8192)
     assert (resolved.gpus, resolved.replicas, resolved.traffic) == (8, 4, "fleet")
@@ -53,7 +53,7 @@ def test_blocks_of_the_trace() -> None:
 def test_measured_wins_over_stated_over_derived(tmp_path: Path) -> None:
     """A log wins over --num-gpu-blocks and the rule, a calibration over the roofline."""
     stated = resolve(replace(FLEET, num_gpu_blocks=1_213, latency="llama2-70b-4xa100"))
-    assert (stated.pool.blocks, stated.pool_origin) == (1_212, "stated")
+    assert (stated.pool.blocks, stated.pool.origin) == (1_212, "stated")
     band = (stated.latency_low, stated.latency_high)
     assert (stated.latency_origin, band) == ("stated", (0.65, 1.65))  # another model's
     own = resolve(replace(FLEET, model="llama2-70b", latency="llama2-70b-4xa100"))
@@ -63,7 +63,7 @@ def test_measured_wins_over_stated_over_derived(tmp_path: Path) -> None:
     log.write_text(LOG, encoding="utf-8")
     write_profile(file, replace(PRESETS["small-llama-cpu"], name="mine", source="measured"))
     measured = resolve(replace(FLEET, num_gpu_blocks=1_213, engine_log=str(log), latency=str(file)))
-    assert (measured.pool.blocks, measured.pool_origin) == (10_000, "measured")
+    assert (measured.pool.blocks, measured.pool.origin) == (10_000, "engine log")
     assert (measured.latency.name, measured.latency_origin) == ("mine", "measured")
 
 

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 import kvscope
 from kvscope.app.traces import replayable
 from kvscope.cli.app import run
-from kvscope.core.directives import Directives, Retain, StatedDirectives
 from kvscope.core.errors import InputError
 from kvscope.core.hits import standard
-from kvscope.core.trace import Measurements, Prompts, Trace
+from kvscope.core.trace import Directives, Measurements, Prompts, Retain, StatedDirectives, Trace
 from kvscope.ingest.formats.base import Request
 from kvscope.ingest.formats.exporter import rows
 from kvscope.ingest.formats.registry import export

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope import learning
-from kvscope.core.directives import Directives, Retain, StatedDirectives
 from kvscope.core.hits import standard
-from kvscope.core.trace import Prompts
+from kvscope.core.trace import Directives, Prompts, Retain, StatedDirectives
 from kvscope.learning.directives.offline import stated_tables
 from kvscope.learning.learners import OnlineLearner, learner_class, reads_fit
 from kvscope.learning.next_prompts.offline import NextPromptsOffline, conversation_parameters

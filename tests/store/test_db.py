@@ -15,7 +15,6 @@ import pytest
 
 from kvscope.characterize.history import load_history
 from kvscope.cli.app import run
-from kvscope.core.directives import Directives
 from kvscope.core.errors import (
     ExitCode,
     InputError,
@@ -23,7 +22,7 @@ from kvscope.core.errors import (
     StoreBusyError,
     StoreVersionError,
 )
-from kvscope.core.trace import Trace
+from kvscope.core.trace import Directives, Trace
 from kvscope.ingest.formats.base import Request
 from kvscope.ingest.formats.exporter import rows
 from kvscope.ingest.pipeline import ingest

@@ -18,8 +18,8 @@ import msgspec
 from msgspec import Struct, field
 
 from kvscope.core.arrays import Float64s, Int64s
-from kvscope.core.directives import Directives
 from kvscope.core.errors import InputError, UsageError
+from kvscope.core.trace import Directives
 from kvscope.core.units import MIB
 from kvscope.ingest.limits import HOPELESS_LINES, MAX_LINE_BYTES, MAX_NESTING
 from kvscope.ingest.source import Source

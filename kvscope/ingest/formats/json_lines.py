@@ -21,8 +21,8 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Float64s, Int64s
-from kvscope.core.directives import Directives
 from kvscope.core.jit import callable_in_kernels, kernel
+from kvscope.core.trace import Directives
 from kvscope.ingest.formats.base import (
     BadLine,
     Identifier,

@@ -20,10 +20,9 @@ import msgspec
 from duckdb.sqltypes import DuckDBPyType
 from msgspec.structs import asdict
 
-from kvscope.core.directives import Directives
 from kvscope.core.errors import InputError
 from kvscope.core.files import STANDARD_STREAM, files_of
-from kvscope.core.trace import Trace
+from kvscope.core.trace import Directives, Trace
 from kvscope.core.units import GIB
 from kvscope.ingest.formats.base import ROOT, BadLine, Reader, Records, Request, TraceFormat
 from kvscope.ingest.formats.exporter import Advance, Exporter, Row, rows
