@@ -36,6 +36,9 @@ HashIds = list[int | str] | msgspec.Raw | None
 """A prompt's hash ids, or the JSON text of them, which is read many prompts at a time."""
 
 NOT_UTF8 = "text that is not UTF-8"
+UNREAD_PROMPTS = (
+    "prompts are logged but not read: `kvscope hash` makes a trace with block hashes of them"
+)
 # msgspec fails at the interpreter's own limit only, which lies some times higher.
 TOO_DEEP = f"values nested more than {MAX_NESTING} levels deep: flatten what it holds"
 _TOO_LONG = f"line longer than {MAX_LINE_BYTES // MIB} MiB: split what it holds"
