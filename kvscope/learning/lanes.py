@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence, Sized
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, TypeAlias
 
-from kvscope.policies.base import EARLY, MOST_TOKENS, Floats, LanePolicy, Turn
+from kvscope.core.arrays import Float64s
+from kvscope.policies.base import EARLY, MOST_TOKENS, LanePolicy, Turn
 
 LanePlan: TypeAlias = tuple[tuple[int, int], ...]
 """(depth, lane) from the deep end on: blocks that end beyond the depth are in that lane.
@@ -176,7 +177,7 @@ class Scores(dict[tuple[int, int], float]):
     `steady`: no row has two different numbers, so no worth changes with age.
     """
 
-    def __init__(self, table: Floats) -> None:
+    def __init__(self, table: Float64s) -> None:
         rows = enumerate(table.tolist())
         super().__init__(
             {(row, at): worth for row, cells in rows for at, worth in enumerate(cells)}

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Self
 
+from kvscope.core.arrays import Float64s
 from kvscope.learning.conversations import RequestHints
 from kvscope.learning.observer import Request
-from kvscope.policies.base import Floats, LanePolicy, Policy
+from kvscope.policies.base import LanePolicy, Policy
 
 
 class FittedTable(ABC):
@@ -39,7 +40,7 @@ class OnlineLearner:
     is for the log.
     """
 
-    table: Floats
+    table: Float64s
     in_words = ""
 
     @abstractmethod

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvscope.policies.base import Block, Floats, KeyPolicy, Turn
+from kvscope.core.arrays import Float64s
+from kvscope.policies.base import Block, KeyPolicy, Turn
 
 
 class Lfu(KeyPolicy):
@@ -28,7 +29,7 @@ class Lfu(KeyPolicy):
 
     @staticmethod
     def key(
-        turn: Turn, block: Block, now_s: float, block_size: int, p: Floats, table: Floats
+        turn: Turn, block: Block, now_s: float, block_size: int, p: Float64s, table: Float64s
     ) -> float:
         """Return the touches since insertion."""
         return float(block.uses)

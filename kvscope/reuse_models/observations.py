@@ -10,8 +10,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from kvscope.core.arrays import Float64s, Int64s
 
 RESOLUTION_S = 1e-3  # resolution of a trace's clock at best
 _LEAST_S = 1e-6  # a shorter censored wait counts as this
@@ -26,10 +25,10 @@ class Observations(Struct, frozen=True, dict=True):
     `cluster` (0 to C - 1) may depend on each other, those of different ones do not.
     """
 
-    waited_s: Floats
+    waited_s: Float64s
     reused: NDArray[np.bool_]
-    weight: Floats
-    cluster: Ints
+    weight: Float64s
+    cluster: Int64s
     resolution_s: float = RESOLUTION_S
 
     @classmethod
@@ -102,10 +101,10 @@ class Observations(Struct, frozen=True, dict=True):
         """
         place = np.floor(np.log(self.waited_s / _LEAST_S) / BIN_WIDTH).astype(np.int64)
         key = np.where(self.at_once, 1, 2 * (place + 1) + self.reused)
-        blocks: Floats = np.bincount(key, self.weight).astype(np.float64)
+        blocks: Float64s = np.bincount(key, self.weight).astype(np.float64)
         seconds = np.bincount(key, self.weight * self.waited_s)
         bins = np.flatnonzero(blocks)
-        mean_s: Floats = seconds[bins] / blocks[bins]
+        mean_s: Float64s = seconds[bins] / blocks[bins]
         numbered = np.arange(len(bins), dtype=np.int64)
         return Observations(mean_s, bins % 2 == 1, blocks[bins], numbered, self.resolution_s)
 
@@ -123,8 +122,8 @@ class KaplanMeier:
     Source: Kaplan and Meier, Nonparametric estimation from incomplete observations (1958).
     """
 
-    times_s_: Floats
-    survival_: Floats
+    times_s_: Float64s
+    survival_: Float64s
     horizon_: int
 
     def fit(self, of: Observations, effective: float | None = None) -> Self:
@@ -142,15 +141,15 @@ class KaplanMeier:
         self.horizon_ = int(np.count_nonzero(at_risk[some] * alike >= _AT_RISK))
         return self
 
-    def survival(self, t: Floats) -> Floats:
+    def survival(self, t: Float64s) -> Float64s:
         """Return S(t)."""
         steps = np.concatenate(([1.0], self.survival_))
-        still: Floats = steps[np.searchsorted(self.times_s_, t, side="right")]
+        still: Float64s = steps[np.searchsorted(self.times_s_, t, side="right")]
         return still
 
-    def reuse_within(self, t: Floats) -> Floats:
+    def reuse_within(self, t: Float64s) -> Float64s:
         """Return 1 - S(t), the share of blocks reused within t."""
-        within: Floats = 1.0 - self.survival(t)
+        within: Float64s = 1.0 - self.survival(t)
         return within
 
     @property
@@ -163,7 +162,7 @@ class KaplanMeier:
         """Share of blocks reused by `reach_s`."""
         return float(1.0 - self.survival_[max(self.horizon_, 1) - 1])
 
-    def distance(self, reuse_within: Callable[[Floats], Floats]) -> float:
+    def distance(self, reuse_within: Callable[[Float64s], Float64s]) -> float:
         """Return the Kolmogorov-Smirnov distance of p F(t), as a share of the blocks reused.
 
         Of the blocks reused up to `reach_s`, the share that comes too early or too late: a rarely

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
-from kvscope.policies.base import Floats, Parameter
+from kvscope.core.parameters import Parameter
 from kvscope.routers.base import MemorySizes, Prompt, Router, View, draw, new_dice
 
 Uint8s: TypeAlias = NDArray[np.uint8]
@@ -75,7 +75,7 @@ class Prefixaware(Router):
         )
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Sent, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Sent, p: Float64s) -> int:
         """Return a replica that had the longest prefix, or the one with the fewest requests."""
         characters = int(prompt.input_tokens * p[2] + 1e-6)
         width = view.block_size * p[2]  # characters of a block

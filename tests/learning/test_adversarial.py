@@ -11,12 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.profiles import PROFILES, Alternating
+from kvscope.core.arrays import Float64s
 from kvscope.core.hits import standard
 from kvscope.ingest.pipeline import ingest
 from kvscope.learning.guard import INTERVAL_REQUESTS, LOSS_INTERVALS
 from kvscope.learning.offline.learners import tables_for
 from kvscope.learning.returns.offline import ReturnsOffline
-from kvscope.policies.base import Floats, Policy
+from kvscope.policies.base import Policy
 from kvscope.policies.gittins import Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.threshold_lru import ThresholdLru
@@ -75,20 +76,20 @@ def in_turn(names: tuple[str, ...], each: int = REQUESTS // 3) -> Traffic:
     return parts[0]._replace(block_parent=np.concatenate(parents), **joined)
 
 
-def computed(of: Traffic, policy: Policy, capacity: int, tables: Tables = NO_TABLES) -> Floats:
+def computed(of: Traffic, policy: Policy, capacity: int, tables: Tables = NO_TABLES) -> Float64s:
     """Return the tokens beyond xi that each request computes."""
     hits = replay(of, policy, capacity, tables=tables).hit_blocks.astype(np.int64)
     xi = policy.values.get("xi_tokens", 0.0)
     return np.maximum(of.input_tokens - hits * of.block_size - xi, 0.0)
 
 
-def most_in_a_row(tokens: Floats, requests: int) -> float:
+def most_in_a_row(tokens: Float64s, requests: int) -> float:
     """Return the largest sum over so many requests one after the other."""
     so_far = np.concatenate(([0.0], np.cumsum(tokens)))
     return float((so_far[requests:] - so_far[:-requests]).max())
 
 
-def lost_against_lru(of: Traffic, own: Floats, capacity: int, xi: int) -> float:
+def lost_against_lru(of: Traffic, own: Float64s, capacity: int, xi: int) -> float:
     """Return the most that a policy, which computes `own`, loses in any time, in turnovers."""
     lru = np.maximum(computed(of, Lru(), capacity) - xi, 0.0)
     net = np.concatenate(([0.0], np.cumsum(own - lru)))

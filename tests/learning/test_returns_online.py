@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvscope.core.arrays import Float64s
 from kvscope.core.hits import standard
 from kvscope.learning import recent_blocks
 from kvscope.learning.conversations import read_hints
@@ -18,7 +19,6 @@ from kvscope.learning.returns.file import FittedReturns
 from kvscope.learning.returns.formulas import STEPS
 from kvscope.learning.returns.offline import class_set_tables
 from kvscope.learning.returns.online import ReturnsLearner
-from kvscope.policies.base import Floats
 from kvscope.policies.gittins import AGES, Gittins
 from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.traffic import Traffic, traffic
@@ -43,7 +43,7 @@ class Served:
         self.learner.recent._most_keys = most_keys
         self.classes: list[int] = []
         self.cuts: list[Sequence[int]] = []
-        self.since, self.tables = [0], list[Floats]()
+        self.since, self.tables = [0], list[Float64s]()
         self.most = 0
         for number, (one, arrival_s) in enumerate(asked_in(of)):
             changed, seen = self.learner.arrive(one, read_hints(one), arrival_s)

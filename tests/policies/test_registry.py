@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 import kvscope.replay.replay as replaying
+from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.block_queues import BEFORE, push, remove
 from kvscope.core.errors import UsageError
 from kvscope.policies import registry
 from kvscope.policies.base import (
     Block,
-    Floats,
-    Ints,
     KeyPolicy,
     LanePolicy,
     NextUsePolicy,
@@ -145,7 +144,7 @@ class DeepFirst(KeyPolicy):
 
     @staticmethod
     def key(
-        turn: Turn, block: Block, now_s: float, block_size: int, p: Floats, table: Floats
+        turn: Turn, block: Block, now_s: float, block_size: int, p: Float64s, table: Float64s
     ) -> float:
         """Return a lower key for a deeper block."""
         return -float(block.depth)
@@ -159,16 +158,16 @@ class LastOut(QueuePolicy):
     source = "made up"
 
     @staticmethod
-    def hit(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
+    def hit(block: int, links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> None:
         """Change nothing."""
 
     @staticmethod
-    def insert(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
+    def insert(block: int, links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> None:
         """On top of the pile."""
         push(links, 0, block)
 
     @staticmethod
-    def evict(links: Ints, numbers: Floats, capacity: int, p: Floats) -> int:
+    def evict(links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> int:
         """From the top of the pile."""
         block = int(links[-1, BEFORE])
         remove(links, block)

@@ -213,7 +213,7 @@ RUN = Run(
 
 
 @pytest.fixture
-def store() -> Store:
+def two_traces() -> Store:
     """Return a store in memory with two traces."""
     made = open_store(MEMORY)
     for tokens in (16, 32):
@@ -221,14 +221,14 @@ def store() -> Store:
     return made
 
 
-def test_a_run_comes_out_as_it_went_in(store: Store) -> None:
+def test_a_run_comes_out_as_it_went_in(two_traces: Store) -> None:
     """Every field, infinities and absent ones included; dated and signed with the version."""
-    trace = traces.find(store, "trace-0")
-    kept = results.add_run(store, trace, RUN, "code")
+    trace = traces.find(two_traces, "trace-0")
+    kept = results.add_run(two_traces, trace, RUN, "code")
     assert replace(kept, kvscope="", created_at=None, run_id=None) == RUN
     assert kept.kvscope == __version__
     assert kept.created_at is not None
-    (found,) = results.with_parts(store, results.all_runs(store, trace))
+    (found,) = results.with_parts(two_traces, results.all_runs(two_traces, trace))
     assert found.run == kept
     assert found.code == "code"
     bare = replace(RUN, parts=(), misses=None, hit_rate_error=None, params={}, tiers=())
@@ -243,32 +243,32 @@ def test_a_run_comes_out_as_it_went_in(store: Store) -> None:
         decode_context_token_s=1e-8,
     )
     bare = replace(bare, preemptions=None, turned_away=None, setting=engine, deployment=None)
-    again = results.add_run(store, trace, bare, "code")
-    assert again in [one.run for one in results.all_runs(store, trace)]
+    again = results.add_run(two_traces, trace, bare, "code")
+    assert again in [one.run for one in results.all_runs(two_traces, trace)]
 
 
-def test_a_run_takes_the_deployment_that_asks_for_it_last(store: Store) -> None:
+def test_a_run_takes_the_deployment_that_asks_for_it_last(two_traces: Store) -> None:
     """Its numbers are the same; those of other requests keep theirs."""
-    trace = traces.find(store, "trace-0")
+    trace = traces.find(two_traces, "trace-0")
     study = replace(RUN, capacity_blocks=8, deployment=None)
     for run in (RUN, study):
-        results.add_run(store, trace, run, "code")
-    results.set_deployment(store, trace, [results.digest_of(study)], {"gpu": "l4"})
-    stored = {known.run.capacity_blocks: known.run for known in results.all_runs(store, trace)}
+        results.add_run(two_traces, trace, run, "code")
+    results.set_deployment(two_traces, trace, [results.digest_of(study)], {"gpu": "l4"})
+    stored = {known.run.capacity_blocks: known.run for known in results.all_runs(two_traces, trace)}
     assert stored[7].deployment == RUN.deployment
     assert stored[8].deployment == {"gpu": "l4"}
 
 
-def test_the_same_question_has_one_answer(store: Store) -> None:
+def test_the_same_question_has_one_answer(two_traces: Store) -> None:
     """Newer sources replace the answer of older ones; old sources' answers are not known."""
-    trace = traces.find(store, "trace-0")
-    results.add_run(store, trace, RUN, "old")
+    trace = traces.find(two_traces, "trace-0")
+    results.add_run(two_traces, trace, RUN, "old")
     asked = results.digest_of(RUN)
-    assert results.known_runs(store, trace, [asked], "new") == {}
-    newer = results.add_run(store, trace, replace(RUN, evictions=12), "new")
-    assert results.known_runs(store, trace, [asked, "other"], "new") == {asked: newer}
-    assert len(results.all_runs(store, trace)) == 1
-    assert len(store.rows("runs/parts", run_ids=list(range(10)))) == 2
+    assert results.known_runs(two_traces, trace, [asked], "new") == {}
+    newer = results.add_run(two_traces, trace, replace(RUN, evictions=12), "new")
+    assert results.known_runs(two_traces, trace, [asked, "other"], "new") == {asked: newer}
+    assert len(results.all_runs(two_traces, trace)) == 1
+    assert len(two_traces.rows("runs/parts", run_ids=list(range(10)))) == 2
 
 
 @pytest.mark.parametrize(
@@ -299,17 +299,17 @@ def test_whole_numbers_are_the_same_question() -> None:
     assert results.digest_of(whole) == results.digest_of(replace(RUN, params={"b": 3.0, "a": 2.0}))
 
 
-def test_runs_go_with_their_parts_and_their_trace(store: Store) -> None:
+def test_runs_go_with_their_parts_and_their_trace(two_traces: Store) -> None:
     """Nothing of a removed run or trace is left behind; other traces keep theirs."""
-    first, second = traces.find(store, "trace-0"), traces.find(store, "trace-1")
+    first, second = traces.find(two_traces, "trace-0"), traces.find(two_traces, "trace-1")
     for trace in (first, second):
-        results.add_run(store, trace, RUN, "code")
-        results.add_run(store, trace, replace(RUN, policy="lru"), "code")
-    assert results.remove_runs(store, first, lambda run: run.policy == "lru") == 1
-    assert [one.run.policy for one in results.all_runs(store, first)] == ["ttl"]
-    traces.remove(store, first)
-    assert len(results.all_runs(store, second)) == 2
-    left = store.rows("runs/parts", run_ids=list(range(10)))
+        results.add_run(two_traces, trace, RUN, "code")
+        results.add_run(two_traces, trace, replace(RUN, policy="lru"), "code")
+    assert results.remove_runs(two_traces, first, lambda run: run.policy == "lru") == 1
+    assert [one.run.policy for one in results.all_runs(two_traces, first)] == ["ttl"]
+    traces.remove(two_traces, first)
+    assert len(results.all_runs(two_traces, second)) == 2
+    left = two_traces.rows("runs/parts", run_ids=list(range(10)))
     assert len(left) == 4
-    assert results.remove_runs(store, second, lambda _: True) == 2
-    assert store.rows("runs/parts", run_ids=list(range(10))) == []
+    assert results.remove_runs(two_traces, second, lambda _: True) == 2
+    assert two_traces.rows("runs/parts", run_ids=list(range(10))) == []

@@ -6,8 +6,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from kvscope.core.arrays import Bools, Int32s, Int64s
-from kvscope.policies.base import Floats
+from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
 from kvscope.replay.last_touch import Segments
 from kvscope.replay.traffic import Traffic
 
@@ -45,7 +44,7 @@ class Cells(NamedTuple):
     inside: Bools
     size: int
 
-    def sums(self, values: Floats) -> Floats:
+    def sums(self, values: Float64s) -> Float64s:
         """Return the sum of the requests' `values` in each of `size` cells."""
         sums = np.bincount(self.at, values[self.inside], minlength=self.size)
         return sums.astype(np.float64, copy=False)
@@ -76,7 +75,7 @@ class WindowCells(NamedTuple):
         return Cells(at, inside, self.size(slots))
 
 
-_Numbers = TypeVar("_Numbers", Int64s, Floats)
+_Numbers = TypeVar("_Numbers", Int64s, Float64s)
 
 
 class PrefixFeatures(NamedTuple):
@@ -93,7 +92,7 @@ class PrefixFeatures(NamedTuple):
     previous: Int64s
     request: Int64s
     end: Int64s
-    wait_s: Floats
+    wait_s: Float64s
     whole: Bools
     recent: Bools
     deepest: Int64s

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.features import PrefixFeatures, Refits, chained, prefix_features
@@ -36,7 +36,7 @@ from kvscope.learning.returns.formulas import (
     fit_memory,
     fit_rows,
 )
-from kvscope.policies.base import Floats, Policy
+from kvscope.policies.base import Policy
 from kvscope.policies.gittins import AGES, LEVELS, REFIT_REQUESTS
 from kvscope.replay.last_touch import Segments, last_touch_segments
 from kvscope.replay.replay import Tables
@@ -229,7 +229,7 @@ class Touches(NamedTuple):
     `bin` is that of the request that touches.
     """
 
-    arrival_s: Floats
+    arrival_s: Float64s
     bin: Int64s
     blocks: Int64s
 
@@ -238,7 +238,7 @@ class Returns(NamedTuple):
     """M returns of `blocks` that `touch` had touched last, ascending in time."""
 
     touch: Int64s
-    arrival_s: Floats
+    arrival_s: Float64s
     bin: Int64s
     blocks: Int64s
 
@@ -268,7 +268,7 @@ class IndexRows(NamedTuple):
     refits' windows times the features of the sets.
     """
 
-    values: Floats
+    values: Float64s
     rows: tuple[Int32s, ...]
 
 
@@ -310,7 +310,7 @@ def fit_windows(
     touches: Touches,
     returns: Returns,
     refits: Int64s,
-    refits_s: Floats,
+    refits_s: Float64s,
     class_sets: Sequence[tuple[tuple[int, ...], Int32s]],
 ) -> IndexRows:
     """Fit the index to the `WINDOW_BINS` bins before each of the `refits`, ascending.
@@ -366,7 +366,7 @@ class _Waits(NamedTuple):
 
     touch: Int64s
     age: Int64s
-    wait_s: Floats
+    wait_s: Float64s
     blocks: Int64s
 
 
@@ -376,11 +376,11 @@ def _fill_rows(
     kinds: Int32s,
     waits: _Waits,
     window: _WindowRanges,
-    refits_s: Floats,
+    refits_s: Float64s,
     counts: ReturnCounts,
     waiting: Int64s,
     memory: FitMemory,
-    values: Floats,
+    values: Float64s,
     used: int,
     rows: Int32s,
 ) -> int:
