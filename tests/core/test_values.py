@@ -1,4 +1,4 @@
-"""Units, arrays, records, paths and queues of blocks."""
+"""Units, addresses, arrays, records, paths and queues of blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from msgspec import Struct
 from kvscope.core import units
 from kvscope.core.arrays import distinct
 from kvscope.core.block_queues import NOTES, ring_forget, ring_length, ring_remember, ring_take
-from kvscope.core.errors import ExitCode, UsageError
+from kvscope.core.errors import ExitCode, InputError, UsageError, without_secrets
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import ancestor, write_path
 from kvscope.core.records import as_columns, defaults
@@ -326,3 +326,24 @@ def test_closing_up() -> None:
         ring_forget(rings, QUEUE, 1)
     assert ring_length(rings, QUEUE) == 1
     assert ring_take(rings, QUEUE) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://me:pw@host:9/a.jsonl?X-Amz-Signature=1", "https://host:9/a.jsonl"),
+        ('no "http://me:p@w@host/x" there', 'no "http://host/x" there'),
+        ("'https://h/a?b=1' s3://bucket/p?.jsonl", "'https://h/a' s3://bucket/p?.jsonl"),
+        ("hf://datasets/o/n@main/x.jsonl", "hf://datasets/o/n@main/x.jsonl"),
+        ("a.jsonl?: me@home", "a.jsonl?: me@home"),
+    ],
+)
+def test_addresses_lose_user_and_query(text: str, shown: str) -> None:
+    """Wherever they stand in a text; patterns of S3 stay, as do names with an @."""
+    assert without_secrets(text) == shown
+
+
+def test_errors_show_no_secret() -> None:
+    """For every face: the fields and the line of an error are without them."""
+    error = InputError("gone", where="https://me:pw@h/x?sig=1", remedy="see http://me:pw@h/")
+    assert str(error) == "https://h/x: gone; see http://h/"
