@@ -43,7 +43,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.core.errors import InputError, UsageError
-from kvscope.core.units import format_size
+from kvscope.core.units import GIB, MIB, format_size
 from kvscope.deployment.engines import (
     GRAPHS,
     LEAN_SAMPLER,
@@ -53,8 +53,19 @@ from kvscope.deployment.engines import (
     Engine,
     parse_engine,
 )
-from kvscope.deployment.gpus import GIB, Gpu
+from kvscope.deployment.gpus import Gpu
 from kvscope.deployment.models import Model
+
+PoolOrigin = Literal["stated", "engine log", "metrics", "derived"]
+
+_WEIGHTS_BAND = 0.01  # 9 of 10 published weights are closer than this
+_ACTIVATION_BAND = round(0.32 * GIB)
+_NEWER_ACTIVATION_BAND = round(0.85 * GIB)  # the one pool compared since 0.20 had 0.81 GiB more
+_OTHER_BAND = round(0.2 * GIB)
+_GRAPHS_BAND = round(0.5 * GIB)
+_SGLANG_BAND = 0.05  # of the pool: two published checks were 3.5 % and 5 % off
+_UNCERTAIN = 0.1  # of the total: a smaller pool is a small difference of large terms
+_CHECKED_UNTIL = (0, 19)
 
 _COUNT = r"(?P<value>[\d,]+)"
 _METRICS = re.compile(r'^vllm:cache_config_info\{.*num_gpu_blocks="(?P<value>\d+)"')
@@ -67,110 +78,6 @@ _BLOCK_SIZE = re.compile(r"\bblock_size['\"]?[=:]\s*['\"]?(?P<value>\d+)")
 _PATTERNS = (_METRICS, _OVERRIDE, _BLOCKS, _TOKENS, _BYTES, _SGLANG)
 _LONGEST_LINE = 2**20
 _MOST = 2**53  # blocks, tokens or GiB
-
-
-def observed_pool(
-    path: Path, *, model: Model | None = None, tp: int = 1, block_size: int | None = None
-) -> KvPool:
-    """Return the pool that the log or the saved metrics at `path` report.
-
-    Raises InputError for a file that cannot be read or reports none.
-    """
-    try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            bounded = iter(lambda: lines.readline(_LONGEST_LINE), "")
-            return pool_in(bounded, str(path), model=model, tp=tp, block_size=block_size)
-    except OSError as error:
-        what = error.strerror or "cannot be read"
-        raise InputError(what, where=str(path), remedy="name an engine's log") from error
-
-
-def pool_in(
-    lines: Iterable[str],
-    where: str,
-    *,
-    model: Model | None = None,
-    tp: int = 1,
-    block_size: int | None = None,
-) -> KvPool:
-    """Return the pool that `lines` report, in blocks of `block_size` or of what they state.
-
-    The size in bytes needs `model`, whose KV of a token on one of `tp` GPUs divides it.
-    """
-    reports: dict[re.Pattern[str], list[float]] = {}
-    stated_size = None
-    for line in lines:
-        for pattern in _PATTERNS:
-            if (match := pattern.search(line)) is not None:
-                reports.setdefault(pattern, []).append(_number(match["value"], where))
-        if (match := _BLOCK_SIZE.search(line)) is not None:
-            stated_size = int(_number(match["value"], where))
-    sglang = _SGLANG in reports
-    engine = parse_engine("sglang" if sglang else "vllm")
-    size = stated_size or block_size or engine.default_block_size
-    origin: PoolOrigin = "metrics" if _METRICS in reports else "engine log"
-    if sglang:
-        blocks = int(reports[_SGLANG][-1]) // size
-    else:
-        blocks = _vllm_blocks(reports, size, model, tp, where) - engine.null_blocks
-    if blocks < 1:
-        raise InputError("no block for requests", where=where, remedy="name another start's log")
-    notes = () if stated_size or block_size or sglang else (f"blocks of {size} tokens assumed",)
-    return KvPool(blocks, blocks, blocks, size, origin, engine.null_blocks, notes=notes)
-
-
-def _number(text: str, where: str) -> float:
-    try:
-        value = float(text.replace(",", ""))
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < _MOST:
-        raise InputError(
-            f"{text[:40]!r} is not the size of a pool", where=where, remedy="name another log"
-        )
-    return value
-
-
-def _vllm_blocks(
-    reports: dict[re.Pattern[str], list[float]],
-    size: int,
-    model: Model | None,
-    tp: int,
-    where: str,
-) -> int:
-    for pattern in (_METRICS, _OVERRIDE, _BLOCKS):
-        if pattern in reports:
-            return int(reports[pattern][-1])
-    hybrid = model is not None and model.hybrid
-    if _TOKENS in reports and not hybrid:
-        return int(reports[_TOKENS][-1]) // size
-    if _BYTES in reports and model is not None and model.uniform:
-        smallest = min(reports[_BYTES][-tp:])
-        return int(smallest * GIB // (model.by_block.kv_bytes_per_token(tp) * size))
-    if hybrid and (_TOKENS in reports or _BYTES in reports):
-        raise InputError(
-            "the cache size of a hybrid model is not its pool",
-            where=where,
-            remedy="save the text of /metrics, which has num_gpu_blocks, or state --num-gpu-blocks",
-        )
-    raise InputError(
-        "reports no KV pool",
-        where=where,
-        remedy="name a log with 'GPU KV cache size', or the saved text of /metrics",
-    )
-
-
-PoolOrigin = Literal["stated", "engine log", "metrics", "derived"]
-MIB = 2**20
-
-_WEIGHTS_BAND = 0.01  # 9 of 10 published weights are closer than this
-_ACTIVATION_BAND = round(0.32 * GIB)
-_NEWER_ACTIVATION_BAND = round(0.85 * GIB)  # the one pool compared since 0.20 had 0.81 GiB more
-_OTHER_BAND = round(0.2 * GIB)
-_GRAPHS_BAND = round(0.5 * GIB)
-_SGLANG_BAND = 0.05  # of the pool: two published checks were 3.5 % and 5 % off
-_UNCERTAIN = 0.1  # of the total: a smaller pool is a small difference of large terms
-_CHECKED_UNTIL = (0, 19)
 
 
 class Term(Struct, frozen=True):
@@ -424,4 +331,95 @@ def _nothing_left(model: Model, gpu: Gpu, tp: int, terms: Sequence[Term]) -> Usa
         f"{model.name} leaves no memory for KV blocks: {format_size(available)} less {sizes}",
         where=f"--gpu {gpu.name}",
         remedy=remedy,
+    )
+
+
+def observed_pool(
+    path: Path, *, model: Model | None = None, tp: int = 1, block_size: int | None = None
+) -> KvPool:
+    """Return the pool that the log or the saved metrics at `path` report.
+
+    Raises InputError for a file that cannot be read or reports none.
+    """
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            bounded = iter(lambda: lines.readline(_LONGEST_LINE), "")
+            return pool_in(bounded, str(path), model=model, tp=tp, block_size=block_size)
+    except OSError as error:
+        what = error.strerror or "cannot be read"
+        raise InputError(what, where=str(path), remedy="name an engine's log") from error
+
+
+def pool_in(
+    lines: Iterable[str],
+    where: str,
+    *,
+    model: Model | None = None,
+    tp: int = 1,
+    block_size: int | None = None,
+) -> KvPool:
+    """Return the pool that `lines` report, in blocks of `block_size` or of what they state.
+
+    The size in bytes needs `model`, whose KV of a token on one of `tp` GPUs divides it.
+    """
+    reports: dict[re.Pattern[str], list[float]] = {}
+    stated_size = None
+    for line in lines:
+        for pattern in _PATTERNS:
+            if (match := pattern.search(line)) is not None:
+                reports.setdefault(pattern, []).append(_number(match["value"], where))
+        if (match := _BLOCK_SIZE.search(line)) is not None:
+            stated_size = int(_number(match["value"], where))
+    sglang = _SGLANG in reports
+    engine = parse_engine("sglang" if sglang else "vllm")
+    size = stated_size or block_size or engine.default_block_size
+    origin: PoolOrigin = "metrics" if _METRICS in reports else "engine log"
+    if sglang:
+        blocks = int(reports[_SGLANG][-1]) // size
+    else:
+        blocks = _vllm_blocks(reports, size, model, tp, where) - engine.null_blocks
+    if blocks < 1:
+        raise InputError("no block for requests", where=where, remedy="name another start's log")
+    notes = () if stated_size or block_size or sglang else (f"blocks of {size} tokens assumed",)
+    return KvPool(blocks, blocks, blocks, size, origin, engine.null_blocks, notes=notes)
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        value = float(text.replace(",", ""))
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < _MOST:
+        raise InputError(
+            f"{text[:40]!r} is not the size of a pool", where=where, remedy="name another log"
+        )
+    return value
+
+
+def _vllm_blocks(
+    reports: dict[re.Pattern[str], list[float]],
+    size: int,
+    model: Model | None,
+    tp: int,
+    where: str,
+) -> int:
+    for pattern in (_METRICS, _OVERRIDE, _BLOCKS):
+        if pattern in reports:
+            return int(reports[pattern][-1])
+    hybrid = model is not None and model.hybrid
+    if _TOKENS in reports and not hybrid:
+        return int(reports[_TOKENS][-1]) // size
+    if _BYTES in reports and model is not None and model.uniform:
+        smallest = min(reports[_BYTES][-tp:])
+        return int(smallest * GIB // (model.by_block.kv_bytes_per_token(tp) * size))
+    if hybrid and (_TOKENS in reports or _BYTES in reports):
+        raise InputError(
+            "the cache size of a hybrid model is not its pool",
+            where=where,
+            remedy="save the text of /metrics, which has num_gpu_blocks, or state --num-gpu-blocks",
+        )
+    raise InputError(
+        "reports no KV pool",
+        where=where,
+        remedy="name a log with 'GPU KV cache size', or the saved text of /metrics",
     )

@@ -75,10 +75,10 @@ _TYPECODES = {
 _ABSENT = dict.fromkeys(("chat_id", "parent_chat_id", "user_id", "waits_for"), NO_ID)
 """What stands for none in a column, where it is not NONE."""
 
-_NAMED = ("type", "model", "adapter", "salt", "worker", "retention")
-_TENANT = ("model", "adapter", "salt")
+NAMED = ("type", "model", "adapter", "salt", "worker", "retention")
+TENANT = ("model", "adapter", "salt")
 MEASURED = ("ttft_s", "queue_s", "duration_s", "cached_tokens", "delay_s")
-ATTRIBUTES = (*_TENANT, "worker", *MEASURED, "waits_for", "clock", "retention", "repeated_tokens")
+ATTRIBUTES = (*TENANT, "worker", *MEASURED, "waits_for", "clock", "retention", "repeated_tokens")
 """What only some traces say of their requests; the store keeps it apart."""
 Tenant = tuple[int, int, int]
 """The numbers of a model, an adapter and a cache salt: tenants share no blocks.
@@ -266,7 +266,7 @@ class Columns:
         self.options = options
         self._isolated = isolated
         self._interner = interner or Trie()
-        self.names: dict[str, dict[str, int]] = {name: {} for name in _NAMED}
+        self.names: dict[str, dict[str, int]] = {name: {} for name in NAMED}
         self.tenants: dict[Tenant, int] = {}
         self.own_ids: dict[int, int] = {}  # of first blocks, by the ids that tell tenants apart
         self.gaps = Gaps()
@@ -515,7 +515,7 @@ class Columns:
         before = len(self) - count
         columns = [
             self._filled(name)[before:] if len(self._columns[name]) > before else [NONE] * count
-            for name in _TENANT
+            for name in TENANT
         ]
         if all(column.count(column[0]) == count for column in columns):  # the usual case
             tenant = cast(Tenant, tuple(column[0] for column in columns))

@@ -33,6 +33,7 @@ from kvscope.ingest.formats.base import (
     TraceFormat,
     counted,
 )
+from kvscope.ingest.formats.exporter import Advance
 from kvscope.ingest.formats.mooncake import TEXT_PROMPTS
 from kvscope.ingest.hash_ids import NO_ID
 from kvscope.ingest.reuse import ReusedRuns
@@ -43,7 +44,6 @@ from kvscope.store.checks import keep_checksum
 from kvscope.store.db import Store
 from kvscope.store.file import Stores
 
-Advance = Callable[[int], None]
 Foresee = Callable[[Built], None]
 
 Span = tuple[float, float]

@@ -9,8 +9,9 @@ import pytest
 
 from benchmarks.deployment import PLANNER, median_and_p90, pool_lines
 from kvscope.core.errors import InputError, UsageError
+from kvscope.core.units import GIB
 from kvscope.deployment.engines import Engine, parse_engine
-from kvscope.deployment.gpus import GIB, GPUS, resolve_gpu
+from kvscope.deployment.gpus import GPUS, resolve_gpu
 from kvscope.deployment.models import resolve_model
 from kvscope.deployment.pool import (
     KvPool,

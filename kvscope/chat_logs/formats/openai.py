@@ -24,6 +24,7 @@ from kvscope.chat_logs.bodies import (
     usage_of,
 )
 from kvscope.chat_logs.formats.base import (
+    ASSISTANT,
     Chat,
     LogFormat,
     LoggedRequest,
@@ -33,8 +34,6 @@ from kvscope.chat_logs.formats.base import (
 )
 from kvscope.ingest.formats.base import BadLine, Identifier, described
 from kvscope.ingest.formats.times import between, in_seconds, moment
-
-ASSISTANT = "assistant"
 
 _BODIES = ("request", "body")
 _CHATS = ("messages", "conversation", "conversations")

@@ -41,7 +41,7 @@ UNREAD_PROMPTS = (
 )
 # msgspec fails at the interpreter's own limit only, which lies some times higher.
 TOO_DEEP = f"values nested more than {MAX_NESTING} levels deep: flatten what it holds"
-_TOO_LONG = f"line longer than {MAX_LINE_BYTES // MIB} MiB: split what it holds"
+TOO_LONG = f"line longer than {MAX_LINE_BYTES // MIB} MiB: split what it holds"
 _TRUNCATED = "Input data was truncated"  # msgspec's words
 _MOST_KINDS = 5
 _LONGEST_REASON = 300
@@ -377,7 +377,7 @@ class LineReader(Reader):
         """Yield what `parse` makes of the lines that are not blank."""
         for first, text, count in source.lines():
             if text is None:
-                yield Records(refused=[(first, _TOO_LONG)])
+                yield Records(refused=[(first, TOO_LONG)])
                 continue
             if not text or text.isspace():
                 continue

@@ -26,12 +26,11 @@ from kvscope.learning.lanes import Scores
 from kvscope.learning.learners import FittedTable, computed_blocks
 from kvscope.learning.observer import Request
 from kvscope.learning.prefixes import Key
-from kvscope.learning.recent_blocks import PrefixMatch
+from kvscope.learning.recent_blocks import MOST_KEYS, PrefixMatch
 from kvscope.learning.reuse.formulas import SLOTS, WINDOW_REFITS, ReuseCounts, reuse_table, slots_of
 from kvscope.learning.shadow_cache import Kind
 from kvscope.policies.base import LanePolicy
 
-MOST_KEYS = 1 << 18  # beyond that only a sample of the blocks is followed
 REUSED, WAITED_S, TOUCHED_AGAIN = 0, 1, 2
 
 
