@@ -1,6 +1,6 @@
 """Compile kernels (jit.py) to machine code, which stays on disk: the only import of numba.
 
-The key of a kernel's machine code is a digest of its own transitive source (kernel_digest.py), of
+The key of a kernel's machine code is a digest of its own transitive source (kernel_files.py), of
 the argument types, the CPU and the versions that compile it; kernel_files.py keeps the files.
 
 Numba's own cache looks only at the file of the kernel: an edit in a function that the kernel calls
