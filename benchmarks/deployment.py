@@ -26,8 +26,9 @@ from msgspec.structs import replace
 
 from benchmarks import ROOT
 from benchmarks.table import Table, record
+from kvscope.core.units import GIB
 from kvscope.deployment.engines import parse_engine
-from kvscope.deployment.gpus import GIB, Gpu, resolve_gpu
+from kvscope.deployment.gpus import Gpu, resolve_gpu
 from kvscope.deployment.models import Model, resolve_model
 from kvscope.deployment.pool import derive_pool
 from kvscope.deployment.roofline import REQUEST_S, roofline, tpot_s

@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.table import Table
 from benchmarks.tiny_llama import tiny_llama
-from kvscope.learning.lane_heap import Scores
+from kvscope.learning.lanes import Scores
 from kvscope.policies.base import Policy
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}

@@ -63,7 +63,7 @@ def fitted(database: str, trace: Trace, _: Monitor) -> Any:
 
 def analyze_trace(database: str, trace: Trace, monitor: Reporter) -> None:
     """Report LRU's curve, the analysis and the prefixes that are reused most, each once known."""
-    from kvscope.characterize.prefixes import hot_prefixes
+    from kvscope.characterize.sources import hot_prefixes
     from kvscope.characterize.summary import STEPS
     from kvscope.replay.metrics import LruAnywhere
     from kvscope.usecases.analyze import StartedCaching, analyze

@@ -19,7 +19,7 @@ import typer
 from kvscope import api
 from kvscope.app.options import Option, declared
 from kvscope.cli.app import COMMANDS, run
-from kvscope.deployment.versions import CHANGES, COMPARED, NEWEST, PLUGIN, Version, version_text
+from kvscope.deployment.engines import CHANGES, COMPARED, NEWEST, PLUGIN, Version, version_text
 from kvscope.results import attribute_of
 from kvscope.usecases import USE_CASES
 from kvscope.usecases.base import AnyUseCase, use_case

@@ -13,8 +13,9 @@ from typing import Any
 from benchmarks.gpu.models import CONFIGS, write_model
 from benchmarks.gpu.stages import POLICY_MODEL, STAGES
 from benchmarks.table import Table
+from kvscope.core.units import GIB
 from kvscope.deployment.engines import parse_engine
-from kvscope.deployment.gpus import GIB, Gpu, resolve_gpu
+from kvscope.deployment.gpus import Gpu, resolve_gpu
 from kvscope.deployment.models import Model, read_config
 from kvscope.deployment.pool import derive_pool
 from kvscope.deployment.roofline import HIGH, LOW, REQUEST_S, roofline, tpot_s

@@ -1,7 +1,8 @@
-"""Sources of reuse (same conversation, same or other user), and its skew over blocks and users."""
+"""Sources of reuse (conversation, user, others), its skew, and the most reused prefixes."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 
 from kvscope.characterize.distributions import totals
-from kvscope.characterize.history import History, load_history
+from kvscope.characterize.history import History
 from kvscope.characterize.traffic import share
 from kvscope.core.disk_columns import stretches
 from kvscope.core.trace import Trace
@@ -73,7 +74,7 @@ TOP_USERS = 30
 TOP_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
 
 
-def sources(store: Store, trace: Trace, history: History | None = None) -> Sources | None:
+def sources(store: Store, trace: Trace, history: History) -> Sources | None:
     """Return the shares of reuse after a touch by the same conversation, the same user, others.
 
     The last touch decides: a system prompt that two users touch in turn is cross-user reuse, though
@@ -82,7 +83,6 @@ def sources(store: Store, trace: Trace, history: History | None = None) -> Sourc
     """
     if not trace.has_hashes:
         return None
-    history = history or load_history(store, trace)
     by_relation = _by_relation(store, trace, history)
     reused = sum(by_relation)
     if not reused:
@@ -151,3 +151,73 @@ def _user_skew(rows: Sequence[dict[str, Any]]) -> UserSkew:
 
 def _top_shares(rows: Sequence[dict[str, Any]], name: str) -> tuple[TopShare, ...]:
     return tuple(TopShare(row["top_share"], row[name]) for row in rows if row[name] is not None)
+
+
+MOST_BLOCKS = 20_000
+MOST_PREFIXES = 400
+
+
+class Prefix(Struct, frozen=True):
+    """A run of blocks that the same prompts reuse.
+
+    `number` is its first block, `parent` the `number` of the prefix before it (0: the root),
+    `hash_id` that of its last block. `reuses` counts prompts, `branches` the reused prefixes below.
+    """
+
+    number: int
+    parent: int
+    hash_id: int
+    depth_blocks: int
+    blocks: int
+    reuses: int
+    branches: int
+
+    @property
+    def hits(self) -> int:
+        """Block hits: prompts times blocks."""
+        return self.blocks * self.reuses
+
+
+def hot_prefixes(store: Store, trace: Trace) -> tuple[Prefix, ...]:
+    """Return the prefixes with the most hits, each after its parent.
+
+    Only the `MOST_BLOCKS` most reused blocks are searched.
+    """
+    rows = store.rows("characterize/hot_blocks", trace_id=trace.trace_id, most=MOST_BLOCKS)
+    reuses = {row["block"]: row["reuses"] for row in rows}
+    rows = [row for row in rows if row["parent"] == 0 or row["parent"] in reuses]
+    children = Counter(row["parent"] for row in rows)
+    first: dict[int, int] = {}  # block -> first block of its prefix
+    by_first: dict[int, dict[str, int]] = {}
+    for row in rows:
+        block, parent = row["block"], row["parent"]
+        if parent and children[parent] == 1 and reuses[parent] == row["reuses"]:
+            first[block] = first[parent]
+            by_first[first[block]]["blocks"] += 1
+        else:
+            first[block] = block
+            above = first.get(parent, 0)
+            depth = by_first[above]["depth_blocks"] + by_first[above]["blocks"] if above else 0
+            by_first[block] = {"parent": above, "depth_blocks": depth, "blocks": 1}
+        by_first[first[block]] |= {
+            "reuses": row["reuses"],
+            "hash_id": row["hash_id"],
+            "last": block,
+        }
+    return hottest(
+        [
+            Prefix(number=number, branches=children[columns.pop("last")], **columns)
+            for number, columns in by_first.items()
+        ]
+    )
+
+
+def hottest(prefixes: Sequence[Prefix], most: int = MOST_PREFIXES) -> tuple[Prefix, ...]:
+    """Return those with the most hits at and below them; the parent of each is among them."""
+    hits = {prefix.number: prefix.hits for prefix in prefixes}
+    for prefix in reversed(prefixes):
+        if prefix.parent:
+            hits[prefix.parent] += hits[prefix.number]
+    ranked = sorted(prefixes, key=lambda prefix: -hits[prefix.number])[:most]
+    numbers = {prefix.number for prefix in ranked}
+    return tuple(prefix for prefix in prefixes if prefix.number in numbers)

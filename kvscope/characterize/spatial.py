@@ -11,8 +11,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.characterize.distributions import HeatMap, Rates, Summary, Turns
-from kvscope.characterize.history import History, load_history
-from kvscope.characterize.sizes import SizeSummaries, load_sizes
+from kvscope.characterize.history import History, SizeSummaries
 from kvscope.core.arrays import Bools, Int32s, Int64s, UInt32s, unsigned
 from kvscope.core.background import in_background
 from kvscope.core.jit import kernel
@@ -52,36 +51,28 @@ CountDeciles = Callable[[Bools], Int64s]
 """Counts lookups as `decile_histogram` does, given which requests are later turns."""
 
 
-def spatial(store: Store, trace: Trace, paths: PromptPaths | None = None) -> Spatial | None:
+def start_spatial(
+    store: Store,
+    trace: Trace,
+    count_deciles: CountDeciles | None,
+    sizes: Sequence[SizeSummaries],
+    history: History,
+) -> Future[Spatial | None]:
     """Return the ideal block hit rate if requests cache only [offset, offset + stride) of a prompt.
 
     A position is depth / full blocks of the request that caches the block. Every full block of a
     prompt is looked up on its own, whatever became of the blocks before it, but for the last-token
     rule; outputs have no position and are left out. Past the prompt's end there is nothing to
-    cache, so offset + stride beyond 100 % equals 100 %. None without hashes.
-    Source: ATC'25, section 3, Figure 16.
+    cache, so offset + stride beyond 100 % equals 100 %. None without hashes. The future needs no
+    store: what it reads is read here. Source: ATC'25, section 3, Figure 16.
     """
-    count_deciles = partial(trace_deciles, paths) if paths else None
-    return start_spatial(store, trace, count_deciles).result()
-
-
-def start_spatial(
-    store: Store,
-    trace: Trace,
-    count_deciles: CountDeciles | None = None,
-    sizes: Sequence[SizeSummaries] | None = None,
-    history: History | None = None,
-) -> Future[Spatial | None]:
-    """Read what `spatial` needs, and return the future of its result, which needs no store."""
     if not trace.has_hashes:
         return in_background(lambda: None)
     count_deciles = count_deciles or partial(trace_deciles, load_prompts(store, trace))
-    multi_turn = (history or load_history(store, trace)).later_turn
     depths = tuple(
-        PrefixDepth(kind.turns, kind.requests, kind.hit_blocks, kind.prompt_share)
-        for kind in sizes or load_sizes(store, trace)
+        PrefixDepth(kind.turns, kind.requests, kind.hit_blocks, kind.prompt_share) for kind in sizes
     )
-    return in_background(_spatial, count_deciles, multi_turn, depths)
+    return in_background(_spatial, count_deciles, history.later_turn, depths)
 
 
 def _spatial(

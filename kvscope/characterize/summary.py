@@ -1,22 +1,33 @@
-"""All facts of a trace, computed in one go."""
+"""All facts of a trace, from traffic to the variation between windows and days.
+
+What varies little can be tuned on the past; what varies much has to be refitted, or left alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+import numpy as np
 from msgspec import Struct
 
-from kvscope.characterize.gaps import ReuseGaps, ReuseHazard, reuse_gaps, reuse_hazard
-from kvscope.characterize.history import History, category_rows, load_history
-from kvscope.characterize.lifetimes import Lifetimes, WorkingSet, lifetimes, working_set
-from kvscope.characterize.sizes import load_sizes
+from kvscope.characterize.distributions import quantiles
+from kvscope.characterize.history import History, category_rows, load_history, load_sizes
+from kvscope.characterize.lifetimes import (
+    Lifetimes,
+    ReuseGaps,
+    ReuseHazard,
+    WorkingSet,
+    lifetimes,
+    reuse_gaps,
+    reuse_hazard,
+    working_set,
+)
 from kvscope.characterize.sources import Skew, Sources, skew, sources
 from kvscope.characterize.spatial import CountDeciles, Spatial, start_spatial
-from kvscope.characterize.stability import Stability, stability
 from kvscope.characterize.traffic import (
     Contribution,
     Lengths,
@@ -28,12 +39,101 @@ from kvscope.characterize.traffic import (
     request_sizes,
     share,
 )
-from kvscope.characterize.turns import ConversationTurns, NextTurns, next_turns, turns
+from kvscope.characterize.turns import (
+    ConversationTurns,
+    NextTurns,
+    next_turns,
+    next_turns_over_time,
+    turns,
+)
+from kvscope.characterize.windows import DAY_S, Windows, day_windows, equal_windows
+from kvscope.core.arrays import Int64s
 from kvscope.core.background import in_background
 from kvscope.core.percentiles import Quantiles
 from kvscope.core.trace import Trace
 from kvscope.store.checks import require_sound
 from kvscope.store.db import Store
+
+Quantity = Literal["ideal_hit_rate", "reuse_gap_p50_s", "reuse_gap_p80_s", "next_turn_probability"]
+
+
+class Variation(Struct, frozen=True):
+    """How much one quantity varies between windows that have a value for it.
+
+    `variation` is the coefficient of variation, deviation / mean; None where the mean is 0.
+    """
+
+    quantity: Quantity
+    category: str | None
+    windows: int
+    mean: float
+    deviation: float
+    variation: float | None
+
+
+class Stability(Struct, frozen=True):
+    """Variation between equal windows; between days where the trace spans several."""
+
+    window_s: float
+    between_windows: tuple[Variation, ...]
+    between_days: tuple[Variation, ...]
+
+
+WINDOWS = 10
+
+Series = tuple[Quantity, str | None, Sequence[float | None]]
+
+
+def stability(store: Store, trace: Trace, history: History) -> Stability:
+    """Return mean, deviation and coefficient of variation between windows and between days.
+
+    Of the token-weighted ideal hit rate, and by category of the p50 and p80 reuse gap (in the
+    window of the reuse) and of the next-turn probability. Ten equal windows, of which the first,
+    which starts with nothing to reuse, and the last, whose next turns are not seen, are left out;
+    days are taken whole, where there are two or more. Windows without a value do not count, and
+    with one value the deviation is 0. Few requests a window vary by chance alone.
+    """
+    windows, days = equal_windows(trace, WINDOWS), day_windows(trace)
+    inner = slice(1, windows.count - 1) if windows.count > 2 else slice(None)
+    several = trace.span_s > DAY_S and days.count > 1
+    return Stability(
+        window_s=windows.length_s,
+        between_windows=tuple(_variations(store, trace, history, windows, inner)),
+        between_days=(
+            tuple(_variations(store, trace, history, days, slice(None))) if several else ()
+        ),
+    )
+
+
+def _variations(
+    store: Store, trace: Trace, history: History, windows: Windows, selection: slice
+) -> Iterator[Variation]:
+    for quantity, category, values in _series(store, trace, history, windows):
+        known = [value for value in values[selection] if value is not None]
+        if known:
+            mean, deviation = float(np.mean(known)), float(np.std(known))
+            variation = deviation / mean if mean else None
+            yield Variation(quantity, category, len(known), mean, deviation, variation)
+
+
+def _series(store: Store, trace: Trace, history: History, windows: Windows) -> Iterator[Series]:
+    """Yield each quantity and category with its value by window."""
+    rates = [window.token_hit_rate for window in over_time(store, trace, windows).windows]
+    yield "ideal_hit_rate", None, rates
+    groups = len(history.categories)
+    category_of = history.category_of(history.prev)
+
+    def cell(part: slice) -> Int64s:
+        window = windows.index(history.arrival_s[history.request[part]])
+        return category_of(part) * windows.count + window
+
+    at = quantiles(history.gap, cell, groups * windows.count, np.array([50, 80]))
+    for category, gaps in zip(history.categories, at.reshape(groups, -1, 2), strict=True):
+        p50, p80 = ([None if math.isnan(gap) else gap for gap in row] for row in gaps.T.tolist())
+        yield "reuse_gap_p50_s", category, p50
+        yield "reuse_gap_p80_s", category, p80
+    for category, values in next_turns_over_time(trace, windows, history).items():
+        yield "next_turn_probability", category, values
 
 
 class Category(Struct, frozen=True):
@@ -96,7 +196,7 @@ def start_characterization(
     step: Step | None = None,
     work: Path | None = None,
 ) -> Callable[[], Characterization]:
-    """Read what `characterize` needs; return what waits for its result and needs no store.
+    """Read the tables that `characterize` needs; return a function that waits for the result.
 
     Without `count_deciles` the trace's paths are loaded. With a folder `work`, what touches what
     stays in files there. `step` is called with the name of each of
@@ -106,32 +206,34 @@ def start_characterization(
     def run(name: str, compute: Callable[..., T], *arguments: object) -> T:
         if step is not None:
             step(name)
-        return compute(store, trace, *arguments)
+        return compute(*arguments)
 
     require_sound(store, trace)
     with store.in_row_order():
-        of_category = run("categories", category_rows)
+        of_category = run("categories", category_rows, store, trace)
         names = [row["category"] for row in of_category]
-        history = run("touches", load_history, work, names)
+        history = run("touches", load_history, store, trace, work, names)
         # Computed meanwhile: these leave the store to the others.
-        of_history = in_background(_of_history, store, trace, history)
-        sizes = run("sizes of requests", load_sizes, work)
-        places = run("places in the prompt", start_spatial, count_deciles, sizes, history)
-        following = run("next turns", partial(next_turns, history=history))
-        changes = run("stability", stability, history)
-        reuse_sources = run("sources of reuse", sources, history)
-        reuse_skew = run("skew", skew)
-        token_lengths = run("lengths", lengths, sizes, history)
-        traffic = run("traffic over time", over_time)
-        contributions = run("contributions", contribution)
-        conversations = run("turns", turns)
+        of_history = in_background(_of_history, trace, history)
+        sizes = run("sizes of requests", load_sizes, store, trace, work)
+        places = run(
+            "places in the prompt", start_spatial, store, trace, count_deciles, sizes, history
+        )
+        following = run("next turns", next_turns, trace, history)
+        changes = run("stability", stability, store, trace, history)
+        reuse_sources = run("sources of reuse", sources, store, trace, history)
+        reuse_skew = run("skew", skew, store, trace)
+        token_lengths = run("lengths", lengths, trace, sizes, history)
+        traffic = run("traffic over time", over_time, store, trace)
+        contributions = run("contributions", contribution, store, trace)
+        conversations = run("turns", turns, store, trace)
 
     def finish() -> Characterization:
-        gaps, hazard, lives, alive = run("reuse gaps and lifetimes", lambda *_: of_history.result())
+        gaps, hazard, lives, alive = run("reuse gaps and lifetimes", of_history.result)
         return Characterization(
             trace=trace,
             lengths=token_lengths,
-            request_sizes=request_sizes(store, trace, sizes),
+            request_sizes=request_sizes(sizes),
             over_time=traffic,
             contribution=contributions,
             categories=_categories(of_category, gaps, lives, following),
@@ -151,13 +253,13 @@ def start_characterization(
 
 
 def _of_history(
-    store: Store, trace: Trace, history: History
+    trace: Trace, history: History
 ) -> tuple[ReuseGaps | None, ReuseHazard | None, Lifetimes | None, WorkingSet | None]:
     return (
-        reuse_gaps(store, trace, history),
-        reuse_hazard(store, trace, history),
-        lifetimes(store, trace, history),
-        working_set(store, trace, history),
+        reuse_gaps(trace, history),
+        reuse_hazard(trace, history),
+        lifetimes(trace, history),
+        working_set(trace, history),
     )
 
 

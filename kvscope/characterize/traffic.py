@@ -9,8 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from kvscope.characterize.distributions import Summary, Turns
-from kvscope.characterize.history import History, load_history
-from kvscope.characterize.sizes import SizeSummaries, load_sizes
+from kvscope.characterize.history import History, SizeSummaries
 from kvscope.characterize.windows import Windows, round_windows
 from kvscope.core.arrays import Float64s
 from kvscope.core.disk_columns import stretches
@@ -89,21 +88,16 @@ class Contribution(Struct, frozen=True):
     rows: tuple[TypeContribution, ...]
 
 
-def lengths(
-    store: Store,
-    trace: Trace,
-    sizes: Sequence[SizeSummaries] | None = None,
-    history: History | None = None,
-) -> Lengths:
+def lengths(trace: Trace, sizes: Sequence[SizeSummaries], history: History) -> Lengths:
     """Return token lengths and arrival rates; any trace has them."""
-    everything, *kinds = sizes or load_sizes(store, trace)
+    everything, *kinds = sizes
     mean_tokens = {kind.turns: kind.tokens.mean for kind in kinds}
     return Lengths(
         requests=everything.requests,
         input_tokens=everything.input,
         output_tokens=everything.output,
         arrival_rate_per_s=share(everything.requests, trace.span_s),
-        inter_arrival_cv=_inter_arrival_cv((history or load_history(store, trace)).arrival_s),
+        inter_arrival_cv=_inter_arrival_cv(history.arrival_s),
         single_turn_mean_tokens=mean_tokens.get("single"),
         multi_turn_mean_tokens=mean_tokens.get("multi"),
     )
@@ -120,14 +114,9 @@ def _inter_arrival_cv(arrival_s: Float64s) -> float | None:
     return share(math.sqrt(squares / max(intervals, 1)), mean_s)
 
 
-def request_sizes(
-    store: Store, trace: Trace, sizes: Sequence[SizeSummaries] | None = None
-) -> tuple[RequestSize, ...]:
+def request_sizes(sizes: Sequence[SizeSummaries]) -> tuple[RequestSize, ...]:
     """Return request sizes (input + output) in blocks and tokens; all, single- and multi-turn."""
-    return tuple(
-        RequestSize(kind.turns, kind.requests, kind.blocks, kind.tokens)
-        for kind in sizes or load_sizes(store, trace)
-    )
+    return tuple(RequestSize(kind.turns, kind.requests, kind.blocks, kind.tokens) for kind in sizes)
 
 
 def over_time(store: Store, trace: Trace, windows: Windows | None = None) -> OverTime:

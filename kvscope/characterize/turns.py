@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from kvscope.characterize.distributions import Summary, Weighted, summary
-from kvscope.characterize.history import History, load_history
+from kvscope.characterize.history import History
 from kvscope.characterize.traffic import share
 from kvscope.characterize.windows import Windows, round_windows
 from kvscope.core.arrays import Int64s
@@ -130,14 +129,7 @@ def _read_summary(row: Mapping[str, Any], name: str) -> Summary:
     return Summary(*(float(number) for number in numbers))
 
 
-def next_turns(
-    store: Store,
-    trace: Trace,
-    windows: Windows | None = None,
-    *,
-    history: History | None = None,
-    work: Path | None = None,
-) -> NextTurns | None:
+def next_turns(trace: Trace, history: History, windows: Windows | None = None) -> NextTurns | None:
     """Return the probability that another turn follows a request, by category and over time.
 
     The trace's end hides the next turns of the last requests. So every value comes twice: of all
@@ -148,7 +140,6 @@ def next_turns(
     if trace.lineage == "none":
         return None
     windows = windows or round_windows(trace)
-    history = history or load_history(store, trace, work)
     settled_until_s = trace.span_s - history.settle_s
     counts = _counts(history, windows, settled_until_s)
     turns_of = np.array(history.turn_buckets)

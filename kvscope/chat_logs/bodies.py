@@ -104,7 +104,7 @@ def _from_schema(tool: Mapping[str, Any]) -> Tool:
 
 
 class _Turn(Struct, frozen=True):
-    """The messages that a response adds to those of the one before it."""
+    """The messages that a response adds to the previous response."""
 
     before: _Turn | None
     messages: Sequence[Message]
@@ -112,7 +112,7 @@ class _Turn(Struct, frozen=True):
 
 
 class Responses:
-    """Bodies of the Responses API with what they continue: responses of the same log by their id.
+    """Bodies of the Responses API, each with the messages of the logged responses it continues.
 
     Of the latest lines only, some 256 MiB of them.
     """
@@ -122,7 +122,7 @@ class Responses:
         self._bytes = 0
 
     def chat(self, body: Mapping[str, Any], response: Any, size: int) -> dict[str, Any]:
-        """Return a body as one of chat completions; keep what `response` answers for later ones.
+        """Return a body as one of chat completions; keep `response` for bodies that continue it.
 
         `size` is that of its line in bytes. Raises BadLine where it continues an unknown response.
         """
@@ -155,7 +155,7 @@ class Responses:
 
 
 def output_messages(response: Mapping[str, Any]) -> list[Message]:
-    """Return what a response of the Responses API says and calls, without reasoning."""
+    """Return the messages and tool calls of a response of the Responses API, without reasoning."""
     output = [each for each in _objects(response.get("output")) if each.get("type") != "reasoning"]
     try:
         return items(output)
@@ -200,7 +200,7 @@ def items(items: Any) -> list[Message]:
 
 
 class LoggedAnswer(Struct, frozen=True):
-    """What a response says, how many tokens it counts, and its id, as far as they can be read."""
+    """Message, token counts and id of a response, as far as they can be read."""
 
     message: Message | str | None = None
     usage: Usage = field(default_factory=Usage)
@@ -208,7 +208,7 @@ class LoggedAnswer(Struct, frozen=True):
 
 
 def answer_of(response: object) -> LoggedAnswer:
-    """Return what can be read of a response: of any API, a text, or the JSON of one.
+    """Return message, counts and id of a response: of any API, a text, or JSON text.
 
     Nothing of it is worth a request: what cannot be read is none.
     """

@@ -28,12 +28,11 @@ from kvscope.chat_logs.lineage import MessageLineage, TemplateBreaks
 from kvscope.chat_logs.tokenizer import Piece, Text, Tokenizer
 from kvscope.core.background import in_background
 from kvscope.core.errors import InputError
-from kvscope.core.units import MIB
 from kvscope.ingest.columns import LONGEST_S
-from kvscope.ingest.formats.base import NOT_UTF8, TOO_DEEP, BadLine, Identifier, Rejects
+from kvscope.ingest.formats.base import NOT_UTF8, TOO_DEEP, TOO_LONG, BadLine, Identifier, Rejects
 from kvscope.ingest.formats.exporter import milliseconds
 from kvscope.ingest.formats.json_lines import common_keys
-from kvscope.ingest.limits import MAX_LINE_BYTES, MAX_TOKENS
+from kvscope.ingest.limits import MAX_TOKENS
 from kvscope.ingest.pipeline import UnusableLinesError
 from kvscope.ingest.source import Source
 
@@ -47,7 +46,6 @@ _BATCHES = 3
 _PLAIN = re.compile(r"[\w.:/+-]{1,128}", re.ASCII)
 _NUMBER = re.compile(r"(\d[-.:/+]?){9}")  # of a telephone, a card, an address: no version or date
 _FAILS = "the tokenizer fails"
-_TOO_LONG = f"line longer than {MAX_LINE_BYTES // MIB} MiB: split what it holds"
 
 
 class _TraceLine(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -91,7 +89,7 @@ class HashCounts(Struct):
 
 
 class _Record(Struct):
-    """A request of a line of a log; `is_last` of those of the line. An answer has to be counted."""
+    """A request of a line of a log, `is_last` where the line has no further one."""
 
     line: int
     is_last: bool
@@ -122,7 +120,7 @@ class Converter:
         rejects: Rejects,
         advance: Callable[[int], None] | None = None,
     ) -> Iterator[bytes]:
-        """Yield the trace's lines for the log at `path`; note in `rejects` what cannot be used.
+        """Yield the trace's lines for the log at `path`; note unusable log lines in `rejects`.
 
         `advance` gets the number of bytes read. Raises InputError where the log cannot be read.
         """
@@ -351,7 +349,7 @@ def _numbered_lines(source: Source, rejects: Rejects) -> Iterator[tuple[int, byt
     """Yield (number, line) of lines that are not blank; a cut file raises InputError."""
     for first, text, _ in source.lines():
         if text is None:
-            rejects.reject(first, _TOO_LONG)
+            rejects.reject(first, TOO_LONG)
             continue
         for number, line in enumerate(text.split(b"\n"), first):
             if line and not line.isspace():

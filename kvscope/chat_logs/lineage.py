@@ -16,9 +16,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from kvscope.chat_logs.formats.base import Chat, LoggedRequest, Message
+from kvscope.chat_logs.formats.base import ASSISTANT, Chat, LoggedRequest, Message
 
-_ASSISTANT = "assistant"
 _MOST = 1_000_000  # requests that can be continued
 _MOST_BLOCKS = 1 << 23  # of prompts that later ones are compared with
 _ENDING_TOKENS = 32
@@ -54,7 +53,7 @@ class MessageLineage:
             request.request_id, request.parent_id = name, parent
 
     def _digests(self, messages: Sequence[Message]) -> list[bytes]:
-        """Return a digest of each number of first messages; those of the last list serve again.
+        """Return the digest of every beginning of the messages; those of the last list are reused.
 
         The requests of one logged conversation share their messages.
         """
@@ -77,7 +76,7 @@ class MessageLineage:
         """
         guess = None
         for at in range(len(messages) - 2, 0, -1):
-            if messages[at].get("role") != _ASSISTANT:
+            if messages[at].get("role") != ASSISTANT:
                 continue
             exact = _name(digests[at], messages[at])
             if exact in self._names:
@@ -143,7 +142,7 @@ class TemplateBreaks:
 
 
 def _name(asked: bytes, answer: Mapping[str, Any] | None) -> str:
-    said = b"" if answer is None else _digest(asked, {**answer, "role": _ASSISTANT})
+    said = b"" if answer is None else _digest(asked, {**answer, "role": ASSISTANT})
     return f"{asked.hex()}/{said.hex()}"
 
 

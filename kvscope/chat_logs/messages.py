@@ -99,7 +99,7 @@ def for_mistral(messages: Sequence[Message]) -> list[Message]:
 
 
 def plain_text(message: Message | str) -> str:
-    """Return what a model wrote: reasoning, content and calls, without the template's marks."""
+    """Return the text that a model wrote: reasoning, content and calls, without template marks."""
     if isinstance(message, str):
         return message
     rendered = _rendered(message | {"role": "assistant"}, 0, as_parts=False)

@@ -150,7 +150,7 @@ class ChatTemplate:
         return today.strftime(form)
 
     def _rendered(self, given: Sequence[Message], *, as_parts: bool) -> list[Message]:
-        """Return messages as the template gets them; those of the last chat serve again.
+        """Return messages in the form that templates take; those of the last chat are reused.
 
         The requests of one logged conversation share their messages.
         """

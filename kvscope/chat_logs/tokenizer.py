@@ -160,7 +160,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return [tokens_of(encoding.ids) for encoding in encodings]
 
     def _in_pieces(self, texts: Sequence[str]) -> list[Tokens]:
-        """Return the tokens of rendered prompts: what begins with a special token is encoded once.
+        """Return the tokens of rendered prompts; pieces between special tokens are encoded once.
 
         Special tokens are found before anything else, so what lies between two of them has the same
         tokens wherever it stands. Turns of a conversation repeat all pieces but the last ones.

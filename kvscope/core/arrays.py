@@ -17,7 +17,7 @@ N = TypeVar("N", np.int32, np.int64)
 
 
 def unsigned(numbers: Int32s) -> UInt32s:
-    """Return the same memory as unsigned numbers, which kernels take as indices as they are.
+    """Return a view as unsigned numbers, by which kernels index without a check for negatives.
 
     Of a signed index a kernel first looks whether it is negative: a quarter of the time of some.
     """

@@ -90,7 +90,7 @@ def ring_length(rings: Int32s, queue: int) -> int:
 
 
 def _empty_slot(rings: Int32s, queue: int) -> int:
-    """Empty the oldest slot and return what was in it: a block or a hole."""
+    """Empty the oldest slot and return its block, or a hole."""
     old = rings[queue, OLD]
     rings[queue, OLD] = old + 1
     return int(rings[queue, SLOTS + (old & rings[queue, MASK])])

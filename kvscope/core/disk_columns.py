@@ -28,7 +28,7 @@ def append_array(file: BinaryIO, values: NDArray[Any]) -> None:
 
 
 def close_quietly(file: BinaryIO) -> None:
-    """Close a file that nothing reads any more: what a full disk lacks of it is not needed."""
+    """Close a file that nothing reads any more, also on a full disk."""
     with suppress(OSError):
         file.close()
 
@@ -75,7 +75,7 @@ class DiskColumn:
 
 
 def stretches(length: int, at_once: int = AT_ONCE) -> Iterator[slice]:
-    """Yield slices that make up so many entries."""
+    """Yield slices that make up `length` entries, `at_once` in each."""
     return (slice(k, min(k + at_once, length)) for k in range(0, length, at_once))
 
 
@@ -111,7 +111,7 @@ def in_order(parts: Iterable[Columns], key: str, folder: Path | None) -> Mapping
 def sorted_on_disk(
     parts: Iterable[Columns], key: str, folder: Path, at_once: int = 2 * AT_ONCE
 ) -> dict[str, DiskColumn]:
-    """Return the same, on disk: parts are sorted one by one, then merged by ranges of the key.
+    """Return sorted columns on disk: parts are sorted one by one, then merged by ranges of the key.
 
     About `at_once` entries, and one part, are in memory at a time. Only entries with one and the
     same key cannot be told apart: they are merged together, however many they are.

@@ -38,7 +38,7 @@ class Executor(ABC):
         return free[0] if free else None
 
     def shared(self, value: T, version: int | None = None) -> T:
-        """Return what stands for a large value among `before` of many tasks.
+        """Return a stand-in for a large value in the argument `before` of many tasks.
 
         With the same version of a value it stays the same.
         """
@@ -74,7 +74,7 @@ class Threads(Executor):
         stop: Event | None = None,
         each_bytes: float = 0,
     ) -> Iterator[tuple[int, R]]:
-        """Yield the results; after `stop` those of the steps under way, which are finished."""
+        """Yield the results; after `stop`, only those of steps under way, which are finished."""
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="kvscope")
 
         def run(task: Any) -> tuple[R] | None:
@@ -92,7 +92,7 @@ class Threads(Executor):
 
 
 def threads_for(each_bytes: float) -> Threads:
-    """Return a thread for each core, or as many as steps of that size fit into memory."""
+    """Return the number of threads: one a core, or as many such steps as fit into memory."""
     return Threads(memory.at_once(each_bytes, cores()))
 
 

@@ -180,7 +180,7 @@ def called_by_kernels(function: F) -> F:
 
 
 def once(factory: F) -> F:
-    """Make the kernel of the same arguments only once: compiling or loading it takes a while."""
+    """Return a function that makes each kernel once: compiling or loading it takes a while."""
     remembered: F = cache(factory)  # type: ignore[assignment]  # keeps the factory's signature
     return remembered
 

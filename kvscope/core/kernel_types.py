@@ -34,7 +34,7 @@ from numba.np.arrayobj import populate_array
 from numba.np.numpy_support import from_dtype
 
 from kvscope.core import jit
-from kvscope.core.kernel_digest import hexdigest
+from kvscope.core.kernel_files import hexdigest
 
 _NUMBERS = {int: types.int64, float: types.float64, bool: types.boolean, type(None): types.none}
 
@@ -173,7 +173,7 @@ class FunctionAddress(types.Callable):  # type: ignore[misc]
         return [signature(self.returns, *self.arguments)], False
 
     def get_impl_key(self, called: Any) -> type:
-        """Return what `_call` is registered for."""
+        """Return the type that `_call` is registered for."""
         return type(self)
 
 

@@ -1,6 +1,6 @@
 """Compile kernels (jit.py) to machine code, which stays on disk: the only import of numba.
 
-The key of a kernel's machine code is a digest of its own transitive source (kernel_digest.py), of
+The key of a kernel's machine code is a digest of its own transitive source (kernel_files.py), of
 the argument types, the CPU and the versions that compile it; kernel_files.py keeps the files.
 
 Numba's own cache looks only at the file of the kernel: an edit in a function that the kernel calls
@@ -29,8 +29,7 @@ from types import FunctionType
 from typing import Any, Self
 
 from kvscope.core import jit
-from kvscope.core.kernel_digest import SourceDigest, Tree, hexdigest
-from kvscope.core.kernel_files import KernelFiles
+from kvscope.core.kernel_files import KernelFiles, SourceDigest, Tree, hexdigest
 
 
 class _Hidden:
@@ -244,7 +243,7 @@ def _called_by(library: Any, known: dict[Any, None] | None = None) -> dict[Any, 
 
 
 def _set_environment(codegen: Any, name: str, environment: Any) -> None:
-    """Give a function what it needs of Python, once a kernel that calls it has machine code."""
+    """Set a function's Python environment once a kernel that calls it has machine code."""
     if _depth.now <= 1:
         JITCPUCodegen.set_env(codegen, name, environment)
     else:
@@ -302,7 +301,7 @@ def address(function: FunctionType, contract: FunctionType, memory: Any) -> int:
 
 
 def _entry(function: FunctionType) -> FunctionType:
-    """Return what is called by its address: it calls the function, with arrays again."""
+    """Return the function called by its address, which rebuilds arrays and calls `function`."""
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     passed = ", ".join(f"whole({name})" for name in names)
     source = f"def make(call, whole):\n  def {function.__name__}({', '.join(names)}):\n"
@@ -453,7 +452,7 @@ _HOLDS_ADDRESSES = attrgetter("library.has_dynamic_globals")  # of memory: valid
 
 
 def _described(argument: Any, digest: SourceDigest | None) -> Tree:
-    """Return what machine code depends on in a type; without `digest`, a NamedTuple is an error.
+    """Return a type's description for digests; without `digest`, a NamedTuple is an error.
 
     Numba's names of NamedTuples leave out the names of the fields, whose order may change.
     """

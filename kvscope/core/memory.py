@@ -49,7 +49,7 @@ def limit_heaps() -> None:
 
 
 def require(needed_bytes: float, what: str, remedy: str = _REMEDY) -> None:
-    """Raise OutOfMemoryError, before it is taken, where `what` needs more than is available."""
+    """Raise OutOfMemoryError where `what` needs more memory than is available."""
     available = available_bytes()
     if available is None or needed_bytes <= available[0]:
         return
@@ -62,13 +62,13 @@ def require(needed_bytes: float, what: str, remedy: str = _REMEDY) -> None:
 
 
 def at_once(each_bytes: float, most: int) -> int:
-    """Return how many pieces of work of that size fit into memory together: 1 to `most`."""
+    """Return how many pieces of work of this size fit into memory together: 1 to `most`."""
     available = available_bytes()
     return most if available is None else max(1, min(most, int(available[0] / each_bytes)))
 
 
 def available_bytes() -> tuple[int, str] | None:
-    """Return what may still be taken, and in words why no more; None where that is unknown.
+    """Return the bytes that are still available, and their limit in words; None where unknown.
 
     It is the least of what is free on the machine, in the container and below `ulimit -v`.
     """
@@ -127,7 +127,7 @@ def _available() -> Iterator[tuple[int, str]]:
 
 
 def _left_in_groups(path: str, version: int) -> Iterator[tuple[int, str]]:
-    """Yield what is left below the limit of a cgroup and of all around it.
+    """Yield the bytes left below the limits of a cgroup and of its parents.
 
     In a container its own group may lie at the root. What caches files is left: it can be dropped.
     """

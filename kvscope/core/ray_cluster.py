@@ -163,7 +163,7 @@ class RayCluster(Executor):
 
 
 def _nodes() -> list[dict[str, float]]:
-    """Return what each node that has a core for tasks has for them."""
+    """Return the resources of each node that has a core for tasks."""
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return [node for node in alive if node.get("CPU", 0) >= 1]
 

@@ -1,17 +1,68 @@
 """A trace: its summary as the store keeps it, and its prompts as kernels walk them.
 
-Names carry their units; `None` means "this trace cannot say".
+Requests may carry directives: how long their client wants their blocks to live. Names carry their
+units; `None` means "this trace cannot say".
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+import msgspec
 from msgspec import Struct
 
 if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
     from kvscope.core.arrays import Float64s, Int32s, Int64s
-    from kvscope.core.directives import StatedDirectives
+
+DEFAULT_PRIORITY = 35
+"""Of blocks without a directive. Source: TensorRT-LLM, KvCacheRetentionConfig."""
+
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Priority = Annotated[int, msgspec.Meta(ge=0, le=100)]
+TtlSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+
+
+class Retain(msgspec.Struct, frozen=True, omit_defaults=True, rename={"start": "from"}):
+    """How to retain the prompt's tokens from `start` until before `to` (None: its output too).
+
+    `ttl_s` counts from the request; None: for good. `priority` (0–100, higher stays longer) holds
+    so long, then the default one.
+    """
+
+    start: Tokens = 0
+    to: Tokens | None = None
+    priority: Priority = DEFAULT_PRIORITY
+    ttl_s: TtlSeconds | None = None
+
+
+class Directives(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one request states: `retain` by range of tokens; the last that covers a token counts.
+
+    `ends`: the conversation has ended. `pause`: the next turn comes after a pause, such as a tool
+    call. `refresh`: False if the request is not to renew what others stated about its blocks.
+    """
+
+    retain: tuple[Retain, ...] = ()
+    refresh: bool = True
+    ends: bool = False
+    pause: bool = False
+
+    @property
+    def text(self) -> str:
+        """The directives as JSON, equal for equal ones."""
+        return msgspec.json.encode(self).decode()
+
+
+class StatedDirectives(Struct, frozen=True):
+    """The directives of R requests: `number` (R entries) is an index into `distinct`, -1: none."""
+
+    number: Int32s
+    distinct: tuple[Directives, ...]
+
+    def select(self, requests: Int64s) -> StatedDirectives:
+        """Return the directives of the requests with these numbers."""
+        return StatedDirectives(self.number[requests], self.distinct)
+
 
 Lineage = Literal["given", "inferred", "none"]
 
@@ -122,7 +173,7 @@ class Measurements(Struct, frozen=True):
     workers: tuple[str, ...]
 
     def select(self, requests: Int64s) -> Measurements:
-        """Return those of the requests with these numbers."""
+        """Return the values of the requests with these numbers."""
         import numpy as np  # a stored trace is looked up without it
 
         place = np.full(len(self.waits_for) + 1, -1, dtype=np.int32)  # the last is of none

@@ -1,22 +1,29 @@
-"""Where the tries of a dataset are cut: prefixes that many requests share, and their subtrees.
+"""Where the tries of a dataset are cut, and its paths in files by shard.
 
 A prefix belongs to the trunk if more than a share of the requests have it. The trunk is one shard;
 below it each subtree lies in a shard of its own, or with others. Which prefixes are cut decides how
-even the shards are, never a result: so a sample of the requests chooses them.
+even the shards are, never a result: so a sample of the requests chooses them. Paths are written by
+shard while a part of a trace is read; where shards turn out too heavy, cuts go deeper, and paths
+are written anew.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.disk_columns import append_array, close_quietly
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import paths
+from kvscope.core.units import MIB
+from kvscope.datasets.files import save_array, whole_folder
 from kvscope.ingest.columns import RequestBatch
 from kvscope.ingest.formats import registry
 from kvscope.ingest.formats.base import BadLine, ReadOptions
@@ -148,3 +155,200 @@ def gather(ids: Int64s, begin: Int64s, length: Int32s, gathered: Int64s) -> None
         for i in range(begin[k], begin[k] + length[k]):
             gathered[at] = ids[i]
             at += 1
+
+
+BUFFER_BYTES = 64 * MIB
+_SAMPLE_ACCESSES = 1_000_000  # that are looked at to cut deeper
+_PIECE = 3  # numbers: row, length, split
+_PIECES, _IDS, _INDEX = "pieces.i32", "ids.i64", "index.npy"
+
+
+class Pieces(NamedTuple):
+    """Paths in one shard, K of them: request `row` of the part has the next `length` of the ids.
+
+    The first `split` blocks of a path are the trunk's, in whose shard paths end where they are cut.
+    """
+
+    row: Int32s
+    length: Int32s
+    split: Int32s
+    ids: Int64s
+
+
+class Spill:
+    """An `Interner` that writes paths to files in `folder`, some tens of megabytes at a time."""
+
+    count = 1  # no blocks in memory
+
+    def __init__(self, folder: Path, cuts: Cuts, shards: int) -> None:
+        self._folder, self._cuts, self._shards = folder, cuts, shards
+        self._rows = self._buffered = 0
+        self._batches = list[tuple[Int32s, Int32s, Int32s, Int32s, Int64s, Int64s]]()
+        self._index = list[Int64s]()
+        self._pieces = (folder / _PIECES).open("wb")
+        self._ids = (folder / _IDS).open("wb")
+
+    def intern(self, starts: Int64s, ids: Int64s) -> Int32s:
+        """Write each path ids[starts[k]:starts[k + 1]]; blocks have no numbers yet: all are 0."""
+        paths = len(starts) - 1
+        self.write(self._rows + np.arange(paths, dtype=np.int32), starts, ids)
+        self._rows += paths
+        return np.zeros(paths, dtype=np.int32)
+
+    def write(self, row: Int32s, starts: Int64s, ids: Int64s) -> None:
+        """Write each path ids[starts[k]:starts[k + 1]], of request `row[k]` of the part."""
+        length = np.diff(starts).astype(np.int32)
+        split, shard = self._cuts.places(starts, ids, self._shards)
+        cut, rest = np.flatnonzero(split), np.flatnonzero(shard != TRUNK)
+        self._batches.append((
+            np.concatenate([np.full(len(cut), TRUNK, dtype=np.int32), shard[rest]]),
+            np.concatenate([row[cut], row[rest]]),
+            np.concatenate([split[cut], length[rest]]),
+            np.concatenate([np.zeros(len(cut), dtype=np.int32), split[rest]]),
+            np.concatenate([starts[cut], starts[rest]]),
+            ids,
+        ))  # fmt: skip
+        self._buffered += ids.nbytes
+        if self._buffered > BUFFER_BYTES:
+            self._flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in (self._pieces, self._ids):
+            close_quietly(file)  # already closed, unless the block has failed
+
+    def close(self) -> None:
+        """Write the rest of the buffer, and the index of all written paths."""
+        self._flush()
+        self._pieces.close()
+        self._ids.close()
+        save_array(self._folder / _INDEX, np.array(self._index, dtype=np.int64))
+
+    def _flush(self) -> None:
+        """Write the buffered paths in order of shard."""
+        if not self._batches:
+            return
+        shard, row, length, split, begin, ids = zip(*self._batches, strict=True)
+        offset = np.cumsum([0, *map(len, ids)])
+        start = np.concatenate([at + base for at, base in zip(begin, offset, strict=False)])
+        shards = np.concatenate(shard)
+        order = np.argsort(shards, kind="stable")
+        columns = [np.concatenate(each)[order] for each in (row, length, split)]
+        gathered = np.empty(columns[1].sum(dtype=np.int64), dtype=np.int64)
+        gather(np.concatenate(ids), start[order], columns[1], gathered)
+        append_array(self._pieces, np.stack(columns, axis=1))
+        append_array(self._ids, gathered)
+        of_shard = shards[order]
+        self._index.append(
+            np.stack([
+                np.bincount(of_shard, minlength=self._shards + 1),
+                np.bincount(of_shard, columns[1], minlength=self._shards + 1).astype(np.int64),
+            ])
+        )  # fmt: skip
+        self._batches, self._buffered = [], 0
+
+
+def take_file(file: BinaryIO, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Map the array in a file into memory; the file goes with the array."""
+    size = file.tell()
+    file.flush()
+    values = np.memmap(file, dtype, "r") if size else np.zeros(0, dtype)
+    Path(file.name).unlink()
+    file.close()
+    return values
+
+
+def shard_sizes(folder: Path, shards: int) -> Int64s:
+    """Return how many paths, and blocks of paths, lie in each shard, the trunk's first (2 × S)."""
+    index: Int64s = np.load(folder / _INDEX).reshape(-1, 2, shards + 1)
+    sizes: Int64s = index.sum(axis=0)
+    return sizes
+
+
+def read_pieces(folder: Path, shard: int) -> Iterator[Pieces]:
+    """Yield the paths of a part that lie in a shard, some at a time, in the order of its rows."""
+    index: Int64s = np.load(folder / _INDEX)
+    if not len(index):
+        return
+    ends = np.cumsum(index.transpose(1, 0, 2).reshape(2, -1), axis=1).reshape(2, *index[:, 0].shape)
+    for flush, (pieces, ids) in enumerate(index[:, :, shard].tolist()):
+        if pieces:
+            first = int(ends[0, flush, shard]) - pieces
+            numbers = np.fromfile(
+                folder / _PIECES, np.int32, _PIECE * pieces, offset=4 * _PIECE * first
+            ).reshape(-1, _PIECE)
+            at = 8 * (int(ends[1, flush, shard]) - ids)
+            row, length, split = (np.ascontiguousarray(column) for column in numbers.T)
+            yield Pieces(row, length, split, np.fromfile(folder / _IDS, np.int64, ids, offset=at))
+
+
+def read_paths(folder: Path, shards: int) -> Iterator[tuple[Int32s, Int64s, Int64s]]:
+    """Yield the paths ids[starts[k]:starts[k + 1]] of all requests of a part, with their rows."""
+    below = [np.zeros(0, dtype=np.int32)]
+    for shard in range(1, shards + 1):
+        for row, length, _, ids in read_pieces(folder, shard):
+            below.append(row)
+            yield row, starts_of(length), ids
+    rows = np.concatenate(below)
+    for row, length, _, ids in read_pieces(folder, TRUNK):
+        ends_here = ~np.isin(row, rows)  # the others go on below the trunk
+        own = length[ends_here]
+        gathered = np.empty(own.sum(dtype=np.int64), dtype=np.int64)
+        gather(ids, starts_of(length)[:-1][ends_here], own, gathered)
+        yield row[ends_here], starts_of(own), gathered
+
+
+def starts_of(length: Int32s) -> Int64s:
+    """Return where paths of these lengths begin one after another, and the end of the last."""
+    starts: Int64s = np.concatenate([[0], np.cumsum(length, dtype=np.int64)])
+    return starts
+
+
+def drop_paths(folder: Path) -> None:
+    """Remove the paths of a part, not their numbers by shard."""
+    for name in (_PIECES, _IDS):
+        (folder / name).unlink(missing_ok=True)
+
+
+class DivideTask(Struct, frozen=True):
+    """The paths of a part, so far in `shards_before` shards, to divide by other cuts."""
+
+    folder: str
+    paths: str
+    shards_before: int
+    cuts: str
+    shards: int
+
+
+def divide_paths(task: DivideTask) -> None:
+    """Write the paths of a part into its folder, by the new shards."""
+    with (
+        whole_folder(Path(task.folder)) as folder,
+        Spill(folder, Cuts.load(Path(task.cuts)), task.shards) as spill,
+    ):
+        for row, starts, ids in read_paths(Path(task.paths), task.shards_before):
+            spill.write(row, starts, ids)
+        spill.close()
+
+
+def deeper_cuts(
+    cuts: Cuts, folders: list[Path], heavy: list[int], accesses: Int64s, limit: float
+) -> Cuts:
+    """Return cuts by which the subtrees in these heavy shards have at most `limit` accesses each.
+
+    `accesses` has those of all shards. A sample of paths is looked at, about so many as a million
+    accesses are; of each every block counts.
+    """
+    step = int(accesses[heavy].sum() // _SAMPLE_ACCESSES) + 1
+    trie, ends = Trie(), [np.zeros(0, dtype=np.int32)]
+    for folder in folders:
+        for shard in heavy:
+            for _, length, _, ids in read_pieces(folder, shard):
+                begin, some = starts_of(length)[:-1][::step], length[::step]
+                picked = np.concatenate(
+                    [ids[b : b + n] for b, n in zip(begin.tolist(), some.tolist(), strict=True)]
+                )
+                ends.append(np.repeat(trie.intern(starts_of(some), picked), some))
+    return cuts.with_those_of(cuts_of(trie, np.concatenate(ends), int(limit / step)))

@@ -35,7 +35,7 @@ class FileState(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True):
-    """What a dataset is made of, written before anything else: the same plan goes on with it.
+    """The sources and options of a dataset, written first: an equal plan continues its ingest.
 
     `reading` has the options of reading as text.
     """
@@ -147,7 +147,7 @@ class Dataset:
         return folder
 
     def faults(self) -> Iterator[str]:
-        """Yield what is wrong in its files, but for the store."""
+        """Yield the faults of its files, the store aside."""
         try:
             paths = self.paths()
         except DamagedDatasetError as error:
@@ -161,11 +161,11 @@ class Dataset:
 
     @property
     def work(self) -> Path:
-        """A folder for what is too large for memory: this one, where it can be written."""
+        """The folder for temporary files: the dataset's own, where it can be written."""
         return self.folder if os.access(self.folder, os.W_OK) else Path(gettempdir())
 
     def least_bytes(self) -> int:
-        """Return the least memory in which shards are followed, with what the program takes."""
+        """Return the least memory (bytes) for following shards, the program's own included."""
         shard = max(
             _BLOCK_BYTES * len(load_array(folder, "block_parent"))
             + _PATH_BYTES * len(load_array(folder, "request"))

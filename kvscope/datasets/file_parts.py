@@ -14,18 +14,15 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from kvscope.core.errors import InputError, without_secrets
-from kvscope.datasets.cuts import Cuts
+from kvscope.datasets.cuts import Cuts, Spill
 from kvscope.datasets.files import load_array, save_arrays, whole_folder
-from kvscope.datasets.spill import Spill
-from kvscope.ingest.columns import NONE, Gaps
+from kvscope.ingest.columns import NAMED, NONE, TENANT, Gaps
 from kvscope.ingest.formats.base import Rejects
 from kvscope.ingest.limits import MAX_REQUESTS
 from kvscope.ingest.pipeline import IngestOptions, Span, format_of, read_columns
 from kvscope.ingest.source import Source
 
 _FACTS = "part.json"
-_NUMBERED = ("type", "model", "adapter", "salt", "worker", "retention")
-_TENANT = ("model", "adapter", "salt")
 
 
 class PartTask(Struct, frozen=True):
@@ -117,7 +114,7 @@ def parse_part(task: PartTask) -> None:
 
 
 def _text(text: str) -> str:
-    """Return a text without what is no Unicode: a file's name may hold any bytes."""
+    """Return a text with its invalid Unicode replaced: a file's name may hold any bytes."""
     return text.encode(errors="replace").decode()
 
 
@@ -127,7 +124,7 @@ def _span(arrays: dict[str, NDArray[Any]]) -> Span:
 
 
 def _stands_alone(arrays: dict[str, NDArray[Any]], gaps: Gaps) -> bool:
-    """Return whether the requests are the same after those of other files."""
+    """Return whether the requests do not depend on files before this part."""
     sessions = (arrays["session"] >= 0).any() or (arrays["clock"] >= 0).any()
     return not (sessions or gaps.untimed)
 
@@ -163,7 +160,7 @@ def can_be_joined(parts: list[PartFacts]) -> bool:
         part.stands_alone
         and part.block_size == first.block_size
         and part.tenants <= 1
-        and all(part.names[name] == first.names[name] for name in _TENANT)
+        and all(part.names[name] == first.names[name] for name in TENANT)
         for part in parts
     )
 
@@ -195,7 +192,7 @@ def join_parts(
 
     Raises InputError for more requests than kvscope takes.
     """
-    known: dict[str, dict[str, int]] = {name: {} for name in _NUMBERED}
+    known: dict[str, dict[str, int]] = {name: {} for name in NAMED}
     names = Gaps.__struct_fields__
     for name in sorted(file.stem for file in folders[0].glob("*.npy") if file.stem != "index"):
         columns = [load_array(folder, name) for folder in folders]

@@ -31,7 +31,18 @@ from kvscope.core.files import (
 )
 from kvscope.core.trace import PromptLengths, Trace
 from kvscope.core.units import GIB, MIB, format_size
-from kvscope.datasets.cuts import SHARE, TRUNK, Cuts, FileSample, sample_files
+from kvscope.datasets.cuts import (
+    SHARE,
+    TRUNK,
+    Cuts,
+    DivideTask,
+    FileSample,
+    deeper_cuts,
+    divide_paths,
+    drop_paths,
+    sample_files,
+    shard_sizes,
+)
 from kvscope.datasets.dataset import (
     CUTS,
     REQUESTS,
@@ -75,16 +86,9 @@ from kvscope.datasets.shards import (
     run_stretches,
     save_lengths,
 )
-from kvscope.datasets.spill import (
-    DivideTask,
-    deeper_cuts,
-    divide_paths,
-    drop_paths,
-    shard_sizes,
-)
 from kvscope.ingest.build import Arranged, BuiltRequests, missing_notes
+from kvscope.ingest.clocks import turns, unread_notes
 from kvscope.ingest.formats.base import Rejects, counted
-from kvscope.ingest.meaning import turns, unread_notes
 from kvscope.ingest.pipeline import (
     Ingested,
     IngestOptions,
@@ -165,7 +169,7 @@ def ingest_dataset(
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Let no other process work in this dataset's folder meanwhile; remove what killed ones left.
+    """Lock this dataset's folder for the block; remove drafts of killed processes.
 
     Raises UsageError where one does.
     """
@@ -184,7 +188,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove what killed processes left half written."""
+    """Remove the half-written folders of killed processes."""
     for draft in (*folder.glob(".*"), *folder.glob("*/.*")):
         shutil.rmtree(draft)
 
@@ -206,7 +210,7 @@ class DatasetBuild:
         self._trunk_alone = False  # whether no other shard fits beside the trunk's
 
     def plan(self) -> bool:
-        """Settle what is to be made, as it was settled first; return whether it is finished.
+        """Make the plan, or take that of the first run; return whether the dataset is finished.
 
         Raises UsageError where the folder holds anything else.
         """
@@ -293,7 +297,7 @@ class DatasetBuild:
         return (self.options.memory_bytes - programs - _COLUMN_BYTES * requests) / workers
 
     def _shards_for(self, files: list[str], sample: FileSample) -> int:
-        """Return how many shards are needed, by the size of the files and what a sample holds."""
+        """Return the number of shards by the size of the files and the contents of a sample."""
         size = sum(
             (_state(file).size or GIB) * (_COMPRESSED if file.endswith((".gz", ".zst")) else 1)
             for file in files
@@ -383,7 +387,7 @@ class DatasetBuild:
         return folders
 
     def _groups(self, files: list[str]) -> Iterator[tuple[list[str], tuple[int, int] | None]]:
-        """Yield files that are read together, in order; of a large one, the stretches of it."""
+        """Yield groups of small files to read together, and stretches of large ones, in order."""
         group, size = list[str](), 0
         for file in files:
             own = _state(file).size or self.options.part_bytes
@@ -410,7 +414,7 @@ class DatasetBuild:
         return [size * (k + 1) // count for k in range(count)]
 
     def _run(self, label: str, step: Callable[[T], None], tasks: list[T]) -> None:
-        """Run the tasks that are not done: those whose folders are not there."""
+        """Run the tasks whose folders are missing: the others are done."""
         todo = [task for task in tasks if not Path(task.folder).is_dir()]
         alone = [task for task in todo if self._trunk_alone and getattr(task, "shard", 1) == TRUNK]
         with self.progress.steps(label, len(tasks)) as advance:
@@ -496,7 +500,7 @@ class DatasetBuild:
         return shard_folders(self.folder, self._shards + 1)
 
     def reduced(self) -> list[Path]:
-        """Return the folders with what `reduce_shard` found, the trunk's first."""
+        """Return the folders that `reduce_shard` writes, the trunk's first."""
         return [self.work / f"reduced-{number:04}" for number in range(self._shards + 1)]
 
     def store(self, built: BuiltRequests) -> None:
@@ -541,7 +545,7 @@ class DatasetBuild:
         store.append("ingest/add_block_groups", groups, trace_id=trace.trace_id)
 
     def finish(self) -> None:
-        """Write the manifest, and remove what only its making took."""
+        """Write the manifest, and remove the temporary files."""
         entries = [
             ShardEntry(
                 blocks=int(load_array(reduced, "own_blocks")[0]),
@@ -565,7 +569,7 @@ class DatasetBuild:
 
 
 def _no_file(path: str) -> UsageError:
-    """Return the error for what cannot be read again after a failure."""
+    """Return the error for a source that cannot be read again after a failure."""
     return UsageError(
         "no file: a dataset is made of files, which are read again where need be",
         where=path,

@@ -56,7 +56,7 @@ def _find_owners(
     new: Int32s,
     above: Int32s,
 ) -> None:
-    """Fill the first path with each block, how many blocks are new in each, and whose follow."""
+    """Fill each block's first path, and each path's new blocks and the owner above them."""
     for k in order:
         block = leaf[k]
         while own[block] and owner[block] < 0:

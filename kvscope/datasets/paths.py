@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from socket import gethostname
 from tempfile import mkdtemp
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 from weakref import finalize
 
 import numpy as np
@@ -17,12 +17,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.characterize.spatial import DECILES, decile_histogram
-from kvscope.core.arrays import Bools, Int32s, Int64s
+from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
+from kvscope.core.disk_columns import append_array
 from kvscope.core.errors import UsageError
 from kvscope.core.executor import Executor, LocalProcesses
 from kvscope.core.hits import HitDefinition
 from kvscope.core.trace import PromptLengths
-from kvscope.datasets.curve_corners import CurveCorners
+from kvscope.datasets.cuts import take_file
 from kvscope.datasets.files import load_array, save_arrays
 from kvscope.datasets.shards import (
     NUMBER,
@@ -36,7 +37,7 @@ from kvscope.datasets.shards import (
     some_lengths,
 )
 from kvscope.ingest.reuse import touches
-from kvscope.replay.curve import HitCurve, bends, looked_up, weighted
+from kvscope.replay.curve import HitCurve, bends, bent, looked_up, weighted
 from kvscope.replay.misses import (
     MissReasons,
     Novelty,
@@ -49,6 +50,51 @@ from kvscope.replay.path_facts import by_token, lengths_in_order, walked
 from kvscope.replay.stack_distances import LruDistances, LruStack
 from kvscope.replay.traffic import walk, walk_lengths
 
+RANGE = 1 << 23
+"""Capacities in a range, each of which takes 8 bytes of memory while its corners are added up."""
+_AT_ONCE = 1 << 21
+
+
+class CurveCorners:
+    """Corners of one curve: `add` them in any order, then take the `curve`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files = dict[int, BinaryIO]()
+        self._last = 0
+
+    def add(self, at: Int64s, weight: Int64s) -> None:
+        """Add `weight` to the slope of the curve from each of the capacities `at` on."""
+        self._last = max(self._last, int(at.max(initial=0)))
+        ranges = at // RANGE
+        order = np.argsort(ranges.astype(np.uint16), kind="stable")  # 2^39 blocks: a radix sort
+        pairs = np.stack([at[order] % RANGE, weight[order]], axis=1).astype(np.int32)
+        numbers, begin = np.unique(ranges[order], return_index=True)
+        for number, some in zip(numbers.tolist(), np.split(pairs, begin)[1:], strict=True):
+            if number not in self._files:
+                self._files[number] = (self._folder / f"corners-{number}").open("w+b")
+            append_array(self._files[number], some)
+
+    def curve(self) -> tuple[Int64s, Int64s]:
+        """Return the knots and the hits there, as files that are mapped into memory."""
+        columns = [(self._folder / name).open("w+b") for name in ("knots", "hits")]
+        for each in bent(self._steepening()):
+            for column, values in zip(columns, each, strict=True):
+                append_array(column, values)
+        knots, hits = (take_file(column, np.dtype(np.int64)) for column in columns)
+        return knots, hits
+
+    def _steepening(self) -> Iterator[Float64s]:
+        for number in range(self._last // RANGE + 1):
+            steeper = np.zeros(min(RANGE, self._last + 1 - number * RANGE))
+            if file := self._files.pop(number, None):
+                pairs = take_file(file, np.dtype(np.int32)).reshape(-1, 2)
+                for begin in range(0, len(pairs), _AT_ONCE):
+                    at, weight = pairs[begin : begin + _AT_ONCE].T
+                    steeper += np.bincount(at, weight, len(steeper))
+            yield steeper
+
+
 RUNS_AT_ONCE = 2_000_000
 _DISTANCES = ("request", "depth", "blocks", "distance")
 
@@ -59,7 +105,7 @@ class Progress(Protocol):
     def steps(
         self, label: str, total: int | None = None
     ) -> AbstractContextManager[Callable[[int], None]]:
-        """Return a context for the step called `label`; its callable counts what is done."""
+        """Return a context for the step called `label`; its callable counts finished parts."""
 
 
 class DatasetPaths(Struct, frozen=True):
@@ -152,7 +198,7 @@ class DatasetPaths(Struct, frozen=True):
 
 
 class WorkFolder:
-    """A folder for what is too large for memory; it goes when nothing refers to this any more.
+    """A folder of temporary files, removed when nothing refers to this object any more.
 
     Those that killed processes of this machine left beside it go when it is made.
     """
@@ -189,7 +235,7 @@ class FollowTask(Struct, frozen=True):
 
 
 def follow_shard(task: FollowTask) -> None:
-    """Write the runs of reuse in a shard, and what of its prompts had been written before."""
+    """Write the runs of reuse in a shard, and how much of each prompt had been written before."""
     shard = load_shard(Path(task.shard), Path(task.columns), task.digest)
     paths = shard.paths
     folder = Path(task.into)

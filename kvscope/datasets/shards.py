@@ -19,7 +19,7 @@ from kvscope.core.errors import InputError
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import ancestor
 from kvscope.core.trace import PromptLengths, PromptPaths
-from kvscope.datasets.cuts import TRUNK
+from kvscope.datasets.cuts import TRUNK, read_pieces, starts_of
 from kvscope.datasets.files import (
     Arrays,
     DamagedDatasetError,
@@ -29,7 +29,6 @@ from kvscope.datasets.files import (
     whole_folder,
 )
 from kvscope.datasets.numbering import owned_blocks
-from kvscope.datasets.spill import read_pieces, starts_of
 from kvscope.ingest.build import PathEnds
 from kvscope.ingest.columns import INT32_MAX
 from kvscope.ingest.lineage import ends_at
@@ -109,7 +108,7 @@ def _find_nearest_ends(
 
 
 def path_ends(folders: list[Path], full_blocks: Int32s) -> PathEnds:
-    """Return where the full blocks of all requests end, in a tree of nothing but such ends.
+    """Return the last full block of all requests, in a tree of such ends alone.
 
     Each node is the first request that ends there, counted from 1. `folders` are the shards', the
     trunk's first.
@@ -188,7 +187,7 @@ def places_among(numbers: Int32s | Int64s, among: Int32s | Int64s, missing: int)
 
 
 def load_shard(folder: Path, columns: Path, digest: str = "") -> ShardPaths:
-    """Return a shard's paths; what it takes grows with the requests in it, not with all.
+    """Return a shard's paths; time and memory grow with the requests in it alone.
 
     `columns` has what is known of all requests, in an order of its own if it has their `NUMBER`.
     Raises DamagedDatasetError for files of another `digest`, if it is known, and for values by
@@ -409,7 +408,7 @@ def _mark_trunk(
 
 
 def save_lengths(folder: Path, lengths: PromptLengths, carrier: Int32s) -> None:
-    """Write what every shard needs of all requests."""
+    """Write the lengths of all requests, which every shard reads."""
     save_arrays(folder, {name: getattr(lengths, name) for name in LENGTHS})
     save_arrays(folder, Carriers.of(carrier)._asdict())
     save_arrays(folder, {_BLOCK_SIZE: np.array([lengths.block_size])})
@@ -436,7 +435,7 @@ def load_runs(folder: Path, begin: int, end: int, name: str = "run") -> ReusedRu
 def run_stretches(
     folders: list[Path], requests: int, at_once: int, name: str = "run"
 ) -> Iterator[tuple[int, int]]:
-    """Yield stretches of requests that have about so many runs, or requests, in all shards."""
+    """Yield stretches of requests with about `at_once` runs, or requests, over all shards."""
     cell = -(-requests // _CELLS)
     runs = np.full(-(-requests // cell) + 1, cell, dtype=np.int64)
     runs[0] = 0

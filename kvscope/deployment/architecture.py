@@ -18,8 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.core.errors import InputError
-from kvscope.deployment.config_fields import ConfigFields
-from kvscope.deployment.linear_states import LinearState, linear_state
+from kvscope.deployment.config_fields import ConfigFields, LinearState, linear_state
 
 WeightDtype = Literal["bf16", "fp8", "int8", "awq", "gptq", "nvfp4", "mxfp4"]
 WEIGHT_DTYPES: tuple[WeightDtype, ...] = get_args(WeightDtype)

@@ -1,8 +1,12 @@
-"""Fields of a model's config.json, read and checked one by one."""
+"""Fields of a model's config.json, and the states of its layers that keep no KV for each token.
+
+Source: vLLM 0.33.0, vllm/model_executor/models (get_mamba_state_shape_from_config of each class).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -56,3 +60,189 @@ class ConfigFields(Struct, frozen=True):
     def family(self) -> str:
         """The model's type, that of its text part without the ending."""
         return str(self.get("model_type", default="")).removesuffix("_text")
+
+
+_DELTA_NET = (
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)
+_NEMOTRON = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel")
+_GRANITE = ("mamba_n_heads", "mamba_d_state", "mamba_n_groups", "mamba_d_conv")
+_FLASH = ("hopper", "blackwell")  # GPUs whose kernels for linear attention can export states
+_JAMBA = ("mamba_d_state", "mamba_d_conv")
+_ATTENTION_FREE = "no layer attends, and vLLM caches no prefixes of such models by default"
+_NOT_READ = {
+    "mamba": _ATTENTION_FREE,
+    "mamba2": _ATTENTION_FREE,
+    "falcon_mamba": _ATTENTION_FREE,
+    "bamba": "vLLM has no such model since 0.23",
+    "zamba2": "layers that share one attention, whose KV and weights kvscope cannot count",
+}
+
+
+class StateExport(Struct, frozen=True):
+    """Kernels that write the state before a prompt's last block without ending a step there.
+
+    They do so at multiples of `tokens`, in vLLM from version `since` on, on GPUs of `families`
+    (none named: on all).
+    """
+
+    tokens: int
+    since: tuple[int, int] = (0, 0)
+    families: tuple[str, ...] = ()
+
+    def tokens_in(self, version: tuple[int, int], family: str | None) -> int:
+        """Return `tokens` where an engine exports states, else 0."""
+        known = version >= self.since and (not self.families or family in self.families)
+        return self.tokens if known else 0
+
+
+class LinearState(Struct, frozen=True):
+    """What a layer of linear attention keeps of a request, however long: two arrays of values.
+
+    The inputs that its convolution still sees have the model's 16 bits, the recurrent state
+    `recurrent_bytes` a value. Of Mamba 2, the convolution also sees `groups` of `group_values`,
+    more of them where ranks cannot share them. `export_tokens` are those of `export` in the engine
+    that serves the model, 0 where none is known. `parameters` are those of a layer, 0 where it has
+    about as many as one of attention.
+
+    Source: vLLM 0.33.0, model_executor/layers/mamba/mamba_utils.py (MambaStateShapeCalculator),
+    mamba_mixer2.py, gdn/qwen_gdn_linear_attn.py; vllm/models/kimi_k3/nvidia/kda.py.
+    """
+
+    convolution_values: int
+    recurrent_values: int
+    recurrent_bytes: int = 2
+    groups: int = 0
+    group_values: int = 0
+    export: StateExport | None = None
+    export_tokens: int = 0
+    parameters: int = 0
+
+    def bytes_on_rank(self, tp: int) -> int:
+        """Return the bytes on each of `tp` ranks, which share both arrays."""
+        groups = self.groups if self.groups % tp == 0 else tp
+        convolution = self.convolution_values + groups * self.group_values
+        return 2 * (convolution // tp) + self.recurrent_bytes * (self.recurrent_values // tp)
+
+
+def linear_state(config: ConfigFields) -> LinearState | None:
+    """Return the state of a layer that has no KV for each token; None of unknown ones.
+
+    Of gated delta nets, KDA, Mamba 1 (Jamba), Mamba 2 and short convolutions (LFM2).
+    """
+    if all(map(config.has, _DELTA_NET)):
+        return _delta_net(config)
+    linear = config.get("linear_attn_config")
+    if isinstance(linear, Mapping) and linear.get("kda_layers"):
+        return _kda(config, linear)
+    family = "nemotron_h" if config.family.startswith("nemotron_h") else config.family
+    if family not in _FAMILIES:
+        return None
+    needed, state_of = _FAMILIES[family]
+    return state_of(config) if all(map(config.has, needed)) else None
+
+
+def _delta_net(config: ConfigFields) -> LinearState:
+    keys, values, key_size, value_size, kernel = map(config.count, _DELTA_NET)
+    wide = config.family.startswith("qwen3_5") and config.get("mamba_ssm_dtype") == "float32"
+    return LinearState(
+        (2 * keys * key_size + values * value_size) * (kernel - 1),
+        values * value_size * key_size,
+        4 if wide else 2,
+        export=StateExport(64, (0, 33), _FLASH if key_size == 128 else _FLASH[:1]),
+    )
+
+
+def _kda(config: ConfigFields, linear: Mapping[str, Any]) -> LinearState:
+    inside = ConfigFields(f"{config.where}: linear_attn_config", linear)
+    heads, size = inside.count("num_heads"), inside.count("head_dim")
+    kernel = inside.count("short_conv_kernel_size")
+    flash = inside.has("gate_lower_bound") and size == 128
+    hidden, inner = config.count("hidden_size"), heads * size
+    return LinearState(
+        3 * inner * (kernel - 1),
+        inner * size,
+        4,
+        export=StateExport(16, families=_FLASH) if flash else None,
+        parameters=hidden * (4 * inner + heads) + 2 * size * (hidden + inner),
+    )
+
+
+def _nemotron(config: ConfigFields) -> LinearState:
+    heads, size, state, groups, kernel = map(config.count, _NEMOTRON)
+    wide = config.get("mamba_ssm_cache_dtype", default="float32") == "float32"
+    return _mamba2(config, heads, size, state, groups, kernel, wide=wide)
+
+
+def _granite(config: ConfigFields) -> LinearState:
+    """Return the state of Granite 4 and Falcon-H1."""
+    heads, state, groups, kernel = map(config.count, _GRANITE)
+    stated, inner = config.get("mamba_d_head"), config.count_or(_expanded(config), "mamba_d_ssm")
+    size = stated if isinstance(stated, int) else inner // heads
+    return _mamba2(config, heads, size, state, groups, kernel, wide=False)
+
+
+def _short_convolution(config: ConfigFields) -> LinearState:
+    hidden = config.count("hidden_size")
+    width = config.count_or(hidden, "conv_dim")
+    inputs = width * (config.count("conv_L_cache") - 1)
+    return LinearState(inputs, 0, parameters=4 * hidden * width)
+
+
+def _mamba2(
+    config: ConfigFields, heads: int, size: int, state: int, groups: int, kernel: int, *, wide: bool
+) -> LinearState:
+    """Return the state of a Mamba 2 layer, with 32 bits a value if `wide`."""
+    hidden, inner = config.count("hidden_size", "n_embd", "d_model"), heads * size
+    return LinearState(
+        inner * (kernel - 1),
+        inner * state,
+        4 if wide else 2,
+        groups,
+        2 * state * (kernel - 1),
+        export=StateExport(1),
+        export_tokens=1,
+        parameters=hidden * (3 * inner + 2 * groups * state + heads),
+    )
+
+
+def _expanded(config: ConfigFields) -> int:
+    return config.count_or(2, "mamba_expand") * config.count("hidden_size", "d_model")
+
+
+def _mamba1(config: ConfigFields) -> LinearState:
+    """Return the state of a Mamba 1 layer, with 16 bits a value."""
+    state, kernel = map(config.count, _JAMBA)
+    hidden, inner = config.count("hidden_size"), _expanded(config)
+    stated = config.get("mamba_dt_rank")
+    rank = stated if isinstance(stated, int) else math.ceil(hidden / 16)
+    return LinearState(
+        inner * (kernel - 1),
+        inner * state,
+        parameters=inner * (3 * hidden + 2 * rank + 3 * state + kernel),
+    )
+
+
+def check_family(config: ConfigFields) -> None:
+    """Raise InputError for a model whose layers kvscope would count wrongly, by its name."""
+    reason = _NOT_READ.get(config.family)
+    if reason is not None:
+        raise InputError(
+            f"{config.family}: {reason}",
+            where=config.where,
+            remedy="models that kvscope reads: docs/hybrid.md",
+        )
+
+
+_FAMILIES: Mapping[str, tuple[tuple[str, ...], Callable[[ConfigFields], LinearState]]] = {
+    "nemotron_h": (_NEMOTRON, _nemotron),
+    "granitemoehybrid": (_GRANITE, _granite),
+    "falcon_h1": (_GRANITE, _granite),
+    "jamba": (_JAMBA, _mamba1),
+    "lfm2": (("conv_L_cache",), _short_convolution),
+}
+"""By model type: the fields that its state needs, and how it follows from them."""

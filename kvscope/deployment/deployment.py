@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 from kvscope.core.errors import UsageError, placed
 from kvscope.core.records import defaults
 from kvscope.deployment.architecture import WeightDtype
-from kvscope.deployment.engines import DEFAULT_ENGINE, Engine, parse_engine
+from kvscope.deployment.engines import DEFAULT_ENGINE, JUNCTIONS, Engine, parse_engine, version_text
 from kvscope.deployment.gpus import Gpu, resolve_gpu
 from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.deployment.models import (
@@ -26,10 +26,8 @@ from kvscope.deployment.models import (
     Model,
     resolve_model,
 )
-from kvscope.deployment.observed import observed_pool
-from kvscope.deployment.pool import KvPool, derive_pool, stated_pool
+from kvscope.deployment.pool import KvPool, derive_pool, observed_pool, stated_pool
 from kvscope.deployment.roofline import HIGH, LOW, latency_notes, roofline
-from kvscope.deployment.versions import JUNCTIONS, version_text
 from kvscope.latency.file import load_profile
 from kvscope.latency.profile import FROM_TRACE, MODELS, PRESETS, TO_FIT, LatencyProfile
 
@@ -230,13 +228,6 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
         return self.engine.doubts(self.kv_groups)
 
     @property
-    def pool_origin(self) -> Origin:
-        """Where the pool is from."""
-        if self.pool.origin == "stated":
-            return "stated"
-        return "derived" if self.pool.origin == "derived" else "measured"
-
-    @property
     def price_hour(self) -> float | None:
         """Price of all GPUs for an hour, None without one for a GPU."""
         return self.price_of(self.gpus)
@@ -261,7 +252,7 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
 def resolve(
     deployment: Deployment, block_size: int | None = None, fitted: TraceFit | None = None
 ) -> ResolvedDeployment:
-    """Return what follows from a deployment; the pool is counted in blocks of `block_size` tokens.
+    """Return a deployment with its pool, in blocks of `block_size` tokens, and its latency.
 
     `block_size` is the trace's, by default the engine's. `fitted` is the latency by a trace's
     TTFTs, which takes the place of what the deployment says of it. Raises UsageError or InputError
@@ -401,7 +392,7 @@ def _latency(
 def _fitted(
     profile: LatencyProfile, deployment: Deployment, model: Model | None, gpu: Gpu | None
 ) -> tuple[LatencyProfile, Origin, list[str]]:
-    """Return the profile fitted to TTFTs, as `_latency`; they do not show what decoding costs."""
+    """Return the profile fitted to TTFTs, with decoding costs by roofline; as `_latency`."""
     if model is None or gpu is None:
         return profile, "measured", []
     derived = roofline(model, gpu, deployment.tp)

@@ -1,9 +1,14 @@
-"""The engine of a deployment and its version, written `vllm@0.33` or `sglang`."""
+"""The engine of a deployment, and what changed between versions of vLLM.
+
+A behaviour of vLLM is one row of `CHANGES`, with where it was read. The pool, the simulator, the
+flags, the plugin and docs/deployment.md read this table: a version that changes something adds a
+row, and what depends on it calls `Engine.has`.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -11,21 +16,155 @@ from msgspec.structs import replace
 from kvscope.core.errors import UsageError
 from kvscope.deployment.gpus import Gpu
 from kvscope.deployment.kv_groups import KvGroups
-from kvscope.deployment.versions import (
-    LARGE_BATCHES,
-    NEWEST,
-    PLUGIN,
-    RETENTION_VARIABLE,
-    STATES_COMPARED,
-    STATES_WRITTEN_ONCE,
-    THIN_RETENTION,
-    UNHASHED_FIRST,
-    UTILIZATION,
-    WHOLE_PROMPT,
-    EngineChange,
-    not_compared,
-    version_text,
+
+Version: TypeAlias = tuple[int, int]
+
+NEWEST: Version = (0, 33)
+COMPARED: tuple[Version, ...] = tuple((0, minor) for minor in (20, 22, 25, 26, 28, 30, 32, 33))
+"""Versions whose own cache manager was run against the simulator (docs/deployment.md)."""
+STATES_COMPARED: Version = (0, 32)
+"""The first version of which states of linear attention were compared."""
+PLUGIN: tuple[Version, ...] = ((0, 26), (0, 32), (0, 33))
+"""Versions that kvscope's plugin loads into."""
+
+
+class EngineChange(Struct, frozen=True):
+    """A behaviour that vLLM has from version `since` on, and what it did `before`."""
+
+    since: Version
+    now: str
+    before: str
+    source: str
+
+
+LEAN_SAMPLER = EngineChange(
+    (0, 17),
+    "the sampler's copies take 14.3 bytes of each logit in the profiling pass",
+    "38.5 bytes",
+    "published logs",
 )
+MORE_NCCL = EngineChange(
+    (0, 18),
+    "CUDA and NCCL take 0.25 GiB, 2.1 with tensor parallelism",
+    "0.13 and 0.55 GiB",
+    "published logs",
+)
+WHOLE_PROMPT = EngineChange(
+    (0, 19),
+    "a prompt is admitted if all of it fits",
+    "if its first chunk fits",
+    "config/scheduler.py (scheduler_reserve_full_isl)",
+)
+UTILIZATION = EngineChange(
+    (0, 20),
+    "`--gpu-memory-utilization` is 0.92 by default",
+    "0.9",
+    "config/cache.py",
+)
+GRAPHS = EngineChange(
+    (0, 20),
+    "CUDA graphs are deducted from the pool",
+    "they come on top",
+    "envs.py (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS), v1/worker/gpu_worker.py",
+)
+RETENTION_VARIABLE = EngineChange(
+    (0, 23),
+    "VLLM_PREFIX_CACHE_RETENTION_INTERVAL thins out the windows that are kept",
+    "no setting does",
+    "envs.py",
+)
+UNHASHED_FIRST = EngineChange(
+    (0, 24),
+    "freed blocks without a hash are the first to be used again (0.23: those of windows only)",
+    "they join the end of the queue, as the others",
+    "v1/core/block_pool.py (free_blocks)",
+)
+SECOND_RUNNER = EngineChange(
+    (0, 25),
+    "dense models without hybrid layers run on the second model runner",
+    "all run on the first",
+    "config/vllm.py (use_v2_model_runner)",
+)
+JUNCTIONS = EngineChange(
+    (0, 26),
+    "a retention interval keeps junctions of prompts too; there is `--prefix-match-unit`",
+    "neither",
+    "v1/core/kv_cache_manager.py",
+)
+ALIGNED_STATES = EngineChange(
+    (0, 28),
+    "states of linear attention are kept at aligned blocks",
+    "at every block, for models that can (not simulated)",
+    "model_executor/models/config.py (mamba_cache_mode)",
+)
+LARGE_BATCHES = EngineChange(
+    (0, 28),
+    "16,384 tokens a step by default on GPUs of 160 GiB and more",
+    "8,192",
+    "engine/arg_utils.py (get_batch_defaults)",
+)
+SECOND_RUNNER_GRAPHS = EngineChange(
+    (0, 29),
+    "the second model runner leaves room for CUDA graphs",
+    "it estimates none",
+    "v1/worker/gpu/model_runner.py (profile_cudagraph_memory)",
+)
+THIN_RETENTION = EngineChange(
+    (0, 29),
+    "windows and states are kept before the end of a prompt and at junctions;"
+    " `--prefix-cache-retention-interval` says otherwise",
+    "all are kept",
+    "config/cache.py (prefix_cache_retention_interval)",
+)
+STATES_WRITTEN_ONCE = EngineChange(
+    (0, 33),
+    "the state before a prompt's end counts as new in its own step",
+    "in the step after it too: requests that hit it wait for longer",
+    "v1/core/single_type_kv_cache_manager.py",
+)
+CHANGES = (
+    LEAN_SAMPLER,
+    MORE_NCCL,
+    WHOLE_PROMPT,
+    UTILIZATION,
+    GRAPHS,
+    RETENTION_VARIABLE,
+    UNHASHED_FIRST,
+    SECOND_RUNNER,
+    JUNCTIONS,
+    ALIGNED_STATES,
+    LARGE_BATCHES,
+    SECOND_RUNNER_GRAPHS,
+    THIN_RETENTION,
+    STATES_WRITTEN_ONCE,
+)
+
+
+def version_text(version: Version) -> str:
+    """Return a version as it is written: 0.33."""
+    return f"{version[0]}.{version[1]}"
+
+
+def not_compared(version: Version) -> str | None:
+    """Return a warning about a vLLM version that was not compared, None for one that was."""
+    if version in COMPARED:
+        return None
+    name, oldest = version_text(version), version_text(COMPARED[0])
+    if version < COMPARED[0]:
+        return (
+            f"vLLM {name} was not compared with kvscope, and is simulated as {oldest}, the oldest"
+            " that was: its hits may differ"
+        )
+    if version > NEWEST:
+        newest = version_text(NEWEST)
+        return f"vLLM {name} is newer than this kvscope, and is simulated as {newest}"
+    below = version_text(max(each for each in COMPARED if each < version))
+    above = version_text(min(each for each in COMPARED if each > version))
+    return (
+        f"vLLM {name} was not compared with kvscope, {below} and {above} were; it is simulated by"
+        " what its sources say (docs/deployment.md)"
+    )
+
 
 EngineName = Literal["vllm", "sglang"]
 DEFAULT_ENGINE = f"vllm@{version_text(NEWEST)}"

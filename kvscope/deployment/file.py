@@ -93,12 +93,12 @@ def read_deployment(path: Path) -> Deployment:
 
 
 def read_target(path: Path) -> dict[str, str]:
-    """Return what the file states of `slo` and `percentile`. Raises InputError."""
+    """Return `slo` and `percentile`, as far as the file states them. Raises InputError."""
     return {name: value for name, value in _read(path).items() if name in TARGET}
 
 
 def read_work(path: Path) -> dict[str, str]:
-    """Return what the file states of `trace` and `db`. Raises InputError."""
+    """Return `trace` and `db`, as far as the file states them. Raises InputError."""
     return {name: value for name, value in _read(path).items() if name in WORK}
 
 

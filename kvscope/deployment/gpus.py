@@ -18,8 +18,8 @@ from typing import Literal
 from msgspec import Struct
 
 from kvscope.core.errors import UsageError
+from kvscope.core.units import GIB
 
-GIB = 2**30
 Family = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell", "cdna"]
 
 

@@ -31,11 +31,10 @@ from kvscope.deployment.architecture import (
     unknown_layers,
     weight_bits,
 )
-from kvscope.deployment.config_fields import ConfigFields
+from kvscope.deployment.config_fields import ConfigFields, check_family
 from kvscope.deployment.engines import Engine, parse_engine
 from kvscope.deployment.gpus import Gpu
 from kvscope.deployment.kv_groups import KvGroups, kv_groups
-from kvscope.deployment.linear_states import check_family
 from kvscope.deployment.presets import PRESETS
 
 KvDtype = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
@@ -209,7 +208,7 @@ class Model(Struct, frozen=True):
         return step * -(-state.bytes_on_rank(tp) // (layer * step))
 
     def served_by(self, engine: Engine, gpu: Gpu | None) -> Model:
-        """Return the model with what its linear layers do in an engine, on a GPU if it is known."""
+        """Return the model with the states that its linear layers export in an engine, on a GPU."""
         state = self.kinds.state
         if state is None or state.export is None or engine.name != "vllm":
             return self

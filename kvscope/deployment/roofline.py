@@ -107,7 +107,7 @@ def attending_layers(model: Model) -> tuple[int, int]:
 
 
 def _full_head_share(model: Model, shape: Architecture) -> float:
-    """Return the head size of full layers as a share of that of all."""
+    """Return the head size of full layers over the head size of other layers."""
     heads = model.kinds.full_heads
     return 1.0 if heads is None else heads[1] / shape.query_size
 

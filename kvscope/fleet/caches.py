@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.errors import UsageError
 from kvscope.core.jit import callable_in_kernels, once
 from kvscope.core.prefix import Paths
-from kvscope.policies.base import Floats, KeyPolicy, LanePolicy, Policy, QueuePolicy
+from kvscope.policies.base import KeyPolicy, LanePolicy, Policy, QueuePolicy
 from kvscope.replay.kernels.keys import Heap, Keys, empty_keys, keys_order
 from kvscope.replay.kernels.lanes import Lanes, calls_by_address, empty_lanes, lanes_order
 from kvscope.replay.kernels.loop import EvictionOrder, Now, TablePeriods, server
@@ -59,7 +59,7 @@ class FleetCaches(NamedTuple):
     size: Int64s
     evictions: Int64s
     requests: Int64s
-    p: Floats
+    p: Float64s
     progress: Int64s
     tables: TablePeriods
 

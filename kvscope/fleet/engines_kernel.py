@@ -26,7 +26,6 @@ from kvscope.fleet.machines import (
     take_tables,
     unused_blocks,
 )
-from kvscope.policies.base import Floats
 from kvscope.replay.kernels.keys import drop_lowest, put
 from kvscope.routers.base import Prompt, View
 from kvscope.vllm_sim.state import NONE
@@ -251,7 +250,7 @@ def engines_kernel(run_engine: Callable[..., Any], tier: bool) -> Callable[..., 
         sent: SentRequests,
         choose: Function,
         memory: Opaque,
-        p: Floats,
+        p: Float64s,
         begin: int,
         end: int,
     ) -> int:

@@ -25,7 +25,7 @@ from kvscope.core.jit import (
 )
 from kvscope.core.prefix import write_path
 from kvscope.fleet.caches import EXPIRED, NEXT, PERIOD, FleetCaches, caches_of
-from kvscope.policies.base import Floats, Policy
+from kvscope.policies.base import Policy
 from kvscope.replay.kernels.keys import Heap, drop_lowest, put
 from kvscope.replay.kernels.loop import Now, take_table
 from kvscope.replay.traffic import Traffic
@@ -254,7 +254,7 @@ def fleet_kernel(policy: type[Policy]) -> Callable[..., Any]:
         path: Int32s,
         choose: Function,
         memory: Opaque,
-        router_p: Floats,
+        router_p: Float64s,
         done: Served,
         functions: Any,
     ) -> None:

@@ -13,11 +13,10 @@ from kvscope.core.arrays import Int32s, Int64s
 from kvscope.core.disk_columns import stretches
 from kvscope.core.trace import Lineage, PromptPaths
 from kvscope.ingest import lineage
-from kvscope.ingest.clocks import begin_together, open_sessions, placed
+from kvscope.ingest.clocks import begin_together, correct_epoch, open_sessions, placed
 from kvscope.ingest.columns import UNKNOWN_TYPE, Columns, Gaps
 from kvscope.ingest.formats.base import ROOT, ReadOptions
 from kvscope.ingest.hash_ids import NO_ID
-from kvscope.ingest.meaning import correct_epoch
 from kvscope.ingest.reuse import TraceReuse, trace_reuse
 from kvscope.ingest.trie import Trie
 
@@ -113,7 +112,7 @@ class Arranged:
         self.full_blocks = np.minimum(blocks, inputs // block_size)
 
     def link(self, ends: PathEnds) -> tuple[Lineage, Int32s]:
-        """Add the columns of conversations and of what is cached.
+        """Add the columns of conversations and of cached blocks.
 
         Return how conversations are known, and whose prompt holds each request's cached path.
         """
@@ -213,7 +212,7 @@ def _previous_in_session(session: Int32s, order: Int64s) -> Int32s:
 
 
 def _previous_of_chat(chat_id: Int64s) -> Int32s:
-    """Return each request's previous one with the same chat id, -1 for none; all by arrival.
+    """Return the previous request with the same chat id, -1 for none; requests are by arrival.
 
     With turns, an id that comes again is that of a conversation.
     """

@@ -1,18 +1,137 @@
-"""Sessions that are timed by a clock of their own: which those are, and when they may begin.
+"""What a trace's times and sessions mean: clocks of their own, and rows that hold only what is new.
 
-Such a trace says when each request comes within its session, not when the sessions begin, and so
-not how many are open at a time. It is recognized by one of three signs: its format says so, its
-sessions begin with a request without a time, or all of them begin at one instant.
+A trace whose sessions are timed by clocks of their own says when each request comes within its
+session, not when the sessions begin, and so not how many are open at a time. It is recognized by
+one of three signs: its format says so, its sessions begin with a request without a time, or all of
+them begin at one instant.
+
+A row of a session is its whole prompt, or only what is new since the session's last row, which the
+rows before complete. Rows of the second kind repeat no block of their session and do not grow.
+Source: ai-dynamo/aiperf (Mooncake sessions); ai-dynamo/aisimulate (TraceFileFormat::MooncakeDelta).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from kvscope.core.arrays import Float64s, Int32s
+from kvscope.core.errors import InputError
+from kvscope.ingest.columns import Columns, Gaps
+from kvscope.ingest.formats.base import TraceFormat, Turns
+from kvscope.ingest.limits import MAX_TOKENS
+
+_LEAST_FOLLOWING = 3
+"""Follow-up rows that a decision for rows of new tokens needs."""
+_REPEATING = 0.01
+"""Share of follow-up rows that may repeat a block of their session where rows hold what is new."""
+_MIXED = 0.1
+"""Above: rows are whole prompts. In between, the rows contradict both readings."""
+_GROWING = 0.75
+"""Share of follow-up rows as long as any before, from which on they are whole prompts."""
+
+_EPOCH_S = 946_684_800, 4_102_444_800
+"""The years 2000 to 2100, in seconds since 1970."""
+
+_TELLING = re.compile(
+    r"time|stamp|date|_at$|arriv|delay|session|conversation|chat_|thread|dialog|turn|parent|length"
+    r"|_len$|tokens|hash|block|_(s|ms|us|ns)$",
+    re.IGNORECASE,
+)
+_MOST_NAMES = 6
+
+
+def unread_notes(chosen: type[TraceFormat], head: bytes) -> list[str]:
+    """Return a note that names the fields of times, sessions, lengths and hashes not read."""
+    names = [name for name in chosen.reader.unread(head) if _TELLING.search(name)]
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return [f"fields not read: {', '.join(names[:_MOST_NAMES])}{more}"] if names else []
+
+
+def turns(gaps: Gaps, chosen: type[TraceFormat], stated: Turns | None, where: str) -> Turns:
+    """Return whether rows of sessions hold whole prompts or only their new part.
+
+    Raises InputError where they contradict what is stated, or both readings.
+    """
+    following, repeating = gaps.following, gaps.repeating
+    if stated == "delta" and repeating > _REPEATING * following:
+        raise InputError(
+            f"{repeating:,} of {following:,} follow-up rows repeat blocks of their session: rows"
+            " are whole prompts",
+            where=where,
+            remedy="leave out --turns delta",
+        )
+    if stated is not None or not chosen.has_deltas or following < _LEAST_FOLLOWING:
+        return stated or "whole"
+    if gaps.growing >= _GROWING * (following - repeating) or repeating >= _MIXED * following:
+        return "whole"
+    if repeating > _REPEATING * following:
+        raise InputError(
+            f"rows of sessions are neither whole prompts nor only what is new: {repeating:,} of"
+            f" {following:,} follow-up rows repeat blocks of their session,"
+            f" {following - repeating - gaps.growing:,} begin anew and are shorter",
+            where=where,
+            remedy="state --turns whole or --turns delta",
+        )
+    return "delta"
+
+
+def complete_sessions(columns: Columns, where: str) -> str:
+    """Begin each row of a session with the blocks of the rows before it; return a note.
+
+    A row's tokens fill whole blocks: what follows them begins with a block. Raises InputError for
+    sessions longer than a request may be.
+    """
+    rows, size = columns.arrays(), columns.block_size
+    sessions, tenants = rows["session"].tolist(), rows["tenant"].tolist()
+    leaves, inputs = rows["leaf"].tolist(), rows["input_tokens"].tolist()
+    parent, hash_id = columns.trie.parent, columns.trie.hash_id
+    before: dict[tuple[int, int], tuple[list[int], int]] = {}  # ids and tokens of each session
+    paths: list[Sequence[int]] = []
+    completed = 0
+    for row, session in enumerate(sessions):
+        path: list[int] = []
+        block = leaves[row]
+        while block:
+            path.append(int(hash_id[block]))
+            block = int(parent[block])
+        path.reverse()
+        if session >= 0:
+            ids, tokens = before.get((session, tenants[row]), ([], 0))
+            if tokens:
+                completed += 1
+                path = ids + path
+                inputs[row] = tokens + max(inputs[row], (len(path) - len(ids)) * size)
+            whole = max(inputs[row], len(path) * size)
+            if whole > MAX_TOKENS:
+                raise InputError(
+                    f"a session of more than {MAX_TOKENS:,} tokens",
+                    where=where,
+                    remedy="state --turns whole if each row is a whole prompt",
+                )
+            before[session, tenants[row]] = path, whole
+        paths.append(path)
+    columns.replace_paths(paths, inputs)
+    return (
+        f"rows of a session hold only what is new: {completed:,} prompts are completed by the rows"
+        " before, without answers (--turns whole: each row is a whole prompt)"
+    )
+
+
+def correct_epoch(rows: MutableMapping[str, NDArray[Any]]) -> list[str]:
+    """Correct arrivals (s) read as ms that are seconds since 1970; return notes about it."""
+    first = float(rows["arrival_s"].min()) * 1000
+    if not _EPOCH_S[0] <= first < _EPOCH_S[1]:
+        return []
+    rows["arrival_s"] = rows["arrival_s"] * 1000
+    day = np.datetime64(int(first), "s").astype("datetime64[D]")
+    return [f"times are in seconds since 1970, not in milliseconds: the trace begins on {day}"]
+
 
 _STARTS = (0.5, 0, 1), (1, 0, 1), (1, 0, 2), (2, 4, 1), (4, 16, 1)
 """Times the trace's rate, at least so many starts within a typical session, and the seed. Much

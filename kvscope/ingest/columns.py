@@ -75,10 +75,10 @@ _TYPECODES = {
 _ABSENT = dict.fromkeys(("chat_id", "parent_chat_id", "user_id", "waits_for"), NO_ID)
 """What stands for none in a column, where it is not NONE."""
 
-_NAMED = ("type", "model", "adapter", "salt", "worker", "retention")
-_TENANT = ("model", "adapter", "salt")
+NAMED = ("type", "model", "adapter", "salt", "worker", "retention")
+TENANT = ("model", "adapter", "salt")
 MEASURED = ("ttft_s", "queue_s", "duration_s", "cached_tokens", "delay_s")
-ATTRIBUTES = (*_TENANT, "worker", *MEASURED, "waits_for", "clock", "retention", "repeated_tokens")
+ATTRIBUTES = (*TENANT, "worker", *MEASURED, "waits_for", "clock", "retention", "repeated_tokens")
 """What only some traces say of their requests; the store keeps it apart."""
 Tenant = tuple[int, int, int]
 """The numbers of a model, an adapter and a cache salt: tenants share no blocks.
@@ -266,7 +266,7 @@ class Columns:
         self.options = options
         self._isolated = isolated
         self._interner = interner or Trie()
-        self.names: dict[str, dict[str, int]] = {name: {} for name in _NAMED}
+        self.names: dict[str, dict[str, int]] = {name: {} for name in NAMED}
         self.tenants: dict[Tenant, int] = {}
         self.own_ids: dict[int, int] = {}  # of first blocks, by the ids that tell tenants apart
         self.gaps = Gaps()
@@ -318,7 +318,7 @@ class Columns:
             self._append(batch)
 
     def _require_memory(self, requests: int) -> None:
-        """Raise OutOfMemoryError where what is read so far is too much to be linked and stored."""
+        """Raise OutOfMemoryError where linking and storing the requests takes too much memory."""
         needed = _REQUEST_BYTES * requests + _BLOCK_BYTES * self._interner.count
         if needed > self._checked_bytes:
             remedy = "take a part of the trace, or more memory"
@@ -400,7 +400,7 @@ class Columns:
         self._append_paths(batch)
 
     def _append_service(self, batch: RequestBatch) -> None:
-        """Append what each request is, who served it and how fast, as far as the trace says so."""
+        """Append the type, tenant, worker and measured times of each request, as far as stated."""
         types, number = batch.types()
         self._extend_named("type", [each or UNKNOWN_TYPE for each in types], number)
         self._extend_values("model", _nonempty(batch.field("model")))
@@ -473,7 +473,7 @@ class Columns:
         self.gaps.short += int(np.count_nonzero((blocks > 0) & (blocks < full)))
 
     def _compare_turns(self, batch: RequestBatch) -> None:
-        """Count how the rows of sessions go on, which shows what they hold."""
+        """Count follow-up rows that repeat their session, and rows that grow."""
         inputs, gaps = batch.input_tokens.tolist(), self.gaps
         for row, session in enumerate(batch.field("session_id") or ()):
             if session is None or not batch.blocks[row]:
@@ -515,7 +515,7 @@ class Columns:
         before = len(self) - count
         columns = [
             self._filled(name)[before:] if len(self._columns[name]) > before else [NONE] * count
-            for name in _TENANT
+            for name in TENANT
         ]
         if all(column.count(column[0]) == count for column in columns):  # the usual case
             tenant = cast(Tenant, tuple(column[0] for column in columns))
@@ -581,7 +581,7 @@ class Columns:
         column.frombytes(values.astype(column.typecode).tobytes())
 
     def _filled(self, name: str, requests: int | None = None) -> array[Any]:
-        """Return a column with an entry for each of so many requests, all of them by default."""
+        """Return a column filled up to this number of requests (default: all of them)."""
         column = self._columns[name]
         missing = (len(self) if requests is None else requests) - len(column)
         if missing > 0:

@@ -92,7 +92,7 @@ class Follower:
         return next((each for each in files if each.name > current.name), None)
 
     def _open_next(self) -> bool:
-        """Open the file to go on with: the next one, or the same path again; False without any."""
+        """Open the next file, or the same path again after a rotation; return False without one."""
         following = self._after(self._current) or self._current
         if following is None:
             return False

@@ -175,7 +175,7 @@ def carriers(
     input_tokens: Int32s,
     output_tokens: Int32s,
 ) -> tuple[Int32s, Int32s]:
-    """Return whose prompt holds each request's cached path (maybe its own), and its blocks.
+    """Return the request whose prompt holds each cached path (maybe its own), and carried blocks.
 
     After a turn the cache holds blocks up to floor((I + O - 1) / B): the last sampled token has no
     KV yet. The first child whose prompt holds the whole history identifies them.
@@ -228,7 +228,7 @@ def _find_carriers(
 
 
 def ends_at(block_parent: Int32s, leaf: Int32s, steps: Int32s) -> Int32s:
-    """Return the block that many steps above each of `leaf`."""
+    """Return the ancestor of each `leaf`, as many steps above it as stated."""
     above = np.empty_like(leaf)
     _climb_steps(block_parent, leaf, steps, above)
     return above

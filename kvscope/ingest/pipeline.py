@@ -22,6 +22,7 @@ from kvscope.core.files import STANDARD_STREAM
 from kvscope.core.jit import kernel
 from kvscope.core.trace import Trace
 from kvscope.ingest.build import Built, BuiltRequests, build
+from kvscope.ingest.clocks import complete_sessions, turns, unread_notes
 from kvscope.ingest.columns import ATTRIBUTES, MEASURED, NONE, TOO_MANY_IDS, Columns, Interner
 from kvscope.ingest.formats import registry
 from kvscope.ingest.formats.base import (
@@ -32,9 +33,9 @@ from kvscope.ingest.formats.base import (
     TraceFormat,
     counted,
 )
+from kvscope.ingest.formats.exporter import Advance
 from kvscope.ingest.formats.mooncake import TEXT_PROMPTS
 from kvscope.ingest.hash_ids import NO_ID
-from kvscope.ingest.meaning import complete_sessions, turns, unread_notes
 from kvscope.ingest.reuse import ReusedRuns
 from kvscope.ingest.source import Source
 from kvscope.ingest.trie import Trie
@@ -43,7 +44,6 @@ from kvscope.store.checks import keep_checksum
 from kvscope.store.db import Store
 from kvscope.store.file import Stores
 
-Advance = Callable[[int], None]
 Foresee = Callable[[Built], None]
 
 Span = tuple[float, float]
@@ -186,7 +186,7 @@ def _with_spans(
 
 
 def _times_by_file(records: Records, source: Source) -> Iterator[tuple[str, list[float]]]:
-    """Yield files and arrivals in them, none of those that are timed by a clock of their own."""
+    """Yield each file with its arrivals, without requests that are timed by clocks of their own."""
     if records.columns is None:
         each = ((line, x.arrival_s) for line, xs in records for x in xs if x.clock is None)
         timed = [(line, at_s) for line, at_s in each if at_s is not None]
@@ -199,7 +199,7 @@ def _times_by_file(records: Records, source: Source) -> Iterator[tuple[str, list
 
 
 def overlap_notes(spans: dict[str, Span], rows: Mapping[str, NDArray[Any]]) -> list[str]:
-    """Return what to note about files that overlap in time; `rows` are the columns of requests."""
+    """Return notes on files that overlap in time; `rows` are the columns of requests."""
     in_order = sorted(spans, key=spans.__getitem__)
     pairs = [
         (file, later) for file, later in pairwise(in_order) if spans[later][0] < spans[file][1]
@@ -277,7 +277,7 @@ def _find_runs(parent: Int32s, hash_id: Int64s, reuses: Int32s, begins: Int32s) 
 
 
 def write_reuses(store: Store, trace: Trace, runs: ReusedRuns) -> None:
-    """Write runs of reuse, which follow those that the trace has already."""
+    """Append runs of reuse to those that the trace has already."""
     columns: dict[str, NDArray[Any]] = {
         "request": runs.request,
         "prev": runs.previous,
@@ -368,7 +368,7 @@ def _known_before_reading(stores: Stores, path: str, options: IngestOptions) -> 
 
 
 def _known(stores: Stores, source: Source, options: IngestOptions) -> Trace | None:
-    """Return the stored trace with this content: read in the same way, or in any by default."""
+    """Return the stored trace with this content; without options any reading of it will do."""
     content = source.drain()
     if not stores.exists():
         return None
@@ -411,7 +411,7 @@ def refuse_if_too_bad(rejects: Rejects, chosen: type[TraceFormat], options: Inge
 
 
 def _remedy(rejects: Rejects, chosen: type[TraceFormat], options: IngestOptions) -> str:
-    """Return what to do about a trace with too many bad lines; nothing was stored."""
+    """Return the remedy for a trace with too many bad lines; nothing was stored."""
     line = rejects.lines[0][0]
     commonest = max(rejects.reasons, key=rejects.reasons.__getitem__)
     if commonest == TEXT_PROMPTS:

@@ -27,7 +27,7 @@ class ReusedRuns(Struct, frozen=True):
     blocks: Int32s
 
     def within(self, length: Int32s) -> ReusedRuns:
-        """Return what of the runs lies in the first `length[r]` blocks of each path."""
+        """Return the part of the runs in the first `length[r]` blocks of each path."""
         blocks = np.minimum(self.depth + self.blocks, length[self.request]) - self.depth
         kept = blocks > 0
         return ReusedRuns(self.request[kept], self.previous[kept], self.depth[kept], blocks[kept])
@@ -180,7 +180,7 @@ def _follow(
 
 @kernel
 def _find_groups(first: Int32s, last: Int32s, reuses: Int32s, begins: Int32s) -> int:
-    """Write the blocks that differ from those numbered before them; return how many they are."""
+    """Write the blocks that differ from the block before them; return their number."""
     count = 0
     for block in range(len(first)):
         if (

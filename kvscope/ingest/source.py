@@ -284,7 +284,7 @@ class _Stretch(io.RawIOBase):
         self._line_from(begin)
 
     def _line_from(self, offset: int) -> int:
-        """Go to the first line that begins there or later, and return where that is."""
+        """Go to the first line that begins at `offset` or later; return its offset."""
         self._file.seek(max(offset - 1, 0))
         while offset and (part := self._file.readline(_CHUNK_BYTES)) and part[-1] != _LINE_FEED:
             pass

@@ -47,7 +47,7 @@ class Trie:
         return self._hash_id[: self.count]
 
     def close(self) -> None:
-        """Forget what only finds blocks: nothing can be interned or matched from now on."""
+        """Release the hash table: no path can be interned or matched from now on."""
         self._first_child = self._slots = np.zeros(0, dtype=np.int32)
 
     def intern(self, starts: Int64s, ids: Int64s) -> Int32s:
@@ -69,7 +69,7 @@ class Trie:
         return last, depth
 
     def _blocks(self) -> tuple[UInt32s, Int64s, UInt32s, UInt32s]:
-        """Return what finds blocks: their parents, hash ids and first children, and the table."""
+        """Return the arrays of blocks (parents, hash ids, first children) and the hash table."""
         parent, child, slots = map(unsigned, (self._parent, self._first_child, self._slots))
         return parent, self._hash_id, child, slots
 
@@ -166,7 +166,7 @@ def _match(
     last: Int32s,
     depth: Int32s,
 ) -> None:
-    """Walk every path down as far as the trie has it."""
+    """Walk down every path to its last block in the trie."""
     mask = np.uint64(len(slots) - 1)
     for k in range(len(starts) - 1):
         above = np.uint32(0)

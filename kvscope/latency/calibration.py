@@ -313,7 +313,7 @@ def _terms(cells: Sequence[Cell]) -> Float64s:
 
 
 def _with_floor(terms: Float64s, times: Float64s) -> tuple[Float64s, Float64s, float]:
-    """Return the terms and parameters that fit best, and the tokens whose a u is the floor.
+    """Return the best terms and parameters, and the tokens up to which the floor holds.
 
     These are 0 where a floor explains too little.
     """
@@ -375,7 +375,7 @@ class CalibratedEngine(Struct, frozen=True):
 
     @property
     def in_words(self) -> str:
-        """Return all of it that is known, as one line."""
+        """Return model, engine, version and device in one line, as far as known."""
         version = f"{self.name} {self.version}" if self.version else self.name
         return ", ".join(part for part in (self.model, version, self.device) if part)
 

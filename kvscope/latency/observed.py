@@ -80,7 +80,7 @@ def fit_ttfts(
     *,
     seed: int = 0,
 ) -> TraceFit:
-    """Return the profile fitted to what was measured of a trace called `name`.
+    """Return the profile fitted to the TTFTs measured in a trace called `name`.
 
     Arrays have one entry per request. Raises InputError with the reason why the TTFTs determine no
     profile.

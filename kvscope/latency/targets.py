@@ -67,7 +67,7 @@ class ServerTarget:
         return None
 
     def step_s(self, step: Step) -> float:
-        """Measure steps: what more outputs of cached prompts, sent at once, take more."""
+        """Return the seconds of a step: the extra time of further outputs of cached prompts."""
         prompts = [self._tokens(step.context) for _ in range(step.batch)]
         took_s = []
         with ThreadPoolExecutor(step.batch) as threads:

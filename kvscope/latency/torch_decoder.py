@@ -186,7 +186,7 @@ def _rotated(x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> to
 
 
 def seconds_of(decoder: Decoder, asked: dict[str, int]) -> float:
-    """Return what a prompt, or a step of decoding, takes."""
+    """Return the seconds of a prompt, or of a step of decoding."""
 
     def wait() -> None:
         if decoder.device.type == "cuda":

@@ -28,7 +28,7 @@ V = TypeVar("V")
 
 
 class RequestHints(NamedTuple):
-    """The session, type and turn that a request states, as far as it does."""
+    """The session, type and turn that a request states; None or unknown where it does not."""
 
     session: str | None
     type: str
@@ -101,7 +101,7 @@ class Lineage:
         return 1
 
     def end(self, keys: Sequence[Key], prompt_tokens: int, history_tokens: int, turn: int) -> None:
-        """Note a finished request: what begins with its full blocks continues it."""
+        """Note a finished request; requests that begin with its full blocks continue it."""
         full = min(prompt_tokens // self._block_size, len(keys))
         if full:
             end = self._ends.get(keys[full - 1]) or _PromptEnd()

@@ -1,7 +1,8 @@
 """The guard: which of several candidates a policy goes by, judged by what each would compute.
 
 Shadow caches replay the traffic as each candidate alone would have it and report to `Guard`: those
-of a simulation (kvscope.learning.offline.shadow_replays), and in an engine those of `OnlineGuard`.
+of a simulation (kvscope.learning.offline.shadow_replays), and in an engine those of `OnlineGuard`,
+which a `GuardedLearner` has.
 It counts neither seconds nor requests but how often the cache has been written anew: until then it
 holds what it held before, whatever is in force.
 """
@@ -9,13 +10,23 @@ holds what it held before, whatever is in force.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from kvscope.learning.lane_heap import Scores
-from kvscope.learning.recent_blocks import MOST_REQUESTS, PrefixMatch, TouchedSegments
+from kvscope.learning.lanes import Scores
+from kvscope.learning.learners import OnlineLearner, computed_blocks
+from kvscope.learning.observer import Request, log
+from kvscope.learning.prefixes import Key
+from kvscope.learning.recent_blocks import (
+    MOST_REQUESTS,
+    PrefixMatch,
+    RecentBlocks,
+    TouchedSegments,
+    remembered_requests,
+)
 from kvscope.learning.shadow_cache import Kind, ShadowCaches, ShadowRequest
 from kvscope.policies.base import LanePolicy
 
@@ -122,7 +133,7 @@ class _Waiting(Struct):
 
 
 class OnlineGuard:
-    """Replays what an engine serves for every candidate, and goes by the one that `rule` takes.
+    """Replays served requests in a shadow cache of each candidate, and decides between them.
 
     `kinds_of` (match, prompt and output tokens) is a request's class and cuts for each candidate.
     `tables` are theirs, until `use`. An engine serves many requests at a time, a shadow one after
@@ -168,7 +179,7 @@ class OnlineGuard:
         every: int,
         forgotten: int,
     ) -> None:
-        """Take in a new request; `every` and `forgotten` are those of `RecentBlocks`."""
+        """Add a new request; `every` and `forgotten` are those of `RecentBlocks`."""
         self._next, self._now_s = match.number + 1, arrival_s
         if every != self.every:  # fewer blocks are followed now, so all that was counted is void
             self.every = every
@@ -191,7 +202,7 @@ class OnlineGuard:
         self._serve()
 
     def end(self, number: int, output_tokens: int, blocks: int, segments: TouchedSegments) -> None:
-        """Note that a request has been served, and touched so many blocks more."""
+        """Note that a request has been served, and touched further `blocks` of output."""
         waiting = self._waiting.get(number)
         if waiting is None:
             return
@@ -231,7 +242,7 @@ class OnlineGuard:
         self._intervals = _Intervals(len(self._tables), least_blocks)
 
     def _serve(self) -> None:
-        """Serve some of those that have ended, as long as none before them still runs."""
+        """Replay requests that have ended, up to the first that still runs."""
         queue, late_s = self._queue, self._now_s - PATIENCE_S
         for _ in range(AT_ONCE):
             if not queue or not (
@@ -252,7 +263,7 @@ class OnlineGuard:
                     self.guard.judge(computed)
 
     def _beyond_xi(self, prompt_tokens: int, leading: int) -> float:
-        """Return the tokens beyond xi that a request computes with so many leading blocks."""
+        """Return the tokens beyond xi that a request computes behind `leading` cached blocks."""
         look = max(prompt_tokens - 1, 0) // self._block_size  # one token at least is computed
         hit_tokens = min(leading * self.every, look) * self._block_size
         return max(prompt_tokens - hit_tokens - self._xi_tokens, 0.0)
@@ -265,3 +276,93 @@ def _placed(segments: TouchedSegments, start: int) -> list[tuple[int, int, int]]
         placed.append((start, start + blocks, previous))
         start += blocks
     return placed
+
+
+REVERTS = "with a guard that reverts to LRU"
+MEMORY = 4608  # requests whose blocks are known, as many as `gittins` has by default
+
+
+class GuardedLearner(OnlineLearner):
+    """Follows the blocks of the latest `memory` requests, and has a guard decide by them.
+
+    `candidate` is the one in force; without a guard it stays. `gaps_s` as in `RecentBlocks`.
+    """
+
+    candidate = FALLBACK
+
+    def __init__(
+        self, policy: LanePolicy, block_size: int, memory: int, gaps_s: Sequence[float] = ()
+    ) -> None:
+        self.policy, self.block_size = policy, block_size
+        self.slots = remembered_requests(memory)
+        self.recent = RecentBlocks(memory, most_requests=self.slots, gaps_s=gaps_s)
+        self.online_guard: OnlineGuard | None = None
+
+    @abstractmethod
+    def kinds(self, match: PrefixMatch, prompt_tokens: int, output_tokens: int) -> Sequence[Kind]:
+        """Return the class and cuts of a request for each candidate."""
+
+    def called(self, candidate: int) -> str:
+        """Return the name of a candidate, for the log."""
+        return ("LRU", "its own order")[candidate]
+
+    def start_guard(self, capacity_blocks: int, tables: Sequence[Scores]) -> None:
+        """Start a guard that chooses between `tables` by shadow caches of `capacity_blocks`."""
+        self.online_guard = OnlineGuard(
+            self.policy, self.block_size, capacity_blocks, tables, self.kinds, slots=self.slots
+        )
+        self.candidate = self.online_guard.now
+
+    def switched(self) -> bool:
+        """Return whether the guard has put another candidate in force, and log it."""
+        if self.online_guard is None or self.online_guard.now == self.candidate:
+            return False
+        before, now, judge = self.candidate, self.online_guard.now, self.online_guard.guard
+        self.candidate = now
+        about = now if now != FALLBACK else before
+        log.info(
+            "kvscope's %s switches from %s to %s: on LRU, %s gained %.0f tokens beyond xi in the"
+            " shadow caches, lately %.0f; above %.0f the gain counts as sure",
+            self.policy.name,
+            self.called(before),
+            self.called(now),
+            self.called(about),
+            judge.gain[about],
+            judge.lately[about],
+            judge.deviation(about),
+        )
+        return True
+
+    def touch_prompt(self, request: Request, arrival_s: float) -> PrefixMatch:
+        """Touch the blocks of a new prompt; return their match with earlier requests."""
+        tokens = request.num_prompt_tokens
+        match = self.recent.arrive(request.block_hashes[: tokens // self.block_size], arrival_s)
+        if self.online_guard is not None:
+            forgotten = self.recent.forgotten
+            self.online_guard.arrive(match, tokens, arrival_s, self.recent.every, forgotten)
+        return match
+
+    def touch_output(
+        self, request: Request, match: PrefixMatch, prompt_tokens: int
+    ) -> tuple[int, TouchedSegments]:
+        """Touch the output's blocks of a served request; return as `RecentBlocks.end` does.
+
+        It had so many `prompt_tokens` when it came; more may have been streamed since.
+        """
+        full, computed = prompt_tokens // self.block_size, computed_blocks(request, self.block_size)
+        more: list[Key] = request.block_hashes[full:computed]
+        followed, segments = self.recent.end(more, match.number)
+        if self.online_guard is not None:
+            outputs = request.num_tokens - prompt_tokens
+            self.online_guard.end(match.number, outputs, followed, segments)
+        return followed, segments
+
+    def forget_request(self, match: PrefixMatch) -> None:
+        """Note that a request ends unserved."""
+        if self.online_guard is not None:
+            self.online_guard.forget(match.number)
+
+    def cleared(self) -> None:
+        """Empty the shadows; what was learned stays."""
+        if self.online_guard is not None:
+            self.online_guard.clear()

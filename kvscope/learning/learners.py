@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Self
 
+from kvscope.core.arrays import Float64s
 from kvscope.learning.conversations import RequestHints
 from kvscope.learning.observer import Request
-from kvscope.policies.base import Floats, LanePolicy, Policy
+from kvscope.policies.base import LanePolicy, Policy
 
 
 class FittedTable(ABC):
@@ -39,7 +40,7 @@ class OnlineLearner:
     is for the log.
     """
 
-    table: Floats
+    table: Float64s
     in_words = ""
 
     @abstractmethod
@@ -77,11 +78,11 @@ class OnlineLearner:
         """Take note that the engine's cache was emptied."""
 
     def guard(self, capacity_blocks: int) -> None:
-        """Start guarding the table's use, for a cache of so many blocks."""
+        """Start guarding the use of the table in a cache of `capacity_blocks`."""
 
 
 def learner_class(policy: type[Policy]) -> type[OnlineLearner] | None:
-    """Return what learns for a policy in an engine; None for policies without a table."""
+    """Return the class that learns for a policy in an engine; None for policies without a table."""
     if policy.learner is None or not policy.runs_in_plugin():
         return None
     learner: type[OnlineLearner] = import_module(f"{__package__}.{policy.learner}.online").LEARNER
@@ -97,7 +98,7 @@ def online_learner(
 
 
 def read_fit(document: Mapping[str, Any], policy: Policy, where: str) -> FittedTable | None:
-    """Return what the document at `where` has fitted for `policy`; None where there is nothing.
+    """Return the fit for `policy` in the document at `where`; None where it has none.
 
     Raises InputError with the place, the key, the value and the remedy.
     """

@@ -1,6 +1,6 @@
 """Track which blocks were touched recently, and by which request: what is new in a prompt.
 
-Finds what `kvscope.learning.offline.prefix_features` finds in a trace, request by request as an
+Finds what `kvscope.learning.offline.features` finds in a trace, request by request as an
 engine sees them. A request touches its whole prompt when it arrives, and its output when it ends,
 all of it at the time of its arrival.
 """
@@ -89,7 +89,7 @@ class RecentBlocks:
         return len(self._young) + len(self._old)
 
     def arrive(self, keys: Sequence[Key], arrival_s: float) -> PrefixMatch:
-        """Touch the full blocks of a new request's prompt, and return what was known of them."""
+        """Touch the full blocks of a new prompt; return their match with earlier requests."""
         number, self._next = self._next, self._next + 1
         if number >= self._turned + self._memory:
             self.forgotten, self._turned = self._turned, number
@@ -153,7 +153,7 @@ class RecentBlocks:
         return tuple(accumulate(reached, max)), deepest, followed, segments
 
     def _deeper(self, keys: Sequence[Key], known: int, previous: int) -> tuple[int, int]:
-        """Return known blocks and previous request by ends of prompts, where those reach deeper."""
+        """Return known blocks and previous request, deeper where the end of a prompt is known."""
         for depth in range(len(keys) - 1, known - 1, -1):
             number = self._ends.get(keys[depth], -1)
             if number >= max(self._next - 1 - self._memory, 0):

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from msgspec import Struct
 
-from kvscope.learning.lane_heap import LaneHeap, Scores
-from kvscope.learning.lane_plan import LanePlan, lane_at, lane_plan
+from kvscope.learning.lanes import LaneHeap, LanePlan, Scores, lane_at, lane_plan
 from kvscope.learning.recent_blocks import MOST_REQUESTS
 from kvscope.policies.base import ENDS, LanePolicy, Turn
 
@@ -36,7 +35,7 @@ class BranchPoint(Struct, eq=False):
 
 
 class ShadowRuns:
-    """What is the same in all shadows: where runs begin, and how they branch.
+    """The part of all shadows that is equal: where runs begin, and how they branch.
 
     Of the latest `slots` requests (a power of 2), each by its number: `first`, `arrival_s`, the
     branch point that its run is a child of (`parent`), and its own `branches`, by depth. Those
@@ -114,7 +113,7 @@ class ShadowCache:
     def cut(
         self, previous: int, begin: int, until: int, parent: BranchPoint | None
     ) -> tuple[int, bool]:
-        """Cut what a run has in front of `until`; return where it ended, and if some is left.
+        """Remove a run's blocks in front of `until`; return its end, and whether blocks are left.
 
         The run began at `begin` and was a child of `parent`.
         """
@@ -210,7 +209,7 @@ class ShadowCache:
         return (heap[0], self._runs.arrival_s[heap[0] & self._runs.mask]) if heap else None
 
     def _shrink(self, number: int) -> None:
-        """Evict from the deep end of a lane's oldest run, as far as it is in that lane."""
+        """Evict blocks of a lane from the deep end of its oldest run."""
         runs, at = self._runs, number & self._runs.mask
         first, end = runs.first[at], self.end[at]
         floor = self._floor(at, end)
@@ -328,7 +327,7 @@ class ShadowCaches:
         return turn, plan
 
     def _take_over(self, request: ShadowRequest, branches: list[BranchPoint]) -> list[int]:
-        """Move what previous requests touched last to this one; return each shadow's hits."""
+        """Move the blocks of previous requests to this one; return each shadow's hits."""
         runs, hits = self._runs, [0] * len(self.each)
         for start, until, previous in request.segments:
             if not runs.oldest <= previous < request.number:

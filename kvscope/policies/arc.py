@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.block_queues import WHERE, length, oldest, push, remove
-from kvscope.policies.base import Floats, Ints, QueuePolicy
+from kvscope.policies.base import QueuePolicy
 
 _ONCE, _OFTEN, _ONCE_GHOST, _OFTEN_GHOST = 0, 1, 2, 3
 _TARGET = 0
@@ -27,13 +28,13 @@ class Arc(QueuePolicy):
     numbers = 1
 
     @staticmethod
-    def hit(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
+    def hit(block: int, links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> None:
         """Move the block to the young end of the frequent list."""
         remove(links, block)
         push(links, _OFTEN, block)
 
     @staticmethod
-    def insert(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
+    def insert(block: int, links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> None:
         """Let a ghost that returns move the border and join the frequent list; others are new."""
         ghosts = links[block, WHERE]
         if ghosts < 0:
@@ -50,7 +51,7 @@ class Arc(QueuePolicy):
         push(links, _OFTEN, block)
 
     @staticmethod
-    def evict(links: Ints, numbers: Floats, capacity: int, p: Floats) -> int:
+    def evict(links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> int:
         """Evict the oldest block of the first list above its target, else of the frequent one."""
         once = length(links, _ONCE)
         from_once = length(links, _OFTEN) == 0 or (once > 0 and once > numbers[_TARGET])

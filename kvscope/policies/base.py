@@ -14,15 +14,14 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
+from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.errors import UsageError
+from kvscope.core.parameters import Parameter, bound_values
 
 Leaves = Literal["leaf", "any"]
-Floats: TypeAlias = NDArray[np.float64]
 Table: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float64]]
-Ints: TypeAlias = NDArray[np.int32]
 
 NEVER = 2**31 - 1  # stands for "no later request" where a request's number is expected
 RECENT = 1024  # requests that an adaptive policy looks back on
@@ -56,48 +55,6 @@ class Block(NamedTuple):
     depth: int
     uses: int
     clock: float
-
-
-class Parameter(Struct, frozen=True):
-    """A number that tunes a policy; its name carries its unit.
-
-    Values lie within [low, high]. `search` are the values that a search may start from. Without a
-    `required` value the policy is another one's double. In documents an infinite bound or default
-    is null.
-    """
-
-    DOCUMENT: ClassVar[str] = "name default low high summary=help"
-    name: str
-    default: float
-    help: str
-    low: float = 0.0
-    high: float = float("inf")
-    search: tuple[float, ...] = ()
-    required: bool = False
-
-
-def bound_values(
-    owner: str, parameters: tuple[Parameter, ...], values: Mapping[str, float]
-) -> dict[str, float]:
-    """Return the value of each parameter of `owner`: as given, else its default.
-
-    Raises UsageError for an unknown name, and for a value outside of the parameter's bounds.
-    """
-    known = {parameter.name: parameter for parameter in parameters}
-    for name, value in values.items():
-        where = f"{owner}.{name}"
-        if name not in known:
-            raise UsageError(
-                f"{owner} has no parameter {name!r}",
-                where=where,
-                remedy="it has " + ", ".join(known) if known else "it has none",
-            )
-        low, high = known[name].low, known[name].high
-        if not low <= value <= high:
-            raise UsageError(
-                f"{value:g} is outside [{low:g}, {high:g}]", where=where, remedy=known[name].help
-            )
-    return {name: parameter.default for name, parameter in known.items()} | dict(values)
 
 
 class Policy:
@@ -155,7 +112,7 @@ class Policy:
         """Whether its learner's table counts, with these values."""
         return self.guarded if self.learner == REVERTING else self.learner is not None
 
-    def settings(self) -> Floats:
+    def settings(self) -> Float64s:
         """Return the values in the order of `parameters`: the array `p` of every method."""
         return np.array([self.values[known.name] for known in self.parameters], dtype=np.float64)
 
@@ -200,7 +157,7 @@ class PathPolicy(Policy):
     parameters: ClassVar[tuple[Parameter, ...]] = (TTL,)
 
     @staticmethod
-    def admits(turn: Turn, p: Floats, table: Table) -> bool:
+    def admits(turn: Turn, p: Float64s, table: Table) -> bool:
         """Return whether a request's new blocks enter the cache at all."""
         return True
 
@@ -218,7 +175,7 @@ class LanePolicy(PathPolicy):
     stepwise: ClassVar[bool] = False  # scores change with time at the steps of `next_step_s` alone
 
     @staticmethod
-    def place(turn: Turn, end: int, block_size: int, p: Floats) -> tuple[int, int]:
+    def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
         """Return the depth from which on blocks up to `end` are in one lane, and that lane.
 
         The scores must not rank a request's shallow blocks below its deep ones.
@@ -226,7 +183,7 @@ class LanePolicy(PathPolicy):
         return 0, 0
 
     @staticmethod
-    def score(lane: int, idle_s: float, p: Floats, table: Table) -> float:
+    def score(lane: int, idle_s: float, p: Float64s, table: Table) -> float:
         """Return the worth of a lane's oldest block, idle for `idle_s`; of equals the older leaves.
 
         `table` is the learner's, a row a category.
@@ -239,17 +196,17 @@ class LanePolicy(PathPolicy):
         return idle_s
 
     @staticmethod
-    def adapts(p: Floats) -> bool:
+    def adapts(p: Float64s) -> bool:
         """Return whether an `adaptive` policy adapts with these parameters."""
         return True
 
     @staticmethod
-    def adapt(uncached_tokens: NDArray[np.int64], p: Floats) -> None:
-        """Change `p` by what recent requests computed (ascending); for `adaptive` policies."""
+    def adapt(uncached_tokens: NDArray[np.int64], p: Float64s) -> None:
+        """Change `p` of an `adaptive` policy by the (ascending) tokens of recent requests."""
 
 
 class NextUsePolicy(PathPolicy):
-    """An oracle: blocks that are never hit leave first, then those that the next hit does not need.
+    """An oracle: evicts blocks that are never hit, then those that the next hit does not need.
 
     Within both, and of those that it needs, what is hit last leaves first; of blocks that are never
     hit, the older request's. A touch that cannot hit is no reason to keep a block, for the
@@ -260,7 +217,7 @@ class NextUsePolicy(PathPolicy):
     hindsight = True
     leaves = "leaf"
 
-    def needed(self, input_tokens: Ints, look: Ints, block_size: int) -> Ints:
+    def needed(self, input_tokens: Int32s, look: Int32s, block_size: int) -> Int32s:
         """Return the leading blocks that each request needs, at most the `look` that it can hit."""
         return look
 
@@ -276,7 +233,7 @@ class KeyPolicy(PathPolicy):
 
     @staticmethod
     def key(
-        turn: Turn, block: Block, now_s: float, block_size: int, p: Floats, table: Table
+        turn: Turn, block: Block, now_s: float, block_size: int, p: Float64s, table: Table
     ) -> float:
         """Return the worth of a block that `turn` touched last; along a path it must not grow."""
         raise NotImplementedError
@@ -295,16 +252,16 @@ class QueuePolicy(Policy):
     numbers: ClassVar[int] = 0
 
     @staticmethod
-    def hit(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
+    def hit(block: int, links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> None:
         """Touch a cached block."""
         raise NotImplementedError
 
     @staticmethod
-    def insert(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
+    def insert(block: int, links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> None:
         """Put a block into the cache."""
         raise NotImplementedError
 
     @staticmethod
-    def evict(links: Ints, numbers: Floats, capacity: int, p: Floats) -> int:
+    def evict(links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> int:
         """Evict a block and return it."""
         raise NotImplementedError

@@ -6,7 +6,7 @@ from kvscope.policies.base import NextUsePolicy
 
 
 class Belady(NextUsePolicy):
-    """Evict what is hit last or never; new blocks need not be cached.
+    """Evict the block that is hit last or never; new blocks need not be cached.
 
     Key (-next request that could hit the block, r, -d). A touch that cannot hit, as beyond the
     last-token rule, is no reason to keep a block. The order among blocks that are never hit changes

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvscope.policies.base import REFIT, TTL, Block, Floats, KeyPolicy, Parameter, Turn
+from kvscope.core.arrays import Float64s
+from kvscope.core.parameters import Parameter
+from kvscope.policies.base import REFIT, TTL, Block, KeyPolicy, Turn
 from kvscope.policies.tlru import XI_TOKENS
 
 _XI, _TURN_RATE, _DEATH_RATE = 0, 1, 2
@@ -37,7 +39,7 @@ class Etlru(KeyPolicy):
 
     @staticmethod
     def key(
-        turn: Turn, block: Block, now_s: float, block_size: int, p: Floats, table: Floats
+        turn: Turn, block: Block, now_s: float, block_size: int, p: Float64s, table: Float64s
     ) -> float:
         """Return the logarithm of need times turn rate, up to a term that all blocks share."""
         prompts = table[turn.category]

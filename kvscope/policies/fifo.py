@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.block_queues import ring_push, ring_take
-from kvscope.policies.base import Floats, Ints, QueuePolicy
+from kvscope.policies.base import QueuePolicy
 
 _ALL = 0
 
 
 class Fifo(QueuePolicy):
-    """Evict what was inserted first, touched or not."""
+    """Evict the block that was inserted first, touched or not."""
 
     name = "fifo"
     summary = "first in, first out"
@@ -17,15 +18,15 @@ class Fifo(QueuePolicy):
     rings = 1
 
     @staticmethod
-    def hit(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
+    def hit(block: int, links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> None:
         """Change nothing."""
 
     @staticmethod
-    def insert(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
+    def insert(block: int, links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> None:
         """Put the block at the end of the queue."""
         ring_push(links, _ALL, block)
 
     @staticmethod
-    def evict(links: Ints, numbers: Floats, capacity: int, p: Floats) -> int:
+    def evict(links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> int:
         """Evict the head of the queue."""
         return ring_take(links, _ALL)

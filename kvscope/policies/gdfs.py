@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from kvscope.policies.base import TTL, Block, Floats, KeyPolicy, Parameter, Turn
+from kvscope.core.arrays import Float64s
+from kvscope.core.parameters import Parameter
+from kvscope.policies.base import TTL, Block, KeyPolicy, Turn
 
 _PER_TOKEN, _PER_PAIR = 0, 1
 
 
 class Gdfs(KeyPolicy):
-    """Frequency times what a token of the block costs to compute again, plus an ageing clock.
+    """Frequency times the cost of recomputing a token of the block, plus an ageing clock.
 
     Key clock + uses * cost / size: the clock is the key of the block evicted last when this one was
     touched, the cost a block's marginal prefill time, which grows with its depth where attention
@@ -33,7 +35,7 @@ class Gdfs(KeyPolicy):
 
     @staticmethod
     def key(
-        turn: Turn, block: Block, now_s: float, block_size: int, p: Floats, table: Floats
+        turn: Turn, block: Block, now_s: float, block_size: int, p: Float64s, table: Float64s
     ) -> float:
         """Return the clock at the last touch plus frequency times cost per token."""
         cost = p[_PER_TOKEN] + p[_PER_PAIR] * block_size * (block.depth + 0.5)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-from kvscope.policies.base import TTL, Floats, LanePolicy, Parameter, Turn
+from kvscope.core.arrays import Float64s
+from kvscope.core.parameters import Parameter
+from kvscope.policies.base import TTL, LanePolicy, Turn
 from kvscope.policies.tlru import NEXT_PROMPT_TOKENS, XI_TOKENS, first_safe_depth
 
 LEAST_S, AGES_AN_OCTAVE, AGES = 0.125, 3, 54  # the last age begins at some 6 hours
@@ -67,7 +69,7 @@ class Gittins(LanePolicy):
         return True
 
     @staticmethod
-    def place(turn: Turn, end: int, block_size: int, p: Floats) -> tuple[int, int]:
+    def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
         """Return where the blocks of as much need as the last one begin, and the class's lane."""
         needed, begin, level = turn.history_tokens - p[_XI], 0, 0
         beyond = first_safe_depth(needed, block_size)
@@ -77,7 +79,7 @@ class Gittins(LanePolicy):
         return begin, LEVELS * turn.category + level
 
     @staticmethod
-    def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
+    def score(lane: int, idle_s: float, p: Float64s, table: Float64s) -> float:
         """Return index times need."""
         index, level = float(table[lane, _age(idle_s)]), lane % LEVELS
         if level == 0 or p[_XI] <= 0.0:

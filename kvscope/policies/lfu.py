@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from kvscope.policies.base import Block, Floats, KeyPolicy, Turn
+from kvscope.core.arrays import Float64s
+from kvscope.policies.base import Block, KeyPolicy, Turn
 
 
 class Lfu(KeyPolicy):
-    """Evict what fewest requests touched since its insertion; of those the least recently used.
+    """Evict the block with the fewest touches since its insertion; of equals the oldest touched.
 
     Key (uses, r, -d), where the request that inserts a block counts as its first use. Room is made
     before a prompt is inserted: its own blocks leave last.
@@ -28,7 +29,7 @@ class Lfu(KeyPolicy):
 
     @staticmethod
     def key(
-        turn: Turn, block: Block, now_s: float, block_size: int, p: Floats, table: Floats
+        turn: Turn, block: Block, now_s: float, block_size: int, p: Float64s, table: Float64s
     ) -> float:
         """Return the touches since insertion."""
         return float(block.uses)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvscope.policies.base import TTL, Parameter, Policy
+from kvscope.core.parameters import Parameter
+from kvscope.policies.base import TTL, Policy
 from kvscope.policies.lru import Lru
 
 RETENTION = "retention_tokens"

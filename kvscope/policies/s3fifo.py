@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.block_queues import (
     NOTES,
     ring_forget,
@@ -10,7 +11,8 @@ from kvscope.core.block_queues import (
     ring_remember,
     ring_take,
 )
-from kvscope.policies.base import Floats, Ints, Parameter, QueuePolicy
+from kvscope.core.parameters import Parameter
+from kvscope.policies.base import QueuePolicy
 
 _SMALL, _MAIN, _GHOST = 0, 1, 2
 _SHARE = 0
@@ -36,13 +38,13 @@ class S3Fifo(QueuePolicy):
     )
 
     @staticmethod
-    def hit(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
+    def hit(block: int, links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> None:
         """Count the use."""
         if links[NOTES, block] < _MOST_USES:
             links[NOTES, block] += 1
 
     @staticmethod
-    def insert(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
+    def insert(block: int, links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> None:
         """Put the block into main if it is remembered, else into the small queue."""
         if links[NOTES, block] < 0:
             ring_forget(links, _GHOST, block)
@@ -51,7 +53,7 @@ class S3Fifo(QueuePolicy):
             ring_push(links, _SMALL, block)
 
     @staticmethod
-    def evict(links: Ints, numbers: Floats, capacity: int, p: Floats) -> int:
+    def evict(links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> int:
         """Evict from the small queue while it is too large, else from main."""
         small = max(int(capacity * p[_SHARE]), 1)
         while True:

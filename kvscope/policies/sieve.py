@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.block_queues import AFTER, MARK, oldest, push, remove
-from kvscope.policies.base import Floats, Ints, QueuePolicy
+from kvscope.policies.base import QueuePolicy
 
 _ALL, _HAND = 0, 0
 
@@ -22,18 +23,18 @@ class Sieve(QueuePolicy):
     scales = False  # a sample's error does not always hold: docs/evidence/sampling.md
 
     @staticmethod
-    def hit(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
+    def hit(block: int, links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> None:
         """Mark the block as visited."""
         links[block, MARK] = 1
 
     @staticmethod
-    def insert(block: int, links: Ints, numbers: Floats, capacity: int, p: Floats) -> None:
+    def insert(block: int, links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> None:
         """Put the block at the young end, not visited."""
         links[block, MARK] = 0
         push(links, _ALL, block)
 
     @staticmethod
-    def evict(links: Ints, numbers: Floats, capacity: int, p: Floats) -> int:
+    def evict(links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> int:
         """Evict the first block from the hand on that was not visited since the hand passed."""
         block = int(numbers[_HAND]) - 1
         if block < 0:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kvscope.policies.base import TTL, Block, Floats, KeyPolicy, Parameter, Turn
+from kvscope.core.arrays import Float64s
+from kvscope.core.parameters import Parameter
+from kvscope.policies.base import TTL, Block, KeyPolicy, Turn
 
 _PROTECTED = 0
 
@@ -33,7 +35,7 @@ class Slru(KeyPolicy):
 
     @staticmethod
     def key(
-        turn: Turn, block: Block, now_s: float, block_size: int, p: Floats, table: Floats
+        turn: Turn, block: Block, now_s: float, block_size: int, p: Float64s, table: Float64s
     ) -> float:
         """Return 0 for a block on probation, 1 for a protected one."""
         return 0.0 if block.uses < p[_PROTECTED] else 1.0

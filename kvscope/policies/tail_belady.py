@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvscope.policies.base import TTL, Ints, NextUsePolicy
+from kvscope.core.arrays import Int32s
+from kvscope.policies.base import TTL, NextUsePolicy
 from kvscope.policies.tlru import XI_TOKENS
 
 
@@ -25,8 +26,8 @@ class TailBelady(NextUsePolicy):
     source = "T-LRU paper, Theorem 1"
     parameters = (XI_TOKENS, TTL)
 
-    def needed(self, input_tokens: Ints, look: Ints, block_size: int) -> Ints:
+    def needed(self, input_tokens: Int32s, look: Int32s, block_size: int) -> Int32s:
         """Return the blocks before token I - xi."""
         beyond_xi = np.maximum(input_tokens - self.values["xi_tokens"], 0)
-        blocks: Ints = np.minimum(look, np.ceil(beyond_xi / block_size)).astype(np.int32)
+        blocks: Int32s = np.minimum(look, np.ceil(beyond_xi / block_size)).astype(np.int32)
         return blocks

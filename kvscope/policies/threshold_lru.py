@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from kvscope.policies.base import (
-    GUARD,
-    MOST_TOKENS,
-    OWN_ORDER,
-    REVERTING,
-    TTL,
-    Floats,
-    Parameter,
-    Turn,
-)
+from kvscope.core.arrays import Float64s
+from kvscope.core.parameters import Parameter
+from kvscope.policies.base import GUARD, MOST_TOKENS, OWN_ORDER, REVERTING, TTL, Turn
 from kvscope.policies.lru import Lru
 
 _THRESHOLD = 0
@@ -43,6 +36,6 @@ class ThresholdLru(Lru):
     )
 
     @staticmethod
-    def admits(turn: Turn, p: Floats, table: Floats) -> bool:
+    def admits(turn: Turn, p: Float64s, table: Float64s) -> bool:
         """Return whether the history is long enough, or LRU is in force."""
         return bool(turn.history_tokens >= p[_THRESHOLD] or table[0, 0] != OWN_ORDER)

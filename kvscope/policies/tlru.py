@@ -7,18 +7,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvscope.core.arrays import Int64s
+from kvscope.core.arrays import Float64s, Int64s
 from kvscope.core.errors import UsageError
+from kvscope.core.parameters import Parameter
 from kvscope.policies.base import (
     GUARD,
     MOST_TOKENS,
     OWN_ORDER,
     REVERTING,
     TTL,
-    Floats,
     LanePolicy,
     Leaves,
-    Parameter,
     Turn,
 )
 
@@ -98,23 +97,23 @@ class TLru(LanePolicy):
             )
 
     @staticmethod
-    def place(turn: Turn, end: int, block_size: int, p: Floats) -> tuple[int, int]:
-        """Return the lane of safe blocks from token L + Q - xi on, that of needed ones before."""
+    def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
+        """Return the lane of safe blocks from token L + Q - xi on, else that of needed ones."""
         needed = turn.history_tokens + p[NEXT_PROMPT] - p[XI]
         return safe_behind(first_safe_depth(needed, block_size), end)
 
     @staticmethod
-    def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
-        """Return the lane: safe blocks first, however recent; or the same for all, for LRU."""
+    def score(lane: int, idle_s: float, p: Float64s, table: Float64s) -> float:
+        """Return the lane as score: safe blocks leave first. For LRU all lanes score equal."""
         return float(lane) if table[0, 0] == OWN_ORDER else 0.0
 
     @staticmethod
-    def adapts(p: Floats) -> bool:
+    def adapts(p: Float64s) -> bool:
         """Return whether a percentile is set."""
         return bool(p[PERCENTILE] > 0.0)
 
     @staticmethod
-    def adapt(uncached_tokens: Int64s, p: Floats) -> None:
-        """Move xi to the nearest-rank percentile of what recent requests had to compute."""
+    def adapt(uncached_tokens: Int64s, p: Float64s) -> None:
+        """Move xi to the nearest-rank percentile of the tokens that recent requests computed."""
         rank = int(np.ceil(p[PERCENTILE] * len(uncached_tokens)))
         p[XI] = float(uncached_tokens[max(rank, 1) - 1])

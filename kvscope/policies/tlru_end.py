@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvscope.policies.base import ENDS, TTL, Floats, Turn
+from kvscope.core.arrays import Float64s
+from kvscope.policies.base import ENDS, TTL, Turn
 from kvscope.policies.tlru import (
     NEXT_PROMPT,
     NEXT_PROMPT_TOKENS,
@@ -29,7 +30,7 @@ class TLruEnd(TLru):
     parameters = (XI_TOKENS, NEXT_PROMPT_TOKENS, XI_PERCENTILE, TTL)
 
     @staticmethod
-    def place(turn: Turn, end: int, block_size: int, p: Floats) -> tuple[int, int]:
+    def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
         """Return the safe lane for a conversation that ends, else that of T-LRU."""
         if turn.next_prompt_tokens == ENDS:
             return 0, SAFE

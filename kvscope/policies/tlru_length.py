@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvscope.policies.base import ENDS, TTL, Floats, Turn
+from kvscope.core.arrays import Float64s
+from kvscope.policies.base import ENDS, TTL, Turn
 from kvscope.policies.tlru import XI, XI_TOKENS, TLru, first_safe_depth, safe_behind
 
 
@@ -27,6 +28,6 @@ class TLruLength(TLru):
     parameters = (XI_TOKENS, TTL)
 
     @staticmethod
-    def place(turn: Turn, end: int, block_size: int, p: Floats) -> tuple[int, int]:
+    def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
         """Return the lane of safe blocks from token L + Q - xi on, with the true Q."""
         return safe_behind(first_truly_safe_depth(turn, block_size, p[XI]), end)

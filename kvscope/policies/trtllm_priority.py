@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kvscope.core.directives import DEFAULT_PRIORITY
-from kvscope.policies.base import TTL, Floats, LanePolicy, Turn
+from kvscope.core.arrays import Float64s
+from kvscope.core.trace import DEFAULT_PRIORITY
+from kvscope.policies.base import TTL, LanePolicy, Turn
 
 TTL_S, PRIORITY = 0, 1
 """Columns of the table, a row a class of requests."""
@@ -30,12 +31,12 @@ class TrtllmPriority(LanePolicy):
     parameters = (TTL,)
 
     @staticmethod
-    def place(turn: Turn, end: int, block_size: int, p: Floats) -> tuple[int, int]:
+    def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
         """Return the lane of the class and of the part of the prompt."""
         return 0, turn.category
 
     @staticmethod
-    def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
+    def score(lane: int, idle_s: float, p: Float64s, table: Float64s) -> float:
         """Return the priority, less for a longer wait at it."""
         level, ttl_s = table[lane, PRIORITY], table[lane, TTL_S]
         waited_s = idle_s

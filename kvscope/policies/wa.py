@@ -6,7 +6,9 @@ import math
 
 import numpy as np
 
-from kvscope.policies.base import GUARD, REFIT, TTL, Floats, LanePolicy, Parameter, Turn
+from kvscope.core.arrays import Float64s
+from kvscope.core.parameters import Parameter
+from kvscope.policies.base import GUARD, REFIT, TTL, LanePolicy, Turn
 
 REUSE_PROBABILITY, RATE_PER_S, LIFE_S, LOG_CHANCE = 0, 1, 2, 3
 _GIVEN_SILENCE = 2
@@ -44,12 +46,12 @@ class Wa(LanePolicy):
     )
 
     @staticmethod
-    def place(turn: Turn, end: int, block_size: int, p: Floats) -> tuple[int, int]:
+    def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
         """Return the category's lane for all blocks."""
         return 0, turn.category
 
     @staticmethod
-    def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
+    def score(lane: int, idle_s: float, p: Float64s, table: Float64s) -> float:
         """Return the logarithm of the probability of a reuse in the next `life` seconds."""
         since = table[lane, RATE_PER_S] * idle_s
         chance = table[lane, LOG_CHANCE] - since
@@ -60,7 +62,7 @@ class Wa(LanePolicy):
         return float(chance)
 
 
-def reuse_rows(p: Floats, rate_per_s: Floats, life_s: Floats) -> Floats:
+def reuse_rows(p: Float64s, rate_per_s: Float64s, life_s: Float64s) -> Float64s:
     """Return the table's rows (`...` × 4) for categories of this p, rate and life (`...`).
 
     The last column is the logarithm of the probability of a reuse within `life` right after a

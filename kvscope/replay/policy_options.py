@@ -15,7 +15,8 @@ from kvscope.core import units
 from kvscope.core.errors import UsageError, placed
 
 if TYPE_CHECKING:
-    from kvscope.policies.base import Leaves, Parameter, Policy
+    from kvscope.core.parameters import Parameter
+    from kvscope.policies.base import Leaves, Policy
 
 ALL = "all"
 FORESEEING = "*"  # behind the name of a policy that knows the future

@@ -9,10 +9,10 @@ from typing import cast
 import numpy as np
 from msgspec import Struct
 
-from kvscope.core.arrays import Bools, Int32s, Int64s
+from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
 from kvscope.core.errors import UsageError
 from kvscope.core.runs import TierMode, TierOutcome
-from kvscope.policies.base import Floats, LanePolicy, PathPolicy, Policy
+from kvscope.policies.base import LanePolicy, PathPolicy, Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.registry import POLICIES
 from kvscope.replay.kernels.tiers import exclusive_kernel, places_kernel
@@ -24,7 +24,7 @@ from kvscope.replay.tier_spec import Tier
 from kvscope.replay.traffic import Traffic
 
 _IDLE_S = (0.0, 1.0, 3600.0)
-_NO_TABLE: Floats = np.zeros((1, 1))
+_NO_TABLE: Float64s = np.zeros((1, 1))
 
 
 class TieredReplay(Struct, frozen=True):
@@ -191,7 +191,7 @@ def _refused(tier: Tier, mode: TierMode) -> UsageError:
     )
 
 
-def _worth(policy: LanePolicy) -> Floats:
+def _worth(policy: LanePolicy) -> Float64s:
     p = policy.settings()
     return np.array([policy.score(lane, 0.0, p, _NO_TABLE) for lane in range(policy.lanes)])
 
@@ -205,7 +205,7 @@ def _places(traffic: Traffic, policies: Sequence[LanePolicy], first_lane: Int64s
     return places
 
 
-def transfer_s(done: TieredReplay, block_bytes: int | None) -> Floats:
+def transfer_s(done: TieredReplay, block_bytes: int | None) -> Float64s:
     """Return the seconds that each request waits for blocks from slower tiers (R entries).
 
     A tier with hits takes its latency once a request, then its bandwidth; reads of one
@@ -218,9 +218,9 @@ def transfer_s(done: TieredReplay, block_bytes: int | None) -> Floats:
     return waits
 
 
-def _waits_s(tier: Tier, hits: Int32s, block_bytes: int | None) -> Floats:
+def _waits_s(tier: Tier, hits: Int32s, block_bytes: int | None) -> Float64s:
     """Return the seconds that each request waits for its hits in one tier."""
-    waits: Floats = np.where(hits > 0, tier.read.latency_s, 0.0)
+    waits: Float64s = np.where(hits > 0, tier.read.latency_s, 0.0)
     if not math.isinf(tier.read.bytes_per_s):
         waits += hits * read_s(tier, 1, block_bytes)
     return waits

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from math import log10
 
-from kvscope.characterize.prefixes import Prefix, hottest
+from kvscope.characterize.sources import Prefix, hottest
 from kvscope.report import style
 from kvscope.report.section import Section, tabulate
 from kvscope.report.words import count, counted

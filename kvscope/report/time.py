@@ -8,10 +8,8 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from kvscope.characterize.gaps import ReuseGaps, ReuseHazard
-from kvscope.characterize.lifetimes import Lifetimes
-from kvscope.characterize.stability import WINDOWS, Quantity, Stability, Variation
-from kvscope.characterize.summary import Characterization
+from kvscope.characterize.lifetimes import Lifetimes, ReuseGaps, ReuseHazard
+from kvscope.characterize.summary import WINDOWS, Characterization, Quantity, Stability, Variation
 from kvscope.core import units
 from kvscope.report import style
 from kvscope.report.section import Section, Table, curve_plot, tabulate

@@ -79,7 +79,7 @@ def prices() -> Prices:
 
 
 def charges(prompts: Prompts) -> tuple[Charge, ...]:
-    """Return what each offer would charge, by provider, its cheapest first.
+    """Return the charges of each offer, by provider, its cheapest first.
 
     Every prompt of the least length is written as a whole and read as far as it is cached, in whole
     blocks of the trace; each use renews the time to live. Where the caller chooses it, the one
@@ -124,7 +124,7 @@ def _readable(hit_tokens: Int64s, offer: Offer) -> Int64s:
 
 
 def _cheapest_ttl(requests: Traffic, offer: Offer) -> float:
-    """Return the TTL at which what is saved exceeds what storage costs by most, exactly."""
+    """Return the TTL with the largest saving after the cost of storage, exactly."""
     curve = ttl_curves(requests, 0).overall
     ttl_s: Float64s = curve.knots()
     stored = offer.storage_per_hour * curve.held(ttl_s) * requests.block_size / 3600

@@ -82,7 +82,7 @@ class TtlCurves(Struct, frozen=True):
 
 
 def ttl_curves(traffic: Traffic, categories: int) -> TtlCurves:
-    """Return the exact curves of a trace with so many categories."""
+    """Return the exact curve of each category of a trace."""
     segments = last_touch_segments(traffic)
     requests = len(traffic.leaf)
     end_s = float(traffic.arrival_s[-1]) if requests else 0.0

@@ -14,10 +14,10 @@ from typing import ClassVar, Self
 
 import numpy as np
 
+from kvscope.core.arrays import Float64s
 from kvscope.core.errors import InputError
 from kvscope.reuse_models import likelihood
-from kvscope.reuse_models.kaplan_meier import KaplanMeier
-from kvscope.reuse_models.observations import Floats, Observations
+from kvscope.reuse_models.observations import KaplanMeier, Observations
 from kvscope.reuse_models.results import Interval
 
 P = "reuse_probability"
@@ -47,26 +47,26 @@ class ReuseModel:
     aic_: float
     ks_: float
     converged_: bool
-    free_: Floats
-    covariance_: Floats | None
+    free_: Float64s
+    covariance_: Float64s | None
 
-    def log_density(self, t: Floats, free: Floats) -> tuple[Floats, Floats]:
+    def log_density(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
         """Return log f(t) and its derivatives by the free parameters, K × N."""
         raise NotImplementedError
 
-    def wait_survival(self, t: Floats, free: Floats) -> tuple[Floats, Floats]:
+    def wait_survival(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
         """Return 1 - F(t) and its derivatives by the free parameters, K × N."""
         raise NotImplementedError
 
-    def start(self, of: Observations) -> Floats:
+    def start(self, of: Observations) -> Float64s:
         """Return the free parameters, logit of p first, to start the search from."""
         raise NotImplementedError
 
-    def natural(self, free: Floats) -> Floats:
+    def natural(self, free: Float64s) -> Float64s:
         """Return the values of `parameters`; each rises with its own free parameter alone."""
         return np.exp(free)
 
-    def ordered(self, free: Floats) -> Floats:
+    def ordered(self, free: Float64s) -> Float64s:
         """Return the free parameters with exchangeable parts in their order."""
         return free
 
@@ -106,21 +106,21 @@ class ReuseModel:
         self.ks_ = curve.distance(self.reuse_within)
         return self
 
-    def reuse_within(self, t: Floats) -> Floats:
+    def reuse_within(self, t: Float64s) -> Float64s:
         """Return p F(t), the probability that a touched block is reused within t seconds."""
         left, _ = self.wait_survival(np.asarray(t, dtype=np.float64), self.free_[1:])
-        within: Floats = self.reuse_probability_ * (1.0 - left)
+        within: Float64s = self.reuse_probability_ * (1.0 - left)
         return within
 
-    def survival(self, t: Floats) -> Floats:
+    def survival(self, t: Float64s) -> Float64s:
         """Return S(t), the probability that a touched block is not reused within t seconds."""
-        still: Floats = 1.0 - self.reuse_within(t)
+        still: Float64s = 1.0 - self.reuse_within(t)
         return still
 
-    def hazard(self, t: Floats) -> Floats:
+    def hazard(self, t: Float64s) -> Float64s:
         """Return the reuses per second of a block idle for t: p f(t) / S(t)."""
         log_f, _ = self.log_density(np.asarray(t, dtype=np.float64), self.free_[1:])
-        rate: Floats = self.reuse_probability_ * np.exp(log_f) / self.survival(t)
+        rate: Float64s = self.reuse_probability_ * np.exp(log_f) / self.survival(t)
         return rate
 
     def _intervals(self, of: Observations) -> dict[str, Interval | None]:

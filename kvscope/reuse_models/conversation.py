@@ -8,14 +8,15 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.core.arrays import Float64s
 from kvscope.reuse_models.base import P
 from kvscope.reuse_models.distributions import Exponential, exponential_estimates
 from kvscope.reuse_models.likelihood import LEVEL, quantile
-from kvscope.reuse_models.observations import RESOLUTION_S, Floats, Observations
+from kvscope.reuse_models.observations import RESOLUTION_S, Observations
 from kvscope.reuse_models.results import Interval
 
 
-def next_turn_s(parent: NDArray[np.integer], arrival_s: Floats) -> Floats:
+def next_turn_s(parent: NDArray[np.integer], arrival_s: Float64s) -> Float64s:
     """Return the arrival of the turn after each request: the earliest, infinity without one."""
     child = np.flatnonzero(parent >= 0)
     next_s = np.full(len(parent), np.inf)
@@ -24,8 +25,8 @@ def next_turn_s(parent: NDArray[np.integer], arrival_s: Floats) -> Floats:
 
 
 def turn_waits(
-    arrival_s: Floats,
-    next_s: Floats,
+    arrival_s: Float64s,
+    next_s: Float64s,
     end_s: float,
     cluster: NDArray[np.integer] | None = None,
     resolution_s: float = RESOLUTION_S,
@@ -49,9 +50,9 @@ class NextPrompt:
 
     n_: int
     mean_: float
-    values_: Floats
+    values_: Float64s
 
-    def fit(self, tokens: Floats) -> Self:
+    def fit(self, tokens: Float64s) -> Self:
         """Fit to the tokens added by one or more prompts."""
         ascending = np.sort(tokens)
         self.n_ = len(ascending)
@@ -71,9 +72,9 @@ def added_tokens(
     before: NDArray[np.integer],
     input_tokens: NDArray[np.integer],
     history_tokens: NDArray[np.integer],
-) -> Floats:
+) -> Float64s:
     """Return the tokens that turn `child` added to the history of `before`; 0 if that was cut."""
-    added: Floats = input_tokens[child].astype(np.float64) - history_tokens[before]
+    added: Float64s = input_tokens[child].astype(np.float64) - history_tokens[before]
     return np.maximum(added, 0.0)
 
 

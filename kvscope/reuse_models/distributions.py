@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvscope.core.arrays import Float64s
 from kvscope.learning.reuse.formulas import ReuseCounts, exponentials
 from kvscope.reuse_models.base import ReuseModel
 from kvscope.reuse_models.likelihood import expit, logit
-from kvscope.reuse_models.observations import Floats, Observations
+from kvscope.reuse_models.observations import Observations
 
 _HALF_LOG_2PI = 0.5 * np.log(2.0 * np.pi)
 _ROUNDS = 25  # of expectation and maximization
@@ -40,18 +41,18 @@ class Exponential(ReuseModel):
     parameters = ("rate_per_s",)
     bounds = ((-25.0, 15.0),)
 
-    def log_density(self, t: Floats, free: Floats) -> tuple[Floats, Floats]:
+    def log_density(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
         """See `ReuseModel`."""
         rt = np.exp(free[0]) * t
         return free[0] - rt, (1.0 - rt)[None]
 
-    def wait_survival(self, t: Floats, free: Floats) -> tuple[Floats, Floats]:
+    def wait_survival(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
         """See `ReuseModel`."""
         rt = np.exp(free[0]) * t
         left = np.exp(-rt)
         return left, (-rt * left)[None]
 
-    def start(self, of: Observations) -> Floats:
+    def start(self, of: Observations) -> Float64s:
         """Return the estimates of `exponential_estimates`."""
         p, rate = exponential_estimates(of)
         return np.array([logit(p), np.log(rate)])
@@ -70,7 +71,7 @@ class Hyperexponential(ReuseModel):
     parameters = ("fast_share", "fast_rate_per_s", "slow_rate_per_s")
     bounds = ((-15.0, 15.0), (-25.0, 15.0), (-25.0, 15.0))
 
-    def log_density(self, t: Floats, free: Floats) -> tuple[Floats, Floats]:
+    def log_density(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
         """See `ReuseModel`."""
         a, u, v = expit(free[0]), np.exp(free[1]), np.exp(free[2])
         fast, slow = a * u * np.exp(-u * t), (1.0 - a) * v * np.exp(-v * t)
@@ -79,7 +80,7 @@ class Hyperexponential(ReuseModel):
         slope = np.stack((d_share, fast * (1.0 - u * t), slow * (1.0 - v * t)))
         return np.log(dense), slope / dense
 
-    def wait_survival(self, t: Floats, free: Floats) -> tuple[Floats, Floats]:
+    def wait_survival(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
         """See `ReuseModel`."""
         a, u, v = expit(free[0]), np.exp(free[1]), np.exp(free[2])
         fast, slow = np.exp(-u * t), np.exp(-v * t)
@@ -88,23 +89,23 @@ class Hyperexponential(ReuseModel):
         )
         return a * fast + (1.0 - a) * slow, slope
 
-    def start(self, of: Observations) -> Floats:
+    def start(self, of: Observations) -> Float64s:
         """Return the best of a few expectation-maximization searches around the exponential."""
         p, rate = exponential_estimates(of)
         searches = [_expected(of, p, 0.5, rate * far**0.5, rate / far**0.5) for far in _SPREADS]
         _, free = max(searches, key=lambda search: search[0])
         return free
 
-    def natural(self, free: Floats) -> Floats:
+    def natural(self, free: Float64s) -> Float64s:
         """See `ReuseModel`."""
         return np.array([expit(free[0]), np.exp(free[1]), np.exp(free[2])])
 
-    def ordered(self, free: Floats) -> Floats:
+    def ordered(self, free: Float64s) -> Float64s:
         """Return the free parameters with the fast kind first."""
         return free if free[2] >= free[3] else np.array([free[0], -free[1], free[3], free[2]])
 
 
-def _expected(of: Observations, p: float, a: float, u: float, v: float) -> tuple[float, Floats]:
+def _expected(of: Observations, p: float, a: float, u: float, v: float) -> tuple[float, Float64s]:
     """Return log-likelihood and free parameters after some rounds of EM."""
     hit, t = of.reused, of.waited_s
     for _ in range(_ROUNDS):
@@ -134,14 +135,14 @@ class Weibull(ReuseModel):
     parameters = ("scale_s", "shape")
     bounds = ((-15.0, 25.0), (-4.0, 4.0))
 
-    def log_density(self, t: Floats, free: Floats) -> tuple[Floats, Floats]:
+    def log_density(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
         """See `ReuseModel`."""
         k, log_ratio = np.exp(free[1]), np.log(t) - free[0]
         z = np.exp(np.minimum(k * log_ratio, 700.0))
         slope = np.stack((k * (z - 1.0), 1.0 + k * log_ratio * (1.0 - z)))
         return free[1] + k * log_ratio - np.log(t) - z, slope
 
-    def wait_survival(self, t: Floats, free: Floats) -> tuple[Floats, Floats]:
+    def wait_survival(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
         """See `ReuseModel`."""
         k, log_ratio = np.exp(free[1]), np.log(t) - free[0]
         z = np.exp(np.minimum(k * log_ratio, 700.0))
@@ -149,7 +150,7 @@ class Weibull(ReuseModel):
         steep = z * left
         return left, np.stack((k * steep, -k * log_ratio * steep))
 
-    def start(self, of: Observations) -> Floats:
+    def start(self, of: Observations) -> Float64s:
         """Start from the exponential, with a slightly heavier tail."""
         hit = of.reused
         mean = float(of.weight[hit] @ of.waited_s[hit]) / of.total_reused
@@ -169,14 +170,14 @@ class Lognormal(ReuseModel):
     parameters = ("median_s", "sigma")
     bounds = ((-15.0, 25.0), (-5.0, 3.0))
 
-    def log_density(self, t: Floats, free: Floats) -> tuple[Floats, Floats]:
+    def log_density(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
         """See `ReuseModel`."""
         sigma = np.exp(free[1])
         z = (np.log(t) - free[0]) / sigma
         value = -np.log(t) - free[1] - z * z / 2 - _HALF_LOG_2PI
         return value, np.stack((z / sigma, z * z - 1.0))
 
-    def wait_survival(self, t: Floats, free: Floats) -> tuple[Floats, Floats]:
+    def wait_survival(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
         """See `ReuseModel`."""
         from scipy.special import ndtr
 
@@ -185,7 +186,7 @@ class Lognormal(ReuseModel):
         dense = np.exp(-z * z / 2 - _HALF_LOG_2PI)
         return ndtr(-z), np.stack((dense / sigma, z * dense))
 
-    def start(self, of: Observations) -> Floats:
+    def start(self, of: Observations) -> Float64s:
         """Start from the logarithms of the uncensored waits."""
         hit = of.reused
         share = of.weight[hit] / of.total_reused

@@ -8,10 +8,10 @@ import numpy as np
 from msgspec import Struct
 
 from kvscope.characterize.history import History, load_history
-from kvscope.core.arrays import Bools, Int32s, Int64s
+from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
 from kvscope.core.trace import Trace
 from kvscope.reuse_models.conversation import added_tokens, next_turn_s, turn_waits
-from kvscope.reuse_models.observations import RESOLUTION_S, Floats, Ints, Observations
+from kvscope.reuse_models.observations import RESOLUTION_S, Observations
 from kvscope.store.checks import require_sound
 from kvscope.store.db import Store
 
@@ -34,8 +34,8 @@ class Turns(Struct, frozen=True):
     """Waits of R requests for their next turn, with their category and turn number."""
 
     waits: Observations
-    category: Ints
-    turn: Ints
+    category: Int64s
+    turn: Int64s
 
     def of(self, picked: Bools) -> Observations:
         """Return the waits of the picked requests."""
@@ -130,14 +130,14 @@ class Evidence:
         first, last = np.searchsorted(self.arrival_s, (span.start_s, span.end_s))
         return int(np.count_nonzero(self._roots[first:last]))
 
-    def next_prompts(self, span: Span) -> tuple[Floats, Ints]:
+    def next_prompts(self, span: Span) -> tuple[Float64s, Int64s]:
         """Return the tokens that turns within `span` added, and the category of the turn before."""
         at_s = self.arrival_s[self.child]
         inside = (at_s >= span.start_s) & (at_s < span.end_s)
         return self.added[inside], self.category[self.parent[inside]]
 
 
-def tick_s(arrival_s: Floats) -> float:
+def tick_s(arrival_s: Float64s) -> float:
     """Return the resolution in seconds of the clock of these arrivals (ascending).
 
     The smallest difference where there are many, as clocks jitter about their ticks; at least 1 ms.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from kvscope.characterize.distributions import log_grid
+from kvscope.core.arrays import Float64s
 from kvscope.core.errors import UsageError
 from kvscope.core.percentiles import Quantiles
 from kvscope.core.trace import Trace
@@ -14,7 +15,7 @@ from kvscope.reuse_models.base import P
 from kvscope.reuse_models.conversation import ConversationModel, NextPrompt
 from kvscope.reuse_models.distributions import Exponential
 from kvscope.reuse_models.evidence import Evidence, Span, Turns, load_evidence
-from kvscope.reuse_models.observations import Floats, Observations
+from kvscope.reuse_models.observations import Observations
 from kvscope.reuse_models.results import (
     CategoryFit,
     Conversation,
@@ -119,7 +120,7 @@ def _curve(choice: Choice) -> Curve:
     )
 
 
-def _tuple(values: Floats) -> tuple[float, ...]:
+def _tuple(values: Float64s) -> tuple[float, ...]:
     return tuple(values.tolist())
 
 
@@ -194,7 +195,7 @@ def _next_prompts(evidence: Evidence, span: Span) -> Iterator[NextPromptFit]:
             yield _next_prompt(name, of)
 
 
-def _next_prompt(category: str | None, tokens: Floats) -> NextPromptFit:
+def _next_prompt(category: str | None, tokens: Float64s) -> NextPromptFit:
     prompt = NextPrompt().fit(tokens)
     quantiles = Quantiles(*(prompt.quantile(rank) for rank in (0.5, 0.8, 0.9, 0.99)))
     return NextPromptFit(category, prompt.n_, prompt.mean_, quantiles, _tuple(prompt.values_))

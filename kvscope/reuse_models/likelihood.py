@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 from msgspec import Struct
 
-from kvscope.reuse_models.observations import Floats, Observations
+from kvscope.core.arrays import Float64s
+from kvscope.reuse_models.observations import Observations
 
 LEVEL = 0.95
 _LOGIT_BOUND = 15.0  # p within 3e-7 of 0 or 1 is 0 or 1
@@ -25,11 +26,11 @@ _FLAT = 5.0  # a free parameter with a larger standard deviation is unknown
 class Shape(Protocol):
     """A distribution of waits with K free parameters, at N times t."""
 
-    def log_density(self, t: Floats, free: Floats) -> tuple[Floats, Floats]:
+    def log_density(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
         """Return log f(t) and its derivatives, K × N."""
         ...
 
-    def survival(self, t: Floats, free: Floats) -> tuple[Floats, Floats]:
+    def survival(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
         """Return 1 - F(t) and its derivatives, K × N."""
         ...
 
@@ -40,7 +41,7 @@ class Maximum(Struct, frozen=True):
     `log_likelihood` is the sum over blocks. `converged` is false where no maximum was reached.
     """
 
-    free: Floats
+    free: Float64s
     log_likelihood: float
     converged: bool
 
@@ -57,7 +58,7 @@ def logit(p: float) -> float:
     return float(np.log(inside / (1.0 - inside)))
 
 
-def scores(shape: Shape, of: Observations, free: Floats) -> tuple[Floats, Floats]:
+def scores(shape: Shape, of: Observations, free: Float64s) -> tuple[Float64s, Float64s]:
     """Return a block's log-likelihood by run, N, and its derivatives, (1 + K) × N."""
     p = expit(free[0])
     value, slope = np.empty(len(of.weight)), np.empty((len(free), len(of.weight)))
@@ -78,14 +79,14 @@ def scores(shape: Shape, of: Observations, free: Floats) -> tuple[Floats, Floats
     return value, slope
 
 
-def maximize(shape: Shape, of: Observations, start: Floats, bounds: Floats) -> Maximum:
+def maximize(shape: Shape, of: Observations, start: Float64s, bounds: Float64s) -> Maximum:
     """Return the maximum from `start` within `bounds` (K × 2, of the shape's own parameters)."""
     from scipy.optimize import minimize
 
     box = np.vstack(([[-_LOGIT_BOUND, _LOGIT_BOUND]], bounds))
     share = of.weight / of.total
 
-    def loss(free: Floats) -> tuple[float, Floats]:
+    def loss(free: Float64s) -> tuple[float, Float64s]:
         inside = np.clip(free, box[:, 0], box[:, 1])
         value, slope = scores(shape, of, inside)
         outside = free - inside
@@ -104,7 +105,7 @@ def maximize(shape: Shape, of: Observations, start: Floats, bounds: Floats) -> M
     return Maximum(free, -least * of.total, settled)
 
 
-def _polished(shape: Shape, of: Observations, free: Floats, box: Floats) -> Floats:
+def _polished(shape: Shape, of: Observations, free: Float64s, box: Float64s) -> Float64s:
     """Take Newton's last steps while each raises the likelihood; none where a bound is met."""
     if np.any((free <= box[:, 0]) | (free >= box[:, 1])):
         return free
@@ -127,7 +128,7 @@ def _polished(shape: Shape, of: Observations, free: Floats, box: Floats) -> Floa
     return free
 
 
-def information(shape: Shape, of: Observations, free: Floats) -> Floats:
+def information(shape: Shape, of: Observations, free: Float64s) -> Float64s:
     """Return minus the second derivatives of the log-likelihood, by central differences."""
     columns = []
     for at in range(len(free)):
@@ -140,7 +141,7 @@ def information(shape: Shape, of: Observations, free: Floats) -> Floats:
     return (whole + whole.T) / 2
 
 
-def covariance(shape: Shape, of: Observations, free: Floats) -> Floats | None:
+def covariance(shape: Shape, of: Observations, free: Float64s) -> Float64s | None:
     """Return the covariance of the free parameters, None where the data do not identify them.
 
     Blocks of one run share their wait, and runs of one cluster may be alike, so the inverse of the
@@ -156,7 +157,7 @@ def covariance(shape: Shape, of: Observations, free: Floats) -> Floats | None:
     by_cluster -= by_cluster.mean(axis=1, keepdims=True)
     filling = by_cluster @ by_cluster.T * of.clusters / (of.clusters - 1)
     inverse = np.linalg.inv(bread)
-    sandwich: Floats = inverse @ filling @ inverse
+    sandwich: Float64s = inverse @ filling @ inverse
     if not np.all(np.isfinite(sandwich)) or np.any(np.diag(sandwich) > _FLAT**2):
         return None
     return sandwich
@@ -169,5 +170,5 @@ def quantile(clusters: int) -> float:
     return float(stdtrit(max(clusters - 1, 1), 0.5 + LEVEL / 2))
 
 
-def _positive(matrix: Floats) -> bool:
+def _positive(matrix: Float64s) -> bool:
     return bool(np.all(np.isfinite(matrix)) and np.linalg.eigvalsh(matrix)[0] > 0)

@@ -12,8 +12,7 @@ from kvscope.reuse_models.distributions import (
     Lognormal,
     Weibull,
 )
-from kvscope.reuse_models.kaplan_meier import KaplanMeier
-from kvscope.reuse_models.observations import Observations
+from kvscope.reuse_models.observations import KaplanMeier, Observations
 
 MODELS: tuple[type[ReuseModel], ...] = (Exponential, Hyperexponential, Weibull, Lognormal)
 FEWEST_RUNS = 30  # runs of reuse that a fit needs

@@ -10,11 +10,11 @@ from msgspec import Struct
 
 from kvscope.characterize.distributions import log_grid
 from kvscope.characterize.windows import DAY_S
+from kvscope.core.arrays import Float64s
 from kvscope.reuse_models.base import ReuseModel
 from kvscope.reuse_models.distributions import Exponential
 from kvscope.reuse_models.evidence import Evidence, Span
-from kvscope.reuse_models.kaplan_meier import KaplanMeier
-from kvscope.reuse_models.observations import Floats, Observations
+from kvscope.reuse_models.observations import KaplanMeier, Observations
 from kvscope.reuse_models.results import StabilityFit, WindowFit, WindowFits
 from kvscope.reuse_models.selection import MODELS, enough
 
@@ -98,7 +98,7 @@ def _sample(span: Span, waits: Observations, use: str) -> _WindowSample | None:
 
 
 def _fits(
-    name: str, row: Sequence[_WindowSample | None], ahead: int, grid: Floats
+    name: str, row: Sequence[_WindowSample | None], ahead: int, grid: Float64s
 ) -> Iterator[WindowFit]:
     for at, sample in enumerate(row):
         if sample is None:

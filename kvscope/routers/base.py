@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
-from kvscope.policies.base import Floats, Parameter, bound_values
+from kvscope.core.parameters import Parameter, bound_values
 
 Sees = Literal["order", "history", "load", "truth"]
 """What a choice depends on.
@@ -162,14 +162,14 @@ class Router:
         return f"{self.name}({self.values})"
 
     def __eq__(self, other: object) -> bool:
-        """Return whether another router is of the same name and values."""
+        """Return whether another router has the same name and values."""
         return isinstance(other, Router) and repr(self) == repr(other)
 
     def __hash__(self) -> int:
-        """Return a hash of the same."""
+        """Return a hash of name and values."""
         return hash(repr(self))
 
-    def settings(self) -> Floats:
+    def settings(self) -> Float64s:
         """Return the values in the order of `parameters`: the array `p` of `choose`."""
         return np.array([self.values[known.name] for known in self.parameters], dtype=np.float64)
 
@@ -178,7 +178,7 @@ class Router:
         return Dice(new_dice(seed))
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
         """Return the replica that serves a request, and remember what the next choice needs.
 
         `path` has the blocks of the prompt, the head first. What a real router does between two

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvscope.core.arrays import Int32s
-from kvscope.policies.base import Floats
+from kvscope.core.arrays import Float64s, Int32s
 from kvscope.routers.base import Prompt, Router, View
 
 
@@ -22,7 +21,7 @@ class BestCached(Router):
     reference = True
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
         """Return the replica with most leading blocks cached."""
         cached, own = view.truth.cached_blocks, view.own
         best = 0

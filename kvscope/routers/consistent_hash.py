@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvscope.core.arrays import Int32s
-from kvscope.policies.base import Floats, Parameter
+from kvscope.core.arrays import Float64s, Int32s
+from kvscope.core.parameters import Parameter
 from kvscope.routers.base import MemorySizes, Prompt, Router, View
 from kvscope.routers.hash_ring import HashRing, first_place, new_ring
 
@@ -38,7 +38,7 @@ class ConsistentHash(Router):
         return new_ring(sizes.replicas, seed)
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: HashRing, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: HashRing, p: Float64s) -> int:
         """Return the first replica clockwise that has room."""
         load = view.own.in_flight
         total = 1

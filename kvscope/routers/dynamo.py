@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
-from kvscope.policies.base import Floats, Parameter
+from kvscope.core.parameters import Parameter
 from kvscope.routers.base import EVENT_LAG, MemorySizes, Prompt, Router, View, draw, new_dice
 
 SCALE, CREDIT, DECAY, REQUEST_WEIGHT, TEMPERATURE = range(5)
@@ -41,7 +41,7 @@ class DynamoMemory(NamedTuple):
     dice: Int64s
 
 
-def cost(prompt: Prompt, view: View, replica: int, overlap_blocks: int, p: Floats) -> float:
+def cost(prompt: Prompt, view: View, replica: int, overlap_blocks: int, p: Float64s) -> float:
     """Return the cost in blocks of a request on a replica that has `overlap_blocks` of it."""
     own, block_size = view.own, view.block_size
     prefill_tokens = own.uncached_tokens[replica] + prompt.input_tokens
@@ -119,7 +119,7 @@ class Dynamo(Router):
         return DynamoMemory(np.zeros(sizes.replicas), new_dice(seed))
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: DynamoMemory, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: DynamoMemory, p: Float64s) -> int:
         """Return the replica of the least cost."""
         for replica in range(view.replicas):
             overlap_blocks = view.reported_blocks[replica]

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
-from kvscope.policies.base import Floats, Parameter
+from kvscope.core.parameters import Parameter
 from kvscope.routers.base import MemorySizes, Prompt, Router, View, new_dice
 from kvscope.routers.dynamo import PARAMETERS, TEMPERATURE, cost, options, pick
 
@@ -60,7 +60,7 @@ class DynamoApprox(Router):
         return SentBlocks(sent_s, overlap_blocks, np.zeros(sizes.replicas), new_dice(seed))
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: SentBlocks, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: SentBlocks, p: Float64s) -> int:
         """Return the replica of the least cost, and note what is sent to it."""
         sent_s, alive_s = memory.sent_s, prompt.now_s - p[_TTL]
         for replica in range(view.replicas):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvscope.core.arrays import Int32s
-from kvscope.policies.base import Floats
+from kvscope.core.arrays import Float64s, Int32s
 from kvscope.routers.base import Prompt, Router, View, least_loaded
 
 
@@ -21,6 +20,6 @@ class LeastRequests(Router):
     sees = "load"
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
         """Return the least loaded replica."""
         return least_loaded(view.own.in_flight, view.own.processed)

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
-from kvscope.policies.base import Floats, Parameter
+from kvscope.core.parameters import Parameter
 from kvscope.routers.base import MemorySizes, Prompt, Router, View, draw, new_dice
 from kvscope.routers.lru_index import LruIndex, empty_index, holds, touch
 
@@ -34,7 +34,7 @@ class PickerMemory(NamedTuple):
     dice: Int64s
 
 
-def pick(prefix_scores: Float64s, view: View, p: Floats, dice: Int64s) -> int:
+def pick(prefix_scores: Float64s, view: View, p: Float64s, dice: Int64s) -> int:
     """Return the replica of the highest weighted score; of equals one drawn evenly.
 
     `prefix_scores` (N) lie within 0 and 1. A queue scores 1 where it is shortest and 0 where it is
@@ -113,7 +113,7 @@ class LlmD(Router):
         return PickerMemory(sent, np.zeros(sizes.replicas), new_dice(seed))
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: PickerMemory, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: PickerMemory, p: Float64s) -> int:
         """Return the replica of the highest score, and note what is sent to it."""
         scores, block_tokens = memory.scores, int(p[_BLOCK])
         total = min(prompt.input_tokens // block_tokens, int(p[_LIMIT]))

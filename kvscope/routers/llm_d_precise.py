@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
-from kvscope.policies.base import Floats, Parameter
+from kvscope.core.parameters import Parameter
 from kvscope.routers.base import EVENT_LAG, MemorySizes, Prompt, Router, View, new_dice
 from kvscope.routers.llm_d import pick, plugin_config, weights
 
@@ -57,7 +57,7 @@ class LlmDPrecise(Router):
         return ScoreMemory(np.zeros(sizes.replicas), new_dice(seed))
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: ScoreMemory, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: ScoreMemory, p: Float64s) -> int:
         """Return the replica of the highest score."""
         cached, scores = view.reported_blocks, memory.scores
         shortest, longest = 0, 0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvscope.core.arrays import Int32s
-from kvscope.policies.base import Floats
+from kvscope.core.arrays import Float64s, Int32s
 from kvscope.routers.base import Prompt, Router, View
 
 
@@ -24,7 +23,7 @@ class MinTtft(Router):
     reference = True
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
         """Return the replica with the least wait and prefill."""
         truth, processed = view.truth, view.own.processed
         best, soonest = 0, truth.wait_s[0] + truth.prefill_s[0]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from kvscope.core.arrays import Int32s
-from kvscope.policies.base import Floats, Parameter
+from kvscope.core.arrays import Float64s, Int32s
+from kvscope.core.parameters import Parameter
 from kvscope.routers.base import Prompt, Router, View
 
 _THRESHOLD, _TRANSFER = 0, 1
@@ -47,7 +47,7 @@ class MooncakeConductor(Router):
     )
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
         """Return the replica with the least estimated TTFT, and say what it copies."""
         truth, processed, fetch = view.truth, view.own.processed, view.fetch
         longest = 0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kvscope.core.arrays import Int32s
-from kvscope.policies.base import Floats
+from kvscope.core.arrays import Float64s, Int32s
 from kvscope.routers.base import Dice, Prompt, Router, View, draw
 
 
@@ -23,7 +22,7 @@ class PowerOfTwo(Router):
     draws = True
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Dice, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Dice, p: Float64s) -> int:
         """Return the less busy of two different replicas."""
         if view.replicas == 1:
             return 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvscope.core.arrays import Int32s
-from kvscope.policies.base import Floats, Parameter
+from kvscope.core.arrays import Float64s, Int32s
+from kvscope.core.parameters import Parameter
 from kvscope.routers.base import MemorySizes, Prompt, Router, View
 from kvscope.routers.hash_ring import HashRing, first_place, new_ring
 
@@ -53,7 +53,7 @@ class PrefixHash(Router):
         return new_ring(sizes.replicas, seed)
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: HashRing, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: HashRing, p: Float64s) -> int:
         """Return the ring's replica, or the least busy one if that has too many requests."""
         load = view.own.in_flight
         key = prefix_key(prompt, path, view.block_size, int(p[0]))

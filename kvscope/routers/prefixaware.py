@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
-from kvscope.policies.base import Floats, Parameter
+from kvscope.core.parameters import Parameter
 from kvscope.routers.base import MemorySizes, Prompt, Router, View, draw, new_dice
 
 Uint8s: TypeAlias = NDArray[np.uint8]
@@ -75,7 +75,7 @@ class Prefixaware(Router):
         )
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Sent, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Sent, p: Float64s) -> int:
         """Return a replica that had the longest prefix, or the one with the fewest requests."""
         characters = int(prompt.input_tokens * p[2] + 1e-6)
         width = view.block_size * p[2]  # characters of a block
@@ -120,12 +120,12 @@ class Prefixaware(Router):
 
 
 def _blocks_of(chunks: int, block_characters: float) -> int:
-    """Return how many blocks so many chunks need, the last one perhaps in part."""
+    """Return the number of blocks that `chunks` chunks need, the last one perhaps in part."""
     return int(np.ceil(chunks * _CHUNK / block_characters - 1e-9))
 
 
 def _matching_chunks(had: Uint8s, path: Int32s, chunks: int, width: float) -> int:
-    """Return how many leading chunks of a prompt any replica had, out of so many."""
+    """Return how many of a prompt's leading `chunks` any replica had."""
     low, high = 0, chunks
     while low < high:
         middle = (low + high + 1) // 2
@@ -145,7 +145,7 @@ def _having(had: Uint8s, block: int, flag: int) -> int:
 
 
 def _one_having(had: Uint8s, block: int, flag: int, skipped: int) -> int:
-    """Return a replica that has a block with this flag, after so many others that have it."""
+    """Return a replica that has a block with this flag, after `skipped` others that have it."""
     for replica in range(had.shape[1]):
         if had[block, replica] & flag > 0:
             if skipped == 0:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kvscope.core.arrays import Int32s
-from kvscope.policies.base import Floats
+from kvscope.core.arrays import Float64s, Int32s
 from kvscope.routers.base import Dice, Prompt, Router, View, draw
 
 
@@ -20,6 +19,6 @@ class Random(Router):
     draws = True
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Dice, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Dice, p: Float64s) -> int:
         """Return a replica drawn from all."""
         return draw(memory.dice, view.replicas)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvscope.core.arrays import Int32s
-from kvscope.policies.base import Floats
+from kvscope.core.arrays import Float64s, Int32s
 from kvscope.routers.base import Prompt, Router, View
 
 
@@ -22,6 +21,6 @@ class RoundRobin(Router):
     sees = "order"
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
         """Return the next replica in turn."""
         return prompt.request % view.replicas

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvscope.core.arrays import Int32s
-from kvscope.policies.base import Floats
+from kvscope.core.arrays import Float64s, Int32s
 from kvscope.routers.base import Prompt, Router, View, mix32
 
 
@@ -26,6 +25,6 @@ class Session(Router):
     needs = "keys"
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
         """Return the replica that the conversation's key falls on."""
         return (mix32(prompt.key) * view.replicas) >> 32

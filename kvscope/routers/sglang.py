@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvscope.core.arrays import Int32s, Int64s
-from kvscope.policies.base import Floats, Parameter
+from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.core.parameters import Parameter
 from kvscope.routers.base import MemorySizes, Prompt, Router, View, mix32
 
 # Stamps of a replica at a tree node: not its own, its own, or its own since epoch `stamp - FIRST`.
@@ -118,7 +118,7 @@ class Sglang(Router):
         )
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Tree, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Tree, p: Float64s) -> int:
         """Return the owner of what matches, or the replica with the fewest requests in flight."""
         load = view.own.in_flight
         least = most = 0

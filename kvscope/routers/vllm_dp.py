@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from kvscope.core.arrays import Int32s
-from kvscope.policies.base import Floats, Parameter
+from kvscope.core.arrays import Float64s, Int32s
+from kvscope.core.parameters import Parameter
 from kvscope.routers.base import Prompt, Router, View
 
 _FULL_PENALTY = 6.0
@@ -34,7 +34,7 @@ class VllmDp(Router):
     )
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
         """Return the engine of the lowest score."""
         own, scraped = view.own, view.scraped
         best, lowest = 0, 0.0

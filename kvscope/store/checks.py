@@ -88,7 +88,7 @@ def keep_checksum(store: Store, trace: Trace) -> None:
 
 
 def require_sound(store: Store, trace: Trace) -> None:
-    """Raise DamagedStoreError where a stored trace is not what it can be.
+    """Raise DamagedStoreError for a stored trace with impossible values or another checksum.
 
     A file that has not changed is checked once in a process.
     """

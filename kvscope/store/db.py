@@ -147,7 +147,7 @@ class Store:
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """DuckDB's connection, for what is no statement of queries/."""
+        """DuckDB's connection, for commands that are not statements of queries/."""
         return self._connection
 
     def limit_memory(self, size_bytes: int, spill: Path) -> None:

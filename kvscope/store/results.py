@@ -95,7 +95,7 @@ def with_parts(store: Store, runs: Sequence[KnownRun]) -> list[KnownRun]:
 
 
 def add_run(store: Store, trace: Trace, run: Run, code: str) -> Run:
-    """Store `run` in the place of what older sources made of the same request; return it dated."""
+    """Store `run`, and remove older runs of the same request; return it with its date."""
     dated = replace(run, **_stamp())
     columns = as_columns(dated)
     params, parts, _ = columns.pop("params"), columns.pop("parts"), columns.pop("run_id")
@@ -209,7 +209,7 @@ def add_report(store: Store, trace: Trace, **columns: Any) -> int:
 
 
 def all_reports(store: Store) -> list[dict[str, Any]]:
-    """Return the reports over all traces, the latest first, without what they show."""
+    """Return the reports over all traces, the latest first, without their contents."""
     return store.rows("reports/reports")
 
 

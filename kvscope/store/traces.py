@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvscope.core.directives import Directives, StatedDirectives
 from kvscope.core.errors import InputError, without_secrets
 from kvscope.core.files import STANDARD_STREAM, parts_of
-from kvscope.core.trace import Measurements, Prompts, Tenants, Trace
+from kvscope.core.trace import Directives, Measurements, Prompts, StatedDirectives, Tenants, Trace
 from kvscope.store.checks import require_sound
 from kvscope.store.db import Store
 
@@ -262,7 +261,7 @@ def load_branches(store: Store, trace: Trace) -> tuple[Int32s, Int32s]:
 
 
 def in_shards(where: str) -> InputError:
-    """Return the error for what takes a trace in a store, where it is a dataset."""
+    """Return the error for a dataset where a trace in a store is needed."""
     return InputError(
         "a dataset, and no trace that a store could take as a whole",
         where=where,
@@ -282,7 +281,7 @@ def stated(store: Store, trace: Trace) -> dict[str, Any]:
 
 
 def keep_stated(store: Store, trace: Trace, options: dict[str, Any]) -> None:
-    """Keep what commands on `trace` stated; `stated` returns it."""
+    """Keep the options that commands on `trace` stated; `stated` returns them."""
     text = json.dumps(options)
     store.run("ingest/set_stated", trace_id=trace.trace_id, options=text)
 

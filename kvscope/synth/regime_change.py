@@ -64,5 +64,5 @@ class RegimeChange(Profile):
         return in_order(births(), serve, requests)
 
     def _swapped(self, time_s: float) -> bool:
-        """Return whether documents are what continues at this time."""
+        """Return whether documents, not chats, continue at this time."""
         return time_s >= self.change_s

@@ -27,11 +27,10 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from kvscope.core.arrays import Float64s
 from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.core.units import format_percentile
 from kvscope.tuning.target import Target
-
-Floats = NDArray[np.float64]
 
 RESAMPLES = 1000
 CONFIDENCE = 0.95
@@ -135,7 +134,7 @@ class Bootstrap:
         clusters = [self._clusters(ttft_s, cluster) for cluster in self._clusterings]
         return Resampled(value, figures[:, 1:], np.array(clusters))
 
-    def _clusters(self, ttft_s: Floats, cluster: NDArray[np.int32]) -> Floats:
+    def _clusters(self, ttft_s: Float64s, cluster: NDArray[np.int32]) -> Float64s:
         """Return the effective number of clusters of each figure: (sum of x)^2 / sum of x^2.
 
         x is a cluster's number of requests for a percentile, else its late requests or its excess.
@@ -144,7 +143,7 @@ class Bootstrap:
         clusters = [_effective(load, cluster) for load in loads]
         return np.repeat(clusters, (len(self._ranks), 1, 1))
 
-    def _late(self, ttft_s: Floats) -> tuple[Floats, Floats]:
+    def _late(self, ttft_s: Float64s) -> tuple[Float64s, Float64s]:
         """Return 1 for each late request, and its excess; 0 for others."""
         late = ttft_s > self._target.slo_s
         excess = np.where(late & np.isfinite(ttft_s), ttft_s - self._target.slo_s, 0.0)
@@ -163,10 +162,10 @@ class Bootstrap:
 
     def _compared(
         self,
-        less: Callable[[Floats, Floats], Floats],
+        less: Callable[[Float64s, Float64s], Float64s],
         baseline: Resampled,
         candidate: Resampled,
-        clusters: Floats,
+        clusters: Float64s,
     ) -> dict[str, Gain]:
         with np.errstate(invalid="ignore"):  # inf - inf
             low, high = interval(less(baseline.resamples, candidate.resamples), clusters)
@@ -179,7 +178,7 @@ class Bootstrap:
         }
 
     def likely(
-        self, baseline: Resampled, candidate: Resampled, baseline_s: Floats, candidate_s: Floats
+        self, baseline: Resampled, candidate: Resampled, baseline_s: Float64s, candidate_s: Float64s
     ) -> float:
         """Return how likely (0-1) a candidate's attainment or TEL is better, the likelier of both.
 
@@ -217,14 +216,14 @@ class Bootstrap:
         return float(low), float(high)
 
 
-def _effective(load: Floats, cluster: NDArray[np.int32]) -> float:
+def _effective(load: Float64s, cluster: NDArray[np.int32]) -> float:
     """Return the effective number of clusters that carry a load: (sum of x)^2 / sum of x^2."""
     sums = np.bincount(cluster, load)
     squares = float((sums**2).sum())
     return float(sums.sum()) ** 2 / squares if squares > 0 else 0.0
 
 
-def interval(resamples: Floats, clusters: Floats) -> tuple[Floats, Floats]:
+def interval(resamples: Float64s, clusters: Float64s) -> tuple[Float64s, Float64s]:
     """Return the ends of the 95 % intervals of figures, the widest of all kinds of resamples.
 
     `resamples` are kinds x R (x figures), NaN for those that do not count, and `clusters`, kinds
@@ -244,7 +243,7 @@ def interval(resamples: Floats, clusters: Floats) -> tuple[Floats, Floats]:
     return low.min(axis=0), high.max(axis=0)
 
 
-def _less(baseline: Floats, candidate: Floats) -> Floats:
+def _less(baseline: Float64s, candidate: Float64s) -> Float64s:
     """Return 1 - candidate / baseline; 0 where they are equal, both 0 or both infinite included."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(candidate == baseline, 0.0, 1 - candidate / baseline)

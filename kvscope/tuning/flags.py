@@ -17,9 +17,8 @@ import shlex
 
 from msgspec import Struct
 
-from kvscope.deployment.engines import DEFAULT_ENGINE, Engine, parse_engine
+from kvscope.deployment.engines import DEFAULT_ENGINE, THIN_RETENTION, Engine, parse_engine
 from kvscope.deployment.kv_groups import KvGroups
-from kvscope.deployment.versions import THIN_RETENTION
 from kvscope.policies.base import Policy
 from kvscope.policies.lru_retention import RETENTION, LruRetention
 

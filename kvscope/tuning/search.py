@@ -9,7 +9,8 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kvscope.policies.base import Parameter, Policy
+from kvscope.core.parameters import Parameter
+from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.replay.parameter_estimates import Estimates, bind, estimate_parameters
 from kvscope.replay.policy_options import Variant

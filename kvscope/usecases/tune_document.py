@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from kvscope.app.run_figures import SettingFacts
 from kvscope.app.tune import Recommendation
-from kvscope.deployment.gpus import GIB
+from kvscope.core.units import GIB
 from kvscope.fleet.options import router_label
 from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.comparison import WindowTrial

@@ -26,7 +26,7 @@ from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 from kvscope.core.errors import EngineError, KvscopeError
 from kvscope.core.trace import OUTPUTS
-from kvscope.deployment.versions import PLUGIN, version_text
+from kvscope.deployment.engines import PLUGIN, version_text
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.observer import NOTHING, UNFIT, Observer, log
 from kvscope.policies.base import Policy

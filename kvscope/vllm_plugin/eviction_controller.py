@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from kvscope.core.arrays import Float64s
 from kvscope.core.errors import UsageError
 from kvscope.learning.conversations import read_hints
-from kvscope.learning.lane_heap import Scores
-from kvscope.learning.lane_plan import head_lane, lane_plan
+from kvscope.learning.lanes import Scores, head_lane, lane_plan
 from kvscope.learning.learners import FittedTable, online_learner
 from kvscope.learning.observer import Observer, Request
 from kvscope.learning.prefixes import Prefixes
-from kvscope.policies.base import ADAPT_EVERY, ENDS, RECENT, Floats, LanePolicy, Policy, Turn
+from kvscope.policies.base import ADAPT_EVERY, ENDS, RECENT, LanePolicy, Policy, Turn
 from kvscope.policies.registry import plugin_policies
 from kvscope.vllm_plugin.free_blocks import Block, FreeBlocks, planned
 from kvscope.vllm_plugin.guarded_queue import GuardedQueue
@@ -77,7 +77,7 @@ class EvictionController(Observer):
         learned = f"; {self.learner.in_words}" if self.learner and self.learner.in_words else ""
         return f"{self.policy.name} {self.policy.values}{learned}"
 
-    def use(self, table: Floats) -> None:
+    def use(self, table: Float64s) -> None:
         """Score by this table from now on."""
         self.table = Scores(table)
         if self.free is not None:

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
-from kvscope.learning.lane_heap import LaneHeap, Score
-from kvscope.learning.lane_plan import LanePlan, lane_at
+from kvscope.learning.lanes import LaneHeap, LanePlan, Score, lane_at
 from kvscope.learning.prefixes import Key, Prefixes
 
 Block: TypeAlias = Any  # an engine's block: block_id, block_hash, block_hash_num_tokens, neighbours

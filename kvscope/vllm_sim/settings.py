@@ -9,9 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
-from kvscope.deployment.engines import Engine
+from kvscope.deployment.engines import STATES_WRITTEN_ONCE, UNHASHED_FIRST, WHOLE_PROMPT, Engine
 from kvscope.deployment.kv_groups import KvGroups
-from kvscope.deployment.versions import STATES_WRITTEN_ONCE, UNHASHED_FIRST, WHOLE_PROMPT
 from kvscope.latency.profile import LatencyProfile
 
 NO_LIMIT = 2**31 - 1

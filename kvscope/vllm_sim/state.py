@@ -14,12 +14,12 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from kvscope.core.arrays import Bools, Int32s, Int64s
+from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
 from kvscope.deployment.kv_groups import GroupKind, KvGroups
-from kvscope.policies.base import Floats, LanePolicy, Policy
+from kvscope.policies.base import LanePolicy, Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.lru_retention import LruRetention
 from kvscope.replay.kernels.lanes import LaneFunctions, lane_functions
@@ -169,7 +169,7 @@ class Machine(NamedTuple):
     batch: Int64s
     yields: Bools
     recent: Int64s
-    p: Floats
+    p: Float64s
     tables: TablePeriods
     groups: Records
     specs: Records

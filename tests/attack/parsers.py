@@ -13,10 +13,10 @@ import duckdb
 
 from kvscope.core.errors import InputError, UsageError
 from kvscope.ingest.build import build
+from kvscope.ingest.clocks import complete_sessions, turns
 from kvscope.ingest.columns import Columns
 from kvscope.ingest.formats import registry
 from kvscope.ingest.formats.base import ReadOptions, Rejects, Turns
-from kvscope.ingest.meaning import complete_sessions, turns
 from kvscope.ingest.source import Source
 from tests.attack.attack import Attack, Case, Harm
 from tests.attack.mutations import as_json, mutated_bytes, mutated_document

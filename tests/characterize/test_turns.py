@@ -1,10 +1,19 @@
+"""Turns of conversations, and places of reuse in the prompt."""
+
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import kvscope.characterize.spatial as space
 from kvscope.characterize import history
+from kvscope.characterize.history import load_history, load_sizes
+from kvscope.characterize.spatial import DECILES, decile_histogram, heat_map, start_spatial
 from kvscope.characterize.turns import NextTurn, TurnCount, next_turns, turns
 from kvscope.characterize.windows import Windows
 from tests.characterize.tiny import CHAT_1, CHAT_2, REQUESTS, SEARCH_1, lengths_only, tiny_store
@@ -37,7 +46,7 @@ def test_turns_by_user() -> None:
 def test_next_turns_by_category() -> None:
     """Only r0 is continued, after 10 s; so r4, at the end, is the one that is not settled."""
     with tiny_store() as (store, trace):
-        found = next_turns(store, trace)
+        found = next_turns(trace, load_history(store, trace))
     assert found is not None
     assert found.settle_s == 10
     assert {row.category: row.next_turn for row in found.by_category} == {
@@ -53,7 +62,7 @@ def test_next_turns_by_category() -> None:
 def test_next_turns_over_time() -> None:
     """A window that reaches into the last 10 s is not settled."""
     with tiny_store() as (store, trace):
-        found = next_turns(store, trace, Windows(30.0, 4))
+        found = next_turns(trace, load_history(store, trace), Windows(30.0, 4))
     assert found is not None
     rows = [(r.start_s, r.category, r.requests, r.probability, r.settled) for r in found.over_time]
     assert rows == [
@@ -71,17 +80,17 @@ def test_turns_need_a_lineage_and_no_hashes() -> None:
         found = turns(store, trace)
         assert found is not None
         assert (found.conversations, found.users) == (4, None)
-        assert next_turns(store, trace) is not None
+        assert next_turns(trace, load_history(store, trace)) is not None
     with lengths_only("none") as (store, trace):
         assert turns(store, trace) is None
-        assert next_turns(store, trace) is None
+        assert next_turns(trace, load_history(store, trace)) is None
 
 
 def test_what_is_asked_just_in_time_is_settled() -> None:
     """The trace ends at 100 s and turns follow within 10 s: what arrives by 90 s is settled."""
     columns = {**REQUESTS, "arrival_s": [0.0, 10.0, 85.0, 90.0, 100.0]}
     with tiny_store(columns) as (store, trace):
-        found = next_turns(store, trace, Windows(10.0, 10))
+        found = next_turns(trace, load_history(store, trace), Windows(10.0, 10))
     assert found is not None
     assert found.settle_s == 10
     assert (found.overall.requests, found.overall.settled_requests) == (5, 4)
@@ -103,7 +112,7 @@ def test_what_is_settled_is_the_p90_of_delays(
     monkeypatch.setattr(history, "AT_ONCE", at_once)
     with tiny_store(columns) as (store, trace):
         for work in (None, tmp_path):
-            found = next_turns(store, trace, work=work)
+            found = next_turns(trace, load_history(store, trace, work))
             assert found is not None
             assert found.settle_s == 9
 
@@ -117,7 +126,128 @@ def test_a_next_turn_of_an_unsettled_request_counts_only_among_all() -> None:
         "parent": [None, *numbers[:-1]],
     }
     with tiny_store(columns) as (store, trace):
-        found = next_turns(store, trace)
+        found = next_turns(trace, load_history(store, trace))
     assert found is not None
     assert found.settle_s == 9
     assert found.overall == NextTurn(11, 10 / 11, 7, 1.0)
+
+
+BlockPath = tuple[int, ...]
+
+
+def test_spatial_by_hand() -> None:
+    """Eleven lookups: three find b1 in a first tenth, two b2 in a sixth, one of them in a third.
+
+    r4's b1 holds its last token, so it is computed again.
+    """
+    with tiny_store() as (store, trace):
+        found = start_spatial(
+            store, trace, None, load_sizes(store, trace), load_history(store, trace)
+        ).result()
+    assert found is not None
+    assert found.overall is not None
+    assert found.overall[0][0] == 3 / 11  # the first tenth
+    assert found.overall[0][9] == 5 / 11  # everything
+    assert found.overall[2][0] == 1 / 11  # the third tenth
+    assert found.overall[2][3] == 2 / 11  # from the third to the sixth
+    assert found.overall[9] == (0,) * 10
+    assert found.multi_turn is not None
+    assert found.multi_turn[0][9] == 2 / 4  # r1; b4 was output, which has no position
+    assert found.single_turn is not None
+    assert found.single_turn[0][9] == 3 / 7
+
+
+def test_prefix_depth() -> None:
+    """Blocks hit are 0, 3, 1, 2, 0, of prompts of 9, 17, 8, 9 and 4 tokens."""
+    with tiny_store() as (store, trace):
+        found = start_spatial(
+            store, trace, None, load_sizes(store, trace), load_history(store, trace)
+        ).result()
+    assert found is not None
+    everything, single, multi = found.prefix_depth
+    assert (everything.turns, single.turns, multi.turns) == ("all", "single", "multi")
+    assert (everything.hit_blocks.mean, everything.hit_blocks.p50) == (1.2, 1)
+    assert everything.hit_blocks.max == 3
+    assert everything.prompt_share.p80 == 12 / 17
+    assert everything.prompt_share.max == 8 / 9
+    assert multi.prompt_share.mean == 12 / 17
+    assert single.prompt_share.mean == pytest.approx((0 + 4 / 8 + 8 / 9 + 0) / 4)
+
+
+def slow_map(
+    paths: list[BlockPath], full: list[int], hittable: list[int], counted: list[bool]
+) -> list[list[float]] | None:
+    """Return the heat map by its definition: one cache per offset and stride."""
+    lookups = sum(f for f, c in zip(full, counted, strict=True) if c)
+    if not lookups:
+        return None
+    rates = []
+    for offset in range(DECILES):
+        row = []
+        for stride in range(1, DECILES + 1):
+            cache: set[BlockPath] = set()
+            hits = 0
+            for path, blocks, within, counts in zip(paths, full, hittable, counted, strict=True):
+                prefixes = [path[: depth + 1] for depth in range(blocks)]
+                hits += counts * sum(prefix in cache for prefix in prefixes[:within])
+                cache |= {
+                    prefix
+                    for depth, prefix in enumerate(prefixes)
+                    if offset * blocks <= DECILES * depth < (offset + stride) * blocks
+                }
+            row.append(hits / lookups)
+        rates.append(row)
+    return rates
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 1), min_size=1, max_size=14),
+            st.booleans(),  # the last block is partial
+            st.booleans(),  # the last token is the last full block's
+            st.booleans(),  # a later turn
+        ),
+        min_size=1,
+        max_size=10,
+    )
+)
+def test_kernel_against_caches(
+    requests: list[tuple[list[int], bool, bool, bool]],
+) -> None:
+    """One pass over masks gives what a hundred caches give, compiled or not."""
+    paths = [tuple(path) for path, *_ in requests]
+    full = [len(path) - partial for path, partial, *_ in requests]
+    hittable = [f - last if f else 0 for f, (_, _, last, _) in zip(full, requests, strict=True)]
+    multi = [later for *_, later in requests]
+
+    block_of: dict[BlockPath, int] = {(): 0}
+    parent = [0]
+    for path in paths:
+        for depth in range(len(path)):
+            if path[: depth + 1] not in block_of:
+                block_of[path[: depth + 1]] = len(parent)
+                parent.append(block_of[path[:depth]])
+    columns = (
+        np.array(parent, dtype=np.int32),
+        np.array([block_of[path] for path in paths], dtype=np.int32),
+        np.array([len(path) for path in paths], dtype=np.int32),
+        np.array(full, dtype=np.int32),
+        np.array(hittable, dtype=np.int32),
+        np.array(multi, dtype=np.bool_),
+    )
+    counts = decile_histogram(*columns)
+    with pytest.MonkeyPatch.context() as patched:
+        kernel: Any = space._count_by_decile  # its source, run as it is
+        patched.setattr(space, "_count_by_decile", kernel.py_func)
+        assert (counts == decile_histogram(*columns)).all()
+    for found, counted in (
+        (heat_map(counts.sum(axis=0)), [True] * len(paths)),
+        (heat_map(counts[0]), [not later for later in multi]),
+        (heat_map(counts[1]), multi),
+    ):
+        expected = slow_map(paths, full, hittable, counted)
+        assert (found is None) == (expected is None)
+        if found is not None and expected is not None:
+            assert [list(row) for row in found] == expected

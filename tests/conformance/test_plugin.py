@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from kvscope.core.arrays import Float64s
 from kvscope.core.hits import standard
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import plugin_tables
 from kvscope.learning.returns.file import FittedReturns
 from kvscope.learning.returns.formulas import FIRST, LRU, STEPS
 from kvscope.learning.returns.online import ReturnsLearner
-from kvscope.policies.base import Floats, LanePolicy, Leaves
+from kvscope.policies.base import LanePolicy, Leaves
 from kvscope.policies.gittins import AGES, Gittins
 from kvscope.policies.lru import Lru
 from kvscope.policies.threshold_lru import ThresholdLru
@@ -122,7 +123,7 @@ def switching(
     learner, evictions = vllm.steering.learner, dict[int, int]()
     use = vllm.steering.use
 
-    def used(table: Floats) -> None:
+    def used(table: Float64s) -> None:
         evictions.setdefault(learner.candidate, vllm.steering.free.evictions)
         use(table)
 

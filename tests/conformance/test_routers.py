@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvscope.core.arrays import Int32s
-from kvscope.policies.base import Floats
+from kvscope.core.arrays import Float64s, Int32s
 from kvscope.routers.base import Prompt, Router, View, mix32
 from kvscope.routers.hash_ring import HashRing
 from kvscope.routers.power_of_two import PowerOfTwo
@@ -64,7 +63,7 @@ class LastOwner(Sglang):
     """Wrong: the replica that got a text last owns it."""
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Tree, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Tree, p: Float64s) -> int:
         """Return the choice, and give it the whole path."""
         choice = Sglang.choose(prompt, path, view, memory, p)
         for block in path:
@@ -76,7 +75,7 @@ class FewestProcessed(Sglang):
     """Wrong: of equally busy replicas the one that got the fewest requests so far."""
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Tree, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Tree, p: Float64s) -> int:
         """Return the choice by loads that have the requests so far as decimals."""
         load = view.own.in_flight * 100_000 + view.own.processed
         scaled = p * np.array([1, 100_000, 1, 1, 1, 1])
@@ -88,7 +87,7 @@ class NothingLearned(Sglang):
     """Wrong: while load is imbalanced the tree learns nothing."""
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Tree, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Tree, p: Float64s) -> int:
         """Return the least busy replica while imbalanced, and leave the tree alone."""
         load = view.own.in_flight
         if load.max() - load.min() > p[1] and load.max() > load.min() * p[2]:
@@ -138,7 +137,7 @@ class NeverFresh(Sglang):
     """Wrong: a text that was sent again keeps its place among those to evict."""
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Tree, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Tree, p: Float64s) -> int:
         """Return the choice, and put the stamps of old nodes back."""
         before = memory.stamps.copy()
         choice = Sglang.choose(prompt, path, view, memory, p)

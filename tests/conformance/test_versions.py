@@ -9,9 +9,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kvscope.deployment.engines import parse_engine
+from kvscope.deployment.engines import (
+    COMPARED,
+    JUNCTIONS,
+    STATES_COMPARED,
+    THIN_RETENTION,
+    parse_engine,
+)
 from kvscope.deployment.kv_groups import KvGroups
-from kvscope.deployment.versions import COMPARED, JUNCTIONS, STATES_COMPARED, THIN_RETENTION
 from kvscope.policies.lru import Lru
 from kvscope.vllm_sim.settings import EngineSettings
 from tests.conformance import test_cache_manager, test_hybrid

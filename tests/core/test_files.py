@@ -1,14 +1,21 @@
-"""Files that appear when they are whole."""
+"""Files appear whole, caches are private, work goes on in the background."""
 
 from __future__ import annotations
 
 import os
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from threading import Event, get_ident
 from typing import BinaryIO
 
 import pytest
 
-from kvscope.core.files import files_of, missing_from, sink, whole_file, write_text
+from kvscope.core.background import consume_in_background, in_background
+from kvscope.core.files import files_of, missing_from, private_cache, sink, whole_file, write_text
 
 
 class Broken(Exception):
@@ -76,3 +83,162 @@ def test_links_count_a_file_once(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text("")
     (tmp_path / "again").symlink_to(".")
     assert files_of(f"{tmp_path}/**/*") == [str(tmp_path / "b.jsonl")]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a cache folder to be; the temporary folder is `temporary`, next to it."""
+    monkeypatch.setenv("KVSCOPE_CACHE_DIR", str(tmp_path / "home"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    return tmp_path / "home"
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def _in_temporary(home: Path) -> Path:
+    return home.parent / "temporary" / f"kvscope-{os.geteuid()}-kernels"
+
+
+def test_the_folder_is_private_and_stays_the_same(home: Path) -> None:
+    """Below the cache folder."""
+    assert private_cache("kernels") == private_cache("kernels") == home / "kernels"
+    assert _mode(home / "kernels") == 0o700
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(home: Path) -> None:
+    """Nor is one that is a symbolic link, or a file."""
+    (home / "kernels").mkdir(parents=True)
+    (home / "kernels").chmod(0o770)
+    (home / "elsewhere").mkdir(mode=0o700)
+    (home / "links").symlink_to(home / "elsewhere")
+    (home / "text").write_text("")
+    assert private_cache("kernels") == _in_temporary(home)
+    assert _mode(_in_temporary(home)) == 0o700
+    for name in ("links", "text"):
+        assert private_cache(name).parent == home.parent / "temporary"
+
+
+def test_a_temporary_folder_that_somebody_else_has_made_is_not_used(home: Path) -> None:
+    """A folder of this process alone is, which ends with it."""
+    home.write_text("a file where the folder should be")
+    trap = _in_temporary(home)
+    trap.mkdir()
+    trap.chmod(0o777)
+    script = "from kvscope.core.files import private_cache; print(private_cache('kernels'))"
+    process = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"TMPDIR": str(trap.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    folder = Path(process.stdout.strip())
+    assert folder.parent == trap.parent
+    assert folder != trap
+    assert list(trap.parent.iterdir()) == [trap]
+
+
+def test_a_folder_of_another_user_is_not_used(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its mode."""
+    private_cache("kernels")
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    assert home not in private_cache("kernels").parents
+
+
+def test_the_call_runs_while_the_caller_goes_on() -> None:
+    """The call can wait for what the caller does after it has begun it."""
+    done = Event()
+    future = in_background(lambda: (done.wait(10), get_ident()))
+    done.set()
+    seen, thread = future.result()
+    assert seen
+    assert thread != get_ident()
+
+
+def test_an_error_is_raised_where_it_is_waited_for() -> None:
+    """Each time."""
+    future = in_background(int, "no number")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no number"):
+            future.result()
+
+
+def test_items_are_used_in_order_and_all_of_them() -> None:
+    """Whether there are many, one or none."""
+    for count in (0, 1, 2, 50):
+        used: list[int] = []
+        consume_in_background(used.append, range(count))
+        assert used == list(range(count))
+
+
+def test_no_more_than_two_items_are_there_at_once() -> None:
+    """One is used while the next is made: the one after it is made when the first is done."""
+    made: list[int] = []
+    used: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(20):
+            assert len(used) >= item - 1
+            made.append(item)
+            yield item
+
+    consume_in_background(used.append, items())
+    assert used == made == list(range(20))
+
+
+def test_the_error_of_an_item_comes_before_that_of_making_the_next() -> None:
+    """As if one had been done after the other."""
+    making_failed = Event()
+
+    def items() -> Iterator[int]:
+        yield 1
+        making_failed.set()
+        raise OSError("making the second failed")
+
+    def use(item: int) -> None:
+        making_failed.wait(10)
+        raise ValueError(f"item {item} is no good")
+
+    with pytest.raises(ValueError, match="item 1 is no good"):
+        consume_in_background(use, items())
+
+
+def test_nothing_is_used_after_an_error() -> None:
+    """And no item is made beyond the one that was on its way."""
+    made: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(10):
+            made.append(item)
+            yield item
+
+    def use(item: int) -> None:
+        if item == 3:
+            raise ValueError(item)
+
+    with pytest.raises(ValueError, match="3"):
+        consume_in_background(use, items())
+    assert made == [0, 1, 2, 3, 4]
+
+
+def test_an_interrupt_in_making_waits_for_the_use_and_comes_out() -> None:
+    """What is half used would be changed under the caller's hands."""
+    interrupted = Event()
+    used: list[int] = []
+
+    def items() -> Iterator[int]:
+        yield 1
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    def use(item: int) -> None:
+        interrupted.wait(10)
+        used.append(item)
+
+    with pytest.raises(KeyboardInterrupt):
+        consume_in_background(use, items())
+    assert used == [1]

@@ -1,4 +1,4 @@
-"""Too little memory ends in one line: before it is taken where that can be known, else after."""
+"""Memory that is left, and what executors make of it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import errno
 import os
 import platform
 import resource
+import signal
 import subprocess
 import sys
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -252,3 +254,43 @@ def test_threads_share_as_many_heaps_as_there_are_cores(tmp_path: Path) -> None:
         heaps[which] = told.read_text().count("<heap nr=")
     assert heaps["limited"] == 2
     assert heaps["alone"] > 2
+
+
+_SCRIPT = """
+import os, time
+from kvscope.core.executor import LocalProcesses
+
+def step(task):
+    return os.getpid()
+
+with LocalProcesses(2) as processes:
+    workers = {worker for _, worker in processes.results(step, range(8))}
+    print(*workers, flush=True)
+    time.sleep(600)
+"""
+_WAIT_S = 30.0
+
+
+def is_running(process: int) -> bool:
+    """Return whether a process is there, and no zombie."""
+    try:
+        return ") Z" not in Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return False
+
+
+def test_workers_end_where_the_command_is_killed() -> None:
+    """None is left that would keep its memory for ever."""
+    command = subprocess.Popen([sys.executable, "-c", _SCRIPT], stdout=subprocess.PIPE, text=True)
+    assert command.stdout is not None
+    workers = [int(word) for word in command.stdout.readline().split()]
+    assert workers
+    assert all(is_running(worker) for worker in workers)
+    assert os.getpid() not in workers
+    command.send_signal(signal.SIGKILL)
+    command.wait()
+    command.stdout.close()
+    deadline = time.monotonic() + _WAIT_S
+    while any(is_running(worker) for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not any(is_running(worker) for worker in workers)

@@ -10,7 +10,7 @@ import plotly.io
 import pytest
 
 from dashboard.plotly_figure import ready
-from kvscope.characterize.prefixes import Prefix
+from kvscope.characterize.sources import Prefix
 from kvscope.report import prefixes, style
 from tests.dashboard.shown import shown
 

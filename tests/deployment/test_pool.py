@@ -9,11 +9,18 @@ import pytest
 
 from benchmarks.deployment import PLANNER, median_and_p90, pool_lines
 from kvscope.core.errors import InputError, UsageError
+from kvscope.core.units import GIB
 from kvscope.deployment.engines import Engine, parse_engine
-from kvscope.deployment.gpus import GIB, GPUS, resolve_gpu
+from kvscope.deployment.gpus import GPUS, resolve_gpu
 from kvscope.deployment.models import resolve_model
-from kvscope.deployment.observed import observed_pool, pool_in
-from kvscope.deployment.pool import KvPool, derive_pool, sglang_fraction, stated_pool
+from kvscope.deployment.pool import (
+    KvPool,
+    derive_pool,
+    observed_pool,
+    pool_in,
+    sglang_fraction,
+    stated_pool,
+)
 
 LLAMA = resolve_model("llama3.1-8b")
 H100 = resolve_gpu("h100")

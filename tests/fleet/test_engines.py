@@ -10,15 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import standard
+from kvscope.core.parameters import Parameter
 from kvscope.core.trace import Prompts
 from kvscope.deployment.kv_groups import GroupKind, KvGroup, KvGroups
 from kvscope.fleet.closed_loop import think_times
 from kvscope.fleet.engines import replay_engines
 from kvscope.fleet.replay import FleetReplay
-from kvscope.policies.base import Floats, Parameter, Policy
+from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
 from kvscope.replay.derived_traces import select
@@ -147,7 +148,7 @@ class Spy(Router):
         return notes[-1]
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
         """Choose in turn."""
         for replica in range(view.replicas):
             memory.cached[prompt.request, replica] = view.truth.cached_blocks[replica]

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvscope.fleet.replay as replaying
-from kvscope.core.arrays import Int32s
+from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.errors import UsageError
 from kvscope.fleet.kernel import Asked, fleet_kernel
 from kvscope.fleet.replay import FleetReplay, costs, replay_fleet
 from kvscope.latency.profile import LatencyProfile
-from kvscope.policies.base import Floats, Leaves, Policy
+from kvscope.policies.base import Leaves, Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
@@ -117,7 +117,7 @@ class Informed(Router):
         return Informed.seen
 
     @staticmethod
-    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Floats) -> int:
+    def choose(prompt: Prompt, path: Int32s, view: View, memory: Any, p: Float64s) -> int:
         """Choose in turn."""
         memory.cached[prompt.request] = view.truth.cached_blocks
         memory.reported[prompt.request] = view.reported_blocks

@@ -1,4 +1,4 @@
-"""Whose turn is whose: inferred and given lineage against a plain reading of the design."""
+"""The trie, the reuse and the lineage of a trace."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from kvscope.core.hits import HitDefinition
+from kvscope.ingest.build import Built
 from kvscope.ingest.formats.base import Request
 from kvscope.ingest.lineage import _find_longest_prefix as parents_kernel
+from kvscope.ingest.trie import Trie
+from kvscope.replay.curve import lru_curve
 from tests import small_traces
 from tests.oracles import lineage, lru
 
@@ -245,3 +249,131 @@ def test_a_log_with_the_newest_first_is_put_in_order() -> None:
     made = small_traces.built(rotated, 1)
     assert small_traces.parents(made) == [None, 0, 1]
     assert not any("newest" in note for note in made.notes)
+
+
+PATHS = st.lists(st.lists(st.integers(-2, 2) | st.sampled_from([2**63 - 1, -(2**63)]), max_size=6))
+
+
+def oracle(paths: list[list[int]]) -> tuple[dict[tuple[int, ...], int], list[int]]:
+    """Blocks numbered from 1 in order of appearance by their prefix, and each path's last one."""
+    numbers: dict[tuple[int, ...], int] = {}
+    leaves = []
+    for path in paths:
+        for end in range(1, len(path) + 1):
+            numbers.setdefault(tuple(path[:end]), len(numbers) + 1)
+        leaves.append(numbers[tuple(path)] if path else 0)
+    return numbers, leaves
+
+
+def intern(trie: Trie, paths: list[list[int]]) -> list[int]:
+    """Return the last block of each path, interned in one batch."""
+    starts = np.cumsum([0, *map(len, paths)], dtype=np.int64)
+    ids = np.array([one for path in paths for one in path], dtype=np.int64)
+    return [int(leaf) for leaf in trie.intern(starts, ids)]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(PATHS, max_size=4))
+def test_equals_a_dict_of_prefixes(batches: list[list[list[int]]]) -> None:
+    """However the paths are batched, numbers, parents, depths and hash ids are a dict's."""
+    trie = Trie()
+    leaves = [leaf for batch in batches for leaf in intern(trie, batch)]
+    numbers, expected = oracle([path for batch in batches for path in batch])
+    assert leaves == expected
+    assert trie.count == len(numbers) + 1
+    for prefix, block in numbers.items():
+        assert trie.parent[block] == numbers.get(prefix[:-1], 0)
+        assert trie.depth[block] == len(prefix) - 1
+        assert trie.hash_id[block] == prefix[-1]
+
+
+def test_grows_beyond_its_first_capacity() -> None:
+    """A wide and a deep trie of 300,000 blocks survive several rehashes and reallocations."""
+    rng = np.random.default_rng(7)
+    paths = [[int(one) for one in rng.integers(0, 1000, 3)] for _ in range(60_000)]
+    paths += [list(range(start, start + 3000)) for start in range(0, 120_000, 3000)]
+    trie = Trie()
+    leaves = [
+        leaf for at in range(0, len(paths), 9000) for leaf in intern(trie, paths[at : at + 9000])
+    ]
+    _, expected = oracle(paths[:60_000])
+    assert leaves[:60_000] == expected
+    deep = trie.count
+    assert deep > 2 * (1 << 16)
+    assert intern(trie, paths) == leaves
+    assert trie.count == deep
+
+
+def test_the_same_hash_below_different_blocks_is_different() -> None:
+    """Content hashes repeat: only the same id after the same prefix is the same block."""
+    trie = Trie()
+    assert intern(trie, [[1, 9], [2, 9], [1, 9]]) == [2, 4, 2]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data(), small_traces.SIZES, st.booleans())
+def test_equals_the_oracle_block_by_block(data: st.DataObject, size: int, chats: bool) -> None:
+    """Runs, expanded, are each block's previous toucher; first, last, reuses and ideal agree."""
+    trace = data.draw(small_traces.requests(size, most=20, chats=chats))
+    made = small_traces.built(trace, size)
+    expected = lineage.Reuse(trace, small_traces.parents(made), size)
+    found = made.reuse
+    runs = zip(*astuple(found.runs), strict=True)
+    expanded = [
+        ((int(request), int(depth) + step), int(prev))
+        for request, prev, depth, blocks in runs
+        for step in range(blocks)
+    ]
+    assert dict(expanded) == expected.previous
+    assert len(expanded) == len(expected.previous)
+    assert list(found.ideal_blocks) == expected.ideal
+    for block in range(1, made.trie.count):
+        path = tuple(small_traces.path(made, block))
+        assert found.first[block] == expected.first.get(path, -1)
+        assert found.last[block] == expected.last.get(path, -1)
+        assert found.reuses[block] == expected.reuses[path]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data(), st.booleans(), st.randoms(use_true_random=False))
+def test_the_order_of_lines_does_not_matter(data: st.DataObject, chats: bool, rng: Any) -> None:
+    """Shuffled lines with distinct times give the same trace, but for the blocks' numbers."""
+    trace = data.draw(small_traces.requests(2, chats=chats))
+    for at, request in enumerate(trace):
+        request.arrival_s = at / 7
+        request.type = data.draw(st.sampled_from(["text", "image"]))
+    shuffled = trace.copy()
+    rng.shuffle(shuffled)
+    assert _analyzed(small_traces.built(shuffled, 2)) == _analyzed(small_traces.built(trace, 2))
+
+
+def test_ties_keep_the_order_of_lines() -> None:
+    """The sort is stable: requests of the same millisecond stay as they were written."""
+    times = [2.0, 1.0, 2.0, 1.0, 1.0]
+    trace = [
+        Request(input_tokens=1, output_tokens=0, chat_id=at, arrival_s=time)
+        for at, time in enumerate(times)
+    ]
+    made = small_traces.built(trace, 16)
+    assert list(made.requests["chat_id"]) == [1, 3, 4, 0, 2]
+    assert list(made.requests["arrival_s"]) == [0, 0, 0, 1, 1]
+    assert made.out_of_order == 2
+
+
+def _analyzed(made: Built) -> dict[str, Any]:
+    """Everything that later rooms read, free of the blocks' numbers and of the types' codes."""
+    requests = {name: list(values) for name, values in made.requests.items()}
+    curve = lru_curve(small_traces.prompts(made), HitDefinition("default"))
+    paths = [tuple(small_traces.path(made, block)) for block in range(1, made.trie.count)]
+    blocks = zip(
+        paths, made.reuse.first[1:], made.reuse.last[1:], made.reuse.reuses[1:], strict=True
+    )
+    return requests | {
+        "leaf": [small_traces.path(made, leaf) for leaf in requests["leaf"]],
+        "carried_leaf": [small_traces.path(made, leaf) for leaf in requests["carried_leaf"]],
+        "type": [made.names["type"][code] for code in requests["type"]],
+        "lineage": made.lineage,
+        "runs": np.stack(astuple(made.reuse.runs)).tolist(),
+        "blocks": sorted(blocks),
+        "curve": (curve.knots.tolist(), curve.hits.tolist(), curve.total),
+    }

@@ -1,8 +1,10 @@
-"""Latency profiles: the formula, its inverse, presets against their sources, files both ways."""
+"""Latency profiles, and what can be measured."""
 
 from __future__ import annotations
 
 import math
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvscope.core.errors import InputError, UsageError
+from kvscope.core.errors import EngineError, InputError, UsageError
+from kvscope.latency.calibration import Cell
 from kvscope.latency.file import load_profile, read_profile, write_profile
 from kvscope.latency.profile import DEFAULT_PROFILE, PRESETS, LatencyProfile
+from kvscope.latency.targets import TorchTarget
+from kvscope.serving.interpreter import Interpreter
 
 TIMES = st.floats(0, 1, allow_subnormal=False)
 PROFILES = st.builds(
@@ -174,3 +179,54 @@ def test_a_requests_overhead_is_part_of_its_base() -> None:
     """What passes outside of the engine's steps cannot be more than the base."""
     with pytest.raises(UsageError, match=r"request_s is 2\.0; it is a part of base_s"):
         LatencyProfile("p", "made", base_s=1.0, per_token_s=1.0, request_s=2.0)
+
+
+def target(folder: Path, code: str, start_s: float = 30.0, timeout_s: float = 30.0) -> TorchTarget:
+    """Return a target whose interpreter runs this code instead."""
+    script = folder / "python"
+    body = folder / "decoder.py"
+    body.write_text("import sys, time, json\n" + code)
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{body}"\n')
+    script.chmod(0o755)
+    has = Interpreter(str(script), None, None, "2", "cpu", "a test")
+    return TorchTarget(has, folder / "config.json", None, start_s=start_s, timeout_s=timeout_s)
+
+
+def test_a_decoder_that_talks_does_not_block(tmp_path: Path) -> None:
+    """Half a megabyte of warnings before each answer: more than any pipe holds."""
+    code = """
+def answer(what):
+    sys.stderr.write("a warning\\n" * 50_000)
+    print(json.dumps(what), flush=True)
+answer({"device": "cpu"})
+for line in sys.stdin:
+    answer({"seconds": sum(json.loads(line).values()) / 1000})
+"""
+    with target(tmp_path, code) as decoder:
+        assert decoder.description == {"device": "cpu"}
+        assert decoder.read(Cell(64, 256)).ttft_s == 0.32
+        assert decoder.read(Cell(64, 0)).ttft_s == 0.064
+
+
+@pytest.mark.parametrize(("ready", "limits"), [(False, (0.5, 30.0)), (True, (30.0, 0.5))])
+def test_a_decoder_that_hangs_is_given_up(
+    tmp_path: Path, ready: bool, limits: tuple[float, float]
+) -> None:
+    """At the start and at a cell, after the time that each of them has."""
+    code = f"print('{{}}', flush=True) if {ready} else None; time.sleep(600)"
+    before = time.monotonic()
+    with (
+        pytest.raises(EngineError, match=r"torch: no answer within 0\.5 s; .*--timeout"),
+        target(tmp_path, code, *limits) as decoder,
+    ):
+        decoder.read(Cell(64, 0))
+    assert time.monotonic() - before < 20
+
+
+def test_the_last_line_says_why_it_died(tmp_path: Path) -> None:
+    """As the process wrote it."""
+    code = "sys.stderr.write('RuntimeError: out of memory\\n'); sys.exit(3)"
+    with pytest.raises(EngineError, match="torch: RuntimeError: out of memory"):
+        target(tmp_path, code).__enter__()
+    with pytest.raises(EngineError, match="ended with status 3"):
+        target(tmp_path, "sys.exit(3)").__enter__()

@@ -16,7 +16,7 @@ from kvscope.core.hits import standard
 from kvscope.learning import guard as guarding
 from kvscope.learning.conversations import read_hints
 from kvscope.learning.guard import OnlineGuard
-from kvscope.learning.lane_heap import Scores
+from kvscope.learning.lanes import Scores
 from kvscope.learning.offline.learners import plugin_tables
 from kvscope.learning.recent_blocks import RecentBlocks
 from kvscope.learning.returns.file import FittedReturns
@@ -35,7 +35,7 @@ from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.vllm_sim import EngineReplay, EngineSettings, StepCost, replay_engine
 from tests.golden.samples import SAMPLES, sample
-from tests.learning.test_shadow_caches import sound
+from tests.learning.test_guard import sound
 from tests.long import long
 from tests.vllm_plugin.alone import Alone
 from tests.vllm_plugin.fakes import FakeRequest, asked_in

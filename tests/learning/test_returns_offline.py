@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.core.hits import standard
-from kvscope.learning.offline.prefix_features import prefix_features
+from kvscope.learning.offline.features import prefix_features
 from kvscope.learning.returns.formulas import GAPS_S, PARTS, ROWS, STEPS, WORTHS, by_class
 from kvscope.learning.returns.offline import (
     Returns,

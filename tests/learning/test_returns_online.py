@@ -1,24 +1,32 @@
-"""What the plugin learns of returns from the requests it serves is what the simulator learns."""
+"""What an engine sees of prompts and returns equals what a trace shows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from kvscope.core.arrays import Float64s
 from kvscope.core.hits import standard
 from kvscope.learning import recent_blocks
 from kvscope.learning.conversations import read_hints
+from kvscope.learning.offline.features import chained, prefix_features
 from kvscope.learning.returns.file import FittedReturns
 from kvscope.learning.returns.formulas import STEPS
 from kvscope.learning.returns.offline import class_set_tables
 from kvscope.learning.returns.online import ReturnsLearner
-from kvscope.policies.base import Floats
 from kvscope.policies.gittins import AGES, Gittins
+from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.traffic import Traffic, traffic
 from tests.golden.samples import SAMPLES, sample
+from tests.learning.test_learners import first
+from tests.oracles.replay import paths
+from tests.oracles.turns import turns_before, walk
+from tests.policies.traffics import traffics
 from tests.vllm_plugin.fakes import FakeRequest, asked_in
 
 EVERY = 64.0
@@ -35,7 +43,7 @@ class Served:
         self.learner.recent._most_keys = most_keys
         self.classes: list[int] = []
         self.cuts: list[Sequence[int]] = []
-        self.since, self.tables = [0], list[Floats]()
+        self.since, self.tables = [0], list[Float64s]()
         self.most = 0
         for number, (one, arrival_s) in enumerate(asked_in(of)):
             changed, seen = self.learner.arrive(one, read_hints(one), arrival_s)
@@ -122,3 +130,70 @@ def test_returns_to_a_request_that_is_being_served_count_when_it_is() -> None:
     learner.forget(three)
     assert sum(of[0].sum() for of in estimator._bins.values()) == 20
     assert not estimator._early
+
+
+MEMORIES = st.sampled_from((0, 1, 3, 10**9))
+
+
+@st.composite
+def answered(draw: st.DrawFn) -> Traffic:
+    """Random traffic whose paths go on into outputs, or do not."""
+    of = draw(traffics(most=16))
+    outputs = st.lists(st.integers(0, 3), min_size=len(of.leaf), max_size=len(of.leaf))
+    beyond = np.array(draw(outputs), dtype=np.int32) * of.block_size
+    return of._replace(input_tokens=np.maximum(of.input_tokens - beyond, 1))
+
+
+@settings(deadline=None, max_examples=150)
+@given(answered(), MEMORIES)
+def test_they_are_those_of_a_walk(of: Traffic, memory: int) -> None:
+    """Blocks known, how long the deepest waited, and the turn before, where no head is shared."""
+    found = prefix_features(of, last_touch_segments(of), memory)
+    walked = walk(of, memory)
+    assert found.known().tolist() == [one.known for one in walked]
+    assert found.of_deepest(found.wait_s, 0.0).tolist() == [one.waited_s for one in walked]
+    before = found.before(found.whole)
+    assert before.tolist() == [-1 if one.before is None else one.before for one in walked]
+    turns, began = chained(before)
+    for at in range(len(walked)):
+        earlier = turns_before(walked, at)
+        assert (turns[at], began[at]) == (len(earlier), [at, *earlier][-1])
+
+
+def known_after(of: Traffic, requests: int) -> Traffic:
+    """Return the first requests' traffic, with outputs as far as those requests carry them."""
+    every, before = paths(of), first(of, requests)
+    length, leaf = before.length.copy(), before.leaf.copy()
+    for at in range(requests):
+        touched = set(chain.from_iterable(every[at + 1 : requests]))
+        prompt = int(of.input_tokens[at]) // of.block_size
+        depths = [depth + 1 for depth, block in enumerate(every[at]) if block in touched]
+        length[at] = max([min(prompt, len(every[at])), *depths])
+        leaf[at] = every[at][length[at] - 1] if length[at] else 0
+    return before._replace(length=length, leaf=leaf)
+
+
+@settings(deadline=None, max_examples=150)
+@given(answered(), MEMORIES, st.data())
+def test_outputs_count_only_once_they_are_carried_on(
+    of: Traffic, memory: int, data: st.DataObject
+) -> None:
+    """No feature depends on a block of an output that only later requests carry."""
+    requests = data.draw(st.integers(0, len(of.leaf)))
+    whole, alone = (
+        prefix_features(part, last_touch_segments(part), memory)
+        for part in (first(of, requests), known_after(of, requests))
+    )
+    assert alone.known().tolist() == whole.known().tolist()
+    assert (
+        alone.of_deepest(alone.wait_s, 0.0).tolist() == whole.of_deepest(whole.wait_s, 0.0).tolist()
+    )
+    assert alone.before(alone.whole).tolist() == whole.before(whole.whole).tolist()
+
+
+def test_nobody_goes_on_with_nothing() -> None:
+    """No requests, and none that share anything."""
+    none = np.zeros(0, dtype=np.int64)
+    assert [len(one) for one in chained(none)] == [0, 0]
+    turns, began = chained(np.full(3, -1))
+    assert (turns.tolist(), began.tolist()) == ([0, 0, 0], [0, 1, 2])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kvscope.core.arrays import Float64s
 from kvscope.core.hits import standard
 from kvscope.core.prefix import paths
 from kvscope.learning.reuse.offline import ReuseOffline
 from kvscope.learning.reuse.online import ReuseEstimator
-from kvscope.policies.base import Floats
 from kvscope.policies.wa import LIFE_S, RATE_PER_S, REUSE_PROBABILITY
 from kvscope.replay.traffic import Traffic, traffic
 from tests.golden.samples import SAMPLES, sample
@@ -19,7 +19,7 @@ REFIT_S = 120.0
 
 def served(
     of: Traffic, categories: int, most_keys: int = 1 << 30
-) -> tuple[list[int], list[Floats]]:
+) -> tuple[list[int], list[Float64s]]:
     """(first request, table) of every period, as an engine that serves the trace learns them."""
     learned = ReuseEstimator(REFIT_S, categories, most_keys)
     _, blocks = paths(of.block_parent, of.leaf, of.length)

@@ -9,10 +9,9 @@ import math
 
 import numpy as np
 
-from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.learning.returns.formulas import BEGINS_S, WINDOW_BINS, ReturnCounts
 from kvscope.learning.returns.offline import Returns, Touches
-from kvscope.policies.base import Floats
 from kvscope.policies.gittins import AGES
 
 LASTS_S = np.append(np.diff(BEGINS_S), BEGINS_S[-1])
@@ -40,18 +39,18 @@ def count_window(
     return ReturnCounts(returned, waiting, seconds, float(len(inside)))
 
 
-def _add(sums: Floats, seconds: Floats, wait_s: float, blocks: int) -> None:
+def _add(sums: Float64s, seconds: Float64s, wait_s: float, blocks: int) -> None:
     age = int(np.sum(wait_s >= BEGINS_S)) - 1
     sums[age] += blocks
     seconds[age] += blocks * (wait_s - BEGINS_S[age])
 
 
-def index_of(counts: ReturnCounts, steps: tuple[int, ...]) -> Floats:
+def index_of(counts: ReturnCounts, steps: tuple[int, ...]) -> Float64s:
     """Return the index of each class and age."""
     return gittins_index(hazards(counts, steps))
 
 
-def hazards(counts: ReturnCounts, steps: tuple[int, ...]) -> Floats:
+def hazards(counts: ReturnCounts, steps: tuple[int, ...]) -> Float64s:
     """Return the returns a second at each age, of each class (classes x AGES)."""
     left = counts.returned + counts.waiting
     later = left[:, ::-1].cumsum(axis=1)[:, ::-1] - left
@@ -59,7 +58,7 @@ def hazards(counts: ReturnCounts, steps: tuple[int, ...]) -> Floats:
     returned, at_risk = counts.returned * unit, (counts.seconds + later * LASTS_S) * unit
     every, risk = returned.sum(axis=0), at_risk.sum(axis=0)
     prior = PRIOR * min((every.sum() + 1.0) / ((risk * PRIOR).sum() + 1.0), 1.0)
-    hazard: Floats = np.tile((every + 0.2) / (risk + 0.2 / prior), (math.prod(steps), 1))
+    hazard: Float64s = np.tile((every + 0.2) / (risk + 0.2 / prior), (math.prod(steps), 1))
     for known in range(1, len(steps) + 1):
         group = np.arange(math.prod(steps)) // math.prod(steps[known:])
         events, risk = _sums(returned, group), _sums(at_risk, group)
@@ -67,14 +66,14 @@ def hazards(counts: ReturnCounts, steps: tuple[int, ...]) -> Floats:
     return hazard
 
 
-def _sums(values: Floats, group: Int64s) -> Floats:
+def _sums(values: Float64s, group: Int64s) -> Float64s:
     """Return the sum of each class's group."""
     same = (group[:, None] == group).astype(np.float64)
-    sums: Floats = same @ values
+    sums: Float64s = same @ values
     return sums
 
 
-def gittins_index(hazard: Floats) -> Floats:
+def gittins_index(hazard: Float64s) -> Float64s:
     """Return the best rate of returns over all horizons, at the beginning of each age."""
     cumulative = np.concatenate((np.zeros((len(hazard), 1)), (hazard * LASTS_S).cumsum(1)), 1)
     index = np.zeros_like(hazard)

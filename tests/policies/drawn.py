@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from kvscope.policies.base import Leaves, Parameter, Policy
+from kvscope.core.parameters import Parameter
+from kvscope.policies.base import Leaves, Policy
 from kvscope.policies.gittins import AGES, LEVELS
 from kvscope.policies.registry import POLICIES
 from kvscope.policies.wa import reuse_rows

@@ -1,14 +1,37 @@
-"""The registry and what every policy in it declares."""
+"""The registry of policies, its recipe, and golden counts."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
 import pytest
 
+import kvscope.replay.replay as replaying
+from kvscope.core.arrays import Float64s, Int32s
+from kvscope.core.block_queues import BEFORE, push, remove
 from kvscope.core.errors import UsageError
-from kvscope.policies.base import KeyPolicy, LanePolicy, NextUsePolicy, Policy, QueuePolicy
+from kvscope.policies import registry
+from kvscope.policies.base import (
+    Block,
+    KeyPolicy,
+    LanePolicy,
+    NextUsePolicy,
+    Policy,
+    QueuePolicy,
+    Turn,
+)
 from kvscope.policies.registry import POLICIES, REMOVED, by_name, check_required, plugin_policies
+from tests.golden import policies
+from tests.golden.samples import SAMPLES, capacities, sample
+from tests.long import long
+from tests.oracles import keys, queues
 from tests.oracles.keys import KEYS
 from tests.oracles.queues import QUEUES
+from tests.oracles.replay import replay
+from tests.policies import drawn
+from tests.policies.traffics import long_traffic
 
 EVERY_POLICY = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 
@@ -109,3 +132,103 @@ def test_evicts_only_as_offered(policy: type[Policy]) -> None:
         else:
             with pytest.raises(UsageError, match="cannot evict"):
                 policy(leaves=leaves)
+
+
+class DeepFirst(KeyPolicy):
+    """The deepest blocks leave first."""
+
+    name = "deep-first"
+    summary = "the deepest first"
+    source = "made up"
+    leaves = "leaf"
+
+    @staticmethod
+    def key(
+        turn: Turn, block: Block, now_s: float, block_size: int, p: Float64s, table: Float64s
+    ) -> float:
+        """Return a lower key for a deeper block."""
+        return -float(block.depth)
+
+
+class LastOut(QueuePolicy):
+    """What came last leaves first."""
+
+    name = "last-out"
+    summary = "last in, first out"
+    source = "made up"
+
+    @staticmethod
+    def hit(block: int, links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> None:
+        """Change nothing."""
+
+    @staticmethod
+    def insert(block: int, links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> None:
+        """On top of the pile."""
+        push(links, 0, block)
+
+    @staticmethod
+    def evict(links: Int32s, numbers: Float64s, capacity: int, p: Float64s) -> int:
+        """From the top of the pile."""
+        block = int(links[-1, BEFORE])
+        remove(links, block)
+        return block
+
+
+class _LastOut(queues.Fifo):
+    """The oracle's."""
+
+    def __init__(self, capacity: int, values: Mapping[str, float]) -> None:
+        super().__init__(capacity, values)
+
+    def victim(self) -> Hashable:
+        return self.queue.pop()
+
+
+@pytest.mark.parametrize("policy", [DeepFirst, LastOut], ids=drawn.case_name)
+@pytest.mark.parametrize("mandatory", [False, True])
+def test_a_toy_is_replayed(
+    policy: type[Policy], mandatory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by its name and replayed as its oracle says, from no room to room for all."""
+    monkeypatch.setattr(registry, "POLICIES", (*registry.POLICIES, policy))
+    monkeypatch.setitem(keys.KEYS, "deep-first", lambda _, __, one: (-float(one.depth),))
+    monkeypatch.setitem(queues.QUEUES, "last-out", _LastOut)
+    for name in ("keys_kernel", "queues_kernel"):
+        monkeypatch.setattr(replaying, name, _uncompiled(getattr(replaying, name)))
+    toy = registry.by_name(policy.name)()
+    of = long_traffic(120, seed=5)
+    for capacity in (0, 1, 7, 30, drawn.INFINITE):
+        given = drawn.setting(toy, capacity, mandatory=mandatory)
+        done, expected = drawn.replayed(of, toy, given), replay(of, given)
+        assert done.hit_blocks.tolist() == expected.hit_blocks
+        assert done.evictions == expected.evictions
+        assert drawn.left(done) == expected.left
+
+
+def _uncompiled(make: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *of: make(*of).py_func
+
+
+GOLDEN = json.loads(policies.FILE.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", [long(name) if name == "to-c" else name for name in SAMPLES])
+def test_counts(name: str) -> None:
+    """Hit blocks and evictions at eight capacities; tests.golden.policies writes them."""
+    expected = dict(GOLDEN[name])
+    assert expected.pop("capacity_blocks") == capacities(sample(name))
+    found = policies.counted(name)
+    different = [each for each in found if found[each] != expected.get(each)]
+    assert not different, f"{name}: other counts than before for {', '.join(different)}"
+    assert set(expected) == {policy.name for policy in POLICIES}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_belady_is_the_ceiling(name: str) -> None:
+    """In the golden file too no policy hits more blocks than belady, at any capacity."""
+    best = [hits for hits, _ in GOLDEN[name]["belady"]]
+    for policy in POLICIES:
+        assert all(
+            hits <= ceiling
+            for (hits, _), ceiling in zip(GOLDEN[name][policy.name], best, strict=True)
+        )

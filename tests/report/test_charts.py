@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope.characterize.distributions import Summary
-from kvscope.characterize.gaps import HazardCurve, ReuseHazard
+from kvscope.characterize.lifetimes import HazardCurve, ReuseHazard
 from kvscope.characterize.spatial import Spatial
 from kvscope.characterize.summary import characterize
 from kvscope.characterize.traffic import Contribution, TypeContribution

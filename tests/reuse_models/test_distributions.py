@@ -1,8 +1,9 @@
-"""Every distribution: one battery for derivatives, bounds, habits, ties to lifelines."""
+"""Distributions of waits are fitted, recovered and chosen."""
 
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 from kvscope.core.errors import InputError
 from kvscope.reuse_models import likelihood
 from kvscope.reuse_models.base import P, ReuseModel, _Shape
+from kvscope.reuse_models.conversation import ConversationModel, next_turn_s, turn_waits
 from kvscope.reuse_models.distributions import Exponential, Hyperexponential, Lognormal, Weibull
 from kvscope.reuse_models.observations import Observations
-from kvscope.reuse_models.selection import MODELS
+from kvscope.reuse_models.selection import CLOSE, MODELS, choose, enough, tolerance
+from kvscope.synth.birth_death import BirthDeath
 from tests.reuse_models.drawn import TRUTH, observed
 
 every_model = pytest.mark.parametrize("kind", MODELS)
@@ -148,3 +151,141 @@ def test_the_nested_models_agree() -> None:
     assert weibull.log_likelihood_ >= plain.log_likelihood_ - 1e-6
     assert Hyperexponential().fit(of).log_likelihood_ >= plain.log_likelihood_ - 1e-6
     assert weibull.reuse_probability_ == pytest.approx(plain.reuse_probability_, abs=0.002)
+
+
+SEEDS = 200
+KINDS = {kind.name: kind for kind in MODELS}
+# 95 % is promised; of 200 intervals fewer than 91 % or more than 99 % would hold less than once in
+# a hundred times if that were so.
+LEAST, MOST = 0.91, 0.995
+
+
+def coverage(name: str, runs: int, *, blocks: float = 1.0, alike: int = 1) -> dict[str, float]:
+    """How often each parameter's interval holds the truth."""
+    draw, params = TRUTH[name]
+    truth, held = {P: 0.6, **params}, Counter[str]()
+    for seed in range(SEEDS):
+        of = observed(draw, runs, seed, blocks=blocks, alike=alike)
+        model = KINDS[name]().fit(of)
+        for one, value in truth.items():
+            interval = model.interval_[one]
+            assert interval is not None
+            held[one] += interval[0] <= value <= interval[1]
+    return {one: held[one] / SEEDS for one in truth}
+
+
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [("exponential", 200), ("weibull", 300), ("lognormal", 300), ("hyperexponential", 800)],
+)
+def test_intervals_hold_the_truth(name: str, runs: int) -> None:
+    """Every parameter of every distribution, from runs of one block."""
+    for one, share in coverage(name, runs).items():
+        assert LEAST <= share <= MOST, one
+
+
+def test_blocks_of_a_run_count_once() -> None:
+    """Runs of ten blocks, in clusters of three that share their wait: as often."""
+    for one, share in coverage("exponential", 900, blocks=10, alike=3).items():
+        assert LEAST <= share <= MOST, one
+
+
+def test_as_if_blocks_were_independent_would_promise_too_much() -> None:
+    """The same data with every run a cluster of its own: intervals that miss far too often."""
+    draw, params = TRUTH["exponential"]
+    held = 0
+    for seed in range(SEEDS):
+        of = observed(draw, 900, seed, blocks=10, alike=3)
+        alone = Observations.of(of.waited_s, of.reused, of.weight)
+        interval = Exponential().fit(alone).interval_["rate_per_s"]
+        assert interval is not None
+        held += interval[0] <= params["rate_per_s"] <= interval[1]
+    assert held / SEEDS < 0.85
+
+
+def turns_of(requests: int, seed: int) -> tuple[Observations, int, float]:
+    """Return a generated trace's waits for next turns, births, and span, from its records alone."""
+    records = list(BirthDeath().generate(requests=requests, seed=seed))
+    place = {record.chat_id: number for number, record in enumerate(records)}
+    parent = np.array([place.get(record.parent_chat_id, -1) for record in records])
+    arrival = np.array([record.timestamp for record in records])
+    root = np.arange(requests)
+    for at, before in enumerate(parent):
+        root[at] = root[before] if before >= 0 else at
+    end = float(np.nextafter(arrival[-1], np.inf))
+    waits = turn_waits(arrival, next_turn_s(parent, arrival), end, root)
+    return waits, int((parent < 0).sum()), end
+
+
+def test_the_conversation_model_is_recovered() -> None:
+    """Births, turns and deaths of the generator, deaths unseen, lie inside their intervals."""
+    made = BirthDeath()
+    truth = {
+        "birth_rate_per_s": made.birth_rate_per_s,
+        "turn_rate_per_s": made.turn_rate_per_s,
+        "death_rate_per_s": made.death_rate_per_s,
+    }
+    held, seeds = Counter[str](), 100
+    for seed in range(seeds):
+        model = ConversationModel().fit(*turns_of(600, seed))
+        for one, value in truth.items():
+            interval = model.interval_[one]
+            assert interval is not None
+            held[one] += interval[0] <= value <= interval[1]
+    for one in truth:  # of 100, 88 or fewer would hold less than once in a hundred times
+        assert held[one] >= 89, one
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [
+        ("exponential", "exponential fits"),
+        ("hyperexponential", "too heavy a tail: use hyperexponential"),
+        ("weibull", "too heavy a tail: use weibull"),
+        ("lognormal", "not exponential: use lognormal"),
+    ],
+)
+def test_the_true_model_is_chosen(name: str, verdict: str) -> None:
+    """From 20,000 runs of each."""
+    choice = choose(observed(TRUTH[name][0], 20_000, seed=2))
+    assert choice.fits
+    assert choice.chosen.name == name
+    if name == "lognormal":
+        assert choice.verdict.endswith("use lognormal")
+    else:
+        assert choice.verdict == verdict
+
+
+def test_waits_that_are_too_much_alike() -> None:
+    """Clockwork, give or take: no heavy tail, and said so."""
+    choice = choose(observed(lambda rng, n: 60.0 * rng.weibull(3.0, n), 5_000, seed=1))
+    assert choice.verdict == "waits too much alike: use weibull"
+
+
+def test_no_model_fits_two_clocks() -> None:
+    """Half of the reuse after exactly 1 s, half after exactly 100 s: the distance is said."""
+    choice = choose(
+        observed(lambda rng, n: np.where(rng.random(n) < 0.5, 1.0, 100.0), 5_000, seed=1)
+    )
+    assert not choice.fits
+    assert "misses" in choice.verdict
+
+
+def test_what_cannot_be_seen_does_not_speak_against_the_exponential() -> None:
+    """A slight Weibull fits as an exponential if runs are few, not if they are many."""
+    few, many = (
+        choose(observed(lambda rng, n: 60 * rng.weibull(0.75, n), n, seed=4)) for n in (90, 20_000)
+    )
+    assert few.verdict == "exponential fits (few gaps)"
+    assert many.verdict == "too heavy a tail: use weibull"
+
+
+def test_enough_means_several_conversations() -> None:
+    """A hundred runs of a single conversation are one observation."""
+    of = observed(TRUTH["exponential"][0], 200, seed=1)
+    assert enough(of)
+    assert not enough(observed(TRUTH["exponential"][0], 20, seed=1))
+    alone = Observations.of(of.waited_s, of.reused, of.weight, np.zeros(200, dtype=np.int64))
+    assert not enough(alone)
+    assert tolerance(alone) > 1
+    assert tolerance(observed(TRUTH["exponential"][0], 9_000, seed=1)) == CLOSE

@@ -1,7 +1,8 @@
-"""The store: one file, one schema version, one process at a time."""
+"""The store opens, migrates, queries and takes columns."""
 
 from __future__ import annotations
 
+import gzip
 import os
 import sqlite3
 import subprocess
@@ -9,8 +10,10 @@ import sys
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pytest
 
+from kvscope.characterize.history import load_history
 from kvscope.cli.app import run
 from kvscope.core.errors import (
     ExitCode,
@@ -19,10 +22,12 @@ from kvscope.core.errors import (
     StoreBusyError,
     StoreVersionError,
 )
-from kvscope.core.trace import Trace
+from kvscope.core.trace import Directives, Trace
 from kvscope.ingest.formats.base import Request
+from kvscope.ingest.formats.exporter import rows
+from kvscope.ingest.pipeline import ingest
 from kvscope.store import db, failures, traces
-from kvscope.store.db import MEMORY, Store, open_store
+from kvscope.store.db import MEMORY, Frame, Store, open_store
 from kvscope.store.traces import load_prompts
 from tests import small_traces
 
@@ -241,3 +246,95 @@ def test_sums_of_floats_are_the_same_each_time() -> None:
             sums = {execute("SELECT sum(x) FROM numbers").fetchall()[0][0] for _ in range(5)}
         assert execute("SELECT current_setting('threads')").fetchall() == threads
     assert len(sums) == 1
+
+
+LIMITS = [
+    np.array([np.iinfo(np.int32).min, 0, np.iinfo(np.int32).max], dtype=np.int32),
+    np.array([np.iinfo(np.int64).min, 0, np.iinfo(np.int64).max]),
+    np.array([-np.inf, 5e-324, 0.1]),
+]
+
+
+@pytest.mark.parametrize("values", LIMITS, ids=lambda values: str(values.dtype))
+def test_every_number_arrives(values: np.ndarray) -> None:
+    """The least and the largest of each type, in order, from arrays with gaps in memory too."""
+    frame = Frame({"plain": values, "backwards": values[::-1]})
+    assert len(frame) == 3
+    found = duckdb.connect().execute("SELECT * FROM frame").fetchnumpy()
+    for name, sent in (("plain", values), ("backwards", values[::-1])):
+        assert found[name].dtype == values.dtype
+        assert np.array_equal(found[name], sent)
+
+
+def test_rows_lie_in_the_order_of_their_arrays(tmp_path: Path) -> None:
+    """So many that threads would mix them; the connection keeps the order of others again."""
+    block = np.random.default_rng(0).permutation(3_000_000).astype(np.int32)
+    path = str(tmp_path / "kvscope.duckdb")
+    with open_store(path) as store:
+        with store.transaction():
+            for part in np.split(block, 2):
+                columns = {"block": part, "hash_id": part.astype(np.int64)}
+                store.append("ingest/add_own_hash_ids", columns, trace_id=1)
+        order = "SELECT current_setting('preserve_insertion_order')"
+        assert store.connection.execute(order).fetchone() == (True,)
+    with open_store(path, read_only=True) as store:
+        rows = store.connection.execute("SELECT block FROM own_hash_ids ORDER BY rowid")
+        assert np.array_equal(rows.fetchnumpy()["block"], block)
+
+
+WRITTEN = Path(__file__).parents[1] / "written_before"
+TRACE = str(WRITTEN / "trace.jsonl")
+
+
+def attributed(number: int) -> Request:
+    """Return the request of this number: each of 8 has some of all attributes, the last none."""
+    request = Request(
+        input_tokens=40, output_tokens=10, arrival_s=1.5 * number, hash_ids=[1, 2 + number // 3],
+        chat_id=number, parent_chat_id=number - 3 if number > 2 else None, user_id=number % 2,
+    )  # fmt: skip
+    more = [
+        {"model": "a", "cache_salt": "Kolibri"},
+        {"adapter": 7, "worker": "north", "ttft_s": 0.125},
+        {"queue_s": 0.5, "duration_s": 2.25, "cached_tokens": 16},
+        {"delay_s": 3.0, "waits_for": 1},
+        {"clock": "own", "session_id": "s"},
+        {"retention": Directives(ends=True)},
+        {"retention": Directives(pause=True), "model": "b", "worker": "south"},
+        {},
+    ]
+    for name, value in more[number].items():
+        setattr(request, name, value)
+    return request
+
+
+def test_attributes_move_to_a_table_of_their_own(tmp_path: Path) -> None:
+    """What a store of version 19 says of requests is what is stored of them today."""
+    path = tmp_path / "old.duckdb"
+    path.write_bytes(gzip.decompress((WRITTEN / "store-19.duckdb.gz").read_bytes()))
+    with open_store(str(path)) as store, open_store(MEMORY) as new:
+        (old,) = traces.all_traces(store)
+        trace = small_traces.stored(new, [attributed(number) for number in range(8)], 16)
+        assert [*rows(store, old)] == [*rows(new, trace)]
+        was, now = load_prompts(store, old), load_prompts(new, trace)
+        for each in ("measurements", "directives"):
+            assert str(getattr(was, each)) == str(getattr(now, each))
+        assert str(traces.load_tenants(store, old)) == str(traces.load_tenants(new, trace))
+        assert was.clock.tolist() == now.clock.tolist() == [-1] * 4 + [0] + [-1] * 3
+        assert str(load_history(store, old)) == str(load_history(new, trace))
+        traces.remove(store, old)
+        assert not store.connection.execute("SELECT * FROM request_attributes").fetchall()
+
+
+def test_a_cache_salt_is_not_stored(tmp_path: Path) -> None:
+    """Neither in the clear nor as a digest that a guess confirms."""
+    guess = (WRITTEN / "trace.jsonl").read_text().replace("Kolibri", "another")
+    other = tmp_path / "other.jsonl"
+    other.write_text(guess)
+    hashes = []
+    for path in (TRACE, str(other)):
+        with open_store(MEMORY) as store:
+            ingest(store, path)
+            hashes.append(store.connection.execute("SELECT * FROM blocks").fetchall())
+            salts = store.connection.execute("SELECT max(salt) FROM request_attributes")
+            assert salts.fetchall() == [(0,)]
+    assert hashes[0] == hashes[1]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.learning.lane_heap import LaneHeap
+from kvscope.learning.lanes import LaneHeap
 from kvscope.learning.prefixes import Prefixes
 from kvscope.policies.tlru import TLru
 from kvscope.vllm_plugin.eviction_controller import EvictionController

@@ -17,7 +17,7 @@ from kvscope.learning.conversations import (
     Sessions,
     read_hints,
 )
-from kvscope.learning.lane_plan import LanePlan
+from kvscope.learning.lanes import LanePlan
 from kvscope.policies.base import LanePolicy, Leaves
 from kvscope.policies.registry import POLICIES
 from kvscope.policies.tlru import TLru

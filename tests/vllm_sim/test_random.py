@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from kvscope.core.arrays import Float64s
 from kvscope.core.hits import standard
 from kvscope.core.jit import Referenced
 from kvscope.core.trace import Prompts
 from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.ingest.formats.base import Request
-from kvscope.policies.base import Floats, LanePolicy, Leaves, Turn
+from kvscope.policies.base import LanePolicy, Leaves, Turn
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
 from kvscope.replay.replay import replay
@@ -86,13 +87,13 @@ class _ManyLanes(LanePolicy):
     lanes = 70
 
     @staticmethod
-    def place(turn: Turn, end: int, block_size: int, p: Floats) -> tuple[int, int]:
+    def place(turn: Turn, end: int, block_size: int, p: Float64s) -> tuple[int, int]:
         """Return one of five lanes for every two blocks."""
         begin = max(0, end - 2)
         return begin, 16 * ((turn.request + begin) % 5)
 
     @staticmethod
-    def score(lane: int, idle_s: float, p: Floats, table: Floats) -> float:
+    def score(lane: int, idle_s: float, p: Float64s, table: Float64s) -> float:
         """Return one of three numbers."""
         return float((lane // 16 + int(idle_s)) % 3)
 

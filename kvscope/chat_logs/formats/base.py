@@ -15,6 +15,7 @@ from msgspec import Struct, field
 
 from kvscope.ingest.formats.base import Identifier
 
+ASSISTANT = "assistant"
 Message = dict[str, Any]
 Tool = dict[str, Any]
 

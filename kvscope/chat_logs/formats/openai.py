@@ -24,6 +24,7 @@ from kvscope.chat_logs.bodies import (
     usage_of,
 )
 from kvscope.chat_logs.formats.base import (
+    ASSISTANT,
     Chat,
     LogFormat,
     LoggedRequest,
@@ -33,8 +34,6 @@ from kvscope.chat_logs.formats.base import (
 )
 from kvscope.ingest.formats.base import BadLine, Identifier, described
 from kvscope.ingest.formats.times import between, in_seconds, moment
-
-ASSISTANT = "assistant"
 
 _BODIES = ("request", "body")
 _CHATS = ("messages", "conversation", "conversations")
@@ -96,7 +95,7 @@ class OpenAI(LogFormat):
         return self.requests(msgspec.json.decode(line, type=dict[str, Any]), len(line))
 
     def requests(self, fields: dict[str, Any], size: int) -> Sequence[LoggedRequest]:
-        """Return the same of the fields of a line of `size` bytes."""
+        """Return the requests in the fields of a line of `size` bytes, as `parse` does."""
         fields = _flattened(fields)
         if _is_responses(fields):
             fields = self._responses.chat(fields, fields.get("response"), size)
@@ -262,7 +261,7 @@ def _time(fields: Mapping[str, Any], names: Sequence[str]) -> float | None:
 
 
 def _identifier(fields: Mapping[str, Any], names: Sequence[str]) -> Identifier | None:
-    """Return the first of these fields, or of the same ones in `metadata`, that is an id."""
+    """Return the first of these fields that is an id, also from `metadata`."""
     metadata = fields.get("metadata")
     for source in (fields, metadata if isinstance(metadata, dict) else {}):
         for name in names:

@@ -18,8 +18,8 @@ import msgspec
 from msgspec import Struct, field
 
 from kvscope.core.arrays import Float64s, Int64s
-from kvscope.core.directives import Directives
 from kvscope.core.errors import InputError, UsageError
+from kvscope.core.trace import Directives
 from kvscope.core.units import MIB
 from kvscope.ingest.limits import HOPELESS_LINES, MAX_LINE_BYTES, MAX_NESTING
 from kvscope.ingest.source import Source
@@ -36,9 +36,12 @@ HashIds = list[int | str] | msgspec.Raw | None
 """A prompt's hash ids, or the JSON text of them, which is read many prompts at a time."""
 
 NOT_UTF8 = "text that is not UTF-8"
+UNREAD_PROMPTS = (
+    "prompts are logged but not read: `kvscope hash` makes a trace with block hashes of them"
+)
 # msgspec fails at the interpreter's own limit only, which lies some times higher.
 TOO_DEEP = f"values nested more than {MAX_NESTING} levels deep: flatten what it holds"
-_TOO_LONG = f"line longer than {MAX_LINE_BYTES // MIB} MiB: split what it holds"
+TOO_LONG = f"line longer than {MAX_LINE_BYTES // MIB} MiB: split what it holds"
 _TRUNCATED = "Input data was truncated"  # msgspec's words
 _MOST_KINDS = 5
 _LONGEST_REASON = 300
@@ -235,7 +238,7 @@ class Rejects(Struct):
 
     @property
     def is_hopeless(self) -> bool:
-        """True once so many lines have been read, and none of them can be used, that none will."""
+        """True once `HOPELESS_LINES` lines have been read and none of them can be used."""
         return not self.accepted and self.count >= HOPELESS_LINES
 
     def reject(self, line: int, reason: str) -> None:
@@ -346,7 +349,7 @@ class LineReader(Reader):
         """
 
     def columns_at_once(self, text: bytes, count: int) -> RequestColumns | None:
-        """Return the requests of so many lines, one each, as columns; None if it cannot.
+        """Return the requests of `count` lines, one each, as columns; None if the lines are unlike.
 
         For formats whose lines are mostly alike: no object is made of any request.
         """
@@ -374,7 +377,7 @@ class LineReader(Reader):
         """Yield what `parse` makes of the lines that are not blank."""
         for first, text, count in source.lines():
             if text is None:
-                yield Records(refused=[(first, _TOO_LONG)])
+                yield Records(refused=[(first, TOO_LONG)])
                 continue
             if not text or text.isspace():
                 continue

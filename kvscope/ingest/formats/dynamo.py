@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import msgspec
 
-from kvscope.ingest.formats.base import BadLine, Identifier, Request, TraceFormat
+from kvscope.ingest.formats.base import UNREAD_PROMPTS, BadLine, Identifier, Request, TraceFormat
 from kvscope.ingest.formats.json_lines import RowReader, common_keys
 from kvscope.ingest.formats.times import in_seconds
 
 _REQUEST = "request_end"
-_PAYLOADS = (
-    "prompts are logged but not read: `kvscope hash` makes a trace with block hashes of them"
-)
 _TOOLS = "tool events (a closed loop takes think times from arrivals and durations)"
 
 
@@ -73,7 +70,7 @@ class _DynamoReader(RowReader):
             tool = row.event_type.startswith("tool_")
             self.left_out[_TOOLS if tool else f"{row.event_type[:40]} records"] += 1
             if row.event_type == "request_payload":
-                self.note(_PAYLOADS)
+                self.note(UNREAD_PROMPTS)
             return None
         ended = row.request
         if ended is None:

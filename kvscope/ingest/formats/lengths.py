@@ -155,7 +155,7 @@ def _column(header: list[str], names: Sequence[str]) -> int | None:
 
 
 def _plain(name: str) -> str:
-    """Return a column's name in lower case, without what separates its words."""
+    """Return a column's name in lower case, without separators between its words."""
     return re.sub(r"[\s_.-]", "", name.lower())
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from kvscope.ingest.formats.base import (
+    UNREAD_PROMPTS,
     BadLine,
     Identifier,
     ReadOptions,
@@ -32,7 +33,6 @@ _PROMPTED = frozenset({
 })  # fmt: skip
 """Kinds of calls that are a prompt; those of asynchronous clients have an "a" before."""
 _UNCACHED = frozenset({"", "none", "false"})
-_PROMPTS = "prompts are logged but not read: `kvscope hash` makes a trace with block hashes of them"
 
 
 class TokenDetails(msgspec.Struct, gc=False):
@@ -144,7 +144,7 @@ class _LiteLlmReader(RowReader):
             raise BadLine(f"expected {len(self._header)} columns, got {len(fields)}")
         named = {k: v for k, v in zip(self._header, fields, strict=True) if v}
         if named.pop("messages", "{}") not in {"{}", "[]"}:
-            self.note(_PROMPTS)
+            self.note(UNREAD_PROMPTS)
         request = self.request(msgspec.convert(named, _PayloadRow, strict=False))
         return None if request is None else (request,)
 
@@ -159,7 +159,7 @@ class _LiteLlmReader(RowReader):
             self.left_out[reason] += 1
             return None
         if bytes(payload.messages) not in {b"", b"null", b"[]", b"{}", b'""', b'"{}"', b'"[]"'}:
-            self.note(_PROMPTS)
+            self.note(UNREAD_PROMPTS)
         if payload.prompt_tokens is None:
             raise BadLine("Object missing required field `prompt_tokens`")
         return Request(

@@ -13,14 +13,16 @@ import msgspec
 
 from kvscope.ingest.formats.base import BadLine, HashIds, Identifier, Request, TraceFormat
 from kvscope.ingest.formats.exporter import LineExporter, Row, milliseconds
-from kvscope.ingest.formats.json_lines import RowReader, ServiceRow, common_keys
-from kvscope.ingest.formats.line_columns import (
+from kvscope.ingest.formats.json_lines import (
     HASH_IDS,
     INTEGER,
     INTEGER_OR_NULL,
     NAME,
     NUMBER,
     LineColumn,
+    RowReader,
+    ServiceRow,
+    common_keys,
 )
 from kvscope.ingest.formats.times import in_seconds
 from kvscope.ingest.hash_ids import decoded

@@ -16,6 +16,7 @@ import msgspec
 
 from kvscope.ingest.formats.base import (
     TOO_DEEP,
+    UNREAD_PROMPTS,
     BadLine,
     LineReader,
     ReadOptions,
@@ -56,7 +57,6 @@ _USER = ("user.id", "enduser.id")
 _TTFT = ("gen_ai.latency.time_to_first_token", "gen_ai.response.time_to_first_chunk")
 _QUEUE = ("gen_ai.latency.time_in_queue",)
 _DURATION = ("gen_ai.latency.e2e",)
-_PROMPTS = "prompts are logged but not read: `kvscope hash` makes a trace with block hashes of them"
 
 Values = Mapping[str, Any]
 """The attributes of a span as plain values."""
@@ -208,7 +208,7 @@ class CachedBeside:
         self._providers: set[str | None] = set()
 
     def learn(self, head: bytes) -> None:
-        """Take what the first lines of a trace show."""
+        """Learn from the first lines of a trace which providers do so."""
         for line in head.split(b"\n")[:-1]:
             with suppress(BadLine, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 for span in spans_of(line):
@@ -247,7 +247,7 @@ class _OtlpReader(LineReader):
                 self.left_out[_NO_TOKENS] += 1
                 continue
             if INPUT_MESSAGES in values:
-                self.note(_PROMPTS)
+                self.note(UNREAD_PROMPTS)
             if beside:
                 self.note(_BESIDE)
             yield Request(

@@ -117,7 +117,7 @@ class _ClaudeReader(_TranscriptReader):
         return []
 
     def all_notes(self) -> list[str]:
-        """Return the notes on the trace, with what its calls wrote to the provider's cache."""
+        """Return the notes on the trace, with the tokens written to the provider's cache."""
         short, long = (
             self._writes.ephemeral_5m_input_tokens,
             self._writes.ephemeral_1h_input_tokens,

@@ -85,7 +85,7 @@ class _WekaReader(LineReader):
 
 
 def _nested_times(entries: Sequence[_Entry], depth: int = 2) -> Iterator[tuple[float, float]]:
-    """Yield the time of a sub-agent and that of an entry in it, for all such pairs.
+    """Yield the times of each sub-agent and of each entry in it, as pairs.
 
     The entries are at a `depth` of the line's JSON. Raises BadLine beyond MAX_NESTING.
     """

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from kvscope.core.arrays import Float64s, Int32s
-from kvscope.core.directives import DEFAULT_PRIORITY, Directives, StatedDirectives
+from kvscope.core.trace import DEFAULT_PRIORITY, Directives, StatedDirectives
 from kvscope.learning.offline.learners import OfflineLearner
 from kvscope.replay.replay import Tables
 from kvscope.replay.traffic import Traffic

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from kvscope.core.arrays import Int64s
+from kvscope.core.arrays import Float64s, Int64s
+from kvscope.learning.offline.features import categories_of, refits_by_time
 from kvscope.learning.offline.learners import OfflineLearner
-from kvscope.learning.offline.refits import categories_of, refits_by_time
 from kvscope.learning.reuse.formulas import WINDOW_REFITS
-from kvscope.policies.base import REFIT_S, Floats
+from kvscope.policies.base import REFIT_S
 from kvscope.replay.replay import Tables
 from kvscope.replay.traffic import Traffic
 from kvscope.reuse_models.conversation import (
@@ -82,7 +82,7 @@ def conversation_parameters(traffic: Traffic, share: float = FIT_SHARE) -> Mappi
     }
 
 
-def _added(traffic: Traffic, child: Int64s) -> Floats:
+def _added(traffic: Traffic, child: Int64s) -> Float64s:
     """Return the tokens that each turn added to the history before it."""
     before = traffic.parent[child]
     return added_tokens(child, before, traffic.input_tokens, traffic.history_tokens)

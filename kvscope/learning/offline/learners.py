@@ -29,7 +29,7 @@ class OfflineLearner(ABC):
     def fit(
         self, traffic: Traffic, policy: Policy, capacity_blocks: int | None
     ) -> FittedTable | None:
-        """Return what a policy file takes along, fitted to the trace's end; None for nothing.
+        """Return the fit at the trace's end for a policy file; None where the policy needs none.
 
         Choices that depend on the cache are made for `capacity_blocks`, if given.
         """
@@ -41,7 +41,7 @@ class OfflineLearner(ABC):
 
 
 def offline_learner(policy: type[Policy]) -> OfflineLearner | None:
-    """Return what fits a policy's table to a trace; None for a policy without one."""
+    """Return the learner that fits a policy's table to a trace; None for a policy without one."""
     if policy.learner is None:
         return None
     learner: OfflineLearner = import_module(f"kvscope.learning.{policy.learner}.offline").LEARNER
@@ -59,13 +59,13 @@ def tables_for(traffic: Traffic, policy: type[Policy], every: float | None = Non
 def fit_for(
     traffic: Traffic, policy: Policy, capacity_blocks: int | None = None
 ) -> FittedTable | None:
-    """Return what an engine needs beside a policy, by the trace's end; None for nothing."""
+    """Return the fit at the trace's end that an engine needs beside a policy; None for none."""
     learner = offline_learner(type(policy))
     return None if learner is None else learner.fit(traffic, policy, capacity_blocks)
 
 
 def plugin_tables(traffic: Traffic, policy: Policy, fitted: FittedTable | None) -> Tables:
-    """Return the tables that kvscope's plugin goes by in an engine, with what a file has fitted."""
+    """Return the tables that kvscope's plugin uses in an engine that starts with a file's fit."""
     learner = offline_learner(type(policy))
     return NO_TABLES if learner is None else learner.plugin_tables(traffic, policy, fitted)
 

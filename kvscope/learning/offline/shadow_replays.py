@@ -15,11 +15,11 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import Paths
 from kvscope.learning.guard import FALLBACK, INTERVAL_REQUESTS, Guard, interval_blocks
-from kvscope.policies.base import Floats, Policy
+from kvscope.policies.base import Policy
 from kvscope.replay.last_touch import NO_NEXT_TOUCHES, Segments, last_touch_segments
 from kvscope.replay.replay import Tables, TouchHistory, replay
 from kvscope.replay.sampling import uniform
@@ -45,7 +45,7 @@ class Taken(NamedTuple):
     candidate: Int64s
 
     def over(self, since: Int64s, requests: int) -> Taken:
-        """Return the same with periods that also begin at each of `since`, among `requests`."""
+        """Return the candidates in force, with periods that also begin at each of `since`."""
         begins = np.unique(np.concatenate((since, self.since)))
         begins = begins[begins < max(requests, 1)]
         return Taken(begins, self.candidate[row_at(self.since, begins)])
@@ -63,7 +63,7 @@ class ShadowCosts(NamedTuple):
     follows the last one is no interval yet.
     """
 
-    tokens: Floats
+    tokens: Float64s
     end: Int64s
 
 
@@ -123,7 +123,7 @@ class ShadowReplays:
         return self._samples[rate]
 
     @cached_property
-    def _place(self) -> Floats:
+    def _place(self) -> Float64s:
         """A number in [0, 1) for each request, the same for all of a conversation."""
         return uniform(first_turns(self._traffic, last_touch_segments(self._traffic)), seed=0)
 
@@ -134,7 +134,7 @@ class RevertingShadows(ShadowReplays):
     `lru` is a row of its table that makes all blocks worth the same.
     """
 
-    def __init__(self, traffic: Traffic, own: Tables, lru: Floats) -> None:
+    def __init__(self, traffic: Traffic, own: Tables, lru: Float64s) -> None:
         self._lru_row = len(own.values)
         own = replace(own, values=np.concatenate((own.values, lru[None])))
         super().__init__(
@@ -146,7 +146,7 @@ class RevertingShadows(ShadowReplays):
         return replace(self.candidates[1], choose=self.choose)
 
     def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
-        """Return the tables in force in a cache of so many blocks."""
+        """Return the tables in force in a cache of `capacity_blocks`."""
         own = self.candidates[1]
         if not policy.guarded:
             return own
@@ -156,7 +156,7 @@ class RevertingShadows(ShadowReplays):
         return replace(own, since=taken.since, rows=rows)
 
 
-def computed(traffic: Traffic, hit_blocks: Int32s, xi_tokens: float) -> tuple[Int64s, Floats]:
+def computed(traffic: Traffic, hit_blocks: Int32s, xi_tokens: float) -> tuple[Int64s, Float64s]:
     """Return the blocks that each request computes, and the tokens beyond xi."""
     hits = hit_blocks.astype(np.int64)
     blocks: Int64s = (traffic.length + traffic.anonymous).astype(np.int64) - hits
@@ -165,7 +165,7 @@ def computed(traffic: Traffic, hit_blocks: Int32s, xi_tokens: float) -> tuple[In
 
 
 def interval_ends(blocks: Int64s, least_blocks: float) -> Int64s:
-    """Return where intervals end, as numbers of requests (in front of which).
+    """Return the ends of intervals: the number of the request behind each.
 
     `blocks` (C x R) are what each candidate computed for each request.
     """

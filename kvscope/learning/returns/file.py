@@ -20,10 +20,10 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from kvscope.core.arrays import Float64s
 from kvscope.core.toml_files import Count, Finite, table_as
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.returns.formulas import CLASS_SETS, GAPS_S, STEPS
-from kvscope.policies.base import Floats
 from kvscope.policies.gittins import AGES, LEVELS
 
 TABLE = "returns"
@@ -65,14 +65,14 @@ class FittedReturns(FittedTable):
     """
 
     class_set: int
-    index: Floats
+    index: Float64s
     requests: int
     refits: bool = False
 
     @property
-    def values(self) -> Floats:
+    def values(self) -> Float64s:
         """The policy's table: equal rows for all levels of need."""
-        values: Floats = np.repeat(self.index, LEVELS, axis=0)
+        values: Float64s = np.repeat(self.index, LEVELS, axis=0)
         return values
 
     def document(self) -> dict[str, object]:

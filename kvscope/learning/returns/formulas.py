@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels
-from kvscope.policies.base import Floats
 from kvscope.policies.gittins import AGES, AGES_AN_OCTAVE, LEAST_S, LEVELS, WINDOW_REFITS
 
 NEW_TOKENS = (512, 2048, 8192)  # of a prompt, in full blocks that were never touched before
@@ -80,16 +79,16 @@ def classes_of(requests: RequestFeatures) -> tuple[Int32s, ...]:
     return tuple(classes)
 
 
-def ages_of(idle_s: Floats) -> Int64s:
+def ages_of(idle_s: Float64s) -> Int64s:
     """Return the age, as a column of the table, of blocks untouched for `idle_s`."""
     octaves = np.log2(np.maximum(idle_s, LEAST_S) / LEAST_S)
     ages = np.where(idle_s < LEAST_S, 0, (octaves * AGES_AN_OCTAVE).astype(np.int64) + 1)
     return np.minimum(ages, AGES - 1)
 
 
-def began_s(ages: Int64s) -> Floats:
+def began_s(ages: Int64s) -> Float64s:
     """Return the seconds since the touch at which each age begins."""
-    began: Floats = BEGINS_S[ages]
+    began: Float64s = BEGINS_S[ages]
     return began
 
 
@@ -101,9 +100,9 @@ class ReturnCounts(NamedTuple):
     `touches` they were.
     """
 
-    returned: Floats
-    waiting: Floats
-    seconds: Floats
+    returned: Float64s
+    waiting: Float64s
+    seconds: Float64s
     touches: float
 
 
@@ -117,17 +116,17 @@ class FitMemory(NamedTuple):
     """
 
     sizes: Int64s
-    lasts_s: Floats
-    prior: Floats
-    blocks: Floats
-    at_risk: Floats
-    returned: Floats
-    risk: Floats
-    hazard: Floats
+    lasts_s: Float64s
+    prior: Float64s
+    blocks: Float64s
+    at_risk: Float64s
+    returned: Float64s
+    risk: Float64s
+    hazard: Float64s
     level: Int64s
     row: Int64s
-    alive: Floats
-    spent_s: Floats
+    alive: Float64s
+    spent_s: Float64s
     after: Int64s
 
 
@@ -152,7 +151,7 @@ def fit_memory(steps: tuple[int, ...]) -> FitMemory:
     )
 
 
-def return_table(counts: ReturnCounts, steps: tuple[int, ...]) -> Floats:
+def return_table(counts: ReturnCounts, steps: tuple[int, ...]) -> Float64s:
     """Return the table of `gittins`: the index of each class and age, in equal rows for
     all levels of need.
 
@@ -168,7 +167,7 @@ def return_table(counts: ReturnCounts, steps: tuple[int, ...]) -> Floats:
     index: Any = np.zeros((math.prod(steps), AGES)).tolist()
     rows: Any = [0] * math.prod(steps)
     fit_rows(counted, memory, index, 0, rows)
-    values: Floats = np.repeat(np.array(index)[by_class(np.array(rows))], LEVELS, axis=0)
+    values: Float64s = np.repeat(np.array(index)[by_class(np.array(rows))], LEVELS, axis=0)
     return values
 
 
@@ -183,7 +182,9 @@ def by_class(rows: Int32s) -> Int32s:
 
 
 @callable_in_kernels
-def fit_rows(counts: ReturnCounts, memory: FitMemory, index: Floats, row: int, rows: Int32s) -> int:
+def fit_rows(
+    counts: ReturnCounts, memory: FitMemory, index: Float64s, row: int, rows: Int32s
+) -> int:
     """Write the index by age of each class of a window to `index`; return its next free row.
 
     Rows from `row` on are used. `rows[c]` becomes the row of class c: one of its own where blocks
@@ -284,7 +285,7 @@ def sum_group(counts: ReturnCounts, unit: float, first: int, known: int, memory:
 
 
 @callable_in_kernels
-def set_gittins_index(hazard: Floats, memory: FitMemory, index: Floats) -> None:
+def set_gittins_index(hazard: Float64s, memory: FitMemory, index: Float64s) -> None:
     """Write the index at the beginning of each age: the best rate of returns over all horizons.
 
     max over later ends e of (S(a) - S(e)) / (integral of S from a to e), S the survival function of

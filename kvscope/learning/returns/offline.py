@@ -10,12 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.learning.learners import FittedTable
+from kvscope.learning.offline.features import PrefixFeatures, Refits, chained, prefix_features
 from kvscope.learning.offline.learners import OfflineLearner, end_of
-from kvscope.learning.offline.prefix_features import PrefixFeatures, chained, prefix_features
-from kvscope.learning.offline.refits import Refits
 from kvscope.learning.offline.shadow_replays import ShadowReplays, row_at
 from kvscope.learning.returns.file import FittedReturns
 from kvscope.learning.returns.formulas import (
@@ -37,7 +36,7 @@ from kvscope.learning.returns.formulas import (
     fit_memory,
     fit_rows,
 )
-from kvscope.policies.base import Floats, Policy
+from kvscope.policies.base import Policy
 from kvscope.policies.gittins import AGES, LEVELS, REFIT_REQUESTS
 from kvscope.replay.last_touch import Segments, last_touch_segments
 from kvscope.replay.replay import Tables
@@ -106,7 +105,7 @@ class ReturnsOffline(OfflineLearner):
     def fit(
         self, traffic: Traffic, policy: Policy, capacity_blocks: int | None = None
     ) -> FittedReturns:
-        """Return what a refit right behind the last request finds, by the classes that serve best.
+        """Return the fit of a refit behind the last request, of the class set that does best.
 
         Those are the ones in force at the end of a replay with `capacity_blocks`, which may also be
         none (LRU, or need alone: indices that are all alike); without a capacity, those of the
@@ -148,7 +147,7 @@ LEARNER = ReturnsOffline()
 
 
 def refits_of(requests: int, refit_requests: float) -> Refits:
-    """Return the refits among so many requests."""
+    """Return the refits among `requests` requests."""
     bins = np.arange(max(requests, 1)) // bin_requests(refit_requests)
     number = np.array([at for at in range(bins[-1] + 1) if begins_with_refit(at)])
     return Refits(bins, number, np.searchsorted(bins, number))
@@ -157,7 +156,7 @@ def refits_of(requests: int, refit_requests: float) -> Refits:
 def class_set_tables(
     traffic: Traffic, refit_requests: float = REFIT_REQUESTS.default
 ) -> tuple[Tables, ...]:
-    """Return what refits learn, by each class set; they share values, the first ones WORTHS.
+    """Return the tables of all refits, one of each class set; they share values, WORTHS first.
 
     A refit sees what the requests of `WINDOW_BINS` bins before it touched. Blocks not touched by as
     many are forgotten: they count as new, as in an engine that remembers no more.
@@ -205,7 +204,7 @@ def _sorted(
 
 
 def request_features(traffic: Traffic, prefixes: PrefixFeatures) -> RequestFeatures:
-    """Return what is known of each request, by its blocks that were touched before."""
+    """Return the features of each request, by its blocks that were touched before."""
     turns, _ = chained(prefixes.before(prefixes.whole))
     new_tokens = (prefixes.full - prefixes.known()) * traffic.block_size
     return RequestFeatures(new_tokens, turns, traffic.history_tokens - traffic.input_tokens)
@@ -230,7 +229,7 @@ class Touches(NamedTuple):
     `bin` is that of the request that touches.
     """
 
-    arrival_s: Floats
+    arrival_s: Float64s
     bin: Int64s
     blocks: Int64s
 
@@ -239,7 +238,7 @@ class Returns(NamedTuple):
     """M returns of `blocks` that `touch` had touched last, ascending in time."""
 
     touch: Int64s
-    arrival_s: Floats
+    arrival_s: Float64s
     bin: Int64s
     blocks: Int64s
 
@@ -269,7 +268,7 @@ class IndexRows(NamedTuple):
     refits' windows times the features of the sets.
     """
 
-    values: Floats
+    values: Float64s
     rows: tuple[Int32s, ...]
 
 
@@ -311,7 +310,7 @@ def fit_windows(
     touches: Touches,
     returns: Returns,
     refits: Int64s,
-    refits_s: Floats,
+    refits_s: Float64s,
     class_sets: Sequence[tuple[tuple[int, ...], Int32s]],
 ) -> IndexRows:
     """Fit the index to the `WINDOW_BINS` bins before each of the `refits`, ascending.
@@ -367,7 +366,7 @@ class _Waits(NamedTuple):
 
     touch: Int64s
     age: Int64s
-    wait_s: Floats
+    wait_s: Float64s
     blocks: Int64s
 
 
@@ -377,11 +376,11 @@ def _fill_rows(
     kinds: Int32s,
     waits: _Waits,
     window: _WindowRanges,
-    refits_s: Floats,
+    refits_s: Float64s,
     counts: ReturnCounts,
     waiting: Int64s,
     memory: FitMemory,
-    values: Floats,
+    values: Float64s,
     used: int,
     rows: Int32s,
 ) -> int:

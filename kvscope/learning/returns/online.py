@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvscope.core.arrays import Int64s
+from kvscope.core.arrays import Float64s, Int64s
 from kvscope.learning.conversations import RequestHints
-from kvscope.learning.guarded_learner import GuardedLearner
-from kvscope.learning.lane_heap import Scores
+from kvscope.learning.guard import GuardedLearner
+from kvscope.learning.lanes import Scores
 from kvscope.learning.observer import Request
 from kvscope.learning.recent_blocks import (
     MOST_REQUESTS,
@@ -41,7 +41,7 @@ from kvscope.learning.returns.formulas import (
     return_table,
 )
 from kvscope.learning.shadow_cache import Kind
-from kvscope.policies.base import Floats, LanePolicy
+from kvscope.policies.base import LanePolicy
 from kvscope.policies.gittins import AGES, LEVELS
 
 RETURNED, SECONDS = 0, 1
@@ -62,7 +62,7 @@ class ReturnEstimator:
         self._steps, self._slots = STEPS[class_set], most_requests
         self._rows = math.prod(self._steps)
         self._classes = self._rows // PARTS
-        self._bins: dict[int, Floats] = {}
+        self._bins: dict[int, Float64s] = {}
         self._next = 0
         self._arrival_s = array("d", bytes(8 * most_requests))
         self._waiting = array("d", bytes(8 * PARTS * most_requests))  # blocks not touched since
@@ -148,7 +148,7 @@ class ReturnEstimator:
         sums[RETURNED, row, age] += count
         sums[SECONDS, row, age] += count * (wait_s - _BEGAN_S[age])
 
-    def _fitted(self, begun: int, now_s: float) -> Floats:
+    def _fitted(self, begun: int, now_s: float) -> Float64s:
         """Return the table fitted to the window of bins before the one that has `begun`."""
         since = begun - WINDOW_BINS
         for number in [number for number in self._bins if number < since]:
@@ -159,8 +159,8 @@ class ReturnEstimator:
         counts = ReturnCounts(returned, waiting, seconds + more, touches)
         return return_table(counts, self._steps)
 
-    def _count_waiting(self, requests: Int64s, now_s: float) -> tuple[Floats, Floats, float]:
-        """Return what waits by row and age, its seconds there, and the touches of `requests`.
+    def _count_waiting(self, requests: Int64s, now_s: float) -> tuple[Float64s, Float64s, float]:
+        """Return waiting blocks and their seconds, by row and age, and the touches of `requests`.
 
         Those that are being served do not count.
         """
@@ -216,7 +216,7 @@ class ReturnsLearner(GuardedLearner):
         self.candidate = FIRST
 
     def guard(self, capacity_blocks: int) -> None:
-        """Have a guard choose, by shadows of a cache of so many blocks."""
+        """Start the guard, with shadow caches of `capacity_blocks`."""
         if self._learns:
             for other in range(len(CLASS_SETS)):
                 if other not in self._sets:
@@ -274,11 +274,11 @@ class ReturnsLearner(GuardedLearner):
             return ("LRU", "need alone")[candidate]
         return f"the classes by {_features(self._sets[candidate - FIRST])}"
 
-    def _in_force(self) -> Floats:
+    def _in_force(self) -> Float64s:
         """Return the table of the candidate in force."""
         if self.online_guard is None:
             return self._values[0]
-        table: Floats = np.concatenate(self._values)
+        table: Float64s = np.concatenate(self._values)
         if self.candidate < FIRST:
             table[:] = WORTHS[self.candidate]
         return table
@@ -320,7 +320,7 @@ class ReturnsLearner(GuardedLearner):
             estimator.end(memo.match, kind, followed, segments, self.recent.every)
 
     def forget(self, memo: _ServedTurn) -> None:
-        """Leave the request without a class; what it touched stays touched."""
+        """Leave the request without a class; its touches of blocks stay."""
         for estimator in self._estimators:
             estimator.forget(memo.match.number)
         self.forget_request(memo.match)

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvscope.core.arrays import Int64s
-from kvscope.policies.base import Floats
+from kvscope.core.arrays import Float64s, Int64s
 from kvscope.policies.wa import reuse_rows
 
 WINDOW_REFITS = 6  # a refit looks back so many times the time between two
@@ -30,17 +29,17 @@ class ReuseCounts(NamedTuple):
     unused `since_s` (the same) seconds after their touch.
     """
 
-    reused: Floats
-    waited_s: Floats
-    waiting: Floats
-    since_s: Floats
+    reused: Float64s
+    waited_s: Float64s
+    waiting: Float64s
+    since_s: Float64s
 
 
 class ExponentialFit(NamedTuple):
     """Reuse probability and rate of each cell."""
 
-    p: Floats
-    rate_per_s: Floats
+    p: Float64s
+    rate_per_s: Float64s
 
 
 def exponentials(
@@ -83,8 +82,8 @@ def exponentials(
 
 
 def mean_lifetimes(
-    waited_s: Floats, appeared: Floats, unknown_s: float, prior_blocks: float
-) -> Floats:
+    waited_s: Float64s, appeared: Float64s, unknown_s: float, prior_blocks: float
+) -> Float64s:
     """Return the mean lifetime of each category (the last axis), in seconds.
 
     A lifetime is the sum of a block's waits, so its mean is the waits of all reuses (`waited_s`)
@@ -95,18 +94,18 @@ def mean_lifetimes(
     all_waited, all_appeared = waited_s.sum(axis=-1), appeared.sum(axis=-1)
     known = (all_waited > 0) & (all_appeared > 0)
     overall = np.where(known, all_waited / np.where(known, all_appeared, 1.0), unknown_s)
-    means: Floats = (waited_s + prior_blocks * overall[..., None]) / (appeared + prior_blocks)
+    means: Float64s = (waited_s + prior_blocks * overall[..., None]) / (appeared + prior_blocks)
     return means
 
 
-def slots_of(age_s: Floats, longest_s: float) -> Int64s:
+def slots_of(age_s: Float64s, longest_s: float) -> Int64s:
     """Return the slot of each age, on a logarithmic scale: similar waits are counted together."""
     far = 1.0 + np.log(np.maximum(age_s / longest_s, 1 / AGES)) / np.log(AGES)  # 0 to 1
     slots: Int64s = np.minimum((far * SLOTS).astype(np.int64), SLOTS - 1)
     return slots
 
 
-def reuse_table(counts: ReuseCounts, touched_again: Floats) -> Floats:
+def reuse_table(counts: ReuseCounts, touched_again: Float64s) -> Float64s:
     """Return the table of `wa` for each window and category: reuse probability, rate, lifetime.
 
     `counts` has axes (windows, categories[, slots]); `touched_again` (windows, categories) are the

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvscope.core.arrays import Float64s
+from kvscope.learning.offline.features import Refits, WindowCells, categories_of, refits_by_time
 from kvscope.learning.offline.learners import OfflineLearner
-from kvscope.learning.offline.refits import Refits, WindowCells, categories_of, refits_by_time
 from kvscope.learning.offline.shadow_replays import RevertingShadows
 from kvscope.learning.reuse.formulas import SLOTS, WINDOW_REFITS, ReuseCounts, reuse_table, slots_of
-from kvscope.policies.base import REFIT_S, Floats
+from kvscope.policies.base import REFIT_S
 from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.replay import Tables
 from kvscope.replay.traffic import Traffic
@@ -26,7 +27,7 @@ class ReuseOffline(OfflineLearner):
         ).tables()
 
 
-def count_reuse(traffic: Traffic, refits: Refits, refit_s: float) -> tuple[ReuseCounts, Floats]:
+def count_reuse(traffic: Traffic, refits: Refits, refit_s: float) -> tuple[ReuseCounts, Float64s]:
     """Return the counts of every refit's window, and the blocks touched again in it.
 
     By (refits, categories). A touch is in the windows of the next `WINDOW_REFITS` refits. Blocks

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
+from kvscope.core.arrays import Float64s
 from kvscope.learning.conversations import (
     MOST_CATEGORIES,
     Categories,
@@ -20,18 +21,16 @@ from kvscope.learning.conversations import (
     RequestHints,
     Sessions,
 )
-from kvscope.learning.guard import FALLBACK
-from kvscope.learning.guarded_learner import MEMORY, REVERTS, GuardedLearner
-from kvscope.learning.lane_heap import Scores
+from kvscope.learning.guard import FALLBACK, MEMORY, REVERTS, GuardedLearner
+from kvscope.learning.lanes import Scores
 from kvscope.learning.learners import FittedTable, computed_blocks
 from kvscope.learning.observer import Request
 from kvscope.learning.prefixes import Key
-from kvscope.learning.recent_blocks import PrefixMatch
+from kvscope.learning.recent_blocks import MOST_KEYS, PrefixMatch
 from kvscope.learning.reuse.formulas import SLOTS, WINDOW_REFITS, ReuseCounts, reuse_table, slots_of
 from kvscope.learning.shadow_cache import Kind
-from kvscope.policies.base import Floats, LanePolicy
+from kvscope.policies.base import LanePolicy
 
-MOST_KEYS = 1 << 18  # beyond that only a sample of the blocks is followed
 REUSED, WAITED_S, TOUCHED_AGAIN = 0, 1, 2
 
 
@@ -61,7 +60,7 @@ class ReuseEstimator:
         self._old: dict[Key, _Touch] = {}  # touched before `_turned_s`
         self._turned_s = 0.0
         self._touches: deque[_Touch] = deque()
-        self._bins: defaultdict[int, Floats] = defaultdict(lambda: np.zeros((3, categories)))
+        self._bins: defaultdict[int, Float64s] = defaultdict(lambda: np.zeros((3, categories)))
         self._bin = 0
         self.every = 1  # of so many blocks one is followed
         self.table = self._fitted()
@@ -130,7 +129,7 @@ class ReuseEstimator:
         for number in self._bins:
             self._bins[number] /= 2
 
-    def _fitted(self) -> Floats:
+    def _fitted(self) -> Float64s:
         """Return the table fitted to the window before the present bin."""
         since = self._bin - WINDOW_REFITS
         for number in [number for number in self._bins if number < since]:
@@ -148,10 +147,10 @@ class ReuseEstimator:
             waiting * self.every,
             since_s / np.where(waiting > 0, waiting, 1.0),
         )
-        table: Floats = reuse_table(counts, sums[None, TOUCHED_AGAIN] * self.every)[0]
+        table: Float64s = reuse_table(counts, sums[None, TOUCHED_AGAIN] * self.every)[0]
         return table
 
-    def _count_waiting(self, waiting: Floats, since_s: Floats) -> None:
+    def _count_waiting(self, waiting: Float64s, since_s: Float64s) -> None:
         """Add up by category and slot the blocks that wait, and their seconds since the touch."""
         touches = [of for of in self._touches if of.waiting > 0 and of.bin < self._bin]
         if not touches:
@@ -191,13 +190,13 @@ class ReuseLearner(GuardedLearner):
         self._arrived = 0
 
     @property
-    def table(self) -> Floats:  # type: ignore[override]  # read only
-        """The latest fit, or what makes all categories worth the same where LRU is in force."""
+    def table(self) -> Float64s:  # type: ignore[override]  # read only
+        """The latest fit, or equal worths of all categories where LRU is in force."""
         reverted = self._guarded and self.candidate == FALLBACK
         return self._lru if reverted else self._estimator.table
 
     def guard(self, capacity_blocks: int) -> None:
-        """Start the guard of a guarded policy, for a cache of so many blocks."""
+        """Start the guard of a guarded policy, for a cache of `capacity_blocks`."""
         if self._guarded:
             self.start_guard(capacity_blocks, self._candidates())
 

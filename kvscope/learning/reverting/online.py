@@ -6,14 +6,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from kvscope.core.arrays import Float64s
 from kvscope.learning.conversations import RequestHints
-from kvscope.learning.guard import FALLBACK
-from kvscope.learning.guarded_learner import MEMORY, REVERTS, GuardedLearner
-from kvscope.learning.lane_heap import Scores
+from kvscope.learning.guard import FALLBACK, MEMORY, REVERTS, GuardedLearner
+from kvscope.learning.lanes import Scores
 from kvscope.learning.observer import Request
 from kvscope.learning.recent_blocks import PrefixMatch
 from kvscope.learning.shadow_cache import Kind
-from kvscope.policies.base import LRU_ORDER, OWN_ORDER, Floats, LanePolicy
+from kvscope.policies.base import LRU_ORDER, OWN_ORDER, LanePolicy
 
 _Memo: TypeAlias = tuple[PrefixMatch, int]  # and the tokens of the prompt as it came
 
@@ -25,13 +25,13 @@ class RevertingLearner(GuardedLearner):
 
     def __init__(self, policy: LanePolicy, block_size: int, fitted: Any) -> None:
         super().__init__(policy, block_size, MEMORY)
-        self._tables: tuple[Floats, ...] = tuple(
+        self._tables: tuple[Float64s, ...] = tuple(
             np.full((1, 1), order) for order in (LRU_ORDER, OWN_ORDER)
         )
         self.table = self._tables[FALLBACK]
 
     def guard(self, capacity_blocks: int) -> None:
-        """Start the guard, for a cache of so many blocks."""
+        """Start the guard, for a cache of `capacity_blocks`."""
         self.start_guard(capacity_blocks, [Scores(table) for table in self._tables])
 
     def arrive(self, request: Request, hints: RequestHints, arrival_s: float) -> tuple[bool, _Memo]:

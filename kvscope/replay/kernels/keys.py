@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, once
 from kvscope.core.prefix import Paths
-from kvscope.policies.base import Block, Floats, KeyPolicy
+from kvscope.policies.base import Block, KeyPolicy
 from kvscope.replay.kernels.loop import EvictionOrder, Now, do_nothing, replay_loop, turn_of
 from kvscope.replay.last_touch import Segments
 from kvscope.replay.structures.runs import (
@@ -36,7 +36,7 @@ class Heap(NamedTuple):
     The first `size[0]` entries of `keys` and `requests`, side by side.
     """
 
-    keys: Floats
+    keys: Float64s
     requests: Int32s
     size: Int64s
 
@@ -61,8 +61,8 @@ class Keys(NamedTuple):
     segments: Segments
     paths: Paths
     uses: Int32s
-    clocks: Floats
-    clock: Floats
+    clocks: Float64s
+    clock: Float64s
 
 
 def empty_keys(policy: KeyPolicy, traffic: Traffic, segments: Segments, paths: Paths) -> Keys:

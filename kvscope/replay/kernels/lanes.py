@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.jit import Function, Referenced, callable_in_kernels, lowest_bit, once
-from kvscope.policies.base import ADAPT_EVERY, EARLY, RECENT, Floats, LanePolicy, PathPolicy, Turn
+from kvscope.policies.base import ADAPT_EVERY, EARLY, RECENT, LanePolicy, PathPolicy, Turn
 from kvscope.replay.kernels.loop import (
     EvictionOrder,
     Now,
@@ -48,7 +48,7 @@ class Lanes(NamedTuple):
     runs: CachedRuns
     queues: NDArray[np.uint64]
     busy: NDArray[np.uint64]
-    scored: Floats
+    scored: Float64s
     places: Int32s
     recent: Int64s
     selects: int

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.jit import by_reference, callable_in_kernels, kernel
 from kvscope.core.prefix import ancestor
-from kvscope.policies.base import Floats, Table, Turn
+from kvscope.policies.base import Table, Turn
 from kvscope.replay.last_touch import Segments
 from kvscope.replay.structures.runs import END, TIP, CachedRuns, may_shrink, take_over
 from kvscope.replay.traffic import Traffic
@@ -27,7 +27,7 @@ class Now(NamedTuple):
 
     now_s: float
     block_size: int
-    p: Floats
+    p: Float64s
     table: Table
     functions: Any
 
@@ -165,7 +165,7 @@ def replay_loop(order: EvictionOrder) -> Callable[..., Any]:
         segments: Segments,
         state: Any,
         capacity: int,
-        p: Floats,
+        p: Float64s,
         tables: TablePeriods,
         ttl_s: float,
         mandatory: bool,

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvscope.core.arrays import Bools, Int32s
+from kvscope.core.arrays import Bools, Float64s, Int32s
 from kvscope.core.block_queues import AFTER, BEFORE, MASK, NOWHERE, SLOTS, WHERE
 from kvscope.core.jit import by_reference, callable_in_kernels, kernel, once
 from kvscope.core.prefix import Paths
-from kvscope.policies.base import Floats, Ints, QueuePolicy
+from kvscope.policies.base import QueuePolicy
 from kvscope.replay.traffic import Traffic
 
 
@@ -21,8 +21,8 @@ class Queues(NamedTuple):
     `cached` has an entry a block of the trie, the root first, then one a block without a number.
     """
 
-    links: Ints
-    numbers: Floats
+    links: Int32s
+    numbers: Float64s
     cached: Bools
 
 
@@ -39,7 +39,7 @@ def empty_queues(policy: type[QueuePolicy], traffic: Traffic, capacity: int) -> 
     )
 
 
-def empty_lists(lists: int, blocks: int) -> Ints:
+def empty_lists(lists: int, blocks: int) -> Int32s:
     """Return empty lists that can hold blocks 0 to `blocks` - 1."""
     links = np.zeros((blocks + lists, 4), dtype=np.int32)
     links[:, WHERE] = NOWHERE
@@ -49,7 +49,7 @@ def empty_lists(lists: int, blocks: int) -> Ints:
     return links
 
 
-def empty_rings(rings: int, blocks: int, most: int) -> Ints:
+def empty_rings(rings: int, blocks: int, most: int) -> Int32s:
     """Return empty rings of blocks 0 to `blocks` - 1 that each hold `most` at once.
 
     They have at least twice the room, so that a queue that forgets is seldom closed up.
@@ -80,7 +80,7 @@ def queues_server(policy: type[QueuePolicy]) -> Callable[..., tuple[int, int, in
         request: int,
         nameless: int,
         capacity: int,
-        p: Floats,
+        p: Float64s,
         mandatory: bool,
         size: int,
     ) -> tuple[int, int, int]:
@@ -131,7 +131,7 @@ def queues_kernel(policy: type[QueuePolicy]) -> Callable[..., Any]:
         paths: Paths,
         queues: Queues,
         capacity: int,
-        p: Floats,
+        p: Float64s,
         mandatory: bool,
         hits: Int32s,
     ) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.jit import by_reference, callable_in_kernels, kernel, once
-from kvscope.policies.base import Floats, LanePolicy
+from kvscope.policies.base import LanePolicy
 from kvscope.replay.kernels.loop import turn_of
 from kvscope.replay.last_touch import Segments
 from kvscope.replay.structures.bitset import discard, least, words_for
@@ -28,7 +28,7 @@ def places_kernel(policy: type[LanePolicy]) -> Callable[..., Any]:
     place = callable_in_kernels(policy.place)
 
     @kernel
-    def fill_places(traffic: Traffic, p: Floats, places: Int32s) -> None:
+    def fill_places(traffic: Traffic, p: Float64s, places: Int32s) -> None:
         for request in range(len(traffic.leaf)):
             turn, end = turn_of(traffic, request), traffic.length[request]
             depth, deep = place(turn, end + traffic.anonymous[request], traffic.block_size, p)
@@ -83,7 +83,7 @@ def exclusive_kernel(
     traffic: Traffic,
     segments: Segments,
     capacity: Int64s,
-    ttl_s: Floats,
+    ttl_s: Float64s,
     state: Tiers,
     leaf: bool,
     hits: Int32s,

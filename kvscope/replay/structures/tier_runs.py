@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels
-from kvscope.policies.base import Floats
 from kvscope.replay.last_touch import Segments
 from kvscope.replay.structures.bitset import add, empty_sets, words_for
 from kvscope.replay.traffic import Traffic
@@ -48,7 +47,7 @@ class Tiers(NamedTuple):
     named: Int32s
     places: Int32s
     first_lane: Int64s
-    worth: Floats
+    worth: Float64s
     queues: NDArray[np.uint64]
     size: Int64s
     evicted: Int64s
@@ -57,7 +56,7 @@ class Tiers(NamedTuple):
 
 
 def empty_tiers(
-    traffic: Traffic, places: Int32s, first_lane: Int64s, worth: Floats, leaf: bool
+    traffic: Traffic, places: Int32s, first_lane: Int64s, worth: Float64s, leaf: bool
 ) -> Tiers:
     """Return empty tiers; `places`, `first_lane` and `worth` as in `Tiers`."""
     tiers, requests = len(places), len(traffic.leaf)

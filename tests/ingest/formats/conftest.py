@@ -35,6 +35,18 @@ class Sample:
     skips: bool = False  # lines that are no requests, such as events of tools
 
 
+def sent(
+    input_tokens: int,
+    output_tokens: int,
+    arrival_s: float | None = None,
+    hash_ids: list[int | str] | None = None,
+    **others: Any,
+) -> Request:
+    """Return a canonical request: what all samples have comes first."""
+    counts = {"input_tokens": input_tokens, "output_tokens": output_tokens}
+    return Request(**counts, arrival_s=arrival_s, hash_ids=hash_ids, **others)
+
+
 def parquet(**columns: list[object]) -> bytes:
     """Return a Parquet file with these columns."""
     file = io.BytesIO()
@@ -57,21 +69,12 @@ def _bailian() -> Sample:
             b'"type":"text","turn":1,"hash_ids":[]}'
         ),
     ]
-    first = Request(
-        input_tokens=40,
-        output_tokens=9,
-        arrival_s=61.5,
-        hash_ids=[10, 11, 12],
-        chat_id=7,
-        parent_chat_id=-1,
-        type="text",
-        turn=1,
-    )
-    second = Request(
-        input_tokens=50,
-        output_tokens=0,
-        arrival_s=61.5,
-        hash_ids=[10, 11, 13, 14],
+    first = sent(40, 9, 61.5, [10, 11, 12], chat_id=7, parent_chat_id=-1, type="text", turn=1)
+    second = sent(
+        50,
+        0,
+        61.5,
+        [10, 11, 13, 14],
         chat_id="8",
         parent_chat_id=7,
         type="search",
@@ -79,16 +82,7 @@ def _bailian() -> Sample:
         user_id="u1",
         block_size=16,
     )
-    third = Request(
-        input_tokens=1,
-        output_tokens=3,
-        arrival_s=60.0,
-        hash_ids=[],
-        chat_id=9,
-        parent_chat_id=-1,
-        type="text",
-        turn=1,
-    )
+    third = sent(1, 3, 60.0, [], chat_id=9, parent_chat_id=-1, type="text", turn=1)
     bad = lines[1].replace(b'"input_length":50', b'"input_length":"50"')
     return Sample(
         "bailian",
@@ -108,9 +102,9 @@ def _mooncake() -> Sample:
         b'{"timestamp": 2.5, "input_length": 3, "output_length": 7, "hash_ids": [9]}',
     ]
     requests = (
-        Request(input_tokens=1100, output_tokens=5, arrival_s=2.5, hash_ids=[0, 1, 2]),
-        Request(input_tokens=512, output_tokens=6, arrival_s=2.5, hash_ids=[0]),
-        Request(input_tokens=3, output_tokens=7, arrival_s=0.0025, hash_ids=[9]),
+        sent(1100, 5, 2.5, [0, 1, 2]),
+        sent(512, 6, 2.5, [0]),
+        sent(3, 7, 0.0025, [9]),
     )
     return Sample(
         "mooncake",
@@ -138,12 +132,12 @@ def _weka() -> Sample:
     main = {"block_size": 64, "type": "agent"}
     big = {"scope": "s1", "model": "big", "session_id": "s1/main/big", "clock": "s1", **main}
     requests = (
-        Request(input_tokens=130, output_tokens=4, arrival_s=0.0, hash_ids=[1, 2], **big),
-        Request(
-            input_tokens=70,
-            output_tokens=1,
-            arrival_s=2.0,
-            hash_ids=[1],
+        sent(130, 4, 0.0, [1, 2], **big),
+        sent(
+            70,
+            1,
+            2.0,
+            [1],
             scope="s1",
             model="small",
             session_id="s1/main/a1/small",
@@ -151,18 +145,10 @@ def _weka() -> Sample:
             block_size=64,
             type="subagent",
         ),
-        Request(input_tokens=200, output_tokens=4, arrival_s=1.0, hash_ids=[1, 2, 3], **big),
+        sent(200, 4, 1.0, [1, 2, 3], **big),
     )
-    next_session = Request(
-        input_tokens=64,
-        output_tokens=4,
-        arrival_s=2.0,
-        hash_ids=[1],
-        scope="s2",
-        model="big",
-        session_id="s2/main/big",
-        clock="s2",
-        **main,
+    next_session = sent(
+        64, 4, 2.0, [1], scope="s2", model="big", session_id="s2/main/big", clock="s2", **main
     )
     return Sample(
         "weka",
@@ -183,9 +169,9 @@ def _lengths() -> Sample:
         b'"2023-11-16 18:15:46.6805899",879,55',
     ]
     requests = (
-        Request(input_tokens=374, output_tokens=44, arrival_s=0.0),
-        Request(input_tokens=396, output_tokens=0, arrival_s=0.0),
-        Request(input_tokens=879, output_tokens=55, arrival_s=-1e-7),
+        sent(374, 44, 0.0),
+        sent(396, 0, 0.0),
+        sent(879, 55, -1e-7),
     )
     return Sample(
         "lengths",
@@ -212,34 +198,9 @@ def _parquet() -> Sample:
         "remark": ["is ignored", "", None],
     }
     requests = (
-        Request(
-            input_tokens=40,
-            output_tokens=9,
-            arrival_s=61.5,
-            hash_ids=[10, 11, 12],
-            chat_id=7,
-            user_id="u0",
-            type="text",
-            turn=1,
-        ),
-        Request(
-            input_tokens=50,
-            output_tokens=0,
-            arrival_s=61.5,
-            hash_ids=[10, 11, 13, 14],
-            chat_id=8,
-            parent_chat_id=7,
-            user_id="u1",
-            turn=2,
-        ),
-        Request(
-            input_tokens=1,
-            output_tokens=3,
-            arrival_s=60.0,
-            chat_id=9,
-            type="search",
-            turn=1,
-        ),
+        sent(40, 9, 61.5, [10, 11, 12], chat_id=7, user_id="u0", type="text", turn=1),
+        sent(50, 0, 61.5, [10, 11, 13, 14], chat_id=8, parent_chat_id=7, user_id="u1", turn=2),
+        sent(1, 3, 60.0, chat_id=9, type="search", turn=1),
     )
     return Sample(
         "parquet",
@@ -302,12 +263,12 @@ def _dynamo() -> Sample:
         "dynamo",
         lines,
         (
-            Request(
-                input_tokens=130,
-                output_tokens=5,
-                arrival_s=2.5,
+            sent(
+                130,
+                5,
+                2.5,
+                [1, 2, 2**64 - 1],
                 chat_id="r",
-                hash_ids=[1, 2, 2**64 - 1],
                 block_size=64,
                 session_id="s",
                 type="subagent",
@@ -371,9 +332,9 @@ def _tair() -> Sample:
         "tair",
         lines,
         (
-            Request(input_tokens=50, output_tokens=4, arrival_s=1.5, hash_ids=[1, 2, 3], model="i"),
-            Request(input_tokens=16, output_tokens=0, arrival_s=1.5, hash_ids=[1], model="i"),
-            Request(input_tokens=3, output_tokens=9, arrival_s=1.0, hash_ids=[], model="i"),
+            sent(50, 4, 1.5, [1, 2, 3], model="i"),
+            sent(16, 0, 1.5, [1], model="i"),
+            sent(3, 9, 1.0, [], model="i"),
         ),
         bad=lines[1].replace(b'"input_len":16,', b"").replace(b"[1]", b"[]"),
         reason="a lookup without input_len and without keys",
@@ -440,10 +401,10 @@ def _litellm() -> Sample:
         "litellm",
         lines,
         (
-            Request(
-                input_tokens=40,
-                output_tokens=7,
-                arrival_s=10.5,
+            sent(
+                40,
+                7,
+                10.5,
                 chat_id="i",
                 session_id="t",
                 user_id="u",
@@ -496,24 +457,9 @@ def _otlp() -> Sample:
         "otlp",
         lines,
         (
-            Request(
-                input_tokens=40,
-                output_tokens=7,
-                arrival_s=3.0,
-                session_id="c",
-                model="m",
-                duration_s=0.5,
-                cached_tokens=16,
-            ),
-            Request(
-                input_tokens=9,
-                output_tokens=3,
-                arrival_s=3.0,
-                ttft_s=0.25,
-                queue_s=0.125,
-                duration_s=2.0,
-            ),
-            Request(input_tokens=8, output_tokens=0, arrival_s=2.0, duration_s=0.5),
+            sent(40, 7, 3.0, session_id="c", model="m", duration_s=0.5, cached_tokens=16),
+            sent(9, 3, 3.0, ttft_s=0.25, queue_s=0.125, duration_s=2.0),
+            sent(8, 0, 2.0, duration_s=0.5),
         ),
         bad=line(1, b'{"key":"gen_ai.usage.input_tokens","value":{"intValue":"many"}}'),
         reason="expected a whole number: 'many'",
@@ -545,11 +491,11 @@ def _agentic() -> Sample:
     ]
 
     def request(play: str, tokens: int, at_s: float, ids: list[int | str], **more: Any) -> Request:
-        return Request(
-            input_tokens=tokens,
-            output_tokens=3,
-            arrival_s=at_s,
-            hash_ids=ids,
+        return sent(
+            tokens,
+            3,
+            at_s,
+            ids,
             session_id=f"{play}/s",
             scope=play,
             chat_id=f"{play}/r{tokens}",
@@ -599,11 +545,11 @@ def _transcripts(format_name: str) -> Sample:
         format_name,
         lines,
         tuple(
-            Request(
-                input_tokens=total,
-                output_tokens=4,
-                arrival_s=float(second),
-                hash_ids=path,
+            sent(
+                total,
+                4,
+                float(second),
+                path,
                 block_size=16,
                 session_id=session,
                 type="agent",

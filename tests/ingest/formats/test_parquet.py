@@ -15,8 +15,7 @@ import pytest
 
 from kvscope.core.errors import InputError
 from kvscope.ingest.formats.base import ReadOptions, Request
-from kvscope.ingest.formats.parquet import BASETEN, Parquet
-from kvscope.ingest.formats.parquet_index import MAGIC, listed_elements, read_index
+from kvscope.ingest.formats.parquet import BASETEN, MAGIC, Parquet, listed_elements, read_index
 from kvscope.ingest.source import Source
 from kvscope.store.db import statement
 

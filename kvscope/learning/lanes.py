@@ -1,20 +1,66 @@
-"""Choose the lane to evict from: the one whose oldest block is worth least.
+"""Lanes of blocks: where the blocks of a request go, and which lane to evict from.
 
-An engine's free blocks and the shadow caches both evict by it. Lanes lie in a heap by the worth of
-their oldest block, so that taking a block computes one score, and none where the next block was
-freed together with it. Worths change as time passes. Most policies' do so all the time: then all
-lanes are scored anew for the first block of a step. Those of a `stepwise` policy hold until
-`next_step_s`: then the heap outlives the step, and a lane is scored again when its time has come.
+An engine's free blocks and the shadow caches both evict from the lane whose oldest block is worth
+least. Lanes lie in a heap by the worth of their oldest block, so that taking a block computes one
+score, and none where the next block was freed together with it. Worths change as time passes. Most
+policies' do so all the time: then all lanes are scored anew for the first block of a step. Those of
+a `stepwise` policy hold until `next_step_s`: then the heap outlives the step, and a lane is scored
+again when its time has come.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sized
+from bisect import bisect_right
+from collections.abc import Callable, Sequence, Sized
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from kvscope.policies.base import EARLY, Floats
+from kvscope.core.arrays import Float64s
+from kvscope.policies.base import EARLY, MOST_TOKENS, LanePolicy, Turn
+
+LanePlan: TypeAlias = tuple[tuple[int, int], ...]
+"""(depth, lane) from the deep end on: blocks that end beyond the depth are in that lane.
+
+The last depth is 0. Depths count whatever the caller counts: blocks, or tokens.
+"""
+
+
+def lane_plan(
+    policy: LanePolicy, turn: Turn, cuts: Sequence[int], block_size: int, p: Any
+) -> LanePlan:
+    """Return the lanes of a path's blocks; ascending `cuts` (in blocks) divide it into parts.
+
+    `turn` has the request's class; each part has a category of its own, see `Tables.classes`.
+    """
+    plan: list[tuple[int, int]] = []
+    parts, end = len(cuts) + 1, int(MOST_TOKENS)
+    for part in range(len(cuts), -1, -1):
+        cut, of_part = cuts[part - 1] if part else 0, _in_part(turn, parts, part)
+        while end > cut:
+            begin, lane = policy.place(of_part, end, block_size, p)
+            end = max(begin, cut)
+            plan.append((end, lane))
+    return tuple(plan)
+
+
+def head_lane(policy: LanePolicy, turn: Turn, cuts: Sequence[int], block_size: int, p: Any) -> int:
+    """Return the lane of blocks that the next turn needs, in the first part of the path."""
+    of_part = _in_part(turn, len(cuts) + 1, bisect_right(cuts, 0))
+    return policy.place(of_part, 0, block_size, p)[1]
+
+
+def _in_part(turn: Turn, parts: int, part: int) -> Turn:
+    return turn._replace(category=turn.category * parts + part)
+
+
+def lane_at(plan: LanePlan, end: int) -> tuple[int, int]:
+    """Return the step of the plan for the block that ends at `end`: its depth and its lane."""
+    for step in plan:
+        if end > step[0]:
+            return step
+    return plan[-1]
+
 
 Score: TypeAlias = Callable[[int, float], float]
 Entry: TypeAlias = tuple[float, int, int]  # worth, number by age, lane
@@ -131,7 +177,7 @@ class Scores(dict[tuple[int, int], float]):
     `steady`: no row has two different numbers, so no worth changes with age.
     """
 
-    def __init__(self, table: Floats) -> None:
+    def __init__(self, table: Float64s) -> None:
         rows = enumerate(table.tolist())
         super().__init__(
             {(row, at): worth for row, cells in rows for at, worth in enumerate(cells)}

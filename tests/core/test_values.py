@@ -1,15 +1,25 @@
-"""Units: what is accepted, what is refused, and that formatted values can be parsed again."""
+"""Units, addresses, arrays, records, paths and queues of blocks."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from datetime import UTC, datetime
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from kvscope.core import units
-from kvscope.core.errors import ExitCode, UsageError
+from kvscope.core.arrays import distinct
+from kvscope.core.block_queues import NOTES, ring_forget, ring_length, ring_remember, ring_take
+from kvscope.core.errors import ExitCode, InputError, UsageError, without_secrets
+from kvscope.core.jit import kernel
+from kvscope.core.prefix import ancestor, write_path
+from kvscope.core.records import as_columns, defaults
+from kvscope.replay.kernels.queues import empty_rings
 
 ACCEPTED: list[tuple[Callable[[str], float], str, float]] = [
     (units.parse_duration, "200ms", 0.2),
@@ -185,3 +195,155 @@ def test_capacity_in_all_units() -> None:
         units.blocks_tokens_bytes(5_637, block_size=512, bytes_per_token=131_072)
         == "5,637 blocks, 2,886,144 tokens, 352 GiB"
     )
+
+
+def test_distinct_numbers_ascend() -> None:
+    """As NumPy finds them, of the same type; of no numbers none."""
+    one, other = np.array([[5, 3, 5, -1], [3, 7, 7, 5]], dtype=np.int32)
+    assert distinct(one, other).tolist() == np.unique([one, other]).tolist() == [-1, 3, 5, 7]
+    assert distinct(one).dtype == np.int32
+    assert distinct(one[:0]).tolist() == []
+
+
+class Base(Struct, frozen=True):
+    """Has a field without a default."""
+
+    name: str
+    size: int = 3
+
+
+class Derived(Base, frozen=True, kw_only=True):
+    """Has one, too, behind a default, and types that nothing has imported."""
+
+    rate: Unknown  # type: ignore[name-defined]  # noqa: F821
+    whole: Base | None = None
+
+
+def test_defaults_are_by_name() -> None:
+    """Of a record and of what it inherits from; fields that must be stated are left out."""
+    assert defaults(Base) == {"size": 3}
+    assert defaults(Derived) == {"size": 3, "whole": None}
+
+
+def test_records_within_records_become_columns() -> None:
+    """Dates stay dates, tuples tuples, and numbers of NumPy become Python's own."""
+    at = datetime(2026, 1, 2, tzinfo=UTC)
+    record = Derived("a", rate=np.float64(0.5), whole=Base("b", size=np.int64(1)))  # type: ignore[arg-type]
+    assert as_columns(record) == {
+        "name": "a",
+        "size": 3,
+        "rate": 0.5,
+        "whole": {"name": "b", "size": 1},
+    }
+    assert as_columns(Derived("a", rate=(at, 1))) == {
+        "name": "a",
+        "size": 3,
+        "rate": (at, 1),
+        "whole": None,
+    }
+
+
+#        0 root
+#        1 ── 2 ── 4
+#        └─ 3 ── 5
+PARENT = np.array([0, 0, 1, 1, 2, 3], dtype=np.int32)
+
+
+@kernel
+def _paths(parent, leaves, starts, ids):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    for k in range(len(leaves)):
+        write_path(parent, leaves[k], ids, starts[k], starts[k + 1])
+
+
+@kernel
+def _ancestors(parent, block, steps):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    return ancestor(parent, block, steps)
+
+
+def test_paths_stand_head_first_one_behind_the_other() -> None:
+    """Each path fills its own stretch; one of no blocks fills nothing."""
+    leaves = np.array([4, 0, 5, 1], dtype=np.int32)
+    starts = np.array([0, 3, 3, 6, 7])
+    ids = np.full(8, -1, dtype=np.int32)
+    _paths(PARENT, leaves, starts, ids)
+    assert ids.tolist() == [1, 2, 4, 1, 3, 5, 1, -1]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_a_path_is_its_leafs_ancestors(data: st.DataObject) -> None:
+    """On random tries, block by block, compiled and uncompiled alike."""
+    size = data.draw(st.integers(1, 12))
+    above = [0, *(data.draw(st.integers(0, block - 1)) for block in range(1, size + 1))]
+    parent = np.array(above, dtype=np.int32)
+    leaf = data.draw(st.integers(1, size))
+    expected = [leaf]
+    while above[expected[-1]]:
+        expected.append(above[expected[-1]])
+    depth = len(expected)
+    path = np.zeros(depth, dtype=np.int32)
+    write_path(parent, leaf, path, 0, depth)
+    assert path[::-1].tolist() == expected
+    for steps in range(depth + 2):
+        found = expected[steps] if steps < depth else 0
+        assert _ancestors(parent, np.int32(leaf), steps) == found
+        assert ancestor(parent, leaf, steps) == found
+
+
+BLOCKS, QUEUE = 12, 1
+
+
+@given(st.integers(1, 6), st.lists(st.tuples(st.sampled_from("rft"), st.integers(0, 99))))
+def test_a_ring_is_a_queue(most: int, steps: list[tuple[str, int]]) -> None:
+    """Whatever is remembered, forgotten and taken: order and length are kept, holes closed up."""
+    rings = empty_rings(QUEUE + 1, BLOCKS, most)
+    expected = deque[int]()
+    for step, number in steps:
+        others = [block for block in range(BLOCKS) if block not in expected]
+        if step == "r" and len(expected) < most:
+            block = others[number % len(others)]
+            ring_remember(rings, QUEUE, block)
+            expected.append(block)
+        elif step == "f" and expected:
+            block = expected[number % len(expected)]
+            ring_forget(rings, QUEUE, block)
+            expected.remove(block)
+            assert rings[NOTES, block] == 0
+        elif step == "t" and expected:
+            block = ring_take(rings, QUEUE)
+            assert block == expected.popleft()
+            rings[NOTES, block] = 0
+        assert ring_length(rings, QUEUE) == len(expected)
+        assert {block for block in range(BLOCKS) if rings[NOTES, block] < 0} == set(expected)
+
+
+def test_closing_up() -> None:
+    """One block stays while others come and are forgotten, far beyond the slots there are."""
+    rings = empty_rings(QUEUE + 1, BLOCKS, 2)
+    ring_remember(rings, QUEUE, 0)
+    for _ in range(100):
+        ring_remember(rings, QUEUE, 1)
+        ring_forget(rings, QUEUE, 1)
+    assert ring_length(rings, QUEUE) == 1
+    assert ring_take(rings, QUEUE) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://me:pw@host:9/a.jsonl?X-Amz-Signature=1", "https://host:9/a.jsonl"),
+        ('no "http://me:p@w@host/x" there', 'no "http://host/x" there'),
+        ("'https://h/a?b=1' s3://bucket/p?.jsonl", "'https://h/a' s3://bucket/p?.jsonl"),
+        ("hf://datasets/o/n@main/x.jsonl", "hf://datasets/o/n@main/x.jsonl"),
+        ("a.jsonl?: me@home", "a.jsonl?: me@home"),
+    ],
+)
+def test_addresses_lose_user_and_query(text: str, shown: str) -> None:
+    """Wherever they stand in a text; patterns of S3 stay, as do names with an @."""
+    assert without_secrets(text) == shown
+
+
+def test_errors_show_no_secret() -> None:
+    """For every face: the fields and the line of an error are without them."""
+    error = InputError("gone", where="https://me:pw@h/x?sig=1", remedy="see http://me:pw@h/")
+    assert str(error) == "https://h/x: gone; see http://h/"

@@ -1,0 +1,140 @@
+"""What a table is fitted to: windows of the past between refits, and what prompts begin with."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
+from kvscope.replay.last_touch import Segments
+from kvscope.replay.traffic import Traffic
+
+
+class Refits(NamedTuple):
+    """When tables are refitted, and the bins of time or of requests that they count in.
+
+    Request r is in bin `bin[r]`. A refit at the beginning of bin `number[k]` holds from request
+    `since[k]` on; the first one knows nothing.
+    """
+
+    bin: Int64s
+    number: Int64s
+    since: Int64s
+
+
+def refits_by_time(traffic: Traffic, refit_s: float) -> Refits:
+    """Return a refit for each bin of `refit_s` seconds in which requests arrive."""
+    bins = (traffic.arrival_s // refit_s).astype(np.int64)
+    if not len(bins):
+        bins = np.zeros(1, dtype=np.int64)
+    number, since = np.unique(bins, return_index=True)
+    return Refits(bins, number, since.astype(np.int64))
+
+
+def categories_of(traffic: Traffic) -> int:
+    """Return the number of categories."""
+    return int(traffic.category.max(initial=0)) + 1
+
+
+class Cells(NamedTuple):
+    """The cells that some requests count in, where they are `inside` a window that holds."""
+
+    at: Int64s
+    inside: Bools
+    size: int
+
+    def sums(self, values: Float64s) -> Float64s:
+        """Return the sum of the requests' `values` in each of `size` cells."""
+        sums = np.bincount(self.at, values[self.inside], minlength=self.size)
+        return sums.astype(np.float64, copy=False)
+
+
+class WindowCells(NamedTuple):
+    """Cells of the refits' windows: by refit, class of the request, and slot.
+
+    `class_of` has the class of each request, of so many `classes`.
+    """
+
+    refits: Refits
+    class_of: Int32s
+    classes: int
+
+    def size(self, slots: int = 1) -> int:
+        """Return the number of cells."""
+        return len(self.refits.number) * self.classes * slots
+
+    def cells(self, requests: Int64s, ahead: int, slot: Int64s | int = 0, slots: int = 1) -> Cells:
+        """Return the cells of `requests`, with these slots, when they are `ahead` refits old."""
+        number = self.refits.bin[requests] + ahead
+        refits = self.refits.number
+        row = np.minimum(np.searchsorted(refits, number), len(refits) - 1)
+        inside = refits[row] == number
+        own = slot if isinstance(slot, int) else slot[inside]
+        at = (row[inside] * self.classes + self.class_of[requests[inside]]) * slots + own
+        return Cells(at, inside, self.size(slots))
+
+
+_Numbers = TypeVar("_Numbers", Int64s, Float64s)
+
+
+class PrefixFeatures(NamedTuple):
+    """The prefixes of R prompts, in the K last-touch segments of the traffic, in their order.
+
+    A prompt has `full` (R) full blocks. A segment was touched last by request `previous`, `wait_s`
+    before `request` came, and ends in front of depth `end`, or with the request's prompt. Of those
+    that begin in that prompt some reach as far as the `whole` prompt of the previous request, and
+    some are `recent`: not too many requests came in between. `deepest` numbers each request's last
+    recent one.
+    """
+
+    full: Int64s
+    previous: Int64s
+    request: Int64s
+    end: Int64s
+    wait_s: Float64s
+    whole: Bools
+    recent: Bools
+    deepest: Int64s
+
+    def of_deepest(self, values: _Numbers, none: float) -> _Numbers:
+        """Return each request's value (of K) in its deepest recent segment; `none` without one."""
+        per_request = np.full(len(self.full), none, dtype=values.dtype)
+        per_request[self.request[self.deepest]] = values[self.deepest]
+        return per_request
+
+    def known(self) -> Int64s:
+        """Return the full blocks of each prompt that were touched before, and not forgotten."""
+        return self.of_deepest(self.end, 0)
+
+    def before(self, goes_on: Bools) -> Int64s:
+        """Return each request's previous turn, -1 for none; `goes_on` (K): segments of turns."""
+        return self.of_deepest(np.where(goes_on, self.previous, -1), -1)
+
+
+def prefix_features(traffic: Traffic, segments: Segments, memory: int) -> PrefixFeatures:
+    """Return the prefixes that prompts share with one of the latest `memory` requests.
+
+    That is by the latest ones before.
+    """
+    previous, request = segments.previous.astype(np.int64), segments.request.astype(np.int64)
+    wait_s = traffic.arrival_s[request] - traffic.arrival_s[previous]
+    full = traffic.input_tokens.astype(np.int64) // traffic.block_size
+    end = np.minimum(segments.end, full[request])
+    in_prompt = segments.start < full[request]
+    whole = in_prompt & (end >= np.minimum(full, traffic.length)[previous])
+    recent = in_prompt & (request - previous <= memory)
+    some = np.flatnonzero(recent)
+    deepest = some[np.append(np.diff(request[some]) > 0, True)] if len(some) else some
+    return PrefixFeatures(full, previous, request, end, wait_s, whole, recent, deepest)
+
+
+def chained(before: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the length of each chain of previous requests, and the first request of the chain."""
+    at = np.arange(len(before))
+    first = np.where(before >= 0, before, at)
+    steps = (before >= 0).astype(np.int64)
+    while not np.array_equal(first, further := first[first]):
+        steps += steps[first]
+        first = further
+    return steps, first
