@@ -1,0 +1,270 @@
+"""Requests on SGLang's prefix tree, in the order in which they start and finish.
+
+A request looks up all but its last token, locks what it found, gets room for its prompt chunk by
+chunk, and inserts each chunk once it is computed. Outputs take their room as they come, and join
+the tree when the request finishes, as a node of their own. Whoever inserts blocks that the tree
+has already frees its own. With pages of several tokens a free one is kept ready at all times.
+
+Source: SGLang 0.5.23, srt/managers/schedule_policy.py (PrefillAdder), srt/mem_cache/allocation.py
+(alloc_for_extend, alloc_for_decode), unified_radix_cache.py (checkpoint_into_tree) and common.py
+(release_kv_cache).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+
+from kvscope.core.arrays import Bools, Int32s, Int64s
+from kvscope.core.errors import UsageError
+from kvscope.core.jit import by_reference, callable_in_kernels, kernel
+from kvscope.core.prefix import Paths, paths
+from kvscope.policies.base import GUARD, TTL, Policy
+from kvscope.policies.fifo import Fifo
+from kvscope.policies.lfu import Lfu
+from kvscope.policies.lru import Lru
+from kvscope.policies.slru import Slru
+from kvscope.policies.tlru import NEXT_PROMPT_TOKENS, XI_PERCENTILE, XI_TOKENS, TLru
+from kvscope.replay.replay import Replay
+from kvscope.replay.traffic import Traffic, with_named_blocks
+from kvscope.sglang_sim.tree import (
+    FIFO,
+    LFU,
+    LRU,
+    NONE,
+    SLRU,
+    TLRU,
+    Records,
+    Tree,
+    empty_tree,
+    insert,
+    lock,
+    look_up,
+    make_room,
+)
+
+CHUNK_TOKENS = 8192
+"""Tokens of a prompt that are computed at once, as SGLang chooses on GPUs of 60 to 90 GiB."""
+START, FINISH = 0, 1
+_POLICIES: dict[type[Policy], int] = {Lru: LRU, Fifo: FIFO, Lfu: LFU, Slru: SLRU, TLru: TLRU}
+_ABSENT = {TTL.name: math.inf, GUARD.name: 0.0, XI_PERCENTILE.name: 0.0}
+"""Parameters that SGLang does not have, and their values that do nothing."""
+
+REQUEST = np.dtype(
+    [
+        (name, np.int64)
+        for name in ("prompt", "end", "look", "blocks", "node", "shared", "inserted", "owned")
+    ]
+)
+"""A request of `prompt` tokens, `end` with the KV of its outputs; it leaves `blocks` cached.
+
+Its first look-up finds at most `look` blocks. It runs with a lock on `node`, NONE where it does
+not run; its `shared` first blocks are in the tree, of which it `inserted` as many, and it has
+`owned` blocks beside it.
+"""
+
+
+def on_tree(policy: Policy) -> bool:
+    """Return whether SGLang has the policy, with these values of its parameters."""
+    return type(policy) in _POLICIES and all(
+        policy.values.get(name, nothing) == nothing for name, nothing in _ABSENT.items()
+    )
+
+
+def replay_tree(
+    traffic: Traffic,
+    policy: Policy,
+    capacity_blocks: int,
+    *,
+    paged: bool = False,
+    chunk_tokens: int = CHUNK_TOKENS,
+    order: Int64s | None = None,
+) -> Replay:
+    """Replay traffic in SGLang's cache of so many blocks, which running requests share.
+
+    A block is one page if `paged`, else as many pages of one token as it has tokens. `order` lists
+    what happens, 2 r + START or 2 r + FINISH of request r; by default requests run one by one.
+    Requests that are longer than the cache are rejected. Raises UsageError for a policy that
+    SGLang does not have, and where those that run at once do not fit.
+    """
+    if not on_tree(policy):
+        raise UsageError(f"SGLang has no {policy.name} of these parameters")
+    traffic = with_named_blocks(traffic)
+    size, count = traffic.block_size, len(traffic.leaf)
+    values = policy.values
+    page = size if paged else 1
+    tree = empty_tree(
+        len(traffic.block_parent),
+        min(capacity_blocks, len(traffic.block_parent)) + 1,
+        policy=_POLICIES[type(policy)],
+        block_size=size,
+        capacity=capacity_blocks,
+        protected_uses=values.get("protected_uses", 0.0),
+        xi_tokens=values.get(XI_TOKENS.name, 0.0),
+        next_prompt_tokens=values.get(NEXT_PROMPT_TOKENS.name, 0.0),
+    )
+    requests = np.zeros(count, dtype=REQUEST).view(np.recarray)
+    requests.prompt, requests.node = traffic.input_tokens, NONE
+    requests.end = np.maximum(traffic.input_tokens, traffic.history_tokens - 1)
+    requests.look, requests.blocks = traffic.look, traffic.length
+    hits = np.zeros(count, dtype=np.int32)
+    done = _run(
+        tree,
+        requests,
+        traffic.block_parent,
+        paths(traffic.block_parent, traffic.leaf, traffic.length),
+        np.arange(2 * count) if order is None else order,
+        max(chunk_tokens // page, 1) * page,
+        page,
+        hits,
+    )
+    if done < (2 * count if order is None else len(order)):
+        raise UsageError(
+            f"the requests that run at once do not fit into {capacity_blocks:,} blocks",
+            remedy="let fewer run at once",
+        )
+    find_cached = partial(_cached, tree, traffic.block_parent)
+    return Replay(policy, capacity_blocks, hits, int(tree.state[0].evictions), find_cached)
+
+
+def _cached(tree: Tree, block_parent: Int32s) -> Bools:
+    """Return which blocks of the trie the tree holds."""
+    cached = np.zeros(len(block_parent), dtype=np.bool_)
+    for node in set(tree.at[tree.at != NONE].tolist()):
+        block = int(tree.nodes[node].bottom)
+        for _ in range(int(tree.nodes[node].length)):
+            cached[block] = True
+            block = int(block_parent[block])
+    return cached
+
+
+@kernel
+def _run(
+    tree: Tree,
+    requests: Records,
+    parents: Int32s,
+    prompts: Paths,
+    order: Int64s,
+    chunk: int,
+    page: int,
+    hits: Int32s,
+) -> int:
+    """Start and finish requests, and write their hits; return how many events took place."""
+    tree, prompts = by_reference(tree), by_reference(prompts)
+    for at in range(len(order)):
+        request = order[at] >> 1
+        if order[at] & 1 == FINISH:
+            if requests[request].node != NONE and not finish(
+                tree, requests, parents, prompts, request, page
+            ):
+                return at
+        elif blocks_of(tree, requests[request].end) + ready(page) <= tree.state[0].capacity:
+            hits[request] = begin(tree, requests, parents, prompts, request)
+            if not prefill(tree, requests, parents, prompts, request, chunk, page):
+                return at
+    return len(order)
+
+
+@callable_in_kernels
+def blocks_of(tree: Tree, tokens: int) -> int:
+    """Return the blocks that hold so many tokens."""
+    return -(-tokens // tree.state[0].block_size)  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def ready(page: int) -> int:
+    """Return the blocks that are kept free for the next page."""
+    return 1 if page > 1 else 0
+
+
+@callable_in_kernels
+def begin(tree: Tree, requests: Records, parents: Int32s, prompts: Paths, request: int) -> int:
+    """Look a request up, and lock what it hits; return how many blocks."""
+    record = requests[request]
+    record.node = look_up(tree, parents, prompts.blocks, prompts.starts[request], record.look)
+    hit = tree.nodes[record.node].start + tree.nodes[record.node].length
+    lock(tree, record.node, 1)
+    record.shared = hit
+    record.inserted = record.owned = 0
+    return hit  # type: ignore[no-any-return]
+
+
+@callable_in_kernels
+def prefill(
+    tree: Tree,
+    requests: Records,
+    parents: Int32s,
+    prompts: Paths,
+    request: int,
+    chunk: int,
+    page: int,
+) -> bool:
+    """Compute a prompt in chunks of so many tokens at most; return False if there is no room."""
+    record, size = requests[request], tree.state[0].block_size
+    computed = record.shared * size
+    while computed < record.prompt:
+        end = record.prompt
+        if end - computed > chunk:
+            end = (computed + chunk) // page * page
+        needed = blocks_of(tree, end) - record.shared - record.owned
+        if not take(tree, requests, request, needed, ready(page)):
+            return False
+        computed = end
+        if computed < record.end:  # else it finishes with this chunk
+            blocks = min(computed // size, record.blocks)
+            share(tree, requests, parents, prompts, request, blocks)
+    return True
+
+
+@callable_in_kernels
+def finish(
+    tree: Tree, requests: Records, parents: Int32s, prompts: Paths, request: int, page: int
+) -> bool:
+    """Compute the outputs of a request, insert and unlock it; return False if there is no room.
+
+    Its prompt is inserted again, with a higher priority: outputs are a node of their own.
+    """
+    record, size = requests[request], tree.state[0].block_size
+    kept_ready = ready(page) if (record.end - 1) % size > 0 else 0
+    needed = blocks_of(tree, record.end) - record.shared - record.owned
+    if record.end > record.prompt and not take(tree, requests, request, needed, kept_ready):
+        return False
+    share(tree, requests, parents, prompts, request, record.blocks)
+    whole = record.prompt // size
+    if 0 < whole < record.blocks:
+        first = prompts.starts[request]
+        insert(tree, parents, prompts.blocks, first, whole, whole, 1)
+    tree.state[0].owned -= record.owned
+    lock(tree, record.node, -1)
+    record.node = NONE
+    return True
+
+
+@callable_in_kernels
+def take(tree: Tree, requests: Records, request: int, blocks: int, kept_ready: int) -> bool:
+    """Give a request so many blocks; return False if others need them."""
+    if not make_room(tree, blocks + kept_ready):
+        return False
+    requests[request].owned += blocks
+    tree.state[0].owned += blocks
+    return True
+
+
+@callable_in_kernels
+def share(
+    tree: Tree, requests: Records, parents: Int32s, prompts: Paths, request: int, blocks: int
+) -> None:
+    """Insert the first blocks of a running request, which locks them in the tree from then on."""
+    record = requests[request]
+    node = insert(
+        tree, parents, prompts.blocks, prompts.starts[request], blocks, record.inserted, 0
+    )
+    record.owned -= blocks - record.shared
+    tree.state[0].owned -= blocks - record.shared
+    record.shared = blocks
+    record.inserted = max(record.inserted, blocks)
+    lock(tree, node, 1)
+    lock(tree, record.node, -1)
+    record.node = node

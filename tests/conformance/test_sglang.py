@@ -1,0 +1,93 @@
+"""SGLang's own prefix cache against the simulated one: every request hits the same, block for block.
+
+Run by `make test-sglang`, with SGLang's Python code on the path of an environment with torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from kvscope.core.arrays import Int64s
+from kvscope.policies.registry import by_name
+from kvscope.sglang_sim.requests import FINISH, START, replay_tree
+from tests.sglang_chats import Chat, chats, in_flight, traffic_of
+
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.skipif(find_spec("sglang") is None, reason="SGLang's code is not on the path"),
+    pytest.mark.filterwarnings("ignore"),  # of what SGLang imports
+]
+
+
+class Case(NamedTuple):
+    """A policy of kvscope with its values, and SGLang's configuration of it."""
+
+    policy: str
+    values: dict[str, float]
+    config: dict[str, int]
+
+
+CASES = (
+    Case("lru", {}, {}),
+    Case("fifo", {}, {}),
+    Case("lfu", {}, {}),
+    Case("slru", {"protected_uses": 2}, {}),
+    Case("slru", {"protected_uses": 3}, {"protected_threshold": 3}),
+    Case(
+        "tlru",
+        {"xi_tokens": 40, "next_prompt_tokens": 8},
+        {"threshold": 40, "next_prompt_estimate": 8},
+    ),
+)
+
+
+def served(
+    requests: Sequence[Chat],
+    order: Int64s,
+    case: Case,
+    pages: int,
+    page: int,
+    chunk: int,
+    core: str,
+) -> list[int]:
+    """Return the tokens that each request hits in SGLang."""
+    from tests.conformance.sglang_side import Server
+
+    most = max(len(each.prompt) + len(each.outputs) for each in requests) + page
+    server = Server(
+        pages, page, case.policy, case.config, chunk_tokens=chunk, core=core, most_tokens=most
+    )
+    hits, running = [0] * len(requests), {}
+    for event in order.tolist():
+        number, each = event >> 1, requests[event >> 1]
+        if event & 1 == START:
+            running[number] = server.start(each.prompt, each.outputs)
+            hits[number] = running[number].hit
+        else:
+            server.finish(running.pop(number))
+    assert FINISH == 1
+    return hits
+
+
+@pytest.mark.parametrize("core", ["python", "rust"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.policy}-{len(case.config)}")
+@pytest.mark.parametrize(("page", "at_once"), [(1, 1), (4, 1), (16, 1), (1, 5), (4, 5)])
+def test_hits_are_sglangs(case: Case, page: int, at_once: int, core: str) -> None:
+    """One request after the other, and several at once: the same tokens hit, request by request."""
+    requests = chats(1_000, seed=page + at_once)
+    order = in_flight(len(requests), at_once)
+    longest = max(len(each.prompt) + len(each.outputs) for each in requests)
+    pages = (at_once * longest + 300) // page + 2 * at_once
+    chunk = 48
+    theirs = served(requests, order, case, pages, page, chunk, core)
+    policy = by_name(case.policy)(case.values)
+    traffic = traffic_of(requests, page)
+    ours = replay_tree(traffic, policy, pages, paged=page > 1, chunk_tokens=chunk, order=order)
+    assert ours.evictions > len(requests)
+    different = np.flatnonzero(ours.hit_blocks * page != np.array(theirs))
+    assert different.tolist() == []
