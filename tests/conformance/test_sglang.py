@@ -1,4 +1,4 @@
-"""SGLang's own prefix cache against the simulated one: every request hits the same, block for block.
+"""SGLang's own prefix cache against the simulated one: every request hits the same.
 
 Run by `make test-sglang`, with SGLang's Python code on the path of an environment with torch.
 """
@@ -15,7 +15,8 @@ import pytest
 from kvscope.core.arrays import Int64s
 from kvscope.policies.registry import by_name
 from kvscope.sglang_sim.requests import FINISH, START, replay_tree
-from tests.sglang_chats import Chat, chats, in_flight, traffic_of
+from tests.long import long
+from tests.sglang_sim.chats import Chat, chats, in_flight, traffic_of
 
 pytestmark = [
     pytest.mark.sglang,
@@ -74,20 +75,22 @@ def served(
     return hits
 
 
-@pytest.mark.parametrize("core", ["python", "rust"])
+@pytest.mark.parametrize(
+    ("core", "requests"), [("rust", 1_000), long("rust", 10_000), long("python", 10_000)]
+)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.policy}-{len(case.config)}")
 @pytest.mark.parametrize(("page", "at_once"), [(1, 1), (4, 1), (16, 1), (1, 5), (4, 5)])
-def test_hits_are_sglangs(case: Case, page: int, at_once: int, core: str) -> None:
-    """One request after the other, and several at once: the same tokens hit, request by request."""
-    requests = chats(1_000, seed=page + at_once)
-    order = in_flight(len(requests), at_once)
-    longest = max(len(each.prompt) + len(each.outputs) for each in requests)
+def test_hits_are_sglangs(case: Case, page: int, at_once: int, core: str, requests: int) -> None:
+    """One after the other and several at once, with pages of several sizes."""
+    sent = chats(requests, seed=page + at_once)
+    order = in_flight(len(sent), at_once)
+    longest = max(len(each.prompt) + len(each.outputs) for each in sent)
     pages = (at_once * longest + 300) // page + 2 * at_once
     chunk = 48
-    theirs = served(requests, order, case, pages, page, chunk, core)
-    policy = by_name(case.policy)(case.values)
-    traffic = traffic_of(requests, page)
+    theirs = np.array(served(sent, order, case, pages, page, chunk, core))
+    policy, traffic = by_name(case.policy)(case.values), traffic_of(sent, page)
     ours = replay_tree(traffic, policy, pages, paged=page > 1, chunk_tokens=chunk, order=order)
-    assert ours.evictions > len(requests)
-    different = np.flatnonzero(ours.hit_blocks * page != np.array(theirs))
-    assert different.tolist() == []
+    assert ours.evictions > len(sent)
+    assert np.flatnonzero(ours.hit_blocks * page != theirs).tolist() == []
+    other = replay_tree(traffic, policy, pages, paged=page > 1, chunk_tokens=64, order=order)
+    assert not np.array_equal(other.hit_blocks * page, theirs)  # nodes of other sizes

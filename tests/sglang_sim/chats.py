@@ -42,7 +42,7 @@ def chats(requests: int, seed: int, *, longest: int = 300, going: int = 12) -> l
         kind = rng.random()
         if kind < 0.1 and len(chat) > 2:
             del chat[int(rng.integers(1, len(chat))) :]
-        if kind < 0.95 or not chat:
+        if kind < 0.75 or not chat:
             chat += new(40)
         outputs = new(12)
         made.append(Chat(list(chat), outputs))
