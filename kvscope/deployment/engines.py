@@ -52,9 +52,11 @@ class Engine(Struct, frozen=True):
         return 0.92 if self.has(UTILIZATION) else 0.9
 
     def default_batched_tokens(self, gpu: Gpu) -> int:
-        """Return the limit of tokens per step on a GPU."""
+        """Return the limit of tokens per step on a GPU; of SGLang, that of a prompt's chunk."""
+        if self.name == "sglang":
+            return gpu.sglang_chunk_tokens
         usual = gpu.default_max_num_batched_tokens
-        return usual if self.has(LARGE_BATCHES) or self.name != "vllm" else min(usual, 8192)
+        return usual if self.has(LARGE_BATCHES) else min(usual, 8192)
 
     @property
     def simulated_as(self) -> str:

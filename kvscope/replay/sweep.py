@@ -3,6 +3,7 @@
 What the capacity of a cache means depends on the workload's capacity model:
 
 - `cache`: requests come one after the other, and capacity bounds what is cached between them.
+- the same on SGLang's prefix tree (kvscope.sglang_sim), for a deployment of SGLang.
 - the same in tiers (kvscope.replay.tiers): reads from the lower ones take time.
 - `engine` (kvscope.vllm_sim): vLLM's block pool, which also holds the blocks of running requests.
 """
@@ -184,6 +185,9 @@ def tier_request(workload: Workload, policy: Policy, estimates: Estimates) -> Re
 
 def _serve_cache(workload: Workload, request: ReplayRequest) -> ServedReplay:
     anchor, capacity = workload.anchor, request.capacity_blocks
+    if workload.on_tree(request.policy):
+        done = workload.replay_tree(workload.traffic, request.policy, capacity)
+        return ServedReplay(_served(workload, done.hit_blocks), done.evictions)
     done = replay(
         workload.traffic,
         request.policy,

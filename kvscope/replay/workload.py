@@ -23,11 +23,12 @@ from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.footprint import tables_bytes
 from kvscope.replay.misses import Novelty, novelty
-from kvscope.replay.replay import Tables, TouchHistory, replay, touch_history
+from kvscope.replay.replay import Replay, Tables, TouchHistory, replay, touch_history
 from kvscope.replay.sampling import PARTS, Anchor, DrawnTrace, anchored, sampled
 from kvscope.replay.settings import setting_profile, timed_by
 from kvscope.replay.tier_spec import Tier
 from kvscope.replay.traffic import Traffic, traffic
+from kvscope.sglang_sim.requests import CHUNK_TOKENS, replay_tree, sglang_has
 
 
 class ReplayRequest(Struct, frozen=True):
@@ -176,6 +177,19 @@ class Workload:
             self._tables[key] = tables_of_served(self.traffic, served, fit)
         return self._tables[key]
 
+    def on_tree(self, policy: Policy) -> bool:
+        """Return whether replays of a policy are those of SGLang's prefix tree."""
+        return (
+            self.setting.capacity_model == "cache"
+            and bool(self.setting.engine)
+            and sglang_has(policy)
+        )
+
+    def replay_tree(self, traffic: Traffic, policy: Policy, capacity_blocks: int) -> Replay:
+        """Replay traffic on SGLang's prefix tree, with chunks as the setting says."""
+        chunk = self.setting.max_num_batched_tokens or CHUNK_TOKENS
+        return replay_tree(traffic, policy, capacity_blocks, chunk_tokens=chunk)
+
     def prepare(self, policies: Sequence[Policy]) -> None:
         """Compute and compile what replays of `policies` share, before threads need it."""
         _ = self.history, self.novelty
@@ -192,5 +206,8 @@ class Workload:
             kernel = (type(policy), policy.evicts)
             tables = self.tables(policy)
             if kernel not in self._compiled and self.setting.capacity_model == "cache":
-                replay(no_requests, policy, 0, tables=tables)
+                if self.on_tree(policy):
+                    self.replay_tree(no_requests, policy, 0)
+                else:
+                    replay(no_requests, policy, 0, tables=tables)
                 self._compiled.add(kernel)

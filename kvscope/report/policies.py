@@ -266,6 +266,11 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
             f" most {count(setting.max_num_seqs)} run at once, with"
             f" {count(setting.max_num_batched_tokens)} tokens per step."
         )
+    elif setting.engine:
+        capacity = (
+            f"Capacity: the pool of {setting.engine}, whose prefix tree evicts whole nodes; one"
+            f" request at a time, in chunks of {count(setting.max_num_batched_tokens)} tokens."
+        )
     offload = offload_of(setting)
     if offload is not None:
         capacity += f" {offload.in_words} Sizes: {setting.tiers}."

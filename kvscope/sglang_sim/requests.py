@@ -66,7 +66,7 @@ not run; its `shared` first blocks are in the tree, of which it `inserted` as ma
 """
 
 
-def on_tree(policy: Policy) -> bool:
+def sglang_has(policy: Policy) -> bool:
     """Return whether SGLang has the policy, with these values of its parameters."""
     return type(policy) in _POLICIES and all(
         policy.values.get(name, nothing) == nothing for name, nothing in _ABSENT.items()
@@ -89,7 +89,7 @@ def replay_tree(
     Requests that are longer than the cache are rejected. Raises UsageError for a policy that
     SGLang does not have, and where those that run at once do not fit.
     """
-    if not on_tree(policy):
+    if not sglang_has(policy):
         raise UsageError(f"SGLang has no {policy.name} of these parameters")
     traffic = with_named_blocks(traffic)
     size, count = traffic.block_size, len(traffic.leaf)

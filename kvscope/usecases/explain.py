@@ -275,7 +275,7 @@ def explain(
 
     def served(requests: Prompts) -> CacheLookups:
         """Return what one cache holds of these requests."""
-        if policy.name == BASELINE and setting.capacity_model == "cache":
+        if policy.name == BASELINE and setting.capacity_model == "cache" and not setting.engine:
             return lru_cache_lookups(requests, setting.definition, capacity)
         part = workload if requests is prompts else Workload(requests, setting, windows)
         done = serve_replay(part, ReplayRequest(policy, capacity or 0))

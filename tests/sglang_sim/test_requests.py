@@ -15,7 +15,7 @@ from kvscope.core.errors import UsageError
 from kvscope.policies.registry import by_name
 from kvscope.replay.replay import Replay
 from kvscope.replay.traffic import Traffic
-from kvscope.sglang_sim.requests import START, on_tree, replay_tree
+from kvscope.sglang_sim.requests import START, replay_tree, sglang_has
 from tests.oracles.replay import left_behind
 from tests.oracles.sglang import RadixTree
 from tests.policies.traffics import traffics
@@ -141,8 +141,8 @@ def test_what_does_not_fit_at_once_is_refused() -> None:
 
 def test_policies_that_sglang_lacks_are_refused() -> None:
     """A guard, an adaptive xi and a TTL are kvscope's own."""
-    assert on_tree(by_name("tlru")({"xi_tokens": 4}))
+    assert sglang_has(by_name("tlru")({"xi_tokens": 4}))
     for policy in (by_name("wa")(), by_name("lru")({"ttl_s": 9.0}), by_name("tlru")({"guard": 1})):
-        assert not on_tree(policy)
+        assert not sglang_has(policy)
         with pytest.raises(UsageError, match="SGLang has no "):
             replay_tree(traffic_of(chats(5, seed=1), 1), policy, 500)

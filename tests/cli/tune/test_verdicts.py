@@ -52,7 +52,7 @@ def test_switch_of_a_deployment(trace: str, options: tuple[str, ...], capsys: St
     tokens = (*DEPLOYED[:-1], "5760", "--engine", "sglang")  # it caches single tokens
     sglang = told(capsys, trace, *options, "--slo", "200ms", *tokens)
     assert "SGLang: --radix-eviction-policy tlru --radix-eviction-policy-config" in sglang
-    assert "Not simulated on the engine" in sglang
+    assert "Simulated on SGLang's prefix tree" in sglang
     assert "vllm serve" not in sglang
 
 
