@@ -36,8 +36,8 @@ from kvscope.sglang_sim.tree import (
     NONE,
     SLRU,
     TLRU,
+    PrefixTree,
     Records,
-    Tree,
     empty_tree,
     insert,
     lock,
@@ -129,7 +129,7 @@ def replay_tree(
     return Replay(policy, capacity_blocks, hits, int(tree.state[0].evictions), find_cached)
 
 
-def _cached(tree: Tree, block_parent: Int32s) -> Bools:
+def _cached(tree: PrefixTree, block_parent: Int32s) -> Bools:
     """Return which blocks of the trie the tree holds."""
     cached = np.zeros(len(block_parent), dtype=np.bool_)
     for node in set(tree.at[tree.at != NONE].tolist()):
@@ -142,7 +142,7 @@ def _cached(tree: Tree, block_parent: Int32s) -> Bools:
 
 @kernel
 def _run(
-    tree: Tree,
+    tree: PrefixTree,
     requests: Records,
     parents: Int32s,
     prompts: Paths,
@@ -168,7 +168,7 @@ def _run(
 
 
 @callable_in_kernels
-def blocks_of(tree: Tree, tokens: int) -> int:
+def blocks_of(tree: PrefixTree, tokens: int) -> int:
     """Return the blocks that hold so many tokens."""
     return -(-tokens // tree.state[0].block_size)  # type: ignore[no-any-return]
 
@@ -180,7 +180,9 @@ def ready(page: int) -> int:
 
 
 @callable_in_kernels
-def begin(tree: Tree, requests: Records, parents: Int32s, prompts: Paths, request: int) -> int:
+def begin(
+    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, request: int
+) -> int:
     """Look a request up, and lock what it hits; return how many blocks."""
     record = requests[request]
     record.node = look_up(tree, parents, prompts.blocks, prompts.starts[request], record.look)
@@ -193,7 +195,7 @@ def begin(tree: Tree, requests: Records, parents: Int32s, prompts: Paths, reques
 
 @callable_in_kernels
 def prefill(
-    tree: Tree,
+    tree: PrefixTree,
     requests: Records,
     parents: Int32s,
     prompts: Paths,
@@ -220,7 +222,7 @@ def prefill(
 
 @callable_in_kernels
 def finish(
-    tree: Tree, requests: Records, parents: Int32s, prompts: Paths, request: int, page: int
+    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, request: int, page: int
 ) -> bool:
     """Compute the outputs of a request, insert and unlock it; return False if there is no room.
 
@@ -243,7 +245,7 @@ def finish(
 
 
 @callable_in_kernels
-def take(tree: Tree, requests: Records, request: int, blocks: int, kept_ready: int) -> bool:
+def take(tree: PrefixTree, requests: Records, request: int, blocks: int, kept_ready: int) -> bool:
     """Give a request so many blocks; return False if others need them."""
     if not make_room(tree, blocks + kept_ready):
         return False
@@ -254,7 +256,7 @@ def take(tree: Tree, requests: Records, request: int, blocks: int, kept_ready: i
 
 @callable_in_kernels
 def share(
-    tree: Tree, requests: Records, parents: Int32s, prompts: Paths, request: int, blocks: int
+    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, request: int, blocks: int
 ) -> None:
     """Insert the first blocks of a running request, which locks them in the tree from then on."""
     record = requests[request]

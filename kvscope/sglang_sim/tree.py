@@ -54,7 +54,7 @@ which the chain from `unused` on is free.
 """
 
 
-class Tree(NamedTuple):
+class PrefixTree(NamedTuple):
     """A prefix tree over a trie of N blocks.
 
     `nodes` and `state` are records as above. `at` (N + 1 entries) is the node whose first block is
@@ -67,7 +67,7 @@ class Tree(NamedTuple):
     leaves: Int64s
 
 
-def empty_tree(blocks: int, most_nodes: int, **settings: float) -> Tree:
+def empty_tree(blocks: int, most_nodes: int, **settings: float) -> PrefixTree:
     """Return an empty tree over a trie of `blocks`; `settings` are fields of its state."""
     nodes = np.zeros(most_nodes + 1, dtype=NODE).view(np.recarray)
     state = np.zeros(1, dtype=STATE).view(np.recarray)
@@ -78,27 +78,29 @@ def empty_tree(blocks: int, most_nodes: int, **settings: float) -> Tree:
     nodes.top[ROOT] = nodes.bottom[ROOT] = nodes.parent[ROOT] = NONE
     nodes.locks[ROOT] = 1
     at = np.full(blocks, NONE, dtype=np.int32)
-    return Tree(nodes, state, at, np.zeros(most_nodes + 1, dtype=np.int64))
+    return PrefixTree(nodes, state, at, np.zeros(most_nodes + 1, dtype=np.int64))
 
 
 @callable_in_kernels
-def now(tree: Tree) -> int:
+def now(tree: PrefixTree) -> int:
     """Return the time, and advance the clock by one tick."""
     tree.state[0].clock += TICK
     return tree.state[0].clock  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
-def leaves_before(tree: Tree, node: int, other: int) -> bool:
+def leaves_before(tree: PrefixTree, node: int, other: int) -> bool:
     """Return whether a leaf is evicted before another one."""
-    one, two = tree.nodes[node], tree.nodes[other]
-    if one.rank != two.rank or tree.state[0].policy != FIFO:
-        return one.rank < two.rank or (one.rank == two.rank and one.time < two.time)  # type: ignore[no-any-return]
-    return one.created < two.created  # type: ignore[no-any-return]
+    first, second = tree.nodes[node], tree.nodes[other]
+    if first.rank != second.rank:
+        return first.rank < second.rank  # type: ignore[no-any-return]
+    if tree.state[0].policy == FIFO:
+        return first.created < second.created  # type: ignore[no-any-return]
+    return first.time < second.time  # type: ignore[no-any-return]
 
 
 @callable_in_kernels
-def rank_of(tree: Tree, node: int) -> int:
+def rank_of(tree: PrefixTree, node: int) -> int:
     """Return the first part of a leaf's key: the lowest leaves first, then by time."""
     record, state = tree.nodes[node], tree.state[0]
     if state.policy == LFU:
@@ -115,7 +117,7 @@ def rank_of(tree: Tree, node: int) -> int:
 
 
 @callable_in_kernels
-def place(tree: Tree, node: int) -> None:
+def place(tree: PrefixTree, node: int) -> None:
     """Put a node where it belongs among the leaves, or out of them if it is none any more."""
     nodes, leaves, state = tree.nodes, tree.leaves, tree.state[0]
     slot = nodes[node].slot
@@ -151,7 +153,7 @@ def place(tree: Tree, node: int) -> None:
 
 
 @callable_in_kernels
-def new_node(tree: Tree, parent: int, start: int, length: int, priority: int) -> int:
+def new_node(tree: PrefixTree, parent: int, start: int, length: int, priority: int) -> int:
     """Return a new node below another one, of blocks that its caller sets."""
     state = tree.state[0]
     node = state.unused
@@ -171,7 +173,7 @@ def new_node(tree: Tree, parent: int, start: int, length: int, priority: int) ->
 
 
 @callable_in_kernels
-def split(tree: Tree, node: int, length: int, bottom: int, top: int) -> int:
+def split(tree: PrefixTree, node: int, length: int, bottom: int, top: int) -> int:
     """Split a node behind so many blocks, and return the new node, which has those.
 
     `bottom` is the last of them, `top` the block behind it.
@@ -192,7 +194,9 @@ def split(tree: Tree, node: int, length: int, bottom: int, top: int) -> int:
 
 
 @callable_in_kernels
-def child_on(tree: Tree, parents: Int32s, path: Int32s, first: int, blocks: int, child: int) -> int:
+def child_on(
+    tree: PrefixTree, parents: Int32s, path: Int32s, first: int, blocks: int, child: int
+) -> int:
     """Return the node of the blocks that `child` shares with a path: itself, or split off it.
 
     The path is path[first : first + blocks]; it has the first block of `child`.
@@ -209,7 +213,7 @@ def child_on(tree: Tree, parents: Int32s, path: Int32s, first: int, blocks: int,
 
 
 @callable_in_kernels
-def look_up(tree: Tree, parents: Int32s, path: Int32s, first: int, blocks: int) -> int:
+def look_up(tree: PrefixTree, parents: Int32s, path: Int32s, first: int, blocks: int) -> int:
     """Return the node where the longest cached prefix of a path ends; it counts as used."""
     node, depth = ROOT, 0
     while depth < blocks:
@@ -230,7 +234,13 @@ def look_up(tree: Tree, parents: Int32s, path: Int32s, first: int, blocks: int) 
 
 @callable_in_kernels
 def insert(
-    tree: Tree, parents: Int32s, path: Int32s, first: int, blocks: int, inserted: int, priority: int
+    tree: PrefixTree,
+    parents: Int32s,
+    path: Int32s,
+    first: int,
+    blocks: int,
+    inserted: int,
+    priority: int,
 ) -> int:
     """Insert a path, and return the node that ends with its last block.
 
@@ -270,7 +280,7 @@ def insert(
 
 
 @callable_in_kernels
-def lock(tree: Tree, node: int, change: int) -> None:
+def lock(tree: PrefixTree, node: int, change: int) -> None:
     """Add a lock to a node and all above it, or with -1 remove it."""
     while node != ROOT:
         tree.nodes[node].locks += change
@@ -279,7 +289,7 @@ def lock(tree: Tree, node: int, change: int) -> None:
 
 
 @callable_in_kernels
-def make_room(tree: Tree, blocks: int) -> bool:
+def make_room(tree: PrefixTree, blocks: int) -> bool:
     """Evict leaves until so many blocks are free; return whether they are."""
     nodes, state = tree.nodes, tree.state[0]
     while state.capacity - state.size - state.owned < blocks and state.leaves > 0:
