@@ -193,10 +193,9 @@ class FleetSweep:
         for number in np.unique(replica):
             own = np.flatnonzero(replica == number)
             known = Workload(select(self.prompts, own), workload.setting, workload.windows).traffic
-            hits = workload.replay_tree(known, fleet.policy, self.capacity_blocks).hit_blocks
-            alone = pooled_fleet(known, hits, workload.profile, 1)
+            done = workload.serve_tree(known, fleet.policy, self.capacity_blocks)
             for name in ("hit_blocks", "begin_s", "token_s"):
-                getattr(whole, name)[own] = getattr(alone, name)
+                getattr(whole, name)[own] = getattr(done, name)
         return replace(whole, replica=replica, best_blocks=whole.hit_blocks)
 
     def _on_engines(self, fleet: Fleet, engine: EngineSettings, seed: int) -> FleetReplay:

@@ -186,8 +186,7 @@ def tier_request(workload: Workload, policy: Policy, estimates: Estimates) -> Re
 def _serve_cache(workload: Workload, request: ReplayRequest) -> ServedReplay:
     anchor, capacity = workload.anchor, request.capacity_blocks
     if workload.on_tree(request.policy):
-        done = workload.replay_tree(workload.traffic, request.policy, capacity)
-        return ServedReplay(_served(workload, done.hit_blocks), done.evictions)
+        return _serve_tree(workload, request)
     done = replay(
         workload.traffic,
         request.policy,
@@ -200,6 +199,18 @@ def _serve_cache(workload: Workload, request: ReplayRequest) -> ServedReplay:
     if workload.setting.sample_rate != 1:  # part of the requests make shorter queues than all
         served = replace(served, queued_ttft_s=None)
     return ServedReplay(served, int(done.evictions))
+
+
+def _serve_tree(workload: Workload, request: ReplayRequest) -> ServedReplay:
+    """Return how SGLang's prefix tree serves each request, behind its own queue."""
+    done = workload.serve_tree(workload.traffic, request.policy, request.capacity_blocks)
+    served = _served(workload, done.hit_blocks)
+    if served.queued_ttft_s is not None:
+        arrival_s = workload.prompts.arrival_s / workload.setting.rate_scale
+        served = replace(served, queued_ttft_s=done.token_s - arrival_s)
+    rejected = np.isnan(done.token_s)
+    turned_away = int(rejected[served.first :].sum())
+    return ServedReplay(served, done.evictions, rejected=rejected, turned_away=turned_away)
 
 
 def _mandatory(definition: HitDefinition, policy: Policy) -> bool:

@@ -23,12 +23,14 @@ from kvscope.replay.curve import HitCurve, lru_curve
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.footprint import tables_bytes
 from kvscope.replay.misses import Novelty, novelty
-from kvscope.replay.replay import Replay, Tables, TouchHistory, replay, touch_history
+from kvscope.replay.replay import Tables, TouchHistory, replay, touch_history
 from kvscope.replay.sampling import PARTS, Anchor, DrawnTrace, anchored, sampled
 from kvscope.replay.settings import setting_profile, timed_by
 from kvscope.replay.tier_spec import Tier
 from kvscope.replay.traffic import Traffic, traffic
-from kvscope.sglang_sim.requests import CHUNK_TOKENS, replay_tree, sglang_has
+from kvscope.sglang_sim.requests import CHUNK_TOKENS, TreeService, serve_tree, sglang_has
+
+_APART_S = 1e6  # between requests of a trace without times
 
 
 class ReplayRequest(Struct, frozen=True):
@@ -185,10 +187,21 @@ class Workload:
             and sglang_has(policy)
         )
 
-    def replay_tree(self, traffic: Traffic, policy: Policy, capacity_blocks: int) -> Replay:
-        """Replay traffic on SGLang's prefix tree, with chunks as the setting says."""
-        chunk = self.setting.max_num_batched_tokens or CHUNK_TOKENS
-        return replay_tree(traffic, policy, capacity_blocks, chunk_tokens=chunk)
+    def serve_tree(self, traffic: Traffic, policy: Policy, capacity_blocks: int) -> TreeService:
+        """Serve traffic on SGLang's prefix tree as the setting says; one by one without times."""
+        arrival_s, setting = traffic.arrival_s, self.setting
+        if len(arrival_s) > 1 and arrival_s[-1] == arrival_s[0]:
+            traffic = traffic._replace(
+                arrival_s=_APART_S * np.arange(len(arrival_s), dtype=np.float64)
+            )
+        return serve_tree(
+            traffic,
+            policy,
+            capacity_blocks,
+            self.profile,
+            chunk_tokens=setting.max_num_batched_tokens or CHUNK_TOKENS,
+            rate_scale=setting.rate_scale,
+        )
 
     def prepare(self, policies: Sequence[Policy]) -> None:
         """Compute and compile what replays of `policies` share, before threads need it."""
@@ -207,7 +220,7 @@ class Workload:
             tables = self.tables(policy)
             if kernel not in self._compiled and self.setting.capacity_model == "cache":
                 if self.on_tree(policy):
-                    self.replay_tree(no_requests, policy, 0)
+                    self.serve_tree(no_requests, policy, 0)
                 else:
                     replay(no_requests, policy, 0, tables=tables)
                 self._compiled.add(kernel)

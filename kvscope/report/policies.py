@@ -268,8 +268,9 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
         )
     elif setting.engine:
         capacity = (
-            f"Capacity: the pool of {setting.engine}, whose prefix tree evicts whole nodes; one"
-            f" request at a time, in chunks of {count(setting.max_num_batched_tokens)} tokens."
+            f"Capacity: the pool of {setting.engine}, which also holds the blocks of running"
+            " requests, and whose prefix tree evicts whole nodes; one prefill at a time, in chunks"
+            f" of {count(setting.max_num_batched_tokens)} tokens."
         )
     offload = offload_of(setting)
     if offload is not None:

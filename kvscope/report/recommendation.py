@@ -42,9 +42,7 @@ from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import EndVerdict, RequiredCapacity
 from kvscope.tuning.verdict import SloAnswer
 
-ON_TREE = (
-    "Simulated on SGLang's prefix tree, one request at a time in the pool less running requests."
-)
+ON_TREE = "Simulated on SGLang's prefix tree, one prefill at a time; its batching is not simulated."
 CACHE_STUDY = "cache study: idle cached blocks only, without weights, running requests or replicas"
 
 HELD_OUT, VALIDATION = "held-out requests", "the validation window"

@@ -14,19 +14,20 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
-from kvscope.core.arrays import Bools, Int32s, Int64s
+from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
 from kvscope.core.errors import UsageError
 from kvscope.core.jit import by_reference, callable_in_kernels, kernel
 from kvscope.core.prefix import Paths, paths
+from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.base import GUARD, TTL, Policy
-from kvscope.policies.fifo import Fifo
-from kvscope.policies.lfu import Lfu
-from kvscope.policies.lru import Lru
-from kvscope.policies.slru import Slru
-from kvscope.policies.tlru import NEXT_PROMPT_TOKENS, XI_PERCENTILE, XI_TOKENS, TLru
+from kvscope.policies.tlru import NEXT_PROMPT_TOKENS, XI_PERCENTILE, XI_TOKENS
+from kvscope.replay.costs import Costs, costs, decode_s, prefill_s
+from kvscope.replay.kernels.keys import Heap, drop_lowest, empty_heap, put
 from kvscope.replay.replay import Replay
 from kvscope.replay.traffic import Traffic, with_named_blocks
 from kvscope.sglang_sim.tree import (
@@ -34,6 +35,7 @@ from kvscope.sglang_sim.tree import (
     LFU,
     LRU,
     NONE,
+    PRIORITY,
     SLRU,
     TLRU,
     PrefixTree,
@@ -48,7 +50,9 @@ from kvscope.sglang_sim.tree import (
 CHUNK_TOKENS = 8192
 """Tokens of a prompt that are computed at once, as SGLang chooses on GPUs of 60 to 90 GiB."""
 START, FINISH = 0, 1
-_POLICIES: dict[type[Policy], int] = {Lru: LRU, Fifo: FIFO, Lfu: LFU, Slru: SLRU, TLru: TLRU}
+_POLICIES = {
+    "lru": LRU, "fifo": FIFO, "lfu": LFU, "slru": SLRU, "tlru": TLRU, "priority": PRIORITY
+}  # fmt: skip
 _ABSENT = {TTL.name: math.inf, GUARD.name: 0.0, XI_PERCENTILE.name: 0.0}
 """Parameters that SGLang does not have, and their values that do nothing."""
 
@@ -68,9 +72,78 @@ not run; its `shared` first blocks are in the tree, of which it `inserted` as ma
 
 def sglang_has(policy: Policy) -> bool:
     """Return whether SGLang has the policy, with these values of its parameters."""
-    return type(policy) in _POLICIES and all(
+    return policy.name in _POLICIES and all(
         policy.values.get(name, nothing) == nothing for name, nothing in _ABSENT.items()
     )
+
+
+class TreeService(Struct, frozen=True):
+    """How a server with SGLang's cache serves R requests: what they hit, and when.
+
+    Its prefill begins at `begin_s`, and it gets its first token at `token_s`, in seconds of the
+    trace; both are NaN for rejected requests.
+    """
+
+    hit_blocks: Int32s
+    begin_s: Float64s
+    token_s: Float64s
+    evictions: int
+
+
+class _Server(NamedTuple):
+    """An empty cache, and requests that wait for it."""
+
+    tree: PrefixTree
+    requests: Records
+    parents: Int32s
+    prompts: Paths
+
+    @classmethod
+    def of(cls, traffic: Traffic, policy: Policy, capacity_blocks: int) -> _Server:
+        """Return an empty cache of so many blocks. Raises UsageError for policies it lacks."""
+        if not sglang_has(policy):
+            raise UsageError(f"SGLang has no {policy.name} of these parameters")
+        traffic, values = with_named_blocks(traffic), policy.values
+        tree = empty_tree(
+            len(traffic.block_parent),
+            min(capacity_blocks, len(traffic.block_parent)) + 1,
+            policy=_POLICIES[policy.name],
+            block_size=traffic.block_size,
+            capacity=capacity_blocks,
+            protected_uses=values.get("protected_uses", 0.0),
+            xi_tokens=values.get(XI_TOKENS.name, 0.0),
+            next_prompt_tokens=values.get(NEXT_PROMPT_TOKENS.name, 0.0),
+        )
+        requests = np.zeros(len(traffic.leaf), dtype=REQUEST).view(np.recarray)
+        requests.prompt, requests.node = traffic.input_tokens, NONE
+        requests.end = np.maximum(traffic.input_tokens, traffic.history_tokens - 1)
+        requests.look, requests.blocks = traffic.look, traffic.length
+        prompts = paths(traffic.block_parent, traffic.leaf, traffic.length)
+        return cls(tree, requests, traffic.block_parent, prompts)
+
+
+def serve_tree(
+    traffic: Traffic,
+    policy: Policy,
+    capacity_blocks: int,
+    profile: LatencyProfile,
+    *,
+    chunk_tokens: int = CHUNK_TOKENS,
+    rate_scale: float = 1.0,
+) -> TreeService:
+    """Serve traffic with SGLang's cache of so many blocks, which running requests share.
+
+    Prefills run first come, first served, one at a time, and requests decode while none runs. One
+    begins once there is room for all that it and the running ones still need. Requests longer than
+    the cache are rejected. Pages have one token. Raises UsageError for a policy that SGLang lacks.
+    """
+    server = _Server.of(traffic, policy, capacity_blocks)
+    hits = np.zeros(len(server.requests), dtype=np.int32)
+    begin_s, token_s = np.full((2, len(hits)), np.nan)
+    running = empty_heap(len(hits))
+    arrival_s = traffic.arrival_s / rate_scale
+    _serve(*server, arrival_s, costs(profile), running, chunk_tokens, hits, begin_s, token_s)
+    return TreeService(hits, begin_s, token_s, int(server.tree.state[0].evictions))
 
 
 def replay_tree(
@@ -82,50 +155,25 @@ def replay_tree(
     chunk_tokens: int = CHUNK_TOKENS,
     order: Int64s | None = None,
 ) -> Replay:
-    """Replay traffic in SGLang's cache of so many blocks, which running requests share.
+    """Replay traffic in SGLang's cache of so many blocks, in a given order.
 
     A block is one page if `paged`, else as many pages of one token as it has tokens. `order` lists
     what happens, 2 r + START or 2 r + FINISH of request r; by default requests run one by one.
     Requests that are longer than the cache are rejected. Raises UsageError for a policy that
     SGLang does not have, and where those that run at once do not fit.
     """
-    if not sglang_has(policy):
-        raise UsageError(f"SGLang has no {policy.name} of these parameters")
-    traffic = with_named_blocks(traffic)
-    size, count = traffic.block_size, len(traffic.leaf)
-    values = policy.values
-    page = size if paged else 1
-    tree = empty_tree(
-        len(traffic.block_parent),
-        min(capacity_blocks, len(traffic.block_parent)) + 1,
-        policy=_POLICIES[type(policy)],
-        block_size=size,
-        capacity=capacity_blocks,
-        protected_uses=values.get("protected_uses", 0.0),
-        xi_tokens=values.get(XI_TOKENS.name, 0.0),
-        next_prompt_tokens=values.get(NEXT_PROMPT_TOKENS.name, 0.0),
-    )
-    requests = np.zeros(count, dtype=REQUEST).view(np.recarray)
-    requests.prompt, requests.node = traffic.input_tokens, NONE
-    requests.end = np.maximum(traffic.input_tokens, traffic.history_tokens - 1)
-    requests.look, requests.blocks = traffic.look, traffic.length
-    hits = np.zeros(count, dtype=np.int32)
-    done = _run(
-        tree,
-        requests,
-        traffic.block_parent,
-        paths(traffic.block_parent, traffic.leaf, traffic.length),
-        np.arange(2 * count) if order is None else order,
-        max(chunk_tokens // page, 1) * page,
-        page,
-        hits,
-    )
-    if done < (2 * count if order is None else len(order)):
+    server = _Server.of(traffic, policy, capacity_blocks)
+    page = traffic.block_size if paged else 1
+    hits = np.zeros(len(server.requests), dtype=np.int32)
+    order = np.arange(2 * len(hits)) if order is None else order
+    chunk = max(chunk_tokens // page, 1) * page
+    if _run(*server, order, chunk, page, hits) < len(order):
         raise UsageError(
             f"the requests that run at once do not fit into {capacity_blocks:,} blocks",
             remedy="let fewer run at once",
         )
-    find_cached = partial(_cached, tree, traffic.block_parent)
+    tree = server.tree
+    find_cached = partial(_cached, tree, server.parents)
     return Replay(policy, capacity_blocks, hits, int(tree.state[0].evictions), find_cached)
 
 
@@ -165,6 +213,65 @@ def _run(
             if not prefill(tree, requests, parents, prompts, request, chunk, page):
                 return at
     return len(order)
+
+
+@kernel
+def _serve(
+    tree: PrefixTree,
+    requests: Records,
+    parents: Int32s,
+    prompts: Paths,
+    arrival_s: Float64s,
+    cost: Costs,
+    running: Heap,
+    chunk: int,
+    hits: Int32s,
+    begin_s: Float64s,
+    token_s: Float64s,
+) -> None:
+    """Serve requests one prefill at a time, and write what each hits and when it is computed.
+
+    The lowest of `running` finishes once requests have decoded for so many seconds.
+    """
+    tree, prompts, running = by_reference(tree), by_reference(prompts), by_reference(running)
+    state, free_s, decoded_s = tree.state[0], 0.0, 0.0
+    for request in range(len(hits)):
+        record = requests[request]
+        needed = blocks_of(tree, record.end)
+        if needed > state.capacity:
+            continue
+        start_s = max(arrival_s[request], free_s)
+        decoded_s += start_s - free_s
+        while running.size[0] > 0 and running.keys[0] <= decoded_s:
+            finish_first(tree, requests, parents, prompts, running)
+        hit = begin(tree, requests, parents, prompts, request)
+        while state.locked + state.owned + state.promised + needed - hit > state.capacity:
+            lock(tree, record.node, -1)
+            record.node = NONE
+            start_s += running.keys[0] - decoded_s
+            decoded_s = running.keys[0]
+            finish_first(tree, requests, parents, prompts, running)
+            hit = begin(tree, requests, parents, prompts, request)
+        hits[request], begin_s[request] = hit, start_s
+        prefill(tree, requests, parents, prompts, request, chunk, 1)
+        state.promised += needed - record.shared - record.owned
+        cached = min(hit * state.block_size, record.prompt)
+        free_s = start_s + prefill_s(cost, record.prompt - cached, cached)
+        token_s[request] = free_s
+        each_s = decode_s(cost, running.size[0] + 1, record.prompt)
+        put(running, decoded_s + (record.end - record.prompt) * each_s, request)
+
+
+@callable_in_kernels
+def finish_first(
+    tree: PrefixTree, requests: Records, parents: Int32s, prompts: Paths, running: Heap
+) -> None:
+    """Finish the running request that has the least left to decode."""
+    request = running.requests[0]
+    drop_lowest(running)
+    record = requests[request]
+    tree.state[0].promised -= blocks_of(tree, record.end) - record.shared - record.owned
+    finish(tree, requests, parents, prompts, request, 1)
 
 
 @callable_in_kernels

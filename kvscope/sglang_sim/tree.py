@@ -44,13 +44,15 @@ them, NONE for nodes that are none. Of an unused node only `parent` counts: the 
 """
 
 STATE = _record(
-    "policy protected_uses block_size clock capacity size owned evictions leaves made unused",
+    "policy protected_uses block_size clock capacity size locked owned promised evictions leaves "
+    "made unused",
     "xi_tokens next_prompt_tokens",
 )
 """One record: the policy, and counts in blocks.
 
-`size` blocks are in the tree; running requests have `owned` ones beside it. `made` nodes exist, of
-which the chain from `unused` on is free.
+`size` blocks are in the tree, of which `locked` ones cannot leave; running requests have `owned`
+ones beside it, and are `promised` more. `made` nodes exist, of which the chain from `unused` on is
+free.
 """
 
 
@@ -283,9 +285,12 @@ def insert(
 def lock(tree: PrefixTree, node: int, change: int) -> None:
     """Add a lock to a node and all above it, or with -1 remove it."""
     while node != ROOT:
-        tree.nodes[node].locks += change
+        record = tree.nodes[node]
+        if record.locks == (0 if change > 0 else 1):
+            tree.state[0].locked += change * record.length
+        record.locks += change
         place(tree, node)
-        node = tree.nodes[node].parent
+        node = record.parent
 
 
 @callable_in_kernels

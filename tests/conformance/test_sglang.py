@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from kvscope.core.arrays import Int64s
-from kvscope.policies.registry import by_name
 from kvscope.sglang_sim.requests import FINISH, START, replay_tree
 from tests.long import long
-from tests.sglang_sim.chats import Chat, chats, in_flight, traffic_of
+from tests.sglang_sim.chats import Chat, chats, in_flight, policy_of, traffic_of
 
 pytestmark = [
     pytest.mark.sglang,
@@ -37,6 +36,7 @@ CASES = (
     Case("lru", {}, {}),
     Case("fifo", {}, {}),
     Case("lfu", {}, {}),
+    Case("priority", {}, {}),
     Case("slru", {"protected_uses": 2}, {}),
     Case("slru", {"protected_uses": 3}, {"protected_threshold": 3}),
     Case(
@@ -88,7 +88,7 @@ def test_hits_are_sglangs(case: Case, page: int, at_once: int, core: str, reques
     pages = (longest + 200 * at_once) // page + 2 * at_once
     chunk = 48
     theirs = np.array(served(sent, order, case, pages, page, chunk, core))
-    policy, traffic = by_name(case.policy)(case.values), traffic_of(sent, page)
+    policy, traffic = policy_of(case.policy, case.values), traffic_of(sent, page)
     ours = replay_tree(traffic, policy, pages, paged=page > 1, chunk_tokens=chunk, order=order)
     assert ours.evictions > len(sent)
     assert np.flatnonzero(ours.hit_blocks * page != theirs).tolist() == []

@@ -114,6 +114,18 @@ class RadixTree:
         self.owned -= request.owned
         self._lock(request.node, -1)
 
+    def abandon(self, request: Request) -> None:
+        """Unlock what a request hit that does not begin yet."""
+        self._lock(request.node, -1)
+
+    def locked(self) -> int:
+        """Return the blocks of the tree that requests have locked."""
+        nodes, stack = [], [self.root]
+        while stack:
+            nodes.append(stack.pop())
+            stack += nodes[-1].children.values()
+        return sum(len(node.key) for node in nodes if node.lock_ref)
+
     def _take(self, request: Request, tokens: int, ready: int) -> None:
         needed = -(-tokens // self.block_size) - request.shared - request.owned
         self._evict(needed + ready)

@@ -9,8 +9,22 @@ import numpy as np
 
 from kvscope.core.arrays import Int64s
 from kvscope.ingest.trie import Trie
+from kvscope.policies.base import Policy
+from kvscope.policies.lru import Lru
+from kvscope.policies.registry import by_name
 from kvscope.replay.traffic import Traffic, uncut
 from kvscope.sglang_sim.requests import FINISH, START
+
+
+class Priority(Lru):
+    """SGLang's policy of this name, where no request states a priority: outputs leave first."""
+
+    name = "priority"
+
+
+def policy_of(name: str, values: dict[str, float]) -> Policy:
+    """Return a policy that SGLang has."""
+    return Priority() if name == Priority.name else by_name(name)(values)
 
 
 class Chat(NamedTuple):

@@ -16,7 +16,7 @@ from kvscope.replay.replay import replay
 from kvscope.replay.settings import with_groups
 from kvscope.replay.sweep import serve_replay
 from kvscope.replay.workload import ReplayRequest, Workload
-from kvscope.sglang_sim.requests import replay_tree
+from kvscope.sglang_sim.requests import serve_tree
 from kvscope.tuning.replicas import SESSION, serve_replicas, split_over, together
 from tests.tuning.examples import chats, workload
 
@@ -44,8 +44,11 @@ def test_replays_are_those_of_the_tree() -> None:
     )
     for policy in (Lru(), TLRU):
         done = serve_replay(on_sglang, ReplayRequest(policy, CAPACITY))
-        tree = replay_tree(on_sglang.traffic, policy, CAPACITY, chunk_tokens=512)
+        tree = serve_tree(on_sglang.traffic, policy, CAPACITY, on_sglang.profile, chunk_tokens=512)
         assert np.array_equal(done.served.hit_blocks, tree.hit_blocks)
+        assert done.served.queued_ttft_s is not None
+        waited_s = tree.token_s - on_sglang.prompts.arrival_s
+        assert np.array_equal(done.served.queued_ttft_s, waited_s)
         assert done.evictions == tree.evictions > 0
         on_blocks = replay(on_sglang.traffic, policy, CAPACITY)
         assert not np.array_equal(on_blocks.hit_blocks, tree.hit_blocks)
