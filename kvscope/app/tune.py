@@ -513,6 +513,14 @@ def _warnings(tuned: Recommendation, prompts: Prompts, latency: TraceLatency) ->
             f" {tuned.size(tuning.capacity_blocks)}: the engine rejects them, and each counts as a"
             " violation."
         )
+    seeing = [
+        each.router for each in tuned.plan.options if each.router and each.router.sees != "order"
+    ]
+    if seeing and tuned.engine == SGLANG:
+        yield (
+            f"Replicas behind {seeing[0].name} are replayed block by block, not on SGLang's tree:"
+            " their hits may be a few percent off."
+        )
     of = MODELS.get(tuned.profile.name)
     if of and tuned.model and tuned.model.name != of:
         remedy = "name the GPU, or a latency profile measured on it"

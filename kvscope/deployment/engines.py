@@ -88,7 +88,9 @@ class Engine(Struct, frozen=True):
     def doubts(self, groups: KvGroups | None) -> tuple[str, ...]:
         """Return what is uncertain of its cache, for a model with these groups of layers."""
         if self.name != "vllm":
-            return ()
+            newest, own = (version_text(each) for each in (_NEWEST[self.name], self.version))
+            other = f"SGLang {own} was not compared with kvscope, and is simulated as {newest}"
+            return () if own == newest else (f"{other}: its hits may differ",)
         doubts = [not_compared(self.version)]
         if groups is not None and groups.state_tokens and self.version < STATES_COMPARED:
             since = version_text(STATES_COMPARED)
