@@ -195,6 +195,12 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
     )
     named = (options.capacity, options.capacity_blocks, options.points)
     engine = _engine(recommended, where)
+    if where is not None and engine is None and options.capacity_model == "engine":
+        raise UsageError(
+            "SGLang's scheduler is not simulated, its prefix cache is",
+            where="--capacity-model engine",
+            remedy="leave it out",
+        )
     limits = engine or options
     setting = with_capacity_model(
         setting,

@@ -18,6 +18,9 @@ from kvscope.replay.sweep import serve_replay
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.sglang_sim.requests import serve_tree
 from kvscope.tuning.replicas import SESSION, serve_replicas, split_over, together
+from kvscope.tuning.target import Target
+from kvscope.tuning.trial import Evaluator
+from kvscope.tuning.tuner import lossless
 from tests.tuning.examples import chats, workload
 
 TLRU = TLru({"xi_tokens": 64, "next_prompt_tokens": 16})
@@ -60,6 +63,27 @@ def test_other_ways_to_count_are_replayed_on_blocks() -> None:
     """A peer's definition of hits is no engine's."""
     assert not _sglang(definition=LIBCACHESIM).on_tree(Lru())
     assert not workload(chats(seed=4)).on_tree(Lru())
+
+
+def test_requests_that_do_not_fit_are_rejected() -> None:
+    """They have no time to a first token, as on an engine."""
+    on_sglang = _sglang()
+    needed = -(-(on_sglang.traffic.history_tokens - 1) // 16)
+    capacity = int(needed.max()) - 1
+    done = serve_replay(on_sglang, ReplayRequest(Lru(), capacity))
+    assert done.rejected is not None
+    assert done.served.queued_ttft_s is not None
+    assert np.array_equal(done.rejected, needed > capacity)
+    assert np.array_equal(np.isnan(done.served.queued_ttft_s), done.rejected)
+    assert done.turned_away == done.rejected.sum() > 0
+
+
+def test_an_ample_pool_evicts_nothing() -> None:
+    """The capacity at which the tuner stops to search."""
+    on_sglang = _sglang()
+    evaluator = Evaluator(on_sglang, Target(0.2))
+    done = serve_replay(on_sglang, ReplayRequest(Lru(), lossless(evaluator)))
+    assert done.evictions == 0
 
 
 def test_replicas_behind_session_are_trees_of_their_own() -> None:
