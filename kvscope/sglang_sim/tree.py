@@ -76,9 +76,9 @@ def empty_tree(blocks: int, most_nodes: int, **settings: float) -> PrefixTree:
     for name, value in settings.items():
         state[name] = value
     state.made, state.unused = 1, NONE
-    nodes.slot = NONE
-    nodes.top[ROOT] = nodes.bottom[ROOT] = nodes.parent[ROOT] = NONE
-    nodes.locks[ROOT] = 1
+    root = nodes[ROOT]  # the others take no memory before they are used
+    root.slot = root.top = root.bottom = root.parent = NONE
+    root.locks = 1
     at = np.full(blocks, NONE, dtype=np.int32)
     return PrefixTree(nodes, state, at, np.zeros(most_nodes + 1, dtype=np.int64))
 
