@@ -16,7 +16,7 @@ PYTHON  ?= $(shell for python in python3 python3.14 python3.13 python3.12 python
 	&& echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environments kernels demo attack test test-install test-engine test-engine-0.26 test-engine-0.33 test-engine-versions test-routers test-container test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet gpu-evidence samples wheel clean
+.PHONY: help setup environments kernels demo attack test test-install test-engine test-engine-0.26 test-engine-0.33 test-engine-versions test-sglang test-routers test-container test-long lint docs site pictures bench bench-no-harm bench-plugin bench-soak bench-engine bench-fleets bench-live-fleet gpu-evidence samples wheel clean
 
 help: ## this list
 	@echo "kvscope: what your traffic reuses, what each cache gives, what to set"
@@ -40,7 +40,7 @@ $(READY): pyproject.toml constraints.txt | $(PY)
 	@touch $(READY)
 	@echo "Ready: $(KVSCOPE) --help"
 
-environments: setup $(ENGINE)/ready $(ROUTERS)/ready # all that CI needs
+environments: setup $(ENGINE)/ready $(ENGINE)-sglang/ready $(ROUTERS)/ready # all that CI needs
 
 demo: setup ## analyze a sample trace, replay policies on it, tune for an SLO; writes report.html
 	$(KVSCOPE) analyze $(SAMPLE) --db demo.duckdb --model qwen2-7b --hbm 80GiB --html report.html
@@ -109,6 +109,11 @@ test-engine-versions: $(ENGINE)/ready ## cache managers of earlier vLLMs against
 			tests/conformance/test_versions.py || exit 1; \
 	done
 
+SGLANG_PYTEST = PYTHONPATH=$(ENGINE)-sglang $(ENGINE_PYTEST)
+
+test-sglang: $(ENGINE)-sglang/ready ## the simulated prefix tree against SGLang's own, whose code runs on .venv-engine
+	$(SGLANG_PYTEST) -m "sglang and not long" tests/conformance/test_sglang.py
+
 test-routers: $(ROUTERS)/ready ## kvscope's routers against the real programs, in .venv-routers (Linux)
 	$(ROUTERS_PYTEST) -m "router and not long" tests/conformance/test_routers.py
 
@@ -119,10 +124,11 @@ test-container: setup ## the image's steps in a Debian of its own (root, deboots
 		--target build/kubernetes kubernetes-validate==1.37.0 importlib-resources==6.5.2
 	PYTHONPATH=build/kubernetes $(PY) -m pytest -q tests/deploy
 
-test-long: kernels $(ENGINE)/ready $(ROUTERS)/ready ## what CI runs in a short form, and what depends on the machine's load
+test-long: kernels $(ENGINE)/ready $(ENGINE)-sglang/ready $(ROUTERS)/ready ## what CI runs in a short form, and what depends on the machine's load
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m "long and not engine and not router" \
 		$(PYTEST)
 	$(ENGINE_PYTEST) -m "engine and (long or clock)" $(ENGINE_TESTS)
+	$(SGLANG_PYTEST) -m "sglang and long" tests/conformance/test_sglang.py
 	$(ROUTERS_PYTEST) -m "router and long" tests/conformance/test_routers.py
 
 $(ENGINE)/bin/python:
@@ -136,6 +142,13 @@ $(ENGINE)/ready: pyproject.toml constraints-engine.txt | $(ENGINE)/bin/python
 	@$(ENGINE)/bin/python -m pip install -qq --disable-pip-version-check \
 		--no-deps --no-build-isolation --editable .
 	@touch $(ENGINE)/ready
+
+$(ENGINE)-sglang/ready: constraints-sglang.txt $(ENGINE)/ready
+	@echo "Installing SGLang without its dependencies into $(@D), once: downloads 40 MB ..."
+	@rm -rf $(@D)
+	@$(ENGINE)/bin/python -m pip install -qq --disable-pip-version-check --no-compile --no-deps \
+		--target $(@D) --requirement constraints-sglang.txt
+	@touch $@
 
 $(ENGINE)-%/ready: constraints-engine-%.txt tests/conformance/overlay.py $(ENGINE)/ready
 	@echo "Laying the Python code of vLLM $* over $(ENGINE), once: downloads some 300 MB ..."

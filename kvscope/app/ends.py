@@ -24,18 +24,16 @@ def ends_of(
     *,
     latency_named: bool,
     pool: KvPool | None = None,
-    running_blocks: int = 0,
     tpot: bool = False,
 ) -> tuple[End, ...]:
     """Return both ends of latency and pool, and other starts of sessions without a common clock.
 
     Without a deployment, those of a latency that was not named are prefill times halved and
     doubled. `pool` is the deployment's in blocks of the trace, None where another capacity is
-    stated; `running_blocks` of it are not for the cache. With `tpot`, time per output token has an
-    SLO.
+    stated. With `tpot`, time per output token has an SLO.
     """
     if latency.deployment is not None:
-        ends = _of_deployment(latency, latency.deployment, pool, running_blocks, tpot=tpot)
+        ends = _of_deployment(latency, latency.deployment, pool, tpot=tpot)
     else:
         ends = _of_fit(latency.fit) if latency_named else PREFILL_ENDS
     layouts = (
@@ -46,12 +44,7 @@ def ends_of(
 
 
 def _of_deployment(
-    latency: TraceLatency,
-    where: ResolvedDeployment,
-    pool: KvPool | None,
-    running: int,
-    *,
-    tpot: bool,
+    latency: TraceLatency, where: ResolvedDeployment, pool: KvPool | None, *, tpot: bool
 ) -> tuple[End, ...]:
     """Return both ends: the smaller pool with the slower prefill, and the other way round."""
     slow, fast = where.latency_high, where.latency_low
@@ -62,12 +55,8 @@ def _of_deployment(
     if pool.low_blocks == pool.high_blocks and slow == fast:
         return ()
     return (
-        End(
-            f"the smallest pool and prefill {slow:g}x as long",
-            slow,
-            max(pool.low_blocks - running, 1),
-        ),
-        End(f"the largest pool and prefill {fast:g}x as long", fast, pool.high_blocks - running),
+        End(f"the smallest pool and prefill {slow:g}x as long", slow, max(pool.low_blocks, 1)),
+        End(f"the largest pool and prefill {fast:g}x as long", fast, pool.high_blocks),
     )
 
 

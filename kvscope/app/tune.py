@@ -48,7 +48,6 @@ from kvscope.tuning.canary import Canary
 from kvscope.tuning.comparison import WindowTrial
 from kvscope.tuning.file import AddedTier, EngineTable, TierTable, why_kept, write_recommendation
 from kvscope.tuning.flags import NEWEST, EngineLaunch, Flags, flags
-from kvscope.tuning.load import running_blocks
 from kvscope.tuning.plan import Planner, ReplicaMachine, RouterOffer, TuningPlan
 from kvscope.tuning.rule import Grade, Judged
 from kvscope.tuning.search import XI
@@ -327,16 +326,13 @@ def tune(
         limits=request.limits,
     )
     tuning_options.split(prompts)  # a trace that is too short is refused before any replay
-    pool, running = None, 0
+    pool = None
     if where is not None:
-        replicas = where.engines
         pool = where.pool.in_blocks_of(trace.block_size)
-        if setting.capacity_model == "cache":  # SGLang
-            running = running_blocks(prompts, setting, pool.blocks, replicas)
         tuning_options = replace(
             tuning_options,
-            capacity_blocks=pool.blocks - running,
-            replicas=replicas,
+            capacity_blocks=pool.blocks,
+            replicas=where.engines,
             scale_out=True,
         )
     ends = ends_of(
@@ -344,7 +340,6 @@ def tune(
         prompts,
         latency_named="--latency" in request.given,
         pool=pool,
-        running_blocks=running,
         tpot=request.target.tpot_slo_s is not None,
     )
     tuning_options = replace(tuning_options, ends=ends)
@@ -517,6 +512,14 @@ def _warnings(tuned: Recommendation, prompts: Prompts, latency: TraceLatency) ->
             f"{rejected:,} of {counted:,} requests are longer than the pool of"
             f" {tuned.size(tuning.capacity_blocks)}: the engine rejects them, and each counts as a"
             " violation."
+        )
+    seeing = [
+        each.router for each in tuned.plan.options if each.router and each.router.sees != "order"
+    ]
+    if seeing and tuned.engine == SGLANG:
+        yield (
+            f"Replicas behind {seeing[0].name} are replayed block by block, not on SGLang's tree:"
+            " their hits may be a few percent off."
         )
     of = MODELS.get(tuned.profile.name)
     if of and tuned.model and tuned.model.name != of:

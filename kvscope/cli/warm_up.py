@@ -31,6 +31,7 @@ COMMANDS = (
     ("simulate", "--capacity-blocks", "50", "--policies", "all"),
     ("explain", "--capacity-blocks", "50"),
     ("simulate", *_TIERS),
+    ("simulate", *_ENGINE, "--engine", "sglang"),
     ("analyze",),
     ("fit",),
 )

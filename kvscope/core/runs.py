@@ -88,7 +88,8 @@ class RunSetting(Struct, frozen=True):
     `max_num_` limits of vLLM, the other one None. `tiers` is the value of `--tiers`, empty for one
     tier; `tier_mode` (a `TierMode`, or the value of `--offload`) and `block_bytes` belong to it.
     `kv_groups` are those of a hybrid model on an engine, as `KvGroups.text`, empty for any other.
-    `engine` is a vLLM that is simulated in another way than the newest, as `vllm@0.22`.
+    `engine` is a vLLM that is simulated in another way than the newest, as `vllm@0.22`, or of a
+    `cache` the SGLang whose prefix tree it is; prompts have chunks of `max_num_batched_tokens`.
     """
 
     definition: HitDefinition

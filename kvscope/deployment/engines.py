@@ -191,9 +191,11 @@ class Engine(Struct, frozen=True):
         return 0.92 if self.has(UTILIZATION) else 0.9
 
     def default_batched_tokens(self, gpu: Gpu) -> int:
-        """Return the limit of tokens per step on a GPU."""
+        """Return the limit of tokens per step on a GPU; of SGLang, that of a prompt's chunk."""
+        if self.name == "sglang":
+            return gpu.sglang_chunk_tokens
         usual = gpu.default_max_num_batched_tokens
-        return usual if self.has(LARGE_BATCHES) or self.name != "vllm" else min(usual, 8192)
+        return usual if self.has(LARGE_BATCHES) else min(usual, 8192)
 
     @property
     def simulated_as(self) -> str:
@@ -225,7 +227,9 @@ class Engine(Struct, frozen=True):
     def doubts(self, groups: KvGroups | None) -> tuple[str, ...]:
         """Return what is uncertain of its cache, for a model with these groups of layers."""
         if self.name != "vllm":
-            return ()
+            newest, own = (version_text(each) for each in (_NEWEST[self.name], self.version))
+            other = f"SGLang {own} was not compared with kvscope, and is simulated as {newest}"
+            return () if own == newest else (f"{other}: its hits may differ",)
         doubts = [not_compared(self.version)]
         if groups is not None and groups.state_tokens and self.version < STATES_COMPARED:
             since = version_text(STATES_COMPARED)

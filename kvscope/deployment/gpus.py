@@ -52,6 +52,15 @@ class Gpu(Struct, frozen=True):
         """Limit of tokens per step of vLLM's API server on this GPU; source as above."""
         return self._by_memory(16_384, 8192, 2048)
 
+    @property
+    def sglang_chunk_tokens(self) -> int:
+        """Tokens of a prompt that SGLang computes at once on this GPU (`--chunked-prefill-size`).
+
+        Source: SGLang 0.5.23, srt/arg_groups/memory_hook.py.
+        """
+        sizes = ((160, 16_384), (60, 8192), (35, 4096))
+        return next((size for least, size in sizes if self.total_bytes >= least * GIB), 2048)
+
     def _by_memory(self, largest: int, large: int, others: int) -> int:
         if self.total_bytes >= 160 * GIB:
             return largest

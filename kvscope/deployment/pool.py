@@ -275,17 +275,13 @@ def sglang_fraction(gpu: Gpu, tp: int) -> float:
     batch of a CUDA graph follow from the total memory.
     """
     gib, several = gpu.total_bytes / GIB, tp >= 4
-    if gib >= 160:
-        chunk, batch = 16_384, 512
-    elif gib >= 60:
-        chunk, batch = 8192, 512 if several else 256
+    if gib >= 60:
+        batch = 512 if several or gib >= 160 else 256
     elif gib >= 35:
-        chunk, batch = 4096, 160 if several else 32
-    elif gib >= 20:
-        chunk, batch = 2048, 80 if several else 24
+        batch = 160 if several else 32
     else:
-        chunk, batch = 2048, 8
-    reserved = 512 + 1.5 * chunk + 2 * batch + 128 * tp
+        batch = 8 if gib < 20 else 80 if several else 24
+    reserved = 512 + 1.5 * gpu.sglang_chunk_tokens + 2 * batch + 128 * tp
     return round(1 - reserved * MIB / gpu.total_bytes, 3)
 
 

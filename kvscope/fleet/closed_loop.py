@@ -14,9 +14,9 @@ from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.errors import InputError
 from kvscope.core.trace import Prompts
 from kvscope.fleet.kernel import OPEN
-from kvscope.fleet.replay import costs
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.lru import Lru
+from kvscope.replay.costs import costs
 from kvscope.replay.replay import replay
 from kvscope.replay.traffic import Traffic
 

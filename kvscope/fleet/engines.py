@@ -19,10 +19,10 @@ from kvscope.core.jit import Function, Opaque, Referenced
 from kvscope.core.trace import Prompts
 from kvscope.fleet.engine_loads import no_counts
 from kvscope.fleet.engines_kernel import FleetPaths, Loads, SentRequests, Sights, engines_kernel
-from kvscope.fleet.kernel import Costs
 from kvscope.fleet.machines import Machines, has_tier, idle_machines
 from kvscope.fleet.replay import FleetReplay, arrivals, asked, no_view
 from kvscope.policies.base import Policy
+from kvscope.replay.costs import Costs
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.routers.base import MemorySizes, Router
 from kvscope.vllm_sim import EngineSettings, StepCost

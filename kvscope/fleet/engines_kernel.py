@@ -16,7 +16,7 @@ from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.jit import Function, Opaque, by_reference, callable_in_kernels, kernel, once
 from kvscope.core.prefix import write_path
 from kvscope.fleet.engine_loads import LoadCounts, count_loads, count_used_blocks
-from kvscope.fleet.kernel import Arrivals, Asked, Costs, prefill_s
+from kvscope.fleet.kernel import Arrivals, Asked
 from kvscope.fleet.machines import (
     NEVER,
     Machines,
@@ -26,6 +26,7 @@ from kvscope.fleet.machines import (
     take_tables,
     unused_blocks,
 )
+from kvscope.replay.costs import Costs, prefill_s
 from kvscope.replay.kernels.keys import drop_lowest, put
 from kvscope.routers.base import Prompt, View
 from kvscope.vllm_sim.state import NONE

@@ -26,6 +26,7 @@ from kvscope.core.jit import (
 from kvscope.core.prefix import write_path
 from kvscope.fleet.caches import EXPIRED, NEXT, PERIOD, FleetCaches, caches_of
 from kvscope.policies.base import Policy
+from kvscope.replay.costs import Costs, decode_s, prefill_s
 from kvscope.replay.kernels.keys import Heap, drop_lowest, put
 from kvscope.replay.kernels.loop import Now, take_table
 from kvscope.replay.traffic import Traffic
@@ -56,18 +57,6 @@ class Arrivals(NamedTuple):
     starts: Int64s
     turns: Int32s
     due: Heap
-
-
-class Costs(NamedTuple):
-    """Seconds that serving takes: a prefill as `LatencyProfile.ttft_s`, a token as `StepCost`."""
-
-    base_s: float
-    floor_s: float
-    prefill_token_s: float
-    prefill_pair_s: float
-    decode_base_s: float
-    decode_token_s: float
-    decode_context_token_s: float
 
 
 class Replicas(NamedTuple):
@@ -141,13 +130,6 @@ def _take_row(served: Traffic, at: int, trace: Traffic, request: int, now_s: flo
     served.next_prompt_tokens[at] = trace.next_prompt_tokens[request]
     for cut in range(trace.cuts.shape[1]):
         served.cuts[at, cut] = trace.cuts[request, cut]
-
-
-@callable_in_kernels
-def prefill_s(costs: Costs, uncached: int, cached: int) -> float:
-    """Return the seconds of a prefill: `LatencyProfile.ttft_s`."""
-    read = max(costs.floor_s, costs.prefill_token_s * uncached)
-    return costs.base_s + read + costs.prefill_pair_s * uncached * (cached + uncached / 2)
 
 
 @callable_in_kernels
@@ -359,12 +341,8 @@ def fleet_kernel(policy: type[Policy]) -> Callable[..., Any]:
             begin_s = max(now_s, replicas.free_s[replica])
             token_s = begin_s + fetch_s + prefill_s(costs, tokens - hit_tokens, hit_tokens)
             outputs = trace.history_tokens[request] - tokens
-            decode_s = (
-                costs.decode_base_s
-                + costs.decode_token_s * (own.running[replica] + 1)
-                + costs.decode_context_token_s * tokens
-            )
-            end_s = token_s + max(outputs - 1, 0) * decode_s
+            each_s = decode_s(costs, own.running[replica] + 1, tokens)
+            end_s = token_s + max(outputs - 1, 0) * each_s
             replicas.free_s[replica] = token_s
             own.in_flight[replica] += 1
             own.processed[replica] += 1

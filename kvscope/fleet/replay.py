@@ -15,13 +15,13 @@ from kvscope.fleet.kernel import (
     Arrivals,
     Asked,
     CacheLimits,
-    Costs,
     Replicas,
     Served,
     fleet_kernel,
 )
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.base import Policy
+from kvscope.replay.costs import costs
 from kvscope.replay.kernels.keys import Heap
 from kvscope.replay.replay import NO_TABLES, Tables, functions_of
 from kvscope.replay.traffic import Traffic
@@ -64,20 +64,6 @@ def asked(prompts: Prompts) -> Asked:
         np.ascontiguousarray(prompts.blocks, dtype=np.int32),
         full.astype(np.int32),
         prompts.conversation.astype(np.int64),
-    )
-
-
-def costs(profile: LatencyProfile) -> Costs:
-    """Return the costs of a replica with this profile; without decode costs, those of a prompt."""
-    decode = (profile.base_s, profile.per_token_s, profile.per_token_pair_s)
-    if profile.decode_base_s is not None:
-        decode = (
-            profile.decode_base_s,
-            profile.decode_request_s,
-            profile.decode_context_token_s,
-        )
-    return Costs(
-        profile.base_s, profile.floor_s, profile.per_token_s, profile.per_token_pair_s, *decode
     )
 
 

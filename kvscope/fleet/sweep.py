@@ -163,6 +163,8 @@ class FleetSweep:
         )
         if engine is not None:
             return self._on_engines(fleet, engine, seed)
+        if self._on_trees(fleet):
+            return self._replay_trees(fleet, seed)
         return replay_fleet(
             self.workload.traffic,
             self._asked,
@@ -176,6 +178,25 @@ class FleetSweep:
             tables=self.workload.tables(fleet.policy),
             seed=seed,
         )
+
+    def _on_trees(self, fleet: Fleet) -> bool:
+        """Return whether each replica is a prefix tree of SGLang with requests of its own."""
+        alone = self.think_s is None and fleet.router.sees == "order"
+        return alone and self.workload.on_tree(fleet.policy)
+
+    def _replay_trees(self, fleet: Fleet, seed: int) -> FleetReplay:
+        """Return what a fleet does whose replicas are such trees, with a queue each."""
+        workload, count = self.workload, fleet.replicas
+        replica = assignment(workload.traffic, self._asked, fleet.router, count, seed=seed)
+        nothing = np.zeros(len(replica), dtype=np.int32)
+        whole = pooled_fleet(workload.traffic, nothing, workload.profile, count)
+        for number in np.unique(replica):
+            own = np.flatnonzero(replica == number)
+            known = Workload(select(self.prompts, own), workload.setting, workload.windows).traffic
+            done = workload.serve_tree(known, fleet.policy, self.capacity_blocks)
+            for name in ("hit_blocks", "begin_s", "token_s"):
+                getattr(whole, name)[own] = getattr(done, name)
+        return replace(whole, replica=replica, best_blocks=whole.hit_blocks)
 
     def _on_engines(self, fleet: Fleet, engine: EngineSettings, seed: int) -> FleetReplay:
         """Return what a fleet of simulated vLLMs does with each request."""
@@ -303,6 +324,8 @@ class FleetSweep:
                 cost,
                 tables=tables.chosen(fleet.policy, self.engine.usable_blocks).of_requests(first),
             )
+            return
+        if self._on_trees(fleet):
             return
         nothing = self.workload.traffic._replace(
             **{

@@ -178,20 +178,34 @@ def with_groups(
     trace_block: int,
     deployment: ResolvedDeployment | None,
 ) -> tuple[RunSetting, Model | None]:
-    """Return the setting of an engine of the deployment's version, and the model of its blocks.
+    """Return the setting of the deployment's engine and version, and the model of its blocks.
 
     Where the model's layers are grouped, a block is of one group; `trace_block` are the tokens of
     the trace's blocks. Both stay for other models, and for a cache without an engine, which counts
     all layers as full attention.
     """
-    if setting.capacity_model == "engine" and deployment is not None and not setting.engine:
-        setting = replace(setting, engine=deployment.engine.simulated_as)
+    if deployment is not None and not setting.engine:
+        setting = _of_engine(setting, deployment)
     if setting.capacity_model != "engine" or model is None or setting.kv_groups:
         return setting, model
     groups = deployment.kv_groups_for(trace_block) if deployment else model.kv_groups(trace_block)
     if groups is None:
         return setting, model
     return replace(setting, kv_groups=groups.text), model.by_block
+
+
+def _of_engine(setting: RunSetting, deployment: ResolvedDeployment) -> RunSetting:
+    """Return the setting of the deployment's version, or of SGLang's prefix tree for a cache."""
+    if setting.capacity_model == "engine":
+        return replace(setting, engine=deployment.engine.simulated_as)
+    whole = replace(setting.definition, name=standard().name, warmup=0.0) == standard()
+    if deployment.engine.name != "sglang" or setting.tiers or not (whole and setting.exact):
+        return setting
+    return replace(
+        setting,
+        engine=str(deployment.engine),
+        max_num_batched_tokens=deployment.max_num_batched_tokens,
+    )
 
 
 def policies_for(

@@ -3,6 +3,7 @@
 What the capacity of a cache means depends on the workload's capacity model:
 
 - `cache`: requests come one after the other, and capacity bounds what is cached between them.
+- the same on SGLang's prefix tree (kvscope.sglang_sim), for a deployment of SGLang.
 - the same in tiers (kvscope.replay.tiers): reads from the lower ones take time.
 - `engine` (kvscope.vllm_sim): vLLM's block pool, which also holds the blocks of running requests.
 """
@@ -184,6 +185,8 @@ def tier_request(workload: Workload, policy: Policy, estimates: Estimates) -> Re
 
 def _serve_cache(workload: Workload, request: ReplayRequest) -> ServedReplay:
     anchor, capacity = workload.anchor, request.capacity_blocks
+    if workload.on_tree(request.policy):
+        return _serve_tree(workload, request)
     done = replay(
         workload.traffic,
         request.policy,
@@ -196,6 +199,18 @@ def _serve_cache(workload: Workload, request: ReplayRequest) -> ServedReplay:
     if workload.setting.sample_rate != 1:  # part of the requests make shorter queues than all
         served = replace(served, queued_ttft_s=None)
     return ServedReplay(served, int(done.evictions))
+
+
+def _serve_tree(workload: Workload, request: ReplayRequest) -> ServedReplay:
+    """Return how SGLang's prefix tree serves each request, behind its own queue."""
+    done = workload.serve_tree(workload.traffic, request.policy, request.capacity_blocks)
+    served = _served(workload, done.hit_blocks)
+    if served.queued_ttft_s is not None:
+        arrival_s = workload.prompts.arrival_s / workload.setting.rate_scale
+        served = replace(served, queued_ttft_s=done.token_s - arrival_s)
+    rejected = np.isnan(done.token_s)
+    turned_away = int(rejected[served.first :].sum())
+    return ServedReplay(served, done.evictions, rejected=rejected, turned_away=turned_away)
 
 
 def _mandatory(definition: HitDefinition, policy: Policy) -> bool:

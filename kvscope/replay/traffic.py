@@ -120,6 +120,24 @@ def traffic(prompts: Prompts, definition: HitDefinition) -> Traffic:
     )
 
 
+def with_named_blocks(known: Traffic) -> Traffic:
+    """Return traffic whose anonymous blocks are nodes of their own, below those of the trie."""
+    fresh = known.anonymous.astype(np.int64)
+    nodes = len(known.block_parent)
+    ends = np.cumsum(fresh)
+    first = nodes + ends - fresh
+    parent = np.arange(-1, nodes + int(fresh.sum()) - 1, dtype=np.int32)
+    parent[:nodes] = known.block_parent
+    grown = fresh > 0
+    parent[first[grown]] = known.leaf[grown]
+    return known._replace(
+        block_parent=parent,
+        leaf=np.where(grown, nodes + ends - 1, known.leaf).astype(np.int32),
+        length=(known.length + fresh).astype(np.int32),
+        anonymous=np.zeros_like(known.anonymous),
+    )
+
+
 def uncut(requests: int) -> Int32s:
     """Return the cuts of so many paths that are one part each (R x 0)."""
     return np.zeros((requests, 0), dtype=np.int32)

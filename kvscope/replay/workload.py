@@ -28,6 +28,9 @@ from kvscope.replay.sampling import PARTS, Anchor, DrawnTrace, anchored, sampled
 from kvscope.replay.settings import setting_profile, timed_by
 from kvscope.replay.tier_spec import Tier
 from kvscope.replay.traffic import Traffic, traffic
+from kvscope.sglang_sim.requests import CHUNK_TOKENS, TreeService, serve_tree, sglang_has
+
+_APART_S = 1e6  # between requests of a trace without times
 
 
 class ReplayRequest(Struct, frozen=True):
@@ -176,6 +179,30 @@ class Workload:
             self._tables[key] = tables_of_served(self.traffic, served, fit)
         return self._tables[key]
 
+    def on_tree(self, policy: Policy) -> bool:
+        """Return whether replays of a policy are those of SGLang's prefix tree."""
+        return (
+            self.setting.capacity_model == "cache"
+            and bool(self.setting.engine)
+            and sglang_has(policy)
+        )
+
+    def serve_tree(self, traffic: Traffic, policy: Policy, capacity_blocks: int) -> TreeService:
+        """Serve traffic on SGLang's prefix tree as the setting says; one by one without times."""
+        arrival_s, setting = traffic.arrival_s, self.setting
+        if len(arrival_s) > 1 and arrival_s[-1] == arrival_s[0]:
+            traffic = traffic._replace(
+                arrival_s=_APART_S * np.arange(len(arrival_s), dtype=np.float64)
+            )
+        return serve_tree(
+            traffic,
+            policy,
+            capacity_blocks,
+            self.profile,
+            chunk_tokens=setting.max_num_batched_tokens or CHUNK_TOKENS,
+            rate_scale=setting.rate_scale,
+        )
+
     def prepare(self, policies: Sequence[Policy]) -> None:
         """Compute and compile what replays of `policies` share, before threads need it."""
         _ = self.history, self.novelty
@@ -192,5 +219,8 @@ class Workload:
             kernel = (type(policy), policy.evicts)
             tables = self.tables(policy)
             if kernel not in self._compiled and self.setting.capacity_model == "cache":
-                replay(no_requests, policy, 0, tables=tables)
+                if self.on_tree(policy):
+                    self.serve_tree(no_requests, policy, 0)
+                else:
+                    replay(no_requests, policy, 0, tables=tables)
                 self._compiled.add(kernel)

@@ -266,6 +266,12 @@ def setting_in_words(setting: RunSetting) -> tuple[str, ...]:
             f" most {count(setting.max_num_seqs)} run at once, with"
             f" {count(setting.max_num_batched_tokens)} tokens per step."
         )
+    elif setting.engine:
+        capacity = (
+            f"Capacity: the pool of {setting.engine}, which also holds the blocks of running"
+            " requests, and whose prefix tree evicts whole nodes; one prefill at a time, in chunks"
+            f" of {count(setting.max_num_batched_tokens)} tokens."
+        )
     offload = offload_of(setting)
     if offload is not None:
         capacity += f" {offload.in_words} Sizes: {setting.tiers}."

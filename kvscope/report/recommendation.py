@@ -42,9 +42,7 @@ from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import EndVerdict, RequiredCapacity
 from kvscope.tuning.verdict import SloAnswer
 
-NOT_SIMULATED = (
-    "Not simulated on the engine: replayed on an idle cache of the pool less running requests."
-)
+ON_TREE = "Simulated on SGLang's prefix tree, one prefill at a time; its batching is not simulated."
 CACHE_STUDY = "cache study: idle cached blocks only, without weights, running requests or replicas"
 
 HELD_OUT, VALIDATION = "held-out requests", "the validation window"
@@ -618,7 +616,7 @@ def _to_set(tuned: Recommendation) -> Section:
     if why := tuned.why_no_flags():
         return Section.of("To set", why)
     if flags.sglang:
-        note = None if more else NOT_SIMULATED
+        note = None if more else ON_TREE
         return Section.of("To set", f"SGLang: {flags.sglang}", note, *more)
     if flags.vllm_needs_plugin:
         command = plugin_command(tuned.path)

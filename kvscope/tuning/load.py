@@ -9,18 +9,11 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from kvscope.characterize.windows import Windows
-from kvscope.core.runs import RunSetting
-from kvscope.core.trace import Prompts
 from kvscope.policies.lru import Lru
 from kvscope.replay.metrics import QueueTimes, ServedRequests
-from kvscope.replay.settings import engine_setting
-from kvscope.replay.workload import Workload
 from kvscope.tuning.fewest import fewest, most_tried
-from kvscope.tuning.replicas import split_over, thinned
+from kvscope.tuning.replicas import thinned
 from kvscope.tuning.trial import Advance, Evaluator, Trial
-from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
-from kvscope.vllm_sim.state import blocks_needed, engine_traffic
 
 _SHARE_STEPS = 6  # of a bisection: the share carried is exact to 1/64
 
@@ -29,38 +22,6 @@ def ttft_growth(served: ServedRequests, rate_scale: float = 1.0) -> float:
     """Return the growth of the queue of the counted requests; 0 without times."""
     queue = _queue(served, rate_scale)
     return 0.0 if queue is None else queue.growth
-
-
-def running_blocks(
-    prompts: Prompts,
-    setting: RunSetting,
-    capacity_blocks: int,
-    replicas: int = 1,
-    quantile: float = 0.95,
-) -> int:
-    """Return the blocks of a pool that running requests hold at a quantile (0-1) of the time.
-
-    Counted on the simulated vLLM under LRU, a request's at their most from admission to its end; at
-    most the pool less the longest prompt that fits. For engines that are replayed as a cache alone.
-    """
-    workload = Workload(prompts, engine_setting(setting), Windows(1.0, 1))
-    replica = split_over(workload, replicas)[0].workload
-    usual = EngineSettings(capacity_blocks)
-    cost = StepCost.of(replica.profile)
-    done = replay_engine(replica.prompts, Lru(), usual, cost, rate_scale=setting.rate_scale)
-    needed = blocks_needed(engine_traffic(replica.prompts))
-    ran = np.isfinite(done.finish_s) & (done.finish_s > 0)
-    end_s = done.finish_s[ran]
-    start_s = replica.prompts.arrival_s[ran] / setting.rate_scale + done.queue_s[ran]
-    at_s = np.concatenate((start_s, end_s))
-    order = np.argsort(at_s, kind="stable")
-    held = np.cumsum(np.concatenate((needed[ran], -needed[ran]))[order])[:-1]
-    lasts_s = np.diff(at_s[order])
-    by_size = np.argsort(held)
-    reached = np.cumsum(lasts_s[by_size]) >= quantile * lasts_s.sum()
-    running = int(held[by_size][np.argmax(reached)]) if len(held) else 0
-    fitting = needed[needed <= capacity_blocks]
-    return min(running, capacity_blocks - int(fitting.max(initial=1)))
 
 
 class Load(Struct, frozen=True):

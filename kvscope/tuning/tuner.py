@@ -27,6 +27,7 @@ from kvscope.replay.derived_traces import begun
 from kvscope.replay.parameter_estimates import Estimates, bind, estimate_parameters
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.sweep import engine_of
+from kvscope.replay.traffic import with_named_blocks
 from kvscope.replay.workload import Workload
 from kvscope.tuning.canary import Canary
 from kvscope.tuning.capacity import least_for_any, least_for_lru
@@ -548,7 +549,10 @@ def _keep_all(setting: RunSetting) -> Policy:
 
 
 def lossless(evaluator: Evaluator) -> int:
-    """Return a capacity at which nothing that is reused is evicted: for a cache, the least one."""
+    """Return a capacity at which nothing that is reused is evicted.
+
+    For a cache without an engine, the least one.
+    """
     workload = evaluator.workload
     if workload.setting.capacity_model == "engine":
         known = engine_traffic(workload.prompts)
@@ -557,6 +561,9 @@ def lossless(evaluator: Evaluator) -> int:
             return len(known.block_parent) + len(known.leaf)  # a partial block a request at most
         partial = len(known.leaf) * (groups.alignment_tokens // workload.prompts.block_size)
         return (len(known.block_parent) + partial) * len(groups.groups)
+    if workload.on_tree(Lru()):
+        known = with_named_blocks(workload.traffic)
+        return len(known.block_parent) + int(known.length.max(initial=0)) + 1  # and a request's own
     return max(workload.curve.capacity_for(workload.curve.ideal), 1)
 
 

@@ -275,7 +275,8 @@ def explain(
 
     def served(requests: Prompts) -> CacheLookups:
         """Return what one cache holds of these requests."""
-        if policy.name == BASELINE and setting.capacity_model == "cache":
+        on_blocks = setting.capacity_model == "cache" and not workload.on_tree(policy)
+        if policy.name == BASELINE and on_blocks:
             return lru_cache_lookups(requests, setting.definition, capacity)
         part = workload if requests is prompts else Workload(requests, setting, windows)
         done = serve_replay(part, ReplayRequest(policy, capacity or 0))

@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
     from kvscope.app.simulate import Simulation
     from kvscope.core.percentiles import Percentiles
-    from kvscope.core.runs import TierMode
+    from kvscope.core.runs import CapacityModel, TierMode
     from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.policies.base import Policy
     from kvscope.tuning.file import EngineTable, RecommendationFile
@@ -194,7 +194,7 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
         sample_rate=options.sample,
     )
     named = (options.capacity, options.capacity_blocks, options.points)
-    engine = _engine(recommended, where)
+    engine = _engine(recommended, where, options.capacity_model)
     limits = engine or options
     setting = with_capacity_model(
         setting,
@@ -309,14 +309,23 @@ def _estimated(
 
 
 def _engine(
-    recommended: RecommendationFile | None, where: ResolvedDeployment | None
+    recommended: RecommendationFile | None, where: ResolvedDeployment | None, model: CapacityModel
 ) -> ResolvedDeployment | EngineTable | None:
     """Return the deployment whose vLLM is replayed, None for a cache alone.
 
-    Raises UsageError for a recommendation that is for several replicas.
+    Raises UsageError for a recommendation that is for several replicas, and for the engine's
+    capacity model with another engine.
     """
     if recommended is None:
-        return where if where and where.engine.name == VLLM else None
+        if where is None or where.engine.name == VLLM:
+            return where
+        if model == "engine":
+            raise UsageError(
+                "SGLang's scheduler is not simulated, its prefix cache is",
+                where="--capacity-model engine",
+                remedy="leave it out",
+            )
+        return None
     table = recommended.deployment
     if table is None or parse_engine(table.engine).name != VLLM:
         return None

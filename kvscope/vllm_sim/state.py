@@ -27,7 +27,7 @@ from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.replay.structures.bitset import words_for
 from kvscope.replay.structures.recent import nothing_recent
-from kvscope.replay.traffic import Traffic, traffic
+from kvscope.replay.traffic import Traffic, traffic, with_named_blocks
 from kvscope.vllm_sim.offload_state import Offload, empty_offload, no_offload
 from kvscope.vllm_sim.settings import EngineSettings, StepCost
 
@@ -272,22 +272,8 @@ def engine_traffic(prompts: Prompts, rate_scale: float = 1.0) -> Traffic:
     over, having been preempted, finds again. `look` is vLLM's, at most floor((I - 1) / B), and ends
     where a prompt's hashes end.
     """
-    known = traffic(prompts, standard())
-    fresh = known.anonymous.astype(np.int64)
-    nodes = len(known.block_parent)
-    ends = np.cumsum(fresh)
-    first = nodes + ends - fresh
-    parent = np.arange(-1, nodes + int(fresh.sum()) - 1, dtype=np.int32)
-    parent[:nodes] = known.block_parent
-    grown = fresh > 0
-    parent[first[grown]] = known.leaf[grown]
-    return known._replace(
-        block_parent=parent,
-        leaf=np.where(grown, nodes + ends - 1, known.leaf).astype(np.int32),
-        length=(known.length + fresh).astype(np.int32),
-        anonymous=np.zeros_like(known.anonymous),
-        arrival_s=known.arrival_s / rate_scale,
-    )
+    known = with_named_blocks(traffic(prompts, standard()))
+    return known._replace(arrival_s=known.arrival_s / rate_scale)
 
 
 def tokens_kept(known: Traffic) -> Int64s:

@@ -104,6 +104,11 @@ OPTIONS: Rows = {
             "no figure 'lru.p59' here; did you mean lru.p99?",
         ),
         ("--policies lru,tlur", 2, "--policies: unknown policy 'tlur'; did you mean tlru?"),
+        (
+            f"{_GPU} --engine sglang --capacity-model engine",
+            2,
+            "--capacity-model engine: SGLang's scheduler is not simulated",
+        ),
         ("--policies soft-ttl", 2, "soft-ttl was removed; take trtllm-priority instead"),
         ("--policies lru,TTL", 2, "--policies: ttl needs ttl_s: "),
         ("--param tlru.xi_token=2", 2, "--param tlru.xi_token: tlru has no parameter"),

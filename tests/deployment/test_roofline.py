@@ -187,10 +187,12 @@ def test_what_was_not_compared_is_said_first(version: str, says: str) -> None:
 
 
 def test_a_version_that_was_compared_has_no_warning() -> None:
-    """Nor has SGLang, of which nothing is simulated."""
+    """Nor has the SGLang whose prefix tree is simulated."""
     for engine in ("vllm@0.33", "vllm@0.32", "sglang"):
         assert parse_engine(engine).doubts(None) == ()
         assert parse_engine(engine).left_out == ()
+    (doubt,) = parse_engine("sglang@0.4").doubts(None)
+    assert doubt.startswith("SGLang 0.4 was not compared with kvscope, and is simulated as 0.5")
 
 
 def test_the_simulated_engine_is_of_the_version() -> None:

@@ -13,12 +13,13 @@ import kvscope.fleet.replay as replaying
 from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.errors import UsageError
 from kvscope.fleet.kernel import Asked, fleet_kernel
-from kvscope.fleet.replay import FleetReplay, costs, replay_fleet
+from kvscope.fleet.replay import FleetReplay, replay_fleet
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.base import Leaves, Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
+from kvscope.replay.costs import costs
 from kvscope.replay.replay import Tables, replay
 from kvscope.replay.traffic import Traffic
 from kvscope.routers.base import EVENT_LAG, MemorySizes, Prompt, Router, View

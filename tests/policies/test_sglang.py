@@ -31,8 +31,8 @@ def _sglang(
     of: Traffic, policy: str, values: dict[str, float], capacity: int, *, paged: bool
 ) -> tuple[list[int], int]:
     """Return what each request hits in SGLang's tree, and the blocks evicted."""
-    threshold = int(values.get("protected_uses", PROTECTED_THRESHOLD))
-    tree = RadixTree(policy, capacity, threshold=threshold, paged=paged)
+    protected = values.get("protected_uses", PROTECTED_THRESHOLD)
+    tree = RadixTree(policy, capacity, protected=protected, paged=paged)
     hits = [
         tree.serve(path, blocks[len(path) :])
         for path, blocks in zip(paths(of), left_behind(of), strict=True)

@@ -162,10 +162,10 @@ def test_the_launch_line_names_the_file_that_was_written(result: Recommendation)
 
 
 def test_flags_are_those_of_the_engine(result: Recommendation) -> None:
-    """SGLang's, with the word that they are not simulated on it; none without a deployment."""
+    """SGLang's, with how it was simulated; none without a deployment."""
     words = _text(_deployed(result, engine="sglang"))
     assert "SGLang: --radix-eviction-policy " in words
-    assert "Not simulated on the engine" in words
+    assert "Simulated on SGLang's prefix tree" in words
     assert "vllm serve" not in words
     words = _text(result)
     assert "A cache study" in words

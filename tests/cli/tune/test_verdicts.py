@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from tests.cli.tune.asked import DEPLOYED, HERE, document, told, write_untold
-from tests.tuning.examples import chats, disturbed
+from tests.cli.tune.asked import DEPLOYED, HERE, document, told, write_trace, write_untold
+from tests.tuning.examples import chats, disturbed, in_turn
 
 Streams = pytest.CaptureFixture[str]
 
@@ -49,11 +50,22 @@ def test_switch_of_a_deployment(trace: str, options: tuple[str, ...], capsys: St
     )
     assert "--num-gpu-blocks-override 360 --max-num-seqs 1024 --max-num-batched-tokens" in words
     assert "Canary: one engine, alternating with LRU for " in words
+
+
+def test_switch_of_sglang(
+    trace: str, options: tuple[str, ...], capsys: Streams, tmp_path: Path
+) -> None:
+    """Its tlru can evict a conversation's latest turns, but no part of a prompt that came whole."""
     tokens = (*DEPLOYED[:-1], "5760", "--engine", "sglang")  # it caches single tokens
-    sglang = told(capsys, trace, *options, "--slo", "200ms", *tokens)
-    assert "SGLang: --radix-eviction-policy tlru --radix-eviction-policy-config" in sglang
-    assert "Not simulated on the engine" in sglang
-    assert "vllm serve" not in sglang
+    whole = told(capsys, trace, *options, "--slo", "200ms", *tokens)
+    assert "No change: no policy is likely better than LRU" in whole
+    requests = in_turn()
+    turns = [replace(one, input_tokens=160, hash_ids=one.hash_ids[:10]) for one in requests[:20]]
+    grown = write_trace(tmp_path / "grown.jsonl", [*turns, *requests[20:]])
+    words = told(capsys, str(grown), *options, "--slo", "200ms", *tokens)
+    assert "SGLang: --radix-eviction-policy tlru --radix-eviction-policy-config" in words
+    assert "Simulated on SGLang's prefix tree" in words
+    assert "vllm serve" not in words
 
 
 def test_what_a_switch_saves(trace: str, options: tuple[str, ...], capsys: Streams) -> None:

@@ -1,0 +1,48 @@
+"""What one server costs in time: prefills one after the other, and output tokens."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvscope.core.jit import callable_in_kernels
+from kvscope.latency.profile import LatencyProfile
+
+
+class Costs(NamedTuple):
+    """Seconds that serving takes: a prefill as `LatencyProfile.ttft_s`, a token as `StepCost`."""
+
+    base_s: float
+    floor_s: float
+    prefill_token_s: float
+    prefill_pair_s: float
+    decode_base_s: float
+    decode_token_s: float
+    decode_context_token_s: float
+
+
+def costs(profile: LatencyProfile) -> Costs:
+    """Return the costs of a replica with this profile; without decode costs, those of a prompt."""
+    decode = (profile.base_s, profile.per_token_s, profile.per_token_pair_s)
+    if profile.decode_base_s is not None:
+        decode = (
+            profile.decode_base_s,
+            profile.decode_request_s,
+            profile.decode_context_token_s,
+        )
+    return Costs(
+        profile.base_s, profile.floor_s, profile.per_token_s, profile.per_token_pair_s, *decode
+    )
+
+
+@callable_in_kernels
+def prefill_s(costs: Costs, uncached: int, cached: int) -> float:
+    """Return the seconds of a prefill: `LatencyProfile.ttft_s`."""
+    read = max(costs.floor_s, costs.prefill_token_s * uncached)
+    return costs.base_s + read + costs.prefill_pair_s * uncached * (cached + uncached / 2)
+
+
+@callable_in_kernels
+def decode_s(costs: Costs, running: int, tokens: int) -> float:
+    """Return the seconds of an output token after so many others, of so many running requests."""
+    base_s = costs.decode_base_s + costs.decode_token_s * running
+    return base_s + costs.decode_context_token_s * tokens

@@ -1,0 +1,100 @@
+"""A deployment of SGLang: its replays, replicas and fleets are those of its prefix tree."""
+
+from __future__ import annotations
+
+import numpy as np
+from msgspec.structs import replace
+
+from kvscope.core.hits import LIBCACHESIM
+from kvscope.deployment.deployment import Deployment, resolve
+from kvscope.fleet.outcome import Slo
+from kvscope.fleet.sweep import Fleet, FleetSweep
+from kvscope.policies.belady import Belady
+from kvscope.policies.lru import Lru
+from kvscope.policies.tlru import TLru
+from kvscope.replay.replay import replay
+from kvscope.replay.settings import with_groups
+from kvscope.replay.sweep import serve_replay
+from kvscope.replay.workload import ReplayRequest, Workload
+from kvscope.sglang_sim.requests import serve_tree
+from kvscope.tuning.replicas import SESSION, serve_replicas, split_over, together
+from kvscope.tuning.target import Target
+from kvscope.tuning.trial import Evaluator
+from kvscope.tuning.tuner import lossless
+from tests.tuning.examples import chats, workload
+
+TLRU = TLru({"xi_tokens": 64, "next_prompt_tokens": 16})
+CAPACITY = 300
+
+
+def _sglang(**changes: object) -> Workload:
+    """Return chats on a deployment of SGLang, whose prompts have chunks of 512 tokens."""
+    where = resolve(
+        Deployment(gpu="h100", model="llama3-8b", engine="sglang", max_num_batched_tokens=512)
+    )
+    known = workload(chats(seed=4))
+    setting = replace(known.setting, **changes)  # type: ignore[arg-type]
+    setting, _ = with_groups(setting, None, known.prompts.block_size, where)
+    return Workload(known.prompts, setting, known.windows)
+
+
+def test_replays_are_those_of_the_tree() -> None:
+    """With the deployment's chunks; policies that it lacks are replayed on blocks."""
+    on_sglang = _sglang()
+    assert (on_sglang.setting.engine, on_sglang.setting.max_num_batched_tokens) == (
+        "sglang@0.5",
+        512,
+    )
+    for policy in (Lru(), TLRU):
+        done = serve_replay(on_sglang, ReplayRequest(policy, CAPACITY))
+        tree = serve_tree(on_sglang.traffic, policy, CAPACITY, on_sglang.profile, chunk_tokens=512)
+        assert np.array_equal(done.served.hit_blocks, tree.hit_blocks)
+        assert done.served.queued_ttft_s is not None
+        waited_s = tree.token_s - on_sglang.prompts.arrival_s
+        assert np.array_equal(done.served.queued_ttft_s, waited_s)
+        assert done.evictions == tree.evictions > 0
+        on_blocks = replay(on_sglang.traffic, policy, CAPACITY)
+        assert not np.array_equal(on_blocks.hit_blocks, tree.hit_blocks)
+    best = serve_replay(on_sglang, ReplayRequest(Belady(), CAPACITY)).served
+    assert np.array_equal(best.hit_blocks, replay(on_sglang.traffic, Belady(), CAPACITY).hit_blocks)
+
+
+def test_other_ways_to_count_are_replayed_on_blocks() -> None:
+    """A peer's definition of hits is no engine's."""
+    assert not _sglang(definition=LIBCACHESIM).on_tree(Lru())
+    assert not workload(chats(seed=4)).on_tree(Lru())
+
+
+def test_requests_that_do_not_fit_are_rejected() -> None:
+    """They have no time to a first token, as on an engine."""
+    on_sglang = _sglang()
+    needed = -(-(on_sglang.traffic.history_tokens - 1) // 16)
+    capacity = int(needed.max()) - 1
+    done = serve_replay(on_sglang, ReplayRequest(Lru(), capacity))
+    assert done.rejected is not None
+    assert done.served.queued_ttft_s is not None
+    assert np.array_equal(done.rejected, needed > capacity)
+    assert np.array_equal(np.isnan(done.served.queued_ttft_s), done.rejected)
+    assert done.turned_away == done.rejected.sum() > 0
+
+
+def test_an_ample_pool_evicts_nothing() -> None:
+    """The capacity at which the tuner stops to search."""
+    on_sglang = _sglang()
+    evaluator = Evaluator(on_sglang, Target(0.2))
+    done = serve_replay(on_sglang, ReplayRequest(Lru(), lossless(evaluator)))
+    assert done.evictions == 0
+
+
+def test_replicas_behind_session_are_trees_of_their_own() -> None:
+    """The fleet and the plan have the same hits and times."""
+    on_sglang = _sglang()
+    fleet = FleetSweep(on_sglang, CAPACITY, Slo(0.2, 0.95))
+    done = fleet.replay(Fleet(SESSION, TLRU, 3))
+    replicas = split_over(on_sglang, 3)
+    parts = serve_replicas(replicas, ReplayRequest(TLRU, CAPACITY))
+    served = together(on_sglang, replicas, parts)
+    assert np.array_equal(done.hit_blocks, served.hit_blocks)
+    assert served.queued_ttft_s is not None
+    assert np.allclose(done.ttft_s, served.queued_ttft_s)
+    assert done.hit_blocks.any()
