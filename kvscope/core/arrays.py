@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,16 @@ UInt32s = NDArray[np.uint32]
 Int64s = NDArray[np.int64]
 Float64s = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Records = np.recarray[Any, Any]
 
 N = TypeVar("N", np.int32, np.int64)
+
+
+def record_type(whole: str, real: str = "") -> np.dtype[Any]:
+    """Return the dtype of records with fields of whole numbers, then of floats: names by blanks."""
+    return np.dtype(
+        [(name, np.int64) for name in whole.split()] + [(name, float) for name in real.split()]
+    )
 
 
 def unsigned(numbers: Int32s) -> UInt32s:

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvscope.core.arrays import Int32s
+from kvscope.core.arrays import Int32s, Records
 from kvscope.core.jit import callable_in_kernels
 from kvscope.fleet.machines import Machines
 from kvscope.routers.base import ReplicaLoad
-from kvscope.vllm_sim.state import Records
 
 COUNT = np.dtype(
     [(name, np.int64) for name in ("seen", "taken", "listed", "queued", "tokens", "uncached")]

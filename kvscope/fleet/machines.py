@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.core.arrays import Float64s, Int32s, Int64s, Records
 from kvscope.core.jit import callable_in_kernels
 from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.traffic import Traffic
 from kvscope.vllm_sim import EngineSettings
 from kvscope.vllm_sim.offload_state import Offload
-from kvscope.vllm_sim.state import BLOCK, NODE, NONE, REQUEST, Machine, Records
+from kvscope.vllm_sim.state import BLOCK, NODE, NONE, REQUEST, Machine
 
 NEVER = 2**62
 _WRITTEN_FIRST = frozenset(  # before they are read, so that no more of them is ever in memory

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
+from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s, Records
 from kvscope.core.errors import UsageError
 from kvscope.core.jit import by_reference, callable_in_kernels, kernel
 from kvscope.core.prefix import Paths, paths
@@ -39,7 +39,6 @@ from kvscope.sglang_sim.tree import (
     SLRU,
     TLRU,
     PrefixTree,
-    Records,
     empty_tree,
     insert,
     lock,

@@ -12,11 +12,11 @@ default on Linux, is the same tree.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.arrays import Int32s, Int64s, Records, record_type
 from kvscope.core.jit import callable_in_kernels
 
 NONE = -1
@@ -24,16 +24,7 @@ ROOT = 0
 LRU, FIFO, LFU, SLRU, TLRU, PRIORITY = range(6)  # values of `State.policy`
 TICK = 2**20  # of the clock; nodes of one look-up are less than that many parts of a tick apart
 
-Records = np.recarray[Any, Any]
-
-
-def _record(whole: str, real: str = "") -> np.dtype[Any]:
-    return np.dtype(
-        [(name, np.int64) for name in whole.split()] + [(n, float) for n in real.split()]
-    )
-
-
-NODE = _record(
+NODE = record_type(
     "parent top bottom start length children locks hits priority time created history rank slot"
 )
 """A run of `length` blocks of the trie from depth `start` on, from its `top` to its `bottom`.
@@ -43,7 +34,7 @@ below it. `rank` and then `time` (of FIFO `created`) order the leaves; `slot` is
 them, NONE for nodes that are none. Of an unused node only `parent` counts: the next unused one.
 """
 
-STATE = _record(
+STATE = record_type(
     "policy protected_uses block_size clock capacity size locked owned promised evictions leaves "
     "made unused",
     "xi_tokens next_prompt_tokens",

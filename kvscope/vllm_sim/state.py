@@ -8,13 +8,13 @@ the trie.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s
+from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s, Records, record_type
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
@@ -40,16 +40,7 @@ KINDS = get_args(GroupKind)
 FULL, SLIDING, CHUNKED, LINEAR = range(len(KINDS))
 PARKED = -2  # in no queue: free, but it has a cached child and the policy keeps such blocks
 
-Records = np.recarray[Any, Any]
-
-
-def _record(whole: str, real: str = "") -> np.dtype[Any]:
-    return np.dtype(
-        [(name, np.int64) for name in whole.split()] + [(n, float) for n in real.split()]
-    )
-
-
-BLOCK = _record("after before queue lane users content twin_after twin_before freed", "freed_s")
+BLOCK = record_type("after before queue lane users content twin_after twin_before freed", "freed_s")
 """A block, or behind the last one the sentinel of a queue.
 
 `after` and `before` make a ring of the queue that it is in. `content` is the node that its hash
@@ -69,7 +60,7 @@ NODE = np.dtype([(name, np.int32) for name in ("parent", "first", "children", "w
 `children` is kept up only where the policy evicts leaves.
 """
 
-REQUEST = _record(
+REQUEST = record_type(
     "prompt outputs leaf length look history_tokens category next_prompt_tokens oversized "
     "computed generated coming slot allocated hashed hits kept written preemptions "
     "junction room skips_at skipped_for planned_step computed_before copy_at",
@@ -92,7 +83,7 @@ after the first `skipped_for` looks at are free, and more of them from `skips_at
 into its block `copy_at`, which ends in the middle for a later request, that is copied (else NONE).
 """
 
-GROUP = _record(
+GROUP = record_type(
     "kind block_tokens window_tokens blocks_for_hit most_blocks nodes_per_block first_content "
     "copied"
 )
@@ -103,10 +94,10 @@ its number plus `first_content`. A request holds at most `most_blocks` at a time
 the blocks that are held because the step being planned copies them.
 """
 
-SPEC = _record("begin end cached_tokens")
+SPEC = record_type("begin end cached_tokens")
 """Groups begin..end that are looked up together; `cached_tokens` is scratch space of a look-up."""
 
-STATE = _record(
+STATE = record_type(
     "blocks lanes block_size max_num_seqs max_num_batched_tokens overlapped reserve_full_prompt "
     "free evictions freed running preempted next arrived front in_progress "
     "planned budget prefill_tokens steps finished admitted period "
