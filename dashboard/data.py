@@ -16,15 +16,17 @@ from dashboard.connection import reading
 from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.worker_process import in_process
+from kvscope.characterize.windows import round_windows
 from kvscope.core import units
 from kvscope.core.errors import StoreBusyError
-from kvscope.core.runs import Run, RunSetting
+from kvscope.core.runs import PartOutcome, Run, RunSetting
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.registry import POLICIES
 from kvscope.replay.findings import PoolHits
+from kvscope.replay.metrics import over_time, serve
 from kvscope.replay.policy_options import format_value
 from kvscope.report import stored
 from kvscope.report.stored import ReportContent, StoredReport
@@ -32,6 +34,18 @@ from kvscope.store import results, traces
 from kvscope.usecases.analyze import Analysis, resized
 from kvscope.usecases.explain import ExplainOptions, explain_request
 from kvscope.validate.result import StoredValidation, stored_validations
+
+
+def served_over_time(trace: Trace, found: Analysis, profile: LatencyProfile) -> list[PartOutcome]:
+    """Return how LRU serves each window with the memory there is; nothing where that is unknown."""
+    if not trace.has_hashes or not found.present_blocks:
+        return []
+    lru = background_cache.lru(trace)
+    served = lru.served(found.present_blocks, profile)
+    if found.pool is not None and found.pool.hit_tokens is not None:  # as replayed in the pools
+        blocks = (found.pool.hit_tokens // trace.block_size).astype(served.hit_blocks.dtype)
+        served = serve(lru.prompts, lru.definition, blocks, profile)
+    return list(over_time(served, round_windows(trace)))
 
 
 def all_traces() -> list[Trace]:
@@ -119,11 +133,15 @@ Runs = dict[int, tuple[Trace, Run]]
 
 
 class StoredResults(Struct, frozen=True):
-    """The reports and runs of the store as it was at `stamp`; `busy` says why not since then."""
+    """The reports and runs of the store as it was at `stamp`; `busy` says why not since then.
+
+    `validated`: whether it has results of `kvscope validate`.
+    """
 
     reports: tuple[StoredReport, ...]
     runs: Runs
     stamp: tuple[float, ...]
+    validated: bool = False
     busy: str = ""
 
 
@@ -135,16 +153,17 @@ def stored_results() -> StoredResults:
         return known
     try:
         with reading() as store:
-            reports = stored.all_reports(store)
+            reports, known_traces = stored.all_reports(store), traces.all_traces(store)
             runs = {
                 each.run_id: (trace, each.run)
-                for trace in traces.all_traces(store)
+                for trace in known_traces
                 for each in results.all_runs(store, trace)
             }
+            validated = any(results.all_validations(store, trace) for trace in known_traces)
     except StoreBusyError as error:
         return replace(known or StoredResults((), {}, ()), busy=str(error))
     latest = {number: runs[number] for number in sorted(runs, reverse=True)}
-    _last_read()[path] = StoredResults(tuple(reports), latest, stamp)
+    _last_read()[path] = StoredResults(tuple(reports), latest, stamp, validated)
     return _last_read()[path]
 
 

@@ -13,6 +13,7 @@ from dashboard import query_params
 from dashboard.glossary import meaning
 from dashboard.markdown import escape, escape_around_commands
 from dashboard.plotly_figure import ReadyFigure, ready
+from kvscope.report.html import tiles
 from kvscope.report.section import Section, Table
 from kvscope.report.words import WHATEVER_OPTIONS
 
@@ -35,6 +36,8 @@ def show(
         name = section.title.partition(":")[0]  # what follows may change with each replay
         if titles:
             st.header(section.title, help=meaning(name))
+        if section.tiles:
+            st.html(tiles(section.tiles))
         if section.sentences:
             sentences = (text.replace(WHATEVER_OPTIONS, "") for text in section.sentences)
             st.markdown("  \n".join(map(escape_around_commands, sentences)))

@@ -25,7 +25,6 @@ _PAGES = (
     "Capacity",
     "Policy lab",
     "Recommendation",
-    "Validation",
     "Runs and jobs",
     "Compare",
 )

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from kvscope.core import units
 from kvscope.core.errors import InputError
 from kvscope.core.trace import Trace
-from kvscope.report.section import Section, Table, tabulate
+from kvscope.report.section import Section, Table, Tile, tabulate
 from kvscope.report.words import count
 from kvscope.store import results, traces
 from kvscope.store.db import Store
@@ -61,6 +61,7 @@ class _SectionRecord(msgspec.Struct):
     tables: tuple[Table, ...]
     plot: tuple[str, ...]
     figures: tuple[str, ...]
+    tiles: tuple[Tile, ...] = ()
 
 
 def keep(
@@ -186,6 +187,7 @@ def _as_json(sections: Sequence[Section]) -> str:
             section.tables,
             section.plot,
             tuple(_figure_as_json(figure()) for figure in section.figures),
+            section.tiles,
         )
         for section in sections
     ]
@@ -200,7 +202,9 @@ def _figure_as_json(figure: Figure) -> str:
 
 def _section(record: _SectionRecord) -> Section:
     figures = tuple(partial(_figure, text) for text in record.figures)
-    return Section(record.title, record.sentences, record.tables, record.plot, figures)
+    return Section(
+        record.title, record.sentences, record.tables, record.plot, figures, record.tiles
+    )
 
 
 def _figure(text: str) -> Figure:

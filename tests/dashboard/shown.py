@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,13 @@ def captions(app: AppTest) -> str:
 def metrics(app: AppTest) -> dict[str, str]:
     """Return the large numbers by their labels."""
     return {one.label: one.value for one in app.metric}
+
+
+def tiles(app: AppTest) -> dict[str, str]:
+    """Return the tiles' values by their labels."""
+    pages = "".join(one.proto.body for one in app.get("html"))
+    found = re.findall(r"<small>(.*?)</small><b>(.*?)</b>", pages)
+    return {html.unescape(label): html.unescape(value) for label, value in found}
 
 
 def titles(app: AppTest) -> list[str]:

@@ -23,6 +23,7 @@ from tests.dashboard.shown import (
     settled,
     shown,
     table_with,
+    tiles,
     titles,
     told,
     words,
@@ -36,11 +37,12 @@ def test_overview(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> 
     app = shown(db, monkeypatch)
     assert not app.exception
     document = told(capsys, "analyze", "chats", "--db", db)
-    assert metrics(app)["Ideal hit rate"] == units.format_share(document["ideal_hit_rate"])
-    assert metrics(app)["Requests"] == "600"
+    now, possible = tiles(app)["Hit rate, now → possible"].split(" → ")
+    assert possible == units.format_share(document["ideal_hit_rate"])
     with open_store(db, read_only=True) as store:
         request = analyze_request(AnalyzeOptions(model="llama3-8b", hbm=80 * units.GIB))
         analysis = analyze(store, traces.find(store, None), request)
+    assert now == units.format_share(analysis.present_rate)
     assert overview.headline(analysis).sentences[0] in words(app)
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PAT
 
 _PAGES = (
     *("Reuse", "Time", "Space", "Capacity", "Why"),
-    *("Policy lab", "Fleets", "Recommendation", "Validation", "Runs and jobs", "Compare"),
+    *("Policy lab", "Fleets", "Recommendation", "Runs and jobs", "Compare"),
 )
 _PATIENCE_MS = 60_000  # nothing is replayed here
 _ENOUGH = 4.5  # contrast of text: WCAG 2.2, AA
@@ -156,7 +156,7 @@ def test_the_keyboard_reaches_every_control(
     visit(page, name)
     page.get_by_role("heading", name=name, exact=True).click()
     page.get_by_role("link", name="Overview", exact=True).focus()
-    missing = {"Reuse", "Validation", "Trace", "Model", "HBM", "Latency", *controls}
+    missing = {"Reuse", "Compare", "Trace", "Model", "HBM", "Latency", *controls}
     seen = []
     while missing and len(seen) < 60:
         page.keyboard.press("Tab")

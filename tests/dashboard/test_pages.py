@@ -109,7 +109,7 @@ def drawn(tab: Page) -> None:
 def test_a_page_is_one_step_back(visit: Visit) -> None:
     """Each visited page is left again by one press of Back, whatever was changed on it."""
     tab = visit("/?trace=chats")
-    for name in ("Reuse", "Validation"):
+    for name in ("Reuse", "Fleets"):
         tab.get_by_role("link", name=name, exact=True).click()
         tab.get_by_role("heading", name=name, exact=True).wait_for()
         drawn(tab)
@@ -165,16 +165,24 @@ def test_every_page(visit: Visit, served: Served, width: int, scheme: str) -> No
 
 
 def test_overview_begins_with_the_answer(visit: Visit) -> None:
-    """What the cache gives, what it could give, what to do: each links the page that does it."""
+    """The hit rate now and at best, what evictions cost, the SLO; below, sentences and links."""
     tab = visit("/?trace=chats")
     text = tab.get_by_test_id("stMain").inner_text()
     parts = (
+        "Add a trace",
+        "Hit rate, now → possible",
+        "Lost to eviction",
+        "not tuned yet",
         "tokens with 80 GiB",
         "An infinite cache would hit",
-        "LRU's evictions cost",
-        "Requests",
+        "Over time",
     )
     assert sorted(map(text.index, parts)) == [*map(text.index, parts)]
+    assert tab.get_by_text("Add a trace").bounding_box()["y"] < 300
+    assert tab.locator(".tile").count() == 4
+    groups = tab.get_by_test_id("stNavSectionHeader").all_inner_texts()
+    assert groups == ["Trace", "Cache", "Decide", "Kept"]
+    assert not tab.get_by_role("link", name="Validation", exact=True).count()  # there is none
     tab.get_by_role("link", name="Tune for an SLO").click()
     tab.get_by_role("heading", name="Recommendation", exact=True).wait_for()
     tab.close()
@@ -299,7 +307,7 @@ def test_while_the_store_is_written(link: Visit, served: Served) -> None:
         assert holder.stdout.readline() == "open\n"
         tab = link("/")
         tab.get_by_text("chats: 600 requests").wait_for()
-        tab.get_by_role("link", name="Validation", exact=True).click()
+        tab.goto(f"{served.address}/validation")
         tab.get_by_text(f"process {holder.pid} ").first.wait_for()
         holder.communicate("\n")
     tab.get_by_text("The store has no validation of this trace").wait_for()
