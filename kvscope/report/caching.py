@@ -25,14 +25,15 @@ class _Outcome(NamedTuple):
     causes: str
     colour: str
     meaning: str = ""
+    avoidable: bool = False
 
 
 _OUTCOMES = (
-    _Outcome("hit", "hit", style.GREEN),
-    _Outcome("evicted", "evicted", style.VERMILION, "before reuse"),
-    _Outcome("diverged", "diverged", style.PURPLE, "in a history that was edited"),
-    _Outcome("cold", "growth and cold", style.SKY, "never seen before"),
-    _Outcome("tail", "below-block and last-token", style.GREY, "which no prefix cache hits"),
+    _Outcome("hit", "hit", style.BLUE),
+    _Outcome("evicted", "evicted", style.VERMILION, "before reuse", True),
+    _Outcome("diverged", "diverged", style.ORANGE, "in a history that was edited", True),
+    _Outcome("cold", "growth and cold", style.GREY, "never seen before"),
+    _Outcome("tail", "below-block and last-token", style.PALE_GREY, "which no prefix cache hits"),
 )
 
 
@@ -215,7 +216,8 @@ def misses_chart(caching: Caching, sizes: Sizes) -> style.Figure:
     labels = [sizes.label(reasons.capacity_blocks) for reasons in caching.misses]
     for outcome in _OUTCOMES:
         shares = [_share(outcome, reasons) for reasons in caching.misses]
-        chart.add_bar(x=labels, y=shares, name=outcome.causes, marker_color=outcome.colour)
+        name = f"{outcome.causes} (avoidable)" if outcome.avoidable else outcome.causes
+        chart.add_bar(x=labels, y=shares, name=name, marker_color=outcome.colour)
     chart.update_layout(barmode="stack")
     chart.update_xaxes(type="category")
     chart.update_yaxes(tickformat=".0%")

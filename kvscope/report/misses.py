@@ -258,13 +258,17 @@ def _table_of(request: ExplainedRequest) -> Table | None:
 
 
 def causes_chart(explanation: Explanation) -> style.Figure:
-    """Build the share of the input tokens that missed for each cause."""
-    known = [each for each in explanation.causes if each.tokens]
-    title, shares = "Input tokens that miss, by cause", [each.share for each in known]
-    names = [each.cause for each in known]
-    height = 120 + 28 * len(known)
-    chart = style.bars(title, "input tokens", "", names, {"missed": shares}, height=height)
-    return chart.update_xaxes(tickformat=".1~%")
+    """Build the share of the input tokens that missed for each cause, avoidable ones first."""
+    missed = [each for each in explanation.causes if each.tokens]
+    known = sorted(missed, key=lambda each: each.cause not in AVOIDABLE)
+    groups = {
+        kind: [each.share if (each.cause in AVOIDABLE) == avoidable else None for each in known]
+        for kind, avoidable in (("avoidable", True), ("unavoidable", False))
+    }
+    title, names = "Input tokens that miss, by cause", [each.cause for each in known]
+    height, colours = 140 + 28 * len(known), (style.VERMILION, style.GREY)
+    chart = style.bars(title, "input tokens", "", names, groups, height=height, colours=colours)
+    return chart.update_xaxes(tickformat=".1~%").update_layout(barmode="stack")
 
 
 class _Node(NamedTuple):

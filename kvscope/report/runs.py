@@ -19,7 +19,8 @@ ORACLE_NOTE = "* oracle: knows the future, cannot be run; belady is the optimum 
 OPTIMUM, BEST_KNOWN = "optimum", "best known"
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
 
-_USUAL = (BASELINE, "gittins", "tlru", "threshold-lru", "wa")  # so they get solid lines
+# So their colours are their own.
+_USUAL = (BASELINE, "gittins", "tlru", "threshold-lru", "wa", "belady", "tail-belady")
 
 
 class Contest(Struct, frozen=True):
@@ -85,9 +86,7 @@ def is_plain_lru(run: Run) -> bool:
 def policy_line(policy: str) -> dict[str, object]:
     """Return colour and dash of a policy, the same in every chart; only oracles are dashed."""
     hindsight = any(known.name == policy and known.hindsight for known in POLICIES)
-    alike = [known.name for known in POLICIES if known.hindsight == hindsight]
-    order = [name for name in _USUAL if name in alike]
-    order += [name for name in alike if name not in order]
+    order = list(dict.fromkeys([*_USUAL, *(known.name for known in POLICIES)]))
     number = order.index(policy) if policy in order else len(order)
     rounds = number // len(style.SERIES)
     dashes = ("dash", "longdash") if hindsight else ("solid", "dot", "dashdot")

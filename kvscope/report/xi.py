@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -14,15 +15,13 @@ from kvscope.replay.settings import setting_profile
 from kvscope.report import style
 from kvscope.report.runs import policy_line, run_columns
 from kvscope.report.section import Columns, Section, tabulate
-from kvscope.report.words import count, significant
+from kvscope.report.words import count, percent_change, significant
 from kvscope.tuning.search import XI
+from kvscope.tuning.target import Limits, Target
 
 Points = Sequence[tuple[float, float]]
 
-_ABOUT = (
-    "xi: the tokens that the next turn may compute and still meet the SLO.",
-    "A larger xi evicts more of each history, so that more conversations fit.",
-)
+_ABOUT = "xi: the tokens that the next turn may compute and still meet the SLO."
 
 
 def by_xi(runs: Sequence[Run]) -> dict[float, Run]:
@@ -38,17 +37,53 @@ def section(simulation: Simulation, percentile: str, at_xi: float) -> Section:
     capacity.
     """
     runs = list(by_xi(simulation.runs).values())
+    lru, slo_s = _lru(simulation), simulation.setting.slo_s
+    why = {id(run): objections(run, lru, slo_s) for run in runs}
+    sound = [count(run.params[XI]) for run in runs if not why[id(run)]]
+    verdict = f"The plan's limits allow xi {', '.join(sound) or 'none of these'}."
+    if chosen := why[id(by_xi(simulation.runs)[at_xi])]:
+        verdict += f" Not {count(at_xi)}: {', '.join(chosen)}."
     table = tabulate(
         f"{runs[0].policy} at {count(simulation.capacities[0])} blocks, by xi",
         runs,
         {
             **columns(setting_profile(simulation.setting), lambda run: run.params[XI]),
             **run_columns(runs),
+            "limits": lambda run: "broken" if why[id(run)] else "kept",
         },
+        words=("limits",),
         note="xi (ms): the TTFT of a prompt of that many tokens, none of them cached",
     )
     chart = partial(percentile_chart, simulation, percentile, at_xi)
-    return Section.of("Effect of xi", *_ABOUT, table, chart)
+    return Section.of("Effect of xi", verdict, _ABOUT, table, chart)
+
+
+def objections(run: Run, lru: Run, slo_s: float | None) -> list[str]:
+    """Return in words which limits of `kvscope tune` a run breaks against LRU's, its value alone.
+
+    Without an SLO only those of the median and the tail.
+    """
+    then, now = run.outcome, lru.outcome
+    target = Target(slo_s or math.inf)
+    bounds = Limits().bounds(target, now.ttft_ms.p50 / 1e3)
+    figures = {
+        target.rank_name: (then.ttft_ms.p95, now.ttft_ms.p95),
+        "p50": (then.ttft_ms.p50, now.ttft_ms.p50),
+        "tel": (then.tel_ms or 0.0, now.tel_ms or 0.0),
+    }
+    broken = [
+        f"{'TEL' if name == 'tel' else name} {percent_change(new / old - 1)}"
+        for name, (new, old) in figures.items()
+        if old and new / old - 1 > bounds[name]
+    ]
+    over, before = then.violations or 0, now.violations or 0
+    if (over - before) / then.requests > -bounds["attainment"]:
+        broken.insert(0, f"{count(over)} requests exceed the SLO, {count(before)} with LRU")
+    return broken
+
+
+def _lru(simulation: Simulation) -> Run:
+    return next(run for run in simulation.runs if run.policy == BASELINE)
 
 
 def columns(profile: LatencyProfile, xi: Callable[[Any], float]) -> Columns:
@@ -70,9 +105,13 @@ def percentile_chart(simulation: Simulation, percentile: str, at_xi: float) -> s
     title = f"{percentile} TTFT against xi at {count(simulation.capacities[0])} blocks"
     points = {policy: [(xi, ttft_ms(run)) for xi, run in runs.items()]}
     chart = sensitivity_chart(title, f"{percentile} TTFT", points)
-    for run in simulation.runs:
-        if run.policy == BASELINE:
-            style.level(chart, ttft_ms(run), BASELINE)
+    lru = _lru(simulation)
+    broken = [bool(objections(run, lru, simulation.setting.slo_s)) for run in runs.values()]
+    symbols = ["x" if each else "circle" for each in broken]
+    chart.update_traces(
+        marker={"symbol": symbols, "size": 10}, name=f"{policy} (x: breaks a limit)"
+    )
+    style.level(chart, ttft_ms(lru), BASELINE)
     style.slo_level(chart, simulation.setting.slo_s)
     if at_xi in runs:
         style.point(chart, at_xi, ttft_ms(runs[at_xi]), "chosen")
@@ -85,6 +124,6 @@ def sensitivity_chart(title: str, measure: str, by_policy: Mapping[str, Points])
     for name, points in by_policy.items():
         xi, ms = zip(*points, strict=True)
         hover = f"{name}, xi %{{x:,.0f}} tokens: {measure} %{{y:.4~g}} ms<extra></extra>"
-        options = {**style.MARKED, "hovertemplate": hover}
+        options = {**style.POINTS, "hovertemplate": hover}
         series.append(style.Series(name, xi, ms, policy_line(name), options))
     return style.lines(title, "xi (tokens)", f"{measure} (ms)", series, shares="")
