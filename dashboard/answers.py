@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import streamlit as st
+from msgspec import Struct
 
-from dashboard import data, job, work
+from dashboard import data, export, job, render, sidebar, work
 from dashboard.markdown import escape
 from dashboard.wording import local_time
 from kvscope.core import units
@@ -14,6 +16,25 @@ from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.report.stored import ReportContent, StoredReport, question_of
 from kvscope.usecases.base import AnyUseCase
+
+
+def show(
+    case: AnyUseCase,
+    title: str,
+    question: tuple[Trace, Any] | None,
+    button: str,
+    options: Struct,
+    *,
+    clicked: bool,
+    draw: Callable[[ReportContent], None] = lambda content: render.show(content.sections),
+) -> None:
+    """Draw the report that answers a question, and its exports; `options` are what asks it."""
+    content = report(case, title, question, button, clicked=clicked)
+    trace = sidebar.choices().trace
+    if trace is not None:
+        export.draw(case, trace, options, content)
+    if content is not None:
+        draw(content)
 
 
 def report(

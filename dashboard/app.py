@@ -33,6 +33,9 @@ h2 {font-size: 1.4rem !important}
     color: inherit !important; opacity: 0.9 !important}
 .stPlotlyChart :is([class*=tick], .infolayer, .cbaxis) text {fill: currentColor !important}
 .stPlotlyChart .main-svg {background: transparent !important}
+@media (max-width: 640px) { /* where bars of tools would lie above titles */
+    .stPlotlyChart .modebar-container, [data-testid=stElementToolbar] {display: none !important}
+}
 </style>"""
 )
 DARK = """<style>

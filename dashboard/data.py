@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -15,20 +16,20 @@ from dashboard import background_cache, connection, work
 from dashboard.connection import reading
 from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.app.monitor import Monitor
+from kvscope.app.simulate import Simulation, ordered
 from kvscope.app.worker_process import in_process
 from kvscope.characterize.windows import round_windows
 from kvscope.core import units
 from kvscope.core.errors import StoreBusyError
-from kvscope.core.runs import PartOutcome, Run, RunSetting
+from kvscope.core.runs import PartOutcome, Run
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.latency.profile import LatencyProfile
-from kvscope.policies.registry import POLICIES
 from kvscope.replay.findings import PoolHits
 from kvscope.replay.metrics import over_time, serve
-from kvscope.replay.policy_options import format_value
 from kvscope.report import stored
+from kvscope.report.runs import run_name
 from kvscope.report.stored import ReportContent, StoredReport
 from kvscope.store import results, traces
 from kvscope.usecases.analyze import Analysis, resized
@@ -107,15 +108,6 @@ def latency(
     return latency_for(trace, profile, deployment, prompts)
 
 
-def stored_runs(trace: Trace) -> dict[RunSetting, list[Run]]:
-    """Return the stored runs of a trace by their setting."""
-    by_setting: dict[RunSetting, list[Run]] = {}
-    with reading() as store:
-        for stored in results.all_runs(store, trace):
-            by_setting.setdefault(stored.run.setting, []).append(stored.run)
-    return by_setting
-
-
 def validations(trace: Trace) -> tuple[StoredValidation, ...]:
     """Return the stored results of `kvscope validate`, the latest first."""
     with reading() as store:
@@ -128,6 +120,7 @@ def store_stamp() -> tuple[float, ...]:
     return tuple(file.stat().st_mtime for file in files if file.exists())
 
 
+SWEEP = 4  # runs that differ in parameters alone
 Runs = dict[int, tuple[Trace, Run]]
 """The stored runs over all traces by their ids, the latest first, without their parts."""
 
@@ -180,14 +173,26 @@ def run_with_parts(trace: Trace, run: Run, run_id: int) -> tuple[Trace, Run]:
     return trace, known.run
 
 
-def run_name(run: Run) -> str:
-    """Return a run's policy with the parameters that are not its defaults."""
-    kinds = {policy.name: policy.parameters for policy in POLICIES}
-    usual = {each.name: each.default for each in kinds.get(run.policy, ())}
-    params = {name: value for name, value in run.params.items() if value != usual.get(name)}
-    return " ".join(
-        [run.policy, *(f"{name}={format_value(name, params[name])}" for name in params)]
-    )
+def alike(run: Run) -> tuple[Any, ...]:
+    """Return what the runs of one sweep share: setting, deployment, policy and capacity."""
+    return str(run.setting), str(run.deployment), run.policy, run.capacity_blocks
+
+
+def newest_simulation(trace: Trace) -> Simulation | None:
+    """Return the stored runs of a trace in the setting of its newest one; no sweep of parameters.
+
+    None without runs.
+    """
+    of_trace = [(key, run) for key, (owner, run) in stored_results().runs.items() if owner == trace]
+    sizes = Counter(alike(run) for _, run in of_trace)
+    plain = [(key, run) for key, run in of_trace if sizes[alike(run)] < SWEEP]
+    newest = next(iter(plain), None)
+    if newest is None:
+        return None
+    setting, where = alike(newest[1])[:2]
+    chosen = [(key, run) for key, run in plain if alike(run)[:2] == (setting, where)]
+    runs = tuple(run_with_parts(trace, run, key)[1] for key, run in chosen)
+    return Simulation(trace, None, newest[1].setting, tuple(ordered(runs)))
 
 
 def run_in_words(trace: Trace, run: Run) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 from msgspec.structs import replace
 
-from dashboard import answers, data, job, render, sidebar, time_range, upload
+from dashboard import answers, data, export, job, render, sidebar, time_range, upload
 from kvscope.report import overview, traffic
 from kvscope.report.section import Section, Tile
 from kvscope.report.stored import traces_table
@@ -16,9 +16,6 @@ LINKS = (
     ("capacity", "Other capacities"),
     ("lab", "Other policies"),
     ("recommendation", "Tune for an SLO"),
-)
-UNTUNED = Tile(
-    "TTFT against the SLO", "not tuned yet", "Recommendation compares what would meet it."
 )
 
 
@@ -38,13 +35,12 @@ def page() -> None:
     above = st.container()
     render.show([Section.of("Traces in the store", traces_table(data.all_traces()))])
     with above:  # last, since the page ends here while the analysis is under way
-        analysis = data.analysis(
-            trace, selected.model, selected.hbm_bytes, selected.deployment, selected.options
-        )
+        analysis = sidebar.analysis(trace)
         summary = replace(overview.headline(analysis), tables=())
         if summary.tiles:
             tuned = answers.newest(USE_CASE, trace, selected.deployment)
-            tiles = data.open_report(tuned.report_id).sections[0].tiles if tuned else (UNTUNED,)
+            untuned = Tile("SLO", "not tuned yet", overview.next_step(analysis) or "")
+            tiles = data.open_report(tuned.report_id).sections[0].tiles if tuned else (untuned,)
             summary = replace(summary, tiles=(*summary.tiles, *tiles))
         render.show([summary], titles=False)
         with st.container(horizontal=True):
@@ -55,6 +51,7 @@ def page() -> None:
         over_time = time_range.zoomed(
             [traffic.over_time(analysis.characterization, served)], chosen
         )
+        export.draw_analysis(trace, analysis)
         render.show(over_time, cache_key=f"overview {trace} {chosen} {selected}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import background_cache, connection, job, query_params, render, sidebar, work
+from dashboard import background_cache, connection, export, job, query_params, render, sidebar, work
 from dashboard.markdown import escape
 from dashboard.wording import in_page_words
 from kvscope.core.errors import KvscopeError
@@ -12,6 +12,7 @@ from kvscope.replay.findings import explained_request
 from kvscope.report import misses as report
 from kvscope.report.words import count
 from kvscope.usecases.explain import (
+    USE_CASE,
     ExplainOptions,
     Explanation,
     explain_request,
@@ -23,18 +24,14 @@ def page() -> None:
     """Draw which cache is explained, the causes and findings, then the request that is picked."""
     trace = sidebar.page_head("Why")
     selected = sidebar.choices()
-    where, stated, blocks = selected.deployment, selected.options, None
+    where, blocks = selected.deployment, None
     if where is None:
         blocks = sidebar.capacity("why_capacity", "Capacity")
         blocks = blocks or selected.present_blocks
         if blocks is None:
             curve = background_cache.lru(trace).curve
             blocks = curve.capacity_for(curve.ideal / 2)
-    known = {*ExplainOptions.__struct_fields__}
-    options = ExplainOptions(
-        capacity_blocks=blocks,
-        **{name: value for name, value in stated.items() if name in known},
-    )
+    options = ExplainOptions(capacity_blocks=blocks, **sidebar.of_deployment(ExplainOptions))
     question = ("explain", trace, explain_request(options))
     clicked = st.button("Explain", type="primary", key="explain_misses")
     first = job.current("why", question) is None
@@ -42,6 +39,7 @@ def page() -> None:
         "why", "Explain misses", work.result, question, "Explain", clicked=clicked or first
     )
     if done is not None:
+        export.draw(USE_CASE, trace, options, USE_CASE.report(done.result))
         render.show(report.sections(done.result), within="why")
         _request(done.result)
 

@@ -6,11 +6,13 @@ from functools import partial
 from typing import NamedTuple
 
 from kvscope.core import units
+from kvscope.core.runs import Outcome
 from kvscope.replay.caching import Caching, CurvePoint
+from kvscope.replay.findings import PoolHits
 from kvscope.replay.misses import MissReasons
 from kvscope.report import style
-from kvscope.report.section import Section, Table, bar, tabulate
-from kvscope.report.words import Sizes, definition_in_words, share
+from kvscope.report.section import Section, Table, Tile, bar, tabulate
+from kvscope.report.words import Sizes, count, definition_in_words, ms_in_words, multiple, share
 from kvscope.usecases.analyze import Analysis
 
 _PLOTTED = 16  # points of the curve on a terminal
@@ -172,6 +174,30 @@ def _definitions(caching: Caching) -> Section:
         note="lookup: prefix stops at the first missing block, flat looks up every block",
     )
     return Section.of("Definitions", words, table)
+
+
+def readings(
+    sizes: Sizes, blocks: int, outcome: Outcome, profile: str, pool: PoolHits | None
+) -> list[Tile]:
+    """Return what LRU gives at a capacity; at that of a replayed `pool`, what it hits there."""
+    tokens = blocks * sizes.block_size
+    rate, about = outcome.token_hit_rate, "LRU, token-weighted."
+    if pool is not None:
+        rate, about = pool.token_hit_rate, "LRU in the pool, replayed with running requests."
+    size = f"{count(tokens)} tokens; running requests need more."
+    tiles = [Tile("Hit rate", share(rate), about), Tile("Blocks", count(blocks), size)]
+    if sizes.model is not None:
+        per_token = f"{sizes.model.name}, {sizes.model.bytes_per_token:,.0f} bytes per token."
+        tiles.append(Tile("Size", units.format_size(sizes.model.bytes_for(tokens)), per_token))
+    if sizes.model is not None and sizes.hbm_bytes:
+        times = multiple(sizes.model.bytes_for(tokens) / sizes.hbm_bytes)
+        of = f"Multiple of {units.format_size(sizes.hbm_bytes)}."
+        tiles.append(Tile(f"× {sizes.memory}", times, of))
+    idle = f"On an idle engine, by the profile {profile}."
+    ranks = ("p50", "p90", "p95", "p99")
+    times_ms = [getattr(outcome.ttft_ms, rank) for rank in ranks]
+    named = zip(ranks, map(ms_in_words, times_ms), strict=True)
+    return [*tiles, *(Tile(f"TTFT {rank}", time, idle) for rank, time in named)]
 
 
 def curve_chart(caching: Caching, sizes: Sizes) -> style.Figure:

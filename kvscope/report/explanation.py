@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 from kvscope.app.requests import BASELINE
@@ -98,13 +99,25 @@ def _xi(tuned: Recommendation) -> list[Section]:
 
     def table(name: str, trials: list[Trial]) -> Table:
         slowest_s = max(trial.target_s for trial in trials)
+        alike = [
+            list(group)
+            for _, group in groupby(
+                trials, lambda trial: (_ms(trial), share(trial.violation_share))
+            )
+        ]
+
+        def ends(cell: Callable[[Trial], str]) -> Callable[[list[Trial]], str]:
+            """Return what writes the values of xi with the same figures as one."""
+            return lambda row: " to ".join(dict.fromkeys(map(cell, (row[0], row[-1]))))
+
+        of_xi = xi.columns(tuned.profile, lambda trial: trial.policy.values[XI])
         columns: Columns = {
-            **xi.columns(tuned.profile, lambda trial: trial.policy.values[XI]),
-            f"{tuned.target_name} (ms)": _ms,
-            "over SLO": lambda trial: share(trial.violation_share),
-            "": lambda trial: bar(trial.target_s / slowest_s),
+            **{title: ends(cell) for title, cell in of_xi.items()},
+            f"{tuned.target_name} (ms)": lambda row: _ms(row[0]),
+            "over SLO": lambda row: share(row[0].violation_share),
+            "": lambda row: bar(row[0].target_s / slowest_s),
         }
-        return tabulate(f"{name}: effect of xi in the training window", trials, columns)
+        return tabulate(f"{name}: effect of xi in the training window", alike, columns)
 
     tables = [table(name, trials) for name, trials in sensitivity(tuned).items()]
     chart = partial(sensitivity_chart, tuned)

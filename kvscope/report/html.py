@@ -14,11 +14,13 @@ from html import escape
 from kvscope import __version__
 from kvscope.core.files import HTML_MARK
 from kvscope.report import style
+from kvscope.report.glossary import meaning
 from kvscope.report.section import Section, Table, Tile
 
 TILES = """
-.tiles { display: flex; flex-wrap: wrap; gap: .7rem; margin: .8rem 0; }
-.tile { flex: 1 1 11rem; border: 1px solid rgba(128, 132, 149, .4); border-left: 4px solid #808495;
+.tiles { display: grid; gap: .7rem; margin: .8rem 0;
+         grid-template-columns: repeat(auto-fit, minmax(min(17rem, 100%), 1fr)); }
+.tile { border: 1px solid rgba(128, 132, 149, .4); border-left: 4px solid #808495;
         border-radius: .4rem; padding: .5rem .8rem; min-width: 0; overflow-wrap: anywhere; }
 .tile.met { border-left-color: #009E73; } .tile.missed { border-left-color: #D55E00; }
 .tile b { display: block; font-size: 1.35rem; line-height: 1.3; font-weight: 600; }
@@ -193,9 +195,10 @@ def _table(table: Table) -> str:
     ]
 
     def cells(tag: str, row: Sequence[str]) -> str:
-        return "".join(
-            f"<{tag}{look}>{escape(cell)}</{tag}>" for look, cell in zip(classes, row, strict=True)
-        )
+        about = [meaning(cell) if tag == "th" else None for cell in row]
+        titles = [f' title="{escape(text)}"' if text else "" for text in about]
+        shown = zip(classes, titles, row, strict=True)
+        return "".join(f"<{tag}{look}{title}>{escape(cell)}</{tag}>" for look, title, cell in shown)
 
     rows = "".join(f"<tr>{cells('td', row)}</tr>" for row in table.rows)
     title = f"<h3>{escape(table.title)}</h3>" if table.title else ""

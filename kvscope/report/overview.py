@@ -83,23 +83,11 @@ def _tiles(analysis: Analysis, caching: Caching) -> list[Tile]:
     ]
 
 
-def answers(analysis: Analysis) -> tuple[str, str, str] | None:
-    """Return what the cache gives now, what it could give, and what to do next.
-
-    None where the trace has no hashes, or nothing to reuse.
-    """
+def next_step(analysis: Analysis) -> str | None:
+    """Return what to do, by what evictions cost at the capacity there is; None without reuse."""
     caching = analysis.caching
     if caching is None or not caching.ideal:
         return None
-    now = _now(analysis, caching)
-    if now is None:
-        now = "How large the cache is now is unknown: the model and its memory are not stated."
-    now, could = " ".join([*_hybrid(analysis), now]), _could(analysis, caching)
-    return now, could, _next(analysis, caching)
-
-
-def _next(analysis: Analysis, caching: Caching) -> str:
-    """Return what to do, by what evictions cost at the capacity there is."""
     present, rates = analysis.present_blocks, [each.token_hit_rate for each in analysis.retention]
     if rates and max(rates) - rates[0] > _NEGLIGIBLE * caching.ideal:
         gain = f"Other retention intervals let hit up to {share(max(rates))} of the input tokens"

@@ -478,7 +478,9 @@ def _over_capacity(
     markers: Counter[str] = Counter()
     for label, runs in by_name.items():
         policy = runs[0].policy
-        look = {"symbol": SYMBOLS[markers[policy] % len(SYMBOLS)], "size": 8}
+        look: dict[str, object] = {"symbol": SYMBOLS[markers[policy] % len(SYMBOLS)], "size": 8}
+        if policy == BASELINE:
+            look = {"symbol": "diamond-open", "size": 14, "line": {"width": 3}}
         markers[policy] += 1
         sizes = [run.capacity_blocks * unit.per_block for run in runs]
         options = {**style.POINTS, "marker": look}

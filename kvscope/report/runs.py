@@ -78,6 +78,16 @@ def names(runs: Sequence[Run]) -> Callable[[Run], str]:
     return name
 
 
+def run_name(run: Run) -> str:
+    """Return a run's policy with the parameters that are not its defaults."""
+    kinds = {policy.name: policy.parameters for policy in POLICIES}
+    usual = {each.name: each.default for each in kinds.get(run.policy, ())}
+    params = {name: value for name, value in run.params.items() if value != usual.get(name)}
+    return " ".join(
+        [run.policy, *(f"{name}={format_value(name, params[name])}" for name in params)]
+    )
+
+
 def is_plain_lru(run: Run) -> bool:
     """Return whether LRU's exact curve says what this run does."""
     return run.policy == BASELINE and math.isinf(run.params.get("ttl_s", math.inf))
@@ -91,7 +101,8 @@ def policy_line(policy: str) -> dict[str, object]:
     rounds = number // len(style.SERIES)
     dashes = ("dash", "longdash") if hindsight else ("solid", "dot", "dashdot")
     colour = style.SERIES[number % len(style.SERIES)]
-    return {"color": colour, "dash": dashes[rounds % len(dashes)], "width": 2}
+    width = 5 if policy == BASELINE else 2  # others lie above it, and it is still seen
+    return {"color": colour, "dash": dashes[rounds % len(dashes)], "width": width}
 
 
 def run_columns(runs: Sequence[Run]) -> Columns:

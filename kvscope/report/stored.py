@@ -47,10 +47,11 @@ class StoredReport(Struct, frozen=True):
 
 
 class ReportContent(Struct, frozen=True):
-    """What a stored report shows, and the recommendation.toml that belongs to it, if any."""
+    """What a stored report shows, its recommendation.toml and its JSON document, if any."""
 
     sections: tuple[Section, ...]
     file: str | None
+    document: str | None = None
 
 
 class _SectionRecord(msgspec.Struct):
@@ -79,6 +80,8 @@ def keep(
     store: the `file`, the `question` and the `settings`. `note` takes why the store cannot take it,
     which is raised without one.
     """
+    from kvscope.usecases.documents import to_json
+
     sections = report.sections()
     sentences = (text for section in sections for text in section.sentences)
     written = {
@@ -86,6 +89,7 @@ def keep(
         "summary": summary or next(sentences, report.title),
         "duration_s": duration_s,
         "sections": _as_json(sections),
+        "document": to_json(report.document()),
         **dict.fromkeys(("file", "question", "settings")),
         **columns,
     }
@@ -176,7 +180,7 @@ def open_report(store: Store, report_id: int) -> ReportContent:
 
 def _content(columns: Mapping[str, Any]) -> ReportContent:
     records = msgspec.json.decode(columns["sections"], type=list[_SectionRecord])
-    return ReportContent(tuple(map(_section, records)), columns["file"])
+    return ReportContent(tuple(map(_section, records)), columns["file"], columns["document"])
 
 
 def _as_json(sections: Sequence[Section]) -> str:

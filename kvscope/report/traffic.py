@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 
 from kvscope.characterize.summary import Characterization
 from kvscope.characterize.turns import ConversationTurns, NextTurns
 from kvscope.core import units
-from kvscope.core.runs import Outcome, PartOutcome
+from kvscope.core.runs import PartOutcome
 from kvscope.report import style
 from kvscope.report.section import Columns, Section, Table, sparkline, tabulate
 from kvscope.report.words import (
@@ -144,12 +145,12 @@ def over_time_chart(facts: Characterization, served: Sequence[PartOutcome] = ())
     chart.update_yaxes(title_text="requests/s", row=rows, col=1)
     if rows == 1:
         return chart
-    rates = {"infinite cache": (hours, [window.token_hit_rate for window in windows], style.BLUE)}
+    series = [style.Series("infinite cache", hours, [window.token_hit_rate for window in windows])]
     if served:
-        starts, shares = _by_window(served, lambda outcome: outcome.token_hit_rate)
-        rates["LRU now"] = (starts, shares, style.VERMILION)
-    for name, (x, y, colour) in rates.items():
-        chart.add_scatter(x=x, y=y, name=name, line={"color": colour, "width": 2}, row=1, col=1)
+        series.append(style.Series("LRU now", *_by_window(served, "token_hit_rate")))
+    for curve, colour in zip(series, (style.BLUE, style.VERMILION), strict=False):
+        look = {"color": colour, "width": 2}
+        chart.add_scatter(x=curve.x, y=curve.y, name=curve.name, line=look, row=1, col=1)
     shares = {"tickformat": ".0%", "range": [0, 1], "dtick": 0.2}
     return chart.update_yaxes(title_text="hit rate by token", **shares, row=1, col=1)
 
@@ -157,19 +158,16 @@ def over_time_chart(facts: Characterization, served: Sequence[PartOutcome] = ())
 def ttft_over_time_chart(served: Sequence[PartOutcome]) -> style.Figure:
     """Build percentiles of TTFT on an idle engine window by window."""
     series = [
-        style.Series(rank, *_by_window(served, lambda of, rank=rank: getattr(of.ttft_ms, rank)))
-        for rank in ("p50", "p95", "p99")
+        style.Series(rank, *_by_window(served, f"ttft_ms.{rank}")) for rank in ("p50", "p95", "p99")
     ]
     title = "LRU's TTFT over time, on an idle engine"
     return style.lines(title, style.HOURS, "TTFT (ms)", series, log="y", shares="")
 
 
-def _by_window(
-    served: Sequence[PartOutcome], value: Callable[[Outcome], float]
-) -> tuple[list[float], list[float]]:
+def _by_window(served: Sequence[PartOutcome], figure: str) -> tuple[list[float], list[float]]:
     """Return the hours at which windows start, and a figure of each."""
     hours = [(part.start_s or 0.0) / 3600 for part in served]
-    return hours, [value(part.outcome) for part in served]
+    return hours, [attrgetter(figure)(part.outcome) for part in served]
 
 
 def turns_chart(turns: ConversationTurns) -> style.Figure:

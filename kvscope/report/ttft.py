@@ -101,7 +101,7 @@ def changes_chart(
     chart = style.bars(title, x, y, names, changes, height=height, hover=hover)
     largest = max((abs(value) for values in changes.values() for value in values), default=0.0)
     reach = min(max(largest, _UNCHANGED), 1.0)  # one bar would flatten all others
-    return chart.update_xaxes(tickformat="+.0%", range=[-1.05 * reach, 1.05 * reach])
+    return chart.update_xaxes(tickformat="+.2~%", range=[-1.05 * reach, 1.05 * reach])
 
 
 class Distribution(Struct, frozen=True):

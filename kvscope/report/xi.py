@@ -14,8 +14,16 @@ from kvscope.latency.profile import LatencyProfile
 from kvscope.replay.settings import setting_profile
 from kvscope.report import style
 from kvscope.report.runs import policy_line, run_columns
-from kvscope.report.section import Columns, Section, tabulate
-from kvscope.report.words import count, percent_change, significant
+from kvscope.report.section import Columns, Section, Tile, tabulate
+from kvscope.report.words import (
+    count,
+    difference,
+    ms_in_words,
+    percent_change,
+    points,
+    share,
+    significant,
+)
 from kvscope.tuning.search import XI
 from kvscope.tuning.target import Limits, Target
 
@@ -55,7 +63,37 @@ def section(simulation: Simulation, percentile: str, at_xi: float) -> Section:
         note="xi (ms): the TTFT of a prompt of that many tokens, none of them cached",
     )
     chart = partial(percentile_chart, simulation, percentile, at_xi)
-    return Section.of("Effect of xi", verdict, _ABOUT, table, chart)
+    tiles = _tiles(by_xi(simulation.runs)[at_xi], lru)
+    return Section.of("Effect of xi", *tiles, verdict, _ABOUT, table, chart)
+
+
+def _tiles(run: Run, lru: Run) -> list[Tile]:
+    """Return what the chosen xi changes against LRU; no change is neither good nor bad."""
+    then, now = run.outcome, lru.outcome
+
+    def tile(label: str, value: str, change: float, words: str) -> Tile:
+        return Tile(label, value, f"{words} against lru", None if not change else change < 0)
+
+    times = []
+    for rank in ("p50", "p90", "p95", "p99"):
+        after = getattr(then.ttft_ms, rank)
+        change = after - getattr(now.ttft_ms, rank)
+        words = difference(change, ms_in_words)
+        times.append(tile(f"TTFT {rank}", ms_in_words(after), change, words))
+    hits = then.token_hit_rate - now.token_hit_rate
+    over, more = then.violations or 0, (then.violations or 0) - (now.violations or 0)
+    return [
+        *times,
+        tile("Hit rate", share(then.token_hit_rate), -hits, points(hits)),
+        tile("Over SLO", count(over), more, difference(more, count)),
+    ]
+
+
+def best(simulation: Simulation) -> float:
+    """Return the xi with the lowest p95 of those that the plan's limits allow, else of all."""
+    runs, lru, slo_s = by_xi(simulation.runs), _lru(simulation), simulation.setting.slo_s
+    allowed = {xi: run for xi, run in runs.items() if not objections(run, lru, slo_s)}
+    return min(allowed or runs, key=lambda xi: runs[xi].outcome.ttft_ms.p95)
 
 
 def objections(run: Run, lru: Run, slo_s: float | None) -> list[str]:
@@ -121,8 +159,8 @@ def percentile_chart(simulation: Simulation, percentile: str, at_xi: float) -> s
 def sensitivity_chart(title: str, measure: str, by_policy: Mapping[str, Points]) -> style.Figure:
     """Build `measure` (ms) against xi (tokens): a line of points (xi, ms) for each policy."""
     series = []
-    for name, points in by_policy.items():
-        xi, ms = zip(*points, strict=True)
+    for name, known in by_policy.items():
+        xi, ms = zip(*known, strict=True)
         hover = f"{name}, xi %{{x:,.0f}} tokens: {measure} %{{y:.4~g}} ms<extra></extra>"
         options = {**style.POINTS, "hovertemplate": hover}
         series.append(style.Series(name, xi, ms, policy_line(name), options))

@@ -143,8 +143,8 @@ def legible_charts(page: Page) -> set[str]:
 @pytest.mark.parametrize(
     ("name", "controls"),
     [
-        long("Capacity", ("Capacity (blocks)", "Replay wa and the optimum")),
-        ("Policy lab", ("SLO (TTFT)", "Parameters", "Policies", "Capacities (blocks)", "Run")),
+        long("Capacity", ("Capacity (GiB)", "SLO (TTFT)", "Export")),
+        ("Policy lab", ("SLO (TTFT)", "Parameters", "Policies", "Capacities (blocks", "Run")),
         long("Fleets", ("Numbers of replicas", "Capacity of a replica", "Routers", "Loop")),
         long("Recommendation", ("SLO (TTFT)", "Percentile", "Capacity you have", "Tune")),
     ],
@@ -169,7 +169,7 @@ def test_the_keyboard_reaches_every_control(
 def test_charts_and_tables_are_saved(page: Page, tmp_path: Path) -> None:
     """A chart as PNG, a table as CSV, by the buttons above them."""
     visit(page, "Capacity")
-    page.get_by_role("heading", name="Definitions").wait_for()
+    page.get_by_role("heading", name="Misses").wait_for()
     page.wait_for_selector(READY)
     chart = page.get_by_test_id("stPlotlyChart").first
     chart.locator(".main-svg").first.wait_for()

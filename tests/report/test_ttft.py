@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from types import SimpleNamespace
 
-from dashboard.glossary import _MEANINGS, meaning
 from kvscope.core.files import data_folder
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
 from kvscope.report import ttft, xi
+from kvscope.report.glossary import _MEANINGS, meaning
 from kvscope.report.style import LONGEST_LABEL
 
 NONE = Percentiles(0.0, 0.0, 0.0, 0.0)
