@@ -34,7 +34,6 @@ from kvscope.report.stored import ReportContent, StoredReport
 from kvscope.store import results, traces
 from kvscope.usecases.analyze import Analysis, resized
 from kvscope.usecases.explain import ExplainOptions, explain_request
-from kvscope.validate.result import StoredValidation, stored_validations
 
 
 def served_over_time(trace: Trace, found: Analysis, profile: LatencyProfile) -> list[PartOutcome]:
@@ -106,12 +105,6 @@ def latency(
             return traces.load_prompts(store, trace)
 
     return latency_for(trace, profile, deployment, prompts)
-
-
-def validations(trace: Trace) -> tuple[StoredValidation, ...]:
-    """Return the stored results of `kvscope validate`, the latest first."""
-    with reading() as store:
-        return stored_validations(store, trace)
 
 
 def store_stamp() -> tuple[float, ...]:

@@ -291,7 +291,7 @@ def page_head(title: str, *, needs_hashes: bool = True) -> Trace:
 
     `corner` is the place at the title's right.
     """
-    left, right = st.columns([6, 1], vertical_alignment="center")
+    left, right = st.columns([6, 1], vertical_alignment="bottom")
     left.title(title)
     st.session_state["corner"] = right.container()
     trace = choices().trace

@@ -11,7 +11,7 @@ import streamlit as st
 from dashboard import background_cache, data, export, query_params, render, sidebar
 from dashboard.markdown import escape
 from kvscope.core import units
-from kvscope.core.runs import Run
+from kvscope.core.runs import Outcome, Run
 from kvscope.core.trace import Trace
 from kvscope.replay.findings import PoolHits
 from kvscope.replay.metrics import LruAnywhere
@@ -77,21 +77,21 @@ def _slider(trace: Trace, lru: LruAnywhere, pool: PoolHits | None) -> None:
     replayed = pool if blocks == present else None
     tiles = caching.readings(sizes, blocks, outcome, name, replayed)
     render.show([Section("Readings", tiles=tuple(tiles))], titles=False)
-    points = (
-        "Points: stored runs; of each policy, the parameters with most of them."
-        if runs
-        else "Other policies appear once they are replayed in the Policy lab."
-    )
-    definition = escape(definition_in_words(lru.definition))
-    st.caption(
-        f"Exact. Counted: {definition}. Working set: blocks that will be used again. {points}"
-    )
+    words = f"Exact. Counted: {definition_in_words(lru.definition)}. Points: stored runs."
+    st.caption(escape(words))
 
 
 def _memory() -> tuple[str, int] | None:
     """Return the name and the blocks of the memory there is, None where that is not known."""
     selected = sidebar.choices()
     return (selected.memory, selected.present_blocks) if selected.present_blocks else None
+
+
+@st.cache_resource(show_spinner=False, max_entries=8)
+def _outcomes(key: str, _lru: LruAnywhere, sizes: list[int], slo_s: float) -> dict[int, Outcome]:
+    """Return what LRU gives at capacities; `key` names all that this depends on."""
+    profile = sidebar.choices().profile
+    return {blocks: _lru.outcome(blocks, profile, slo_s) for blocks in sizes}
 
 
 @st.fragment
@@ -107,10 +107,8 @@ def _times(trace: Trace, lru: LruAnywhere, cache_key: str) -> None:
     seen = lru.curve.capacity_for(VISIBLE * lru.curve.ideal)
     sizes = [blocks for blocks in _steps(lru) if blocks >= seen]
     sizes = sizes[:: -(len(sizes) // TIMES or 1)][::-1]
-    outcomes = {blocks: lru.outcome(blocks, profile, slo_s) for blocks in sizes}
-    unit = Unit("blocks", 1.0)
-    if (model := sidebar.choices().model) is not None:
-        unit = Unit("GiB", model.bytes_for(trace.block_size) / units.GIB)
+    outcomes = _outcomes(f"{trace} {profile} {slo_s}", lru, sizes, slo_s)
+    unit = Sizes(trace.block_size, sidebar.choices().model).axis
     chart = partial(lru_times_chart, unit, outcomes, slo_s, rank, _memory())
     about = f"On an idle engine, by the profile {profile.name}."
     section = Section.of("TTFT by capacity", about, chart)
@@ -147,11 +145,10 @@ def _unit(trace: Trace) -> Unit:
 
 def _comparable(trace: Trace, lru: LruAnywhere) -> list[Run]:
     """Return the runs that count hits as the curve does, in one cache, of the whole trace."""
-    runs = [run for owner, run in data.stored_results().runs.values() if owner == trace]
     return [
         run
-        for run in runs
-        if run.setting.definition == lru.definition
+        for owner, run in data.stored_results().runs.values()
+        if (owner, run.setting.definition) == (trace, lru.definition)
         and run.setting.exact
         and not run.setting.tiers
         and run.setting.isolate is None

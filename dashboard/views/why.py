@@ -10,6 +10,7 @@ from dashboard.wording import in_page_words
 from kvscope.core.errors import KvscopeError
 from kvscope.replay.findings import explained_request
 from kvscope.report import misses as report
+from kvscope.report.section import Section
 from kvscope.report.words import count
 from kvscope.usecases.explain import (
     USE_CASE,
@@ -40,8 +41,16 @@ def page() -> None:
     )
     if done is not None:
         export.draw(USE_CASE, trace, options, USE_CASE.report(done.result))
-        render.show(report.sections(done.result), within="why")
-        _request(done.result)
+        prompts, (summary, *_) = background_cache.lru(trace).prompts, report.sections(done.result)
+        render.show([summary], within="why")
+        table, categories = report.by_category(done.result, prompts)
+        render.show([Section.of(table.title, "A click on a row shows its requests below.")])
+        row = render.clickable(table, "categories")
+        explanation = done.result
+        if row is not None:
+            explanation = report.of_category(explanation, prompts, categories[row])
+        render.show(report.sections(explanation)[1:], within="why")
+        _request(explanation)
 
 
 def _request(explanation: Explanation) -> None:

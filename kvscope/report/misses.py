@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import log2
 from typing import NamedTuple
 
+import numpy as np
+from msgspec.structs import replace
+
 from kvscope.core import units
+from kvscope.core.trace import Prompts
 from kvscope.replay.causes import AVOIDABLE, COMPUTED, Cause
-from kvscope.replay.findings import CauseTotal, ExplainedRequest, Finding, Place
+from kvscope.replay.findings import (
+    CauseTotal,
+    ExplainedRequest,
+    Finding,
+    Place,
+    avoidable_tokens,
+    explained_request,
+)
 from kvscope.replay.observed_hits import Gap
 from kvscope.report import style
 from kvscope.report.section import Section, Table, bar, tabulate
 from kvscope.report.words import Sizes, count, counted, hit_rate_in_words, share
 from kvscope.usecases.explain import Explanation
 
+_WORST = 10  # requests of a category
 _OWN_WIDTH = 4.0  # of the request in its prefix tree; 1 is one other request
 
 _WORDS: dict[Cause, str] = {
@@ -136,6 +148,36 @@ def _summary(explanation: Explanation) -> Section:
     return Section.of(
         "Summary", answer, hint, _observed(explanation), *findings, counted_as, causes, chart
     )
+
+
+def by_category(explanation: Explanation, prompts: Prompts) -> tuple[Table, list[int]]:
+    """Return a row a category of the prompts, what loses most first; and the categories' numbers.
+
+    Categories without requests have no row.
+    """
+    causes, groups = explanation.attribution, prompts.category
+    count_of = partial(np.bincount, groups, minlength=len(prompts.categories))
+    requests, inputs = count_of(), count_of(causes.input_tokens)
+    missed, lost = count_of(causes.missed_tokens), count_of(avoidable_tokens(causes))
+    ranked = [int(at) for at in np.argsort(-lost, kind="stable") if requests[at]]
+    columns: dict[str, Callable[[int], str]] = {
+        "category": lambda at: prompts.categories[at],
+        "requests": lambda at: count(requests[at]),
+        "input tokens": lambda at: count(inputs[at]),
+        "missed": lambda at: share(missed[at] / max(inputs[at], 1)),
+        "avoidably": lambda at: share(lost[at] / max(inputs[at], 1)),
+        "avoidable tokens": lambda at: count(lost[at]),
+    }
+    return tabulate("Categories", ranked, columns), ranked
+
+
+def of_category(explanation: Explanation, prompts: Prompts, category: int) -> Explanation:
+    """Return an explanation whose requests are those of a category that lost the most tokens."""
+    lost = np.where(prompts.category == category, avoidable_tokens(explanation.attribution), -1)
+    worst = [int(at) for at in np.argsort(-lost, kind="stable")[:_WORST] if lost[at] >= 0]
+    explain = partial(explained_request, prompts, explanation.definition, explanation.attribution)
+    requests = tuple(explain(at, explanation.gaps) for at in worst)
+    return replace(explanation, requests=requests)
 
 
 def _observed(explanation: Explanation) -> str | None:

@@ -165,6 +165,20 @@ def test_the_keyboard_reaches_every_control(
     assert not missing, seen
 
 
+def test_no_tools_cover_titles_on_a_phone(
+    served: Served, new_tab: Callable[[int, str], Page]
+) -> None:
+    """Neither plotly's bar nor that of a table is drawn where the screen is narrow."""
+    tab = new_tab(390, "light")
+    tab.goto(f"{served.address}/capacity")
+    tab.locator(".modebar-container").first.wait_for(state="attached")
+    tab.wait_for_selector(READY)
+    tab.get_by_test_id("stDataFrame").first.hover()
+    for tools in (".modebar-container", "[data-testid=stElementToolbar]"):
+        assert not any(each.is_visible() for each in tab.locator(tools).all())
+    tab.close()
+
+
 @pytest.mark.parametrize("scheme", ["light"], indirect=True)
 def test_charts_and_tables_are_saved(page: Page, tmp_path: Path) -> None:
     """A chart as PNG, a table as CSV, by the buttons above them."""
