@@ -24,7 +24,7 @@ FIRST = "overview"
 STYLE = (
     f"<style>{TILES}</style>"
     """<style>
-.stMainBlockContainer {padding-top: 2.5rem}
+.stMainBlockContainer {padding-top: 3.75rem}
 h1 {font-size: 2rem !important}
 h2 {font-size: 1.4rem !important}
 [data-testid=stPageLink] p {text-decoration: underline}

@@ -122,6 +122,7 @@ def tune(page: Page, folder: Path) -> None:
     """Tune for a deployment, copy the flags, download the file."""
     visit(page, "Recommendation")
     gpu = page.get_by_test_id("stSelectbox").filter(has_text=re.compile(r"^GPU"))
+    gpu.evaluate("each => each.scrollIntoView({block: 'center'})")  # its list needs room
     gpu.locator("input").fill("h100")
     page.get_by_role("option", name="h100", exact=True).click()
     page.wait_for_url(re.compile("gpu=h100"))
