@@ -1,4 +1,4 @@
-"""Read what pages show: from the store, or from what the background found."""
+"""Read what pages show: from the store, or from what the background analyzed."""
 
 from __future__ import annotations
 
@@ -36,14 +36,18 @@ from kvscope.usecases.analyze import Analysis, resized
 from kvscope.usecases.explain import ExplainOptions, explain_request
 
 
-def served_over_time(trace: Trace, found: Analysis, profile: LatencyProfile) -> list[PartOutcome]:
+def served_over_time(
+    trace: Trace, analyzed: Analysis, profile: LatencyProfile
+) -> list[PartOutcome]:
     """Return how LRU serves each window with the memory there is; nothing where that is unknown."""
-    if not trace.has_hashes or not found.present_blocks:
+    if not trace.has_hashes or not analyzed.present_blocks:
         return []
     lru = background_cache.lru(trace)
-    served = lru.served(found.present_blocks, profile)
-    if found.pool is not None and found.pool.hit_tokens is not None:  # as replayed in the pools
-        blocks = (found.pool.hit_tokens // trace.block_size).astype(served.hit_blocks.dtype)
+    served = lru.served(analyzed.present_blocks, profile)
+    if (
+        analyzed.pool is not None and analyzed.pool.hit_tokens is not None
+    ):  # as replayed in the pools
+        blocks = (analyzed.pool.hit_tokens // trace.block_size).astype(served.hit_blocks.dtype)
         served = serve(lru.prompts, lru.definition, blocks, profile)
     return list(over_time(served, round_windows(trace)))
 

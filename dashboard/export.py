@@ -39,11 +39,11 @@ def draw(
                 _save(case, "JSON", partial(str, shown.document))
 
 
-def draw_analysis(trace: Trace, found: Analysis) -> None:
+def draw_analysis(trace: Trace, analysis: Analysis) -> None:
     """Draw the exports of an analysis for what is selected."""
-    hbm = None if found.deployment else found.hbm_bytes
+    hbm = None if analysis.deployment else analysis.hbm_bytes
     options = AnalyzeOptions(hbm=hbm, **sidebar.of_deployment(AnalyzeOptions))
-    draw(ANALYZE, trace, options, ANALYZE.report(found))
+    draw(ANALYZE, trace, options, ANALYZE.report(analysis))
 
 
 def _save(case: AnyUseCase, form: str, made: Callable[[], str]) -> None:

@@ -24,7 +24,7 @@ from kvscope.usecases.simulate import SimulateOptions
 STEPS = 200
 VISIBLE = 0.01  # of the ideal hit rate: where the curve begins
 TIMES = 25  # capacities with a TTFT
-MOST_BLOCKS = 2**31 - 1
+BLOCKS = range(1, 2**31)
 
 
 def page() -> None:
@@ -34,8 +34,8 @@ def page() -> None:
     if not lru.curve.ideal:
         st.info("No prompt begins as an earlier one did: a cache of any size hits nothing.")
         st.stop()
-    found = selected.deployment and sidebar.analysis(trace)  # of the pool, marked in the chart
-    _slider(trace, lru, found.pool if found else None)
+    deployed = sidebar.analysis(trace) if selected.deployment else None
+    _slider(trace, lru, deployed.pool if deployed else None)
     cache_key = f"capacity {trace} {selected.model} {selected.hbm_bytes} {selected.memory}"
     _times(trace, lru, cache_key)
     analysis = sidebar.analysis(trace)
@@ -49,7 +49,7 @@ def _slider(trace: Trace, lru: LruAnywhere, pool: PoolHits | None) -> None:
     steps, unit, runs = _steps(lru), _unit(trace), _comparable(trace, lru)
     present = sidebar.choices().present_blocks
     start = present or lru.curve.capacity_for(lru.curve.ideal / 2)
-    with query_params.synced("capacity", max(start, 1), _blocks):
+    with query_params.synced("capacity", max(start, 1), int, allowed=BLOCKS):
         if st.session_state["capacity"] not in steps:  # of another trace, or from the address
             bisect.insort(steps, st.session_state["capacity"])
         blocks = st.select_slider(
@@ -113,14 +113,6 @@ def _times(trace: Trace, lru: LruAnywhere, cache_key: str) -> None:
     about = f"On an idle engine, by the profile {profile.name}."
     section = Section.of("TTFT by capacity", about, chart)
     render.show([section], cache_key=f"{cache_key} {profile} {slo_s} {rank}")
-
-
-def _blocks(text: str) -> int:
-    """Return a capacity of the address. Raises ValueError for what is no number of blocks."""
-    blocks = int(text)
-    if not 1 <= blocks <= MOST_BLOCKS:
-        raise ValueError(text)
-    return blocks
 
 
 def _steps(lru: LruAnywhere) -> list[int]:

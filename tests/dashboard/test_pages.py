@@ -279,8 +279,8 @@ def test_alongside_a_command_line(
             tab.get_by_test_id("stDataFrame").first.click(position={"x": 200, "y": 52})
             tab.get_by_role("heading", name="Recommendation: ").wait_for(timeout=2_000)
             break
-    assert re.search(r"report=\d+", tab.url)
     tab.get_by_role("heading", name="Recommendation: ").wait_for()
+    tab.wait_for_url(re.compile(r"report=\d+"))
     tab.close()
     phone = link("/compare?compare=Runs&left_run=1&right_run=2", 390, "dark")
     phone.get_by_role("heading", name="Over time").wait_for()
