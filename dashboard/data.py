@@ -21,7 +21,7 @@ from kvscope.app.worker_process import in_process
 from kvscope.characterize.windows import round_windows
 from kvscope.core import units
 from kvscope.core.errors import StoreBusyError
-from kvscope.core.runs import PartOutcome, Run
+from kvscope.core.runs import PartOutcome, Run, RunSetting
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
@@ -189,7 +189,14 @@ def newest_simulation(trace: Trace) -> Simulation | None:
     setting, where = alike(newest[1])[:2]
     chosen = [(key, run) for key, run in plain if alike(run)[:2] == (setting, where)]
     runs = tuple(run_with_parts(trace, run, key)[1] for key, run in chosen)
-    return Simulation(trace, None, newest[1].setting, tuple(ordered(runs)))
+    curve = background_cache.lru(trace).curve if is_on_curve(trace, newest[1].setting) else None
+    return Simulation(trace, None, newest[1].setting, tuple(ordered(runs)), curve)
+
+
+def is_on_curve(trace: Trace, setting: RunSetting) -> bool:
+    """Return whether a setting counts hits as LRU's curve does: in one cache, of all requests."""
+    plain = not setting.tiers and setting.isolate is None and setting.capacity_model == "cache"
+    return plain and setting.exact and setting.definition == background_cache.lru(trace).definition
 
 
 def run_in_words(trace: Trace, run: Run) -> str:

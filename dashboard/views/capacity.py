@@ -46,7 +46,7 @@ def page() -> None:
 @st.fragment
 def _slider(trace: Trace, lru: LruAnywhere, pool: PoolHits | None) -> None:
     """Draw the slider, its readings and the curve; moving it runs nothing else."""
-    steps, unit, runs = _steps(lru), _unit(trace), _comparable(trace, lru)
+    steps, unit, runs = _steps(lru), _unit(trace), _comparable(trace)
     present = sidebar.choices().present_blocks
     start = present or lru.curve.capacity_for(lru.curve.ideal / 2)
     with query_params.synced("capacity", max(start, 1), int, allowed=BLOCKS):
@@ -135,17 +135,10 @@ def _unit(trace: Trace) -> Unit:
     return Unit(name, known[name])
 
 
-def _comparable(trace: Trace, lru: LruAnywhere) -> list[Run]:
-    """Return the runs that count hits as the curve does, in one cache, of the whole trace."""
-    return [
-        run
-        for owner, run in data.stored_results().runs.values()
-        if (owner, run.setting.definition) == (trace, lru.definition)
-        and run.setting.exact
-        and not run.setting.tiers
-        and run.setting.isolate is None
-        and run.setting.capacity_model == "cache"
-    ]
+def _comparable(trace: Trace) -> list[Run]:
+    """Return the stored runs of a trace whose hits lie beside the curve."""
+    runs = [run for owner, run in data.stored_results().runs.values() if owner == trace]
+    return [run for run in runs if data.is_on_curve(trace, run.setting)]
 
 
 page()
