@@ -39,7 +39,7 @@ h2 {font-size: 1.4rem !important}
 </style>"""
 )
 DARK = """<style>
-:is(button[kind=primary]:enabled, [data-tag], [data-tag] button) * {color: #0b0b0b !important}
+:is(button[kind^=primary]:enabled, [data-tag], [data-tag] button) * {color: #0b0b0b !important}
 </style>"""
 
 

@@ -101,7 +101,7 @@ def policy_line(policy: str) -> dict[str, object]:
     rounds = number // len(style.SERIES)
     dashes = ("dash", "longdash") if hindsight else ("solid", "dot", "dashdot")
     colour = style.SERIES[number % len(style.SERIES)]
-    width = 5 if policy == BASELINE else 2  # others lie above it, and it is still seen
+    width = 4 if policy == BASELINE else 2  # others lie above it, and it is still seen
     return {"color": colour, "dash": dashes[rounds % len(dashes)], "width": width}
 
 

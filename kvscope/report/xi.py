@@ -72,7 +72,8 @@ def _tiles(run: Run, lru: Run) -> list[Tile]:
     then, now = run.outcome, lru.outcome
 
     def tile(label: str, value: str, change: float, words: str) -> Tile:
-        return Tile(label, value, f"{words} against lru", None if not change else change < 0)
+        about = f"{words} against lru" if change else "as with lru"
+        return Tile(label, value, about, change < 0 if change else None)
 
     times = []
     for rank in ("p50", "p90", "p95", "p99"):
