@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
+from dashboard import data
 from kvscope.core import units
 from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.file import FILE, write_deployment
@@ -32,6 +33,7 @@ from tests.dashboard.shown import (
     titles,
     told,
     words,
+    worked,
 )
 from tests.served import served, without_queue_times, write_served
 
@@ -75,6 +77,25 @@ def test_overview_begins_with_the_pool(
     low, high = (units.format_count(end * each) for end in (pool.low_blocks, pool.high_blocks))
     assert f"derived: {low} to {high} blocks" in first
     assert request.deployment.summary in captions(app)
+
+
+def test_one_cache_has_one_hit_rate(db: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of Overview's tile is Capacity's at the pool, Why's, and the mean of that over time."""
+    small = Deployment(gpu="h100", model="llama3-8b", num_gpu_blocks=60)
+    write_deployment(here / FILE, small)
+    app = shown(db, monkeypatch)
+    now = tiles(app)["Hit rate, now → possible"].split(" → ")[0]
+    choices = app.session_state["choices"]
+    where = choices.trace, choices.model, choices.hbm_bytes, choices.deployment
+    analysis = data.analysis(*where, choices.options)
+    served = data.served_over_time(choices.trace, analysis, choices.profile)
+    hits, total = (
+        sum(getattr(part.outcome, name) for part in served)
+        for name in ("hit_tokens", "total_tokens")
+    )
+    assert units.format_share(hits / total) == now
+    assert tiles(shown(db, monkeypatch, "capacity"))["Hit rate"] == now
+    assert f"hits {now} of the input tokens" in words(worked(shown(db, monkeypatch, "why")))
 
 
 @pytest.mark.parametrize("page", EVERY_PAGE)

@@ -54,6 +54,8 @@ def test_rates_have_round_ticks() -> None:
     with tiny_store() as (store, trace):
         chart = traffic.over_time_chart(characterize(store, trace))
     assert chart.layout.yaxis.dtick == pytest.approx(0.2)
+    bars = {trace.yaxis for trace in chart.data if trace.type == "bar"}
+    assert not bars & {trace.yaxis or "y" for trace in chart.data if trace.type == "scatter"}
 
 
 def test_labels_of_bars_have_room() -> None:
