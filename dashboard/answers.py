@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import streamlit as st
+from msgspec import Struct
 
-from dashboard import data, job, work
+from dashboard import data, export, job, render, sidebar, work
 from dashboard.markdown import escape
 from dashboard.wording import local_time
 from kvscope.core import units
 from kvscope.core.trace import Trace
-from kvscope.report.stored import ReportContent, question_of
+from kvscope.deployment.deployment import ResolvedDeployment
+from kvscope.report.stored import ReportContent, StoredReport, question_of
 from kvscope.usecases.base import AnyUseCase
+
+
+def show(
+    case: AnyUseCase,
+    title: str,
+    question: tuple[Trace, Any] | None,
+    button: str,
+    options: Struct,
+    *,
+    clicked: bool,
+    draw: Callable[[ReportContent], None] = lambda content: render.show(content.sections),
+) -> None:
+    """Draw the report that answers a question, and its exports; `options` are what asks it."""
+    content = report(case, title, question, button, clicked=clicked)
+    trace = sidebar.choices().trace
+    if trace is not None:
+        export.draw(case, trace, options, content)
+    if content is not None:
+        draw(content)
 
 
 def report(
@@ -23,12 +45,7 @@ def report(
     The question is a trace and the request of the use case, None where an input lacks. Without an
     answer to it, the report is the newest on other settings of this trace, and the page says so.
     """
-    trace = st.session_state.get("trace")
-    known = [
-        each
-        for each in data.stored_results().reports
-        if (each.trace, each.command) == (trace, case.title)
-    ]
+    known = _stored(case, st.session_state.get("trace"))
     request = None if question is None else (case.name, *question)
     digest = None if question is None else question_of(question[1])
     same = next((each for each in known if digest and each.question == digest), None)
@@ -50,3 +67,16 @@ def report(
     if same is None:
         st.info(f"The newest stored answer; it is for other settings. {button} computes yours.")
     return data.open_report(stored.report_id)
+
+
+def newest(
+    case: AnyUseCase, trace: Trace, deployment: ResolvedDeployment | None
+) -> StoredReport | None:
+    """Return the newest stored report on a deployment, None for none; a cache study has no name."""
+    where = None if deployment is None else deployment.summary
+    return next((each for each in _stored(case, trace.name) if each.settings == where), None)
+
+
+def _stored(case: AnyUseCase, trace: str | None) -> list[StoredReport]:
+    reports = data.stored_results().reports
+    return [each for each in reports if (each.trace, each.command) == (trace, case.title)]

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Literal
 
 import streamlit as st
 
-from dashboard import connection, query_params, sidebar
+from dashboard import connection, data, query_params, sidebar
 from dashboard.markdown import escape
 from dashboard.wording import in_page_words
 from kvscope.core.errors import KvscopeError, StoreBusyError
+from kvscope.report.html import TILES
 
-PAGES = (  # file below views/, title; no icons: browsers would fetch them from a network
-    ("overview", "Overview"),
-    ("reuse", "Reuse"),
-    ("time", "Time"),
-    ("space", "Space"),
-    ("capacity", "Capacity"),
-    ("why", "Why"),
-    ("lab", "Policy lab"),
-    ("fleets", "Fleets"),
-    ("recommendation", "Recommendation"),
-    ("validation", "Validation"),
-    ("runs", "Runs and jobs"),
-    ("compare", "Compare"),
-)
-STYLE = """<style>
-.stMainBlockContainer {padding-top: 2.5rem}
+PAGES = {  # files below views/ and titles; no icons: browsers would fetch them from a network
+    "Trace": {"overview": "Overview", "reuse": "Reuse", "time": "Time", "space": "Space"},
+    "Cache": {"capacity": "Capacity", "why": "Why", "lab": "Policy lab"},
+    "Decide": {"recommendation": "Recommendation", "fleets": "Fleets"},
+    "Kept": {"runs": "Runs and jobs", "compare": "Compare", "validation": "Validation"},
+}
+FIRST = "overview"
+STYLE = (
+    f"<style>{TILES}</style>"
+    """<style>
+.stMainBlockContainer {padding-top: 3.75rem}
 h1 {font-size: 2rem !important}
 h2 {font-size: 1.4rem !important}
 [data-testid=stPageLink] p {text-decoration: underline}
@@ -35,9 +33,13 @@ h2 {font-size: 1.4rem !important}
     color: inherit !important; opacity: 0.9 !important}
 .stPlotlyChart :is([class*=tick], .infolayer, .cbaxis) text {fill: currentColor !important}
 .stPlotlyChart .main-svg {background: transparent !important}
+@media (max-width: 640px) { /* where bars of tools would lie above titles */
+    .stPlotlyChart .modebar-container, [data-testid=stElementToolbar] {display: none !important}
+}
 </style>"""
+)
 DARK = """<style>
-:is(button[kind=primary]:enabled, [data-tag], [data-tag] button) * {color: #0b0b0b !important}
+:is(button[kind^=primary]:enabled, [data-tag], [data-tag] button) * {color: #0b0b0b !important}
 </style>"""
 
 
@@ -45,13 +47,10 @@ def main() -> None:
     """Draw the sidebar, then the page of the address; show errors as sentences."""
     st.set_page_config(page_title="kvscope", layout="wide")
     page = st.navigation(
-        [
-            st.Page(f"views/{file}.py", title=title, default=file == "overview")
-            for file, title in PAGES
-        ]
+        {group: [_page(*page) for page in pages.items()] for group, pages in PAGES.items()}
     )
     st.html(STYLE + DARK if st.context.theme.type == "dark" else STYLE)
-    st.session_state["page"] = f"views/{page.url_path or PAGES[0][0]}.py"
+    st.session_state["page"] = f"views/{page.url_path or FIRST}.py"
     above = st.container()
     with query_params.written_once():
         problems: Sequence[str] | None = None
@@ -67,6 +66,17 @@ def main() -> None:
         finally:  # pages may end early
             with above:
                 _warn(problems or ())
+
+
+def _page(file: str, title: str) -> st.Page:
+    """Return a page; Validation is in the menu only where the store has one."""
+    visibility: Literal["visible", "hidden"] = "visible"
+    if file == "validation":
+        visibility = "hidden"
+        with suppress(KvscopeError):  # the pages say it
+            visibility = "visible" if data.stored_results().validated else "hidden"
+    path = f"views/{file}.py"
+    return st.Page(path, title=title, default=file == FIRST, visibility=visibility)
 
 
 @st.fragment(run_every=1.0)

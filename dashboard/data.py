@@ -1,7 +1,8 @@
-"""Read what pages show: from the store, or from what the background found."""
+"""Read what pages show: from the store, or from what the background analyzed."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -15,23 +16,40 @@ from dashboard import background_cache, connection, work
 from dashboard.connection import reading
 from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.app.monitor import Monitor
+from kvscope.app.simulate import Simulation, ordered
 from kvscope.app.worker_process import in_process
+from kvscope.characterize.windows import round_windows
 from kvscope.core import units
 from kvscope.core.errors import StoreBusyError
-from kvscope.core.runs import Run, RunSetting
+from kvscope.core.runs import PartOutcome, Run, RunSetting
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
 from kvscope.latency.profile import LatencyProfile
-from kvscope.policies.registry import POLICIES
 from kvscope.replay.findings import PoolHits
-from kvscope.replay.policy_options import format_value
+from kvscope.replay.metrics import over_time, serve
 from kvscope.report import stored
+from kvscope.report.runs import run_name
 from kvscope.report.stored import ReportContent, StoredReport
 from kvscope.store import results, traces
 from kvscope.usecases.analyze import Analysis, resized
 from kvscope.usecases.explain import ExplainOptions, explain_request
-from kvscope.validate.result import StoredValidation, stored_validations
+
+
+def served_over_time(
+    trace: Trace, analyzed: Analysis, profile: LatencyProfile
+) -> list[PartOutcome]:
+    """Return how LRU serves each window with the memory there is; nothing where that is unknown."""
+    if not trace.has_hashes or not analyzed.present_blocks:
+        return []
+    lru = background_cache.lru(trace)
+    served = lru.served(analyzed.present_blocks, profile)
+    if (
+        analyzed.pool is not None and analyzed.pool.hit_tokens is not None
+    ):  # as replayed in the pools
+        blocks = (analyzed.pool.hit_tokens // trace.block_size).astype(served.hit_blocks.dtype)
+        served = serve(lru.prompts, lru.definition, blocks, profile)
+    return list(over_time(served, round_windows(trace)))
 
 
 def all_traces() -> list[Trace]:
@@ -93,37 +111,27 @@ def latency(
     return latency_for(trace, profile, deployment, prompts)
 
 
-def stored_runs(trace: Trace) -> dict[RunSetting, list[Run]]:
-    """Return the stored runs of a trace by their setting."""
-    by_setting: dict[RunSetting, list[Run]] = {}
-    with reading() as store:
-        for stored in results.all_runs(store, trace):
-            by_setting.setdefault(stored.run.setting, []).append(stored.run)
-    return by_setting
-
-
-def validations(trace: Trace) -> tuple[StoredValidation, ...]:
-    """Return the stored results of `kvscope validate`, the latest first."""
-    with reading() as store:
-        return stored_validations(store, trace)
-
-
 def store_stamp() -> tuple[float, ...]:
     """Return what changes with each change of the store's file."""
     files = (Path(connection.database()), Path(f"{connection.database()}.wal"))
     return tuple(file.stat().st_mtime for file in files if file.exists())
 
 
+SWEEP = 4  # runs that differ in parameters alone
 Runs = dict[int, tuple[Trace, Run]]
 """The stored runs over all traces by their ids, the latest first, without their parts."""
 
 
 class StoredResults(Struct, frozen=True):
-    """The reports and runs of the store as it was at `stamp`; `busy` says why not since then."""
+    """The reports and runs of the store as it was at `stamp`; `busy` says why not since then.
+
+    `validated`: whether it has results of `kvscope validate`.
+    """
 
     reports: tuple[StoredReport, ...]
     runs: Runs
     stamp: tuple[float, ...]
+    validated: bool = False
     busy: str = ""
 
 
@@ -135,16 +143,17 @@ def stored_results() -> StoredResults:
         return known
     try:
         with reading() as store:
-            reports = stored.all_reports(store)
+            reports, known_traces = stored.all_reports(store), traces.all_traces(store)
             runs = {
                 each.run_id: (trace, each.run)
-                for trace in traces.all_traces(store)
+                for trace in known_traces
                 for each in results.all_runs(store, trace)
             }
+            validated = any(results.all_validations(store, trace) for trace in known_traces)
     except StoreBusyError as error:
         return replace(known or StoredResults((), {}, ()), busy=str(error))
     latest = {number: runs[number] for number in sorted(runs, reverse=True)}
-    _last_read()[path] = StoredResults(tuple(reports), latest, stamp)
+    _last_read()[path] = StoredResults(tuple(reports), latest, stamp, validated)
     return _last_read()[path]
 
 
@@ -161,14 +170,33 @@ def run_with_parts(trace: Trace, run: Run, run_id: int) -> tuple[Trace, Run]:
     return trace, known.run
 
 
-def run_name(run: Run) -> str:
-    """Return a run's policy with the parameters that are not its defaults."""
-    kinds = {policy.name: policy.parameters for policy in POLICIES}
-    usual = {each.name: each.default for each in kinds.get(run.policy, ())}
-    params = {name: value for name, value in run.params.items() if value != usual.get(name)}
-    return " ".join(
-        [run.policy, *(f"{name}={format_value(name, params[name])}" for name in params)]
-    )
+def alike(run: Run) -> tuple[Any, ...]:
+    """Return what the runs of one sweep share: setting, deployment, policy and capacity."""
+    return str(run.setting), str(run.deployment), run.policy, run.capacity_blocks
+
+
+def newest_simulation(trace: Trace) -> Simulation | None:
+    """Return the stored runs of a trace in the setting of its newest one; no sweep of parameters.
+
+    None without runs.
+    """
+    of_trace = [(key, run) for key, (owner, run) in stored_results().runs.items() if owner == trace]
+    sizes = Counter(alike(run) for _, run in of_trace)
+    plain = [(key, run) for key, run in of_trace if sizes[alike(run)] < SWEEP]
+    newest = next(iter(plain), None)
+    if newest is None:
+        return None
+    setting, where = alike(newest[1])[:2]
+    chosen = [(key, run) for key, run in plain if alike(run)[:2] == (setting, where)]
+    runs = tuple(run_with_parts(trace, run, key)[1] for key, run in chosen)
+    curve = background_cache.lru(trace).curve if is_on_curve(trace, newest[1].setting) else None
+    return Simulation(trace, None, newest[1].setting, tuple(ordered(runs)), curve)
+
+
+def is_on_curve(trace: Trace, setting: RunSetting) -> bool:
+    """Return whether a setting counts hits as LRU's curve does: in one cache, of all requests."""
+    plain = not setting.tiers and setting.isolate is None and setting.capacity_model == "cache"
+    return plain and setting.exact and setting.definition == background_cache.lru(trace).definition
 
 
 def run_in_words(trace: Trace, run: Run) -> str:

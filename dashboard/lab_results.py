@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
 
 import streamlit as st
 from msgspec.structs import replace
@@ -13,11 +12,9 @@ from dashboard.work import Comparison
 from kvscope.app.requests import BASELINE
 from kvscope.app.simulate import Simulation
 from kvscope.core import units
-from kvscope.core.runs import Run
 from kvscope.report import policies, ttft, xi
 from kvscope.report.runs import names
 from kvscope.report.section import Section
-from kvscope.report.words import difference, ms_in_words
 
 
 def show_comparison(comparison: Comparison) -> None:
@@ -89,66 +86,13 @@ def _by_category(simulation: Simulation, blocks: int) -> None:
     render.show([ttft.category_section(title, before, after)])
 
 
-_READING_PX = 136  # all of them fit side by side, two on a phone
-
-
 @st.fragment
 def _at_one_xi(simulation: Simulation) -> None:
-    runs = xi.by_xi(simulation.runs)
-    values = [int(value) for value in runs]
-    best = int(min(runs, key=lambda value: runs[value].outcome.ttft_ms.p95))
+    values = [int(value) for value in xi.by_xi(simulation.runs)]
     left, right = st.columns([3, 2])
-    with left, query_params.synced("xi", best, int, allowed=values):
+    with left, query_params.synced("xi", int(xi.best(simulation)), int, allowed=values):
         at = st.select_slider("xi (tokens)", values, key="xi", format_func=units.format_count)
     with right, query_params.synced("rank", "p95", allowed=sidebar.PERCENTILES):
         ranks = sidebar.PERCENTILES
         rank = st.segmented_control("Percentile", ranks, key="rank", required=True) or "p95"
-    baseline = next(run for run in simulation.runs if run.policy == BASELINE)
-    with st.container(horizontal=True):  # wraps where it is narrow
-        _readings(baseline, runs[at])
     render.show([xi.section(simulation, rank, at)], within="xi")
-
-
-def _reading(label: str, value: str, change: str, *, worse_above: bool, about: str) -> None:
-    """Draw a number with its change; one without a sign is none and has no colour."""
-    changed = change[0] in "+-"
-    direction: Literal["inverse", "normal"] = "inverse" if worse_above else "normal"
-    st.metric(
-        label,
-        value,
-        change if changed else "unchanged",
-        delta_color=direction if changed else "off",
-        delta_arrow="auto" if changed else "off",
-        help=about,
-        width=_READING_PX,
-    )
-
-
-def _readings(baseline: Run, run: Run) -> None:
-    now, then = baseline.outcome, run.outcome
-    for rank in sidebar.PERCENTILES:
-        ttft_ms, lru_ms = (getattr(outcome.ttft_ms, rank) for outcome in (then, now))
-        _reading(
-            f"TTFT {rank}",
-            ms_in_words(ttft_ms),
-            difference(ttft_ms - lru_ms, ms_in_words),
-            worse_above=True,
-            about="On an idle engine, nearest rank; below, the change against lru.",
-        )
-    _reading(
-        "Hit rate",
-        units.format_share(then.token_hit_rate),
-        difference(
-            then.token_hit_rate - now.token_hit_rate, lambda size: units.format_pp(size)[1:]
-        ),
-        worse_above=False,
-        about="Token-weighted; below, the change against lru.",
-    )
-    violations, before = then.violations or 0, now.violations or 0
-    _reading(
-        "Over SLO",
-        units.format_count(violations),
-        difference(violations - before, lambda count: units.format_count(round(count))),
-        worse_above=True,
-        about="Requests whose TTFT exceeds the SLO; below, the change against lru.",
-    )

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import streamlit as st
 from plotly.graph_objects import Figure
 from streamlit.elements.lib.mutable_tab_container import TabContainer
 
 from dashboard import query_params
-from dashboard.glossary import meaning
 from dashboard.markdown import escape, escape_around_commands
 from dashboard.plotly_figure import ReadyFigure, ready
+from kvscope.report.glossary import meaning
+from kvscope.report.html import tiles
 from kvscope.report.section import Section, Table
 from kvscope.report.words import WHATEVER_OPTIONS
 
-_WIDTH = 170  # of a number, in pixels: two of them fit on a phone
 _MOST_CACHED = 64  # sections with their charts
 _MOST_UNSCROLLED = 20  # rows of a table
 _LONG, _CHARACTER_PX, _WIDEST = 20, 7, 440  # of cells, which a narrower column cuts
@@ -35,6 +35,8 @@ def show(
         name = section.title.partition(":")[0]  # what follows may change with each replay
         if titles:
             st.header(section.title, help=meaning(name))
+        if section.tiles:
+            st.html(tiles(section.tiles))
         if section.sentences:
             sentences = (text.replace(WHATEVER_OPTIONS, "") for text in section.sentences)
             st.markdown("  \n".join(map(escape_around_commands, sentences)))
@@ -42,13 +44,6 @@ def show(
             charts(section, f"{within} {name}", cache_key)
         if section.tables:
             tables(section, f"{within} {name}")
-
-
-def metrics(numbers: Sequence[tuple[str, str, str]], *, border: bool = False) -> None:
-    """Draw numbers side by side: of each its label, its value, and what it means."""
-    with st.container(horizontal=True):  # wraps where it is narrow
-        for label, value, about in numbers:
-            st.metric(label, value, help=about, border=border, width=_WIDTH)
 
 
 def download(file: str) -> None:
@@ -133,7 +128,15 @@ def column_px(cells: Sequence[str]) -> int | None:
     return min(_CHARACTER_PX * longest + 20, _WIDEST) if longest > _LONG else None
 
 
-def _table(table: Table, key: str) -> None:
+def clickable(table: Table, key: str) -> int | None:
+    """Draw a table; return the number of the row that is clicked, None for none."""
+    cells = _table(table, key, on_select="rerun", selection_mode="single-cell")["selection"][
+        "cells"
+    ]
+    return int(cells[0][0]) if cells else None
+
+
+def _table(table: Table, key: str, **selecting: Any) -> Any:
     names: dict[str, int] = {}  # to the column's number
     for number, title in enumerate(table.columns):
         if not title and number:  # bars of characters, for terminals
@@ -155,8 +158,8 @@ def _table(table: Table, key: str) -> None:
     height: Literal["content", "auto"] = "auto"
     if len(table.rows) <= _MOST_UNSCROLLED:
         height = "content"
-    st.dataframe(
-        cells, hide_index=True, key=f"table {key}", column_config=configuration, height=height
-    )
+    look = {"column_config": configuration, "height": height, **selecting}
+    drawn = st.dataframe(cells, hide_index=True, key=f"table {key}", **look)
     if table.note:
         st.caption(escape(table.note))
+    return drawn

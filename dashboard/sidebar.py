@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import streamlit as st
 from msgspec import Struct
 from msgspec.structs import replace
+from streamlit.delta_generator import DeltaGenerator
 
 from dashboard import background_cache, connection, data, job, query_params
 from dashboard.folder import file_below
@@ -35,6 +38,7 @@ from kvscope.latency.file import read_profile
 from kvscope.latency.profile import FROM_TRACE, PRESETS, LatencyProfile
 from kvscope.replay.settings import timed_by
 from kvscope.report.words import trace_in_words
+from kvscope.usecases.analyze import Analysis
 from kvscope.usecases.simulate import SimulateOptions, simulate_request
 
 NO_MODEL = NO_GPU = "none"
@@ -275,9 +279,21 @@ def choices() -> Choices:
     return selected
 
 
+def analysis(trace: Trace) -> Analysis:
+    """Return the analysis of a trace for what is selected."""
+    selected = choices()
+    where, stated = selected.deployment, selected.options
+    return data.analysis(trace, selected.model, selected.hbm_bytes, where, stated)
+
+
 def page_head(title: str, *, needs_hashes: bool = True) -> Trace:
-    """Draw a page's title and return its trace; the page ends here if it cannot show that one."""
-    st.title(title)
+    """Draw a page's title and return its trace; the page ends here if it cannot show that one.
+
+    `corner` is the place at the title's right.
+    """
+    left, right = st.columns([6, 1], vertical_alignment="bottom")
+    left.title(title)
+    st.session_state["corner"] = right.container()
     trace = choices().trace
     if trace is None:
         if choices().missing:
@@ -294,12 +310,42 @@ def page_head(title: str, *, needs_hashes: bool = True) -> Trace:
     return trace
 
 
+def corner() -> DeltaGenerator:
+    """Return the place at the right of the page's title."""
+    place: DeltaGenerator = st.session_state["corner"]
+    return place
+
+
 def stop_without_trace() -> NoReturn:
     """End the page: the address has a trace that the store lacks. Say which traces there are."""
     names = ", ".join(trace.name for trace in data.all_traces())
     missing = choices().missing
     st.error(escape(f"The store has no trace {missing!r}. It has {names}: select one."))
     st.stop()
+
+
+class Form(Struct):
+    """Inputs that are sent together; `clicked` is known below them."""
+
+    problems: list[str]
+    clicked: bool = False
+
+
+@contextmanager
+def form(button: str, key: str) -> Iterator[Form]:
+    """Draw a form, its inputs in the block; the page ends below it where one cannot be parsed."""
+    drawn = Form([])
+    with st.form(f"{key}_form", border=False):
+        st.session_state["form"] = drawn
+        try:
+            yield drawn
+        finally:
+            st.session_state.pop("form", None)
+        drawn.clicked = st.form_submit_button(button, type="primary", key=key)
+    for problem in drawn.problems:
+        st.error(problem)
+    if drawn.problems:
+        st.stop()
 
 
 def typed(
@@ -313,7 +359,7 @@ def typed(
 ) -> Any | None:
     """Draw a text box and return its parsed value, None where it is empty.
 
-    Where the text cannot be parsed, the page ends with the reason.
+    Where the text cannot be parsed, the page ends with the reason, below a form's button.
     """
     with query_params.synced(key, default):
         text = st.text_input(label, key=key, help=description, placeholder=placeholder)
@@ -322,8 +368,26 @@ def typed(
     try:
         return parse(text)
     except KvscopeError as error:
-        st.error(escape(in_page_words(f"{label}: {error}")))
-        st.stop()
+        form_of_it: Form | None = st.session_state.get("form")
+        problem = escape(in_page_words(f"{label}: {error}"))
+        if form_of_it is None:
+            st.error(problem)
+            st.stop()
+        form_of_it.problems.append(problem)
+    return None
+
+
+def options_row(options: type[Struct], *drawn: tuple[Any, ...], columns: int = 4) -> dict[str, Any]:
+    """Draw options of a command side by side, each as (name, label, default, more of `option`).
+
+    Return their values by name.
+    """
+    values, row = {}, cycle(st.columns(min(columns, len(drawn))))
+    for column, (name, label, *more) in zip(row, drawn, strict=False):
+        keywords = more.pop() if more and isinstance(more[-1], dict) else {}
+        with column:
+            values[name] = option(options, name, label, *more, **keywords)
+    return values
 
 
 def option(
@@ -354,14 +418,15 @@ def option(
     return None if usual and chosen == usual else chosen
 
 
+def of_deployment(kind: type[Struct]) -> dict[str, Any]:
+    """Return what the sidebar states, as far as a command takes it."""
+    known = {*kind.__struct_fields__}
+    return {name: value for name, value in choices().options.items() if name in known}
+
+
 @cache
 def _hints(options: type[Struct]) -> dict[str, Any]:
     return get_type_hints(options, include_extras=True)
-
-
-def percentile(key: str = "percentile") -> float:
-    """Draw the choice of the percentile that has to meet the SLO, and return it (0-1)."""
-    return units.parse_percentile(choice(key, "Percentile", PERCENTILES, "p95"))
 
 
 def check_traffic(selected: Choices) -> None:
@@ -387,9 +452,17 @@ def capacity(key: str, label: str) -> int | None:
     return blocks
 
 
-def replays(options: SimulateOptions) -> SimulateRequest:
-    """Return what to replay, timed as the sidebar says; capacities are the page's, not a pool."""
+def replays(options: SimulateOptions, *, pool: bool = False) -> SimulateRequest:
+    """Return what to replay, timed as the sidebar says.
+
+    Capacities are the page's; with `pool` that of one engine's deployment, where it names none.
+    """
     selected = choices()
+    where, named = selected.deployment, options.capacity_blocks or options.tiers
+    if pool and where is not None and where.engines == 1 and not named:
+        request = simulate_request(replace(options, **of_deployment(DeploymentOptions)))
+        setting = timed_by(request.setting, selected.profile)
+        return replace(request, setting=setting, model=selected.model, deployment=where)
     request = simulate_request(replace(options, deployment=STANDARD_STREAM))
     return replace(
         request,

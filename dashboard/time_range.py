@@ -79,8 +79,7 @@ def zoomed(sections: Iterable[Section], chosen: Range | None) -> list[Section]:
 
 def _zoomed(figure: Callable[[], Figure], chosen: Range) -> Figure:
     chart = figure()
-    axis = chart.layout.xaxis
-    if _SINCE_START in (axis.title.text or ""):
+    if any(_SINCE_START in (axis.title.text or "") for axis in chart.select_xaxes()):
         chart.update_xaxes(range=[time / 3600 for time in chosen])
     return chart
 

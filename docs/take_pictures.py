@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from kvscope.cli.app import run
 from kvscope.core.files import data_folder
-from tests.dashboard.browsing import FLAGS, PATIENCE_MS, chromium, serving, visit
+from tests.dashboard.browsing import FLAGS, PATIENCE_MS, READY, chromium, serving, visit
 
 PICTURES = Path(__file__).parent / "pictures"
 _DRAWN_MS = 1_500  # charts draw after the script has ended
@@ -25,7 +25,6 @@ _PAGES = (
     "Capacity",
     "Policy lab",
     "Recommendation",
-    "Validation",
     "Runs and jobs",
     "Compare",
 )
@@ -75,6 +74,7 @@ def _dashboard(browser: Browser, folder: str) -> None:
                 page.get_by_role("tab", name="Runs", exact=True).click()
                 page.get_by_role("heading", name="Facts").wait_for()
             page.wait_for_timeout(_DRAWN_MS)
+            page.wait_for_selector(READY)
             page.screenshot(path=PICTURES / f"dashboard-{name.split()[-1].lower()}.png")
             if name == "Policy lab":
                 _effect_of_xi(page)

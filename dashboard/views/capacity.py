@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import bisect
+from functools import partial
 
 import numpy as np
 import streamlit as st
 
-from dashboard import background_cache, data, job, query_params, render, sidebar, work
+from dashboard import background_cache, data, export, query_params, render, sidebar
 from dashboard.markdown import escape
 from kvscope.core import units
-from kvscope.core.runs import Run
+from kvscope.core.runs import Outcome, Run
 from kvscope.core.trace import Trace
+from kvscope.replay.findings import PoolHits
 from kvscope.replay.metrics import LruAnywhere
 from kvscope.report import caching
-from kvscope.report.policies import lru_curve_chart
-from kvscope.report.words import Unit, definition_in_words, ms_in_words, multiple, significant
+from kvscope.report.policies import lru_curve_chart, lru_times_chart
+from kvscope.report.section import Section
+from kvscope.report.words import Sizes, Unit, definition_in_words, significant
 from kvscope.usecases.simulate import SimulateOptions
 
 STEPS = 200
-MOST_BLOCKS = 2**31 - 1
-ORACLES = ("wa", "belady")
+VISIBLE = 0.01  # of the ideal hit rate: where the curve begins
+TIMES = 25  # capacities with a TTFT
+BLOCKS = range(1, 2**31)
 
 
 def page() -> None:
@@ -30,22 +34,22 @@ def page() -> None:
     if not lru.curve.ideal:
         st.info("No prompt begins as an earlier one did: a cache of any size hits nothing.")
         st.stop()
-    _slider(trace, lru)
-    _replay_oracles(trace, lru)
-    analysis = data.analysis(
-        trace, selected.model, selected.hbm_bytes, selected.deployment, selected.options
-    )
+    deployed = sidebar.analysis(trace) if selected.deployment else None
+    _slider(trace, lru, deployed.pool if deployed else None)
     cache_key = f"capacity {trace} {selected.model} {selected.hbm_bytes} {selected.memory}"
-    render.show(caching.sections(analysis)[1:], cache_key=cache_key)
+    _times(trace, lru, cache_key)
+    analysis = sidebar.analysis(trace)
+    render.show(caching.sections(analysis)[1:2], cache_key=cache_key)
+    export.draw_analysis(trace, analysis)
 
 
 @st.fragment
-def _slider(trace: Trace, lru: LruAnywhere) -> None:
+def _slider(trace: Trace, lru: LruAnywhere, pool: PoolHits | None) -> None:
     """Draw the slider, its readings and the curve; moving it runs nothing else."""
-    steps, unit, runs = _steps(lru), _unit(trace), _comparable(trace, lru)
+    steps, unit, runs = _steps(lru), _unit(trace), _comparable(trace)
     present = sidebar.choices().present_blocks
     start = present or lru.curve.capacity_for(lru.curve.ideal / 2)
-    with query_params.synced("capacity", max(start, 1), _blocks):
+    with query_params.synced("capacity", max(start, 1), int, allowed=BLOCKS):
         if st.session_state["capacity"] not in steps:  # of another trace, or from the address
             bisect.insort(steps, st.session_state["capacity"])
         blocks = st.select_slider(
@@ -62,71 +66,58 @@ def _slider(trace: Trace, lru: LruAnywhere) -> None:
         unit,
         at_blocks=blocks,
         working_set_blocks=peak,
-        pool_blocks=present if sidebar.choices().deployment else None,
+        memory=_memory(),
+        replayed=None if pool is None else pool.token_hit_rate,
         runs=runs,
     )
     render.chart(figure, "capacity")
-    _readings(trace, lru, blocks)
-    points = (
-        "Points: stored runs; of each policy, the parameters with most of them."
-        if runs
-        else "Other policies appear once they are replayed, below or in the Policy lab."
-    )
-    definition = escape(definition_in_words(lru.definition))
-    st.caption(
-        f"Exact. Counted: {definition}. Working set: blocks that will be used again. {points}"
-    )
+    selected = sidebar.choices()
+    sizes = Sizes(trace.block_size, selected.model, selected.hbm_bytes, selected.memory)
+    outcome, name = lru.outcome(blocks, selected.profile), selected.profile.name
+    replayed = pool if blocks == present else None
+    tiles = caching.readings(sizes, blocks, outcome, name, replayed)
+    render.show([Section("Readings", tiles=tuple(tiles))], titles=False)
+    words = f"Exact. Counted: {definition_in_words(lru.definition)}. Points: stored runs."
+    st.caption(escape(words))
 
 
-def _replay_oracles(trace: Trace, lru: LruAnywhere) -> None:
-    """Offer to replay the optimum and wa, unless there are runs of both."""
-    request = sidebar.replays(SimulateOptions(policies=",".join(ORACLES)))
-    running = job.current("others", (trace, request))
-    known = {run.policy for run in _comparable(trace, lru)}
-    if known.issuperset(ORACLES) and (running is None or running.ended):
+def _memory() -> tuple[str, int] | None:
+    """Return the name and the blocks of the memory there is, None where that is not known."""
+    selected = sidebar.choices()
+    return (selected.memory, selected.present_blocks) if selected.present_blocks else None
+
+
+@st.cache_resource(show_spinner=False, max_entries=8)
+def _outcomes(key: str, _lru: LruAnywhere, sizes: list[int], slo_s: float) -> dict[int, Outcome]:
+    """Return what LRU gives at capacities; `key` names all that this depends on."""
+    profile = sidebar.choices().profile
+    return {blocks: _lru.outcome(blocks, profile, slo_s) for blocks in sizes}
+
+
+@st.fragment
+def _times(trace: Trace, lru: LruAnywhere, cache_key: str) -> None:
+    """Draw a percentile of TTFT and the share within an SLO over capacity."""
+    profile, (left, right) = sidebar.choices().profile, st.columns(2)
+    with left:
+        slo_s = sidebar.option(SimulateOptions, "slo", "SLO (TTFT)", "200ms")
+    with right:
+        rank = sidebar.choice("rank", "Percentile", sidebar.PERCENTILES, "p95")
+    if slo_s is None:
         return
-    description = "belady is the optimum for hits and knows the future. Runs are stored."
-    if st.button("Replay wa and the optimum (belady)", key="others", help=description):
-        job.start("others", "Replay wa and belady", work.simulated, trace, request)
-    job.completed("others")
-
-
-def _blocks(text: str) -> int:
-    """Return a capacity of the address. Raises ValueError for what is no number of blocks."""
-    blocks = int(text)
-    if not 1 <= blocks <= MOST_BLOCKS:
-        raise ValueError(text)
-    return blocks
+    seen = lru.curve.capacity_for(VISIBLE * lru.curve.ideal)
+    sizes = [blocks for blocks in _steps(lru) if blocks >= seen]
+    sizes = sizes[:: -(len(sizes) // TIMES or 1)][::-1]
+    outcomes = _outcomes(f"{trace} {profile} {slo_s}", lru, sizes, slo_s)
+    unit = Sizes(trace.block_size, sidebar.choices().model).axis
+    chart = partial(lru_times_chart, unit, outcomes, slo_s, rank, _memory())
+    about = f"On an idle engine, by the profile {profile.name}."
+    section = Section.of("TTFT by capacity", about, chart)
+    render.show([section], cache_key=f"{cache_key} {profile} {slo_s} {rank}")
 
 
 def _steps(lru: LruAnywhere) -> list[int]:
     largest = max(int(lru.curve.knots[-1]), 2)
     return [int(at) for at in np.unique(np.geomspace(1, largest, STEPS).round().astype(np.int64))]
-
-
-def _readings(trace: Trace, lru: LruAnywhere, blocks: int) -> None:
-    selected = sidebar.choices()
-    outcome = lru.outcome(blocks, selected.profile)
-    tokens = blocks * trace.block_size
-    numbers = [
-        ("Hit rate", units.format_share(outcome.token_hit_rate), "LRU, token-weighted."),
-        ("Blocks", units.format_count(blocks), f"Of {trace.block_size} tokens each."),
-        ("Tokens", units.format_count(tokens), "Idle cached blocks; running requests need more."),
-    ]
-    if selected.model is not None:
-        size = selected.model.bytes_for(tokens)
-        per_token = f"{selected.model.name}, {selected.model.bytes_per_token:,.0f} bytes per token."
-        numbers.append(("Size", units.format_size(size), per_token))
-        if selected.hbm_bytes:
-            of = f"Multiple of {units.format_size(selected.hbm_bytes)}."
-            numbers.append((f"× {selected.memory}", multiple(size / selected.hbm_bytes), of))
-    by_profile = f"On an idle engine, by the profile {selected.profile.name}; nearest rank."
-    times = [
-        (f"TTFT {rank}", ms_in_words(getattr(outcome.ttft_ms, rank)), by_profile)
-        for rank in sidebar.PERCENTILES
-    ]
-    render.metrics(numbers)
-    render.metrics(times)
 
 
 def _unit(trace: Trace) -> Unit:
@@ -138,32 +129,16 @@ def _unit(trace: Trace) -> Unit:
         known["GiB"] = per_block / units.GIB
         if selected.hbm_bytes:
             known[f"multiples of {selected.memory}"] = per_block / selected.hbm_bytes
-    with query_params.synced("unit", "blocks", allowed=known):
-        name = st.segmented_control("Axis", list(known), key="unit", required=True) or "blocks"
+    usual = "GiB" if "GiB" in known else "blocks"
+    with query_params.synced("unit", usual, allowed=known):
+        name = st.segmented_control("Axis", list(known), key="unit", required=True) or usual
     return Unit(name, known[name])
 
 
-def _comparable(trace: Trace, lru: LruAnywhere) -> list[Run]:
-    """Return the runs that count hits as the curve does, in one cache, of the whole trace.
-
-    Runs replayed on this page count too where another process kept the store from taking them.
-    """
-    stored = [
-        run
-        for setting, runs in data.stored_runs(trace).items()
-        if setting.definition == lru.definition
-        and setting.exact
-        and not setting.tiers
-        and setting.isolate is None
-        and setting.capacity_model == "cache"
-        for run in runs
-    ]
-    known = {(run.policy, run.capacity_blocks) for run in stored}
-    replayed = job.current("others")
-    if replayed is not None and replayed.result is not None and replayed.result.trace == trace:
-        fresh = replayed.result.runs
-        stored += [run for run in fresh if (run.policy, run.capacity_blocks) not in known]
-    return stored
+def _comparable(trace: Trace) -> list[Run]:
+    """Return the stored runs of a trace whose hits lie beside the curve."""
+    runs = [run for owner, run in data.stored_results().runs.values() if owner == trace]
+    return [run for run in runs if data.is_on_curve(trace, run.setting)]
 
 
 page()

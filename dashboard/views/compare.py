@@ -34,12 +34,7 @@ def _traces() -> None:
         return
     first = selected.trace.name if selected.trace else next(iter(known))
     names = _pair("trace", list(known), first, str, str)
-    left, right = (
-        data.analysis(
-            known[name], selected.model, selected.hbm_bytes, selected.deployment, selected.options
-        )
-        for name in names
-    )
+    left, right = (sidebar.analysis(known[name]) for name in names)
     cache_key = f"compare {known[names[0]]} {known[names[1]]} {selected.model}"
     render.show(comparison.sections(compare_traces(names, (left, right))), cache_key=cache_key)
 

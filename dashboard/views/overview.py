@@ -1,28 +1,26 @@
-"""Overview: what is in the selected trace, which traces there are, and where to go next."""
+"""Overview: what the cache gives and could give, whether the SLO is met, and what to do next."""
 
 from __future__ import annotations
 
 import streamlit as st
 from msgspec.structs import replace
 
-from dashboard import data, job, render, sidebar, time_range, upload
-from dashboard.markdown import escape
-from kvscope.core import units
+from dashboard import answers, data, export, job, render, sidebar, time_range, upload
 from kvscope.report import overview, traffic
-from kvscope.report.section import Section
+from kvscope.report.section import Section, Tile
 from kvscope.report.stored import traces_table
-from kvscope.report.words import definition_in_words
-from kvscope.usecases.analyze import Analysis
+from kvscope.usecases.tune import USE_CASE
 
 LINKS = (
-    ("Now", "capacity", "Other capacities"),
-    ("Possible", "lab", "Replay other policies"),
-    ("Next", "recommendation", "Tune for an SLO"),
+    ("why", "Why tokens miss"),
+    ("capacity", "Other capacities"),
+    ("lab", "Other policies"),
+    ("recommendation", "Tune for an SLO"),
 )
 
 
 def page() -> None:
-    """Draw the headline numbers, then the list of traces."""
+    """Draw the headline's tiles, then its sentences, traffic over time and the list of traces."""
     selected = sidebar.choices()
     if selected.trace is None:
         st.title("Overview")
@@ -32,64 +30,29 @@ def page() -> None:
         upload.draw()
         return
     trace = sidebar.page_head("Overview", needs_hashes=False)
-    above = st.container()
-    stored = Section.of("Traces in the store", traces_table(data.all_traces()))
-    render.show([stored])
     with st.expander("Add a trace", expanded=job.current("add") is not None):
         upload.draw()
+    above = st.container()
+    render.show([Section.of("Traces in the store", traces_table(data.all_traces()))])
     with above:  # last, since the page ends here while the analysis is under way
-        analysis = data.analysis(
-            trace, selected.model, selected.hbm_bytes, selected.deployment, selected.options
-        )
-        answers = overview.answers(analysis)
-        if answers is not None:
-            _answers(answers)
-        summary = overview.headline(analysis)
-        further = [text for text in summary.sentences if text not in (answers or ())]
-        sentences, numbers = st.container(), st.container()
-        if analysis.deployment is None:
-            sentences, numbers = numbers, sentences
-        with numbers:
-            _numbers(analysis)
-        with sentences:
-            render.show([replace(summary, sentences=tuple(further), tables=())], titles=False)
-        render.show([replace(summary, sentences=())], titles=False)
-        requests, over_time, *_ = traffic.sections(analysis.characterization)
-        render.show([requests], cache_key=f"overview {trace}")
+        analysis = sidebar.analysis(trace)
+        summary = replace(overview.headline(analysis), tables=())
+        if summary.tiles:
+            tuned = answers.newest(USE_CASE, trace, selected.deployment)
+            untuned = Tile("SLO", "not tuned yet", overview.next_step(analysis) or "")
+            tiles = data.open_report(tuned.report_id).sections[0].tiles if tuned else (untuned,)
+            summary = replace(summary, tiles=(*summary.tiles, *tiles))
+        render.show([summary], titles=False)
+        with st.container(horizontal=True):
+            for page, label in LINKS:
+                st.page_link(f"views/{page}.py", label=label)
         chosen = time_range.draw(trace)
-        zoomed = time_range.zoomed([over_time], chosen)
-        render.show(zoomed, cache_key=f"overview {trace} {chosen}")
-
-
-def _answers(sentences: tuple[str, str, str]) -> None:
-    """Draw what the cache gives, what it could give, and what to do, each with its page."""
-    for column, text, (title, page, label) in zip(
-        st.columns(3, border=True), sentences, LINKS, strict=True
-    ):
-        with column:
-            st.markdown(f"**{title}**  \n{escape(text)}")
-            st.page_link(f"views/{page}.py", label=label)
-
-
-def _numbers(analysis: Analysis) -> None:
-    trace, caching, facts = analysis.trace, analysis.caching, analysis.characterization
-    numbers = [("Requests", units.format_count(trace.requests), "Usable lines of the trace.")]
-    if caching is not None:
-        nine = next(mark for mark in caching.landmarks if mark.share_of_ideal == 0.9).point
-        definition = definition_in_words(caching.definition)
-        size = f"{units.format_count(nine.capacity_blocks)} blocks"
-        if nine.capacity_bytes is not None:
-            size = units.format_size(nine.capacity_bytes)
-        turns = units.format_share(facts.contribution.multi_turn_request_share)
-        numbers += [
-            ("Ideal hit rate", units.format_share(caching.ideal), f"Infinite cache, {definition}."),
-            ("90% of ideal", size, f"Least capacity of LRU; {definition}."),
-            ("Follow-up turns", turns, "Share of requests that continue a conversation."),
-        ]
-    else:
-        mean = facts.lengths.input_tokens.mean
-        numbers.append(("Mean input", f"{units.format_count(mean)} tokens", "Of all requests."))
-    render.metrics(numbers, border=True)
+        served = data.served_over_time(trace, analysis, selected.profile)
+        over_time = time_range.zoomed(
+            [traffic.over_time(analysis.characterization, served)], chosen
+        )
+        export.draw_analysis(trace, analysis)
+        render.show(over_time, cache_key=f"overview {trace} {chosen} {selected}")
 
 
 page()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import streamlit as st
 from msgspec.structs import replace
@@ -13,7 +11,6 @@ from dashboard import answers, query_params, render, sidebar
 from dashboard.markdown import escape
 from dashboard.wording import in_page_words, uploaded
 from kvscope.app import values
-from kvscope.app.requests import TuneRequest
 from kvscope.core import units
 from kvscope.core.trace import Trace
 from kvscope.report.stored import ReportContent
@@ -39,18 +36,20 @@ def page() -> None:
 
 def _ask(trace: Trace) -> None:
     """Draw what to tune a cache or a deployment for, and the answer."""
-    request = _request()
-    clicked = st.button("Tune", type="primary", key="tune", disabled=request is None)
-    question = None if request is None else (trace, request)
-    content = answers.report(USE_CASE, "Tune", question, "Tune", clicked=clicked)
-    if content is not None:
-        _show(content)
+    deployed = sidebar.choices().deployment is not None
+    compared = _compared() if deployed else []
+    with sidebar.form("Tune", "tune") as form:
+        options = _options(compared, deployed=deployed)
+    question = None
+    if options.slo:  # the model is not the latency preset's, where it is none
+        question = (trace, replace(tune_request(options), model=sidebar.choices().model))
+    answers.show(USE_CASE, "Tune", question, "Tune", options, clicked=form.clicked, draw=_show)
 
 
-def _compared() -> dict[str, Any]:
-    """Draw what to compare beside policies, and return it as options of `tune`."""
+def _compared() -> list[str]:
+    """Draw the choice of what to compare beside policies, and return it."""
     with query_params.synced("compare", [], query_params.parse_list, list(CHOICES)):
-        compared = st.pills(
+        return st.pills(
             "Compare also",
             CHOICES,
             selection_mode="multi",
@@ -58,34 +57,34 @@ def _compared() -> dict[str, Any]:
             help="Memory below the GPU: whether offloading pays, its size and the engine's options"
             " (`--tiers`). Routers: the fewest replicas behind each (`--fleet`).",
         )
-    options: dict[str, Any] = {}
+
+
+def _options(compared: list[str], *, deployed: bool) -> TuneOptions:
+    """Draw what to tune for, and return it as options of `tune`."""
+    selected = sidebar.choices()
+    slo = ("slo", "SLO (TTFT)", "200ms"), ("percentile", "Percentile", "p95")
+    if deployed:
+        asked = sidebar.options_row(TuneOptions, *slo, ("tpot_slo", "SLO (TPOT)"))
+    else:
+        blocks = sidebar.capacity("have", "Capacity you have (blocks or a size)")
+        blocks = blocks or selected.present_blocks
+        asked = sidebar.options_row(TuneOptions, *slo)
+        asked |= {"capacity_blocks": blocks and (blocks,), "hbm": selected.hbm_bytes}
     if MEMORY in compared:
-        options |= {"tiers": True, **_memory()}
+        asked |= {"tiers": True} | sidebar.options_row(
+            TuneOptions,
+            ("dram_price", "Price of CPU memory", {"placeholder": "list price"}),
+            ("ssd_price", "Price of an SSD", {"placeholder": "list price"}),
+            ("tier_sizes", "Sizes", {"placeholder": "up to 16 times the pool"}),
+            ("offload", "Ways to offload", {"parse": _ways, "placeholder": "the engine's"}),
+        )
     if BEHIND in compared:
         with query_params.synced("choose_from", OFFERED, query_params.parse_list, OFFERED):
             routers = st.multiselect("Routers", OFFERED, key="choose_from")
         # Unnamed, routers by session are left out where the trace has none.
         named = routers and set(routers) != set(OFFERED)
-        options |= {"fleet": True, "router": ",".join(routers) if named else None}
-    return options
-
-
-def _memory() -> dict[str, Any]:
-    """Draw prices, sizes and ways to offload, and return them as options of `tune`."""
-    drawn = (
-        ("dram_price", "Price of CPU memory", "list price"),
-        ("ssd_price", "Price of an SSD", "list price"),
-        ("tier_sizes", "Sizes", "up to 16 times the pool"),
-        ("offload", "Ways to offload", "the deployment's engine"),
-    )
-    options: dict[str, Any] = {}
-    for column, (name, label, placeholder) in zip(cycle(st.columns(2)), drawn, strict=False):
-        with column:
-            parse = _ways if name == "offload" else None
-            options[name] = sidebar.option(
-                TuneOptions, name, label, parse=parse, placeholder=placeholder
-            )
-    return options
+        asked |= {"fleet": True, "router": ",".join(routers) if named else None}
+    return TuneOptions(**asked, **sidebar.of_deployment(TuneOptions))
 
 
 def _ways(text: str) -> tuple[str, ...]:
@@ -94,38 +93,6 @@ def _ways(text: str) -> tuple[str, ...]:
     for name in names:
         OffloadSpec.parse(name)
     return names
-
-
-def _request() -> TuneRequest | None:
-    """Draw what to tune for; return the request, None without an SLO."""
-    selected = sidebar.choices()
-    left, middle, right = st.columns(3)
-    with left:
-        slo_s = sidebar.option(TuneOptions, "slo", "SLO (TTFT)", "200ms")
-    with middle:
-        percentile = sidebar.percentile()
-    with right:
-        blocks = tpot_s = None
-        if selected.deployment is None:
-            blocks = sidebar.capacity("have", "Capacity you have (blocks or a size)")
-            blocks = blocks or selected.present_blocks
-        else:
-            tpot_s = sidebar.option(TuneOptions, "tpot_slo", "SLO (TPOT)")
-    compared = _compared() if selected.deployment else {}
-    if not slo_s:
-        return None
-    request = tune_request(
-        TuneOptions(
-            slo=slo_s,
-            percentile=percentile,
-            tpot_slo=tpot_s,
-            capacity_blocks=None if blocks is None else (blocks,),
-            hbm=None if selected.deployment else selected.hbm_bytes,
-            **compared,
-            **selected.options,
-        )
-    )
-    return replace(request, model=selected.model)  # not the latency preset's, where it is none
 
 
 def _show(content: ReportContent) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dashboard import data, render, sidebar
+from dashboard import data, export, render, sidebar
 from kvscope.report import reuse
 
 trace = sidebar.page_head("Reuse")
 analysis = data.analysis(trace)
 render.show(reuse.sections(analysis.characterization), cache_key=f"reuse {trace}")
+export.draw_analysis(trace, sidebar.analysis(trace))

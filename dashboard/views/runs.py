@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import streamlit as st
@@ -13,11 +13,21 @@ from dashboard.markdown import escape
 from dashboard.wording import local_time
 from kvscope.app.simulate import Simulation
 from kvscope.core import units
+from kvscope.core.runs import Run
 from kvscope.report import policies
-from kvscope.report.section import Section, tabulate
+from kvscope.report.runs import run_name
+from kvscope.report.section import Section, Table, tabulate
 from kvscope.report.stored import StoredReport
 from kvscope.report.words import NONE, count, ms_in_words, share
 
+ANY = "all"
+SIMULATE = "simulate"
+AGES = {
+    ANY: timedelta(days=36_500),
+    "last day": timedelta(days=1),
+    "last week": timedelta(days=7),
+}
+IsShown = Callable[[str, str, datetime | None], bool]
 _EVERY_S = 1.0
 
 
@@ -34,8 +44,9 @@ def page() -> None:
     stored = data.stored_results()
     if stored.busy:
         st.caption(escape(f"As last read: {stored.busy}"))
-    _reports(stored.reports)
-    _runs(stored.runs)
+    is_shown = _filters(stored)
+    _reports(stored.reports, is_shown)
+    _runs(stored.runs, is_shown)
     _redraw_on_change(stored.stamp)
 
 
@@ -86,49 +97,115 @@ def _redraw_on_change(stamp: object) -> None:
         st.rerun()
 
 
-def _reports(reports: Sequence[StoredReport]) -> None:
+def _filters(stored: data.StoredResults) -> IsShown:
+    """Draw the choice of trace, command and age; return whether a row is among what is chosen."""
+    names = [each.trace for each in stored.reports]
+    names += [trace.name for trace, _ in stored.runs.values()]
+    commands = [*(_command(each.command) for each in stored.reports), SIMULATE]
+    first, second, third = st.columns(3)
+    with first:
+        trace = sidebar.choice("of", "Of trace", list(dict.fromkeys([ANY, *names])), ANY)
+    with second:
+        command = sidebar.choice("by", "By command", list(dict.fromkeys([ANY, *commands])), ANY)
+    with third:
+        oldest = datetime.now(UTC) - AGES[sidebar.choice("age", "Age", list(AGES), ANY)]
+
+    def is_shown(of: str, by: str, when: datetime | None) -> bool:
+        of_it = trace in {ANY, of} and command in {ANY, by}
+        return of_it and (when is None or when.replace(tzinfo=UTC) >= oldest)
+
+    return is_shown
+
+
+def _command(title: str) -> str:
+    return title.removeprefix("kvscope ")
+
+
+def _reports(stored: Sequence[StoredReport], is_shown: IsShown) -> None:
+    reports = [
+        each for each in stored if is_shown(each.trace, _command(each.command), each.created_at)
+    ]
     columns = {
         "trace": lambda each: each.trace,
-        "command": lambda each: each.command.removeprefix("kvscope "),
+        "command": lambda each: _command(each.command),
         "answer": lambda each: each.summary,
         "when": lambda each: local_time(each.created_at),
         "took": lambda each: units.duration_in_words(each.duration_s),
     }
     table = tabulate("", reports, columns, words=("command", "answer", "when"))
     nothing = "`kvscope tune` and `kvscope fleet` add theirs, as Recommendation and Fleets do."
-    render.show([Section.of("Reports", table if reports else nothing)])
-    by_id = {each.report_id: each for each in reports}
-    report_id = _select("report", "Open a report", list(by_id), lambda each: _called(by_id[each]))
-    if report_id is None:
-        return
-    content = data.open_report(report_id)
-    if content.file:
-        render.download(content.file)
-    render.show(content.sections, within=f"report {report_id}")
+    report_id = _pick("report", "Reports", table, [each.report_id for each in reports], nothing)
+    if report_id is not None:
+        content = data.open_report(report_id)
+        if content.file:
+            render.download(content.file)
+        render.show(content.sections, within=f"report {report_id}")
 
 
-def _runs(runs: data.Runs) -> None:
-    """Draw the runs over all traces, and the one that is opened."""
+def _runs(runs: data.Runs, is_shown: IsShown) -> None:
+    """Draw the runs over all traces, those that differ in parameters as one, and what is opened."""
+    sweeps: dict[Any, list[int]] = {}
+    for number, (trace, run) in runs.items():
+        if is_shown(trace.name, SIMULATE, run.created_at):
+            sweeps.setdefault((trace.name, data.alike(run)), []).append(number)
+    rows = []
+    for numbers in sweeps.values():
+        several = len(numbers) >= data.SWEEP
+        rows += [numbers] if several else [[number] for number in numbers]
+    rows.sort(key=lambda numbers: -numbers[0])
+
+    def of(value: Callable[[Run], str]) -> Callable[[list[int]], str]:
+        """Return the cell of a run, or the ends of what a sweep gives."""
+
+        def cell(numbers: list[int]) -> str:
+            cells = list(dict.fromkeys(value(runs[number][1]) for number in numbers))
+            return cells[0] if len(cells) == 1 else f"{len(cells)} values"
+
+        return cell
+
+    def name(numbers: list[int]) -> str:
+        run = runs[numbers[0]][1]
+        return run_name(run) if len(numbers) == 1 else f"{run.policy}, {len(numbers)} runs"
+
     columns: dict[str, Callable[[Any], str]] = {
-        "run": lambda each: data.run_name(each[1][1]),
-        "trace": lambda each: each[1][0].name,
-        "blocks": lambda each: count(each[1][1].capacity_blocks),
-        "hit rate": lambda each: share(each[1][1].outcome.token_hit_rate),
-        "p95": lambda each: ms_in_words(each[1][1].outcome.ttft_ms.p95),
-        "SLO": lambda each: _slo(each[1][1].setting.slo_s),
-        "over SLO": lambda each: _over_slo(each[1][1].outcome.violations),
-        "when": lambda each: local_time(each[1][1].created_at),
+        "run": name,
+        "trace": lambda numbers: runs[numbers[0]][0].name,
+        "blocks": of(lambda run: count(run.capacity_blocks)),
+        "hit rate": of(lambda run: share(run.outcome.token_hit_rate)),
+        "p95": of(lambda run: ms_in_words(run.outcome.ttft_ms.p95)),
+        "SLO": of(lambda run: _slo(run.setting.slo_s)),
+        "over SLO": of(lambda run: _over_slo(run.outcome.violations)),
+        "when": of(lambda run: local_time(run.created_at) if run.created_at else NONE),
     }
-    table = tabulate("", runs.items(), columns, words=("trace", "when"))
+    table = tabulate("", rows, columns, words=("trace", "when"))
     nothing = "`kvscope simulate` adds some, as the pages Policy lab and Capacity do."
-    render.show([Section.of("Stored runs", table if runs else nothing)])
+    opened = _pick("run", "Stored runs", table, [numbers[0] for numbers in rows], nothing)
     if len(runs) > 1:
         st.page_link("views/compare.py", label="Compare two of them")
-    run_id = _select("run", "Open a run", list(runs), lambda each: data.run_in_words(*runs[each]))
-    if run_id is not None:
-        trace, run = data.run_with_parts(*runs[run_id], run_id)
-        simulation = Simulation(trace, sidebar.choices().model, run.setting, (run,))
-        render.show(policies.sections(simulation), within=f"run {run_id}")
+    for numbers in rows:
+        if opened in numbers:
+            known = tuple(data.run_with_parts(*runs[each], each)[1] for each in numbers)
+            trace, setting = runs[numbers[0]][0], known[0].setting
+            simulation = Simulation(trace, sidebar.choices().model, setting, known)
+            render.show(policies.sections(simulation), within=f"run {opened}")
+
+
+def _pick(kind: str, title: str, table: Table, ids: list[int], nothing: str) -> int | None:
+    """Draw a table whose rows open at a click; return which is open, by default the address's."""
+    render.show([Section.of(title, *([] if ids else [nothing]))])
+    linked = st.query_params.get(kind)
+    if not ids:
+        if linked:
+            st.warning(f"The store has no {kind} {escape(linked)}: it was removed or made again.")
+        return None
+    query_params.initialize(kind, None, int, allowed=[None, *ids])
+    row = render.clickable(table, kind)
+    if row is not None:
+        st.session_state[kind] = ids[row]
+    st.caption("A click on a row opens it below.")
+    query_params.write(kind)
+    opened: int | None = st.session_state[kind]
+    return opened
 
 
 def _slo(seconds: float | None) -> str:
@@ -137,25 +214,6 @@ def _slo(seconds: float | None) -> str:
 
 def _over_slo(violations: int | None) -> str:
     return NONE if violations is None else count(violations)
-
-
-def _select(key: str, label: str, ids: list[int], name: Callable[[int], str]) -> int | None:
-    """Draw a choice of one of `ids`, by default none, and return it."""
-    if not ids:
-        if linked := st.query_params.get(key):
-            st.warning(f"The store has no {key} {escape(linked)}: it was removed or made again.")
-        return None
-    with query_params.synced(key, None, int, allowed=[None, *ids]):
-        selected: int | None = st.selectbox(
-            label, ids, index=None, key=key, format_func=name, placeholder="none"
-        )
-    return selected
-
-
-def _called(report: StoredReport) -> str:
-    command = report.command.removeprefix("kvscope ")
-    when = local_time(report.created_at)
-    return f"{report.report_id}: {command} {report.trace}, {when}"
 
 
 page()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import background_cache, connection, job, query_params, render, sidebar, work
+from dashboard import background_cache, connection, export, job, query_params, render, sidebar, work
 from dashboard.markdown import escape
 from dashboard.wording import in_page_words
 from kvscope.core.errors import KvscopeError
 from kvscope.replay.findings import explained_request
 from kvscope.report import misses as report
+from kvscope.report.section import Section
 from kvscope.report.words import count
 from kvscope.usecases.explain import (
+    USE_CASE,
     ExplainOptions,
     Explanation,
     explain_request,
@@ -23,18 +25,14 @@ def page() -> None:
     """Draw which cache is explained, the causes and findings, then the request that is picked."""
     trace = sidebar.page_head("Why")
     selected = sidebar.choices()
-    where, stated, blocks = selected.deployment, selected.options, None
+    where, blocks = selected.deployment, None
     if where is None:
         blocks = sidebar.capacity("why_capacity", "Capacity")
         blocks = blocks or selected.present_blocks
         if blocks is None:
             curve = background_cache.lru(trace).curve
             blocks = curve.capacity_for(curve.ideal / 2)
-    known = {*ExplainOptions.__struct_fields__}
-    options = ExplainOptions(
-        capacity_blocks=blocks,
-        **{name: value for name, value in stated.items() if name in known},
-    )
+    options = ExplainOptions(capacity_blocks=blocks, **sidebar.of_deployment(ExplainOptions))
     question = ("explain", trace, explain_request(options))
     clicked = st.button("Explain", type="primary", key="explain_misses")
     first = job.current("why", question) is None
@@ -42,8 +40,17 @@ def page() -> None:
         "why", "Explain misses", work.result, question, "Explain", clicked=clicked or first
     )
     if done is not None:
-        render.show(report.sections(done.result), within="why")
-        _request(done.result)
+        export.draw(USE_CASE, trace, options, USE_CASE.report(done.result))
+        prompts, (summary, *_) = background_cache.lru(trace).prompts, report.sections(done.result)
+        render.show([summary], within="why")
+        table, categories = report.by_category(done.result, prompts)
+        render.show([Section.of(table.title, "A click on a row shows its requests below.")])
+        row = render.clickable(table, "categories")
+        explanation = done.result
+        if row is not None:
+            explanation = report.of_category(explanation, prompts, categories[row])
+        render.show(report.sections(explanation)[1:], within="why")
+        _request(explanation)
 
 
 def _request(explanation: Explanation) -> None:

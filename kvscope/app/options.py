@@ -342,6 +342,33 @@ def parsed(kind: type[T], written: Mapping[str, object]) -> T:
     )
 
 
+def typed(options: Struct) -> list[str]:
+    """Return the options that are not at their defaults, as they are typed; `parsed` reads them."""
+    plain, words = defaults(type(options)), []
+    for name, annotation in get_type_hints(type(options), include_extras=True).items():
+        pair, value = declared(annotation), getattr(options, name, None)
+        if pair is None or name not in plain or value == plain[name] or value is None:
+            continue
+        flag = next(iter(pair[1].flags), "--" + name.replace("_", "-"))
+        several = value if isinstance(value, list) else [value]
+        for each in [None] if value is True else several:
+            words += [flag] if each is None else [flag, _text(each, pair[1])]
+    return words
+
+
+def _text(value: object, option: Option) -> str:
+    """Return a value as it is written on a command line."""
+    if isinstance(value, tuple):
+        return ",".join(_text(each, option) for each in value)
+    if option.metavar == "TIME" and isinstance(value, float):
+        return f"{round(value * 1e3, 6):.12g}ms"
+    if option.parse is values.percentile:
+        return units.format_percentile(float(str(value)))
+    if (option.metavar or "").startswith("SIZE") and isinstance(value, int):
+        return f"{value / units.GIB:.12g}GiB"
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
 def arguments_of(kind: type[Struct]) -> set[str]:
     """Return the fields that are arguments of the command, without a name."""
     pairs = {

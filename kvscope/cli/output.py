@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvscope.report.section import Section, Table
 
 _PIPED_WIDTH = 100
+_COLOURS = {"meets": "green", "misses": "red", "overloaded": "red"}
 _GAP = 3  # blanks between columns where there is room
 
 
@@ -206,6 +207,8 @@ def _lines(table: Table, gap: int, *, stacked: bool = False, narrower: int = 0) 
         folded = _folded(row[0], first)
         made += [Text(line([part, *[""] * (len(row) - 1)])) for part in folded[:-1]]
         made.append(Text(line([folded[-1], *row[1:]])))
+        for answer in _COLOURS.keys() & set(row):
+            made[-1].highlight_words([answer], _COLOURS[answer])
     return made
 
 

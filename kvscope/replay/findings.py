@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from kvscope.core.arrays import Bools, Int64s
 from kvscope.core.hits import HitDefinition
+from kvscope.core.records import Beside
 from kvscope.core.trace import Prompts
 from kvscope.replay.attribution import NO_REQUEST, Attribution
 from kvscope.replay.branches import Branch, branches
@@ -45,6 +46,7 @@ class PoolHits(Struct, frozen=True):
     causes: tuple[CauseTotal, ...]
     workers: int
     router: str | None
+    hit_tokens: Beside[Int64s | None] = None  # of each request
 
     @property
     def rejected_requests(self) -> int:

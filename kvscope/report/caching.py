@@ -6,11 +6,13 @@ from functools import partial
 from typing import NamedTuple
 
 from kvscope.core import units
+from kvscope.core.runs import Outcome
 from kvscope.replay.caching import Caching, CurvePoint
+from kvscope.replay.findings import PoolHits
 from kvscope.replay.misses import MissReasons
 from kvscope.report import style
-from kvscope.report.section import Section, Table, bar, tabulate
-from kvscope.report.words import Sizes, definition_in_words, share
+from kvscope.report.section import Section, Table, Tile, bar, tabulate
+from kvscope.report.words import Sizes, count, definition_in_words, ms_in_words, multiple, share
 from kvscope.usecases.analyze import Analysis
 
 _PLOTTED = 16  # points of the curve on a terminal
@@ -25,14 +27,15 @@ class _Outcome(NamedTuple):
     causes: str
     colour: str
     meaning: str = ""
+    avoidable: bool = False
 
 
 _OUTCOMES = (
-    _Outcome("hit", "hit", style.GREEN),
-    _Outcome("evicted", "evicted", style.VERMILION, "before reuse"),
-    _Outcome("diverged", "diverged", style.PURPLE, "in a history that was edited"),
-    _Outcome("cold", "growth and cold", style.SKY, "never seen before"),
-    _Outcome("tail", "below-block and last-token", style.GREY, "which no prefix cache hits"),
+    _Outcome("hit", "hit", style.BLUE),
+    _Outcome("evicted", "evicted", style.VERMILION, "before reuse", True),
+    _Outcome("diverged", "diverged", style.ORANGE, "in a history that was edited", True),
+    _Outcome("cold", "growth and cold", style.GREY, "never seen before"),
+    _Outcome("tail", "below-block and last-token", style.PALE_GREY, "which no prefix cache hits"),
 )
 
 
@@ -173,6 +176,30 @@ def _definitions(caching: Caching) -> Section:
     return Section.of("Definitions", words, table)
 
 
+def readings(
+    sizes: Sizes, blocks: int, outcome: Outcome, profile: str, pool: PoolHits | None
+) -> list[Tile]:
+    """Return what LRU gives at a capacity; at that of a replayed `pool`, what it hits there."""
+    tokens = blocks * sizes.block_size
+    rate, about = outcome.token_hit_rate, "LRU, token-weighted."
+    if pool is not None:
+        rate, about = pool.token_hit_rate, "LRU in the pool, replayed with running requests."
+    size = f"{count(tokens)} tokens; running requests need more."
+    tiles = [Tile("Hit rate", share(rate), about), Tile("Blocks", count(blocks), size)]
+    if sizes.model is not None:
+        per_token = f"{sizes.model.name}, {sizes.model.bytes_per_token:,.0f} bytes per token."
+        tiles.append(Tile("Size", units.format_size(sizes.model.bytes_for(tokens)), per_token))
+    if sizes.model is not None and sizes.hbm_bytes:
+        times = multiple(sizes.model.bytes_for(tokens) / sizes.hbm_bytes)
+        of = f"Multiple of {units.format_size(sizes.hbm_bytes)}."
+        tiles.append(Tile(f"× {sizes.memory}", times, of))
+    idle = f"On an idle engine, by the profile {profile}."
+    ranks = ("p50", "p90", "p95", "p99")
+    times_ms = [getattr(outcome.ttft_ms, rank) for rank in ranks]
+    named = zip(ranks, map(ms_in_words, times_ms), strict=True)
+    return [*tiles, *(Tile(f"TTFT {rank}", time, idle) for rank, time in named)]
+
+
 def curve_chart(caching: Caching, sizes: Sizes) -> style.Figure:
     """Build LRU's hit rate over capacity, with the ideal rate, its shares, and the HBM."""
     unit, hbm_blocks = sizes.axis, sizes.hbm_blocks
@@ -215,7 +242,8 @@ def misses_chart(caching: Caching, sizes: Sizes) -> style.Figure:
     labels = [sizes.label(reasons.capacity_blocks) for reasons in caching.misses]
     for outcome in _OUTCOMES:
         shares = [_share(outcome, reasons) for reasons in caching.misses]
-        chart.add_bar(x=labels, y=shares, name=outcome.causes, marker_color=outcome.colour)
+        name = f"{outcome.causes} (avoidable)" if outcome.avoidable else outcome.causes
+        chart.add_bar(x=labels, y=shares, name=name, marker_color=outcome.colour)
     chart.update_layout(barmode="stack")
     chart.update_xaxes(type="category")
     chart.update_yaxes(tickformat=".0%")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import groupby
 from typing import Any
 
+from kvscope.app.requests import BASELINE
 from kvscope.app.tune import Recommendation
 from kvscope.core import units
 from kvscope.report import style, ttft, xi
@@ -97,13 +99,25 @@ def _xi(tuned: Recommendation) -> list[Section]:
 
     def table(name: str, trials: list[Trial]) -> Table:
         slowest_s = max(trial.target_s for trial in trials)
+        alike = [
+            list(group)
+            for _, group in groupby(
+                trials, lambda trial: (_ms(trial), share(trial.violation_share))
+            )
+        ]
+
+        def ends(cell: Callable[[Trial], str]) -> Callable[[list[Trial]], str]:
+            """Return what writes the values of xi with the same figures as one."""
+            return lambda row: " to ".join(dict.fromkeys(map(cell, (row[0], row[-1]))))
+
+        of_xi = xi.columns(tuned.profile, lambda trial: trial.policy.values[XI])
         columns: Columns = {
-            **xi.columns(tuned.profile, lambda trial: trial.policy.values[XI]),
-            f"{tuned.target_name} (ms)": _ms,
-            "over SLO": lambda trial: share(trial.violation_share),
-            "": lambda trial: bar(trial.target_s / slowest_s),
+            **{title: ends(cell) for title, cell in of_xi.items()},
+            f"{tuned.target_name} (ms)": lambda row: _ms(row[0]),
+            "over SLO": lambda row: share(row[0].violation_share),
+            "": lambda row: bar(row[0].target_s / slowest_s),
         }
-        return tabulate(f"{name}: effect of xi in the training window", trials, columns)
+        return tabulate(f"{name}: effect of xi in the training window", alike, columns)
 
     tables = [table(name, trials) for name, trials in sensitivity(tuned).items()]
     chart = partial(sensitivity_chart, tuned)
@@ -134,20 +148,30 @@ def _capacities(tuned: Recommendation) -> list[Section]:
 
 
 def _tried(tuned: Recommendation) -> Section:
+    """Return a row for each outcome in the training window, with what else had the same one."""
     known = trial_columns(tuned, lambda trial: trial)
-    table = tabulate(
-        "Tried in the training window",
-        sorted(tried_here(tuned), key=lambda trial: trial.rank(tuned.tuning.target)),
-        {
-            "policy": lambda trial: tuned.called(trial.policy),
-            f"{tuned.target_name} (ms)": _ms,
-            **{
-                name: known[name]
-                for name in ("over SLO", "TEL (s)", median_name(tuned), "hit rate")
-            },
-        },
+    figures = {
+        f"{tuned.target_name} (ms)": _ms,
+        **{name: known[name] for name in ("over SLO", "TEL (s)", median_name(tuned), "hit rate")},
+    }
+    alike: dict[tuple[str, ...], list[Trial]] = {}
+    for trial in sorted(tried_here(tuned), key=lambda trial: trial.rank(tuned.tuning.target)):
+        alike.setdefault(tuple(cell(trial) for cell in figures.values()), []).append(trial)
+
+    def name(trials: list[Trial]) -> str:
+        lru = next((trial for trial in trials if trial.policy.name == BASELINE), trials[0])
+        more = f" and {len(trials) - 1} more" if len(trials) > 1 else ""
+        return f"{tuned.called(lru.policy)}{more}"
+
+    rows = [(name(trials), *cells) for cells, trials in alike.items()]
+    note = (
+        "and n more: other settings with the same figures"
+        if len(rows) < sum(map(len, alike.values()))
+        else ""
     )
-    return Section.of("Tried", table)
+    return Section.of(
+        "Tried", Table("Tried in the training window", ("policy", *figures), tuple(rows), note)
+    )
 
 
 def _by_category(tuned: Recommendation) -> list[Section]:
@@ -190,7 +214,7 @@ def capacities_chart(tuned: Recommendation) -> style.Figure:
         capacities = [blocks for blocks in sorted(trials) if blocks > 0]
         x = [blocks * unit.per_block for blocks in capacities]
         y = [trials[blocks].target_s * 1e3 for blocks in capacities]
-        series.append(style.Series(name, x, y, policy_line(name), style.MARKED))
+        series.append(style.Series(name, x, y, policy_line(name), style.POINTS))
     title, measure = "Tail against capacity in the training window", f"{tuned.target_name} (ms)"
     chart = style.lines(title, unit.axis, measure, series, shares="")
     style.slo_level(chart, tuned.tuning.target.slo_s)

@@ -22,6 +22,7 @@ from kvscope.report.words import (
     Sizes,
     count,
     counted,
+    listed,
     points,
     share,
     significant,
@@ -43,6 +44,7 @@ _COUNTS = 8  # columns of a table that can be read
 _EACH_COUNT = 12  # numbers of replicas up to which an axis marks each
 _MARK = "*"
 OVERLOADED = "overloaded"
+_NAMED = 3  # routers in a sentence
 TIME_MODELS: dict[TimeModel, str] = {"queue": "prefill queues", "engine": "simulated vLLMs"}
 """What the replicas of each time model are."""
 _ASSUMED = {
@@ -69,6 +71,7 @@ def sections(study: FleetStudy) -> list[Section]:
         Section.of("Answer", *in_words(study)),
         Section.of(
             f"Routers: {_here(study)}",
+            _growing(_named(study)),
             _routers(study, study.ranked),
             partial(attainment_chart, study.slo, _named(study)),
             partial(ttft_chart, study.slo, _named(study)),
@@ -356,6 +359,16 @@ def ttft_chart(slo: Slo, lines: Lines) -> Figure:
     chart = style.lines(f"{rank} TTFT", "replicas", "TTFT (s)", curves, log="y", shares="")
     _whole_replicas(chart, curves)
     return style.level(chart, slo.ttft_s, "SLO")
+
+
+def _growing(lines: Lines) -> str | None:
+    """Return which fleets have no TTFT to draw."""
+    counts = {
+        name: [run.fleet.replicas for run in runs if not np.isfinite(run.outcome.target_ttft_s)]
+        for name, runs in lines.items()
+    }
+    texts = [f"{name} up to {max(few)}" for name, few in counts.items() if few]
+    return f"Not drawn, as the queue grows: {listed(texts, _NAMED)}." if texts else None
 
 
 def _curves(lines: Lines, value: Callable[[FleetOutcome], float | None]) -> list[style.Series]:

@@ -14,9 +14,21 @@ from html import escape
 from kvscope import __version__
 from kvscope.core.files import HTML_MARK
 from kvscope.report import style
-from kvscope.report.section import Section, Table
+from kvscope.report.glossary import meaning
+from kvscope.report.section import Section, Table, Tile
 
-_STYLE = """
+TILES = """
+.tiles { display: grid; gap: .7rem; margin: .8rem 0;
+         grid-template-columns: repeat(auto-fit, minmax(min(17rem, 100%), 1fr)); }
+.tile { border: 1px solid rgba(128, 132, 149, .4); border-left: 4px solid #808495;
+        border-radius: .4rem; padding: .5rem .8rem; min-width: 0; overflow-wrap: anywhere; }
+.tile.met { border-left-color: #009E73; } .tile.missed { border-left-color: #D55E00; }
+.tile b { display: block; font-size: 1.35rem; line-height: 1.3; font-weight: 600; }
+.tile small { display: block; font-size: .8rem; }
+"""
+_STYLE = (
+    TILES
+    + """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --line: #d0d7de;
         --faint: #eaeef2; --link: #0a58ca; --bar: #0072B2; --paper: #fff; }
 @media screen and (prefers-color-scheme: dark) {
@@ -46,6 +58,7 @@ td.plot { text-align: left; color: var(--bar); white-space: pre; font-family: mo
   section, table, tr { break-inside: avoid; } .scroll { overflow: visible; }
   .modebar { display: none !important; } }
 """
+)
 
 # Draws every chart in the colours of the screen, and again when these change or paper is printed.
 _SCRIPT = """
@@ -146,7 +159,22 @@ def fragment(sections: Sequence[Section]) -> str:
 
 
 def _words(section: Section) -> str:
-    return "".join(f"<p>{escape(sentence)}</p>" for sentence in section.sentences)
+    words = "".join(f"<p>{escape(sentence)}</p>" for sentence in section.sentences)
+    return tiles(section.tiles) + words
+
+
+def tiles(shown: Sequence[Tile]) -> str:
+    """Return tiles side by side; colour and a sign tell a target that is met from a missed one."""
+    looks = {True: (" met", "✓ "), False: (" missed", "✗ "), None: ("", "")}
+    return (
+        '<div class="tiles">' * bool(shown)
+        + "".join(
+            f'<div class="tile{looks[tile.good][0]}"><small>{escape(tile.label)}</small>'
+            f"<b>{looks[tile.good][1]}{escape(tile.value)}</b><small>{escape(tile.about)}</small></div>"
+            for tile in shown
+        )
+        + "</div>" * bool(shown)
+    )
 
 
 def _json(figures: Mapping[str, object]) -> str:
@@ -167,9 +195,10 @@ def _table(table: Table) -> str:
     ]
 
     def cells(tag: str, row: Sequence[str]) -> str:
-        return "".join(
-            f"<{tag}{look}>{escape(cell)}</{tag}>" for look, cell in zip(classes, row, strict=True)
-        )
+        about = [meaning(cell) if tag == "th" else None for cell in row]
+        titles = [f' title="{escape(text)}"' if text else "" for text in about]
+        shown = zip(classes, titles, row, strict=True)
+        return "".join(f"<{tag}{look}{title}>{escape(cell)}</{tag}>" for look, title, cell in shown)
 
     rows = "".join(f"<tr>{cells('td', row)}</tr>" for row in table.rows)
     title = f"<h3>{escape(table.title)}</h3>" if table.title else ""

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import log2
 from typing import NamedTuple
 
+import numpy as np
+from msgspec.structs import replace
+
 from kvscope.core import units
+from kvscope.core.trace import Prompts
 from kvscope.replay.causes import AVOIDABLE, COMPUTED, Cause
-from kvscope.replay.findings import CauseTotal, ExplainedRequest, Finding, Place
+from kvscope.replay.findings import (
+    CauseTotal,
+    ExplainedRequest,
+    Finding,
+    Place,
+    avoidable_tokens,
+    explained_request,
+)
 from kvscope.replay.observed_hits import Gap
 from kvscope.report import style
 from kvscope.report.section import Section, Table, bar, tabulate
 from kvscope.report.words import Sizes, count, counted, hit_rate_in_words, share
 from kvscope.usecases.explain import Explanation
 
+_WORST = 10  # requests of a category
 _OWN_WIDTH = 4.0  # of the request in its prefix tree; 1 is one other request
 
 _WORDS: dict[Cause, str] = {
@@ -138,6 +150,36 @@ def _summary(explanation: Explanation) -> Section:
     )
 
 
+def by_category(explanation: Explanation, prompts: Prompts) -> tuple[Table, list[int]]:
+    """Return a row a category of the prompts, what loses most first; and the categories' numbers.
+
+    Categories without requests have no row.
+    """
+    causes, groups = explanation.attribution, prompts.category
+    count_of = partial(np.bincount, groups, minlength=len(prompts.categories))
+    requests, inputs = count_of(), count_of(causes.input_tokens)
+    missed, lost = count_of(causes.missed_tokens), count_of(avoidable_tokens(causes))
+    ranked = [int(at) for at in np.argsort(-lost, kind="stable") if requests[at]]
+    columns: dict[str, Callable[[int], str]] = {
+        "category": lambda at: prompts.categories[at],
+        "requests": lambda at: count(requests[at]),
+        "input tokens": lambda at: count(inputs[at]),
+        "missed": lambda at: share(missed[at] / max(inputs[at], 1)),
+        "avoidably": lambda at: share(lost[at] / max(inputs[at], 1)),
+        "avoidable tokens": lambda at: count(lost[at]),
+    }
+    return tabulate("Categories", ranked, columns), ranked
+
+
+def of_category(explanation: Explanation, prompts: Prompts, category: int) -> Explanation:
+    """Return an explanation whose requests are those of a category that lost the most tokens."""
+    lost = np.where(prompts.category == category, avoidable_tokens(explanation.attribution), -1)
+    worst = [int(at) for at in np.argsort(-lost, kind="stable")[:_WORST] if lost[at] >= 0]
+    explain = partial(explained_request, prompts, explanation.definition, explanation.attribution)
+    requests = tuple(explain(at, explanation.gaps) for at in worst)
+    return replace(explanation, requests=requests)
+
+
 def _observed(explanation: Explanation) -> str | None:
     """Return what an engine reported against the prediction, None where none reported hits."""
     observed = explanation.observed
@@ -258,13 +300,17 @@ def _table_of(request: ExplainedRequest) -> Table | None:
 
 
 def causes_chart(explanation: Explanation) -> style.Figure:
-    """Build the share of the input tokens that missed for each cause."""
-    known = [each for each in explanation.causes if each.tokens]
-    title, shares = "Input tokens that miss, by cause", [each.share for each in known]
-    names = [each.cause for each in known]
-    height = 120 + 28 * len(known)
-    chart = style.bars(title, "input tokens", "", names, {"missed": shares}, height=height)
-    return chart.update_xaxes(tickformat=".1~%")
+    """Build the share of the input tokens that missed for each cause, avoidable ones first."""
+    missed = [each for each in explanation.causes if each.tokens]
+    known = sorted(missed, key=lambda each: each.cause not in AVOIDABLE)
+    groups = {
+        kind: [each.share if (each.cause in AVOIDABLE) == avoidable else None for each in known]
+        for kind, avoidable in (("avoidable", True), ("unavoidable", False))
+    }
+    title, names = "Input tokens that miss, by cause", [each.cause for each in known]
+    height, colours = 140 + 28 * len(known), (style.VERMILION, style.GREY)
+    chart = style.bars(title, "input tokens", "", names, groups, height=height, colours=colours)
+    return chart.update_xaxes(tickformat=".1~%").update_layout(barmode="stack")
 
 
 class _Node(NamedTuple):

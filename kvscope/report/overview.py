@@ -12,7 +12,7 @@ from kvscope.replay.findings import REMEDIES
 from kvscope.report import caching, reuse, space, time, traffic
 from kvscope.report.caching import capacity_table, largest_misses, sizes_of
 from kvscope.report.misses import largest_causes
-from kvscope.report.section import Section
+from kvscope.report.section import Section, Tile
 from kvscope.report.words import count, counted, hit_rate_in_words, share, significant
 from kvscope.usecases.analyze import Analysis
 
@@ -55,26 +55,39 @@ def headline(analysis: Analysis) -> Section:
     traffic = (_traffic(facts), *_service(analysis.trace), *_reuse(facts))
     answer = (*_answer(analysis, caching), *traffic)
     capacities = capacity_table(analysis, caching) if caching.ideal else None
-    return Section.of("Summary", *notes, *answer, capacities, categories)
+    tiles = _tiles(analysis, caching)
+    return Section.of("Summary", *tiles, *notes, *answer, capacities, categories)
 
 
-def answers(analysis: Analysis) -> tuple[str, str, str] | None:
-    """Return what the cache gives now, what it could give, and what to do next.
+def _tiles(analysis: Analysis, caching: Caching) -> list[Tile]:
+    """Return the hit rate now and at best, and what evictions cost; the size for most of it."""
+    now, blocks, pool = analysis.present_rate, analysis.present_blocks, analysis.pool
+    nine = next(mark for mark in caching.landmarks if mark.share_of_ideal == 0.9).point
+    size = sizes_of(analysis).label(nine.capacity_blocks)
+    needs = Tile("LRU needs for 90% of that", size, "Idle cached blocks, at 90% of the best.")
+    ideal = share(caching.ideal)
+    if now is None or not blocks:
+        unknown = "An infinite cache; how large the cache is now is not stated."
+        return [Tile("Hit rate, possible", ideal, unknown), needs]
+    reasons = caching.misses_at(blocks)
+    evicted, tokens = reasons.evicted_tokens / reasons.input_tokens, reasons.evicted_tokens
+    for cause in pool.causes if pool is not None else ():
+        if cause.cause == "evicted":
+            evicted, tokens = cause.share, cause.tokens
+    about = "LRU with the memory there is, then an infinite cache."
+    lost = f"{count(tokens)} tokens that were computed before and evicted since."
+    return [
+        Tile("Hit rate, now → possible", f"{share(now)} → {ideal}", about),
+        Tile("Lost to eviction", share(evicted), lost, evicted <= _NEGLIGIBLE * caching.ideal),
+        needs,
+    ]
 
-    None where the trace has no hashes, or nothing to reuse.
-    """
+
+def next_step(analysis: Analysis) -> str | None:
+    """Return what to do, by what evictions cost at the capacity there is; None without reuse."""
     caching = analysis.caching
     if caching is None or not caching.ideal:
         return None
-    now = _now(analysis, caching)
-    if now is None:
-        now = "How large the cache is now is unknown: the model and its memory are not stated."
-    now, could = " ".join([*_hybrid(analysis), now]), _could(analysis, caching)
-    return now, could, _next(analysis, caching)
-
-
-def _next(analysis: Analysis, caching: Caching) -> str:
-    """Return what to do, by what evictions cost at the capacity there is."""
     present, rates = analysis.present_blocks, [each.token_hit_rate for each in analysis.retention]
     if rates and max(rates) - rates[0] > _NEGLIGIBLE * caching.ideal:
         gain = f"Other retention intervals let hit up to {share(max(rates))} of the input tokens"

@@ -10,7 +10,7 @@ from kvscope.core import units
 from kvscope.policies.lru import Lru
 from kvscope.report.added_memory import tier_label
 from kvscope.report.explanation import sizes_of
-from kvscope.report.section import Columns, Section, Table, tabulate
+from kvscope.report.section import Columns, Section, Table, Tile, tabulate
 from kvscope.report.words import NONE, count, ms_in_words, share
 from kvscope.routers.session import Session
 from kvscope.tuning.plan import PlanOption, TuningPlan
@@ -36,7 +36,30 @@ def options_section(tuned: Recommendation, plan: TuningPlan) -> Section:
     reached = _time(limit.target_s * 1e3) if limit.keeps_up else "the queue grows"
     infinite = f"An infinite cache: {reached}"
     infinite += f", hit rate {share(limit.outcome.token_hit_rate)}."
-    return Section.of(title, machine or None, _table(tuned, plan), infinite, _recorded(tuned))
+    tiles = _tiles(tuned, plan)
+    return Section.of(
+        title, *tiles, machine or None, _table(tuned, plan), infinite, _recorded(tuned)
+    )
+
+
+def _tiles(tuned: Recommendation, plan: TuningPlan) -> list[Tile]:
+    """Return what a page shows first: the target today, what to do now, what meets the SLO."""
+    tuning, today, cheapest = tuned.tuning, plan.today, plan.cheapest
+    slo = units.duration_in_words(tuning.target.slo_s)
+    time = _time(today.trial.target_s * 1e3) if today.judged.keeps_up else "the queue grows"
+    met = {"meets": True, "misses": False, "overloaded": False}.get(today.slo)
+    choice = tuning.choice
+    do = "Nothing" if choice is None else tuned.called(choice.policy).replace(f" {XI}=", ", ξ ")
+    if choice is not None and tuning.grade == "canary":
+        do = f"Canary: {do}"
+    meets, about = "nothing tried", "No option tried meets the SLO."
+    if cheapest is not None:
+        meets, about = option_name(tuned, cheapest, plan), "The cheapest option that meets the SLO."
+    return [
+        Tile(f"{tuned.target_name}, SLO {slo}", time, "LRU today, on the later requests.", met),
+        Tile("Do now, free", do, "The change of policy, if one is sure or likely to gain."),
+        Tile(f"Meets {slo}", meets, about, cheapest is not None),
+    ]
 
 
 def _recorded(tuned: Recommendation) -> str | None:

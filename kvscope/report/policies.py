@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from kvscope.app.requests import BASELINE
 from kvscope.app.simulate import Simulation, ordered
 from kvscope.core import units
 from kvscope.core.hits import HitDefinition
-from kvscope.core.runs import Run, RunSetting, TierOutcome, hit_rate
+from kvscope.core.runs import Outcome, Run, RunSetting, TierOutcome, hit_rate
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.kv_groups import KvGroups
@@ -59,6 +59,7 @@ from kvscope.report.words import (
 _ROWS = 12  # of a table on the one screen
 _COMPARED = 5  # policies that fit side by side
 _CURVE_POINTS = 200
+_AROUND = 4  # of a single capacity, LRU's line goes so many times lower and higher
 _VISIBLE = 0.01  # of the ideal hit rate: where the curve begins
 _SMOOTH_POINTS = 300
 
@@ -437,6 +438,8 @@ def hit_rates_chart(simulation: Simulation) -> style.Figure:
     series = list(_over_capacity(simulation, rate, plain_lru=curve is None))
     if curve is not None:
         low, high = (max(simulation.capacities[end], 1) for end in (0, -1))
+        if low == high:  # a line has to be seen
+            low, high = max(low // _AROUND, 1), high * _AROUND
         series.insert(0, _lru(curve, unit, low, high, _CURVE_POINTS))
     y = f"hit rate by {simulation.setting.definition.weight}"
     chart = style.lines("Hit rate by policy", unit.axis, y, series)
@@ -481,10 +484,12 @@ def _over_capacity(
     markers: Counter[str] = Counter()
     for label, runs in by_name.items():
         policy = runs[0].policy
-        look = {"symbol": SYMBOLS[markers[policy] % len(SYMBOLS)], "size": 7}
+        look: dict[str, object] = {"symbol": SYMBOLS[markers[policy] % len(SYMBOLS)], "size": 8}
+        if policy == BASELINE:
+            look = {"symbol": "diamond-open", "size": 14, "line": {"width": 3}}
         markers[policy] += 1
         sizes = [run.capacity_blocks * unit.per_block for run in runs]
-        options = {**style.MARKED, "marker": look}
+        options = {**style.POINTS, "marker": look}
         yield style.Series(label, sizes, list(map(value, runs)), policy_line(policy), options)
 
 
@@ -517,14 +522,17 @@ def lru_curve_chart(
     *,
     at_blocks: int,
     working_set_blocks: int | None = None,
-    pool_blocks: int | None = None,
+    memory: tuple[str, int] | None = None,
+    replayed: float | None = None,
     runs: Sequence[Run] = (),
 ) -> style.Figure:
     """Build LRU's hit rate at every capacity; `at_blocks` marked; `runs` of one setting as points.
 
-    Of each policy the parameters with most runs are drawn.
+    `memory` is the name and the blocks of what there is; an engine's pool of that size, which holds
+    running requests too, hits the share `replayed`. Of each policy the parameters with most runs
+    are drawn.
     """
-    largest = max(int(curve.knots[-1]), at_blocks, pool_blocks or 0, 2)
+    largest = max(int(curve.knots[-1]), at_blocks, memory[1] if memory else 0, 2)
     visible = curve.capacity_for(_VISIBLE * curve.ideal)
     first = max(min(visible, at_blocks, *(run.capacity_blocks for run in runs)), 1)
     series = [_lru(curve, unit, first, largest, _SMOOTH_POINTS)]
@@ -536,14 +544,48 @@ def lru_curve_chart(
     for policy, by_name in by_policy.items():
         label, alike = max(by_name.items(), key=lambda item: len(item[1]))
         sizes = [run.capacity_blocks * unit.per_block for run in alike]
-        thin = {**policy_line(policy), "width": 1}
-        series.append(style.Series(label, sizes, list(map(rate, alike)), thin, style.MARKED))
+        look = {**style.POINTS, "marker": {"size": 8, "symbol": ttft.symbol(policy)}}
+        series.append(style.Series(label, sizes, list(map(rate, alike)), policy_line(policy), look))
     title, weight = "LRU's exact hit rate at every capacity", curve.definition.weight
     chart = style.lines(title, unit.axis, f"hit rate by {weight}", series, height=430)
     style.point(chart, at_blocks * unit.per_block, float(curve.rate(at_blocks)), "chosen")
     style.ideal_level(chart, curve.ideal)
     if working_set_blocks:
         style.mark(chart, working_set_blocks * unit.per_block, "working set, peak", at=0.12)
-    if pool_blocks:
-        style.mark(chart, pool_blocks * unit.per_block, "pool", at=0.24)
+    if memory:
+        size = memory[1] * unit.per_block
+        style.mark(chart, size, memory[0], at=0.24)
+        if replayed is not None:
+            marker = {"color": style.VERMILION, "size": 10, "symbol": "x"}
+            words = f"{memory[0]}, with running requests"
+            chart.add_scatter(x=[size], y=[replayed], mode="markers", name=words, marker=marker)
     return chart
+
+
+def lru_times_chart(
+    unit: Unit,
+    outcomes: Mapping[int, Outcome],
+    slo_s: float,
+    rank: str,
+    memory: tuple[str, int] | None,
+) -> style.Figure:
+    """Build a percentile of LRU's TTFT and the share within the SLO at capacities (blocks)."""
+    title = f"LRU's {rank} TTFT and share within {units.duration_in_words(slo_s)}"
+    chart = style.subplots(title, rows=2, shared_xaxes=True, height=460)
+    sizes = [blocks * unit.per_block for blocks in outcomes]
+    times = [getattr(each.ttft_ms, rank) for each in outcomes.values()]
+    within = [1 - (each.violations or 0) / each.requests for each in outcomes.values()]
+    marker = {"color": policy_line(BASELINE)["color"], "size": 7}
+    look = {"mode": "markers", "marker": marker, "showlegend": False}
+    chart.add_scatter(x=sizes, y=times, name=f"{rank} TTFT", row=1, col=1, **look)
+    chart.add_scatter(x=sizes, y=within, name="within the SLO", row=2, col=1, **look)
+    chart.add_hline(y=slo_s * 1e3, line_dash="dot", line_color=style.VERMILION, row=1, col=1)
+    if memory:
+        x = memory[1] * unit.per_block
+        chart.add_vline(x=x, line_dash="dot", line_color=style.GREY, row="all", col=1)
+    chart.update_yaxes(
+        title_text=f"{rank} TTFT (ms)", type="log", tickformat=",~g", dtick="D2", row=1, col=1
+    )
+    chart.update_yaxes(title_text="within the SLO", tickformat=".0%", range=[0, 1.02], row=2, col=1)
+    chart.update_xaxes(type="log", tickformat="~s" if unit.name != "GiB" else ",~g")
+    return chart.update_xaxes(title_text=unit.axis, row=2, col=1)

@@ -509,7 +509,7 @@ def _policies(tuned: Recommendation) -> Section:
         **{name: known[name] for name in ("p90", "p95", "p99", "TEL (s)", "over SLO", "hit rate")},
         "prefills/s": lambda row: f"{row[1].served_per_s:.3g}",
     }
-    table = tabulate(_here(tuned), rows, columns, ORACLE_NOTE)
+    table = tabulate(_here(tuned), rows, columns, ORACLE_NOTE if tuning.oracles else "")
     distributions = partial(distributions_chart, tuned)
     return Section.of("Policies", table, _gains(tuned), distributions, *trade_off_charts(tuned))
 

@@ -19,7 +19,8 @@ ORACLE_NOTE = "* oracle: knows the future, cannot be run; belady is the optimum 
 OPTIMUM, BEST_KNOWN = "optimum", "best known"
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
 
-_USUAL = (BASELINE, "gittins", "tlru", "threshold-lru", "wa")  # so they get solid lines
+# So their colours are their own.
+_USUAL = (BASELINE, "gittins", "tlru", "threshold-lru", "wa", "belady", "tail-belady")
 
 
 class Contest(Struct, frozen=True):
@@ -77,6 +78,16 @@ def names(runs: Sequence[Run]) -> Callable[[Run], str]:
     return name
 
 
+def run_name(run: Run) -> str:
+    """Return a run's policy with the parameters that are not its defaults."""
+    kinds = {policy.name: policy.parameters for policy in POLICIES}
+    usual = {each.name: each.default for each in kinds.get(run.policy, ())}
+    params = {name: value for name, value in run.params.items() if value != usual.get(name)}
+    return " ".join(
+        [run.policy, *(f"{name}={format_value(name, params[name])}" for name in params)]
+    )
+
+
 def is_plain_lru(run: Run) -> bool:
     """Return whether LRU's exact curve says what this run does."""
     return run.policy == BASELINE and math.isinf(run.params.get("ttl_s", math.inf))
@@ -85,14 +96,13 @@ def is_plain_lru(run: Run) -> bool:
 def policy_line(policy: str) -> dict[str, object]:
     """Return colour and dash of a policy, the same in every chart; only oracles are dashed."""
     hindsight = any(known.name == policy and known.hindsight for known in POLICIES)
-    alike = [known.name for known in POLICIES if known.hindsight == hindsight]
-    order = [name for name in _USUAL if name in alike]
-    order += [name for name in alike if name not in order]
+    order = list(dict.fromkeys([*_USUAL, *(known.name for known in POLICIES)]))
     number = order.index(policy) if policy in order else len(order)
     rounds = number // len(style.SERIES)
     dashes = ("dash", "longdash") if hindsight else ("solid", "dot", "dashdot")
     colour = style.SERIES[number % len(style.SERIES)]
-    return {"color": colour, "dash": dashes[rounds % len(dashes)], "width": 2}
+    width = 4 if policy == BASELINE else 2  # others lie above it, and it is still seen
+    return {"color": colour, "dash": dashes[rounds % len(dashes)], "width": width}
 
 
 def run_columns(runs: Sequence[Run]) -> Columns:

@@ -34,11 +34,21 @@ class Table(Struct, frozen=True):
     words: tuple[int, ...] = ()
 
 
+class Tile(Struct, frozen=True):
+    """A figure to see first: `about` explains it, `good` says whether it meets its target."""
+
+    label: str
+    value: str
+    about: str = ""
+    good: bool | None = None
+
+
 class Section(Struct, frozen=True):
     """One subject of a report.
 
-    `plot` is drawn in lines of characters on a terminal; `figures` build the charts of the HTML
-    report and the dashboard when they are called, so that plotly loads only then.
+    `tiles` are its most important figures, for pages, which have room for large ones. `plot` is
+    drawn in lines of characters on a terminal; `figures` build the charts of the HTML report and
+    the dashboard when they are called, so that plotly loads only then.
     """
 
     title: str
@@ -46,6 +56,7 @@ class Section(Struct, frozen=True):
     tables: tuple[Table, ...] = ()
     plot: tuple[str, ...] = ()
     figures: tuple[Callable[[], Figure], ...] = ()
+    tiles: tuple[Tile, ...] = ()
 
     @classmethod
     def of(cls, title: str, *parts: Part | None, plot: Iterable[str] = ()) -> Section:
@@ -56,6 +67,7 @@ class Section(Struct, frozen=True):
             tuple(part for part in parts if isinstance(part, Table)),
             tuple(plot),
             tuple(part for part in parts if callable(part)),
+            tuple(part for part in parts if isinstance(part, Tile)),
         )
 
     @property
@@ -64,8 +76,8 @@ class Section(Struct, frozen=True):
         return self.title.partition(":")[0].rstrip("?").lower().replace(" ", "-")
 
 
-Part: TypeAlias = "str | Table | Callable[[], Figure]"
-"""A sentence, a table, or what builds a chart."""
+Part: TypeAlias = "str | Table | Tile | Callable[[], Figure]"
+"""A sentence, a table, a tile, or what builds a chart."""
 
 Columns = Mapping[str, Callable[[Any], str]]
 """Titles of columns, each with the function that writes its cell of a row."""

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from kvscope.core import units
 from kvscope.core.errors import InputError
 from kvscope.core.trace import Trace
-from kvscope.report.section import Section, Table, tabulate
+from kvscope.report.section import Section, Table, Tile, tabulate
 from kvscope.report.words import count
 from kvscope.store import results, traces
 from kvscope.store.db import Store
@@ -47,10 +47,11 @@ class StoredReport(Struct, frozen=True):
 
 
 class ReportContent(Struct, frozen=True):
-    """What a stored report shows, and the recommendation.toml that belongs to it, if any."""
+    """What a stored report shows, its recommendation.toml and its JSON document, if any."""
 
     sections: tuple[Section, ...]
     file: str | None
+    document: str | None = None
 
 
 class _SectionRecord(msgspec.Struct):
@@ -61,6 +62,7 @@ class _SectionRecord(msgspec.Struct):
     tables: tuple[Table, ...]
     plot: tuple[str, ...]
     figures: tuple[str, ...]
+    tiles: tuple[Tile, ...] = ()
 
 
 def keep(
@@ -78,6 +80,8 @@ def keep(
     store: the `file`, the `question` and the `settings`. `note` takes why the store cannot take it,
     which is raised without one.
     """
+    from kvscope.usecases.documents import to_json
+
     sections = report.sections()
     sentences = (text for section in sections for text in section.sentences)
     written = {
@@ -85,6 +89,7 @@ def keep(
         "summary": summary or next(sentences, report.title),
         "duration_s": duration_s,
         "sections": _as_json(sections),
+        "document": to_json(report.document()),
         **dict.fromkeys(("file", "question", "settings")),
         **columns,
     }
@@ -175,7 +180,7 @@ def open_report(store: Store, report_id: int) -> ReportContent:
 
 def _content(columns: Mapping[str, Any]) -> ReportContent:
     records = msgspec.json.decode(columns["sections"], type=list[_SectionRecord])
-    return ReportContent(tuple(map(_section, records)), columns["file"])
+    return ReportContent(tuple(map(_section, records)), columns["file"], columns["document"])
 
 
 def _as_json(sections: Sequence[Section]) -> str:
@@ -186,6 +191,7 @@ def _as_json(sections: Sequence[Section]) -> str:
             section.tables,
             section.plot,
             tuple(_figure_as_json(figure()) for figure in section.figures),
+            section.tiles,
         )
         for section in sections
     ]
@@ -200,7 +206,9 @@ def _figure_as_json(figure: Figure) -> str:
 
 def _section(record: _SectionRecord) -> Section:
     figures = tuple(partial(_figure, text) for text in record.figures)
-    return Section(record.title, record.sentences, record.tables, record.plot, figures)
+    return Section(
+        record.title, record.sentences, record.tables, record.plot, figures, record.tiles
+    )
 
 
 def _figure(text: str) -> Figure:

@@ -6,6 +6,7 @@ Source: Okabe & Ito, "Color Universal Design" (2008), for the palette.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, YELLOW, GREY = "#CC79A7", "#56B4E9", "#F0E442", "#6e7781"
+PALE_GREY = "#b6bcc4"
 SERIES = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, GREY, YELLOW)
 DASHES = ("solid", "dash", "dot", "dashdot")
 SHADES = "Blues"
 MARKED = {"mode": "lines+markers"}
+POINTS = {"mode": "markers", "marker": {"size": 8}}  # where nothing was computed between them
+LONGEST_LABEL = 40
 SHOWN_CATEGORIES = 12  # more lines cannot be told apart
 HOURS = "time since the trace's start (h)"
 
@@ -33,8 +37,21 @@ _COUNTS = ("(blocks)", "(tokens)", "conversations")
 
 
 def label(text: str) -> str:
-    """Return a string of a trace for use in a chart, where plotly would read some HTML."""
-    return escape(text)
+    """Return a string of a trace for use in a chart, where plotly would read some HTML.
+
+    A chart has no room for more than LONGEST_LABEL characters.
+    """
+    return escape(text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 1]}…")
+
+
+def labels(names: Sequence[str]) -> list[str]:
+    """Return the labels of an axis: names that are cut alike stay apart by their numbers."""
+    cut = list(map(label, names))
+    known: Counter[str] = Counter()
+    for at, name in enumerate(cut):
+        known[name] += 1
+        cut[at] = f"{name} ({known[name]})" if known[name] > 1 else name
+    return cut
 
 
 def line(number: int) -> dict[str, object]:
@@ -130,7 +147,7 @@ def heat_map(
     """
     chart = figure(title, x[0], y[0], height=160 + 24 * len(y[1]))
     look = {"colorscale": SHADES, "hovertemplate": f"{hover}<extra></extra>"} | options
-    chart.add_heatmap(x=x[1], y=list(map(label, y[1])), z=cells, **look)
+    chart.add_heatmap(x=x[1], y=labels(y[1]), z=cells, **look)
     return chart.update_yaxes(type="category", autorange="reversed")
 
 
@@ -143,13 +160,14 @@ def bars(
     *,
     height: int = 380,
     hover: str = "%{y}: %{x:.1%}",
+    colours: Sequence[str] = (),
 ) -> Figure:
     """Build horizontal bars: a bar of each group for each of `names`, the first one on top."""
     chart = figure(title, x, y, height=height)
-    colours = (SKY, BLUE, PURPLE) if len(groups) > 1 else (BLUE,)
+    colours = colours or ((SKY, BLUE, PURPLE) if len(groups) > 1 else (BLUE,))
     for (name, values), colour in zip(groups.items(), colours, strict=False):
         look = {"marker_color": colour, "hovertemplate": f"{hover}<extra>{name}</extra>"}
-        chart.add_bar(y=list(map(label, names)), x=values, name=name, orientation="h", **look)
+        chart.add_bar(y=labels(names), x=values, name=name, orientation="h", **look)
     chart.update_yaxes(type="category", autorange="reversed")
     chart.update_layout(legend_traceorder="normal")
     return chart

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 
 from kvscope.characterize.summary import Characterization
 from kvscope.characterize.turns import ConversationTurns, NextTurns
 from kvscope.core import units
+from kvscope.core.runs import PartOutcome
 from kvscope.report import style
 from kvscope.report.section import Columns, Section, Table, sparkline, tabulate
 from kvscope.report.words import (
@@ -30,7 +33,7 @@ _SUMMARY = "mean p50 p80 p90 p99 max"
 
 def sections(facts: Characterization) -> list[Section]:
     """Return the sections on requests and conversations."""
-    requests = [_requests(facts), _over_time(facts)]
+    requests = [_requests(facts), over_time(facts)]
     if facts.turns is None:
         return requests
     return [*requests, _conversations(facts.turns, facts.next_turns)]
@@ -63,7 +66,8 @@ def _requests(facts: Characterization) -> Section:
     return Section.of("Requests", *sentences, table)
 
 
-def _over_time(facts: Characterization) -> Section:
+def over_time(facts: Characterization, served: Sequence[PartOutcome] = ()) -> Section:
+    """Return requests and hit rates by window; with what LRU `served` in each, TTFT too."""
     windows = facts.over_time.windows
     requests = [window.requests for window in windows]
     rates = [window.token_hit_rate for window in windows]
@@ -75,7 +79,10 @@ def _over_time(facts: Characterization) -> Section:
         if known:
             ends = f"{share(min(known))} to {share(max(known))}"
             plot.append(f"{'ideal hit rate':<16} {sparkline(rates, 1.0)}  {ends}")
-    return Section.of("Over time", *words, partial(over_time_chart, facts), plot=plot)
+    charts = [partial(over_time_chart, facts, served)]
+    if served:
+        charts.append(partial(ttft_over_time_chart, served))
+    return Section.of("Over time", *words, *charts, plot=plot)
 
 
 def _conversations(turns: ConversationTurns, following: NextTurns | None) -> Section:
@@ -125,24 +132,42 @@ def _next_turns(following: NextTurns) -> Table:
     )
 
 
-def over_time_chart(facts: Characterization) -> style.Figure:
-    """Build requests and ideal hit rate, window by window."""
-    windows = facts.over_time.windows
+def over_time_chart(facts: Characterization, served: Sequence[PartOutcome] = ()) -> style.Figure:
+    """Build hit rates window by window, ideal and as `served`, above the requests."""
+    windows, title = facts.over_time.windows, "Traffic and hit rate over time"
     hours = [window.start_s / 3600 for window in windows]
-    chart = style.subplots("Traffic and ideal hit rate over time", specs=[[{"secondary_y": True}]])
-    rates = [window.arrival_rate_per_s for window in windows]
-    chart.add_bar(x=hours, y=rates, name="requests/s", marker_color=style.SKY)
-    if facts.trace.has_hashes:
-        for number, weight in enumerate(("token", "block")):
-            rates = [getattr(window, f"{weight}_hit_rate") for window in windows]
-            line = style.line(number) | ({"dash": "dot"} if number else {})  # they often coincide
-            name = f"hit rate by {weight}"
-            chart.add_scatter(x=hours, y=rates, name=name, line=line, secondary_y=True)
-    chart.update_xaxes(title_text=style.HOURS)
-    chart.update_yaxes(title_text="requests/s", secondary_y=False)
+    rows = 2 if facts.trace.has_hashes else 1
+    heights = [0.7, 0.3][-rows:]
+    chart = style.subplots(title, rows=rows, shared_xaxes=True, row_heights=heights, height=440)
+    arrivals = [window.arrival_rate_per_s for window in windows]
+    chart.add_bar(x=hours, y=arrivals, name="requests/s", marker_color=style.GREY, row=rows, col=1)
+    chart.update_xaxes(title_text=style.HOURS, row=rows, col=1)
+    chart.update_yaxes(title_text="requests/s", row=rows, col=1)
+    if rows == 1:
+        return chart
+    series = [style.Series("infinite cache", hours, [window.token_hit_rate for window in windows])]
+    if served:
+        series.append(style.Series("LRU now", *_by_window(served, "token_hit_rate")))
+    for curve, colour in zip(series, (style.BLUE, style.VERMILION), strict=False):
+        look = {"color": colour, "width": 2}
+        chart.add_scatter(x=curve.x, y=curve.y, name=curve.name, line=look, row=1, col=1)
     shares = {"tickformat": ".0%", "range": [0, 1], "dtick": 0.2}
-    title = "ideal hit rate by default definition"
-    return chart.update_yaxes(title_text=title, secondary_y=True, **shares)
+    return chart.update_yaxes(title_text="hit rate by token", **shares, row=1, col=1)
+
+
+def ttft_over_time_chart(served: Sequence[PartOutcome]) -> style.Figure:
+    """Build percentiles of TTFT on an idle engine window by window."""
+    series = [
+        style.Series(rank, *_by_window(served, f"ttft_ms.{rank}")) for rank in ("p50", "p95", "p99")
+    ]
+    title = "LRU's TTFT over time, on an idle engine"
+    return style.lines(title, style.HOURS, "TTFT (ms)", series, log="y", shares="")
+
+
+def _by_window(served: Sequence[PartOutcome], figure: str) -> tuple[list[float], list[float]]:
+    """Return the hours at which windows start, and a figure of each."""
+    hours = [(part.start_s or 0.0) / 3600 for part in served]
+    return hours, [attrgetter(figure)(part.outcome) for part in served]
 
 
 def turns_chart(turns: ConversationTurns) -> style.Figure:

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 from msgspec import Struct
 
+from kvscope.app.requests import BASELINE
 from kvscope.core.arrays import Float64s
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome, Run
@@ -84,19 +85,23 @@ def _moves(rank: str, lru: Mapping[str, Percentiles], other: Mapping[str, Percen
 def changes_chart(
     title: str, before: Mapping[str, Percentiles], after: Mapping[str, Percentiles]
 ) -> style.Figure:
-    """Build the change of TTFT (ms) by category and percentile, of the first SHOWN_CATEGORIES.
+    """Build the change of TTFT by category and percentile, of the first SHOWN_CATEGORIES.
 
-    Bars to the left of 0 are faster, bars to the right are slower.
+    Bars to the left of 0 are faster, bars to the right are slower; more than twice is cut.
     """
     names = list(before)[:SHOWN_CATEGORIES]
-    changes = {
-        rank: [getattr(after[name], rank) - getattr(before[name], rank) for name in names]
-        for rank in ("p50", "p95", "p99")
-    }
-    height, hover = 170 + _ROW_PX * len(names), "%{y}: %{x:+,.4~g} ms"
-    x, y = "change of TTFT (ms)", "type, turn"
+
+    def change(rank: str, name: str) -> float:
+        old, new = (getattr(side[name], rank) for side in (before, after))
+        return new / old - 1 if old else 0.0
+
+    changes = {rank: [change(rank, name) for name in names] for rank in ("p50", "p95", "p99")}
+    height, hover = 170 + _ROW_PX * len(names), "%{y}: %{x:+.1%}"
+    x, y = "change of TTFT, as a share of LRU's", "type, turn"
     chart = style.bars(title, x, y, names, changes, height=height, hover=hover)
-    return chart.update_xaxes(tickformat=",~r")
+    largest = max((abs(value) for values in changes.values() for value in values), default=0.0)
+    reach = min(max(largest, _UNCHANGED), 1.0)  # one bar would flatten all others
+    return chart.update_xaxes(tickformat="+.2~%", range=[-1.05 * reach, 1.05 * reach])
 
 
 class Distribution(Struct, frozen=True):
@@ -182,15 +187,20 @@ def trade_off_chart(
         text = [style.label(point.label) for point in shown]
         chart.add_scatter(x=x, y=y, text=text, name=name, **look)
 
-    for name in dict.fromkeys(point.policy for point in points):
+    ordered = sorted(points, key=lambda point: point.policy == BASELINE)  # LRU above all
+    for name in dict.fromkeys(point.policy for point in ordered):
         alike = [point for point in points if point.policy == name]
         marker = {"color": policy_line(name)["color"], "size": 9, "symbol": symbol(name)}
+        if name == BASELINE:
+            marker |= {"size": 14, "symbol": "diamond-open", "line": {"width": 3}}
         add(alike, name, mode="markers", marker=marker, hovertemplate=hover)
     dots = {"color": style.GREY, "dash": "dot"}
     add(front(points), "Pareto front", mode="lines", line=dots, hoverinfo="skip")
     ring = {"color": style.VERMILION, "size": 18, "symbol": "circle-open", "line": {"width": 2}}
     if marked := [point for point in points if point.label == chosen][:1]:
         add(marked, "chosen", mode="markers", marker=ring, hoverinfo="skip")
+    for axis in "xy":
+        style.logarithmic(chart, axis)
     return chart
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,16 +14,22 @@ from kvscope.latency.profile import LatencyProfile
 from kvscope.replay.settings import setting_profile
 from kvscope.report import style
 from kvscope.report.runs import policy_line, run_columns
-from kvscope.report.section import Columns, Section, tabulate
-from kvscope.report.words import count, significant
+from kvscope.report.section import Columns, Section, Tile, tabulate
+from kvscope.report.words import (
+    count,
+    difference,
+    ms_in_words,
+    percent_change,
+    points,
+    share,
+    significant,
+)
 from kvscope.tuning.search import XI
+from kvscope.tuning.target import Limits, Target
 
 Points = Sequence[tuple[float, float]]
 
-_ABOUT = (
-    "xi: the tokens that the next turn may compute and still meet the SLO.",
-    "A larger xi evicts more of each history, so that more conversations fit.",
-)
+_ABOUT = "xi: the tokens that the next turn may compute and still meet the SLO."
 
 
 def by_xi(runs: Sequence[Run]) -> dict[float, Run]:
@@ -38,17 +45,84 @@ def section(simulation: Simulation, percentile: str, at_xi: float) -> Section:
     capacity.
     """
     runs = list(by_xi(simulation.runs).values())
+    lru, slo_s = _lru(simulation), simulation.setting.slo_s
+    why = {id(run): objections(run, lru, slo_s) for run in runs}
+    sound = [count(run.params[XI]) for run in runs if not why[id(run)]]
+    verdict = f"The plan's limits allow xi {', '.join(sound) or 'none of these'}."
+    if chosen := why[id(by_xi(simulation.runs)[at_xi])]:
+        verdict += f" Not {count(at_xi)}: {', '.join(chosen)}."
     table = tabulate(
         f"{runs[0].policy} at {count(simulation.capacities[0])} blocks, by xi",
         runs,
         {
             **columns(setting_profile(simulation.setting), lambda run: run.params[XI]),
             **run_columns(runs),
+            "limits": lambda run: "broken" if why[id(run)] else "kept",
         },
+        words=("limits",),
         note="xi (ms): the TTFT of a prompt of that many tokens, none of them cached",
     )
     chart = partial(percentile_chart, simulation, percentile, at_xi)
-    return Section.of("Effect of xi", *_ABOUT, table, chart)
+    tiles = _tiles(by_xi(simulation.runs)[at_xi], lru)
+    return Section.of("Effect of xi", *tiles, verdict, _ABOUT, table, chart)
+
+
+def _tiles(run: Run, lru: Run) -> list[Tile]:
+    """Return what the chosen xi changes against LRU; no change is neither good nor bad."""
+    then, now = run.outcome, lru.outcome
+
+    def tile(label: str, value: str, change: float, words: str) -> Tile:
+        about = f"{words} against lru" if change else "as with lru"
+        return Tile(label, value, about, change < 0 if change else None)
+
+    times = []
+    for rank in ("p50", "p90", "p95", "p99"):
+        after = getattr(then.ttft_ms, rank)
+        change = after - getattr(now.ttft_ms, rank)
+        words = difference(change, ms_in_words)
+        times.append(tile(f"TTFT {rank}", ms_in_words(after), change, words))
+    hits = then.token_hit_rate - now.token_hit_rate
+    over, more = then.violations or 0, (then.violations or 0) - (now.violations or 0)
+    return [
+        *times,
+        tile("Hit rate", share(then.token_hit_rate), -hits, points(hits)),
+        tile("Over SLO", count(over), more, difference(more, count)),
+    ]
+
+
+def best(simulation: Simulation) -> float:
+    """Return the xi with the lowest p95 of those that the plan's limits allow, else of all."""
+    runs, lru, slo_s = by_xi(simulation.runs), _lru(simulation), simulation.setting.slo_s
+    allowed = {xi: run for xi, run in runs.items() if not objections(run, lru, slo_s)}
+    return min(allowed or runs, key=lambda xi: runs[xi].outcome.ttft_ms.p95)
+
+
+def objections(run: Run, lru: Run, slo_s: float | None) -> list[str]:
+    """Return in words which limits of `kvscope tune` a run breaks against LRU's, its value alone.
+
+    Without an SLO only those of the median and the tail.
+    """
+    then, now = run.outcome, lru.outcome
+    target = Target(slo_s or math.inf)
+    bounds = Limits().bounds(target, now.ttft_ms.p50 / 1e3)
+    figures = {
+        target.rank_name: (then.ttft_ms.p95, now.ttft_ms.p95),
+        "p50": (then.ttft_ms.p50, now.ttft_ms.p50),
+        "tel": (then.tel_ms or 0.0, now.tel_ms or 0.0),
+    }
+    broken = [
+        f"{'TEL' if name == 'tel' else name} {percent_change(new / old - 1)}"
+        for name, (new, old) in figures.items()
+        if old and new / old - 1 > bounds[name]
+    ]
+    over, before = then.violations or 0, now.violations or 0
+    if (over - before) / then.requests > -bounds["attainment"]:
+        broken.insert(0, f"{count(over)} requests exceed the SLO, {count(before)} with LRU")
+    return broken
+
+
+def _lru(simulation: Simulation) -> Run:
+    return next(run for run in simulation.runs if run.policy == BASELINE)
 
 
 def columns(profile: LatencyProfile, xi: Callable[[Any], float]) -> Columns:
@@ -70,9 +144,13 @@ def percentile_chart(simulation: Simulation, percentile: str, at_xi: float) -> s
     title = f"{percentile} TTFT against xi at {count(simulation.capacities[0])} blocks"
     points = {policy: [(xi, ttft_ms(run)) for xi, run in runs.items()]}
     chart = sensitivity_chart(title, f"{percentile} TTFT", points)
-    for run in simulation.runs:
-        if run.policy == BASELINE:
-            style.level(chart, ttft_ms(run), BASELINE)
+    lru = _lru(simulation)
+    broken = [bool(objections(run, lru, simulation.setting.slo_s)) for run in runs.values()]
+    symbols = ["x" if each else "circle" for each in broken]
+    chart.update_traces(
+        marker={"symbol": symbols, "size": 10}, name=f"{policy} (x: breaks a limit)"
+    )
+    style.level(chart, ttft_ms(lru), BASELINE)
     style.slo_level(chart, simulation.setting.slo_s)
     if at_xi in runs:
         style.point(chart, at_xi, ttft_ms(runs[at_xi]), "chosen")
@@ -82,9 +160,9 @@ def percentile_chart(simulation: Simulation, percentile: str, at_xi: float) -> s
 def sensitivity_chart(title: str, measure: str, by_policy: Mapping[str, Points]) -> style.Figure:
     """Build `measure` (ms) against xi (tokens): a line of points (xi, ms) for each policy."""
     series = []
-    for name, points in by_policy.items():
-        xi, ms = zip(*points, strict=True)
+    for name, known in by_policy.items():
+        xi, ms = zip(*known, strict=True)
         hover = f"{name}, xi %{{x:,.0f}} tokens: {measure} %{{y:.4~g}} ms<extra></extra>"
-        options = {**style.MARKED, "hovertemplate": hover}
+        options = {**style.POINTS, "hovertemplate": hover}
         series.append(style.Series(name, xi, ms, policy_line(name), options))
     return style.lines(title, "xi (tokens)", f"{measure} (ms)", series, shares="")

@@ -331,6 +331,7 @@ def pool_hits(
         explained.causes,
         explained.workers,
         explained.router,
+        explained.attribution.hit_tokens,
     )
 
 

@@ -9,13 +9,14 @@
 -- $file: see the schema
 -- $question: see the schema
 -- $settings: see the schema
+-- $document: see the schema
 -- columns: report_id
 INSERT INTO reports (
     trace_id, kvscope, created_at, command, summary, duration_s, sections, file,
-    question, settings
+    question, settings, document
 )
 VALUES (
     $trace_id, $kvscope, $created_at, $command, $summary, $duration_s, $sections, $file,
-    $question, $settings
+    $question, $settings, $document
 )
 RETURNING report_id

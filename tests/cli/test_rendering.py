@@ -69,3 +69,16 @@ def test_what_a_trace_says_cannot_steer_the_terminal(capsys: Streams) -> None:
     out = capsys.readouterr().out
     assert not set("\x1b\r\u202e") & set(out)
     assert out.count(shown) == 9
+
+
+def test_whether_the_slo_is_met_has_a_colour(
+    capsys: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Green and red on a terminal that has colours; what is uncertain has none."""
+    on_terminal(monkeypatch, 80)
+    rows = (("lru", "misses"), ("2 replicas", "meets"), ("gittins", "meets?"))
+    show_table(Table("", ("option", "SLO"), rows, words=(1,)))
+    printed = capsys.readouterr().out
+    assert "\x1b[31mmisses" in printed
+    assert "\x1b[32mmeets\x1b" in printed
+    assert "mmeets?" not in printed

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -71,9 +73,25 @@ def captions(app: AppTest) -> str:
     return "\n".join(one.value for one in app.caption).replace("\\", "")
 
 
-def metrics(app: AppTest) -> dict[str, str]:
-    """Return the large numbers by their labels."""
-    return {one.label: one.value for one in app.metric}
+def flags(app: AppTest) -> list[str]:
+    """Return what the page offers to copy, apart from the command line of its export."""
+    return [one.value for one in app.code if not one.value.startswith("kvscope ")]
+
+
+def page_html(app: AppTest) -> str:
+    """Return what the page writes as HTML."""
+    return "".join(one.proto.body for one in app.get("html"))
+
+
+def tiles(app: AppTest) -> dict[str, str]:
+    """Return the tiles' values by their labels."""
+    found = re.findall(r"<small>([^<]*)</small><b>(?:[✓✗] )?(.*?)</b>", page_html(app))
+    return {html.unescape(label): html.unescape(value) for label, value in found}
+
+
+def tile_looks(app: AppTest) -> set[str]:
+    """Return the classes of the tiles: met, missed, or neither."""
+    return set(re.findall(r'"(tile|tile met|tile missed)"', page_html(app)))
 
 
 def titles(app: AppTest) -> list[str]:

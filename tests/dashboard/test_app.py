@@ -19,10 +19,11 @@ from kvscope.usecases.analyze import AnalyzeOptions, analyze, analyze_request
 from tests.cli.shell import Streams
 from tests.dashboard.shown import (
     captions,
-    metrics,
+    flags,
     settled,
     shown,
     table_with,
+    tiles,
     titles,
     told,
     words,
@@ -36,11 +37,12 @@ def test_overview(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> 
     app = shown(db, monkeypatch)
     assert not app.exception
     document = told(capsys, "analyze", "chats", "--db", db)
-    assert metrics(app)["Ideal hit rate"] == units.format_share(document["ideal_hit_rate"])
-    assert metrics(app)["Requests"] == "600"
+    now, possible = tiles(app)["Hit rate, now → possible"].split(" → ")
+    assert possible == units.format_share(document["ideal_hit_rate"])
     with open_store(db, read_only=True) as store:
         request = analyze_request(AnalyzeOptions(model="llama3-8b", hbm=80 * units.GIB))
         analysis = analyze(store, traces.find(store, None), request)
+    assert now == units.format_share(analysis.present_rate)
     assert overview.headline(analysis).sentences[0] in words(app)
 
 
@@ -84,11 +86,11 @@ def test_capacity(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> 
         capsys, "simulate", "chats", "--db", db, "--policies", "lru", "--capacity-blocks", "60"
     )
     result = document["results"][0]
-    numbers = metrics(app)
+    numbers = tiles(app)
     assert numbers["Hit rate"] == units.format_share(result["token_hit_rate"])
     assert numbers["TTFT p95"] == units.duration_in_words(result["ttft_ms"]["p95"] / 1e3)
     app.select_slider(key="capacity").set_value(1).run()
-    assert metrics(app)["Blocks"] == "1"
+    assert tiles(app)["Blocks"] == "1"
     assert app.query_params["capacity"] in ("1", ["1"])
 
 
@@ -101,16 +103,13 @@ def test_long_cells_are_whole() -> None:
     assert render.column_px([]) is None
 
 
-def test_capacity_gets_the_optimum(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A button replays it, once: afterwards the store has it, and the button is gone."""
+def test_capacity_shows_stored_runs(
+    db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams
+) -> None:
+    """What other policies hit in the store's runs are points beside LRU's curve."""
+    told(capsys, "simulate", "chats", "--db", db, "--policies", "belady", "--capacity-blocks", "60")
     app = shown(db, monkeypatch, "capacity")
-    app.button(key="others").click().run()
-    for _ in range(600):
-        if not any(one.key == "others" for one in app.button):
-            break
-        app.run()
-    assert not any(one.key == "others" for one in app.button)
-    assert not app.exception
+    assert any('"name":"belady*"' in chart.proto.spec for chart in app.get("plotly_chart"))
 
 
 def test_recommendation(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
@@ -130,7 +129,7 @@ def test_recommendation(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Stream
     lru = document["lru"]["validation"]["ttft_ms"]
     assert row[:5] == ["lru", *(significant(lru[rank]) for rank in ("p50", "p90", "p95", "p99"))]
     assert document["flags"] == {"sglang": None, "vllm": None}
-    assert not app.code
+    assert not flags(app)
     assert in_page_words(document["why_no_flags"]) in captions(app)
     assert "For: cache study" in words(app)
     assert app.get("download_button")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dashboard import background_cache, connection, work
+from dashboard import background_cache, connection, job, work
 from kvscope.app.monitor import Monitor
 from kvscope.app.worker_process import in_process
 from kvscope.core import units
@@ -24,7 +24,7 @@ from kvscope.core.trace import Trace
 from kvscope.ingest.pipeline import ingest
 from kvscope.store import traces
 from kvscope.store.db import open_store
-from tests.dashboard.shown import drawn, metrics, shown, titles, waits, worked
+from tests.dashboard.shown import captions, drawn, shown, tiles, titles, waits, worked
 
 _PATIENCE_S = 240.0
 
@@ -57,25 +57,25 @@ def test_what_is_found_belongs_to_the_content(
     one, other = [[1, 2], [3, 4]]
     before = _read(db, [one, one, other, other] * 5)
     app = shown(str(db), monkeypatch, "capacity", capacity="3")
-    assert metrics(app)["Hit rate"] != "0.0%"
+    assert tiles(app)["Hit rate"] != "0.0%"
     after = _read(db, [one, other] * 10)
     assert before.content_hash != after.content_hash
     assert replace(before, content_hash="") == replace(after, content_hash="")
     app = shown(str(db), monkeypatch, "capacity", capacity="3")
-    assert metrics(app)["Hit rate"] == "0.0%"
+    assert tiles(app)["Hit rate"] == "0.0%"
 
 
 def test_a_removed_trace_that_comes_back(
     db: str, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a page shows after `traces remove` and another ingest is the new trace's."""
-    assert metrics(shown(db, monkeypatch))["Requests"] == "600"
+    assert "600 requests over" in captions(shown(db, monkeypatch))
     shorter = trace.with_name("shorter.jsonl")
     shorter.write_text("".join(trace.read_text().splitlines(keepends=True)[:300]))
     with open_store(db) as store:
         traces.remove(store, traces.find(store, "chats"))
         ingest(store, str(shorter))
-    assert metrics(shown(db, monkeypatch))["Requests"] == "300"
+    assert "300 requests over" in captions(shown(db, monkeypatch))
 
 
 @pytest.mark.usefixtures("dashboard")
@@ -181,6 +181,18 @@ def test_a_process_apart() -> None:
     with pytest.raises(Stopped):
         in_process(endless, 1, 2, monitor=monitor)
     assert time.monotonic() - began_s < 2.5
+
+
+@pytest.mark.usefixtures("dashboard")
+def test_a_stop_ends_a_job_within_two_seconds() -> None:
+    """Of work that heeds no stop, too; the job says that it was stopped."""
+    running = job.Job(endless, (1,))
+    running.wait(1.0)
+    assert not running.ended
+    running.stop.set()
+    running.wait(2.0)
+    assert running.ended
+    assert running.stopped
 
 
 def test_a_fit_stops(db: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,23 +99,22 @@ def upload(page: Page, path: Path) -> None:
 def move_the_slider(page: Page) -> None:
     """By the keyboard; the numbers and the address follow."""
     visit(page, "Capacity")
-    before = page.get_by_test_id("stMetricValue").nth(1).inner_text()
+    before = page.locator(".tile b").nth(1).inner_text()
     page.get_by_role("slider").press("ArrowLeft")
     page.wait_for_function(
-        "before => document.querySelectorAll('[data-testid=stMetricValue]')[1].innerText != before",
+        "before => document.querySelectorAll('.tile b')[1].innerText != before",
         arg=before,
     )
-    now = page.get_by_test_id("stMetricValue").nth(1).inner_text()
+    now = page.locator(".tile b").nth(1).inner_text()
     page.wait_for_url(re.compile(f"capacity={now.replace(',', '')}"))
 
 
 def run_the_lab(page: Page) -> None:
     """Replay the usual policies at one capacity."""
     visit(page, "Policy lab")
-    page.get_by_role("textbox", name="Capacities (blocks)").fill("60")
-    page.get_by_role("textbox", name="Capacities (blocks)").press("Enter")
-    page.wait_for_url(re.compile("sizes=60"))
+    page.get_by_role("textbox", name="Capacities (blocks or sizes)").fill("60")
     page.get_by_role("button", name="Run", exact=True).click()
+    page.wait_for_url(re.compile("sizes=60"))
     page.get_by_role("heading", name="Time to first token").wait_for()
 
 
@@ -123,18 +122,18 @@ def tune(page: Page, folder: Path) -> None:
     """Tune for a deployment, copy the flags, download the file."""
     visit(page, "Recommendation")
     gpu = page.get_by_test_id("stSelectbox").filter(has_text=re.compile(r"^GPU"))
+    gpu.evaluate("each => each.scrollIntoView({block: 'center'})")  # its list needs room
     gpu.locator("input").fill("h100")
     page.get_by_role("option", name="h100", exact=True).click()
     page.wait_for_url(re.compile("gpu=h100"))
     page.get_by_role("textbox", name="SLO (TTFT)").fill("5s")
-    page.get_by_role("textbox", name="SLO (TTFT)").press("Enter")
-    page.wait_for_url(re.compile("slo=5s"))
     page.get_by_role("button", name="Tune", exact=True).click()
+    page.wait_for_url(re.compile("slo=5s"))
     with page.expect_download() as saved:
         page.get_by_role("button", name="Download recommendation.toml").click()
     saved.value.save_as(folder / "recommendation.toml")
     assert "verdict = " in (folder / "recommendation.toml").read_text()
-    flags = page.get_by_test_id("stCode").first
+    flags = page.get_by_test_id("stCode").first  # the export's is in a closed popover
     flags.hover()
     flags.get_by_role("button").click()
     copied = page.evaluate("navigator.clipboard.readText()")

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
+from dashboard import data
 from kvscope.core import units
 from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.file import FILE, write_deployment
@@ -23,13 +24,16 @@ from tests.cli.shell import Streams
 from tests.dashboard.shown import (
     EVERY_PAGE,
     captions,
-    metrics,
+    flags,
+    page_html,
     settled,
     shown,
     table_with,
+    tiles,
     titles,
     told,
     words,
+    worked,
 )
 from tests.served import served, without_queue_times, write_served
 
@@ -60,20 +64,38 @@ def test_overview_begins_with_the_pool(
     with open_store(db, read_only=True) as store:
         request = analyze_request(AnalyzeOptions(**TWO, traffic=traffic))
         analysis = analyze(store, traces.find(store, None), request)
+    now, possible = tiles(app)["Hit rate, now → possible"].split(" → ")
+    assert now == units.format_share(analysis.present_rate)
+    assert possible == units.format_share(analysis.caching.ideal)
     texts = [each.value.replace("\\", "").split("  \n") for each in app.main.markdown]
-    answers = overview.answers(analysis)
-    assert answers is not None
-    titles = ("**Now**", "**Possible**", "**Next**")
-    assert texts[:3] == [list(each) for each in zip(titles, answers, strict=True)]
     sentences = [sentence for text in texts for sentence in text]
     assert set(overview.headline(analysis).sentences) <= set(sentences)
-    first = " ".join(answers)
+    first = " ".join(sentences)
     assert request.deployment is not None
     pool, each = request.deployment.pool, 2 if traffic == "fleet" else 1
     assert f"({units.format_count(pool.blocks * each)} blocks)" in first
     low, high = (units.format_count(end * each) for end in (pool.low_blocks, pool.high_blocks))
     assert f"derived: {low} to {high} blocks" in first
     assert request.deployment.summary in captions(app)
+
+
+def test_one_cache_has_one_hit_rate(db: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of Overview's tile is Capacity's at the pool, Why's, and the mean of that over time."""
+    small = Deployment(gpu="h100", model="llama3-8b", num_gpu_blocks=60)
+    write_deployment(here / FILE, small)
+    app = shown(db, monkeypatch)
+    now = tiles(app)["Hit rate, now → possible"].split(" → ")[0]
+    choices = app.session_state["choices"]
+    where = choices.trace, choices.model, choices.hbm_bytes, choices.deployment
+    analysis = data.analysis(*where, choices.options)
+    served = data.served_over_time(choices.trace, analysis, choices.profile)
+    hits, total = (
+        sum(getattr(part.outcome, name) for part in served)
+        for name in ("hit_tokens", "total_tokens")
+    )
+    assert units.format_share(hits / total) == now
+    assert tiles(shown(db, monkeypatch, "capacity"))["Hit rate"] == now
+    assert f"hits {now} of the input tokens" in words(worked(shown(db, monkeypatch, "why")))
 
 
 @pytest.mark.parametrize("page", EVERY_PAGE)
@@ -99,10 +121,9 @@ def test_capacity_marks_the_pool(db: str, monkeypatch: pytest.MonkeyPatch) -> No
     where = analyze_request(AnalyzeOptions(**TWO)).deployment
     assert where is not None
     app = deployed(db, monkeypatch, "capacity", capacity=str(2 * where.pool.blocks))
-    assert metrics(app)["× pool"] == "1.00×"
-    assert "× HBM" not in metrics(app)
-    (p50,) = (one.help for one in app.metric if one.label == "TTFT p50")
-    assert where.latency.name in p50
+    assert tiles(app)["× pool"] == "1.00×"
+    assert "× HBM" not in tiles(app)
+    assert f"by the profile {where.latency.name}." in "".join(page_html(app))
     assert any('"text":"pool"' in chart.proto.spec for chart in app.get("plotly_chart"))
 
 
@@ -151,7 +172,7 @@ def test_recommendation_is_tunes(db: str, monkeypatch: pytest.MonkeyPatch, capsy
     row = table_with(app, "TTFT p50 (ms)", "prefills/s").to_numpy().tolist()[0]
     lru = recommendation["lru"]["validation"]["times_ms"]
     assert row[:5] == ["lru", *(significant(lru[rank]) for rank in ("p50", "p90", "p95", "p99"))]
-    assert [one.value for one in app.code] == [recommendation["flags"]["vllm"]]
+    assert flags(app) == [recommendation["flags"]["vllm"]]
     assert "With the smallest pool and prefill" in words(app)
     assert "For: 2 replicas of 1 x h100" in words(app)
     with open_store(db, read_only=True) as store:
@@ -241,14 +262,14 @@ def test_no_flags_without_a_switch(
     options = ("--slo", "8ms", "--gpu", "l4", "--model", "qwen3-8b")
     document = told(capsys, "tune", "chats", "--db", db, *options)["recommendation"]
     assert titles(app)[1] == "Recommendation: unreachable"
-    assert not app.code
+    assert not flags(app)
     assert document["why_no_flags"] in captions(app)
     assert app.get("download_button")
     done = app.session_state["job tune"]
     done.result = replace(done.result, file=None)
     app.run()
     assert not app.exception
-    assert not app.get("download_button")
+    assert "download" not in [each.key for each in app.get("download_button")]
 
 
 def test_the_lab_replays_with_the_deployments_latency(
@@ -288,5 +309,6 @@ def test_a_tier_is_recommended(
     for sentence in document["words"]:
         assert sentence in words(app)
     assert app.get("download_button")
-    app.text_input(key="offload").set_value("hicache,sglang").run()
+    app.text_input(key="offload").set_value("hicache,sglang")
+    app.button(key="tune").click().run()
     assert app.error

@@ -9,6 +9,7 @@ import pytest
 
 from dashboard import job
 from kvscope.core import units
+from kvscope.latency.profile import PRESETS
 from kvscope.report.stored import all_reports, open_report
 from kvscope.store.db import open_store
 from tests.cli.shell import Streams
@@ -49,7 +50,7 @@ def test_the_page_is_the_report(db: str, monkeypatch: pytest.MonkeyPatch, capsys
     assert any('"type":"heatmap"' in spec for spec in charts)
     assert any("replicas" in spec and "SLO" in spec for spec in charts)
     assert "earlier settings" not in words(app)
-    app.text_input(key="fleet_replicas").set_value("2").run()
+    app.selectbox(key="latency").select(next(iter(PRESETS.keys() - {"llama2-7b-a100"}))).run()
     assert "These results are for earlier settings" in words(app)
 
 
@@ -63,7 +64,7 @@ def test_a_stored_answer_opens_by_itself(
     assert "Stored 2" in captions(app)
     assert "other settings" not in words(app)
     assert document["words"][0] not in words(app)
-    app.text_input(key="fleet_slo").set_value("40ms").run()
+    app = shown(db, monkeypatch, "fleets", **ASKED | {"fleet_slo": "40ms"})
     assert "it is for other settings" in words(app)
     assert document["words"][0] in words(app)
     assert not job.all_jobs()
@@ -76,7 +77,8 @@ def test_a_replica_has_the_deployments_pool(
     monkeypatch.chdir(tmp_path)
     asked = {"fleet_replicas": "1,2", "routers": "round-robin", "loop": "closed"}
     app = shown(db, monkeypatch, "fleets", **asked)
-    assert app.button(key="replay_fleets").disabled
+    app.button(key="replay_fleets").click().run()
+    assert not job.all_jobs()
     assert "Enter the capacity of a replica" in words(app)
     where = {"gpu": "h100", "model": "llama3-8b", "gpu_hour": "2"}
     app = shown(db, monkeypatch, "fleets", **asked, **where)

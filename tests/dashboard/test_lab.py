@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from dashboard import job
 from kvscope.core import units
+from kvscope.latency.profile import PRESETS
 from kvscope.report.words import significant
 from tests.cli.shell import Streams
-from tests.dashboard.shown import metrics, settled, shown, table_with, titles, told, words
+from tests.dashboard.shown import settled, shown, table_with, tile_looks, tiles, titles, told, words
 
 
 def test_lab(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
@@ -56,7 +58,7 @@ def test_who_gains_and_who_pays(db: str, monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_what_xi_does(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
     """The slider reads off what `simulate` gives with that xi; the table has every xi."""
-    app = shown(db, monkeypatch, "lab", slo="20ms", xi_at="60")
+    app = shown(db, monkeypatch, "lab", slo="20ms", xi_at="60", question="Effect of xi")
     app.button(key="run_xi").click().run()
     settled(app, "Effect of xi")
     app.select_slider(key="xi").set_value(256).run()
@@ -65,7 +67,7 @@ def test_what_xi_does(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams)
         "--capacity-blocks", "60", "--param", "tlru.xi_tokens=256",
     )  # fmt: skip
     result = document["results"][0]
-    numbers = metrics(app)
+    numbers = tiles(app)
     assert numbers["TTFT p95"] == units.duration_in_words(result["ttft_ms"]["p95"] / 1e3)
     assert numbers["Hit rate"] == units.format_share(result["token_hit_rate"])
     table = table_with(app, "xi (tokens)", "xi (ms)")
@@ -73,7 +75,7 @@ def test_what_xi_does(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams)
     assert len(set(table["xi (tokens)"])) == len(table) > 8
     largest = max(int(xi.replace(",", "")) for xi in table["xi (tokens)"])
     app.select_slider(key="xi").set_value(largest).run()  # as lru: neither a rise nor a fall
-    assert {each.delta for each in app.metric} == {"unchanged"}
+    assert tile_looks(app) == {"tile"}
 
 
 def test_tiers(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
@@ -95,18 +97,33 @@ def test_tiers(db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> Non
 
 def test_a_link_shows_what_its_giver_saw(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The address has the tab and says that the replays are shown: who opens it sees them too."""
-    asked = {"policies": "lru,fifo", "sizes": "60", "slo": "20ms", "question": "Effect of xi"}
+    asked = {"xi_at": "60", "slo": "20ms", "question": "Effect of xi"}
     app = shown(db, monkeypatch, "lab", **asked)
     assert app.session_state["question"] == "Effect of xi"
-    assert not app.query_params.get("ran_lab")
-    settled(app.button(key="run").click().run(), "Policies")
+    assert not app.query_params.get("ran_xi")
+    settled(app.button(key="run_xi").click().run(), "Effect of xi")
     address = {name: _one(value) for name, value in app.query_params.items()}
-    assert address["ran_lab"] == "1"
+    assert address["ran_xi"] == "1"
     assert asked.items() <= address.items()
-    other = settled(shown(db, monkeypatch, "lab", **address), "Policies")
+    other = settled(shown(db, monkeypatch, "lab", **address), "Effect of xi")
     assert other.session_state["question"] == "Effect of xi"
-    other.text_input(key="sizes").set_value("80").run()
-    assert not other.query_params.get("ran_lab")  # what is shown was asked before
+    other.selectbox(key="latency").select(next(iter(PRESETS.keys() - {"llama2-7b-a100"}))).run()
+    assert not other.query_params.get("ran_xi")  # what is shown was asked before
+
+
+def test_the_newest_stored_runs_open_by_themselves(
+    db: str, monkeypatch: pytest.MonkeyPatch, capsys: Streams
+) -> None:
+    """Those of the newest setting, without a sweep of a parameter; nothing is replayed."""
+    command = ("simulate", "chats", "--db", db, "--capacity-blocks", "60", "--slo", "20ms")
+    told(capsys, *command, "--policies", "lru,fifo")
+    told(capsys, *command, "--policies", "tlru", "--param", "tlru.xi_tokens=100,200,300,400,500")
+    app = shown(db, monkeypatch, "lab")
+    assert "The newest stored runs of this trace" in words(app)
+    assert set(table_with(app, "policy", "evictions")["policy"]) == {"lru", "fifo"}
+    assert not job.all_jobs()
+    listed = table_with(shown(db, monkeypatch, "runs"), "run", "hit rate")["run"].tolist()
+    assert sorted(listed) == ["fifo", "lru", "tlru, 5 runs"]
 
 
 def _one(value: str | list[str]) -> str:
@@ -138,7 +155,8 @@ def test_contradictions_are_those_of_the_command(db: str, monkeypatch: pytest.Mo
     assert "tiers have capacities of their own" in app.error[0].value
     app = shown(db, monkeypatch, "lab", sizes="10GiB", model="none")
     assert "bytes need a model" in app.error[0].value
-    app = shown(db, monkeypatch, "lab", slo="")
-    app.text_input(key="slo").set_value("").run()
+    app = shown(db, monkeypatch, "lab", slo="", question="Effect of xi")
+    app.text_input(key="slo").set_value("")
+    app.button(key="run_xi").click().run()
     assert "Enter one above" in words(app)
     assert "Time to first token" not in titles(app)

@@ -109,7 +109,7 @@ def drawn(tab: Page) -> None:
 def test_a_page_is_one_step_back(visit: Visit) -> None:
     """Each visited page is left again by one press of Back, whatever was changed on it."""
     tab = visit("/?trace=chats")
-    for name in ("Reuse", "Validation"):
+    for name in ("Reuse", "Fleets"):
         tab.get_by_role("link", name=name, exact=True).click()
         tab.get_by_role("heading", name=name, exact=True).wait_for()
         drawn(tab)
@@ -125,7 +125,7 @@ def test_a_link_to_a_trace_that_is_gone(visit: Visit, width: int) -> None:
     """The page names it and the traces there are, and shows no other one's numbers."""
     tab = visit("/capacity?trace=gone", width, "dark")
     tab.get_by_text("The store has no trace 'gone'. It has chats: select one.").wait_for()
-    assert tab.get_by_test_id("stMetric").count() == 0
+    assert tab.locator(".tile").count() == 0
     assert "trace=gone" in tab.url
     tab.close()
 
@@ -139,7 +139,7 @@ def test_values_that_cannot_be_shown(visit: Visit) -> None:
         assert text in said
     assert "Model: no model preset '/etc/passwd'" in said
     assert "/dev/zero: pages read no files from the disk" in said
-    assert tab.get_by_test_id("stPlotlyChart").count() == 2
+    assert tab.get_by_test_id("stPlotlyChart").count() == 3
     tab.close()
 
 
@@ -165,16 +165,24 @@ def test_every_page(visit: Visit, served: Served, width: int, scheme: str) -> No
 
 
 def test_overview_begins_with_the_answer(visit: Visit) -> None:
-    """What the cache gives, what it could give, what to do: each links the page that does it."""
+    """The hit rate now and at best, what evictions cost, the SLO; below, sentences and links."""
     tab = visit("/?trace=chats")
     text = tab.get_by_test_id("stMain").inner_text()
     parts = (
+        "Add a trace",
+        "Hit rate, now → possible",
+        "Lost to eviction",
+        "not tuned yet",
         "tokens with 80 GiB",
         "An infinite cache would hit",
-        "LRU's evictions cost",
-        "Requests",
+        "Over time",
     )
     assert sorted(map(text.index, parts)) == [*map(text.index, parts)]
+    assert tab.get_by_text("Add a trace").bounding_box()["y"] < 300
+    assert tab.locator(".tile").count() == 4
+    groups = tab.get_by_test_id("stNavSectionHeader").all_inner_texts()
+    assert groups == ["Trace", "Cache", "Decide", "Kept"]
+    assert not tab.get_by_role("link", name="Validation", exact=True).count()  # there is none
     tab.get_by_role("link", name="Tune for an SLO").click()
     tab.get_by_role("heading", name="Recommendation", exact=True).wait_for()
     tab.close()
@@ -184,7 +192,7 @@ def test_the_curve_comes_first_on_a_phone(visit: Visit) -> None:
     """Above the numbers, with its pool as the capacity and the slider in the axis' unit."""
     tab = visit("/capacity?unit=GiB&hbm=1GiB", 390)
     chart = tab.get_by_test_id("stPlotlyChart").first.bounding_box()
-    number = tab.get_by_test_id("stMetric").first.bounding_box()
+    number = tab.locator(".tile").first.bounding_box()
     assert chart["y"] + chart["height"] <= number["y"]
     tab.get_by_text("Capacity (GiB)", exact=True).wait_for()
     assert "capacity=512" in tab.url
@@ -266,15 +274,13 @@ def test_alongside_a_command_line(
     cache = ("--view", "unloaded", "--output", output)
     assert run(["tune", *command, "--slo", "4s", *cache]) == 0
     capsys.readouterr()
-    option = tab.get_by_role("option", name="tune chats").first
-    for _ in range(30):  # a list has what was stored when it opened
-        tab.get_by_role("combobox", name="Open a report").click()
+    for _ in range(30):  # the table is drawn anew once the report is stored
         with suppress(PlaywrightTimeout):
-            option.wait_for(timeout=2_000)
+            tab.get_by_test_id("stDataFrame").first.click(position={"x": 200, "y": 52})
+            tab.get_by_role("heading", name="Recommendation: ").wait_for(timeout=2_000)
             break
-        tab.keyboard.press("Escape")
-    option.click()
     tab.get_by_role("heading", name="Recommendation: ").wait_for()
+    tab.wait_for_url(re.compile(r"report=\d+"))
     tab.close()
     phone = link("/compare?compare=Runs&left_run=1&right_run=2", 390, "dark")
     phone.get_by_role("heading", name="Over time").wait_for()
@@ -299,7 +305,7 @@ def test_while_the_store_is_written(link: Visit, served: Served) -> None:
         assert holder.stdout.readline() == "open\n"
         tab = link("/")
         tab.get_by_text("chats: 600 requests").wait_for()
-        tab.get_by_role("link", name="Validation", exact=True).click()
+        tab.goto(f"{served.address}/validation")
         tab.get_by_text(f"process {holder.pid} ").first.wait_for()
         holder.communicate("\n")
     tab.get_by_text("The store has no validation of this trace").wait_for()

@@ -50,10 +50,12 @@ def test_zero_is_a_gap_in_the_hazard() -> None:
 
 
 def test_rates_have_round_ticks() -> None:
-    """The right axis is one of percentages, 20 apart."""
+    """The upper axis is one of percentages, 20 apart."""
     with tiny_store() as (store, trace):
         chart = traffic.over_time_chart(characterize(store, trace))
-    assert chart.layout.yaxis2.dtick == pytest.approx(0.2)
+    assert chart.layout.yaxis.dtick == pytest.approx(0.2)
+    bars = {trace.yaxis for trace in chart.data if trace.type == "bar"}
+    assert not bars & {trace.yaxis or "y" for trace in chart.data if trace.type == "scatter"}
 
 
 def test_labels_of_bars_have_room() -> None:

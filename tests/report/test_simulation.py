@@ -184,6 +184,17 @@ def test_a_policy_has_one_colour_and_hindsight_is_dashed() -> None:
         assert ("dash" in str(lines[policy.name]["dash"]).split("dashdot")) == policy.hindsight
         assert lines[policy.name]["color"] in SERIES
     assert policy_line("somebody's own")["color"] in SERIES
+    usual = ("lru", "gittins", "tlru", "threshold-lru", "wa", "belady", "tail-belady")
+    assert len({lines[name]["color"] for name in usual}) == len(usual)
+
+
+def test_lru_is_seen_at_a_single_capacity(simulation: Simulation) -> None:
+    """Its line goes on below and above it; other policies are points, with no line between."""
+    runs = tuple(run for run in simulation.runs if run.capacity_blocks == 4)
+    chart = report.hit_rates_chart(replace(simulation, runs=runs, model=None))
+    lines = {line.name: line for line in chart.data}
+    assert min(lines["lru"].x) < 4 < max(lines["lru"].x)
+    assert {line.mode for name, line in lines.items() if name != "lru"} == {"markers"}
 
 
 def test_charts_show_every_run(simulation: Simulation) -> None:

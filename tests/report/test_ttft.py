@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
-from dashboard.glossary import _MEANINGS, meaning
 from kvscope.core.files import data_folder
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome
-from kvscope.report import ttft
+from kvscope.report import ttft, xi
+from kvscope.report.glossary import _MEANINGS, meaning
+from kvscope.report.style import LONGEST_LABEL
 
 NONE = Percentiles(0.0, 0.0, 0.0, 0.0)
 LRU = Outcome(
@@ -30,6 +32,24 @@ FASTER = dataclasses.replace(LRU, ttft_ms=Percentiles(10.0, 20.0, 15.0, 40.0))
 SLOWER = dataclasses.replace(LRU, requests=9, ttft_ms=Percentiles(20.0, 20.0, 30.0, 40.0))
 
 
+def test_long_names_are_cut_and_stay_apart() -> None:
+    """A chart's label has at most 40 letters; categories that are cut alike are two bars."""
+    before = {"x" * 10_000 + end: LRU for end in "ab"}
+    (chart,) = ttft.category_section("long", before, before).figures
+    first, second = chart().data[0].y
+    assert (len(first), second) == (LONGEST_LABEL, f"{first} (2)")
+
+
+def test_the_plan_rejects_a_xi_that_misses_more() -> None:
+    """A lower p95 does not pay for more requests beyond the SLO, and the words say so."""
+    lru = SimpleNamespace(outcome=dataclasses.replace(LRU, requests=1000, tel_ms=9.0, violations=5))
+    more = dataclasses.replace(lru.outcome, ttft_ms=FASTER.ttft_ms, violations=90)
+    assert xi.objections(SimpleNamespace(outcome=more), lru, 0.02) == [
+        "90 requests exceed the SLO, 5 with LRU"
+    ]
+    assert xi.objections(lru, lru, 0.02) == []
+
+
 def test_gains_and_prices_are_told_apart() -> None:
     """By percentile; the largest category comes first; no change is neither."""
     before = {"a": LRU, "b": dataclasses.replace(LRU, requests=9), "c": LRU}
@@ -46,7 +66,7 @@ def test_gains_and_prices_are_told_apart() -> None:
     assert [row[0] for row in table.rows] == ["b", "a", "c"]
     assert table.rows[1] == ("a", "5", "10.0", "10.0", "30.0", "15.0")
     p50, p95, p99 = section.figures[0]().data
-    assert (list(p50.x), list(p95.x), list(p99.x)) == ([10, 0, 0], [0, -15, 0], [0, 0, 0])
+    assert (list(p50.x), list(p95.x), list(p99.x)) == ([1.0, 0, 0], [0, -0.5, 0], [0, 0, 0])
 
 
 def test_hindsight_is_hollow() -> None:
