@@ -35,7 +35,6 @@ from benchmarks import ROOT, tier_harm
 from benchmarks.held_out import HeldOut, generated, published, samples
 from benchmarks.processes import note
 from benchmarks.table import Table, record
-from kvscope.app.requests import TuneRequest
 from kvscope.characterize.windows import Windows
 from kvscope.core.hits import standard
 from kvscope.latency.profile import PRESETS
@@ -54,7 +53,7 @@ from kvscope.tuning.split import first_requests
 from kvscope.tuning.target import Limits, Target
 from kvscope.tuning.trial import Advance, Evaluator
 from kvscope.tuning.tuner import TuningOptions, prepared
-from kvscope.usecases.tune import TuneOptions, tune_request
+from kvscope.usecases.tune import TuneOptions, TuneRequest, tune_request
 
 PAGE = ROOT / "docs" / "evidence" / "no-harm.md"
 SEEN = 0.8

@@ -14,7 +14,7 @@ from kvscope.app.requests import BASELINE
 from kvscope.app.simulate import Simulation
 from kvscope.core import units
 from kvscope.core.runs import Run
-from kvscope.report import policies, ttft, xi
+from kvscope.report import policies, ttft
 from kvscope.report.runs import names
 from kvscope.report.section import Section
 from kvscope.report.words import difference, ms_in_words
@@ -33,7 +33,7 @@ def show_comparison(comparison: Comparison) -> None:
 
 def show_xi(simulation: Simulation) -> None:
     """Draw the slider of xi, its readings and the curve."""
-    if _has_runs(simulation) and xi.by_xi(simulation.runs):
+    if _has_runs(simulation) and ttft.by_xi(simulation.runs):
         _at_one_xi(simulation)
 
 
@@ -94,7 +94,7 @@ _READING_PX = 136  # all of them fit side by side, two on a phone
 
 @st.fragment
 def _at_one_xi(simulation: Simulation) -> None:
-    runs = xi.by_xi(simulation.runs)
+    runs = ttft.by_xi(simulation.runs)
     values = [int(value) for value in runs]
     best = int(min(runs, key=lambda value: runs[value].outcome.ttft_ms.p95))
     left, right = st.columns([3, 2])
@@ -106,7 +106,7 @@ def _at_one_xi(simulation: Simulation) -> None:
     baseline = next(run for run in simulation.runs if run.policy == BASELINE)
     with st.container(horizontal=True):  # wraps where it is narrow
         _readings(baseline, runs[at])
-    render.show([xi.section(simulation, rank, at)], within="xi")
+    render.show([ttft.xi_section(simulation, rank, at)], within="xi")
 
 
 def _reading(label: str, value: str, change: str, *, worse_above: bool, about: str) -> None:

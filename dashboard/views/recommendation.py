@@ -13,14 +13,13 @@ from dashboard import answers, query_params, render, sidebar
 from dashboard.markdown import escape
 from dashboard.wording import in_page_words, uploaded
 from kvscope.app import values
-from kvscope.app.requests import TuneRequest
 from kvscope.core import units
 from kvscope.core.trace import Trace
 from kvscope.report.stored import ReportContent
 from kvscope.routers.registry import ROUTERS
 from kvscope.tuning.file import RecommendationFile, read_recommendation
 from kvscope.tuning.flags import Flags, plugin_command
-from kvscope.usecases.tune import USE_CASE, TuneOptions, tune_request
+from kvscope.usecases.tune import USE_CASE, TuneOptions, TuneRequest, tune_request
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 OFFERED = [router.name for router in ROUTERS if not router.reference]

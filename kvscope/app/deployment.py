@@ -103,14 +103,10 @@ def with_any_latency(options: Asked) -> Asked:
     For answers about hits, which need the pool; how fast it is served changes only what overlaps.
     """
     stated = stated_deployment(options)
-    if stated is None or not _is_untimed(stated):
+    if stated is None or stated.latency is not None or (stated.gpu and stated.model):
         return options
-    return replace(options, latency=DEFAULT_PROFILE)
-
-
-def _is_untimed(stated: Deployment) -> bool:
     pool = stated.num_gpu_blocks is not None or stated.engine_log is not None
-    return pool and stated.latency is None and (stated.gpu is None or stated.model is None)
+    return replace(options, latency=DEFAULT_PROFILE) if pool else options
 
 
 def file_states(options: Stating) -> bool:

@@ -59,6 +59,8 @@ Count = partial(Option, metavar="N", parse=values.whole(1))
 Seed = partial(Option, metavar="N", parse=values.whole(0, 2**63 - 1))
 Blocks = partial(Option, metavar="N", parse=values.amount("blocks"))
 Tokens = partial(Option, metavar="TOKENS", parse=values.amount("tokens"))
+Size = partial(Option, metavar="SIZE", parse=values.size)
+Names = partial(Option, metavar="NAME,...", parse=str.lower)
 Source = partial(Option, metavar="PATH", parse=values.called)
 Target = partial(Option, metavar="PATH", parse=values.target)
 
@@ -69,11 +71,7 @@ Model = Annotated[
 KvDtype = Annotated[Precision | None, Option("Precision of the KV cache, if not the model's own.")]
 Hbm = Annotated[
     int | None,
-    Option(
-        "GPU memory, for example 80GiB; sizes are also shown as multiples of it.",
-        "SIZE",
-        values.size,
-    ),
+    Size("GPU memory, for example 80GiB; sizes are also shown as multiples of it."),
 ]
 Capacities = Annotated[
     tuple[int, ...] | None,
@@ -116,6 +114,13 @@ Slo = Annotated[
         "TTFT threshold, for example 200ms: counts violations and TEL, and sets xi for the policies"
         " that have one."
     ),
+]
+SloToMeet = Annotated[
+    float | None, Time("TTFT threshold to meet, for example 200ms.", default="as stated before")
+]
+Percentile = Annotated[
+    float | None,
+    Option("TTFT percentile that must meet the SLO.", "pN", values.percentile, "p95"),
 ]
 Params = Annotated[
     list[str] | None,
@@ -288,11 +293,9 @@ class IntoOptions(Struct, frozen=True, kw_only=True):
     ] = None
     memory: Annotated[
         int | None,
-        Option(
+        Size(
             "With --into: memory of all processes together, on each machine, for example 8GiB.",
-            "SIZE",
-            values.size,
-            "half of what is free",
+            default="half of what is free",
         ),
     ] = None
     shards: Annotated[

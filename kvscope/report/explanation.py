@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from kvscope.app.tune import Recommendation
 from kvscope.core import units
-from kvscope.report import style, ttft, xi
+from kvscope.report import style, ttft
 from kvscope.report.runs import policy_line
 from kvscope.report.section import Columns, Section, Table, bar, tabulate
 from kvscope.report.words import (
@@ -22,7 +21,8 @@ from kvscope.report.words import (
     significant,
 )
 from kvscope.tuning.search import XI
-from kvscope.tuning.trial import Trial
+from kvscope.tuning.trial import Trial, category_times_ms
+from kvscope.usecases.tune.recommendation import Recommendation
 
 _LONG_MS = 10_000.0
 _ABOUT_XI = (
@@ -98,7 +98,7 @@ def _xi(tuned: Recommendation) -> list[Section]:
     def table(name: str, trials: list[Trial]) -> Table:
         slowest_s = max(trial.target_s for trial in trials)
         columns: Columns = {
-            **xi.columns(tuned.profile, lambda trial: trial.policy.values[XI]),
+            **ttft.xi_columns(tuned.profile, lambda trial: trial.policy.values[XI]),
             f"{tuned.target_name} (ms)": _ms,
             "over SLO": lambda trial: share(trial.violation_share),
             "": lambda trial: bar(trial.target_s / slowest_s),
@@ -162,7 +162,8 @@ def _by_category(tuned: Recommendation) -> list[Section]:
     title = (
         f"Held-out requests: LRU now, then {tuned.called(tuning.recommended.policy)} as recommended"
     )
-    return [ttft.category_section(title, before, after, tuned.category_times_ms)]
+    times = partial(category_times_ms, view=tuning.target.view)
+    return [ttft.category_section(title, before, after, times)]
 
 
 def _ms(trial: Trial) -> str:
@@ -176,7 +177,7 @@ def sensitivity_chart(tuned: Recommendation) -> style.Figure:
         for name, trials in sensitivity(tuned).items()
     }
     title = "Effect of xi in the training window"
-    chart = xi.sensitivity_chart(title, tuned.target_name, points)
+    chart = ttft.sensitivity_chart(title, tuned.target_name, points)
     return style.slo_level(chart, tuned.tuning.target.slo_s)
 
 

@@ -33,7 +33,7 @@ from kvscope.usecases.fleet import FleetLine, FleetStudy
 if TYPE_CHECKING:
     from kvscope.policies.base import Policy
     from kvscope.report.style import Figure
-    from kvscope.tuning.fleet_size import FleetSize
+    from kvscope.tuning.fewest import FleetSize
 
 Lines = Mapping[str, Sequence[FleetRun]]
 """Runs by their number of replicas, for each router and policy by what it is called."""
@@ -311,7 +311,8 @@ def _by_count(study: FleetStudy) -> Table:
             return NONE
         return OVERLOADED if run.outcome.latencies.overloaded else _attained(run)
 
-    shown = _spread_out(study.replicas)
+    places = np.linspace(0, len(study.replicas) - 1, _COUNTS).round().astype(int)
+    shown = [study.replicas[place] for place in np.unique(places)]
     columns: dict[str, Callable[[FleetLine], str]] = {"router": name}
     columns |= {str(number): partial(cell, replicas=number) for number in shown}
     return tabulate("Requests within the SLO, by number of replicas", study.ranked, columns)
@@ -322,12 +323,6 @@ def _attained(run: FleetRun) -> str:
     values = [each.latencies.attainment for each in run.outcomes]
     low, high = share(min(values)), share(max(values))
     return high if low == high else f"{low.removesuffix('%')}–{high}"
-
-
-def _spread_out(counts: Sequence[int]) -> list[int]:
-    """Return as many of the numbers of replicas as a table can show, both ends among them."""
-    places = np.unique(np.linspace(0, len(counts) - 1, _COUNTS).round().astype(int))
-    return [counts[place] for place in places]
 
 
 def _named(study: FleetStudy) -> Lines:

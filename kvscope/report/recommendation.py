@@ -10,13 +10,17 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.app.requests import BASELINE, WINDOWS
-from kvscope.app.tune import Recommendation
+from kvscope.app.requests import BASELINE
 from kvscope.core import units
 from kvscope.replay.policy_options import VLLM, contenders
 from kvscope.report import explanation, fleet, style, ttft
-from kvscope.report.added_memory import memory_in_words, memory_to_set
-from kvscope.report.plan import options_section, to_meet, worth_in_words
+from kvscope.report.plan import (
+    memory_in_words,
+    memory_to_set,
+    options_section,
+    to_meet,
+    worth_in_words,
+)
 from kvscope.report.runs import ORACLE_NOTE
 from kvscope.report.section import Columns, Section, Table, tabulate
 from kvscope.report.words import (
@@ -31,16 +35,16 @@ from kvscope.report.words import (
     significant,
 )
 from kvscope.tuning.bootstrap import FEWEST, Gain
-from kvscope.tuning.canary import Canary
-from kvscope.tuning.comparison import VALUES, Harm, WindowTrial
+from kvscope.tuning.comparison import VALUES, Canary, Harm, WindowTrial
 from kvscope.tuning.fewest import FewestReplicas
 from kvscope.tuning.flags import plugin_command
-from kvscope.tuning.rule import Grade, Judged
+from kvscope.tuning.rule import Grade, Judged, SloAnswer
 from kvscope.tuning.search import XI
 from kvscope.tuning.target import LIKELY
 from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import EndVerdict, RequiredCapacity
-from kvscope.tuning.verdict import SloAnswer
+from kvscope.usecases.tune import WINDOWS
+from kvscope.usecases.tune.recommendation import Recommendation
 
 NOT_SIMULATED = (
     "Not simulated on the engine: replayed on an idle cache of the pool less running requests."
@@ -537,7 +541,9 @@ def _gains(tuned: Recommendation) -> Table:
             "grade": lambda judged: judged.grade,
             "likely": lambda judged: f"{judged.later.likely:.0%}",
             decisive: partial(changed, decisive),
-            f"{decisive}, 95% CI": lambda judged: _briefly(judged.later.gains[decisive]),
+            f"{decisive}, 95% CI": lambda judged: interval(judged.later.gains[decisive]).partition(
+                ":"
+            )[0],  # the note says the rest
             **{name: partial(changed, name) for name in others},
             "harms": lambda judged: _harms(judged.harms) or NONE,
         },
@@ -549,10 +555,6 @@ def _gains(tuned: Recommendation) -> Table:
 def _here(tuned: Recommendation) -> str:
     here = _where(tuned)
     return f"{tuned.ttft[0].upper()}{tuned.ttft[1:]} on {LATER} at {here}"
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
 
 
 def change(gain: Gain) -> str:
@@ -567,11 +569,6 @@ def interval(gain: Gain) -> str:
     if math.isclose(gain.low, gain.high, abs_tol=_NO_WIDTH):
         return "same as LRU" if not gain.value else "no spread: all resamples agree"
     return f"{percent_change(-gain.high)} to {percent_change(-gain.low)}"
-
-
-def _briefly(gain: Gain) -> str:
-    """Return the interval as a table has room for it; `_without_width` says the rest."""
-    return interval(gain).partition(":")[0]
 
 
 def _without_width(gains: Sequence[Gain]) -> list[str]:
@@ -595,7 +592,7 @@ def _capacities(tuned: Recommendation) -> Section:
     sizes = explanation.sizes_of(tuned)
 
     def holds(least: RequiredCapacity) -> str:
-        verdict = _yes(least.held_out.meets(tuning.target))
+        verdict = "yes" if least.held_out.meets(tuning.target) else "no"
         if least.would_need_blocks is None:
             return verdict
         return f"{verdict}, needs {sizes.label(least.would_need_blocks)}"
@@ -615,7 +612,7 @@ def _capacities(tuned: Recommendation) -> Section:
 def _to_set(tuned: Recommendation) -> Section:
     """Return the flags for the deployment's engine, or why there are none."""
     flags, more = tuned.flags, tuple(memory_to_set(tuned))
-    if why := tuned.why_no_flags():
+    if why := tuned.why_no_flags:
         return Section.of("To set", why)
     if flags.sglang:
         note = None if more else NOT_SIMULATED

@@ -5,18 +5,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
+from kvscope.app.requests import BASELINE
+from kvscope.app.simulate import Simulation
 from kvscope.core.arrays import Float64s
 from kvscope.core.percentiles import Percentiles
 from kvscope.core.runs import Outcome, Run
+from kvscope.latency.profile import LatencyProfile
+from kvscope.replay.settings import setting_profile
 from kvscope.report import style
-from kvscope.report.runs import SYMBOLS, policy_line
-from kvscope.report.section import Section, tabulate
+from kvscope.report.runs import SYMBOLS, policy_line, run_columns
+from kvscope.report.section import Columns, Section, tabulate
 from kvscope.report.words import count, large, left_out, listed, significant
+from kvscope.tuning.search import XI
 
+XiPoints = Sequence[tuple[float, float]]
+
+_ABOUT = (
+    "xi: the tokens that the next turn may compute and still meet the SLO.",
+    "A larger xi evicts more of each history, so that more conversations fit.",
+)
 SHOWN_CATEGORIES = 10  # more bars cannot be read
 
 _UNCHANGED = 0.01  # of the time before: less is no change
@@ -206,3 +218,68 @@ def front(points: Sequence[Point]) -> list[Point]:
 def symbol(policy: str) -> str:
     """Return the marker of a policy: hollow for oracles, whose lines are dashed."""
     return (_HOLLOW | _FILLED)[str(policy_line(policy)["dash"])]
+
+
+def by_xi(runs: Sequence[Run]) -> dict[float, Run]:
+    """Return the runs of a policy that has a xi, by its value, ascending."""
+    with_xi = [run for run in runs if XI in run.params]
+    return {run.params[XI]: run for run in sorted(with_xi, key=lambda run: run.params[XI])}
+
+
+def xi_section(simulation: Simulation, percentile: str, at_xi: float) -> Section:
+    """Return a percentile of TTFT against xi, `at_xi` marked, and every replay as a row.
+
+    `percentile` is a field of `Percentiles`. One policy of the simulation has a xi, at one
+    capacity.
+    """
+    runs = list(by_xi(simulation.runs).values())
+    table = tabulate(
+        f"{runs[0].policy} at {count(simulation.capacities[0])} blocks, by xi",
+        runs,
+        {
+            **xi_columns(setting_profile(simulation.setting), lambda run: run.params[XI]),
+            **run_columns(runs),
+        },
+        note="xi (ms): the TTFT of a prompt of that many tokens, none of them cached",
+    )
+    chart = partial(percentile_chart, simulation, percentile, at_xi)
+    return Section.of("Effect of xi", *_ABOUT, table, chart)
+
+
+def xi_columns(profile: LatencyProfile, xi: Callable[[Any], float]) -> Columns:
+    """Return the xi_columns of the xi of a row: in tokens, and as the time that they take."""
+    return {
+        "xi (tokens)": lambda row: count(xi(row)),
+        "xi (ms)": lambda row: significant(float(profile.ttft_s(int(xi(row)), 0)) * 1e3),
+    }
+
+
+def percentile_chart(simulation: Simulation, percentile: str, at_xi: float) -> style.Figure:
+    """Build a percentile of TTFT against xi, with LRU and the SLO as levels."""
+
+    def ttft_ms(run: Run) -> float:
+        return float(getattr(run.outcome.ttft_ms, percentile))
+
+    runs = by_xi(simulation.runs)
+    policy = next(iter(runs.values())).policy
+    title = f"{percentile} TTFT against xi at {count(simulation.capacities[0])} blocks"
+    points = {policy: [(xi, ttft_ms(run)) for xi, run in runs.items()]}
+    chart = sensitivity_chart(title, f"{percentile} TTFT", points)
+    for run in simulation.runs:
+        if run.policy == BASELINE:
+            style.level(chart, ttft_ms(run), BASELINE)
+    style.slo_level(chart, simulation.setting.slo_s)
+    if at_xi in runs:
+        style.point(chart, at_xi, ttft_ms(runs[at_xi]), "chosen")
+    return chart
+
+
+def sensitivity_chart(title: str, measure: str, by_policy: Mapping[str, XiPoints]) -> style.Figure:
+    """Build `measure` (ms) against xi (tokens): a line of points (xi, ms) for each policy."""
+    series = []
+    for name, points in by_policy.items():
+        xi, ms = zip(*points, strict=True)
+        hover = f"{name}, xi %{{x:,.0f}} tokens: {measure} %{{y:.4~g}} ms<extra></extra>"
+        options = {**style.MARKED, "hovertemplate": hover}
+        series.append(style.Series(name, xi, ms, policy_line(name), options))
+    return style.lines(title, "xi (tokens)", f"{measure} (ms)", series, shares="")

@@ -28,18 +28,25 @@ from kvscope.replay.parameter_estimates import Estimates, bind, estimate_paramet
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.sweep import engine_of
 from kvscope.replay.workload import Workload
-from kvscope.tuning.canary import Canary
 from kvscope.tuning.capacity import least_for_any, least_for_lru
-from kvscope.tuning.comparison import Harm, Window, WindowTrial, bounds, changes, harms
+from kvscope.tuning.comparison import Canary, Harm, Window, WindowTrial, bounds, changes, harms
 from kvscope.tuning.fewest import FewestReplicas, fewest_replicas, most_tried
 from kvscope.tuning.load import Load, load_of
 from kvscope.tuning.replicas import SESSION, fleet_sweep
-from kvscope.tuning.rule import Grade, Judged, LaterWindows, PolicyComparison
+from kvscope.tuning.rule import (
+    Grade,
+    Judged,
+    LaterWindows,
+    PolicyComparison,
+    SloAnswer,
+    Verdict,
+    decide,
+    slo_answer,
+)
 from kvscope.tuning.search import Contender, Rank, search, xi_hints
 from kvscope.tuning.split import Split, later_workload, split_windows, window_workloads
 from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits, Target
 from kvscope.tuning.trial import Advance, Evaluator, Trial
-from kvscope.tuning.verdict import SloAnswer, Verdict, decide, slo_answer
 from kvscope.vllm_sim.settings import NO_LIMIT
 from kvscope.vllm_sim.state import blocks_needed, engine_traffic
 
@@ -69,7 +76,7 @@ class TuningOptions(Struct, frozen=True):
     `capacity_blocks` is that of each of `replicas`, which share the trace by whole conversations;
     None: where LRU gets half of the possible hits, and at least the longest prompt. The least
     capacity is searched from `lowest_blocks` to `highest_blocks`, None: to where LRU has all hits.
-    `warmup`, `validation` and `held_out` are shares of the requests. The verdict is repeated at
+    `shares` of the requests warm the cache, validate, and are held out. The verdict is repeated at
     each of `ends`. With `scale_out`, what misses the SLO needs replicas, not a larger pool.
     """
 
@@ -79,18 +86,14 @@ class TuningOptions(Struct, frozen=True):
     replicas: int = 1
     lowest_blocks: int = 0
     highest_blocks: int | None = None
-    warmup: float = WARMUP
-    validation: float = VALIDATION
-    held_out: float = HELD_OUT
+    shares: tuple[float, float, float] = (WARMUP, VALIDATION, HELD_OUT)
     limits: Limits = field(default_factory=Limits)
     ends: tuple[End, ...] = ()
     scale_out: bool = False
 
     def split(self, prompts: Prompts) -> Split:
         """Return the windows of a trace; raise as `split_windows` does."""
-        return split_windows(
-            prompts, self.warmup, self.validation, self.held_out, self.target.percentile
-        )
+        return split_windows(prompts, *self.shares, self.target.percentile)
 
 
 class RequiredCapacity(Struct, frozen=True):
@@ -590,28 +593,3 @@ def prepared(
             origin = "where LRU gets half of the possible hits, at least the longest prompt"
     tuner = Tuner((*workloads, later), options, progress, stop or Event(), executor)
     return tuner, split, capacity, origin
-
-
-def tune(
-    prompts: Prompts,
-    setting: RunSetting,
-    options: TuningOptions,
-    windows: Windows,
-    *,
-    lineage: Lineage,
-    progress: Progress,
-    stop: Event | None = None,
-    executor: Executor | None = None,
-) -> TuningResult:
-    """Return the recommendation for a trace, as `prepared`; a set `stop` raises Stopped."""
-    tuner, split, capacity, origin = prepared(
-        prompts,
-        setting,
-        options,
-        windows,
-        lineage=lineage,
-        progress=progress,
-        stop=stop,
-        executor=executor,
-    )
-    return tuner.whole(capacity, origin, split, prompts, lineage)

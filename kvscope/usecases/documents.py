@@ -101,8 +101,6 @@ def document(
 
 def result_document(case: AnyUseCase, result: Any) -> Any:
     """Return the document of a use case's result."""
-    if case.document is not None:
-        return case.document(result)
     figures = None if case.figures is None else case.figures(result)
     return document(case.name, result, figures, case.schema)
 

@@ -97,7 +97,7 @@ def test_replays_elsewhere_give_the_same(
 ) -> None:
     """All replays of the sweep run there; the document has the same figures, field by field."""
     elsewhere = Elsewhere()
-    monkeypatch.setattr("kvscope.app.cluster.ray_cluster", lambda *_: nullcontext(elsewhere))
+    monkeypatch.setattr("kvscope.app.monitor.ray_cluster", lambda *_: nullcontext(elsewhere))
     here = document(sweep, tmp_path, capsys)
     assert elsewhere.replays == 0
     assert document([*sweep, "--on", "ray"], tmp_path / "there", capsys) == here

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import kvscope
-from kvscope.app.tiers_on_groups import OnGroups
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode, UsageError
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.latency.file import write_profile
 from kvscope.latency.profile import LatencyProfile
+from kvscope.usecases.tune.tiers import OnGroups
 from tests.app.answers import BLOCK, write_answers
 from tests.cli.shell import Streams, document
 

@@ -6,7 +6,7 @@ import json
 
 from kvscope.cli import output
 from kvscope.core.trace import Trace
-from kvscope.usecases.stored import StoredTrace
+from kvscope.usecases.catalog import StoredTrace
 from tests.cli.shell import Streams
 
 TRACE = Trace(

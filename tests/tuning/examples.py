@@ -29,7 +29,7 @@ from kvscope.tuning.comparison import Harm, WindowTrial
 from kvscope.tuning.plan import PlanOption, TuningPlan
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Advance, trial_of
-from kvscope.tuning.tuner import TuningOptions, TuningResult, tune
+from kvscope.tuning.tuner import TuningOptions, TuningResult, prepared
 from tests import small_traces
 
 BLOCK = 16
@@ -223,9 +223,11 @@ def tuned(
 ) -> TuningResult:
     """Return what `tune` recommends for a trace."""
     asked = TuningOptions(target or Target(slo_s), tuple(variants), **question)  # type: ignore[arg-type]
-    return tune(
-        prompts_of(trace), setting, asked, WINDOWS, lineage=lineage, progress=quiet, stop=stop
+    prompts = prompts_of(trace)
+    tuner, split, capacity, origin = prepared(
+        prompts, setting, asked, WINDOWS, lineage=lineage, progress=quiet, stop=stop
     )
+    return tuner.whole(capacity, origin, split, prompts, lineage)
 
 
 def plan_of(tuning: TuningResult) -> TuningPlan:
@@ -245,7 +247,6 @@ def plan_of(tuning: TuningResult) -> TuningPlan:
                 attainment_interval=(each.later.attainment, each.later.attainment),
                 meets_target=each.later.meets(tuning.target),
                 saves_hour=None,
-                written_bytes_s=0.0,
             )
             for each, answer in judged
         )

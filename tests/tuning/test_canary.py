@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from kvscope.tuning.bootstrap import Bootstrap, Resampled
-from kvscope.tuning.canary import canary
+from kvscope.tuning.comparison import canary
 from kvscope.tuning.target import Target
 
 SIGMA, GAIN, REQUESTS = 1.0, 0.1, 10_000

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvscope
-from kvscope.tuning.fewest import fewest
-from kvscope.tuning.fleet_size import doubled, fleet_size
+from kvscope.tuning.fewest import doubled, fewest, fleet_size
 from kvscope.tuning.target import Target
 from tests.long import long
 

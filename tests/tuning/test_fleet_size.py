@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvscope.tuning.fleet_size import FleetSize, fleet_size
+from kvscope.tuning.fewest import FleetSize, fleet_size
 from kvscope.tuning.target import Target
 
 TARGET = Target(slo_s=1.0, percentile=0.95)

@@ -8,9 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from kvscope.tuning.comparison import Harm, WindowTrial
-from kvscope.tuning.rule import Judged
+from kvscope.tuning.rule import Judged, SloAnswer, Verdict, decide, slo_answer
 from kvscope.tuning.target import Target
-from kvscope.tuning.verdict import SloAnswer, Verdict, decide, slo_answer
 from tests.tuning.examples import BLOCK, in_turn, replace_request, tuned, window_trial
 
 TARGET = Target(0.2)

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from kvscope.app.requests import COMMON_GPUS
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode, UsageError
-from kvscope.usecases.tune import TuneOptions, machine_requests
+from kvscope.usecases.tune import COMMON_GPUS, TuneOptions, machine_requests
 from tests.cli.tune.asked import document, told, write_trace
 from tests.tuning.examples import in_turn
 
