@@ -52,7 +52,7 @@ from kvscope.tuning.search import XI, with_value
 from kvscope.tuning.split import first_requests
 from kvscope.tuning.target import Limits, Target
 from kvscope.tuning.trial import Advance, Evaluator
-from kvscope.tuning.tuner import TuningOptions, prepared
+from kvscope.tuning.tuner import Tuner, TuningOptions
 from kvscope.usecases.tune import TuneOptions, TuneRequest, tune_request
 
 PAGE = ROOT / "docs" / "evidence" / "no-harm.md"
@@ -135,7 +135,7 @@ def measured(
     for factor in FACTORS:
         request = tune_request(TuneOptions(slo=factor * lru_s, percentile=percentile, **options))
         tuning = TuningOptions(request.target, request.variants, blocks, replicas)
-        tuner, split, capacity, _ = prepared(
+        tuner = Tuner(
             seen,
             request.setting,
             tuning,
@@ -143,7 +143,7 @@ def measured(
             lineage=trace.trace.lineage,
             progress=_quiet,
         )
-        compared = tuner.compare(capacity, split)
+        compared = tuner.compare()
         yield {"slo_of_lru": factor, **_judged(compared, request, trace)}
 
 

@@ -333,6 +333,12 @@ def declared(annotation: object) -> tuple[Any, Option] | None:
     return None
 
 
+def options_of(kind: type[Struct]) -> dict[str, Option]:
+    """Return the declared options of a class, by the names of its fields."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: pair[1] for name, hint in hints.items() if (pair := declared(hint)) is not None}
+
+
 def parsed(kind: type[T], written: Mapping[str, object]) -> T:
     """Return the options of class `kind` among `written`; texts are parsed as on a command line.
 
@@ -347,18 +353,13 @@ def parsed(kind: type[T], written: Mapping[str, object]) -> T:
 
 def arguments_of(kind: type[Struct]) -> set[str]:
     """Return the fields that are arguments of the command, without a name."""
-    pairs = {
-        name: declared(annotation)
-        for name, annotation in get_type_hints(kind, include_extras=True).items()
-    }
-    return {name for name, pair in pairs.items() if pair and pair[1].argument}
+    return {name for name, option in options_of(kind).items() if option.argument}
 
 
 def standard_output(options: Struct) -> str | None:
     """Return the option of which standard output is the target, as it is typed; None without."""
-    for name, annotation in get_type_hints(type(options), include_extras=True).items():
-        pair = declared(annotation)
-        if pair and pair[1].parse is values.target and getattr(options, name) == "-":
+    for name, option in options_of(type(options)).items():
+        if option.parse is values.target and getattr(options, name) == "-":
             return "--" + name.replace("_", "-")
     return None
 

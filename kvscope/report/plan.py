@@ -25,7 +25,7 @@ _UNSURE = (
 )
 
 
-def options_section(tuned: Recommendation, plan: TuningPlan) -> Section:
+def options_section(tuned: Recommendation) -> Section:
     """Return the table of options, with the SLO and the deployment in its first lines."""
     target, where = tuned.tuning.target, tuned.deployment
     slo, scale = units.duration_in_words(target.slo_s), tuned.tuning.setting.rate_scale
@@ -38,7 +38,7 @@ def options_section(tuned: Recommendation, plan: TuningPlan) -> Section:
     reached = _time(limit.target_s * 1e3) if limit.keeps_up else "the queue grows"
     infinite = f"An infinite cache: {reached}"
     infinite += f", hit rate {share(limit.outcome.token_hit_rate)}."
-    return Section.of(title, machine or None, _table(tuned, plan), infinite, _recorded(tuned))
+    return Section.of(title, machine or None, _table(tuned), infinite, _recorded(tuned))
 
 
 def _recorded(tuned: Recommendation) -> str | None:
@@ -54,9 +54,9 @@ def _recorded(tuned: Recommendation) -> str | None:
     return f"Recorded in the trace ({count(recorded.requests)} requests): {times}; {replayed}."
 
 
-def to_meet(tuned: Recommendation, plan: TuningPlan) -> list[str]:
+def to_meet(tuned: Recommendation) -> list[str]:
     """Return what meets the SLO at the least price, and what the present hardware can promise."""
-    target, where = tuned.tuning.target, tuned.deployment
+    target, where, plan = tuned.tuning.target, tuned.deployment, tuned.plan
     if where is None:
         return []
     sentences, slo = [], units.duration_in_words(target.slo_s)
@@ -69,7 +69,7 @@ def to_meet(tuned: Recommendation, plan: TuningPlan) -> list[str]:
             extra = f" ({cheapest.price_hour:.4g} an hour, {than})" if more else ", free"
         sure = "" if cheapest.slo == "meets" else ", as estimated"
         what = f"For less, {slo} is met by" if plan.today.meets else f"To meet {slo}{sure}:"
-        sentences.append(f"{what} {option_name(tuned, cheapest, plan)}{extra}.")
+        sentences.append(f"{what} {option_name(tuned, cheapest)}{extra}.")
         if cheapest.router is not None and (flags := cheapest.router.flags()):
             sentences.append(f"Router flags: {' '.join(flags)}")
     elif cheapest is None:
@@ -87,16 +87,16 @@ def _lru_replicas(option: PlanOption) -> bool:
     return same and session and option.policy.name == Lru.name
 
 
-def option_name(tuned: Recommendation, option: PlanOption, plan: TuningPlan) -> str:
+def option_name(tuned: Recommendation, option: PlanOption) -> str:
     """Return an option's name: `2 replicas, session, gittins, ξ 1,585`."""
     policy = tuned.called(option.policy).replace(f" {XI}=", ", ξ ")
-    ways = [other.tier.offload for other in plan.options if other.tier]
+    ways = [other.tier.offload for other in tuned.plan.options if other.tier]
     name = option.label(policy, tier_label(option.tier, ways) if option.tier else "")
-    return f"today: {name}" if option is plan.today else name
+    return f"today: {name}" if option is tuned.plan.today else name
 
 
-def _table(tuned: Recommendation, plan: TuningPlan) -> Table:
-    rank = tuned.tuning.target.rank_name
+def _table(tuned: Recommendation) -> Table:
+    plan, rank = tuned.plan, tuned.tuning.target.rank_name
     priced = any(each.price_hour is not None for each in plan.options)
     rejected = any(each.trial.rejected for each in plan.options)
 
@@ -120,7 +120,7 @@ def _table(tuned: Recommendation, plan: TuningPlan) -> Table:
             NONE if option.price_hour is None else f"{option.price_hour:.2f}"
         )
     columns: Columns = {
-        "option": lambda option: option_name(tuned, option, plan),
+        "option": lambda option: option_name(tuned, option),
         "hits": lambda option: share(option.trial.outcome.token_hit_rate),
         **({} if rank == "p50" else {"p50": lambda each: time(each, each.trial.times_ms.p50)}),
         rank: lambda option: time(option, option.trial.target_s * 1e3),
@@ -151,9 +151,9 @@ def _time(milliseconds: float) -> str:
     return _INFINITE if math.isinf(milliseconds) else ms_in_words(milliseconds)
 
 
-def worth_in_words(tuned: Recommendation, plan: TuningPlan) -> list[str]:
+def worth_in_words(tuned: Recommendation) -> list[str]:
     """Return the LRU cache that the change of policy replaces, and what its guard costs."""
-    choice, sentences = tuned.tuning.choice, []
+    choice, plan, sentences = tuned.tuning.choice, tuned.plan, []
     if choice is None:
         return []
     if (deciding := tuned.deciding) is not None:
@@ -194,7 +194,7 @@ def memory_in_words(tuned: Recommendation) -> list[str]:
     if offer is None or not offer.chooses:
         return []
     if plan.tier is not None:
-        return [*_added(tuned, plan, plan.tier, offer), *_rejected(plan)]
+        return [*_added(tuned, plan.tier, offer), *_rejected(plan)]
     assert plan.tier_doubt is not None  # noqa: S101  (one of both is there)
     why = _why_none(tuned, plan.tier_doubt, offer)
     return [f"Add no memory below the pool: {why}.", *_rejected(plan)]
@@ -210,10 +210,9 @@ def memory_to_set(tuned: Recommendation) -> Iterator[str]:
         )
 
 
-def _added(
-    tuned: Recommendation, plan: TuningPlan, option: PlanOption, offer: TierOffer
-) -> Iterator[str]:
+def _added(tuned: Recommendation, option: PlanOption, offer: TierOffer) -> Iterator[str]:
     """Yield what the tier gains, what it frees and costs, and where that holds."""
+    plan = tuned.plan
     later, free = plan.beyond_free, plan.free
     assert later is not None and free is not None  # noqa: PT018, S101  (of a tier that is added)
     before, gain = free.trial, later.gains[tuned.tuning.target.objective]

@@ -73,7 +73,7 @@ def screen(tuned: Recommendation) -> list[Section]:
     )
     assumed = f"{taken} (why: --section assumed)." if taken else None
     return [
-        options_section(tuned, tuned.plan),
+        options_section(tuned),
         _verdict(tuned),
         _to_set(tuned),
         Section.of("Assumed", assumed, *_ends(tuned, layouts=False)),
@@ -84,7 +84,7 @@ def sections(tuned: Recommendation) -> list[Section]:
     """Return the verdict, what it rests on, and what was tried."""
     assumed = (f"{each.name} {each.value}: {each.why}." for each in tuned.assumptions)
     return [
-        options_section(tuned, tuned.plan),
+        options_section(tuned),
         _verdict(tuned),
         _policies(tuned),
         *([] if tuned.deployment else [_capacities(tuned)]),
@@ -106,7 +106,7 @@ def verdict_in_words(tuned: Recommendation) -> list[str]:
         "unreachable": _unreachable,
         "overloaded": _overloaded,
     }
-    meet = to_meet(tuned, tuned.plan)
+    meet = to_meet(tuned)
     memory = memory_in_words(tuned)
     if tuned.tier is not None and tuned.canary is not None:
         arms = "one replica, with and without the tier in turn,"
@@ -131,7 +131,7 @@ def _worth(tuned: Recommendation) -> list[str]:
         first,
         *([before] if place else []),
         *_side_effects(tuned),
-        *worth_in_words(tuned, tuned.plan),
+        *worth_in_words(tuned),
         *_unguarded(tuned),
         *_canary(tuned),
     ]

@@ -76,10 +76,6 @@ class WindowTrial(Trial, frozen=True):
         low_s, high_s = self.interval_s
         return low_s * 1e3, high_s * 1e3
 
-    def recommendable(self, target: Target) -> bool:
-        """Return whether it harms nothing and is significantly better than LRU."""
-        return not self.harms and self.keeps_up and self.gains[target.objective].significant
-
     @property
     def by_value(self) -> tuple[Harm, ...]:
         """The limits that the figures themselves break, not only an end of their intervals."""

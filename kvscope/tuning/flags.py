@@ -48,11 +48,6 @@ class Flags(Struct, frozen=True):
         """Return whether vLLM runs the policy through kvscope's plugin alone."""
         return self.vllm is not None and VLLM_PLUGIN in self.vllm
 
-    @property
-    def built_in(self) -> bool:
-        """Return whether an engine has the policy built in."""
-        return self.sglang is not None or (self.vllm is not None and not self.vllm_needs_plugin)
-
 
 class EngineLaunch(Struct, frozen=True):
     """How an engine is started, apart from its policy.

@@ -241,8 +241,7 @@ class TuningPlan(Struct, frozen=True):
 class Planner:
     """Judges the options of a deployment after its policies were compared.
 
-    `at_end` gives the later windows at one end of what is not known exactly, `on_option` takes each
-    option as soon as it is known.
+    `on_option` takes each option as soon as it is known.
     """
 
     def __init__(
@@ -251,13 +250,12 @@ class Planner:
         result: TuningResult,
         replica_hour: float | None,
         *,
-        at_end: Callable[[End], LaterWindows],
         tiers: TierOffer | None = None,
         routers: RouterOffer | None = None,
         machines: Sequence[ReplicaMachine] = (),
         on_option: Callable[[PlanOption], None] = lambda _: None,
     ) -> None:
-        self._tuner, self._result, self._at_end = tuner, result, at_end
+        self._tuner, self._result = tuner, result
         self._replica_hour, self._machines = replica_hour, machines
         self._tiers, self._routers, self._on_option = tiers, routers, on_option
         self._ends = [each.end for each in result.ends if each.end.sessions is None]
@@ -297,10 +295,7 @@ class Planner:
         )
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {
-            "_at_end": None,
-            "_on_option": None,
-        }  # of the process that users see
+        return self.__dict__ | {"_on_option": None}  # of the process that users see
 
     def _judged_all(self, changes: Sequence[OptionChange], advance: Advance) -> list[PlanOption]:
         """Return the options of changes, replayed on all cores, but those that never start."""
@@ -340,17 +335,10 @@ class Planner:
 
         Of a hybrid model, whose policy is a retention interval, other intervals are searched too.
         """
-        result, offer, windows = self._result, self._tiers, self._tuner.windows
+        result, offer = self._result, self._tiers
         if offer is None:
             return
-        search = TierSearch(
-            offer,
-            self._tuner.training,
-            windows.validation.evaluator,
-            result.capacity_blocks,
-            result.replicas,
-            result.target,
-        )
+        search = TierSearch(offer, self._tuner)
         with self._tuner.progress("replaying tiers") as advance:
             tiered = search.worth_an_option(Lru(), result.lru.validation, advance)
         self._rejected |= search.rejected
@@ -545,7 +533,7 @@ class Planner:
         if tier is not None and tier.files_bytes:
             ends.append((FULL_SSD, 1.0, replace(tier, files_bytes=1)))
         for end, copies, there in ends:
-            windows = self._at_end(end)
+            windows = self._tuner.at_end(end)
             blocks = end.capacity_blocks or result.capacity_blocks
             change = OptionChange(option.policy, option.replicas, there)
             every = windows.validation, windows.held_out, windows.later

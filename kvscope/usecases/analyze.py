@@ -158,41 +158,36 @@ def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
         from kvscope.ingest.time_range import check_range  # late: loads NumPy
 
         check_range(options.from_, options.until)
-    return replace(
-        _analysis(options),
+    request = AnalyzeRequest(
+        hit_definition(options.compat, options.outputs, options.warmup),
+        capacities=Capacities(options.capacity_blocks or (), options.capacity or ()),
         from_s=options.from_,
         until_s=options.until,
         memory_bytes=options.memory,
     )
-
-
-def _analysis(options: AnalyzeOptions) -> AnalyzeRequest:
-    """Return the same for a whole trace."""
-    definition = hit_definition(options.compat, options.outputs, options.warmup)
-    capacities = Capacities(options.capacity_blocks or (), options.capacity or ())
     options = with_any_latency(options)
     where = resolved_deployment(options)
-    if where is not None:
-        if options.hbm is not None:
-            raise UsageError(
-                "the deployment (--gpu) has a pool of its own",
-                where="--hbm",
-                remedy="leave --hbm out",
-            )
-        request = AnalyzeRequest(
-            definition, where.model, where.pool_bytes, capacities, where.as_cache
-        )
-        if definition != standard(outputs=options.outputs):
-            return request
+    if where is None:
+        latency_profile(options.latency)  # only a deployment uses it; a wrong name is refused
+        kv = kv_model(options.model, options.kv_dtype)
+        if kv is None and (options.hbm or options.capacity):
+            option = "--hbm" if options.hbm else "--capacity"
+            raise UsageError("needs a model", where=option, remedy="name one with --model")
+        return replace(request, model=kv, hbm_bytes=options.hbm)
+    if options.hbm is not None:
+        what = "the deployment (--gpu) has a pool of its own"
+        raise UsageError(what, where="--hbm", remedy="leave --hbm out")
+    replayed = None
+    if request.definition == standard(outputs=options.outputs):
         stated = {name: getattr(options, name) for name in opt.DeploymentOptions.__struct_fields__}
         replayed = explain_request(ExplainOptions(**stated, outputs=options.outputs))
-        return replace(request, replayed=replayed)
-    latency_profile(options.latency)  # only a deployment uses it; a wrong name is refused anyway
-    kv = kv_model(options.model, options.kv_dtype)
-    if kv is None and (options.hbm or options.capacity):
-        option = "--hbm" if options.hbm else "--capacity"
-        raise UsageError("needs a model", where=option, remedy="name one with --model")
-    return AnalyzeRequest(definition, kv, options.hbm, capacities)
+    return replace(
+        request,
+        model=where.model,
+        hbm_bytes=where.pool_bytes,
+        deployment=where.as_cache,
+        replayed=replayed,
+    )
 
 
 class StartedCaching:

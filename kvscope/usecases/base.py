@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 
@@ -117,13 +118,14 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     def report(self, result: Result) -> Report:
         """Return a result in every form."""
         from kvscope.report.report import Report
-        from kvscope.usecases.documents import result_document
+        from kvscope.usecases.documents import document
 
         module = import_module(f"kvscope.report.{self.reporting}")
+        figures = partial(self.figures, result) if self.figures else lambda: None
         return Report(
             self.title,
             getattr(result, "trace", None),
-            document=lambda: result_document(self, result),
+            document=lambda: document(self.name, result, figures(), self.schema),
             screen=lambda: getattr(module, "screen", module.sections)(result),
             sections=lambda: module.sections(result),
             heading=getattr(result, "heading", ("", "")),

@@ -38,13 +38,10 @@ from kvscope.usecases.base import Opened, UseCase
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
     from kvscope.core.executor import Executor
-    from kvscope.core.runs import RunSetting
     from kvscope.core.trace import Prompts, Trace
     from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.deployment.kv_groups import KvGroups
-    from kvscope.deployment.models import Model
     from kvscope.fleet.closed_loop import ThinkTimes
-    from kvscope.fleet.outcome import Slo
     from kvscope.fleet.sweep import Fleet, FleetRun, FleetSweep, PooledCache
     from kvscope.latency.profile import LatencyProfile
     from kvscope.policies.base import Policy
@@ -320,20 +317,16 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     """
 
     DOCUMENT: ClassVar[str] = (
-        "trace model deployment latency time_model loop slo_ms=slo.ttft_s percentile=slo.percentile"
-        " tpot_slo_ms=slo.tpot_s warmup=setting.definition.warmup capacity_blocks capacity_tokens"
-        " capacity_bytes verdict words fewest fewest_interval chosen price_hour pooled on_engines"
-        " lines=ranked fleets curves"
+        "trace model=request.model deployment=request.deployment latency"
+        " time_model=request.time_model loop slo_ms=request.slo.ttft_s"
+        " percentile=request.slo.percentile tpot_slo_ms=request.slo.tpot_s"
+        " warmup=request.setting.definition.warmup capacity_blocks capacity_tokens capacity_bytes"
+        " verdict words fewest fewest_interval chosen price_hour pooled on_engines lines=ranked"
+        " fleets curves"
     )
     trace: Trace
-    model: Model | None
-    deployment: ResolvedDeployment | None
-    setting: RunSetting
-    slo: Slo
+    request: FleetRequest
     capacity_blocks: int
-    replicas: tuple[int, ...]
-    seeds: int
-    time_model: opt.TimeModel
     think: ThinkTimes | None
     lines: tuple[FleetLine, ...]
     pooled: PooledCache | None = None
@@ -348,7 +341,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
         """The lines, fewest replicas first, then the lowest TTFT there; references last."""
 
         def rank(line: FleetLine) -> tuple[bool, float, float, float]:
-            run = line.at(line.fewest or self.replicas[-1])
+            run = line.at(line.fewest or self.request.replicas[-1])
             outcome = None if run is None else run.outcome
             ttft_s = math.inf if outcome is None else outcome.target_ttft_s
             within = 0.0 if outcome is None else outcome.latencies.attainment
@@ -369,7 +362,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     @property
     def chosen(self) -> int:
         """The number of replicas that tables show: the fewest, or the most that were tried."""
-        return self.fewest or self.replicas[-1]
+        return self.fewest or self.request.replicas[-1]
 
     @property
     def answer(self) -> FleetRun:
@@ -389,13 +382,13 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     @property
     def price_hour(self) -> float | None:
         """Price of the chosen replicas for an hour, None where it is not known."""
-        where = self.deployment
+        where = self.request.deployment
         return None if where is None else where.price_of(where.tp * self.chosen)
 
     @property
     def latency(self) -> LatencyProfile:
         """The latency of a replica."""
-        return setting_profile(self.setting)
+        return setting_profile(self.request.setting)
 
     @property
     def loop(self) -> Loop:
@@ -410,7 +403,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     @property
     def capacity_bytes(self) -> int | None:
         """The bytes of them, None without a model."""
-        return self.model.bytes_for(self.capacity_tokens) if self.model else None
+        return self.request.model.bytes_for(self.capacity_tokens) if self.request.model else None
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -508,14 +501,8 @@ def fleet(trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monito
     count = len(request.replicas)
     study = FleetStudy(
         trace=trace,
-        model=request.model,
-        deployment=request.deployment,
-        setting=request.setting,
-        slo=request.slo,
+        request=request,
         capacity_blocks=capacity,
-        replicas=request.replicas,
-        seeds=request.seeds,
-        time_model=request.time_model,
         think=think,
         lines=tuple(
             FleetLine(*pair, tuple(runs[at * count : (at + 1) * count]))

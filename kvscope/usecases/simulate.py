@@ -190,7 +190,8 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
     if recommended:
         variants = _with_lru(recommended)
     else:
-        hybrid = setting.capacity_model == "engine" and kv is not None and _grouped(kv)
+        groups = kv.kv_groups(1) if kv is not None else None
+        hybrid = setting.capacity_model == "engine" and groups is not None
         named_policies = policies_for(setting, options.policies, hybrid=hybrid)
         variants = parse_variants(named_policies, options.param or ())
         if where is not None and where.engine.name == VLLM:  # as `tune` would set them
@@ -306,11 +307,6 @@ def _engine(
             remedy=f"it is for {table.replicas} replicas: use kvscope tune",
         )
     return table
-
-
-def _grouped(model: Model) -> bool:
-    """Return whether vLLM caches the layers of a model in groups that kvscope simulates."""
-    return model.kv_groups(1) is not None
 
 
 def _check_simulated(

@@ -35,7 +35,7 @@ from kvscope.usecases.fleet import FleetOptions
 from kvscope.usecases.simulate import SimulateOptions
 from kvscope.usecases.tune import TuneOptions
 from tests.cli.replayed import write_trace
-from tests.cli.shell import python
+from tests.cli.shell import python, streams_of
 from tests.golden.documents import differences
 
 ROOT = Path(__file__).parents[2]
@@ -102,8 +102,7 @@ def test_documents_are_those_of_the_command_line(
     asked = {**_arguments(RESULTS[command]), **dict.fromkeys(flags, True)}
     result = getattr(kvscope, FUNCTIONS.get(name, name))(trace, **asked)
     options = (*RESULTS[command], "--db", ":memory:", "--json")
-    assert run([*command.split(), sample, *options]) == 0
-    printed = json.loads(capsys.readouterr().out)
+    printed = json.loads(streams_of(capsys, *command.split(), sample, *options).out)
     # Sums over columns are taken in parallel, so their last digit may differ.
     assert list(differences(_without(result.to_dict()), _without(printed), 1e-12)) == []
     frame = result.to_polars()

@@ -29,7 +29,7 @@ from kvscope.tuning.comparison import Harm, WindowTrial
 from kvscope.tuning.plan import PlanOption, TuningPlan
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Advance, trial_of
-from kvscope.tuning.tuner import TuningOptions, TuningResult, prepared
+from kvscope.tuning.tuner import Tuner, TuningOptions, TuningResult
 from tests import small_traces
 
 BLOCK = 16
@@ -223,11 +223,9 @@ def tuned(
 ) -> TuningResult:
     """Return what `tune` recommends for a trace."""
     asked = TuningOptions(target or Target(slo_s), tuple(variants), **question)  # type: ignore[arg-type]
-    prompts = prompts_of(trace)
-    tuner, split, capacity, origin = prepared(
-        prompts, setting, asked, WINDOWS, lineage=lineage, progress=quiet, stop=stop
-    )
-    return tuner.whole(capacity, origin, split, prompts, lineage)
+    return Tuner(
+        prompts_of(trace), setting, asked, WINDOWS, lineage=lineage, progress=quiet, stop=stop
+    ).run()
 
 
 def plan_of(tuning: TuningResult) -> TuningPlan:

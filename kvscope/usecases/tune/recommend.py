@@ -28,7 +28,7 @@ from kvscope.replay.traffic import traffic
 from kvscope.tuning.file import AddedTier, EngineTable, TierTable, why_kept, write_recommendation
 from kvscope.tuning.load import running_blocks
 from kvscope.tuning.plan import Planner, ReplicaMachine, RouterOffer
-from kvscope.tuning.tuner import End, TuningOptions, prepared
+from kvscope.tuning.tuner import End, Tuner, TuningOptions
 from kvscope.usecases.tune import WINDOWS, TuneRequest
 from kvscope.usecases.tune.recommendation import Assumption, Recommendation, RecordedLater
 from kvscope.usecases.tune.tiers import tier_offer
@@ -86,7 +86,7 @@ def tune(
     offer = tier_offer(trace, prompts, request, where, setting.kv_groups) if where else None
     routers = routers_for(trace, prompts, request.routers, monitor, named=request.routers_named)
     with replays_on(request.on, monitor) as executor:
-        tuner, split, capacity, origin = prepared(
+        tuner = Tuner(
             prompts,
             setting,
             options,
@@ -96,13 +96,13 @@ def tune(
             stop=monitor.stop,
             executor=executor,
         )
-        origin = where.pool.origin if where else origin
-        tuning = tuner.whole(capacity, origin, split, prompts, trace.lineage)
+        tuning = tuner.run()
+        if where is not None:
+            tuning = replace(tuning, capacity_origin=where.pool.origin)
         plan = Planner(
             tuner,
             tuning,
             where.price_of(where.tp) if where else None,
-            at_end=lambda end: tuner.at_end(end, prompts, trace.lineage),
             tiers=offer,
             routers=RouterOffer(tuple(routers)) if routers else None,
             machines=[
