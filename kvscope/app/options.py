@@ -99,15 +99,6 @@ Warmup = Annotated[
         default="0",
     ),
 ]
-Latency = Annotated[
-    str | None,
-    Option(
-        "TTFT of the engine: a preset (see `kvscope latencies`) or the file that"
-        " `kvscope calibrate` writes.",
-        "PROFILE",
-        default="llama2-7b-a100",
-    ),
-]
 Slo = Annotated[
     float | None,
     Time(

@@ -490,20 +490,18 @@ def own_offload(where: ResolvedDeployment) -> str:
     return f"vllm@{RELEASES[where.engine.version >= _SECOND_RELEASE]}"
 
 
-def _prices(tiers: TuneOptions) -> dict[TierKind, TierPrice]:
+def _prices(options: TuneOptions) -> dict[TierKind, TierPrice]:
     """Return the price of each kind of memory: as stated, or as the data file has it."""
-    from kvscope.tuning.tier_prices import STATED, TierPrice, tier_prices
+    from kvscope.tuning.tier_prices import STATED, tier_prices
 
-    known = tier_prices()
-
-    def of(price: TierPrice, stated: float | None, writes: float | None = None) -> TierPrice:
-        writes = price.writes_per_day if writes is None else writes
-        if stated is None:
-            return TierPrice(price.gib_hour, price.source, writes)
-        return TierPrice(stated, STATED, writes)
-
-    ssd = of(known.ssd, tiers.ssd_price, tiers.ssd_writes_per_day)
-    return {"dram": of(known.dram, tiers.dram_price), "ssd": ssd}
+    prices: dict[TierKind, TierPrice] = {"dram": tier_prices().dram, "ssd": tier_prices().ssd}
+    stated: dict[TierKind, float | None] = {"dram": options.dram_price, "ssd": options.ssd_price}
+    for kind, price in stated.items():
+        if price is not None:
+            prices[kind] = replace(prices[kind], gib_hour=price, source=STATED)
+    if options.ssd_writes_per_day is not None:
+        prices["ssd"] = replace(prices["ssd"], writes_per_day=options.ssd_writes_per_day)
+    return prices
 
 
 def _check_view(options: TuneOptions, where: ResolvedDeployment | None) -> None:
