@@ -35,7 +35,6 @@ from benchmarks import ROOT, tier_harm
 from benchmarks.held_out import HeldOut, generated, published, samples
 from benchmarks.processes import note
 from benchmarks.table import Table, record
-from kvscope.app.requests import TuneRequest
 from kvscope.characterize.windows import Windows
 from kvscope.core.hits import standard
 from kvscope.latency.profile import PRESETS
@@ -53,8 +52,8 @@ from kvscope.tuning.search import XI, with_value
 from kvscope.tuning.split import first_requests
 from kvscope.tuning.target import Limits, Target
 from kvscope.tuning.trial import Advance, Evaluator
-from kvscope.tuning.tuner import TuningOptions, prepared
-from kvscope.usecases.tune import TuneOptions, tune_request
+from kvscope.tuning.tuner import Tuner, TuningOptions
+from kvscope.usecases.tune import TuneOptions, TuneRequest, tune_request
 
 PAGE = ROOT / "docs" / "evidence" / "no-harm.md"
 SEEN = 0.8
@@ -136,7 +135,7 @@ def measured(
     for factor in FACTORS:
         request = tune_request(TuneOptions(slo=factor * lru_s, percentile=percentile, **options))
         tuning = TuningOptions(request.target, request.variants, blocks, replicas)
-        tuner, split, capacity, _ = prepared(
+        tuner = Tuner(
             seen,
             request.setting,
             tuning,
@@ -144,7 +143,7 @@ def measured(
             lineage=trace.trace.lineage,
             progress=_quiet,
         )
-        compared = tuner.compare(capacity, split)
+        compared = tuner.compare()
         yield {"slo_of_lru": factor, **_judged(compared, request, trace)}
 
 

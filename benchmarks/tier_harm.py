@@ -11,8 +11,6 @@ from msgspec.structs import replace
 from benchmarks.held_out import HeldOut
 from benchmarks.table import Table
 from kvscope.app.latency import latency_for
-from kvscope.app.requests import TuneRequest
-from kvscope.app.tune import Recommendation, tune
 from kvscope.app.values import TierSize
 from kvscope.characterize.windows import Windows
 from kvscope.core.units import GIB
@@ -21,13 +19,15 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.lru_retention import LruRetention, retained_by
 from kvscope.replay.settings import timed_by, with_groups
 from kvscope.replay.workload import Workload
-from kvscope.report.added_memory import tier_label
+from kvscope.report.plan import tier_label
 from kvscope.tuning.comparison import Window, WindowTrial
 from kvscope.tuning.plan import SLOW_COPIES
 from kvscope.tuning.split import counted_from, first_requests
 from kvscope.tuning.tiers import TierCandidate
 from kvscope.tuning.trial import Evaluator
-from kvscope.usecases.tune import TuneOptions, tune_request
+from kvscope.usecases.tune import TuneOptions, TuneRequest, tune_request
+from kvscope.usecases.tune.recommend import tune
+from kvscope.usecases.tune.recommendation import Recommendation
 
 DEPLOYMENTS: tuple[dict[str, Any], ...] = (
     {"gpu": "l40s", "model": "llama3.1-8b", "gpu_hour": 1.0},

@@ -15,7 +15,7 @@ import msgspec
 from benchmarks import ROOT
 from benchmarks.generate import records
 from benchmarks.table import Table, record
-from kvscope.app.watch import Watch, WatchRequest, measure
+from kvscope.app.watch import Watch, WatchOptions, WatchRequest, measure
 
 PAGE = ROOT / "docs" / "evidence" / "recording.md"
 MIB = 1 << 20
@@ -36,7 +36,7 @@ def main() -> None:
 
 def soak(accesses: int, window: int) -> Table:
     """Return requests, accesses and resident memory at each tenth of the accesses."""
-    request = WatchRequest(window=window, every_s=0.0, drift=0.2, capacity_blocks=20_000)
+    request = WatchRequest(WatchOptions(window=window, every=0.0, capacity_blocks=20_000))
     watch, rows = Watch(request), list[list[str]]()
     memory_mib: list[float] = []
     done = 0

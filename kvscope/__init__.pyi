@@ -14,7 +14,6 @@ from kvscope.api import open_trace as open_trace
 from kvscope.api import tune_fleet as tune_fleet
 from kvscope.api import tune_tiers as tune_tiers
 from kvscope.app.simulate import Simulation
-from kvscope.app.tune import Recommendation
 from kvscope.app.values import OtherMachine
 from kvscope.app.values import TierSize
 from kvscope.latency.calibration import Calibration
@@ -25,6 +24,7 @@ from kvscope.usecases.diff import Comparison
 from kvscope.usecases.explain import Explanation
 from kvscope.usecases.fleet import FleetStudy
 from kvscope.usecases.retention import Retention
+from kvscope.usecases.tune.recommendation import Recommendation
 from kvscope.validate.result import Validation
 
 __version__: str

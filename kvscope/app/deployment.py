@@ -62,7 +62,7 @@ def stated_deployment(options: Stating) -> Deployment | None:
     The file is the one named, or else kvscope.toml in the current directory; `-` is none.
     """
     path = _deployed_file(options)
-    stated = _stated(options)
+    stated = _given(options, _NAMES)
     if path is None and not stated.keys() - _OF_A_CACHE_STUDY:
         return None
     deployment = Deployment() if path is None else read_deployment(path)
@@ -73,7 +73,7 @@ def stated_deployment(options: Stating) -> Deployment | None:
 
 def names_no_machine(options: ReplicaOptions) -> bool:
     """Return whether options and file state neither a deployment, a capacity nor a latency."""
-    named = _named_of(options, _SIZES | {"latency"})
+    named = _given(options, _SIZES | {"latency"})
     return not named and stated_deployment(options) is None
 
 
@@ -103,14 +103,10 @@ def with_any_latency(options: Asked) -> Asked:
     For answers about hits, which need the pool; how fast it is served changes only what overlaps.
     """
     stated = stated_deployment(options)
-    if stated is None or not _is_untimed(stated):
+    if stated is None or stated.latency is not None or (stated.gpu and stated.model):
         return options
-    return replace(options, latency=DEFAULT_PROFILE)
-
-
-def _is_untimed(stated: Deployment) -> bool:
     pool = stated.num_gpu_blocks is not None or stated.engine_log is not None
-    return pool and stated.latency is None and (stated.gpu is None or stated.model is None)
+    return replace(options, latency=DEFAULT_PROFILE) if pool else options
 
 
 def file_states(options: Stating) -> bool:
@@ -170,7 +166,7 @@ def _starts_anew(options: Stating, deployed: Mapping[str, Any]) -> bool:
     """Return whether a command uses nothing of the deployment that earlier ones stated."""
     if options.deployment is not None or _deployed_file(options) is not None:
         return True
-    named = _named_of(options, _SIZES | _DEPLOYED)
+    named = {*_given(options, _SIZES | _DEPLOYED)}
     if named & _DEPLOYED or getattr(options, "model", None) is not None:
         return True
     if getattr(options, "beside_pool", False):
@@ -178,11 +174,11 @@ def _starts_anew(options: Stating, deployed: Mapping[str, Any]) -> bool:
     return bool(named and deployed.keys() & _DEPLOYED)
 
 
-def _named_of(options: Stating, names: Iterable[str]) -> set[str]:
+def _given(options: Stating, names: Iterable[str]) -> dict[str, Any]:
     """Return the options among `names` that have a value; `tune --tiers` is a flag, no size."""
     values_of = {name: getattr(options, name, None) for name in names}
     return {
-        name
+        name: value
         for name, value in values_of.items()
         if value is not None and not isinstance(value, bool)
     }
@@ -190,7 +186,7 @@ def _named_of(options: Stating, names: Iterable[str]) -> set[str]:
 
 def _stated_of(options: Stating) -> dict[str, Any]:
     """Return what the options state of what is kept; paths do not depend on the folder."""
-    named = {name: getattr(options, name, None) for name in (*_KEPT, *TARGET)}
+    named = _given(options, (*_KEPT, *TARGET))
     stated = {name: value for name, value in named.items() if isinstance(value, str | int | float)}
     return stated | files_in(Path.cwd(), stated)
 
@@ -239,14 +235,9 @@ def _deployed_file(options: Stating) -> Path | None:
     return None if read_deployment(path) == Deployment() else path
 
 
-def _stated(options: Stating) -> dict[str, object]:
-    values = {name: getattr(options, name, None) for name in _NAMES}
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def _key(where: str | None, options: Stating) -> str | None:
     """Return the file's key that a refusal is about; None where an option stated it."""
-    stated = _stated(options)
+    stated = _given(options, _NAMES)
     name = (where or "").split(" ", 1)[0]
     keys = (key for key in _NAMES if option(key) == name and key not in stated)
     return next(keys, None)

@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Struct
 
+from kvscope.app import options as opt
 from kvscope.app import values
-from kvscope.app.options import (
-    Count,
-    Option,
-    Source,
-    Target,
-    Time,
-    Tokens,
-)
 from kvscope.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +28,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
 
     url: Annotated[
         str | None,
-        Option(
+        opt.Option(
             "A running OpenAI-compatible server, for example http://localhost:8000.",
             "URL",
             values.called,
@@ -43,7 +36,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     ] = None
     model: Annotated[
         str | None,
-        Option(
+        opt.Option(
             "Model to start vLLM with, as vLLM takes it. A folder with only a config.json gets"
             " random weights, which take as long.",
             "MODEL",
@@ -52,15 +45,15 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     ] = None
     served_model: Annotated[
         str | None,
-        Option("Which of the server's models to use.", "NAME", default="its first"),
+        opt.Option("Which of the server's models to use.", "NAME", default="its first"),
     ] = None
     python: Annotated[
         str | None,
-        Source("Python interpreter that has the engine.", default="the one that runs kvscope"),
+        opt.Source("Python interpreter that has the engine.", default="the one that runs kvscope"),
     ] = None
     engine_block_size: Annotated[
         int | None,
-        Option(
+        opt.Option(
             "Tokens per block of the engine (vLLM's --block-size).",
             "TOKENS",
             values.whole(1),
@@ -69,21 +62,21 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     ] = None
     max_num_seqs: Annotated[
         int | None,
-        Count(
+        opt.Count(
             "vLLM's limit of running requests.",
             default=f"{MAX_NUM_SEQS}; validate: the deployment's",
         ),
     ] = None
     max_num_batched_tokens: Annotated[
         int | None,
-        Tokens(
+        opt.Tokens(
             "vLLM's limit of tokens per step.",
             default=f"{MAX_NUM_BATCHED_TOKENS}; validate: the deployment's",
         ),
     ] = None
     vllm_flags: Annotated[
         tuple[str, ...],
-        Option(
+        opt.Option(
             'More flags for vLLM, for example "--gpu-memory-utilization 0.8".',
             "FLAGS",
             lambda text: tuple(shlex.split(text)),
@@ -91,12 +84,12 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = ()
     start_timeout: Annotated[
-        float, Time("Longest time the engine may take to start.", default="10m")
+        float, opt.Time("Longest time the engine may take to start.", default="10m")
     ] = TEN_MINUTES_S
-    timeout: Annotated[float, Time("Longest time to wait for one answer.", default="10m")] = (
+    timeout: Annotated[float, opt.Time("Longest time to wait for one answer.", default="10m")] = (
         TEN_MINUTES_S
     )
-    server_log: Annotated[str | None, Target("Keep vLLM's log in this file.")] = None
+    server_log: Annotated[str | None, opt.Target("Keep vLLM's log in this file.")] = None
 
     def check_engine(self, started: str) -> None:
         """Raise UsageError unless it is exactly one engine; `started` names what --model starts."""

@@ -50,10 +50,6 @@ _CONDITION = re.compile(r"([^<>=!\s]+)\s*([<>=!]+)\s*([^<>=!]+)")
 _DIGITS = 3
 
 
-def _requests_per_second(text: str) -> float:
-    return units.parse_rate(text if "/" in text else f"{text}/s")
-
-
 class FigureKind(Struct, frozen=True):
     """How the limit of a figure is read and its value written, and which way it becomes worse.
 
@@ -71,7 +67,10 @@ class FigureKind(Struct, frozen=True):
 
 _TIMES = units.parse_duration, units.duration_in_words
 _SHARES = units.parse_share, units.format_share
-_RATES = _requests_per_second, units.format_rate
+_RATES = (
+    (lambda text: units.parse_rate(text if "/" in text else f"{text}/s")),
+    units.format_rate,
+)
 _COUNTS = (lambda text: float(units.parse_tokens(text))), units.format_count
 _TIMED, _HASHED = "it takes a trace with arrival times", "it takes a trace with block hashes"
 _TTFT = FigureKind(*_TIMES, ">200ms", "it takes requests with a TTFT")

@@ -1,14 +1,17 @@
-"""How a use case reports progress, says what it notes, and is stopped: given by its caller."""
+"""How a use case reports progress, says what it notes, is stopped, and where it runs: `--on`."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from threading import Event
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from kvscope.core.errors import Stopped, without_secrets
+
+if TYPE_CHECKING:
+    from kvscope.core.executor import Executor
 
 Advance = Callable[[int], None]
 Unit = Literal["bytes", "steps"]
@@ -56,3 +59,27 @@ class LogMonitor(Monitor):
     def note(self, text: str) -> None:
         """Log the sentence."""
         logging.getLogger("kvscope").info(without_secrets(text))
+
+
+@contextmanager
+def replays_on(on: str | None, monitor: Monitor) -> Iterator[Executor | None]:
+    """Yield the executor of a sweep's replays, None for threads as many as fit into memory."""
+    if on is None:
+        yield None
+        return
+    with ray_cluster(on, monitor) as executor:
+        yield executor
+
+
+@contextmanager
+def ray_cluster(
+    on: str, monitor: Monitor, *, workers: int | None = None, seen_by_all: str | None = None
+) -> Iterator[Executor]:
+    """Yield the executor at this address (see `RayCluster`), until the block ends."""
+    from kvscope.core.ray_cluster import RayCluster
+
+    cluster = RayCluster(on, workers=workers, seen_by_all=seen_by_all)
+    with ExitStack() as stack:
+        with monitor.steps("connecting to Ray"):
+            stack.enter_context(cluster)
+        yield cluster

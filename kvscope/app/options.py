@@ -59,6 +59,8 @@ Count = partial(Option, metavar="N", parse=values.whole(1))
 Seed = partial(Option, metavar="N", parse=values.whole(0, 2**63 - 1))
 Blocks = partial(Option, metavar="N", parse=values.amount("blocks"))
 Tokens = partial(Option, metavar="TOKENS", parse=values.amount("tokens"))
+Size = partial(Option, metavar="SIZE", parse=values.size)
+Names = partial(Option, metavar="NAME,...", parse=str.lower)
 Source = partial(Option, metavar="PATH", parse=values.called)
 Target = partial(Option, metavar="PATH", parse=values.target)
 
@@ -69,11 +71,7 @@ Model = Annotated[
 KvDtype = Annotated[Precision | None, Option("Precision of the KV cache, if not the model's own.")]
 Hbm = Annotated[
     int | None,
-    Option(
-        "GPU memory, for example 80GiB; sizes are also shown as multiples of it.",
-        "SIZE",
-        values.size,
-    ),
+    Size("GPU memory, for example 80GiB; sizes are also shown as multiples of it."),
 ]
 Capacities = Annotated[
     tuple[int, ...] | None,
@@ -101,21 +99,19 @@ Warmup = Annotated[
         default="0",
     ),
 ]
-Latency = Annotated[
-    str | None,
-    Option(
-        "TTFT of the engine: a preset (see `kvscope latencies`) or the file that"
-        " `kvscope calibrate` writes.",
-        "PROFILE",
-        default="llama2-7b-a100",
-    ),
-]
 Slo = Annotated[
     float | None,
     Time(
         "TTFT threshold, for example 200ms: counts violations and TEL, and sets xi for the policies"
         " that have one."
     ),
+]
+SloToMeet = Annotated[
+    float | None, Time("TTFT threshold to meet, for example 200ms.", default="as stated before")
+]
+Percentile = Annotated[
+    float | None,
+    Option("TTFT percentile that must meet the SLO.", "pN", values.percentile, "p95"),
 ]
 Params = Annotated[
     list[str] | None,
@@ -288,11 +284,9 @@ class IntoOptions(Struct, frozen=True, kw_only=True):
     ] = None
     memory: Annotated[
         int | None,
-        Option(
+        Size(
             "With --into: memory of all processes together, on each machine, for example 8GiB.",
-            "SIZE",
-            values.size,
-            "half of what is free",
+            default="half of what is free",
         ),
     ] = None
     shards: Annotated[
@@ -328,6 +322,12 @@ def declared(annotation: object) -> tuple[Any, Option] | None:
             if isinstance(mark, Option):
                 return kind, mark
     return None
+
+
+def options_of(kind: type[Struct]) -> dict[str, Option]:
+    """Return the declared options of a class, by the names of its fields."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: pair[1] for name, hint in hints.items() if (pair := declared(hint)) is not None}
 
 
 def parsed(kind: type[T], written: Mapping[str, object]) -> T:
@@ -371,18 +371,13 @@ def _text(value: object, option: Option) -> str:
 
 def arguments_of(kind: type[Struct]) -> set[str]:
     """Return the fields that are arguments of the command, without a name."""
-    pairs = {
-        name: declared(annotation)
-        for name, annotation in get_type_hints(kind, include_extras=True).items()
-    }
-    return {name for name, pair in pairs.items() if pair and pair[1].argument}
+    return {name for name, option in options_of(kind).items() if option.argument}
 
 
 def standard_output(options: Struct) -> str | None:
     """Return the option of which standard output is the target, as it is typed; None without."""
-    for name, annotation in get_type_hints(type(options), include_extras=True).items():
-        pair = declared(annotation)
-        if pair and pair[1].parse is values.target and getattr(options, name) == "-":
+    for name, option in options_of(type(options)).items():
+        if option.parse is values.target and getattr(options, name) == "-":
             return "--" + name.replace("_", "-")
     return None
 

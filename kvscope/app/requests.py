@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, field
+from msgspec import Struct
 
-from kvscope.app.values import TierSize
 from kvscope.core import units
 from kvscope.core.errors import UsageError, placed
 from kvscope.core.hits import HitDefinition, Outputs, compatible, standard
@@ -33,7 +32,6 @@ from kvscope.replay.policy_options import (
     parse_policies,
     parse_variants,
 )
-from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits, Target
 
 if TYPE_CHECKING:
     from kvscope.app.options import TimeModel
@@ -42,12 +40,8 @@ if TYPE_CHECKING:
     from kvscope.fleet.outcome import Slo
     from kvscope.routers.base import Router
     from kvscope.tuning.file import TierTable
-    from kvscope.tuning.tier_prices import TierKind, TierPrice
     from kvscope.vllm_sim import EngineSettings
 
-WINDOWS = "--warmup, --validation, --judge"
-COMMON_GPUS = ("l40s", "a100-80", "h100", "h200")
-_SECOND_RELEASE = (0, 33)  # the version of the second of RELEASES
 BASELINE = "lru"
 DEFAULT_PERCENTILE = 0.95
 
@@ -233,48 +227,3 @@ class FleetRequest(Struct, frozen=True):
     seeds: int = 1
     routers_named: bool = True
     on: str | None = None
-
-
-class TierRequest(Struct, frozen=True):
-    """Memory to compare below the pool; `sizes` are None for the defaults."""
-
-    sizes: tuple[TierSize, ...] | None
-    offload: tuple[str, ...]
-    prices: dict[TierKind, TierPrice]
-
-
-class TuneRequest(Struct, frozen=True):
-    """What to tune, for which target; without a deployment it is a study of a cache alone.
-
-    `shares` of the requests warm the cache, validate, and are held out; `range_bytes` bounds the
-    search for the least capacity. `given` names the options that the user chose: the others are
-    listed as assumptions. `tiers` and `routers` are to be compared too; with `routers_named`,
-    routers that need sessions are not left out where the trace has none. `machines` are
-    common GPUs to show LRU on where no machine is known.
-    """
-
-    target: Target
-    setting: RunSetting
-    profile: LatencyProfile
-    variants: tuple[Variant, ...]
-    capacities: Capacities = Capacities()
-    range_bytes: tuple[int, int] | None = None
-    model: Model | None = None
-    hbm_bytes: int | None = None
-    shares: tuple[float, float, float] = (WARMUP, VALIDATION, HELD_OUT)
-    limits: Limits = Limits()
-    deployment: ResolvedDeployment | None = None
-    given: frozenset[str] = field(default_factory=frozenset)
-    on: str | None = None
-    also: tuple[ResolvedDeployment, ...] = ()
-    tiers: TierRequest | None = None
-    routers: tuple[Router, ...] = ()
-    routers_named: bool = False
-    machines: tuple[TuneRequest, ...] = ()
-
-
-def own_offload(where: ResolvedDeployment) -> str:
-    """Return how the deployment's own vLLM offloads."""
-    from kvscope.vllm_sim.settings import RELEASES
-
-    return f"vllm@{RELEASES[where.engine.version >= _SECOND_RELEASE]}"

@@ -11,9 +11,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from kvscope.app.cluster import replays_on
 from kvscope.app.latency import timed
-from kvscope.app.monitor import Monitor
+from kvscope.app.monitor import Monitor, replays_on
 from kvscope.app.options import DEFAULT_POINTS
 from kvscope.app.requests import SimulateRequest
 from kvscope.app.run_figures import RunFigures, SettingFacts
@@ -40,7 +39,7 @@ from kvscope.store import results
 from kvscope.store.file import CANNOT_STORE, Stores
 
 if TYPE_CHECKING:
-    from kvscope.tuning.file import TierTable
+    pass
 
 STORE_EVERY_S = 2.0
 
@@ -125,7 +124,9 @@ def simulate(
         setting = replace(setting, block_bytes=request.model.bytes_for(trace.block_size))
     named = request.capacities.in_blocks(request.model, trace.block_size)
     if request.tier is not None:
-        above, setting = setting, _with_tier(setting, request.tier, named[0], trace.block_size)
+        above, tier = setting, request.tier
+        setting = with_offload(setting, tier.offload, tier.tiers(named[0]))
+        setting = replace(setting, block_bytes=tier.kv_bytes_per_token * trace.block_size)
     if setting.tiers:
         _check_tiers(setting, trace.block_size)
     workload = Workload(prompts, setting, round_windows(trace, WINDOWS))
@@ -167,14 +168,6 @@ def _check_tiers(setting: RunSetting, block_size: int) -> None:
     tiers = parse_tiers(setting.tiers, block_bytes=setting.block_bytes)
     if setting.capacity_model == "engine":
         engine_of(setting, tiers[0].capacity_blocks, block_size, tiers)
-
-
-def _with_tier(
-    setting: RunSetting, tier: TierTable, pool_blocks: int, block_size: int
-) -> RunSetting:
-    """Return the setting of an engine's pool with a recommended tier below."""
-    setting = with_offload(setting, tier.offload, tier.tiers(pool_blocks))
-    return replace(setting, block_bytes=tier.kv_bytes_per_token * block_size)
 
 
 def on_groups(request: SimulateRequest, trace: Trace) -> SimulateRequest:

@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvscope.app.cluster import ray_cluster
-from kvscope.app.monitor import Monitor
+from kvscope.app.monitor import Monitor, ray_cluster
 from kvscope.app.options import AS_STORED, IntoOptions, Reading
 from kvscope.core import memory
 from kvscope.core.errors import InputError, Stopped, UsageError
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from kvscope.datasets.dataset import Dataset
     from kvscope.ingest.pipeline import Foresee, Ingested, IngestOptions
     from kvscope.replay.sampling import DrawnTrace
+    from kvscope.routers.base import Router
 
 STANDARD_INPUT = "-"
 
@@ -197,6 +197,33 @@ def require_arrivals(
             where=trace.source,
             remedy=remedy,
         )
+
+
+def routers_for(
+    trace: Trace, prompts: Prompts, routers: Sequence[Router], monitor: Monitor, *, named: bool
+) -> list[Router]:
+    """Return the routers that the trace can be replayed with.
+
+    Raises UsageError for `named` routers that need sessions which the trace lacks.
+    """
+    import numpy as np
+
+    by_session = [router for router in routers if router.needs == "keys"]
+    if not by_session:
+        return list(routers)
+    if len(np.unique(prompts.conversation)) < trace.requests:
+        if trace.lineage == "inferred":
+            monitor.note("sessions are inferred from prompts: a real router's keys may differ")
+        return list(routers)
+    if named:
+        raise UsageError(
+            f"{by_session[0].name} needs sessions, and no two requests of {trace.name!r} share one",
+            where="--router",
+            remedy="leave it out, or take a trace with sessions or parents",
+        )
+    names = ", ".join(router.name for router in by_session)
+    monitor.note(f"left out: {names}, since no two requests share a session")
+    return [router for router in routers if router not in by_session]
 
 
 def ingest_file(

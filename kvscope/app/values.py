@@ -103,9 +103,22 @@ def minutes(text: str) -> float:
     return value
 
 
-def price(text: str) -> float:
-    """Return an amount of money above 0."""
-    return _positive(text, "a price")
+def _positive(what: str) -> Callable[[str], float]:
+    """Return a parser of what has to be above 0."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not 0 < value < float("inf"):
+            raise UsageError(f"{text!r} is not {what} above 0", remedy="write for example 2.5")
+        return value
+
+    return parse
+
+
+price, drive_writes = _positive("a price"), _positive("a number of drive writes")
 
 
 class OtherMachine(NamedTuple):
@@ -128,21 +141,6 @@ def other_machine(text: str) -> OtherMachine:
 def memory_price(text: str) -> float:
     """Return an amount of money, 0 for memory that is there already."""
     return 0.0 if text in {"0", "0.0"} else price(text)
-
-
-def drive_writes(text: str) -> float:
-    """Return writes of a drive's whole capacity a day."""
-    return _positive(text, "a number of drive writes")
-
-
-def _positive(text: str, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise UsageError(f"{text!r} is not {what} above 0", remedy="write for example 2.5")
-    return value
 
 
 class TierSize(NamedTuple):

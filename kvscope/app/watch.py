@@ -73,11 +73,8 @@ class Advice(Struct, frozen=True):
 class WatchRequest(Struct, frozen=True):
     """What is to be computed of each window; one of the two capacities is set, or the advice's."""
 
-    window: int
-    every_s: float
-    drift: float
+    options: WatchOptions
     advice: Advice | None = None
-    capacity_blocks: int | None = None
     capacity_tokens: int | None = None
 
     def blocks(self, block_size: int) -> int:
@@ -85,7 +82,7 @@ class WatchRequest(Struct, frozen=True):
         tokens = self.capacity_tokens
         if tokens is None and self.advice is not None:
             tokens = self.advice.capacity_tokens
-        blocks = self.capacity_blocks or (tokens or 0) // block_size
+        blocks = self.options.capacity_blocks or (tokens or 0) // block_size
         if not blocks:
             raise UsageError(f"holds no block of {block_size} tokens", where="the capacity")
         return blocks
@@ -171,7 +168,7 @@ class Watch:
                 self.cached_tokens = (self.cached_tokens or 0) + row.cached_tokens
             self._lines.append((row.timestamp, line))
             self._bytes += len(line)
-            while len(self._lines) > self.request.window or self._bytes > MOST_BYTES:
+            while len(self._lines) > self.request.options.window or self._bytes > MOST_BYTES:
                 self._bytes -= len(self._lines.popleft()[1])
 
     def restart(self) -> None:
@@ -194,7 +191,7 @@ class Watch:
             self._computing = None
         now_s = time.monotonic()
         if self.requests > self._replayed and now_s >= self._next_s:
-            self._next_s, self._replayed = now_s + self.request.every_s, self.requests
+            self._next_s, self._replayed = now_s + self.request.options.every, self.requests
             self._computing = in_background(measure, self.window, self.request)
 
     def _take(self, computed: Future[WindowHits]) -> None:
@@ -222,14 +219,7 @@ def watch_request(options: WatchOptions) -> WatchRequest:
             where="kvscope watch",
             remedy="add --capacity-blocks, --capacity with --model, or --recommendation",
         )
-    return WatchRequest(
-        window=options.window,
-        every_s=options.every,
-        drift=options.drift,
-        advice=advice,
-        capacity_blocks=options.capacity_blocks,
-        capacity_tokens=tokens,
-    )
+    return WatchRequest(options, advice, tokens)
 
 
 def _advice(path: str) -> Advice:
@@ -332,7 +322,7 @@ def measure(lines: Sequence[bytes], request: WatchRequest) -> WindowHits:
         observed=observed,
         recommended=recommended,
         drift=drift,
-        tune_again=drift is not None and abs(drift) > request.drift,
+        tune_again=drift is not None and abs(drift) > request.options.drift,
         computed_at_s=time.time(),
         duration_s=time.monotonic() - began_s,
     )

@@ -20,7 +20,7 @@ from msgspec import Struct
 from typer.core import TyperCommand, TyperGroup
 
 from kvscope.app import values
-from kvscope.app.options import FURTHER, USUAL, Option, Source, Target, declared
+from kvscope.app.options import FURTHER, USUAL, Option, Source, Target, declared, options_of
 from kvscope.cli import diagnostics
 from kvscope.core.errors import UsageError
 from kvscope.core.files import check_replaceable, files_of, missing_from, one_path
@@ -271,11 +271,10 @@ def check_outputs(writes: Mapping[str, str], reads: Mapping[str, Any]) -> None:
 def _options(signature: inspect.Signature) -> Iterator[tuple[str, Option]]:
     """Yield the declared options of a command, those of its records included."""
     for name, parameter in signature.parameters.items():
-        hints = {name: parameter.annotation}
         if _is_record(parameter.annotation):
-            hints = get_type_hints(parameter.annotation, include_extras=True)
-        pairs = {each: declared(hint) for each, hint in hints.items()}
-        yield from ((each, pair[1]) for each, pair in pairs.items() if pair is not None)
+            yield from options_of(parameter.annotation).items()
+        elif (pair := declared(parameter.annotation)) is not None:
+            yield name, pair[1]
 
 
 def _identity(path: str) -> object:

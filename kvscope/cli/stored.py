@@ -99,7 +99,7 @@ def ingest(
         if not as_json:
             output.emit(_in_one_line(each.trace))
     if as_json:
-        from kvscope.usecases.stored import IngestedTrace, IngestedTraces
+        from kvscope.usecases.catalog import IngestedTrace, IngestedTraces
 
         made = tuple(IngestedTrace(each.trace, each.created) for each in ingested)
         output.emit_result("ingest", IngestedTraces(made))
@@ -166,7 +166,7 @@ def doctor(
     health = examine(db, files)
     saved = None if save_to is None else save(health, save_to)
     if as_json:
-        from kvscope.usecases.stored import CheckedStore
+        from kvscope.usecases.catalog import CheckedStore
 
         output.emit_result("doctor", CheckedStore(health, saved))
     else:
@@ -209,7 +209,7 @@ def traces(context: typer.Context, db: Db = DEFAULT_DB, as_json: Json = False) -
     with _existing(db).reading() as store:
         stored = all_traces(store)
     if as_json:
-        from kvscope.usecases.stored import StoredTrace
+        from kvscope.usecases.catalog import StoredTrace
 
         output.emit_result("traces", {"traces": tuple(map(StoredTrace, stored))})
     elif stored:
@@ -315,7 +315,7 @@ def list_runs(
     if as_json:
         from kvscope.app.run_figures import StoredRun
         from kvscope.app.simulate import ordered
-        from kvscope.usecases.stored import StoredResults
+        from kvscope.usecases.catalog import StoredResults
 
         listed = tuple(StoredRun(run, stored.block_size, kv) for run in ordered(runs))
         output.emit_result("runs", StoredResults(stored, listed, tuple(reports)), schema=2)

@@ -144,7 +144,7 @@ def _misses(sizes: Sizes, caching: Caching) -> Section:
         caching.misses,
         {
             "capacity": lambda reasons: sizes.label(reasons.capacity_blocks),
-            **{outcome.causes: partial(share_of, outcome) for outcome in _OUTCOMES},
+            **{each.causes: partial(share_of, each) for each in _OUTCOMES},
         },
         note="; ".join(f"{each.causes}: {each.meaning}" for each in _OUTCOMES[1:])
         + ", nor prompts without hashes; kvscope explain tells them apart",

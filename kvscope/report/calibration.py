@@ -14,11 +14,6 @@ _NAMES = (
 )
 
 
-def screen(calibration: Calibration) -> list[Section]:
-    """Return every section."""
-    return sections(calibration)
-
-
 def sections(calibration: Calibration) -> list[Section]:
     """Return the profile, then every pair of token counts, and every step."""
     return [_profile(calibration), _cells(calibration), *_steps(calibration.fit.decoding)]

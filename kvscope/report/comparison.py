@@ -151,28 +151,25 @@ def _gaps_chart(names: tuple[str, str], both: tuple[Analysis, Analysis]) -> styl
 
 def _rates_chart(names: tuple[str, str], both: tuple[Analysis, Analysis]) -> style.Figure:
     """Build the arrival rate over time, of both traces."""
-    series = [
-        style.Series(name, hours, [window.arrival_rate_per_s for window in windows])
-        for name, hours, windows in _windows(names, both)
-    ]
+    series = _over_time(names, both, lambda window: window.arrival_rate_per_s)
     return style.lines("Requests per second", style.HOURS, "requests/s", series, log="", shares="")
 
 
 def _ideal_chart(names: tuple[str, str], both: tuple[Analysis, Analysis]) -> style.Figure:
     """Build the ideal hit rate over time, of both traces."""
-    series = [
-        style.Series(name, hours, [window.token_hit_rate for window in windows])
-        for name, hours, windows in _windows(names, both)
-    ]
+    series = _over_time(names, both, lambda window: window.token_hit_rate)
     return style.lines("Ideal hit rate", style.HOURS, "hit rate", series, log="")
 
 
-def _windows(
-    names: tuple[str, str], both: tuple[Analysis, Analysis]
-) -> Iterator[tuple[str, list[float], Sequence[TrafficWindow]]]:
+def _over_time(
+    names: tuple[str, str],
+    both: tuple[Analysis, Analysis],
+    value: Callable[[TrafficWindow], float | None],
+) -> Iterator[style.Series]:
+    """Yield a line for each trace: the value of each of its windows."""
     for name, each in zip(names, both, strict=True):
         windows = each.characterization.over_time.windows
-        yield name, [window.start_s / 3600 for window in windows], windows
+        yield style.Series(name, [at.start_s / 3600 for at in windows], list(map(value, windows)))
 
 
 def _ttft_chart(names: tuple[str, str], both: tuple[Run, Run]) -> style.Figure:

@@ -66,16 +66,12 @@ def _terms(terms: tuple[Term, ...]) -> Table:
         rows,
         {
             "each GPU": lambda term: term.name,
-            "memory": lambda term: _signed(term.bytes),
+            "memory": lambda term: "-" * (term.bytes < 0) + format_size(abs(term.bytes)),
             "within": lambda term: format_size(term.band_bytes) if term.band_bytes else "",
             "by": lambda term: term.rule,
         },
         words=("by",),
     )
-
-
-def _signed(size_bytes: int) -> str:
-    return f"{'-' if size_bytes < 0 else ''}{format_size(abs(size_bytes))}"
 
 
 def _latency(deployment: ResolvedDeployment) -> Section:

@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import Any
 
 from kvscope.app.requests import BASELINE
-from kvscope.app.tune import Recommendation
 from kvscope.core import units
 from kvscope.report import style, ttft, xi
 from kvscope.report.runs import policy_line
@@ -24,7 +23,8 @@ from kvscope.report.words import (
     significant,
 )
 from kvscope.tuning.search import XI
-from kvscope.tuning.trial import Trial
+from kvscope.tuning.trial import Trial, category_times_ms
+from kvscope.usecases.tune.recommendation import Recommendation
 
 _LONG_MS = 10_000.0
 _ABOUT_XI = (
@@ -186,7 +186,8 @@ def _by_category(tuned: Recommendation) -> list[Section]:
     title = (
         f"Held-out requests: LRU now, then {tuned.called(tuning.recommended.policy)} as recommended"
     )
-    return [ttft.category_section(title, before, after, tuned.category_times_ms)]
+    times = partial(category_times_ms, view=tuning.target.view)
+    return [ttft.category_section(title, before, after, times)]
 
 
 def _ms(trial: Trial) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,10 +16,11 @@ from kvscope.fleet.sweep import FleetRun
 from kvscope.replay.curve import HitCurve
 from kvscope.replay.policy_options import format_value
 from kvscope.report import style
-from kvscope.report.section import Section, Table, tabulate
+from kvscope.report.section import Columns, Section, Table, tabulate
 from kvscope.report.words import (
     NONE,
     Sizes,
+    TimeUnit,
     count,
     counted,
     listed,
@@ -34,7 +35,7 @@ from kvscope.usecases.fleet import FleetLine, FleetStudy
 if TYPE_CHECKING:
     from kvscope.policies.base import Policy
     from kvscope.report.style import Figure
-    from kvscope.tuning.fleet_size import FleetSize
+    from kvscope.tuning.fewest import FleetSize
 
 Lines = Mapping[str, Sequence[FleetRun]]
 """Runs by their number of replicas, for each router and policy by what it is called."""
@@ -73,8 +74,8 @@ def sections(study: FleetStudy) -> list[Section]:
             f"Routers: {_here(study)}",
             _growing(_named(study)),
             _routers(study, study.ranked),
-            partial(attainment_chart, study.slo, _named(study)),
-            partial(ttft_chart, study.slo, _named(study)),
+            partial(attainment_chart, study.request.slo, _named(study)),
+            partial(ttft_chart, study.request.slo, _named(study)),
         ),
         Section.of(
             f"Losses: {_losses_title(study)}",
@@ -92,10 +93,10 @@ def sections(study: FleetStudy) -> list[Section]:
 def in_words(study: FleetStudy) -> list[str]:
     """Return the answer: the fewest replicas, what one fewer breaks, the price and the flags."""
     best, run = study.best, study.answer
-    target = f"{_target(study)} ({TIME_MODELS[study.time_model]})"
+    target = f"{_target(study)} ({TIME_MODELS[study.request.time_model]})"
     name = _called(study)(best)
     if study.fewest is None:
-        most = counted(study.replicas[-1], "replica")
+        most = counted(study.request.replicas[-1], "replica")
         what = _failure(study, run)
         return [f"No fleet of up to {most} meets {target}: with {name}, the best, {what}."]
     if study.on_engines is not None and not study.on_engines.meets:
@@ -117,9 +118,9 @@ def in_words(study: FleetStudy) -> list[str]:
         f" with {_reached(study, run)}."
     )
     if study.size is not None:
-        compared = [each for each in study.replicas if each <= most_compared(study.chosen)]
+        compared = [each for each in study.request.replicas if each <= most_compared(study.chosen)]
         answer += f" {interval(study.size, compared[-1])}"
-    if study.chosen == study.replicas[0]:
+    if study.chosen == study.request.replicas[0]:
         answer += " Fewer were not tried."
     fewer = best.at(study.chosen - 1)
     words = [answer, *_on_engines(study)]
@@ -161,7 +162,10 @@ def _outcomes(
 def _others(study: FleetStudy, others: Sequence[FleetLine]) -> str:
     """Return how many replicas the other routers take."""
     name = _called(study)
-    parts = [f"{name(line)} {line.fewest or f'more than {study.replicas[-1]}'}" for line in others]
+    parts = [
+        f"{name(line)} {line.fewest or f'more than {study.request.replicas[-1]}'}"
+        for line in others
+    ]
     return f"Other routers need: {', '.join(parts)}."
 
 
@@ -173,8 +177,8 @@ def interval(size: FleetSize, compared: int) -> str:
 
 def _target(study: FleetStudy) -> str:
     """Return the SLO, and the requests that have to meet it."""
-    slo, requests = study.slo, study.trace.requests
-    first = int(requests * study.setting.definition.warmup) + 1
+    slo, requests = study.request.slo, study.trace.requests
+    first = int(requests * study.request.setting.definition.warmup) + 1
     rank = units.format_percentile(slo.percentile)
     target = f"{rank} TTFT ≤ {units.duration_in_words(slo.ttft_s)}"
     if slo.tpot_s is not None:
@@ -185,12 +189,12 @@ def _target(study: FleetStudy) -> str:
 def _reached(study: FleetStudy, run: FleetRun) -> str:
     """Return the percentiles that the SLO is about, and the share within it."""
     outcome = run.outcome
-    rank = units.format_percentile(study.slo.percentile)
+    rank = units.format_percentile(study.request.slo.percentile)
     words = f"{rank} TTFT {units.duration_in_words(outcome.target_ttft_s)}"
     if (ends := run.spread(lambda each: each.target_ttft_s)) is not None:
         low, high = map(units.duration_in_words, ends)
         words += f" ({low} to {high} over {len(run.outcomes)} seeds)"
-    if study.slo.tpot_s is not None and outcome.target_tpot_s is not None:
+    if study.request.slo.tpot_s is not None and outcome.target_tpot_s is not None:
         words += f", {rank} TPOT {units.duration_in_words(outcome.target_tpot_s)}"
     return f"{words} and {share(outcome.latencies.attainment)} of the requests within it"
 
@@ -201,8 +205,8 @@ def _failure(study: FleetStudy, run: FleetRun) -> str:
     within = f"{share(outcome.latencies.attainment)} of the requests are within the SLO"
     if outcome.latencies.overloaded:
         return f"queues grow without end: {within}"
-    rank = units.format_percentile(study.slo.percentile)
-    if outcome.target_ttft_s > study.slo.ttft_s:
+    rank = units.format_percentile(study.request.slo.percentile)
+    if outcome.target_ttft_s > study.request.slo.ttft_s:
         return f"{rank} TTFT is {units.duration_in_words(outcome.target_ttft_s)}, and {within}"
     tpot_s = outcome.target_tpot_s or 0.0
     return f"{rank} TPOT is {units.duration_in_words(tpot_s)}"
@@ -232,7 +236,7 @@ def _policy(study: FleetStudy, policy: Policy) -> str:
 
 
 def _here(study: FleetStudy) -> str:
-    size = Sizes(study.trace.block_size, study.model).in_words(study.capacity_blocks)
+    size = Sizes(study.trace.block_size, study.request.model).in_words(study.capacity_blocks)
     return f"{counted(study.chosen, 'replica')} of {size} each"
 
 
@@ -245,12 +249,6 @@ def _routers(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
         rows.append((f"pooled{_MARK}", NONE, pooled))
     unit = time_unit(_p95_s(outcome.latencies) for _, _, outcome in rows)
 
-    def ttft(row: tuple[str, str, FleetOutcome], percentile: str) -> str:
-        times = row[2].latencies.ttft_ms
-        if times is None:
-            return OVERLOADED if percentile == "p95" else NONE
-        return unit.cell(getattr(times, percentile) / 1e3)
-
     def tpot(row: tuple[str, str, FleetOutcome]) -> str:
         times = row[2].latencies.tpot_ms
         return NONE if times is None else significant(times.p95)
@@ -258,9 +256,7 @@ def _routers(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
     columns: dict[str, Callable[[tuple[str, str, FleetOutcome]], str]] = {
         "router": lambda row: row[0],
         "needs": lambda row: row[1],
-        f"TTFT p50 ({unit.name})": lambda row: ttft(row, "p50"),
-        "p95": lambda row: ttft(row, "p95"),
-        "p99": lambda row: ttft(row, "p99"),
+        **_ttft_columns(unit, lambda row: row[2].latencies),
         "TPOT p95 (ms)": tpot,
         "within": lambda row: share(row[2].latencies.attainment),
         "hit rate": lambda row: share(row[2].taken),
@@ -272,7 +268,7 @@ def _routers(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
         " the mean, median minute; busiest: prefill utilization"
     )
     if any(len(run.outcomes) > 1 for line in study.lines for run in line.runs):
-        note += f"; of {study.seeds} seeds the median, needs: with each of them"
+        note += f"; of {study.request.seeds} seeds the median, needs: with each of them"
     if pooled is not None or any(line.router.reference for line in study.lines):
         note += f"; {_MARK}: a reference, which no program offers"
     if pooled is not None:
@@ -314,7 +310,8 @@ def _by_count(study: FleetStudy) -> Table:
             return NONE
         return OVERLOADED if run.outcome.latencies.overloaded else _attained(run)
 
-    shown = _spread_out(study.replicas)
+    places = np.linspace(0, len(study.request.replicas) - 1, _COUNTS).round().astype(int)
+    shown = [study.request.replicas[place] for place in np.unique(places)]
     columns: dict[str, Callable[[FleetLine], str]] = {"router": name}
     columns |= {str(number): partial(cell, replicas=number) for number in shown}
     return tabulate("Requests within the SLO, by number of replicas", study.ranked, columns)
@@ -325,12 +322,6 @@ def _attained(run: FleetRun) -> str:
     values = [each.latencies.attainment for each in run.outcomes]
     low, high = share(min(values)), share(max(values))
     return high if low == high else f"{low.removesuffix('%')}–{high}"
-
-
-def _spread_out(counts: Sequence[int]) -> list[int]:
-    """Return as many of the numbers of replicas as a table can show, both ends among them."""
-    places = np.unique(np.linspace(0, len(counts) - 1, _COUNTS).round().astype(int))
-    return [counts[place] for place in places]
 
 
 def _named(study: FleetStudy) -> Lines:
@@ -428,30 +419,16 @@ def _replicas(study: FleetStudy) -> Table:
     rows = list(enumerate(outcome.replicas))
     unit = time_unit(_p95_s(each.latencies) for each in outcome.replicas)
 
-    def ttft(number: int, percentile: str) -> str:
-        latencies = outcome.replicas[number].latencies
-        if latencies is None:
-            return NONE
-        if latencies.ttft_ms is None:
-            return OVERLOADED if percentile == "p95" else NONE
-        return unit.cell(getattr(latencies.ttft_ms, percentile) / 1e3)
-
-    def requests(number: int) -> str:
-        latencies = outcome.replicas[number].latencies
-        return count(latencies.requests if latencies else 0)
-
     return tabulate(
         f"Behind {_called(study)(study.best)}",
         rows,
         {
             "replica": lambda row: str(row[0]),
-            "requests": lambda row: requests(row[0]),
+            "requests": lambda row: count(row[1].latencies.requests if row[1].latencies else 0),
             "hit rate": lambda row: share(row[1].hit_rate),
             "computed tokens": lambda row: count(row[1].computed_tokens),
             "utilization": lambda row: share(row[1].utilization),
-            f"TTFT p50 ({unit.name})": lambda row: ttft(row[0], "p50"),
-            "p95": lambda row: ttft(row[0], "p95"),
-            "p99": lambda row: ttft(row[0], "p99"),
+            **_ttft_columns(unit, lambda row: row[1].latencies),
             "evictions": lambda row: count(row[1].evictions),
         },
     )
@@ -461,7 +438,7 @@ def _capacity(study: FleetStudy) -> list[Section]:
     """Return LRU's hit rate at other capacities of a replica, where it is known exactly."""
     if not study.lru_curves:
         return []
-    sizes = Sizes(study.trace.block_size, study.model)
+    sizes = Sizes(study.trace.block_size, study.request.model)
     columns: dict[str, Callable[[tuple[str, Callable[[int], float]]], str]] = {
         "router": lambda row: row[0]
     }
@@ -477,7 +454,7 @@ def _capacity(study: FleetStudy) -> list[Section]:
 
 def capacity_chart(study: FleetStudy) -> Figure:
     """Draw LRU's hit rate over the capacity of a replica."""
-    axis = Sizes(study.trace.block_size, study.model).axis
+    axis = Sizes(study.trace.block_size, study.request.model).axis
     blocks = np.unique(np.geomspace(*_ends(study), 100).astype(np.int64)).tolist()
     series = [
         style.Series(name, [axis.per_block * at for at in blocks], [rate(at) for at in blocks])
@@ -509,6 +486,19 @@ def _rates(study: FleetStudy) -> dict[str, Callable[[int], float]]:
     return rates
 
 
+def _ttft_columns(unit: TimeUnit, latencies: Callable[[Any], Latencies | None]) -> Columns:
+    """Return the percentiles of TTFT of a row's latencies; none where its queue grows."""
+
+    def cell(percentile: str, row: Any) -> str:
+        known = latencies(row)
+        if known is None or known.ttft_ms is None:
+            return OVERLOADED if known and percentile == "p95" else NONE
+        return unit.cell(getattr(known.ttft_ms, percentile) / 1e3)
+
+    names = {"p50": f"TTFT p50 ({unit.name})", "p95": "p95", "p99": "p99"}
+    return {title: partial(cell, percentile) for percentile, title in names.items()}
+
+
 def _p95_s(latencies: Latencies | None) -> float | None:
     times = None if latencies is None else latencies.ttft_ms
     return None if times is None else times.p95 / 1e3
@@ -521,7 +511,7 @@ def _layers_counted(study: FleetStudy) -> str:
         return f"Blocks {alike}: `kvscope simulate` and `tune` replay one engine with its groups."
     grouped = f"Simulated vLLMs cache layers in groups. {study.groups.in_words}"
     counted_alike = "the infinite and the pooled cache"
-    if study.time_model == "queue":
+    if study.request.time_model == "queue":
         counted_alike = "the table's caches"
         if study.on_engines is None:
             return f"Blocks {alike}: --time-model engine replays vLLMs with its groups of layers."
@@ -530,8 +520,8 @@ def _layers_counted(study: FleetStudy) -> str:
 
 def _assumed(study: FleetStudy) -> list[str]:
     """Return the time model, the loop, and what is learned of what."""
-    words = [f"{_ASSUMED[study.time_model]} Latency of {study.setting.latency}."]
-    where, think = study.deployment, study.think
+    words = [f"{_ASSUMED[study.request.time_model]} Latency of {study.request.setting.latency}."]
+    where, think = study.request.deployment, study.think
     if where is not None and where.kv_groups is not None:
         words.append(_layers_counted(study))
     if think is None:
@@ -547,7 +537,7 @@ def _assumed(study: FleetStudy) -> list[str]:
             f" {'; '.join([*stated, *gaps])}."
         )
     learned = "What policies learn is learned of the whole fleet's traffic."
-    if study.time_model == "queue" and study.on_engines is None:
+    if study.request.time_model == "queue" and study.on_engines is None:
         learned += " Not replayed on simulated engines."
     words.append(learned)
     return words

@@ -1,21 +1,23 @@
-"""The plan: options as a table, cheapest first, and what they say of the SLO."""
+"""The plan as a table: options on the same requests, what meets the SLO, which memory to add."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
-from kvscope.app.tune import Recommendation
 from kvscope.core import units
 from kvscope.policies.lru import Lru
-from kvscope.report.added_memory import tier_label
 from kvscope.report.explanation import sizes_of
 from kvscope.report.section import Columns, Section, Table, Tile, tabulate
-from kvscope.report.words import NONE, count, ms_in_words, share
+from kvscope.report.words import NONE, count, ms_in_words, percent_change, share, significant
 from kvscope.routers.session import Session
-from kvscope.tuning.plan import PlanOption, TuningPlan
+from kvscope.tuning.plan import FULL_SSD, SLOW_COPIES, PlanOption, TierDoubt, TierReason, TuningPlan
 from kvscope.tuning.search import XI
+from kvscope.tuning.tiers import TierCandidate, TierOffer
+from kvscope.usecases.tune.recommendation import Recommendation
 
+_MEMORY = {"dram": "CPU memory", "ssd": "SSD"}
+_DAY_S = 86_400
 _INFINITE = "∞"
 _UNSURE = (
     "?: as estimated; not certain within the CI and both ends of latency and pool (--section"
@@ -23,7 +25,7 @@ _UNSURE = (
 )
 
 
-def options_section(tuned: Recommendation, plan: TuningPlan) -> Section:
+def options_section(tuned: Recommendation) -> Section:
     """Return the table of options, with the SLO and the deployment in its first lines."""
     target, where = tuned.tuning.target, tuned.deployment
     slo, scale = units.duration_in_words(target.slo_s), tuned.tuning.setting.rate_scale
@@ -36,15 +38,13 @@ def options_section(tuned: Recommendation, plan: TuningPlan) -> Section:
     reached = _time(limit.target_s * 1e3) if limit.keeps_up else "the queue grows"
     infinite = f"An infinite cache: {reached}"
     infinite += f", hit rate {share(limit.outcome.token_hit_rate)}."
-    tiles = _tiles(tuned, plan)
-    return Section.of(
-        title, *tiles, machine or None, _table(tuned, plan), infinite, _recorded(tuned)
-    )
+    tiles = _tiles(tuned)
+    return Section.of(title, *tiles, machine or None, _table(tuned), infinite, _recorded(tuned))
 
 
-def _tiles(tuned: Recommendation, plan: TuningPlan) -> list[Tile]:
+def _tiles(tuned: Recommendation) -> list[Tile]:
     """Return what a page shows first: the target today, what to do now, what meets the SLO."""
-    tuning, today, cheapest = tuned.tuning, plan.today, plan.cheapest
+    tuning, today, cheapest = tuned.tuning, tuned.plan.today, tuned.plan.cheapest
     slo = units.duration_in_words(tuning.target.slo_s)
     time = _time(today.trial.target_s * 1e3) if today.judged.keeps_up else "the queue grows"
     met = {"meets": True, "misses": False, "overloaded": False}.get(today.slo)
@@ -54,7 +54,7 @@ def _tiles(tuned: Recommendation, plan: TuningPlan) -> list[Tile]:
         do = f"Canary: {do}"
     meets, about = "nothing tried", "No option tried meets the SLO."
     if cheapest is not None:
-        meets, about = option_name(tuned, cheapest, plan), "The cheapest option that meets the SLO."
+        meets, about = option_name(tuned, cheapest), "The cheapest option that meets the SLO."
     return [
         Tile(f"{tuned.target_name}, SLO {slo}", time, "LRU today, on the later requests.", met),
         Tile("Do now, free", do, "The change of policy, if one is sure or likely to gain."),
@@ -75,9 +75,9 @@ def _recorded(tuned: Recommendation) -> str | None:
     return f"Recorded in the trace ({count(recorded.requests)} requests): {times}; {replayed}."
 
 
-def to_meet(tuned: Recommendation, plan: TuningPlan) -> list[str]:
+def to_meet(tuned: Recommendation) -> list[str]:
     """Return what meets the SLO at the least price, and what the present hardware can promise."""
-    target, where = tuned.tuning.target, tuned.deployment
+    target, where, plan = tuned.tuning.target, tuned.deployment, tuned.plan
     if where is None:
         return []
     sentences, slo = [], units.duration_in_words(target.slo_s)
@@ -90,7 +90,7 @@ def to_meet(tuned: Recommendation, plan: TuningPlan) -> list[str]:
             extra = f" ({cheapest.price_hour:.4g} an hour, {than})" if more else ", free"
         sure = "" if cheapest.slo == "meets" else ", as estimated"
         what = f"For less, {slo} is met by" if plan.today.meets else f"To meet {slo}{sure}:"
-        sentences.append(f"{what} {option_name(tuned, cheapest, plan)}{extra}.")
+        sentences.append(f"{what} {option_name(tuned, cheapest)}{extra}.")
         if cheapest.router is not None and (flags := cheapest.router.flags()):
             sentences.append(f"Router flags: {' '.join(flags)}")
     elif cheapest is None:
@@ -108,16 +108,16 @@ def _lru_replicas(option: PlanOption) -> bool:
     return same and session and option.policy.name == Lru.name
 
 
-def option_name(tuned: Recommendation, option: PlanOption, plan: TuningPlan) -> str:
+def option_name(tuned: Recommendation, option: PlanOption) -> str:
     """Return an option's name: `2 replicas, session, gittins, ξ 1,585`."""
     policy = tuned.called(option.policy).replace(f" {XI}=", ", ξ ")
-    ways = [other.tier.offload for other in plan.options if other.tier]
+    ways = [other.tier.offload for other in tuned.plan.options if other.tier]
     name = option.label(policy, tier_label(option.tier, ways) if option.tier else "")
-    return f"today: {name}" if option is plan.today else name
+    return f"today: {name}" if option is tuned.plan.today else name
 
 
-def _table(tuned: Recommendation, plan: TuningPlan) -> Table:
-    rank = tuned.tuning.target.rank_name
+def _table(tuned: Recommendation) -> Table:
+    plan, rank = tuned.plan, tuned.tuning.target.rank_name
     priced = any(each.price_hour is not None for each in plan.options)
     rejected = any(each.trial.rejected for each in plan.options)
 
@@ -141,7 +141,7 @@ def _table(tuned: Recommendation, plan: TuningPlan) -> Table:
             NONE if option.price_hour is None else f"{option.price_hour:.2f}"
         )
     columns: Columns = {
-        "option": lambda option: option_name(tuned, option, plan),
+        "option": lambda option: option_name(tuned, option),
         "hits": lambda option: share(option.trial.outcome.token_hit_rate),
         **({} if rank == "p50" else {"p50": lambda each: time(each, each.trial.times_ms.p50)}),
         rank: lambda option: time(option, option.trial.target_s * 1e3),
@@ -172,15 +172,14 @@ def _time(milliseconds: float) -> str:
     return _INFINITE if math.isinf(milliseconds) else ms_in_words(milliseconds)
 
 
-def worth_in_words(tuned: Recommendation, plan: TuningPlan) -> list[str]:
+def worth_in_words(tuned: Recommendation) -> list[str]:
     """Return the LRU cache that the change of policy replaces, and what its guard costs."""
-    choice, sentences = tuned.tuning.choice, []
+    choice, plan, sentences = tuned.tuning.choice, tuned.plan, []
     if choice is None:
         return []
-    if (deciding := tuned.deciding_category) is not None:
-        category, part = deciding
-        part = min(part, 1.0)
-        sentences.append(f"It gains most in category {category}: {part:.0%} of the tail saved.")
+    if (deciding := tuned.deciding) is not None:
+        part = f"{min(deciding.category_share, 1.0):.0%} of the tail saved"
+        sentences.append(f"It gains most in category {deciding.category}: {part}.")
     if plan.worth_blocks is None:
         sentences.append("No LRU cache, however large, is as fast.")
     elif plan.worth_blocks:
@@ -193,3 +192,157 @@ def worth_in_words(tuned: Recommendation, plan: TuningPlan) -> list[str]:
         if free != guarded:
             sentences.append(f"{reverts}: {rank} {free}, not {guarded}.")
     return sentences
+
+
+def tier_label(candidate: TierCandidate, ways: Sequence[str] = ()) -> str:
+    """Return a tier's sizes, and how it stores where several `ways` are compared.
+
+    Of one engine's, its options: `64 GiB CPU tier, store_threshold=2`.
+    """
+    size = units.format_size(candidate.size_bytes)
+    label = f"{size} CPU tier"
+    if candidate.files_bytes:
+        label = f"{size} CPU + {units.format_size(candidate.files_bytes)} SSD tier"
+    way = candidate.offload
+    if len({each.partition(":")[0] for each in ways}) < 2:
+        way = way.partition(":")[2]
+    return f"{label}, {way.replace(':', ' ')}" if way and ways else label
+
+
+def memory_in_words(tuned: Recommendation) -> list[str]:
+    """Return whether memory is to be added, where that was asked; empty where it was not."""
+    plan, offer = tuned.plan, tuned.tiers
+    if offer is None or not offer.chooses:
+        return []
+    if plan.tier is not None:
+        return [*_added(tuned, plan.tier, offer), *_rejected(plan)]
+    assert plan.tier_doubt is not None  # noqa: S101  (one of both is there)
+    why = _why_none(tuned, plan.tier_doubt, offer)
+    return [f"Add no memory below the pool: {why}.", *_rejected(plan)]
+
+
+def memory_to_set(tuned: Recommendation) -> Iterator[str]:
+    """Yield what is to be known of the tier to add before it is set."""
+    if tuned.plan.tier is not None and tuned.plan.tier.full_s is not None:
+        yield "PATH: a folder on that SSD; vLLM fills what space is free."
+        yield (
+            "Where prompts that are read at once do not fit into the CPU memory, requests never"
+            " start: do not take less of it, and replay again before more load comes."
+        )
+
+
+def _added(tuned: Recommendation, option: PlanOption, offer: TierOffer) -> Iterator[str]:
+    """Yield what the tier gains, what it frees and costs, and where that holds."""
+    plan = tuned.plan
+    later, free = plan.beyond_free, plan.free
+    assert later is not None and free is not None  # noqa: PT018, S101  (of a tier that is added)
+    before, gain = free.trial, later.gains[tuned.tuning.target.objective]
+    alone = "" if free is plan.today else f" with {tuned.called(free.policy)} alone"
+    times = " -> ".join(
+        (units.duration_in_words(before.target_s) + alone, units.duration_in_words(later.target_s))
+    )
+    within, hits = (
+        " -> ".join(share(value) for value in pair)
+        for pair in (
+            (before.attainment, later.attainment),
+            (before.outcome.token_hit_rate, later.outcome.token_hit_rate),
+        )
+    )
+    yield (
+        f"Add {_memory_named(tuned, option)}: {tuned.target_name} {times}"
+        f" ({percent_change(-gain.value)}, 95% CI {percent_change(-gain.high)} to"
+        f" {percent_change(-gain.low)}), within the SLO {within}, hit rate {hits} on the later"
+        " requests."
+    )
+    missed = "" if option.judged.meets(tuned.tuning.target) else " The SLO is missed with it, too."
+    yield f"It {_frees(tuned, option)}, for {_cost(option, offer)}.{missed}"
+    tier = option.tier
+    if wear := option.wear:
+        daily = significant(option.written_bytes_s * _DAY_S / 2**40)
+        rated = f"{daily} TiB a day are written, {significant(wear)} times what the drive is rated"
+        worn = " for: it wears out sooner by that factor, which the price counts."
+        yield rated + (" for." if wear <= 1 else worn)
+    if option.full_s is not None and tier is not None:
+        size, after = units.format_size(tier.files_bytes), units.duration_in_words(option.full_s)
+        yield (
+            f"vLLM deletes none of its files: the SSD of {size} is full after"
+            f" {after} at the earliest, and nothing new is written from then on. Delete old files"
+            " before that, or the gain fades."
+        )
+    ends = [end.end.name for end in tuned.tuning.ends]
+    ends.append(f"copies {SLOW_COPIES:g}x as long")
+    if option.full_s is not None:
+        ends.append(FULL_SSD.name)
+    yield f"No harm either with {'; '.join(ends)}."
+
+
+def _why_none(tuned: Recommendation, doubt: TierDoubt, offer: TierOffer) -> str:
+    """Return why no tier is to be added."""
+    option, name = doubt.option, tuned.target_name
+    slo = units.duration_in_words(tuned.tuning.target.slo_s)
+    if doubt.why == "overloaded":
+        return "the queue grows with every tier, and without: add replicas"
+    if option is None:
+        return f"no size takes {name} down"
+    best, time = _memory_named(tuned, option), units.duration_in_words(option.trial.target_s)
+    frees, cost = _frees(tuned, option), _cost(option, offer)
+    measured = any(end != FULL_SSD.name for end in doubt.ends)
+    remedy = ". Measure them: kvscope calibrate, --engine-log" if measured else ""
+    reasons: dict[TierReason, str] = {
+        "met-without": (
+            f"the SLO of {slo} is met without. {best} {frees} for {cost}: name --gpu-hour to weigh"
+            " that"
+        ),
+        "costs-more": (
+            f"the SLO of {slo} is met without, and none frees as much GPU time as it costs:"
+            f" {best} {frees}, for {cost}"
+        ),
+        "too-dear": (
+            f"what gains costs as much as another replica: {best} takes {name} to {time} for {cost}"
+        ),
+        "uncertain": (
+            f"{best} would help, but harms or costs more than it saves with"
+            f" {'; '.join(doubt.ends)}{remedy}"
+        ),
+        "no-gain": (
+            "none is harmless and likely better than what costs nothing: at best"
+            f" {name} {time} ({best})"
+        ),
+    }
+    return reasons[doubt.why]
+
+
+def _rejected(plan: TuningPlan) -> list[str]:
+    """Return the tiers under which requests never start, and why."""
+    if not plan.rejected:
+        return []
+    names = dict.fromkeys(tier_label(each.candidate) for each in plan.rejected)
+    return [f"Rejected: {', '.join(names)}: {plan.rejected[0].reason}."]
+
+
+def _memory_named(tuned: Recommendation, option: PlanOption) -> str:
+    tier = option.tier
+    if tier is None:
+        return NONE
+    sizes = " and ".join(
+        f"{units.format_size(size)} of {_MEMORY[kind]}" for kind, size in tier.tiers
+    )
+    each = " below each pool" if option.replicas > 1 else ""
+    return f"{sizes}{each} ({tier.offload}, with {tuned.called(option.policy)} in the pool)"
+
+
+def _frees(tuned: Recommendation, option: PlanOption) -> str:
+    """Return the GPU time that an option frees, with its price where that is known."""
+    free = tuned.plan.free or tuned.plan.today
+    freed, saved = free.trial.utilization - option.trial.utilization, option.saves_hour
+    if saved is not None:
+        saved -= free.saves_hour or 0.0
+    worth = "" if saved is None else f" (worth {saved:.3f} an hour)"
+    return f"frees {share(freed)} of the GPU's time{worth}"
+
+
+def _cost(option: PlanOption, offer: TierOffer) -> str:
+    """Return the price of an option's memory for an hour."""
+    hour = option.replicas * option.tier_hour
+    of = offer.currency or "in the currency of your prices"
+    return f"{hour:.3f} {of} an hour"

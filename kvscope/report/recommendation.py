@@ -10,13 +10,17 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.app.requests import BASELINE, WINDOWS
-from kvscope.app.tune import Recommendation
+from kvscope.app.requests import BASELINE
 from kvscope.core import units
 from kvscope.replay.policy_options import VLLM, contenders
 from kvscope.report import explanation, fleet, style, ttft
-from kvscope.report.added_memory import memory_in_words, memory_to_set
-from kvscope.report.plan import options_section, to_meet, worth_in_words
+from kvscope.report.plan import (
+    memory_in_words,
+    memory_to_set,
+    options_section,
+    to_meet,
+    worth_in_words,
+)
 from kvscope.report.runs import ORACLE_NOTE
 from kvscope.report.section import Columns, Section, Table, tabulate
 from kvscope.report.words import (
@@ -31,16 +35,16 @@ from kvscope.report.words import (
     significant,
 )
 from kvscope.tuning.bootstrap import FEWEST, Gain
-from kvscope.tuning.canary import Canary
-from kvscope.tuning.comparison import VALUES, Harm, WindowTrial
+from kvscope.tuning.comparison import VALUES, Canary, Harm, WindowTrial
 from kvscope.tuning.fewest import FewestReplicas
 from kvscope.tuning.flags import plugin_command
-from kvscope.tuning.rule import Grade, Judged
+from kvscope.tuning.rule import Grade, Judged, SloAnswer
 from kvscope.tuning.search import XI
 from kvscope.tuning.target import LIKELY
 from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import EndVerdict, RequiredCapacity
-from kvscope.tuning.verdict import SloAnswer
+from kvscope.usecases.tune import WINDOWS
+from kvscope.usecases.tune.recommendation import Recommendation
 
 ON_TREE = "Simulated on SGLang's prefix tree, one prefill at a time; its batching is not simulated."
 CACHE_STUDY = "cache study: idle cached blocks only, without weights, running requests or replicas"
@@ -67,7 +71,7 @@ def screen(tuned: Recommendation) -> list[Section]:
     )
     assumed = f"{taken} (why: --section assumed)." if taken else None
     return [
-        options_section(tuned, tuned.plan),
+        options_section(tuned),
         _verdict(tuned),
         _to_set(tuned),
         Section.of("Assumed", assumed, *_ends(tuned, layouts=False)),
@@ -78,7 +82,7 @@ def sections(tuned: Recommendation) -> list[Section]:
     """Return the verdict, what it rests on, and what was tried."""
     assumed = (f"{each.name} {each.value}: {each.why}." for each in tuned.assumptions)
     return [
-        options_section(tuned, tuned.plan),
+        options_section(tuned),
         _verdict(tuned),
         _policies(tuned),
         *([] if tuned.deployment else [_capacities(tuned)]),
@@ -100,7 +104,7 @@ def verdict_in_words(tuned: Recommendation) -> list[str]:
         "unreachable": _unreachable,
         "overloaded": _overloaded,
     }
-    meet = to_meet(tuned, tuned.plan)
+    meet = to_meet(tuned)
     memory = memory_in_words(tuned)
     if tuned.tier is not None and tuned.canary is not None:
         arms = "one replica, with and without the tier in turn,"
@@ -125,7 +129,7 @@ def _worth(tuned: Recommendation) -> list[str]:
         first,
         *([before] if place else []),
         *_side_effects(tuned),
-        *worth_in_words(tuned, tuned.plan),
+        *worth_in_words(tuned),
         *_unguarded(tuned),
         *_canary(tuned),
     ]
@@ -535,7 +539,9 @@ def _gains(tuned: Recommendation) -> Table:
             "grade": lambda judged: judged.grade,
             "likely": lambda judged: f"{judged.later.likely:.0%}",
             decisive: partial(changed, decisive),
-            f"{decisive}, 95% CI": lambda judged: _briefly(judged.later.gains[decisive]),
+            f"{decisive}, 95% CI": lambda judged: interval(judged.later.gains[decisive]).partition(
+                ":"
+            )[0],  # the note says the rest
             **{name: partial(changed, name) for name in others},
             "harms": lambda judged: _harms(judged.harms) or NONE,
         },
@@ -547,10 +553,6 @@ def _gains(tuned: Recommendation) -> Table:
 def _here(tuned: Recommendation) -> str:
     here = _where(tuned)
     return f"{tuned.ttft[0].upper()}{tuned.ttft[1:]} on {LATER} at {here}"
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
 
 
 def change(gain: Gain) -> str:
@@ -565,11 +567,6 @@ def interval(gain: Gain) -> str:
     if math.isclose(gain.low, gain.high, abs_tol=_NO_WIDTH):
         return "same as LRU" if not gain.value else "no spread: all resamples agree"
     return f"{percent_change(-gain.high)} to {percent_change(-gain.low)}"
-
-
-def _briefly(gain: Gain) -> str:
-    """Return the interval as a table has room for it; `_without_width` says the rest."""
-    return interval(gain).partition(":")[0]
 
 
 def _without_width(gains: Sequence[Gain]) -> list[str]:
@@ -593,7 +590,7 @@ def _capacities(tuned: Recommendation) -> Section:
     sizes = explanation.sizes_of(tuned)
 
     def holds(least: RequiredCapacity) -> str:
-        verdict = _yes(least.held_out.meets(tuning.target))
+        verdict = "yes" if least.held_out.meets(tuning.target) else "no"
         if least.would_need_blocks is None:
             return verdict
         return f"{verdict}, needs {sizes.label(least.would_need_blocks)}"
@@ -613,7 +610,7 @@ def _capacities(tuned: Recommendation) -> Section:
 def _to_set(tuned: Recommendation) -> Section:
     """Return the flags for the deployment's engine, or why there are none."""
     flags, more = tuned.flags, tuple(memory_to_set(tuned))
-    if why := tuned.why_no_flags():
+    if why := tuned.why_no_flags:
         return Section.of("To set", why)
     if flags.sglang:
         note = None if more else ON_TREE

@@ -42,11 +42,6 @@ _OPENING = {
 }
 
 
-def screen(validation: Validation) -> list[Section]:
-    """Return every section."""
-    return sections(validation)
-
-
 def sections(validation: Validation) -> list[Section]:
     """Return the verdict, every run, and what it was measured on."""
     after = f"requests after the first {validation.warmup:,}, which fill the cache"

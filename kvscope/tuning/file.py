@@ -32,16 +32,14 @@ from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.learners import FittedTable, read_fit
 from kvscope.learning.policy_file import REMEDY, PolicyTable, policy_in
 from kvscope.policies.base import Policy
-from kvscope.tuning.canary import Canary
-from kvscope.tuning.comparison import WindowTrial
+from kvscope.tuning.comparison import Canary, WindowTrial
 from kvscope.tuning.flags import Flags
-from kvscope.tuning.rule import Grade
+from kvscope.tuning.rule import Grade, Verdict
 from kvscope.tuning.target import Measure, Target, View
 from kvscope.tuning.tier_prices import TierKind
 from kvscope.tuning.tiers import TierCandidate, TierOffer
 from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import TuningResult
-from kvscope.tuning.verdict import Verdict
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 if TYPE_CHECKING:

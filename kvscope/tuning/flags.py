@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from typing import TYPE_CHECKING, Self
 
 from msgspec import Struct
 
@@ -21,6 +22,9 @@ from kvscope.deployment.engines import DEFAULT_ENGINE, THIN_RETENTION, Engine, p
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import Policy
 from kvscope.policies.lru_retention import RETENTION, LruRetention
+
+if TYPE_CHECKING:
+    from kvscope.deployment.deployment import Deployment, ResolvedDeployment
 
 NEWEST = parse_engine(DEFAULT_ENGINE)
 VLLM_PLUGIN = "--scheduler-cls kvscope.vllm_plugin.KvscopeScheduler"
@@ -43,11 +47,6 @@ class Flags(Struct, frozen=True):
         """Return whether vLLM runs the policy through kvscope's plugin alone."""
         return self.vllm is not None and VLLM_PLUGIN in self.vllm
 
-    @property
-    def built_in(self) -> bool:
-        """Return whether an engine has the policy built in."""
-        return self.sglang is not None or (self.vllm is not None and not self.vllm_needs_plugin)
-
 
 class EngineLaunch(Struct, frozen=True):
     """How an engine is started, apart from its policy.
@@ -63,6 +62,37 @@ class EngineLaunch(Struct, frozen=True):
     options: tuple[str, ...] = ()
     groups: KvGroups | None = None
     engine: Engine = NEWEST
+
+    @classmethod
+    def of(cls, where: ResolvedDeployment, groups: KvGroups | None) -> Self:
+        """Return how a deployment's engine is started: what was stated, in the engine's words."""
+        stated, vllm = where.stated, where.engine.name == NEWEST.name
+        words = stated_words(stated, vllm=vllm) | {
+            "--max-num-seqs" if vllm else "--max-running-requests": where.max_num_seqs,
+            "--max-num-batched-tokens" if vllm else "--chunked-prefill-size": (
+                where.max_num_batched_tokens
+            ),
+        }
+        return cls(
+            block_size=stated.block_size,
+            num_gpu_blocks=where.pool.num_gpu_blocks if where.pool.origin == "stated" else None,
+            options=tuple(f"{name} {value}" for name, value in words.items()),
+            groups=groups,
+            engine=where.engine if vllm else NEWEST,
+        )
+
+
+def stated_words(stated: Deployment, *, vllm: bool = True) -> dict[str, float | str]:
+    """Return what a deployment states of an engine's start, beyond its limits and blocks."""
+    words = {
+        "--tensor-parallel-size" if vllm else "--tp": stated.tp if stated.tp > 1 else None,
+        "--kv-cache-dtype": stated.kv_dtype if stated.kv_dtype == "fp8" else None,
+        "--prefix-match-unit": stated.prefix_match_unit,
+        "--gpu-memory-utilization" if vllm else "--mem-fraction-static": (
+            stated.gpu_memory_utilization
+        ),
+    }
+    return {name: value for name, value in words.items() if value is not None}
 
 
 def flags(policy: Policy, launch: EngineLaunch | None = None) -> Flags:

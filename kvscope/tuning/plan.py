@@ -17,25 +17,23 @@ from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
 from kvscope.core.units import duration_in_words, format_size
+from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.fleet.options import router_label
 from kvscope.fleet.sweep import Fleet, FleetSweep
-from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.base import GUARD, Policy
 from kvscope.policies.lru import Lru
 from kvscope.policies.lru_retention import LruRetention
 from kvscope.replay.workload import Workload
 from kvscope.routers.base import Router
-from kvscope.tuning.canary import Canary
 from kvscope.tuning.capacity import least_for_lru
-from kvscope.tuning.comparison import Window, WindowTrial
+from kvscope.tuning.comparison import Canary, Window, WindowTrial
 from kvscope.tuning.fewest import MOST_REPLICAS, fewest, most_tried
 from kvscope.tuning.replicas import SESSION, fleet_sweep
-from kvscope.tuning.rule import Judged, LaterWindows
+from kvscope.tuning.rule import Judged, LaterWindows, SloAnswer, slo_answer
 from kvscope.tuning.target import LIKELY
 from kvscope.tuning.tiers import ALIKE, TierCandidate, TierOffer, TierRejection, TierSearch
 from kvscope.tuning.trial import Advance, Trial
 from kvscope.tuning.tuner import End, Tuner, TuningResult, eligible_at, lossless
-from kvscope.tuning.verdict import SloAnswer, slo_answer
 
 SLOW_COPIES = 3.0
 """Times as long as modelled that a copy may take: a tier has to do no harm there too."""
@@ -47,24 +45,25 @@ TierReason = Literal["overloaded", "no-gain", "too-dear", "costs-more", "met-wit
 
 
 class ReplicaMachine(Struct, frozen=True):
-    """Another machine for a replica: `tp` GPUs, with its pool, latency, limits and price."""
+    """Another machine for a replica: where it is deployed, and the blocks of the trace it holds."""
 
-    gpu: str
-    tp: int
+    where: ResolvedDeployment
     capacity_blocks: int
-    profile: LatencyProfile
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    replica_hour: float | None
+
+    @property
+    def gpu(self) -> str:
+        """The GPU's name."""
+        return self.where.gpu.name if self.where.gpu else "unknown GPU"
 
     @property
     def name(self) -> str:
         """The machine in words: `2 x h100`."""
-        return f"{self.tp} x {self.gpu}"
+        return f"{self.where.tp} x {self.gpu}"
 
     def under(self, workload: Workload) -> Workload:
         """Return a workload on this machine."""
-        return workload.on_engine(self.profile, self.max_num_seqs, self.max_num_batched_tokens)
+        where = self.where
+        return workload.on_engine(where.latency, where.max_num_seqs, where.max_num_batched_tokens)
 
 
 class RouterOffer(Struct, frozen=True):
@@ -95,7 +94,8 @@ class PlanOption(Struct, frozen=True):
     none; `price_hour` None where prices are not known. `attainment_interval` is the 95 % interval
     of the share within the SLO. `meets_target`: the percentile is within it. `saves_hour` is the
     price of the GPU time that the present machine computes less, None where it is not known or
-    another machine computes. `written_bytes_s` are written to each replica's tier.
+    another machine computes. `written_bytes_s` are written to each replica's tier, whose price for
+    an hour is `tier_hour`: `wear` times what its memory is rated for.
     """
 
     judged: Judged
@@ -108,7 +108,9 @@ class PlanOption(Struct, frozen=True):
     attainment_interval: tuple[float, float]
     meets_target: bool
     saves_hour: float | None
-    written_bytes_s: float
+    written_bytes_s: float = 0.0
+    tier_hour: float = 0.0
+    wear: float = 0.0
 
     @property
     def policy(self) -> Policy:
@@ -239,8 +241,7 @@ class TuningPlan(Struct, frozen=True):
 class Planner:
     """Judges the options of a deployment after its policies were compared.
 
-    `at_end` gives the later windows at one end of what is not known exactly, `on_option` takes each
-    option as soon as it is known.
+    `on_option` takes each option as soon as it is known.
     """
 
     def __init__(
@@ -249,13 +250,12 @@ class Planner:
         result: TuningResult,
         replica_hour: float | None,
         *,
-        at_end: Callable[[End], LaterWindows],
         tiers: TierOffer | None = None,
         routers: RouterOffer | None = None,
         machines: Sequence[ReplicaMachine] = (),
         on_option: Callable[[PlanOption], None] = lambda _: None,
     ) -> None:
-        self._tuner, self._result, self._at_end = tuner, result, at_end
+        self._tuner, self._result = tuner, result
         self._replica_hour, self._machines = replica_hour, machines
         self._tiers, self._routers, self._on_option = tiers, routers, on_option
         self._ends = [each.end for each in result.ends if each.end.sessions is None]
@@ -295,10 +295,7 @@ class Planner:
         )
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {
-            "_at_end": None,
-            "_on_option": None,
-        }  # of the process that users see
+        return self.__dict__ | {"_on_option": None}  # of the process that users see
 
     def _judged_all(self, changes: Sequence[OptionChange], advance: Advance) -> list[PlanOption]:
         """Return the options of changes, replayed on all cores, but those that never start."""
@@ -338,17 +335,10 @@ class Planner:
 
         Of a hybrid model, whose policy is a retention interval, other intervals are searched too.
         """
-        result, offer, windows = self._result, self._tiers, self._tuner.windows
+        result, offer = self._result, self._tiers
         if offer is None:
             return
-        search = TierSearch(
-            offer,
-            self._tuner.training,
-            windows.validation.evaluator,
-            result.capacity_blocks,
-            result.replicas,
-            result.target,
-        )
+        search = TierSearch(offer, self._tuner)
         with self._tuner.progress("replaying tiers") as advance:
             tiered = search.worth_an_option(Lru(), result.lru.validation, advance)
         self._rejected |= search.rejected
@@ -487,7 +477,8 @@ class Planner:
                 return None, TierDoubt(why, max(tiered, key=net, default=None))
         else:
             likely = [each for each in harmless if self._against(free, each).likely >= LIKELY]
-            able = [each for each in likely if self._extra_hour(free, each) < self._another_hour]
+            another = math.inf if self._replica_hour is None else self._replica_hour
+            able = [each for each in likely if each.replicas * each.tier_hour < another]
             if not able:
                 doubtful = likely or ([nearest] if nearest else [])
                 least = min(doubtful, key=lambda option: option.cost, default=None)
@@ -509,18 +500,6 @@ class Planner:
             first = first or TierDoubt("uncertain", option, ends)
         return None, first
 
-    @property
-    def _another_hour(self) -> float:
-        """The price of another replica, infinite where it is not known."""
-        return math.inf if self._replica_hour is None else self._replica_hour
-
-    def _extra_hour(self, free: PlanOption, option: PlanOption) -> float:
-        """Return what an option costs an hour beyond what is free, 0 where it is not known."""
-        offer = self._tiers
-        if offer is None or option.tier is None:
-            return 0.0
-        return option.replicas * offer.price_hour(option.tier, option.written_bytes_s)
-
     def _net_hour(self, free: PlanOption, option: PlanOption) -> float:
         """Return what a tier saves an hour beyond its price, on the worse of both windows."""
         if self._replica_hour is None:
@@ -532,8 +511,7 @@ class Planner:
                 (free.judged.later, option.judged.later),
             )
         )
-        saved = freed * self._replica_hour * option.replicas
-        return saved - self._extra_hour(free, option)
+        return option.replicas * (freed * self._replica_hour - option.tier_hour)
 
     def _against(self, free: PlanOption, option: PlanOption) -> WindowTrial:
         """Return a tier on the later requests, compared with what is free."""
@@ -555,7 +533,7 @@ class Planner:
         if tier is not None and tier.files_bytes:
             ends.append((FULL_SSD, 1.0, replace(tier, files_bytes=1)))
         for end, copies, there in ends:
-            windows = self._at_end(end)
+            windows = self._tuner.at_end(end)
             blocks = end.capacity_blocks or result.capacity_blocks
             change = OptionChange(option.policy, option.replicas, there)
             every = windows.validation, windows.held_out, windows.later
@@ -593,12 +571,13 @@ class Planner:
     def _option(self, change: OptionChange, judged: Judged, slo: SloAnswer) -> PlanOption:
         machine, price, offer = change.machine, self._replica_hour, self._tiers
         if machine is not None:
-            price = machine.replica_hour
-        written = tier_hour = 0.0
+            price = machine.where.price_of(machine.where.tp)
+        written = tier_hour = wear = 0.0
         if offer is not None and change.tier is not None:
             workload = self._tuner.windows.later.evaluator.workload
             written = offer.written_bytes_s(judged.later, workload) / change.replicas
             tier_hour = offer.price_hour(change.tier, written)
+            wear = offer.wear(change.tier, written)
         saves = None
         if machine is None and price is not None:
             used = self._result.lru.later.utilization * self._result.replicas
@@ -617,6 +596,8 @@ class Planner:
             meets_target=judged.later.meets(self._result.target),
             saves_hour=saves,
             written_bytes_s=written,
+            tier_hour=tier_hour,
+            wear=wear,
         )
 
 

@@ -21,9 +21,9 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.lru_retention import retained_by
 from kvscope.replay.tier_spec import READS, WRITES, Read, Tier
 from kvscope.replay.workload import Workload
-from kvscope.tuning.target import Target
 from kvscope.tuning.tier_prices import STATED, TierKind, TierPrice, tier_prices
 from kvscope.tuning.trial import Advance, EngineTier, Evaluator, Trial
+from kvscope.tuning.tuner import Tuner
 from kvscope.vllm_sim.offload_spec import OffloadSpec
 
 ALIKE = 0.02
@@ -158,19 +158,12 @@ class _Replayed(Struct, frozen=True):
 
 
 class TierSearch:
-    """Replays candidates below `replicas` pools over the training and the validation window."""
+    """Replays candidates below a tuner's pools over the training and the validation window."""
 
-    def __init__(
-        self,
-        offer: TierOffer,
-        training: Evaluator,
-        validation: Evaluator,
-        capacity_blocks: int,
-        replicas: int,
-        target: Target,
-    ) -> None:
-        self.offer, self._capacity_blocks, self._target = offer, capacity_blocks, target
-        self._training, self._validation, self._replicas = training, validation, replicas
+    def __init__(self, offer: TierOffer, tuner: Tuner) -> None:
+        self.offer, self._target, self._replicas = offer, tuner.target, tuner.options.replicas
+        self._training, self._validation = tuner.training, tuner.validation.evaluator
+        self._capacity_blocks = tuner.capacity
         self.rejected: dict[TierCandidate, TierRejection] = {}
 
     def worth_an_option(self, policy: Policy, alone: Trial, advance: Advance) -> list[TierAt]:

@@ -28,19 +28,25 @@ from kvscope.replay.parameter_estimates import Estimates, bind, estimate_paramet
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.sweep import engine_of
 from kvscope.replay.traffic import with_named_blocks
-from kvscope.replay.workload import Workload
-from kvscope.tuning.canary import Canary
 from kvscope.tuning.capacity import least_for_any, least_for_lru
-from kvscope.tuning.comparison import Harm, Window, WindowTrial, bounds, changes, harms
+from kvscope.tuning.comparison import Canary, Harm, Window, WindowTrial, bounds, changes, harms
 from kvscope.tuning.fewest import FewestReplicas, fewest_replicas, most_tried
 from kvscope.tuning.load import Load, load_of
 from kvscope.tuning.replicas import SESSION, fleet_sweep
-from kvscope.tuning.rule import Grade, Judged, LaterWindows, PolicyComparison
+from kvscope.tuning.rule import (
+    Grade,
+    Judged,
+    LaterWindows,
+    PolicyComparison,
+    SloAnswer,
+    Verdict,
+    decide,
+    slo_answer,
+)
 from kvscope.tuning.search import Contender, Rank, search, xi_hints
 from kvscope.tuning.split import Split, later_workload, split_windows, window_workloads
 from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits, Target
 from kvscope.tuning.trial import Advance, Evaluator, Trial
-from kvscope.tuning.verdict import SloAnswer, Verdict, decide, slo_answer
 from kvscope.vllm_sim.settings import NO_LIMIT
 from kvscope.vllm_sim.state import blocks_needed, engine_traffic
 
@@ -70,7 +76,7 @@ class TuningOptions(Struct, frozen=True):
     `capacity_blocks` is that of each of `replicas`, which share the trace by whole conversations;
     None: where LRU gets half of the possible hits, and at least the longest prompt. The least
     capacity is searched from `lowest_blocks` to `highest_blocks`, None: to where LRU has all hits.
-    `warmup`, `validation` and `held_out` are shares of the requests. The verdict is repeated at
+    `shares` of the requests warm the cache, validate, and are held out. The verdict is repeated at
     each of `ends`. With `scale_out`, what misses the SLO needs replicas, not a larger pool.
     """
 
@@ -80,18 +86,14 @@ class TuningOptions(Struct, frozen=True):
     replicas: int = 1
     lowest_blocks: int = 0
     highest_blocks: int | None = None
-    warmup: float = WARMUP
-    validation: float = VALIDATION
-    held_out: float = HELD_OUT
+    shares: tuple[float, float, float] = (WARMUP, VALIDATION, HELD_OUT)
     limits: Limits = field(default_factory=Limits)
     ends: tuple[End, ...] = ()
     scale_out: bool = False
 
     def split(self, prompts: Prompts) -> Split:
         """Return the windows of a trace; raise as `split_windows` does."""
-        return split_windows(
-            prompts, self.warmup, self.validation, self.held_out, self.target.percentile
-        )
+        return split_windows(prompts, *self.shares, self.target.percentile)
 
 
 class RequiredCapacity(Struct, frozen=True):
@@ -209,28 +211,41 @@ class TuningResult(PolicyComparison, frozen=True, kw_only=True):
 class Tuner:
     """The windows of a trace, and the search for a recommendation.
 
-    `workloads` are those of `window_workloads` and `later_workload`.
+    `lineage` is the origin of the trace's conversations. The default executor of replays are
+    threads. Raises InputError where the trace is too short to be split, or lacks the times that
+    queues need; UsageError for shares that cannot split it.
     """
 
     def __init__(
         self,
-        workloads: Sequence[Workload],
+        prompts: Prompts,
+        setting: RunSetting,
         options: TuningOptions,
+        windows: Windows,
+        *,
+        lineage: Lineage,
         progress: Progress,
-        stop: Event,
+        stop: Event | None = None,
         executor: Executor | None = None,
     ) -> None:
         self.options, self.target, self.progress = options, options.target, progress
-        self._stop = stop
+        self.split, self._prompts, self._lineage = options.split(prompts), prompts, lineage
+        self._stop = stop = stop or Event()
+        with progress("preparing"):
+            setting = replace(setting, slo_s=options.target.slo_s)
+            workloads = window_workloads(prompts, self.split, setting, windows, lineage)
+            self.capacity_origin = "as stated"
+            if options.capacity_blocks is None:
+                curve, early = workloads[0].curve, workloads[0].prompts
+                longest = int(early.carried_blocks.max(initial=1))
+                self.capacity = max(curve.capacity_for(_HALF * curve.ideal), longest, 1)
+                half = "where LRU gets half of the possible hits, at least the longest prompt"
+                self.capacity_origin = half
+            else:
+                self.capacity = options.capacity_blocks
         training, validation, held_out, later = (
-            Evaluator(
-                workload,
-                options.target,
-                replicas=options.replicas,
-                stop=stop,
-                executor=executor,
-            )
-            for workload in workloads
+            Evaluator(each, self.target, replicas=options.replicas, stop=stop, executor=executor)
+            for each in (*workloads, later_workload(workloads[-1], self.split))
         )
         self.training = training
         self.windows = LaterWindows(
@@ -244,9 +259,9 @@ class Tuner:
             share=1.0,
         )
 
-    def run(self, capacity: int, split: Split) -> TuningResult:
-        """Return what to run at `capacity` blocks or more, and what that rests on."""
-        target, options = self.target, self.options
+    def run(self) -> TuningResult:
+        """Return what to run at the present capacity or more, and what that rests on."""
+        target, options, capacity = self.target, self.options, self.capacity
         with self.progress("replaying LRU") as advance:
             lru = self.windows.judge(Lru(), capacity)
             load = (
@@ -258,9 +273,8 @@ class Tuner:
             most = lossless(self.validation.evaluator)
             infinite = self.windows.judge(_keep_all(setting), most, lru)
         # Where even an infinite cache does not keep up, no policy does.
-        variants = options.variants if infinite.validation.keeps_up else ()
-        searched = self._searched(variants, capacity)
-        comparison = self._compared(searched, lru, capacity, split)
+        searched = self._searched(options.variants if infinite.validation.keeps_up else ())
+        comparison = self._compared(searched, lru)
         choice = comparison.choice
         verdict = decide(target, lru, choice, infinite.validation)
         least_lru = least_any = None
@@ -268,12 +282,12 @@ class Tuner:
             with self.progress("searching the least capacity") as advance:
                 low, high = self._lowest, self._highest(self.training)
                 training_lru = least_for_lru(self.training, low, high, advance)
-                training_any = self._least_for_any(searched, training_lru, capacity, advance)
+                training_any = self._least_for_any(searched, training_lru, advance)
                 least_lru, least_any = self._required(training_lru), self._required(training_any)
         enough = None
         if not options.scale_out and verdict != "unreachable" and not (choice or lru).meets(target):
             enough = self._larger(lru, choice, least_any, least_lru)
-        return TuningResult(
+        result = TuningResult(
             **asdict(comparison),
             setting=self.held_out.evaluator.workload.setting,
             estimates=self.estimates,
@@ -286,52 +300,38 @@ class Tuner:
             least_any=least_any,
             explored=tuple(self.training.trials.values()),
             enough=enough,
-            fewest_lru=self._fewest(lru, capacity),
-            fewest_choice=(
-                self._fewest(choice, capacity) if choice and not setting.kv_groups else None
-            ),
+            fewest_lru=self._fewest(lru),
+            fewest_choice=self._fewest(choice) if choice and not setting.kv_groups else None,
             canary=(
                 self.windows.later.canary(lru.later, choice.later, self.options.replicas)
                 if choice
                 else None
             ),
+            capacity_origin=self.capacity_origin,
         )
+        return replace(result, oracles=self._oracles(lru), ends=self._ends(result))
 
-    def whole(
-        self, capacity: int, origin: str, split: Split, prompts: Prompts, lineage: Lineage
-    ) -> TuningResult:
-        """Return `run` with the oracles and the ends of what is not known exactly."""
-        result = self.run(capacity, split)
-        return replace(
-            result,
-            capacity_origin=origin,
-            oracles=tuple(self.oracles(capacity, result.lru)),
-            ends=tuple(self.ends(result, prompts, lineage)),
-        )
+    def compare(self) -> PolicyComparison:
+        """Return what a change of policy is worth at the capacity; no answer to the SLO."""
+        lru = self.windows.judge(Lru(), self.capacity)
+        return self._compared(self._searched(self.options.variants), lru)
 
-    def compare(self, capacity: int, split: Split) -> PolicyComparison:
-        """Return what a change of policy is worth at `capacity` blocks; no answer to the SLO."""
-        lru = self.windows.judge(Lru(), capacity)
-        searched = self._searched(self.options.variants, capacity)
-        return self._compared(searched, lru, capacity, split)
-
-    def _searched(self, variants: Sequence[Variant], capacity: int) -> list[Contender]:
+    def _searched(self, variants: Sequence[Variant]) -> list[Contender]:
         """Return each variant with its settings on the training window, the best first."""
+        capacity = self.capacity
         names = ", ".join(variant.policy.name for variant in variants)
         hints = xi_hints(self.training, capacity)
         with self.progress(f"searching {names} at {capacity:,} blocks") as advance:
-            rank = self._rank(capacity)
+            rank = self._rank()
             return search(self.training, variants, self.estimates, hints, capacity, rank, advance)
 
-    def _compared(
-        self, searched: Sequence[Contender], lru: Judged, capacity: int, split: Split
-    ) -> PolicyComparison:
+    def _compared(self, searched: Sequence[Contender], lru: Judged) -> PolicyComparison:
         """Return LRU and the preferred setting of each policy on the validation window.
 
         The settings compared were the best in training. The preferred ones are judged on the later
         windows too.
         """
-        leading = [contender.trials[:_COMPARED] for contender in searched]
+        capacity, leading = self.capacity, [each.trials[:_COMPARED] for each in searched]
         points = [(trial.policy, capacity) for trials in leading for trial in trials]
 
         def preference(trial: WindowTrial) -> tuple[float, ...]:
@@ -345,42 +345,37 @@ class Tuner:
             contenders = self.windows.judge_all(points, lru, advance)
         return PolicyComparison(
             target=self.target,
-            split=split,
+            split=self.split,
             capacity_blocks=capacity,
             replicas=self.options.replicas,
             lru=lru,
             contenders=tuple(contenders),
         )
 
-    def oracles(self, capacity: int, lru: Judged) -> list[WindowTrial]:
+    def _oracles(self, lru: Judged) -> tuple[WindowTrial, ...]:
         """Return the oracles on both later windows; none where an engine cannot run them."""
         if self.training.workload.setting.capacity_model == "engine":
-            return []
-        points = [(bind(Variant(policy), self.estimates), capacity) for policy in ORACLES]
+            return ()
+        points = [(bind(Variant(policy), self.estimates), self.capacity) for policy in ORACLES]
         with self.progress("replaying the oracles") as advance:
-            return self.windows.later.measure_all(points, lru.later, advance)
+            return tuple(self.windows.later.measure_all(points, lru.later, advance))
 
-    def ends(self, result: TuningResult, prompts: Prompts, lineage: Lineage) -> list[EndVerdict]:
-        """Return the verdict at each end, for the policy that was chosen.
-
-        `prompts` is the whole trace, whose sessions begin otherwise at some ends.
-        """
-        before = map(self.training.executor.shared, (self, result, prompts, lineage))
+    def _ends(self, result: TuningResult) -> tuple[EndVerdict, ...]:
+        """Return the verdict at each end, for the policy that was chosen."""
+        before = map(self.training.executor.shared, (self, result))
         with self.progress("judging at the ends of what is not known") as advance:
-            return self.training.each(Tuner._end, self.options.ends, *before, advance=advance)
+            ends = self.training.each(Tuner._end, self.options.ends, *before, advance=advance)
+        return tuple(ends)
 
-    def at_end(self, end: End, prompts: Prompts, lineage: Lineage) -> LaterWindows:
-        """Return the later windows at one end; `prompts` is the whole trace.
-
-        The SLO is as much longer as the prefills are.
-        """
+    def at_end(self, end: End) -> LaterWindows:
+        """Return the later windows at one end; the SLO is as much longer as the prefills are."""
         windows = self.validation, self.held_out, self.windows.later
         workloads = [each.evaluator.workload for each in windows]
         if (starts := end.sessions) is not None:
-            laid_out = begun(prompts, starts)
+            laid_out = begun(self._prompts, starts)
             split, setting = self.options.split(laid_out), workloads[1].setting
             _, *workloads = window_workloads(
-                laid_out, split, setting, workloads[0].windows, lineage
+                laid_out, split, setting, workloads[0].windows, self._lineage
             )
             workloads.append(later_workload(workloads[-1], split))
         target = replace(self.target, slo_s=self.target.slo_s * end.prefill_times)
@@ -397,11 +392,9 @@ class Tuner:
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"progress": None, "_stop": None}  # of the process that users see
 
-    def _end(
-        self, result: TuningResult, prompts: Prompts, lineage: Lineage, end: End
-    ) -> EndVerdict:
+    def _end(self, result: TuningResult, end: End) -> EndVerdict:
         capacity = end.capacity_blocks or result.capacity_blocks
-        windows = self.at_end(end, prompts, lineage)
+        windows = self.at_end(end)
         lru = windows.judge(Lru(), capacity)
         choice = None
         if result.choice is not None:
@@ -419,9 +412,9 @@ class Tuner:
             eligible,
         )
 
-    def _rank(self, capacity: int) -> Rank:
+    def _rank(self) -> Rank:
         """Return the order of trials in training: what breaks no limit against LRU comes first."""
-        baseline = self.training.trial(Lru(), capacity)
+        baseline = self.training.trial(Lru(), self.capacity)
 
         def rank(trial: Trial) -> tuple[float, ...]:
             return bool(self._broken(baseline, trial)), *trial.rank(self.target)
@@ -463,11 +456,7 @@ class Tuner:
         return None
 
     def _least_for_any(
-        self,
-        contenders: Sequence[Contender],
-        lru: Trial | None,
-        capacity: int,
-        advance: Advance,
+        self, contenders: Sequence[Contender], lru: Trial | None, advance: Advance
     ) -> Trial | None:
         """Search with the settings that did best at the present capacity, up to what LRU needs."""
         settings = [
@@ -479,7 +468,7 @@ class Tuner:
         if not settings or not high:
             return lru
         low, policies = self._lowest, [Lru(), *settings]
-        return least_for_any(self.training, policies, low, high, advance, also=capacity)
+        return least_for_any(self.training, policies, low, high, advance, also=self.capacity)
 
     def _required(self, training: Trial | None) -> RequiredCapacity | None:
         """Return the least capacity with its trial on the held-out window."""
@@ -512,7 +501,7 @@ class Tuner:
         limit = self.options.highest_blocks
         return lossless(evaluator) if limit is None else min(limit, lossless(evaluator))
 
-    def _fewest(self, judged: Judged, capacity: int) -> FewestReplicas | None:
+    def _fewest(self, judged: Judged) -> FewestReplicas | None:
         """Return the fewest replicas with a policy that meet the SLO on the later requests.
 
         One that does is the fewest: nothing is replayed then, and nothing said of the interval.
@@ -522,7 +511,7 @@ class Tuner:
         later, target, policy = self.windows.later.evaluator, self.target, judged.policy
         if self.options.replicas == 1 and judged.later.keeps_up and judged.later.meets(target):
             return FewestReplicas(SESSION, policy, 1, tried=1, compared=1, size=None)
-        sweep = fleet_sweep(later.workload, capacity, target)
+        sweep = fleet_sweep(later.workload, self.capacity, target)
         counts = range(1, most_tried(self.options.replicas) + 1)
         with self.progress("searching the fewest replicas"):
             return fewest_replicas(
@@ -565,60 +554,3 @@ def lossless(evaluator: Evaluator) -> int:
         known = with_named_blocks(workload.traffic)
         return len(known.block_parent) + int(known.length.max(initial=0)) + 1  # and a request's own
     return max(workload.curve.capacity_for(workload.curve.ideal), 1)
-
-
-def prepared(
-    prompts: Prompts,
-    setting: RunSetting,
-    options: TuningOptions,
-    windows: Windows,
-    *,
-    lineage: Lineage,
-    progress: Progress,
-    stop: Event | None = None,
-    executor: Executor | None = None,
-) -> tuple[Tuner, Split, int, str]:
-    """Return the tuner of a trace, its windows, and the capacity with its origin.
-
-    The default executor of replays are threads. `lineage` is the origin of the trace's
-    conversations. Raises InputError where the trace is too short to be split, or lacks the times
-    that queues need; UsageError for shares that cannot split it.
-    """
-    split = options.split(prompts)
-    with progress("preparing"):
-        setting = replace(setting, slo_s=options.target.slo_s)
-        workloads = window_workloads(prompts, split, setting, windows, lineage)
-        later = later_workload(workloads[-1], split)
-        capacity, origin = options.capacity_blocks, "as stated"
-        if capacity is None:
-            curve, early = workloads[0].curve, workloads[0].prompts
-            longest = int(early.carried_blocks.max(initial=1))
-            capacity = max(curve.capacity_for(_HALF * curve.ideal), longest, 1)
-            origin = "where LRU gets half of the possible hits, at least the longest prompt"
-    tuner = Tuner((*workloads, later), options, progress, stop or Event(), executor)
-    return tuner, split, capacity, origin
-
-
-def tune(
-    prompts: Prompts,
-    setting: RunSetting,
-    options: TuningOptions,
-    windows: Windows,
-    *,
-    lineage: Lineage,
-    progress: Progress,
-    stop: Event | None = None,
-    executor: Executor | None = None,
-) -> TuningResult:
-    """Return the recommendation for a trace, as `prepared`; a set `stop` raises Stopped."""
-    tuner, split, capacity, origin = prepared(
-        prompts,
-        setting,
-        options,
-        windows,
-        lineage=lineage,
-        progress=progress,
-        stop=stop,
-        executor=executor,
-    )
-    return tuner.whole(capacity, origin, split, prompts, lineage)

@@ -13,22 +13,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from msgspec import Struct
 from msgspec.structs import asdict, astuple, replace
 
-from kvscope.app import values
+from kvscope.app import options as opt
 from kvscope.app.deployment import resolved_deployment, with_any_latency
 from kvscope.app.gates import Figures, Known
-from kvscope.app.options import (
-    Capacities as CapacitySizes,
-)
-from kvscope.app.options import (
-    CapacitiesBlocks,
-    Compat,
-    DeploymentOptions,
-    Hbm,
-    Option,
-    Outputs,
-    Time,
-    Warmup,
-)
 from kvscope.app.requests import Capacities, hit_definition, kv_model, latency_profile
 from kvscope.core import memory, units
 from kvscope.core.errors import UsageError
@@ -63,13 +50,13 @@ if TYPE_CHECKING:
 _RETENTION = 1024  # tokens, between vLLM's default of 0 and all windows
 
 
-class AnalyzeOptions(DeploymentOptions, frozen=True, kw_only=True):
+class AnalyzeOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
     """What `analyze` takes."""
 
     beside_pool: ClassVar[bool] = True
     from_: Annotated[
         float | None,
-        Option(
+        opt.Option(
             "Analyze only requests from this time after the trace's start on, as a trace of their"
             " own.",
             "TIME",
@@ -78,23 +65,21 @@ class AnalyzeOptions(DeploymentOptions, frozen=True, kw_only=True):
         ),
     ] = None
     until: Annotated[
-        float | None, Time("Analyze only requests before this time after the trace's start.")
+        float | None, opt.Time("Analyze only requests before this time after the trace's start.")
     ] = None
     memory: Annotated[
         int | None,
-        Option(
+        opt.Size(
             "Of a dataset: memory that the analysis may take, for example 8GiB.",
-            "SIZE",
-            values.size,
-            "half of what is free",
+            default="half of what is free",
         ),
     ] = None
-    hbm: Hbm = None
-    capacity_blocks: CapacitiesBlocks = None
-    capacity: CapacitySizes = None
-    compat: Compat = None
-    outputs: Outputs = "carried"
-    warmup: Warmup = 0.0
+    hbm: opt.Hbm = None
+    capacity_blocks: opt.CapacitiesBlocks = None
+    capacity: opt.Capacities = None
+    compat: opt.Compat = None
+    outputs: opt.Outputs = "carried"
+    warmup: opt.Warmup = 0.0
 
 
 class AnalyzeRequest(Struct, frozen=True):
@@ -173,41 +158,36 @@ def analyze_request(options: AnalyzeOptions) -> AnalyzeRequest:
         from kvscope.ingest.time_range import check_range  # late: loads NumPy
 
         check_range(options.from_, options.until)
-    return replace(
-        _analysis(options),
+    request = AnalyzeRequest(
+        hit_definition(options.compat, options.outputs, options.warmup),
+        capacities=Capacities(options.capacity_blocks or (), options.capacity or ()),
         from_s=options.from_,
         until_s=options.until,
         memory_bytes=options.memory,
     )
-
-
-def _analysis(options: AnalyzeOptions) -> AnalyzeRequest:
-    """Return the same for a whole trace."""
-    definition = hit_definition(options.compat, options.outputs, options.warmup)
-    capacities = Capacities(options.capacity_blocks or (), options.capacity or ())
     options = with_any_latency(options)
     where = resolved_deployment(options)
-    if where is not None:
-        if options.hbm is not None:
-            raise UsageError(
-                "the deployment (--gpu) has a pool of its own",
-                where="--hbm",
-                remedy="leave --hbm out",
-            )
-        request = AnalyzeRequest(
-            definition, where.model, where.pool_bytes, capacities, where.as_cache
-        )
-        if definition != standard(outputs=options.outputs):
-            return request
-        stated = {name: getattr(options, name) for name in DeploymentOptions.__struct_fields__}
+    if where is None:
+        latency_profile(options.latency)  # only a deployment uses it; a wrong name is refused
+        kv = kv_model(options.model, options.kv_dtype)
+        if kv is None and (options.hbm or options.capacity):
+            option = "--hbm" if options.hbm else "--capacity"
+            raise UsageError("needs a model", where=option, remedy="name one with --model")
+        return replace(request, model=kv, hbm_bytes=options.hbm)
+    if options.hbm is not None:
+        what = "the deployment (--gpu) has a pool of its own"
+        raise UsageError(what, where="--hbm", remedy="leave --hbm out")
+    replayed = None
+    if request.definition == standard(outputs=options.outputs):
+        stated = {name: getattr(options, name) for name in opt.DeploymentOptions.__struct_fields__}
         replayed = explain_request(ExplainOptions(**stated, outputs=options.outputs))
-        return replace(request, replayed=replayed)
-    latency_profile(options.latency)  # only a deployment uses it; a wrong name is refused anyway
-    kv = kv_model(options.model, options.kv_dtype)
-    if kv is None and (options.hbm or options.capacity):
-        option = "--hbm" if options.hbm else "--capacity"
-        raise UsageError("needs a model", where=option, remedy="name one with --model")
-    return AnalyzeRequest(definition, kv, options.hbm, capacities)
+    return replace(
+        request,
+        model=where.model,
+        hbm_bytes=where.pool_bytes,
+        deployment=where.as_cache,
+        replayed=replayed,
+    )
 
 
 class StartedCaching:

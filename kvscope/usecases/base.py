@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from kvscope.core.trace import Trace
     from kvscope.ingest.pipeline import Foresee
     from kvscope.report.report import Report
-    from kvscope.report.section import Section
     from kvscope.store.file import Stores
 
 Asked = TypeVar("Asked")
@@ -74,21 +74,14 @@ class ResultFile(Struct, Generic[Result], frozen=True):
     guarded: bool = True
 
 
-class ReportView(Struct, frozen=True):
-    """What people read of a result: one screen, or all sections."""
-
-    screen: Callable[[], Sequence[Section]]
-    sections: Callable[[], Sequence[Section]]
-
-
 class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True):
     """A use case: what it is asked, what it answers, and how that is shown.
 
     `help` is the command's. `check` refuses wrong options before anything heavy loads; `run`
     computes. The fields of its result are the JSON document, version `schema`, all but those marked
     `Beside`; `table` is the list that `to_polars` returns. `reporting` names the module of
-    `kvscope.report` that shows the result by its functions `screen` and `sections`, unless there is
-    a `view`; one that is not of one trace has a `heading`. `sections` are the names that
+    `kvscope.report` that shows the result by its functions `screen` (by default all sections) and
+    `sections`; one that is not of one trace has a `heading`. `sections` are the names that
     `--section` takes. `known` has the names of figures that `--fail-on` takes, None for no
     conditions. With `remembers`, the deployment and the SLO that earlier commands on the trace
     stated are filled in; without `takes_trace`, it works on the store
@@ -96,8 +89,7 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     `run` early, which then raises Stopped or says what is `unfinished`. `fails`: exit code 4 for
     this result. `keeps`: the store keeps
     the report. `instead` returns another answer where the request leaves open what to compute.
-    `file` is what it writes. `document` builds one that is not the result's fields. `of_run` has
-    the figures of a stored run as a baseline.
+    `file` is what it writes. `of_run` has the figures of a stored run as a baseline.
     """
 
     name: str
@@ -107,8 +99,7 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     check: Callable[[Asked], Request]
     run: Callable[[Opened, Request, Monitor], Result]
     table: str
-    reporting: str = ""
-    view: Callable[[Result], ReportView] | None = None
+    reporting: str
     sections: tuple[str, ...] = ()
     schema: int = 1
     takes_trace: bool = True
@@ -119,7 +110,6 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     stops: bool = False
     unfinished: Callable[[Result], str] | None = None
     fails: Callable[[Result], bool] | None = None
-    document: Callable[[Result], Any] | None = None
     of_run: Callable[[Run], Figures] | None = None
     keeps: bool = False
     instead: Callable[[Opened, Request, Monitor], Report | None] | None = None
@@ -128,19 +118,16 @@ class UseCase(Struct, Generic[Asked, Request, Result], frozen=True, kw_only=True
     def report(self, result: Result) -> Report:
         """Return a result in every form."""
         from kvscope.report.report import Report
-        from kvscope.usecases.documents import result_document
+        from kvscope.usecases.documents import document
 
-        if self.view is None:
-            module = import_module(f"kvscope.report.{self.reporting}")
-            view = ReportView(lambda: module.screen(result), lambda: module.sections(result))
-        else:
-            view = self.view(result)
+        module = import_module(f"kvscope.report.{self.reporting}")
+        figures = partial(self.figures, result) if self.figures else lambda: None
         return Report(
             self.title,
             getattr(result, "trace", None),
-            document=lambda: result_document(self, result),
-            screen=view.screen,
-            sections=view.sections,
+            document=lambda: document(self.name, result, figures(), self.schema),
+            screen=lambda: getattr(module, "screen", module.sections)(result),
+            sections=lambda: module.sections(result),
             heading=getattr(result, "heading", ("", "")),
         )
 

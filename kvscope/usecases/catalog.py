@@ -1,4 +1,4 @@
-"""What kvscope knows by name: policies, routers, models, latency profiles, trace formats."""
+"""What kvscope and a store list: policies, routers, models, formats; traces, runs, soundness."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 
+from kvscope.app.run_figures import StoredRun
+from kvscope.core.trace import Trace
 from kvscope.deployment.models import HeadKv, LatentKv, Model, UnlikeKv
 from kvscope.latency.profile import DEFAULT_PROFILE, MODELS, LatencyProfile
 
@@ -13,7 +15,9 @@ if TYPE_CHECKING:
     from kvscope.ingest.formats.base import TraceFormat
     from kvscope.ingest.formats.exporter import Exporter
     from kvscope.policies.base import Policy
+    from kvscope.report.stored import StoredReport
     from kvscope.routers.base import Router
+    from kvscope.store.doctor import Saved, StoreHealth
 
 
 class ListedPolicy(Struct, frozen=True):
@@ -125,3 +129,53 @@ def _layers(shape: HeadKv | LatentKv | UnlikeKv) -> str:
     if isinstance(shape, HeadKv):
         return f"{shape.layers} layers, {shape.kv_heads} KV heads of {shape.head_size}"
     return f"{shape.layers} layers, latent {shape.latent_size} + rope {shape.rope_size}"
+
+
+class StoredTrace(Struct, frozen=True):
+    """All that a store has of a trace itself."""
+
+    DOCUMENT: ClassVar[str] = (
+        "*trace source=trace.source has_users=trace.has_users lines=trace.lines"
+        " out_of_order=trace.out_of_order notes=trace.notes"
+    )
+    trace: Trace
+
+
+class IngestedTrace(StoredTrace, frozen=True):
+    """A trace that was read; `created` is false where the store had it already."""
+
+    DOCUMENT: ClassVar[str] = f"{StoredTrace.DOCUMENT} created"
+    created: bool
+
+
+class IngestedTraces(Struct, frozen=True):
+    """What `kvscope ingest` read, in the order of the paths; `trace` is the last one."""
+
+    DOCUMENT: ClassVar[str] = "trace ingested"
+    ingested: tuple[IngestedTrace, ...]
+
+    @property
+    def trace(self) -> Trace:
+        """The trace that was read last."""
+        return self.ingested[-1].trace
+
+
+class CheckedStore(Struct, frozen=True):
+    """Whether a store is sound; `fault` is why its traces cannot be listed, or empty.
+
+    `saved` is what `--save-to` copied.
+    """
+
+    DOCUMENT: ClassVar[str] = (
+        "store=health.path sound=health.is_sound fault=health.fault traces=health.traces saved"
+    )
+    health: StoreHealth
+    saved: Saved | None
+
+
+class StoredResults(Struct, frozen=True):
+    """The runs that the store keeps of a trace, and the reports of `tune` and `fleet`."""
+
+    trace: Trace
+    runs: tuple[StoredRun, ...]
+    reports: tuple[StoredReport, ...]

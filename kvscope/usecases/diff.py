@@ -6,11 +6,11 @@ do not count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias, get_args
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
@@ -32,7 +32,7 @@ from kvscope.usecases.base import Opened, UseCase
 
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
-    from kvscope.core.runs import Outcome, Run
+    from kvscope.core.runs import Run
     from kvscope.core.trace import Trace
     from kvscope.store.file import Stores
     from kvscope.tuning.file import RecommendationTable
@@ -46,6 +46,7 @@ TOPICS: tuple[Topic, ...] = get_args(Topic)
 Quantity = Literal[
     "words", "share", "seconds", "requests", "per_second", "tokens", "blocks", "bytes"
 ]
+Value: TypeAlias = float | str | None
 SUFFIX = ".toml"
 
 _PERCENTILES = ("p50", "p90", "p95", "p99")
@@ -102,6 +103,16 @@ class Difference(Struct, frozen=True):
         """Whether both sides are the same, or as near as chance explains."""
         least = _SAME if self.noise is None else max(_SAME, self.noise)
         return self.left == self.right or (self.change is not None and abs(self.change) <= least)
+
+
+class SideFigure(NamedTuple):
+    """A figure of one side; one with a `key` is shown where the other side has another key."""
+
+    topic: Topic
+    name: str
+    quantity: Quantity
+    value: Value
+    key: object = None
 
 
 Facts = tuple[Difference, ...]
@@ -209,9 +220,9 @@ def _in_groups(stores: Stores, trace: Trace, request: DiffRequest, *, in_time: b
     values: _Groups = {}
     for store, part in random_groups(stores, trace, in_time=in_time):
         analysis = analyze(store, part, request.analysis)
-        for fact in _facts(_trace_facts((analysis, analysis))):
-            if isinstance(fact.left, int | float):
-                values.setdefault(fact.name, []).append(float(fact.left))
+        for figure in _trace_figures(analysis, analysis):
+            if isinstance(figure.value, int | float):
+                values.setdefault(figure.name, []).append(float(figure.value))
     return values
 
 
@@ -233,16 +244,17 @@ def compare_traces(
     left, right = (
         {row.category: row.share for row in each.characterization.categories} for each in both
     )
-    shares = (
-        _known("traffic", name, "share", (left.get(name, 0.0), right.get(name, 0.0)))
+    shares = tuple(
+        _difference("traffic", name, "share", left.get(name, 0.0), right.get(name, 0.0))
         for name in {**left, **right}
     )
-    facts = tuple(replace(fact, noise=_noise(fact, groups)) for fact in _facts(_trace_facts(both)))
+    known = _side_by_side(_trace_figures(*both), _trace_figures(*reversed(both)))
+    facts = tuple(replace(fact, noise=_noise(fact, groups)) for fact in known)
     return _comparison(
         "traces",
         names,
         facts,
-        {"Share of requests": _facts(shares)},
+        {"Share of requests": shares},
         traces=(both[0].trace, both[1].trace),
         analyses=both,
     )
@@ -276,19 +288,20 @@ def compare_runs(
         if name in categories[1]
     }
     settings = [run.setting for run in both]
-    rates = (
-        _known("hits", name, "share", list(map(hit_rate, settings, pair)))
+    rates = tuple(
+        _difference("hits", name, "share", *map(hit_rate, settings, pair))
         for name, pair in shared.items()
     )
-    times = (
-        _known("latency", name, "seconds", [each.ttft_ms.p95 / 1e3 for each in pair])
+    times = tuple(
+        _difference("latency", name, "seconds", *(each.ttft_ms.p95 / 1e3 for each in pair))
         for name, pair in shared.items()
     )
+    known = map(_run_figures, both, traces or (None, None))
     return _comparison(
         "runs",
         names,
-        _facts(_run_facts(both, traces)),
-        {"Hit rate": _facts(rates), "p95 TTFT": _facts(times)} if shared else {},
+        _side_by_side(*known),
+        {"Hit rate": rates, "p95 TTFT": times} if shared else {},
         traces=traces or (),
         runs=both,
     )
@@ -298,7 +311,12 @@ def compare_recommendations(
     names: tuple[str, str], both: tuple[RecommendationTable, RecommendationTable]
 ) -> Comparison:
     """Compare what two files of `kvscope tune` recommend, and expect on held-out requests."""
-    return _comparison("recommendations", names, _facts(_advice_facts(both)), {})
+    return _comparison(
+        "recommendations",
+        names,
+        _side_by_side(_advice_figures(*both), _advice_figures(*reversed(both))),
+        {},
+    )
 
 
 def _comparison(
@@ -333,17 +351,10 @@ def _comparison(
     )
 
 
-def _facts(facts: Iterable[Difference | None]) -> Facts:
-    return tuple(fact for fact in facts if fact is not None)
-
-
-def _known(
-    topic: Topic, name: str, quantity: Quantity, values: Sequence[float | str | None]
-) -> Difference | None:
-    """Return a figure of both sides, None where neither has it."""
-    left, right = values
-    if left is None and right is None:
-        return None
+def _difference(
+    topic: Topic, name: str, quantity: Quantity, left: Value, right: Value
+) -> Difference:
+    """Return a figure of both sides."""
     change = None
     if isinstance(left, int | float) and isinstance(right, int | float):
         if quantity == "share":
@@ -353,174 +364,133 @@ def _known(
     return Difference(topic, name, quantity, left, right, change)
 
 
-def _trace_facts(both: tuple[Analysis, Analysis]) -> Iterator[Difference | None]:
-    """Yield what the Overview of each begins with, and how its blocks are reused."""
+def _side_by_side(left: Iterable[SideFigure], right: Iterable[SideFigure]) -> Facts:
+    """Return the figures of both sides, without those that neither has or whose keys are alike."""
+    sides = [{figure.name: figure for figure in side} for side in (left, right)]
+    known = []
+    for name, figure in (sides[0] | sides[1]).items():
+        pair = [side.get(name) for side in sides]
+        values = [each.value if each else None for each in pair]
+        alike = figure.key is not None and all(each and each.key == figure.key for each in pair)
+        if values != [None, None] and not alike:
+            known.append(_difference(figure.topic, name, figure.quantity, *values))
+    return tuple(known)
 
-    def of(read: Callable[[Analysis], float | None]) -> list[float | None]:
-        return [read(each) for each in both]
 
-    facts = [each.characterization for each in both]
-    traffic = partial(_known, "traffic")
-    yield traffic("requests", "requests", [float(each.trace.requests) for each in both])
-    yield traffic("span", "seconds", [each.trace.span_s for each in both])
-    yield traffic("requests/s", "per_second", [each.lengths.arrival_rate_per_s for each in facts])
-    yield traffic("mean input tokens", "tokens", [each.lengths.input_tokens.mean for each in facts])
-    yield traffic(
-        "mean output tokens", "tokens", [each.lengths.output_tokens.mean for each in facts]
-    )
-    yield traffic(
-        "follow-up turns",
-        "share",
-        [each.contribution.multi_turn_request_share if each.turns else None for each in facts],
-    )
-    yield traffic(
-        "hits of follow-up turns",
-        "share",
-        [each.contribution.multi_turn_hit_share for each in facts],
-    )
-    ideal = of(lambda each: each.caching.ideal if each.caching else None)
-    yield _known("ideal", "ideal hit rate", "share", ideal)
-    if all(each.present_blocks for each in both):
-        memory = "pool" if both[0].deployment else "HBM"
-        yield _known(
-            "hits", f"LRU's hit rate with the {memory}", "share", of(lambda each: each.present_rate)
-        )
-    sized = both[0].model if both[0].model == both[1].model else None
-    for name, read in (("LRU for 90% of ideal", _needed), ("peak working set", _peak)):
-        tokens = of(read)
-        if sized is None:
-            yield _known("capacity", name, "tokens", tokens)
+def _trace_figures(each: Analysis, other: Analysis) -> Iterator[SideFigure]:
+    """Yield what the Overview of a trace begins with, and how its blocks are reused.
+
+    Capacities are in bytes where the `other` side has the same model, hits of the memory there is
+    are left out where it has none.
+    """
+    facts, caching, block_size = each.characterization, each.caching, each.trace.block_size
+    traffic = partial(SideFigure, "traffic")
+    yield traffic("requests", "requests", float(each.trace.requests))
+    yield traffic("span", "seconds", each.trace.span_s)
+    yield traffic("requests/s", "per_second", facts.lengths.arrival_rate_per_s)
+    yield traffic("mean input tokens", "tokens", facts.lengths.input_tokens.mean)
+    yield traffic("mean output tokens", "tokens", facts.lengths.output_tokens.mean)
+    turns = facts.contribution
+    following = turns.multi_turn_request_share if facts.turns else None
+    yield traffic("follow-up turns", "share", following)
+    yield traffic("hits of follow-up turns", "share", turns.multi_turn_hit_share)
+    yield SideFigure("ideal", "ideal hit rate", "share", caching.ideal if caching else None)
+    if each.present_blocks and other.present_blocks:
+        memory = "pool" if each.deployment else "HBM"
+        yield SideFigure("hits", f"LRU's hit rate with the {memory}", "share", each.present_rate)
+    needed, alive = None, facts.working_set
+    if caching is not None and caching.ideal:
+        nine = next(mark for mark in caching.landmarks if mark.share_of_ideal == 0.9)
+        needed = float(nine.point.capacity_tokens)
+    peak = None if alive is None else float(alive.peak_blocks * block_size)
+    sized = each.model if each.model == other.model else None
+    for name, tokens in (("LRU for 90% of ideal", needed), ("peak working set", peak)):
+        if sized is None or tokens is None:
+            yield SideFigure("capacity", name, "tokens", tokens)
         else:
-            sizes = [each if each is None else each * sized.bytes_per_token for each in tokens]
-            yield _known("capacity", name, "bytes", sizes)
-    for rank in ("p50", "p90"):
-        yield traffic(f"reuse gap {rank}", "seconds", of(partial(_gap, rank)))
-    for rank in ("p50", "p90"):
-        yield traffic(f"lifetime of a block {rank}", "seconds", of(partial(_lifetime, rank)))
+            yield SideFigure("capacity", name, "bytes", tokens * sized.bytes_per_token)
+    gaps, lives = facts.reuse_gaps, facts.lifetimes
+    times = {
+        "reuse gap": gaps.overall.gap_s if gaps and gaps.overall else None,
+        "lifetime of a block": lives.overall.lifetime_s if lives and lives.overall else None,
+    }
+    for name, summary in times.items():
+        for rank in ("p50", "p90"):
+            yield traffic(f"{name} {rank}", "seconds", getattr(summary, rank, None))
 
 
-def _needed(analysis: Analysis) -> float | None:
-    """Return the tokens with which LRU has 90 % of the ideal hits."""
-    if analysis.caching is None or not analysis.caching.ideal:
-        return None
-    nine = next(mark for mark in analysis.caching.landmarks if mark.share_of_ideal == 0.9)
-    return float(nine.point.capacity_tokens)
-
-
-def _peak(analysis: Analysis) -> float | None:
-    alive = analysis.characterization.working_set
-    return None if alive is None else float(alive.peak_blocks * analysis.trace.block_size)
-
-
-def _gap(rank: str, analysis: Analysis) -> float | None:
-    gaps = analysis.characterization.reuse_gaps
-    return getattr(gaps.overall.gap_s, rank) if gaps and gaps.overall else None
-
-
-def _lifetime(rank: str, analysis: Analysis) -> float | None:
-    lives = analysis.characterization.lifetimes
-    return getattr(lives.overall.lifetime_s, rank) if lives and lives.overall else None
-
-
-def _run_facts(
-    both: tuple[Run, Run], traces: tuple[Trace, Trace] | None
-) -> Iterator[Difference | None]:
-    """Yield policy and capacity, the settings in which runs differ, and what they gave."""
+def _run_figures(run: Run, trace: Trace | None) -> Iterator[SideFigure]:
+    """Yield policy and capacity, the settings in which runs differ, and what a run gave."""
     from kvscope.core.runs import hit_rate
 
-    if traces is not None and traces[0] != traces[1]:
-        yield _known("traffic", "trace", "words", [trace.name for trace in traces])
-    yield _known("policy", "policy", "words", [run.policy for run in both])
-    yield _known("capacity", "capacity (blocks)", "blocks", [run.capacity_blocks for run in both])
-    yield from starmap(_parameter, _side_by_side(*(dict(run.params) for run in both)))
-    yield from _settings(both)
-    outcomes, settings = [run.outcome for run in both], [run.setting for run in both]
-    yield _known("hits", "hit rate", "share", list(map(hit_rate, settings, outcomes)))
-    yield _known("setting", "requests", "requests", [float(each.requests) for each in outcomes])
-    uncached = [each.uncached_tokens.p95 for each in outcomes]
-    yield _known("latency", "uncached tokens p95", "tokens", uncached)
-    for rank in _PERCENTILES:
-        times = [getattr(each.ttft_ms, rank) / 1e3 for each in outcomes]
-        yield _known("latency", f"TTFT {rank}", "seconds", times)
-    for rank in ("p50", "p95"):
-        queued = [getattr(each.queued_ttft_ms, rank, None) for each in outcomes]
-        times = [ms if ms is None else ms / 1e3 for ms in queued]
-        yield _known("latency", f"queued TTFT {rank}", "seconds", times)
-    yield _known("latency", "over SLO", "share", list(map(_over, outcomes)))
-    tel_s = [each.tel_ms if each.tel_ms is None else each.tel_ms / 1e3 for each in outcomes]
-    yield _known("latency", "TEL", "seconds", tel_s)
-    yield _known("capacity", "evictions (blocks)", "blocks", [float(run.evictions) for run in both])
-
-
-def _side_by_side(
-    left: Mapping[str, float], right: Mapping[str, float]
-) -> Iterator[tuple[str, float | None, float | None]]:
-    """Yield the names with another value on the other side, and both values."""
-    for name in {**left, **right}:
-        if left.get(name) != right.get(name):
-            yield name, left.get(name), right.get(name)
-
-
-def _parameter(name: str, *values: float | None) -> Difference | None:
-    written = [value if value is None else format_value(name, value) for value in values]
-    return _known("policy", name, "words", written)
-
-
-def _settings(both: tuple[Run, Run]) -> Iterator[Difference | None]:
-    """Yield the settings in which two runs differ."""
-    left, right = (run.setting for run in both)
+    outcome, setting = run.outcome, run.setting
+    if trace is not None:
+        yield SideFigure("traffic", "trace", "words", trace.name, key=trace)
+    yield SideFigure("policy", "policy", "words", run.policy)
+    yield SideFigure("capacity", "capacity (blocks)", "blocks", run.capacity_blocks)
+    yield from _parameters(run.params)
+    settings = partial(SideFigure, "setting")
     for name in ("latency", "capacity_model", "isolate", "tiers"):
-        if (values := [getattr(each, name) for each in (left, right)])[0] != values[1]:
-            words = [value or None for value in values]
-            yield _known("setting", name.replace("_", " "), "words", words)
-    if left.slo_s != right.slo_s:
-        yield _known("setting", "SLO", "seconds", [left.slo_s, right.slo_s])
-    if left.rate_scale != right.rate_scale:
-        scales = [f"× {each.rate_scale:g}" for each in (left, right)]
-        yield _known("setting", "arrival rate", "words", scales)
-    if left.definition != right.definition:
-        definitions = [each.definition.name or "own" for each in (left, right)]
-        yield _known("setting", "hit definition", "words", definitions)
+        value = getattr(setting, name)
+        yield settings(name.replace("_", " "), "words", value or None, key=(value,))
+    yield settings("SLO", "seconds", setting.slo_s, key=(setting.slo_s,))
+    yield settings("arrival rate", "words", f"× {setting.rate_scale:g}", key=setting.rate_scale)
+    definition = setting.definition
+    yield settings("hit definition", "words", definition.name or "own", key=definition)
+    yield SideFigure("hits", "hit rate", "share", hit_rate(setting, outcome))
+    yield settings("requests", "requests", float(outcome.requests))
+    latency = partial(SideFigure, "latency")
+    yield latency("uncached tokens p95", "tokens", outcome.uncached_tokens.p95)
+    for rank in _PERCENTILES:
+        yield latency(f"TTFT {rank}", "seconds", getattr(outcome.ttft_ms, rank) / 1e3)
+    for rank in ("p50", "p95"):
+        queued = getattr(outcome.queued_ttft_ms, rank, None)
+        yield latency(f"queued TTFT {rank}", "seconds", _in_seconds(queued))
+    over = outcome.violations
+    yield latency("over SLO", "share", None if over is None else over / max(outcome.requests, 1))
+    yield latency("TEL", "seconds", _in_seconds(outcome.tel_ms))
+    yield SideFigure("capacity", "evictions (blocks)", "blocks", float(run.evictions))
 
 
-def _over(outcome: Outcome) -> float | None:
-    return None if outcome.violations is None else outcome.violations / max(outcome.requests, 1)
+def _in_seconds(ms: float | None) -> float | None:
+    return None if ms is None else ms / 1e3
 
 
-def _advice_facts(
-    both: tuple[RecommendationTable, RecommendationTable],
-) -> Iterator[Difference | None]:
-    """Yield verdict, policy, capacity, flags and expected figures of two recommendations."""
-    left, right = both
-    yield _known("verdict", "verdict", "words", [each.verdict for each in both])
-    for advice, name in (("recommended", ""), ("lru", " with LRU")):
-        figures = [each.expected.get(advice, {}) for each in both]
-        rates = [each.get("token_hit_rate") for each in figures]
-        yield _known("hits", f"hit rate{name}", "share", rates)
+def _parameters(params: Mapping[str, float]) -> Iterator[SideFigure]:
+    """Yield the parameters of a policy, each to be shown where the other side has another value."""
+    for name, value in params.items():
+        yield SideFigure("policy", name, "words", format_value(name, value), key=(value,))
+
+
+def _advice_figures(
+    advice: RecommendationTable, other: RecommendationTable
+) -> Iterator[SideFigure]:
+    """Yield verdict, policy, capacity, flags and expected figures of a recommendation."""
+    yield SideFigure("verdict", "verdict", "words", advice.verdict)
+    for side, name in (("recommended", ""), ("lru", " with LRU")):
+        expected = advice.expected.get(side, {})
+        yield SideFigure("hits", f"hit rate{name}", "share", expected.get("token_hit_rate"))
         for rank in _PERCENTILES:
-            ms = [each.get(f"{rank}_ms") for each in figures]
-            times = [each if each is None else each / 1e3 for each in ms]
-            yield _known("latency", f"TTFT {rank}{name}", "seconds", times)
-        over = [each.get("violation_share") for each in figures]
-        yield _known("latency", f"over SLO{name}", "share", over)
-    capacities = [each.capacity for each in both]
-    if all(each.bytes for each in capacities):
-        yield _known("capacity", "capacity", "bytes", [each.bytes for each in capacities])
-    yield _known("capacity", "capacity (tokens)", "tokens", [each.tokens for each in capacities])
-    tiers = [each.tier.in_words if each.tier else None for each in both]
-    yield _known("capacity", "tier", "words", tiers)
-    yield _known("policy", "policy", "words", [each.policy.name for each in both])
-    yield from starmap(_parameter, _side_by_side(left.policy.params, right.policy.params))
-    for engine in {**left.flags, **right.flags}:
-        flags = [each.flags.get(engine) for each in both]
-        yield _known("flags", f"{engine} flags", "words", flags)
-    yield _known("setting", "SLO", "seconds", [float(each.target.slo_s) for each in both])
-    targets = [f"p{100 * each.target.percentile:g}" for each in both]
-    yield _known("setting", "percentile", "words", targets)
-    yield _known("setting", "latency", "words", [each.latency.name for each in both])
-    deployments = [each.deployment.summary if each.deployment else None for each in both]
-    yield _known("setting", "deployment", "words", deployments)
-    yield _known("traffic", "trace", "words", [each.trace or None for each in both])
+            time_s = _in_seconds(expected.get(f"{rank}_ms"))
+            yield SideFigure("latency", f"TTFT {rank}{name}", "seconds", time_s)
+        over = expected.get("violation_share")
+        yield SideFigure("latency", f"over SLO{name}", "share", over)
+    if advice.capacity.bytes and other.capacity.bytes:
+        yield SideFigure("capacity", "capacity", "bytes", advice.capacity.bytes)
+    yield SideFigure("capacity", "capacity (tokens)", "tokens", advice.capacity.tokens)
+    tier = advice.tier.in_words if advice.tier else None
+    yield SideFigure("capacity", "tier", "words", tier)
+    yield SideFigure("policy", "policy", "words", advice.policy.name)
+    yield from _parameters(advice.policy.params)
+    for engine, text in advice.flags.items():
+        yield SideFigure("flags", f"{engine} flags", "words", text)
+    settings = partial(SideFigure, "setting")
+    yield settings("SLO", "seconds", float(advice.target.slo_s))
+    yield settings("percentile", "words", f"p{100 * advice.target.percentile:g}")
+    yield settings("latency", "words", advice.latency.name)
+    summary = advice.deployment.summary if advice.deployment else None
+    yield settings("deployment", "words", summary)
+    yield SideFigure("traffic", "trace", "words", advice.trace or None)
 
 
 USE_CASE: UseCase[DiffOptions, DiffRequest, Comparison] = UseCase(

@@ -23,7 +23,6 @@ import msgspec
 from msgspec import Struct
 
 from kvscope import __version__
-from kvscope.usecases.base import AnyUseCase
 
 _PLAIN = frozenset({NoneType, bool, datetime, float, int, str})
 
@@ -97,14 +96,6 @@ def document(
     if figures is not None:
         head["figures"] = figures
     return head | dict(result if isinstance(result, dict) else _fields(result))
-
-
-def result_document(case: AnyUseCase, result: Any) -> Any:
-    """Return the document of a use case's result."""
-    if case.document is not None:
-        return case.document(result)
-    figures = None if case.figures is None else case.figures(result)
-    return document(case.name, result, figures, case.schema)
 
 
 def _fields(record: Any) -> Iterator[tuple[str, Any]]:

@@ -11,17 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kvscope.app import values
+from kvscope.app import options as opt
 from kvscope.app.deployment import with_any_latency
 from kvscope.app.gates import Figures, Known
-from kvscope.app.options import (
-    Blocks,
-    DeploymentOptions,
-    Option,
-    Outputs,
-    Params,
-    ReplicaOptions,
-)
 from kvscope.app.requests import BASELINE, Capacities, SimulateRequest
 from kvscope.core.errors import UsageError
 from kvscope.core.records import Beside
@@ -46,12 +38,12 @@ _BY_ID = "id:"
 MOST_REQUESTS = 10
 
 
-class ExplainOptions(DeploymentOptions, frozen=True, kw_only=True):
+class ExplainOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
     """What `explain` takes."""
 
     request: Annotated[
         str | None,
-        Option(
+        opt.Option(
             "Explain this request alone, by its number in order of arrival, from 0, or by its id"
             " in the trace (id:7 where 7 is a number too).",
             "N",
@@ -59,23 +51,21 @@ class ExplainOptions(DeploymentOptions, frozen=True, kw_only=True):
     ] = None
     pooled: Annotated[
         bool,
-        Option("Replay one cache for all workers that the trace names."),
+        opt.Option("Replay one cache for all workers that the trace names."),
     ] = False
     policy: Annotated[
-        str, Option("Eviction policy (see `kvscope policies`).", "NAME", str.lower)
+        str, opt.Option("Eviction policy (see `kvscope policies`).", "NAME", str.lower)
     ] = "lru"
-    param: Params = None
+    param: opt.Params = None
     capacity: Annotated[
         int | None,
-        Option(
+        opt.Size(
             "Capacity of the cache, for example 20GiB; needs --model.",
-            "SIZE",
-            values.size,
-            "infinite without a deployment",
+            default="infinite without a deployment",
         ),
     ] = None
-    capacity_blocks: Annotated[int | None, Blocks("The same in blocks.")] = None
-    outputs: Outputs = "carried"
+    capacity_blocks: Annotated[int | None, opt.Blocks("The same in blocks.")] = None
+    outputs: opt.Outputs = "carried"
 
 
 class ExplainRequest(Struct, frozen=True):
@@ -143,7 +133,7 @@ def explain_request(options: ExplainOptions) -> ExplainRequest:
             remedy="leave out one of them",
         )
     options = with_any_latency(options)
-    stated = {name: getattr(options, name) for name in ReplicaOptions.__struct_fields__}
+    stated = {name: getattr(options, name) for name in opt.ReplicaOptions.__struct_fields__}
     replayed = simulate_request(
         SimulateOptions(
             **stated,

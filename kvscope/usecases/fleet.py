@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from kvscope.app import options as opt
 from kvscope.app import values
 from kvscope.app.deployment import resolved_deployment
 from kvscope.app.gates import PERCENTILES, VERDICT, Figures, Known, ttft_figures
-from kvscope.app.options import Blocks, Count, On, Option, ReplicaOptions, Share, Time, TimeModel
 from kvscope.app.requests import (
     BASELINE,
     DEFAULT_PERCENTILE,
@@ -38,19 +38,16 @@ from kvscope.usecases.base import Opened, UseCase
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
     from kvscope.core.executor import Executor
-    from kvscope.core.runs import RunSetting
     from kvscope.core.trace import Prompts, Trace
     from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.deployment.kv_groups import KvGroups
-    from kvscope.deployment.models import Model
     from kvscope.fleet.closed_loop import ThinkTimes
-    from kvscope.fleet.outcome import Slo
     from kvscope.fleet.sweep import Fleet, FleetRun, FleetSweep, PooledCache
     from kvscope.latency.profile import LatencyProfile
     from kvscope.policies.base import Policy
     from kvscope.replay.curve import HitCurve
     from kvscope.routers.base import Router
-    from kvscope.tuning.fleet_size import FleetSize
+    from kvscope.tuning.fewest import FleetSize
     from kvscope.vllm_sim import EngineSettings
 
 MEETS, MISSES, OVERLOADED = "meets-slo", "misses-slo", "overloaded"
@@ -59,57 +56,41 @@ VERDICTS = (MEETS, MISSES_ON_ENGINES, MISSES, OVERLOADED)
 _FIGURES = ("replicas", *PERCENTILES, "tpot-p95", "attainment", "hit-rate")
 
 
-class FleetOptions(ReplicaOptions, frozen=True, kw_only=True):
+class FleetOptions(opt.ReplicaOptions, frozen=True, kw_only=True):
     """What `fleet` takes."""
 
-    slo: Annotated[
-        float | None,
-        Time("TTFT threshold to meet, for example 2s.", default="as stated before"),
-    ] = None
-    percentile: Annotated[
-        float | None,
-        Option("TTFT percentile that must meet the SLO.", "pN", values.percentile, "p95"),
-    ] = None
+    slo: opt.SloToMeet = None
+    percentile: opt.Percentile = None
     tpot_slo: Annotated[
-        float | None, Time("Time per output token to meet as well, for example 50ms.")
+        float | None, opt.Time("Time per output token to meet as well, for example 50ms.")
     ] = None
     replicas: Annotated[
         tuple[int, ...],
-        Option("Numbers of replicas to try.", "LOW..HIGH or N,...", values.counts, "1..16"),
+        opt.Option("Numbers of replicas to try.", "LOW..HIGH or N,...", values.counts, "1..16"),
     ] = tuple(range(1, 17))
     router: Annotated[
         str | None,
-        Option(
-            "Routers to try (see `kvscope routers`); all: every one.",
-            "NAME,...",
-            str.lower,
-            ROUTED,
-        ),
+        opt.Names("Routers to try (see `kvscope routers`); all: every one.", default=ROUTED),
     ] = None
-    policy: Annotated[
-        str, Option("Eviction policies of the replicas to try.", "NAME,...", str.lower)
-    ] = "lru"
+    policy: Annotated[str, opt.Names("Eviction policies of the replicas to try.")] = "lru"
     capacity: Annotated[
         int | None,
-        Option(
-            "Cache of a replica, for example 40GiB; needs --model.",
-            "SIZE",
-            values.size,
-            "the deployment's pool",
+        opt.Size(
+            "Cache of a replica, for example 40GiB; needs --model.", default="the deployment's pool"
         ),
     ] = None
-    capacity_blocks: Annotated[int | None, Blocks("Cache of a replica in blocks.")] = None
+    capacity_blocks: Annotated[int | None, opt.Blocks("Cache of a replica in blocks.")] = None
     param: Annotated[
         list[str] | None,
-        Option(
+        opt.Option(
             "Set a parameter of a router or a policy, for example dynamo@1.6.temperature=0.5;"
             " several values are replayed each. Repeatable.",
             "NAME.PARAMETER=VALUE,...",
         ),
     ] = None
     time_model: Annotated[
-        TimeModel | None,
-        Option(
+        opt.TimeModel | None,
+        opt.Option(
             "How a replica takes time. queue: one prefill after the other, decodes apart. engine:"
             " a simulated vLLM, whose pool also holds running requests.",
             default="engine with a deployment on vLLM, else queue",
@@ -117,18 +98,18 @@ class FleetOptions(ReplicaOptions, frozen=True, kw_only=True):
     ] = None
     closed_loop: Annotated[
         bool,
-        Option("Let a turn arrive its think time after the simulated end of the previous one."),
+        opt.Option("Let a turn arrive its think time after the simulated end of the previous one."),
     ] = False
-    seeds: Annotated[int, Count("Seeds to replay routers with that draw at random.")] = 3
+    seeds: Annotated[int, opt.Count("Seeds to replay routers with that draw at random.")] = 3
     warmup: Annotated[
         float,
-        Share(
+        opt.Share(
             "Share of the requests, from the start, that fill the caches and are not counted: by"
             " default those before `tune`'s validation window.",
             default="50%",
         ),
     ] = 0.5
-    on: On = None
+    on: opt.On = None
 
 
 def fleet_request(options: FleetOptions) -> FleetRequest:
@@ -143,8 +124,8 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
     )
     slo_s = stated_slo(options.slo)
     where = resolved_deployment(
-        ReplicaOptions(
-            **{name: getattr(options, name) for name in ReplicaOptions.__struct_fields__}
+        opt.ReplicaOptions(
+            **{name: getattr(options, name) for name in opt.ReplicaOptions.__struct_fields__}
         )
     )
     if where is not None and where.traffic == "replica":
@@ -222,7 +203,7 @@ def _usual_time_model(
     where: ResolvedDeployment | None,
     routers: Sequence[type[Router]],
     policies: Sequence[type[Policy]],
-) -> TimeModel:
+) -> opt.TimeModel:
     """Return "engine" for a deployment on vLLM, with routers and policies that it can simulate."""
     from kvscope.policies.base import LanePolicy  # late: loads NumPy
 
@@ -234,7 +215,7 @@ def _usual_time_model(
 
 
 def _engine_limits(
-    options: FleetOptions, time_model: TimeModel, where: ResolvedDeployment | None
+    options: FleetOptions, time_model: opt.TimeModel, where: ResolvedDeployment | None
 ) -> EngineSettings | None:
     """Return the limits of a simulated vLLM, its blocks aside; None where none is simulated.
 
@@ -336,20 +317,16 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     """
 
     DOCUMENT: ClassVar[str] = (
-        "trace model deployment latency time_model loop slo_ms=slo.ttft_s percentile=slo.percentile"
-        " tpot_slo_ms=slo.tpot_s warmup=setting.definition.warmup capacity_blocks capacity_tokens"
-        " capacity_bytes verdict words fewest fewest_interval chosen price_hour pooled on_engines"
-        " lines=ranked fleets curves"
+        "trace model=request.model deployment=request.deployment latency"
+        " time_model=request.time_model loop slo_ms=request.slo.ttft_s"
+        " percentile=request.slo.percentile tpot_slo_ms=request.slo.tpot_s"
+        " warmup=request.setting.definition.warmup capacity_blocks capacity_tokens capacity_bytes"
+        " verdict words fewest fewest_interval chosen price_hour pooled on_engines lines=ranked"
+        " fleets curves"
     )
     trace: Trace
-    model: Model | None
-    deployment: ResolvedDeployment | None
-    setting: RunSetting
-    slo: Slo
+    request: FleetRequest
     capacity_blocks: int
-    replicas: tuple[int, ...]
-    seeds: int
-    time_model: TimeModel
     think: ThinkTimes | None
     lines: tuple[FleetLine, ...]
     pooled: PooledCache | None = None
@@ -364,7 +341,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
         """The lines, fewest replicas first, then the lowest TTFT there; references last."""
 
         def rank(line: FleetLine) -> tuple[bool, float, float, float]:
-            run = line.at(line.fewest or self.replicas[-1])
+            run = line.at(line.fewest or self.request.replicas[-1])
             outcome = None if run is None else run.outcome
             ttft_s = math.inf if outcome is None else outcome.target_ttft_s
             within = 0.0 if outcome is None else outcome.latencies.attainment
@@ -385,7 +362,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     @property
     def chosen(self) -> int:
         """The number of replicas that tables show: the fewest, or the most that were tried."""
-        return self.fewest or self.replicas[-1]
+        return self.fewest or self.request.replicas[-1]
 
     @property
     def answer(self) -> FleetRun:
@@ -405,13 +382,13 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     @property
     def price_hour(self) -> float | None:
         """Price of the chosen replicas for an hour, None where it is not known."""
-        where = self.deployment
+        where = self.request.deployment
         return None if where is None else where.price_of(where.tp * self.chosen)
 
     @property
     def latency(self) -> LatencyProfile:
         """The latency of a replica."""
-        return setting_profile(self.setting)
+        return setting_profile(self.request.setting)
 
     @property
     def loop(self) -> Loop:
@@ -426,7 +403,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     @property
     def capacity_bytes(self) -> int | None:
         """The bytes of them, None without a model."""
-        return self.model.bytes_for(self.capacity_tokens) if self.model else None
+        return self.request.model.bytes_for(self.capacity_tokens) if self.request.model else None
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -476,10 +453,9 @@ def fleet(trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monito
     """
     import numpy as np
 
-    from kvscope.app.cluster import replays_on
-    from kvscope.app.fleet import routers_for
     from kvscope.app.latency import timed
-    from kvscope.app.traces import require_arrivals
+    from kvscope.app.monitor import replays_on
+    from kvscope.app.traces import require_arrivals, routers_for
     from kvscope.characterize.windows import Windows
     from kvscope.fleet.closed_loop import think_times
     from kvscope.fleet.sweep import Fleet, FleetSweep
@@ -525,14 +501,8 @@ def fleet(trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monito
     count = len(request.replicas)
     study = FleetStudy(
         trace=trace,
-        model=request.model,
-        deployment=request.deployment,
-        setting=request.setting,
-        slo=request.slo,
+        request=request,
         capacity_blocks=capacity,
-        replicas=request.replicas,
-        seeds=request.seeds,
-        time_model=request.time_model,
         think=think,
         lines=tuple(
             FleetLine(*pair, tuple(runs[at * count : (at + 1) * count]))

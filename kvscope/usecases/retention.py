@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
 from kvscope.app.options import KvDtype, Model, Outputs
 from kvscope.app.requests import hit_definition, kv_model
 from kvscope.core.errors import InputError
-from kvscope.core.hits import HitDefinition, standard
+from kvscope.core.hits import HitDefinition
 from kvscope.usecases.base import Opened, UseCase
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvscope.retention.prices import Charge
     from kvscope.retention.ttls import CategoryTtl, TtlPoint
 
+RetentionRequest: TypeAlias = tuple[HitDefinition, "models.Model | None"]
 TTLS_S = (60.0, 300.0, 600.0, 1800.0, 3600.0, 86400.0)
 CURVE_POINTS = 48
 
@@ -30,13 +31,6 @@ class RetentionOptions(Struct, frozen=True, kw_only=True):
     model: Model = None
     kv_dtype: KvDtype = None
     outputs: Outputs = "carried"
-
-
-class RetentionRequest(Struct, frozen=True):
-    """What counts as a hit, and whose blocks memory is stated in."""
-
-    definition: HitDefinition = standard()
-    model: models.Model | None = None
 
 
 class Retention(Struct, frozen=True, kw_only=True):
@@ -57,11 +51,9 @@ class Retention(Struct, frozen=True, kw_only=True):
 
 
 def retention_request(options: RetentionOptions) -> RetentionRequest:
-    """Return what the options of `retention` ask for."""
-    return RetentionRequest(
-        hit_definition(None, options.outputs, 0.0),
-        kv_model(options.model, options.kv_dtype, sizes_named=False),
-    )
+    """Return what counts as a hit, and the model whose blocks memory is stated in."""
+    definition = hit_definition(None, options.outputs, 0.0)
+    return definition, kv_model(options.model, options.kv_dtype)
 
 
 def run(opened: Opened, request: RetentionRequest, monitor: Monitor) -> Retention:
@@ -82,7 +74,7 @@ def run(opened: Opened, request: RetentionRequest, monitor: Monitor) -> Retentio
         ttls_by_category,
     )
 
-    trace = opened.trace
+    (definition, model), trace = request, opened.trace
     prompts = replayable(opened.stores, trace)
     if np.any(prompts.clock >= 1):
         raise InputError(
@@ -90,17 +82,17 @@ def run(opened: Opened, request: RetentionRequest, monitor: Monitor) -> Retentio
             where=trace.name,
             remedy="ingest it with --session-arrivals poisson:RATE",
         )
-    requests = traffic(prompts, request.definition)
+    requests = traffic(prompts, definition)
     names = prompts.categories
     curves = ttl_curves(requests, len(names))
-    points = TtlPoints(requests, curves, request.model)
+    points = TtlPoints(requests, curves, model)
     longest_s = max(curves.end_s, 1.0)
     shown = [ttl for ttl in TTLS_S if ttl < longest_s]
     grid = np.geomspace(max(longest_s * 1e-4, 0.1), longest_s, CURVE_POINTS)
     return Retention(
         trace=trace,
-        model=request.model,
-        definition=request.definition,
+        model=model,
+        definition=definition,
         ttls=tuple(points.at(ttl) for ttl in (*shown, math.inf)),
         curve=tuple(points.at(float(ttl)) for ttl in grid),
         most=points.at(rounded_up(curves.overall.ttl_for(MOST_OF))),

@@ -16,14 +16,13 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 import msgspec
 from msgspec import Struct
 
-from kvscope.app.machines import MachineStudy
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.gpus import Gpu
-from kvscope.usecases import USE_CASES, catalog, stored
+from kvscope.usecases import USE_CASES, catalog
 from kvscope.usecases.base import AnyUseCase, use_case
 from kvscope.usecases.documents import is_record, shown_fields
-from kvscope.usecases.tune_document import Tuned
+from kvscope.usecases.tune.machines import MachineStudy
 
 _Figures = Mapping[str, float | str | None]
 
@@ -139,22 +138,20 @@ def _shown_type(hint: Any) -> Any:
 
 DOCUMENTS: Mapping[str, Any] = {
     "deployment": _document_of("deployment", ResolvedDeployment),
-    "doctor": _document_of("doctor", stored.CheckedStore),
+    "doctor": _document_of("doctor", catalog.CheckedStore),
     "formats": _list_of("formats", catalog.ListedFormat),
     "gpus": _list_of("gpus", Gpu),
-    "ingest": _document_of("ingest", stored.IngestedTraces),
+    "ingest": _document_of("ingest", catalog.IngestedTraces),
     "latencies": _list_of("latencies", catalog.ListedLatency),
     "models": _list_of("models", catalog.ListedModel),
     "policies": _list_of("policies", catalog.ListedPolicy),
     "routers": _list_of("routers", catalog.ListedRouter),
-    "runs": _document_of("runs", stored.StoredResults, 2),
-    "traces": _list_of("traces", stored.StoredTrace),
-    "tune": _document_of("tune", Tuned, 3, gated=True),
+    "runs": _document_of("runs", catalog.StoredResults, 2),
+    "traces": _list_of("traces", catalog.StoredTrace),
     "tune-machines": _document_of("tune-machines", MachineStudy),
     **{
         name: _document_of(name, result_type(case), case.schema, gated=case.figures is not None)
         for name, case in zip(USE_CASES, map(use_case, USE_CASES), strict=True)
-        if case.document is None
     },
 }
 """The document of each command that prints one."""

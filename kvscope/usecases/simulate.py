@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 from msgspec.structs import replace
 
+from kvscope.app import options as opt
 from kvscope.app.deployment import resolved_deployment
 from kvscope.app.gates import (
     BY_SLO,
@@ -23,26 +24,6 @@ from kvscope.app.gates import (
     Figures,
     Known,
     ttft_figures,
-)
-from kvscope.app.options import (
-    DEFAULT_POINTS,
-    CapacitiesBlocks,
-    Compat,
-    Count,
-    DeploymentOptions,
-    Isolate,
-    On,
-    Option,
-    Outputs,
-    Params,
-    PositiveShare,
-    RateScale,
-    Slo,
-    Time,
-    Warmup,
-)
-from kvscope.app.options import (
-    Capacities as CapacitySizes,
 )
 from kvscope.app.requests import (
     BASELINE,
@@ -83,38 +64,36 @@ if TYPE_CHECKING:
 _QUEUED_FIGURES = tuple(f"{QUEUED}{name}" for name in (*PERCENTILES, *BY_SLO))
 
 
-class SimulateOptions(DeploymentOptions, frozen=True, kw_only=True):
+class SimulateOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
     """What `simulate` takes."""
 
     policies: Annotated[
         str | None,
-        Option(
+        opt.Names(
             "Policies to replay (see `kvscope policies`); all: every one that the capacity model"
             " can run.",
-            "NAME,...",
-            str.lower,
-            REPLAYED,
+            default=REPLAYED,
         ),
     ] = None
-    capacity: CapacitySizes = None
-    capacity_blocks: CapacitiesBlocks = None
+    capacity: opt.Capacities = None
+    capacity_blocks: opt.CapacitiesBlocks = None
     points: Annotated[
         int | None,
-        Count(
+        opt.Count(
             "Number of capacities, from 1% to 100% of the one with which LRU loses nothing;"
-            f" {DEFAULT_POINTS} if no capacity is named."
+            f" {opt.DEFAULT_POINTS} if no capacity is named."
         ),
     ] = None
     capacity_model: Annotated[
         Literal["cache", "engine"],
-        Option(
+        opt.Option(
             "What the capacity holds. cache: idle blocks only. engine: vLLM's block pool, which"
             " also holds the blocks of running requests; a deployment's pool always is one."
         ),
     ] = "cache"
     tiers: Annotated[
         str | None,
-        Option(
+        opt.Option(
             "Cache in tiers, the fastest first, for example hbm=40GiB,dram=128GiB:ttl=10m, instead"
             " of --capacity. A tier takes ttl, policy, read, write (bandwidths) and latency.",
             "NAME=SIZE,...",
@@ -122,7 +101,7 @@ class SimulateOptions(DeploymentOptions, frozen=True, kw_only=True):
     ] = None
     tier_mode: Annotated[
         Literal["exclusive", "write-through"] | None,
-        Option(
+        opt.Option(
             "exclusive: blocks evicted from a tier move to the next. write-through: every tier is"
             " written at once.",
             default="exclusive",
@@ -130,18 +109,18 @@ class SimulateOptions(DeploymentOptions, frozen=True, kw_only=True):
     ] = None
     offload: Annotated[
         str | None,
-        Option(
+        opt.Option(
             "Run the --tiers as an engine does, steps and all: vllm@0.32 or vllm@0.33 is vLLM's"
             " OffloadingConnector with CPU memory, and a third tier the files below it. Options"
             " follow colons: vllm@0.33:eviction_policy=arc:blocks_per_chunk=4.",
             "ENGINE",
         ),
     ] = None
-    param: Params = None
-    slo: Slo = None
+    param: opt.Params = None
+    slo: opt.Slo = None
     recommendation: Annotated[
         str | None,
-        Option(
+        opt.Option(
             "Replay LRU and what `kvscope tune` recommends in this file: its policy, capacity,"
             " latency and SLO.",
             "PATH",
@@ -149,25 +128,25 @@ class SimulateOptions(DeploymentOptions, frozen=True, kw_only=True):
     ] = None
     refit: Annotated[
         float | None,
-        Time(
+        opt.Time(
             "Time between refits of wa and etlru, each to a window six times as long.",
             default="10m",
         ),
     ] = None
-    rate_scale: RateScale = 1.0
-    warmup: Warmup = 0.0
-    outputs: Outputs = "carried"
-    compat: Compat = None
-    isolate: Isolate = None
+    rate_scale: opt.RateScale = 1.0
+    warmup: opt.Warmup = 0.0
+    outputs: opt.Outputs = "carried"
+    compat: opt.Compat = None
+    isolate: opt.Isolate = None
     sample: Annotated[
         float,
-        PositiveShare(
+        opt.PositiveShare(
             "Of a dataset, replay only this share of the blocks, for example 10%, and estimate the"
             " whole, with the error.",
             default="100%",
         ),
     ] = 1.0
-    on: On = None
+    on: opt.On = None
 
 
 def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> SimulateRequest:
@@ -211,7 +190,8 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
     if recommended:
         variants = _with_lru(recommended)
     else:
-        hybrid = setting.capacity_model == "engine" and kv is not None and _grouped(kv)
+        groups = kv.kv_groups(1) if kv is not None else None
+        hybrid = setting.capacity_model == "engine" and groups is not None
         named_policies = policies_for(setting, options.policies, hybrid=hybrid)
         variants = parse_variants(named_policies, options.param or ())
         if where is not None and where.engine.name == VLLM:  # as `tune` would set them
@@ -230,7 +210,7 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
     capacities = Capacities(
         options.capacity_blocks or (),
         options.capacity or (),
-        _stated_tokens(recommended, where),
+        (recommended.capacity_tokens,) if recommended else (where.pool.tokens,) if where else (),
     )
     return SimulateRequest(
         setting,
@@ -336,20 +316,6 @@ def _engine(
             remedy=f"it is for {table.replicas} replicas: use kvscope tune",
         )
     return table
-
-
-def _grouped(model: Model) -> bool:
-    """Return whether vLLM caches the layers of a model in groups that kvscope simulates."""
-    return model.kv_groups(1) is not None
-
-
-def _stated_tokens(
-    recommended: RecommendationFile | None, where: ResolvedDeployment | None
-) -> tuple[int, ...]:
-    """Return the capacity that a recommendation or a deployment states, in tokens."""
-    if recommended:
-        return (recommended.capacity_tokens,)
-    return (where.pool.tokens,) if where else ()
 
 
 def _check_simulated(
@@ -463,7 +429,7 @@ def _capacities(request: SimulateRequest) -> int:
     count = len(named.blocks) + len(named.sizes_bytes) + len(named.tokens)
     if request.points is None and count:
         return count
-    return count + (request.points or DEFAULT_POINTS)
+    return count + (request.points or opt.DEFAULT_POINTS)
 
 
 def run_figures(runs: Sequence[Run]) -> Figures:

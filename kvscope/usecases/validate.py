@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from msgspec import Struct
 
+from kvscope.app import options as opt
 from kvscope.app import values
 from kvscope.app.deployment import file_states, resolved_deployment, stated_deployment
 from kvscope.app.engine_options import (
@@ -21,21 +22,6 @@ from kvscope.app.engine_options import (
     EngineOptions,
 )
 from kvscope.app.gates import RUN_FIGURES, VERDICT, Figures, Known, ttft_figures
-from kvscope.app.options import (
-    Blocks,
-    Count,
-    DeploymentFile,
-    KvDtype,
-    Option,
-    PositiveShare,
-    RateScale,
-    ReplicaOptions,
-    Share,
-    Slo,
-    Source,
-    Tp,
-    Utilization,
-)
 from kvscope.app.requests import BASELINE, above_zero, latency_profile
 from kvscope.core.errors import InputError, UsageError
 from kvscope.core.percentiles import percentiles
@@ -75,75 +61,76 @@ class ValidateOptions(EngineOptions, frozen=True, kw_only=True):
 
     policies: Annotated[
         Literal["both", "lru", "recommendation"],
-        Option("What to run: LRU, the recommendation, or both by turns."),
+        opt.Option("What to run: LRU, the recommendation, or both by turns."),
     ] = "both"
     recommendation: Annotated[
         str | None,
-        Source(
+        opt.Source(
             "File that `kvscope tune` or `kvscope fit --export` wrote.",
             default="recommendation.toml, if it exists",
         ),
     ] = None
     blocks: Annotated[
         int | None,
-        Blocks(
+        opt.Blocks(
             "Blocks the engine can use (vLLM's --num-gpu-blocks-override less 1).",
             default="the deployment's pool, or the recommendation's capacity",
         ),
     ] = None
-    tp: Tp = None
-    kv_dtype: KvDtype = None
-    gpu_memory_utilization: Utilization = None
-    deployment: DeploymentFile = None
+    tp: opt.Tp = None
+    kv_dtype: opt.KvDtype = None
+    gpu_memory_utilization: opt.Utilization = None
+    deployment: opt.DeploymentFile = None
     latency: Annotated[
         str | None,
-        Option(
+        opt.Option(
             "TTFT of the engine: the file that `kvscope calibrate` writes, a preset, or `trace`:"
             " fitted to the TTFTs in the trace.",
             "PROFILE",
             default="the deployment's, the recommendation's, or latency.toml",
         ),
     ] = None
-    slo: Slo = None
-    sequential: Annotated[bool, Option("Send one request after the other.")] = False
+    slo: opt.Slo = None
+    sequential: Annotated[bool, opt.Option("Send one request after the other.")] = False
     in_flight: Annotated[
-        int | None, Count("Keep this number of requests in flight, whatever the recorded times.")
+        int | None,
+        opt.Count("Keep this number of requests in flight, whatever the recorded times."),
     ] = None
-    rate_scale: RateScale = 1.0
+    rate_scale: opt.RateScale = 1.0
     share: Annotated[
         float | None,
-        PositiveShare(
+        opt.PositiveShare(
             "Replay this share of the conversations, whole and at their own times: the load of one"
             " of several engines.",
             default="that of one of the deployment's replicas, or 100%",
         ),
     ] = None
     minutes: Annotated[
-        float | None, Option("Replay only the first minutes.", "N", values.minutes)
+        float | None, opt.Option("Replay only the first minutes.", "N", values.minutes)
     ] = None
     max_requests: Annotated[
-        int | None, Option("Replay only the first requests.", "N", values.amount("requests"))
+        int | None, opt.Option("Replay only the first requests.", "N", values.amount("requests"))
     ] = None
     warmup: Annotated[
         float,
-        Share(
+        opt.Share(
             "Share of the requests, from the start, that fill the cache and are not counted.",
             default="20%",
         ),
     ] = 0.2
     repeats: Annotated[
-        int, Count("Runs of each policy, by turns, so that drift affects all alike.")
+        int, opt.Count("Runs of each policy, by turns, so that drift affects all alike.")
     ] = 1
     outputs: Annotated[
         Literal["forced", "bounded"] | None,
-        Option(
+        opt.Option(
             "forced: the engine answers what the next turns of the trace carry. bounded: it answers"
             " freely, and those blocks do not hit.",
             default="forced, and bounded with --url",
         ),
     ] = None
     tolerance: Annotated[
-        float, PositiveShare("Largest deviation of TTFT from the prediction.", default="10%")
+        float, opt.PositiveShare("Largest deviation of TTFT from the prediction.", default="10%")
     ] = 0.1
 
 
@@ -228,10 +215,10 @@ def validate_request(options: ValidateOptions) -> ValidateRequest:
     return ValidateRequest(options, advice, where, replica, profile, python, tuple(notes))
 
 
-def _stated(options: ValidateOptions) -> ReplicaOptions:
+def _stated(options: ValidateOptions) -> opt.ReplicaOptions:
     """Return the options that a deployment takes, too."""
     names = (*_OF_A_START, "latency", "deployment")
-    return ReplicaOptions(**{name: getattr(options, name) for name in names})
+    return opt.ReplicaOptions(**{name: getattr(options, name) for name in names})
 
 
 def _check_options(options: ValidateOptions) -> None:
@@ -361,7 +348,7 @@ def validate(
     )
 
 
-def _deployment(options: ReplicaOptions) -> ResolvedDeployment | None:
+def _deployment(options: opt.ReplicaOptions) -> ResolvedDeployment | None:
     """Return what follows from the deployment that a file states, None without one."""
     where = resolved_deployment(options) if file_states(options) else None
     if where is not None and where.engine.name != VLLM:
@@ -375,12 +362,13 @@ def _deployment(options: ReplicaOptions) -> ResolvedDeployment | None:
 
 def _replica(
     options: ValidateOptions,
-    stated_options: ReplicaOptions,
+    stated_options: opt.ReplicaOptions,
     where: ResolvedDeployment | None,
     advice: PolicyFile | None,
 ) -> ValidatedReplica:
     """Return the replica to stand for: as the options say, the deployment, or the advice."""
     from kvscope.tuning.file import RecommendationFile
+    from kvscope.tuning.flags import stated_words
 
     tuned = advice.deployment if isinstance(advice, RecommendationFile) else None
     engines = where.engines if where else tuned.replicas if tuned else 1
@@ -389,6 +377,7 @@ def _replica(
     seqs, batched = MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS
     if limits := where or tuned:
         seqs, batched = limits.max_num_seqs, limits.max_num_batched_tokens
+    words = stated_words(stated) if stated else {}
     return ValidatedReplica(
         stated=stated,
         share=options.share or 1 / engines,
@@ -397,20 +386,7 @@ def _replica(
         block_size=options.engine_block_size or (stated.block_size if stated else None),
         max_num_seqs=options.max_num_seqs or seqs,
         max_num_batched_tokens=options.max_num_batched_tokens or batched,
-        flags=_start_flags(stated) if stated else (),
-    )
-
-
-def _start_flags(stated: Deployment) -> tuple[str, ...]:
-    """Return what a deployment states of vLLM's start, beyond its limits and blocks."""
-    words = {
-        "--tensor-parallel-size": stated.tp if stated.tp > 1 else None,
-        "--kv-cache-dtype": stated.kv_dtype if stated.kv_dtype == "fp8" else None,
-        "--prefix-match-unit": stated.prefix_match_unit,
-        "--gpu-memory-utilization": stated.gpu_memory_utilization,
-    }
-    return tuple(
-        word for name, value in words.items() if value is not None for word in (name, str(value))
+        flags=tuple(str(word) for pair in words.items() for word in pair),
     )
 
 

@@ -26,7 +26,7 @@ from kvscope.policies.registry import plugin_policies
 from kvscope.serving.client import Endpoint, ModelCard, block_pool, completion
 from kvscope.serving.server import EngineDied, Launch, VllmServer
 from kvscope.tuning.file import PolicyFile
-from kvscope.tuning.flags import flags
+from kvscope.tuning.flags import flags, retention_arguments
 from kvscope.tuning.target import Target
 from kvscope.validate.predict import compare_run, predict
 from kvscope.validate.replay import Pace, TraceReplay
@@ -76,7 +76,13 @@ def recommended_run(
     if file.policy.name == Lru.name:
         return PolicyRun()
     if isinstance(file.policy, LruRetention):
-        return PolicyRun(file.policy, _retention(file.policy, groups, path))
+        if groups is None:
+            raise UsageError(
+                "keeps more windows or states, which this model does not have",
+                where=f"{path}: {file.policy.name}",
+                remedy="name the folder of the hybrid model that it was tuned for with --model",
+            )
+        return PolicyRun(file.policy, retention_arguments(file.policy, groups))
     scheduler = "KvscopeAsyncScheduler" if overlapped else "KvscopeScheduler"
     environment = {RECOMMENDATION: str(path.resolve()), CACHE_STUDY: "1"}  # here it is checked
     return PolicyRun(
@@ -85,18 +91,6 @@ def recommended_run(
         environment | ({CLOCK: BY_REQUESTS} if trace_clock else {}),
         file.fitted,
     )
-
-
-def _retention(policy: LruRetention, groups: KvGroups | None, path: Path) -> tuple[str, ...]:
-    """Return vLLM's own flags for the interval of a policy."""
-    if groups is None:
-        raise UsageError(
-            "keeps more windows or states, which this model does not have",
-            where=f"{path}: {policy.name}",
-            remedy="name the folder of the hybrid model that it was tuned for with --model",
-        )
-    kept = groups.retaining(policy.values["retention_tokens"]).retention_tokens
-    return ("--prefix-cache-retention-interval", str(kept))
 
 
 def interleaved(runs: list[PolicyRun], repeats: int) -> list[tuple[int, PolicyRun]]:

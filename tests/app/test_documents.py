@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from kvscope import __version__
 from kvscope.cli.app import COMMANDS, run
 from kvscope.core.trace import Trace
+from kvscope.usecases.catalog import StoredTrace
 from kvscope.usecases.documents import document, to_dict, to_json
 from kvscope.usecases.schemas import DOCUMENTS, schema, version, write_schemas
-from kvscope.usecases.stored import StoredTrace
 from tests.cli.test_output import TRACE
 
 _GROUPS = {"deployment", "traces", "runs"}

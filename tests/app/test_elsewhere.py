@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from kvscope.cli.app import run
-from kvscope.core.errors import ExitCode
 from kvscope.core.executor import Executor
 from kvscope.core.files import data_folder
+from tests.cli.shell import streams_of
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -82,8 +81,7 @@ def document(sweep: Sequence[str], folder: Path, capsys: pytest.CaptureFixture[s
     db = str(folder / "store.duckdb")
     command, *options = sweep
     arguments = [command, SAMPLE, *options, "--slo", "200ms", "--json", "--db", db]
-    assert run(arguments) == ExitCode.DONE
-    text = capsys.readouterr().out
+    text = streams_of(capsys, *arguments).out
     assert len(text) > 1000
     return re.sub(r'"created_at": "[^"]*"', "", text)
 
@@ -97,7 +95,7 @@ def test_replays_elsewhere_give_the_same(
 ) -> None:
     """All replays of the sweep run there; the document has the same figures, field by field."""
     elsewhere = Elsewhere()
-    monkeypatch.setattr("kvscope.app.cluster.ray_cluster", lambda *_: nullcontext(elsewhere))
+    monkeypatch.setattr("kvscope.app.monitor.ray_cluster", lambda *_: nullcontext(elsewhere))
     here = document(sweep, tmp_path, capsys)
     assert elsewhere.replays == 0
     assert document([*sweep, "--on", "ray"], tmp_path / "there", capsys) == here

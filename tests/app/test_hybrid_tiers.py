@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 import kvscope
-from kvscope.app.tiers_on_groups import OnGroups
-from kvscope.cli.app import run
-from kvscope.core.errors import ExitCode, UsageError
+from kvscope.core.errors import UsageError
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.latency.file import write_profile
 from kvscope.latency.profile import LatencyProfile
+from kvscope.usecases.tune.tiers import OnGroups
 from tests.app.answers import BLOCK, write_answers
-from tests.cli.shell import Streams, document
+from tests.cli.shell import Streams, document, streams_of
 
 AMPLE, SMALL = 30_000, 2_000  # blocks: for all windows of all chats, and for those of a few
 
@@ -92,8 +91,7 @@ def test_a_tier_with_an_interval(
         assert figures["token_hit_rate"] == pytest.approx(of["token_hit_rate"])
         p95_ms = figures["queued_ttft_ms"]["p95"]
         assert p95_ms == pytest.approx(of["times_ms"]["p95"], rel=1e-6)
-    assert run(again) == ExitCode.DONE
-    words = " ".join(capsys.readouterr().out.split())
+    words = " ".join(streams_of(capsys, *again).out.split())
     assert f"The recommended tier with retention interval {interval:.0f} takes p95 TTFT" in words
     assert "Its retention interval without the tier: " in words
     assert "pool, interval" in words

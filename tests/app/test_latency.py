@@ -18,6 +18,7 @@ from kvscope.deployment.deployment import Deployment, resolve
 from kvscope.latency.file import write_profile
 from kvscope.latency.profile import LatencyProfile
 from kvscope.store.traces import load_prompts
+from tests.cli.shell import streams_of
 from tests.served import TRUE, served, without_queue_times, write_served
 
 GPU = ("--gpu", "a100-80gb", "--model", "llama3-8b")  # its roofline is near the server's times
@@ -165,8 +166,7 @@ def test_a_pool_and_a_trace_are_enough(traces: Path, capsys: pytest.CaptureFixtu
     options = ("--num-gpu-blocks", "20000", "--latency", "trace")
     _, document, _ = command(capsys, traces / "half.jsonl", *options)
     assert document["deployment"]["latency"]["profile"] == "trace half"
-    assert run(["deployment", *options]) == 0
-    assert "Fitted to the TTFTs in the trace" in capsys.readouterr().out
+    assert "Fitted to the TTFTs in the trace" in streams_of(capsys, "deployment", *options).out
     assert run(["deployment", *options, "--json"]) == 2
     assert "has no figures until a trace is read" in capsys.readouterr().err
     assert run(["deployment", *GPU, "--latency", "trace"]) == 0
@@ -233,7 +233,6 @@ def test_fleets_take_it_too(traces: Path, capsys: pytest.CaptureFixture[str]) ->
     """A fleet's replicas have the latency that is fitted to the trace."""
     options = ("--capacity-blocks", "1000", "--router", "round-robin", "--replicas", "1")
     words = (*options, "--latency", "trace", "--slo", "9s", "--db", ":memory:", "--json")
-    assert run(["fleet", str(traces / "half.jsonl"), *words]) == 0
-    written = capsys.readouterr()
+    written = streams_of(capsys, "fleet", str(traces / "half.jsonl"), *words)
     assert json.loads(written.out)["latency"]["profile"] == "trace half"
     assert FITTED in written.err

@@ -43,7 +43,7 @@ def lines() -> list[bytes]:
 
 
 def request(**stated: Any) -> WatchRequest:
-    return WatchRequest(**{"window": REQUESTS, "every_s": 0.0, "drift": 0.2} | stated)
+    return WatchRequest(WatchOptions(**{"window": REQUESTS, "every": 0.0} | stated))
 
 
 def test_it_is_simulate_on_the_same_window(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.capture import CaptureResult
 
 from kvscope.app.options import Hbm, KvDtype, Model
 from kvscope.cli import output
@@ -32,12 +33,18 @@ def show(
     output.emit(repr((trace, db, hbm, model, kv_dtype, as_json)))
 
 
+def streams_of(capsys: Streams, *words: str, code: int = 0) -> CaptureResult[str]:
+    """Return what a command wrote that ends with an exit code, by default well."""
+    ended = run(words)
+    written = capsys.readouterr()
+    assert ended == code, written.err
+    return written
+
+
 def document(capsys: Streams, *words: str) -> dict[str, Any]:
     """Return the JSON document of a command that ends well; tests/conftest.py validates it."""
-    code = run([*words, "--json"])
-    written = capsys.readouterr()
-    assert code == 0, written.err
-    made: dict[str, Any] = json.loads(written.out, parse_constant=_no_constant)
+    out = streams_of(capsys, *words, "--json").out
+    made: dict[str, Any] = json.loads(out, parse_constant=_no_constant)
     return made
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvscope.cli.app import run
 from tests.cli.replayed import write_trace
-from tests.cli.shell import document
+from tests.cli.shell import document, streams_of
 
 
 @pytest.fixture
@@ -58,8 +57,7 @@ def test_other_tools_definitions_are_reproduced(
 
 def test_data_on_stdout_talk_on_stderr(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The report goes to stdout; what was inferred is said on stderr."""
-    assert run(["analyze", str(trace), "--db", ":memory:"]) == 0
-    written = capsys.readouterr()
+    written = streams_of(capsys, "analyze", str(trace), "--db", ":memory:")
     assert "An infinite cache would hit 28.6%" in written.out
     assert "conversations are inferred" in written.err
     assert "note:" not in written.out
@@ -71,10 +69,8 @@ def test_a_capacity_of_nothing_is_told_once_the_trace_is_stored(
     """The mistake costs no second reading."""
     db = str(tmp_path / "store.duckdb")
     asked = ["analyze", str(trace), "--db", db, "--model", "llama2-7b", "--capacity", "1KiB"]
-    assert run(asked) == 2
-    assert "--capacity: holds not one block" in capsys.readouterr().err
-    assert run(["traces", "--db", db]) == 0
-    assert trace.stem in capsys.readouterr().out
+    assert "--capacity: holds not one block" in streams_of(capsys, *asked, code=2).err
+    assert trace.stem in streams_of(capsys, "traces", "--db", db).out
 
 
 @pytest.mark.parametrize("command", ["analyze", "explain"])
@@ -85,5 +81,4 @@ def test_a_pool_without_a_latency_is_enough_for_hits(
     pool = (str(trace), "--model", "qwen2.5-7b", "--num-gpu-blocks", "15336", "--db", ":memory:")
     found = document(capsys, command, *pool)
     assert found == document(capsys, command, *pool, "--latency", "llama2-7b-a100")
-    assert run(["simulate", *pool]) == 2
-    assert "the latency is unknown" in capsys.readouterr().err
+    assert "the latency is unknown" in streams_of(capsys, "simulate", *pool, code=2).err

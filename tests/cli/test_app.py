@@ -14,7 +14,7 @@ from kvscope.cli.app import run
 from kvscope.core import errors
 from kvscope.core.errors import ExitCode
 from tests.cli.replayed import write_trace
-from tests.cli.shell import Streams, python, raising, show
+from tests.cli.shell import Streams, python, raising, show, streams_of
 
 HEAVY = ["numba", "duckdb", "polars", "plotly", "streamlit", "torch", "scipy", "numpy", "rich"]
 UNNEEDED = [
@@ -83,8 +83,7 @@ def test_nothing_asked(capsys: Streams) -> None:
 
 def test_version(capsys: Streams) -> None:
     """The version goes to stdout."""
-    assert run(["--version"]) == ExitCode.DONE
-    assert capsys.readouterr() == (f"kvscope {__version__}\n", "")
+    assert streams_of(capsys, "--version") == (f"kvscope {__version__}\n", "")
 
 
 def test_help_imports_nothing_heavy() -> None:

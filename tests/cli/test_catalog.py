@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope.cli.app import COMMANDS, run
-from kvscope.core.errors import ExitCode
+from kvscope.cli.app import COMMANDS
 from kvscope.deployment.gpus import GPUS
 from kvscope.deployment.models import preset_names
 from kvscope.ingest.formats.registry import FORMATS
 from kvscope.latency.profile import PRESETS
 from kvscope.policies.registry import POLICIES
 from kvscope.routers.registry import ROUTERS
-from tests.cli.shell import Streams, document
+from tests.cli.shell import Streams, document, streams_of
 
 NAMES: dict[str, list[str]] = {
     "policies": [policy.name for policy in POLICIES],
@@ -27,8 +26,7 @@ NAMES: dict[str, list[str]] = {
 @pytest.mark.parametrize("command", NAMES)
 def test_lists_for_people(capsys: Streams, command: str) -> None:
     """Every name begins a row, within 100 columns."""
-    assert run([command]) == ExitCode.DONE
-    lines = capsys.readouterr().out.splitlines()
+    lines = streams_of(capsys, command).out.splitlines()
     first = {line.split()[0] for line in lines if line.strip()}
     assert first >= set(NAMES[command])
     assert max(map(len, map(str.rstrip, lines))) <= 100
@@ -47,7 +45,6 @@ def test_who_runs_a_policy(capsys: Streams) -> None:
 
 def test_summaries_of_commands_are_their_help(capsys: Streams) -> None:
     """`kvscope --help` lists every command in the order of the registry, without loading it."""
-    assert run(["--help"]) == ExitCode.DONE
-    listed = capsys.readouterr().out.partition("Commands:")[2].strip().splitlines()
+    listed = streams_of(capsys, "--help").out.partition("Commands:")[2].strip().splitlines()
     assert [line.split()[0] for line in listed] == [name for name, _ in COMMANDS]
     assert all(lazy.summary in line for (_, lazy), line in zip(COMMANDS, listed, strict=True))

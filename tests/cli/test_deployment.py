@@ -12,7 +12,7 @@ from kvscope.core.errors import ExitCode
 from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.file import read_deployment
 from tests.cli.replayed import write_short
-from tests.cli.shell import Streams
+from tests.cli.shell import Streams, streams_of
 
 FLEET = [
     *("--gpu", "h100", "--tp", "2", "--replicas", "4", "--model", "llama3-70b"),
@@ -29,8 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_one_screen(capsys: Streams) -> None:
     """Summary, pool with its terms, latency with its band, and notes on 45 lines of 100 columns."""
-    assert run(["deployment", *FLEET]) == ExitCode.DONE
-    lines = capsys.readouterr().out.splitlines()
+    lines = streams_of(capsys, "deployment", *FLEET).out.splitlines()
     text = "\n".join(lines)
     assert len(lines) <= 45
     assert max(map(len, lines)) <= 100
@@ -44,13 +43,11 @@ def test_one_screen(capsys: Streams) -> None:
 
 def test_hybrid_models_say_why_no_flags(capsys: Streams) -> None:
     """The reason stands first among the notes; vLLM's hits are simulated, so there is none."""
-    assert run(["deployment", "--gpu", "h100", "--model", "gpt-oss-20b"]) == ExitCode.DONE
-    written = capsys.readouterr().out
+    written = streams_of(capsys, "deployment", "--gpu", "h100", "--model", "gpt-oss-20b").out
     assert "no engine flags" not in written
     assert "counted in full" not in written
     sglang = "deployment --gpu h100 --engine sglang --model gpt-oss-20b"
-    assert run(sglang.split()) == ExitCode.DONE
-    notes = capsys.readouterr().out.partition("Notes")[2].splitlines()
+    notes = streams_of(capsys, *sglang.split()).out.partition("Notes")[2].splitlines()
     assert notes[1].startswith("- no engine flags: gpt-oss-20b has layers of several kinds")
 
 
@@ -61,8 +58,7 @@ def test_created_shown_checked(folder: Path, capsys: Streams) -> None:
     assert read_deployment(folder / "kvscope.toml") == Deployment(
         gpu="h100", tp=2, replicas=4, model="llama3-70b", weight_dtype="fp8", gpu_hour=2.5
     )
-    assert run(["deployment"]) == ExitCode.DONE
-    assert "4 replicas of 2 x h100" in capsys.readouterr().out
+    assert "4 replicas of 2 x h100" in streams_of(capsys, "deployment").out
     assert run(["deployment", "check"]) == ExitCode.DONE
     assert capsys.readouterr().out.startswith("kvscope.toml: 4 replicas of 2 x h100")
     assert run(["deployment", "create", "--tp", "4"]) == ExitCode.USAGE
@@ -79,21 +75,17 @@ def test_what_was_said_once_holds(folder: Path, capsys: Streams) -> None:
     assert "As stated before" not in capsys.readouterr().err
     deployment = "1 x h100, llama3-8b, vllm@0.33, 2.50 per GPU and hour"
     for source in ([], [trace], ["short"]):
-        assert run(["analyze", *source, "--json"]) == ExitCode.DONE
-        out, err = capsys.readouterr()
+        out, err = streams_of(capsys, "analyze", *source, "--json")
         assert f"As stated before: {deployment} (--forget starts anew)" in err
         assert json.loads(out)["deployment"]["gpu"] == "h100"
     tune = ["tune", "--policies", "lru", "--output", "-"]
-    assert run([*tune, "--slo", "20s", "--percentile", "p90"]) == ExitCode.DONE
-    out, err = capsys.readouterr()
+    out, err = streams_of(capsys, *tune, "--slo", "20s", "--percentile", "p90")
     assert deployment in err
     assert "1 x h100, llama3-8b" in out
-    assert run([*tune, "--json"]) == ExitCode.DONE
-    out, err = capsys.readouterr()
+    out, err = streams_of(capsys, *tune, "--json")
     assert f"{deployment}, SLO p90 TTFT ≤ 20 s (" in err
     assert json.loads(out)["target"]["percentile"] == pytest.approx(0.9)
     assert run([*tune, "--forget"]) == ExitCode.USAGE
     assert "--slo: the SLO is not stated" in capsys.readouterr().err
     assert run(["analyze", "--forget"]) == ExitCode.DONE
-    assert run(["analyze"]) == ExitCode.DONE
-    assert "As stated before" not in capsys.readouterr().err
+    assert "As stated before" not in streams_of(capsys, "analyze").err

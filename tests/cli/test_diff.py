@@ -17,6 +17,7 @@ from kvscope.cli.app import run
 from kvscope.core.files import data_folder
 from kvscope.usecases.schemas import schema
 from tests.cli.replayed import simulated, write_profile, write_trace
+from tests.cli.shell import streams_of
 
 Streams = pytest.CaptureFixture[str]
 ROOT = Path(__file__).parents[2]
@@ -89,8 +90,7 @@ def test_two_recommendations(capsys: Streams) -> None:
     assert "hit rate" in {fact["name"] for fact in document["same"]}
     assert kvscope.diff(TLRU, GITTINS).to_dict() == document
     assert len(kvscope.diff(TLRU, GITTINS).to_polars()) == len(facts)
-    assert run(["diff", TLRU, GITTINS, "--db", ":memory:"]) == 0
-    out = capsys.readouterr().out
+    out = streams_of(capsys, "diff", TLRU, GITTINS, "--db", ":memory:").out
     assert "sglang flags, recommendation-tlru.toml: --radix-eviction-policy tlru" in out
     assert max(map(len, out.splitlines())) <= 100
 

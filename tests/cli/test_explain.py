@@ -20,7 +20,7 @@ from kvscope.store.results import add_validation
 from kvscope.store.traces import find
 from kvscope.usecases.explain import known_figures
 from kvscope.validate.result import EngineFacts, Figures, RunFacts, ValidationFacts
-from tests.cli.shell import document
+from tests.cli.shell import document, streams_of
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 TRACE = str(SAMPLES / "birth-death.jsonl.gz")
@@ -39,10 +39,8 @@ def test_causes_add_up_to_what_analyze_says_misses(
     """No token without a cause, none with two."""
     options = ("--db", db, "--capacity-blocks", "1000", "--json")
     path = str(SAMPLES / f"{sample}.jsonl.gz")
-    assert run(["explain", path, *options]) == 0
-    explained = json.loads(capsys.readouterr().out)
-    assert run(["analyze", path, *options]) == 0
-    analyzed = json.loads(capsys.readouterr().out)
+    explained = json.loads(streams_of(capsys, "explain", path, *options).out)
+    analyzed = json.loads(streams_of(capsys, "analyze", path, *options).out)
     (misses,) = (each for each in analyzed["misses"] if each["capacity_blocks"] == 1000)
     causes = {each["cause"]: each["tokens"] for each in explained["causes"]}
     assert sum(causes.values()) == explained["missed_tokens"]
@@ -57,10 +55,8 @@ def test_one_request_says_what_it_shares_and_why_it_stops(
 ) -> None:
     """The request that lost most, by its number."""
     options = ("--db", db, "--capacity-blocks", "100")
-    assert run(["explain", TRACE, *options, "--json"]) == 0
-    worst = json.loads(capsys.readouterr().out)["requests"][0]
-    assert run(["explain", TRACE, *options, "--request", str(worst["request"])]) == 0
-    out = capsys.readouterr().out
+    worst = json.loads(streams_of(capsys, "explain", TRACE, *options, "--json").out)["requests"][0]
+    out = streams_of(capsys, "explain", TRACE, *options, "--request", str(worst["request"])).out
     assert f"request {worst['last_use']}" in out
     assert f"{worst['written_blocks']:,} blocks were written since" in out
 
@@ -227,8 +223,7 @@ def test_a_head_that_changes_hourly_is_a_finding(
     finding = explained(capsys, str(path), "--db", db)["findings"][0]
     assert (finding["cause"], finding["tokens"]) == ("periodic", 7 * 6 * 16)
     assert (finding["at_token"], finding["period_s"], finding["values"]) == (32, 3600, 8)
-    assert run(["explain", str(path), "--db", db]) == 0
-    words = " ".join(capsys.readouterr().out.split())
+    words = " ".join(streams_of(capsys, "explain", str(path), "--db", db).out.split())
     assert "1. periodic, -1.1 pp: tokens 32-47 of shared prompts change hourly (8 values)" in words
 
 
@@ -240,6 +235,5 @@ def test_every_cause_can_be_a_condition() -> None:
 def test_conditions_on_causes_end_with_4(db: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A cause by its name, as a share of the input tokens."""
     command = ["explain", TRACE, "--db", db, "--capacity-blocks", "100", "--fail-on"]
-    assert run([*command, "evicted>0.1%"]) == 4
-    assert "evicted is" in capsys.readouterr().err
+    assert "evicted is" in streams_of(capsys, *command, "evicted>0.1%", code=4).err
     assert run([*command, "rejected>0%"]) == 0

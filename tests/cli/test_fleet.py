@@ -11,7 +11,7 @@ from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
 from kvscope.core.files import data_folder
 from tests.cli.replayed import PROFILE, write_short
-from tests.cli.shell import Streams, document
+from tests.cli.shell import Streams, document, streams_of
 
 SAMPLE = str(data_folder("sample_traces") / "to-c.jsonl.gz")
 ROUTERS = "round-robin,session,random,min-ttft"
@@ -60,8 +60,7 @@ def test_the_document(capsys: Streams) -> None:
 
 def test_one_screen(capsys: Streams) -> None:
     """The answer comes first, then routers, losses and what was assumed, on one screen."""
-    assert run([*FLEET, "--slo", "500ms"]) == ExitCode.DONE
-    screen = capsys.readouterr().out.splitlines()
+    screen = streams_of(capsys, *FLEET, "--slo", "500ms").out.splitlines()
     assert len(screen) <= 45
     assert max(map(len, screen)) <= 100
     text = "\n".join(screen)
@@ -105,8 +104,7 @@ def test_a_deployment(capsys: Streams) -> None:
     assert made["on_engines"]["replicas"] == made["chosen"]
     queued, checked = made["fleets"][0], made["on_engines"]
     assert checked["ttft_at_percentile_ms"] != queued["ttft_at_percentile_ms"]
-    assert run([*start, "--slo", "10s"]) == ExitCode.DONE
-    assert "imulated vLLMs" in capsys.readouterr().out
+    assert "imulated vLLMs" in streams_of(capsys, *start, "--slo", "10s").out
 
 
 def test_policies_that_engines_do_not_follow_are_replayed_on_queues(
@@ -138,8 +136,7 @@ def test_the_seeds_of_an_answer_that_misses(capsys: Streams, tmp_path: Path) -> 
     short = write_short(tmp_path, 300)
     where = ("--db", ":memory:", "--gpu", "l4", "--model", "llama3-8b", "--slo", "20s")
     routed = ("--router", "llm-d-precise", "--replicas", "2", "--time-model", "engine")
-    assert run(["fleet", short, *where, *routed]) == ExitCode.DONE
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(streams_of(capsys, "fleet", short, *where, *routed).out.split())
     assert "No fleet of up to 2 replicas meets p95 TTFT" in text
 
 
@@ -155,8 +152,7 @@ def test_more_load_than_servers(capsys: Streams, tmp_path: Path) -> None:
     (row,) = (each for each in made["fleets"] if each["router"] == "round-robin")
     assert row["latencies"]["overloaded"]
     assert row["latencies"]["ttft_ms"] is row["ttft_at_percentile_ms"] is None
-    assert run([*slow, "--fail-on", "p95>10min"]) == ExitCode.CHECK_FAILED
-    written = capsys.readouterr()
+    written = streams_of(capsys, *slow, "--fail-on", "p95>10min", code=ExitCode.CHECK_FAILED)
     assert "queues grow without end" in " ".join(written.out.split())
     assert "fail-on p95>10min: p95 is infinite" in written.err
 
@@ -186,8 +182,7 @@ def test_sessions_need_conversations(capsys: Streams, tmp_path: Path) -> None:
     trace.write_text("\n".join(map(json.dumps, rows)))
     start = ("fleet", str(trace), "--db", ":memory:", "--capacity-blocks", "3", "--slo", "1s")
     start = (*start, "--replicas", "1,2")
-    assert run([*start, "--json"]) == ExitCode.DONE
-    written = capsys.readouterr()
+    written = streams_of(capsys, *start, "--json")
     routers = {row["router"] for row in json.loads(written.out)["lines"]}
     assert "round-robin" in routers
     assert "session" not in routers

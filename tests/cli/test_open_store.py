@@ -24,7 +24,10 @@ COMPUTES = {
     "kvscope.characterize.spatial:decile_histogram": ("analyze", "trace"),
     "kvscope.reuse_models.fit:fit_to": ("fit", "trace"),
     "kvscope.app.simulate:sweep": ("simulate", "trace", *CAPACITY),
-    "kvscope.app.tune:tune": ("tune", "trace", "--slo", "1s", "--output", "-", *CAPACITY),
+    "kvscope.usecases.tune.recommend:tune": (
+        *("tune", "trace", "--slo", "1s", "--output", "-"),
+        *CAPACITY,
+    ),
     "kvscope.usecases.fleet:fleet": ("fleet", "trace", "--slo", "1s", *CAPACITY),
 }
 

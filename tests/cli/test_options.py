@@ -16,7 +16,7 @@ from kvscope.cli.app import run
 from kvscope.cli.options import DEFAULT_DB, Json, parsed_by, typed
 from kvscope.core.errors import ExitCode, UsageError
 from tests.cli.replayed import write_trace
-from tests.cli.shell import Streams, show
+from tests.cli.shell import Streams, show, streams_of
 
 
 def test_refused_values_name_their_option(capsys: Streams) -> None:
@@ -113,8 +113,7 @@ def test_only_own_reports_are_replaced(tmp_path: Path, capsys: Streams) -> None:
     analyze = ["analyze", "a", "--db", store, "--html", str(notes)]
     export = ["export", "a", "--db", store, "--to", "mooncake", "-o"]
     for words in (analyze, [*export, str(notes)], [*export, str(trace)]):
-        assert run(words) == ExitCode.USAGE, words
-        assert "replace it with --force" in capsys.readouterr().err
+        assert "replace it with --force" in streams_of(capsys, *words, code=ExitCode.USAGE).err
     assert notes.read_text() == "mine\n"
     assert run([*export, str(trace), "--force"]) == ExitCode.USAGE
     assert "the file is read, too" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from kvscope.cli.app import run
 from kvscope.core.errors import EngineError, ExitCode
 from kvscope.vllm_plugin import kv_events
 from kvscope.vllm_plugin.kv_events import BlockStored, EventBatch
+from tests.cli.shell import streams_of
 
 
 def test_where_nothing_can_be_listened_to_no_file_begins(
@@ -86,7 +87,6 @@ def test_a_full_disk_is_one_line(
     """And the requests that were written whole are counted."""
     streamed(monkeypatch, (1, EventBatch(1.0, [BlockStored([b"a", b"b"], None, 16)])), None)
     asked = ["record", "--kv-events", "tcp://here:1", "-o", "/dev/full", "--quiet", "1s"]
-    assert run(asked) == ExitCode.FAILED
-    told = capsys.readouterr().err
+    told = streams_of(capsys, *asked, code=ExitCode.FAILED).err
     assert "/dev/full: 0 requests, 1 batches of events, 0 (0.0%) missed" in told
     assert told.endswith("error: /dev/full: No space left on device\n")

@@ -14,6 +14,7 @@ from kvscope.report.report import Report
 from kvscope.store import traces
 from kvscope.store.db import open_store
 from tests.cli.replayed import simulated, write_trace
+from tests.cli.shell import streams_of
 
 Streams = pytest.CaptureFixture[str]
 
@@ -23,8 +24,7 @@ def db(tmp_path: Path, capsys: Streams) -> str:
     """Return a store with two traces; over the first, lru and belady at two capacities."""
     path = str(tmp_path / "store.duckdb")
     other = str(write_trace(tmp_path, "other"))
-    assert run(["ingest", other, "--db", path]) == 0
-    capsys.readouterr()
+    streams_of(capsys, "ingest", other, "--db", path)
     first = write_trace(tmp_path)
     first.write_text(first.read_text() + "\n")
     asked = ("--policies", "lru,belady", "--capacity-blocks", "1,2")
@@ -69,8 +69,7 @@ def test_the_table_puts_settings_apart(db: str, capsys: Streams) -> None:
     simulated(
         capsys, "tiny", "--db", db, *("--policies", "lru", "--capacity-blocks", "2", "--slo", "1s")
     )
-    assert run(["runs", "tiny", "--db", db, "--model", "vicuna-7b"]) == 0
-    told = capsys.readouterr().out
+    told = streams_of(capsys, "runs", "tiny", "--db", db, "--model", "vicuna-7b").out
     assert "tiny, SLO 1 s" in told
     assert told.count("Counted: token-weighted") == 2
     assert "belady*" in told
@@ -109,8 +108,7 @@ def test_runs_are_removed_by_policy_or_all(db: str, capsys: Streams) -> None:
     assert "removed 2 runs of 'tiny'" in capsys.readouterr().err
     assert {one["policy"] for one in listed(capsys, "tiny", "--db", db)} == {"lru"}
     assert run(["runs", "remove", "--all", "--db", db]) == 0
-    assert run(["runs", "--db", db]) == 0
-    assert "kvscope simulate" in capsys.readouterr().err
+    assert "kvscope simulate" in streams_of(capsys, "runs", "--db", db).err
 
 
 def test_reports_are_listed_and_removed(db: str, capsys: Streams) -> None:
@@ -119,17 +117,13 @@ def test_reports_are_listed_and_removed(db: str, capsys: Streams) -> None:
         for trace in traces.all_traces(store):
             found = Report("kvscope tune", trace, dict, list, list)
             stored.keep(store, found, 1.5, summary=f"Keep LRU for {trace.name}.")
-    assert run(["runs", "tiny", "--db", db]) == 0
-    shown = capsys.readouterr().out
+    shown = streams_of(capsys, "runs", "tiny", "--db", db).out
     assert "UTC: Keep LRU for tiny." in shown
     assert "other" not in shown
-    assert run(["runs", "tiny", "--db", db, "--json"]) == 0
-    (report,) = json.loads(capsys.readouterr().out)["reports"]
+    (report,) = json.loads(streams_of(capsys, "runs", "tiny", "--db", db, "--json").out)["reports"]
     assert (report["command"], report["duration_s"]) == ("kvscope tune", 1.5)
-    assert run(["runs", "tiny", "--db", db, "--policy", "lru"]) == 0
-    assert "Keep LRU" not in capsys.readouterr().out
-    assert run(["runs", "remove", "tiny", "--db", db, "--reports", "--all"]) == 2
-    capsys.readouterr()
+    assert "Keep LRU" not in streams_of(capsys, "runs", "tiny", "--db", db, "--policy", "lru").out
+    streams_of(capsys, "runs", "remove", "tiny", "--db", db, "--reports", "--all", code=2)
     assert run(["runs", "remove", "tiny", "--db", db, "--reports"]) == 0
     assert "removed 1 report of 'tiny'" in capsys.readouterr().err
     assert len(listed(capsys, "tiny", "--db", db)) == 4
@@ -139,10 +133,8 @@ def test_reports_are_listed_and_removed(db: str, capsys: Streams) -> None:
 
 def test_a_trace_takes_its_runs_along(db: str, capsys: Streams) -> None:
     """Removing a trace removes its runs, and no others."""
-    assert run(["runs", "other", "--db", db]) == 0
-    assert "no such runs" in capsys.readouterr().err
+    assert "no such runs" in streams_of(capsys, "runs", "other", "--db", db).err
     simulated(capsys, "other", "--db", db, "--policies", "lru", "--capacity-blocks", "2")
-    assert run(["traces", "remove", "tiny", "--db", db]) == 0
-    capsys.readouterr()
+    streams_of(capsys, "traces", "remove", "tiny", "--db", db)
     assert [one["policy"] for one in listed(capsys, "other", "--db", db)] == ["lru"]
     assert run(["runs", "tiny", "--db", db]) == 3

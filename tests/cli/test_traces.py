@@ -17,6 +17,7 @@ from kvscope.cli.app import run
 from kvscope.cli.terminal import Terminal
 from kvscope.core.errors import ExitCode, InputError
 from kvscope.store.db import MEMORY, open_store
+from tests.cli.shell import streams_of
 
 Streams = pytest.CaptureFixture[str]
 
@@ -42,15 +43,13 @@ def db(tmp_path: Path) -> str:
 def test_ingest_says_what_is_stored(tmp_path: Path, db: str, capsys: Streams) -> None:
     """One line of data a trace; what was inferred goes to stderr."""
     path = trace_file(tmp_path / "chat.jsonl")
-    assert run(["ingest", path, "--db", db]) == ExitCode.DONE
-    out, err = capsys.readouterr()
+    out, err = streams_of(capsys, "ingest", path, "--db", db)
     assert out == (
         "chat: mooncake, 10 requests in 9s, 20 accesses of 11 blocks of 512 tokens,"
         " lineage inferred\n"
     )
     assert f"note: {path}: conversations are inferred from shared prefixes\n" in err
-    assert run(["ingest", path, "--db", db]) == ExitCode.DONE
-    again = capsys.readouterr()
+    again = streams_of(capsys, "ingest", path, "--db", db)
     assert again.out == out
     known = f"{path}: already in the store as 'chat', read as mooncake in blocks of 512 tokens"
     assert again.err == f"note: {known}\n"
@@ -59,12 +58,10 @@ def test_ingest_says_what_is_stored(tmp_path: Path, db: str, capsys: Streams) ->
 def test_a_path_is_taken_as_it_is_stored(tmp_path: Path, db: str, capsys: Streams) -> None:
     """Whoever names no reading options gets the trace as it was read before, and is told how."""
     path = trace_file(tmp_path / "a.jsonl")
-    assert run(["ingest", path, "--block-size", "600", "--db", db]) == ExitCode.DONE
-    capsys.readouterr()
+    streams_of(capsys, "ingest", path, "--block-size", "600", "--db", db)
     for words in (["analyze", path], ["ingest", path], ["export", path, "--to", "mooncake"]):
         output = ["-o", str(tmp_path / "out.jsonl")] if words[0] == "export" else ["--json"]
-        assert run([*words, *output, "--db", db]) == ExitCode.DONE
-        said = capsys.readouterr().err
+        said = streams_of(capsys, *words, *output, "--db", db).err
         assert f"{path}: already in the store as 'a', read as mooncake in blocks of 600" in said
     assert run(["ingest", path, "--block-size", "300", "--db", db]) == ExitCode.DONE
     assert capsys.readouterr().out.startswith("a-2: ")
@@ -75,8 +72,7 @@ def test_a_path_is_taken_as_it_is_stored(tmp_path: Path, db: str, capsys: Stream
 def test_ingest_as_json(tmp_path: Path, db: str, capsys: Streams) -> None:
     """One document for all paths; its `trace` has the keys that scripts depend on."""
     first, second = trace_file(tmp_path / "a.jsonl"), trace_file(tmp_path / "b.jsonl", [line(7)])
-    assert run(["ingest", first, second, "--db", db, "--json"]) == ExitCode.DONE
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(streams_of(capsys, "ingest", first, second, "--db", db, "--json").out)
     assert (document["schema"], document["command"]) == (1, "ingest")
     assert document["trace"]["name"] == "b"
     assert [one["name"] for one in document["ingested"]] == ["a", "b"]
@@ -89,8 +85,7 @@ def test_bad_lines_are_reported_and_kept(tmp_path: Path, db: str, capsys: Stream
     """Each kind of reason once, with its first line and its count; later again from the store."""
     bad = '{"timestamp": 1, "input_length": 0, "output_length": 1}'
     path = trace_file(tmp_path / "a.jsonl", [line(1), *[bad] * 7, "{", line(2)])
-    assert run(["ingest", path, "--db", db]) == ExitCode.INPUT
-    refused = capsys.readouterr()
+    refused = streams_of(capsys, "ingest", path, "--db", db, code=ExitCode.INPUT)
     assert refused.out == ""
     *notes, error = refused.err.splitlines()
     assert error.startswith(f"error: {path}: 8 of 10 lines cannot be used, more than 1%")
@@ -101,8 +96,7 @@ def test_bad_lines_are_reported_and_kept(tmp_path: Path, db: str, capsys: Stream
     assert notes[2].startswith(f"note: {path}:9: ")
     assert run(["ingest", path, "--db", db, "--max-bad", "90%"]) == ExitCode.DONE
     assert capsys.readouterr().err.splitlines()[:3] == notes
-    assert run(["traces", "bad-lines", "a", "--db", db]) == ExitCode.DONE
-    listed = capsys.readouterr().out.splitlines()
+    listed = streams_of(capsys, "traces", "bad-lines", "a", "--db", db).out.splitlines()
     assert len(listed) == 8
     assert listed[0] == f"{path}:2: {reason}"
     assert run(["ingest", path, "--db", db, "--strict", "--block-size", "600"]) == ExitCode.INPUT
@@ -111,8 +105,7 @@ def test_bad_lines_are_reported_and_kept(tmp_path: Path, db: str, capsys: Stream
 
 def test_a_stored_trace_is_not_read_again(tmp_path: Path, db: str, capsys: Streams) -> None:
     """Options on how to read a trace that is there are refused, not ignored."""
-    assert run(["ingest", trace_file(tmp_path / "a.jsonl"), "--db", db]) == ExitCode.DONE
-    capsys.readouterr()
+    streams_of(capsys, "ingest", trace_file(tmp_path / "a.jsonl"), "--db", db)
     for option in (["--block-size", "64"], ["--format", "weka"], ["--strict"], ["--name", "b"]):
         for named in (["a"], []):
             assert run(["analyze", *named, *option, "--db", db]) == ExitCode.USAGE
@@ -127,13 +120,11 @@ def test_a_stored_trace_is_not_read_again(tmp_path: Path, db: str, capsys: Strea
 def test_strict_holds_for_what_is_known(tmp_path: Path, db: str, capsys: Streams) -> None:
     """A trace that is stored without its bad lines is refused as it would be when read."""
     path = trace_file(tmp_path / "a.jsonl", [line(1), "{", line(2)])
-    assert run(["ingest", path, "--db", db, "--max-bad", "50%"]) == ExitCode.DONE
-    capsys.readouterr()
+    streams_of(capsys, "ingest", path, "--db", db, "--max-bad", "50%")
     assert run(["ingest", path, "--db", db]) == ExitCode.DONE
     assert capsys.readouterr().err.endswith("blocks of 512 tokens, 1 of 3 lines left out\n")
     for command in ("ingest", "analyze"):
-        assert run([command, path, "--db", db, "--strict"]) == ExitCode.INPUT
-        out, err = capsys.readouterr()
+        out, err = streams_of(capsys, command, path, "--db", db, "--strict", code=ExitCode.INPUT)
         assert out == ""
         assert err.startswith(f"error: {path}:2: ")
 
@@ -144,14 +135,12 @@ def test_traces_lists_the_last_used_first(tmp_path: Path, db: str, capsys: Strea
         path = trace_file(tmp_path / f"{name}.jsonl", [line(len(name))])
         assert run(["ingest", path, "--db", db]) == ExitCode.DONE
     capsys.readouterr()
-    assert run(["traces", "--db", db]) == ExitCode.DONE
-    table = capsys.readouterr().out
+    table = streams_of(capsys, "traces", "--db", db).out
     assert table.index("second") < table.index("first")
     assert all(word in table for word in ("mooncake", "requests", "bad lines"))
     assert run(["traces", "--db", db, "remove", "second"]) == ExitCode.DONE
     assert capsys.readouterr().err == "note: removed 'second'\n"
-    assert run(["traces", "--db", db, "--json"]) == ExitCode.DONE
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(streams_of(capsys, "traces", "--db", db, "--json").out)
     assert document["trace"] is None
     assert [one["name"] for one in document["traces"]] == ["first"]
     assert run(["traces", "remove", "fist", "--db", db]) == ExitCode.INPUT
@@ -173,8 +162,7 @@ def test_nothing_to_work_on_creates_no_store(tmp_path: Path, db: str, capsys: St
         ["export", "--to", "mooncake", "-o", out],
         ["export", "nothing", "--to", "mooncake", "-o", out],
     ):
-        assert run([*words, "--db", db]) == ExitCode.INPUT
-        assert capsys.readouterr().err.startswith("error: ")
+        assert streams_of(capsys, *words, "--db", db, code=ExitCode.INPUT).err.startswith("error: ")
         assert list(tmp_path.iterdir()) == [empty]
 
 
@@ -183,8 +171,7 @@ def test_export_and_back(tmp_path: Path, db: str, capsys: Streams) -> None:
     path = trace_file(tmp_path / "a.jsonl")
     target = tmp_path / "out.jsonl.gz"
     told = ["export", path, "--db", db, "--to", "mooncake", "-o"]
-    assert run([*told, str(target)]) == ExitCode.DONE
-    capsys.readouterr()
+    streams_of(capsys, *told, str(target))
     piped = subprocess.run(
         [sys.executable, "-m", "kvscope", *told, "-"], capture_output=True, check=True
     )
@@ -239,8 +226,7 @@ def test_several_paths_are_one_trace(tmp_path: Path, db: str, capsys: Streams) -
     texts = [str(paths[0]), str(tmp_path / "rest"), str(paths[1])]
     assert run(["ingest", *texts, "--name", "x", "--db", db]) == 0
     assert capsys.readouterr().out.startswith("x: mooncake, 10 requests")
-    assert run(["export", *texts, "--to", "mooncake", "-o", "-", "--db", db]) == 0
-    streams = capsys.readouterr()
+    streams = streams_of(capsys, "export", *texts, "--to", "mooncake", "-o", "-", "--db", db)
     assert "already in the store as 'x'" in streams.err
     assert [json.loads(line)["timestamp"] for line in streams.out.splitlines()] == [
         json.loads(line)["timestamp"] for line in lines
@@ -249,8 +235,7 @@ def test_several_paths_are_one_trace(tmp_path: Path, db: str, capsys: Streams) -
         assert (trace.facts.name, trace.facts.requests) == ("late day+1", 10)
     assert run(["ingest", *texts, "--db", db]) == 0  # a trace each
     assert run(["analyze", texts[0], "x", "--db", db]) == ExitCode.INPUT
-    assert run(["analyze", texts[0], "none", "--db", db]) == ExitCode.INPUT
-    errors = capsys.readouterr().err
+    errors = streams_of(capsys, "analyze", texts[0], "none", "--db", db, code=ExitCode.INPUT).err
     assert "x: a stored trace is no file among others" in errors
     assert "none: neither a file nor a stored trace" in errors
 

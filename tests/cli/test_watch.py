@@ -28,6 +28,7 @@ from kvscope.core.addresses import Address
 from kvscope.core.errors import ExitCode
 from kvscope.vllm_plugin import kv_events
 from kvscope.vllm_plugin.kv_events import BlockStored, EventBatch
+from tests.cli.shell import streams_of
 
 ROOT = Path(__file__).parents[2]
 ADVICE = ROOT / "tests" / "written_before" / "recommendation-tlru.toml"
@@ -82,7 +83,10 @@ def refused(port: int, path: str = "/metrics", **headers: str) -> int:
 
 def test_metrics(tmp_path: Path) -> None:
     """Counts from the beginning; ratios once a window was replayed, worked out by hand."""
-    port, watched = free_port(), Watch(WatchRequest(9, 0.0, 0.2, capacity_blocks=4))
+    port, watched = (
+        free_port(),
+        Watch(WatchRequest(WatchOptions(window=9, every=0.0, capacity_blocks=4))),
+    )
     with serving(watched, Address("127.0.0.1", port)):
         samples = scraped(port)
         assert samples["kvscope_requests_total"] == 0
@@ -105,7 +109,10 @@ def test_metrics(tmp_path: Path) -> None:
 
 def test_who_may_read() -> None:
     """Without a token those who name this machine; with one those who know it."""
-    port, watched = free_port(), Watch(WatchRequest(9, 0.0, 0.2, capacity_blocks=4))
+    port, watched = (
+        free_port(),
+        Watch(WatchRequest(WatchOptions(window=9, every=0.0, capacity_blocks=4))),
+    )
     with serving(watched, Address("127.0.0.1", port)):
         assert scraped(port, Host="localhost")
         assert refused(port, Host="evil.example") == 400
@@ -130,8 +137,7 @@ def test_another_address_gets_a_token(
     started = ["watch", str(tmp_path), "--capacity-blocks", "4", "--port", str(free_port())]
     assert run([*started, "--host", "0.0.0.0"]) == ExitCode.DONE  # noqa: S104
     assert re.search(r"`Authorization: Bearer [\w-]{20,}`", capsys.readouterr().err)
-    assert run(started) == ExitCode.DONE
-    assert "Bearer" not in capsys.readouterr().err
+    assert "Bearer" not in streams_of(capsys, *started).err
 
 
 def test_kv_events(capsys: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +196,5 @@ def test_the_page(tmp_path: Path) -> None:
 
 def test_the_grafana_dashboard_is_printed(capsys: Streams) -> None:
     """As the file in the package has it."""
-    assert run(["watch", "--grafana"]) == ExitCode.DONE
-    printed = capsys.readouterr().out
+    printed = streams_of(capsys, "watch", "--grafana").out
     assert printed == (ROOT / "grafana" / "kvscope-watch.json").read_text(encoding="utf-8")

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.cli.app import run
-from kvscope.core.errors import ExitCode
 from kvscope.deployment.deployment import Deployment
 from kvscope.deployment.file import read_work, write_deployment
+from tests.cli.shell import streams_of
 
 FILE = "schema = 1\ntrace = 'small.jsonl'\ndb = 'team.duckdb'\n"
 
@@ -30,15 +29,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_commands_take_what_the_file_names(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And say so; an option or an argument wins."""
-    assert run(["analyze"]) == ExitCode.DONE
-    said = capsys.readouterr().err
+    said = streams_of(capsys, "analyze").err
     assert "trace of kvscope.toml: small.jsonl" in said
     assert "db of kvscope.toml: team.duckdb" in said
     assert (here / "team.duckdb").is_file()
-    assert run(["analyze", "small", "--db", "team.duckdb"]) == ExitCode.DONE
-    assert "kvscope.toml" not in capsys.readouterr().err
-    assert run(["traces"]) == ExitCode.DONE
-    assert "small" in capsys.readouterr().out
+    assert "kvscope.toml" not in streams_of(capsys, "analyze", "small", "--db", "team.duckdb").err
+    assert "small" in streams_of(capsys, "traces").out
     assert not (here / "kvscope.duckdb").exists()
 
 

@@ -16,8 +16,8 @@ from kvscope.core.errors import ExitCode
 from kvscope.core.files import data_folder
 from kvscope.latency.file import load_profile
 from kvscope.reuse_models.selection import MODELS
+from kvscope.tuning.rule import Verdict
 from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits
-from kvscope.tuning.verdict import Verdict
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = str(data_folder("sample_traces"))

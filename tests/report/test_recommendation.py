@@ -7,7 +7,6 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from kvscope.app.tune import Recommendation
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import Deployment, resolve
 from kvscope.deployment.models import resolve_model
@@ -30,6 +29,7 @@ from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import End, EndVerdict, RequiredCapacity, TuningResult
 from kvscope.usecases.tune import USE_CASE
+from kvscope.usecases.tune.recommendation import Recommendation
 from tests import small_traces
 from tests.tuning.examples import BLOCK, PROFILE, TLRU, in_turn, plan_of, tuned
 
@@ -196,9 +196,9 @@ def test_a_verdict_that_changes_with_session_starts_has_no_flags(result: Recomme
     assert "tlru xi_tokens=57 there: p95 TTFT 58 ms, hit rate 85.0%, eligible in 0 of 1." in words
     keep = replace(result.tuning, verdict="keep-lru", recommended=lru, contenders=())
     keeping = _deployed(replace(result, tuning=keep))
-    assert not keeping.why_no_flags()
+    assert not keeping.why_no_flags
     unsure = replace(keep, ends=(replace(end, verdict="add-capacity", eligible=None),))
-    assert "when the sessions begin" in replace(keeping, tuning=unsure).why_no_flags()
+    assert "when the sessions begin" in replace(keeping, tuning=unsure).why_no_flags
 
 
 def test_sensitivity_is_by_xi(result: Recommendation) -> None:

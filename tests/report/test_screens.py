@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.cli.app import run
 from kvscope.core.files import data_folder
+from tests.cli.shell import streams_of
 from tests.long import long
 
 SCREEN = 45  # lines
@@ -31,8 +31,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> str:
 def printed(capsys: Streams, command: str, sample: str, db: str, *options: str) -> list[str]:
     """Return the lines that a command prints about a sample or another file, all of them clean."""
     path = str(data_folder("sample_traces") / sample)
-    assert run([command, path, "--db", db, *options]) == 0, capsys.readouterr().err
-    lines = capsys.readouterr().out.splitlines()
+    lines = streams_of(capsys, command, path, "--db", db, *options).out.splitlines()
     for line in lines:
         assert line == line.rstrip()
         assert len(line) <= 100 or " " not in line.strip()

@@ -29,7 +29,7 @@ from kvscope.tuning.comparison import Harm, WindowTrial
 from kvscope.tuning.plan import PlanOption, TuningPlan
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Advance, trial_of
-from kvscope.tuning.tuner import TuningOptions, TuningResult, tune
+from kvscope.tuning.tuner import Tuner, TuningOptions, TuningResult
 from tests import small_traces
 
 BLOCK = 16
@@ -223,9 +223,9 @@ def tuned(
 ) -> TuningResult:
     """Return what `tune` recommends for a trace."""
     asked = TuningOptions(target or Target(slo_s), tuple(variants), **question)  # type: ignore[arg-type]
-    return tune(
+    return Tuner(
         prompts_of(trace), setting, asked, WINDOWS, lineage=lineage, progress=quiet, stop=stop
-    )
+    ).run()
 
 
 def plan_of(tuning: TuningResult) -> TuningPlan:
@@ -245,7 +245,6 @@ def plan_of(tuning: TuningResult) -> TuningPlan:
                 attainment_interval=(each.later.attainment, each.later.attainment),
                 meets_target=each.later.meets(tuning.target),
                 saves_hour=None,
-                written_bytes_s=0.0,
             )
             for each, answer in judged
         )

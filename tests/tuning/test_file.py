@@ -21,7 +21,7 @@ from kvscope.policies.base import Policy
 from kvscope.policies.gittins import AGES, Gittins
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.tuning.bootstrap import Bootstrap
-from kvscope.tuning.canary import Canary
+from kvscope.tuning.comparison import Canary
 from kvscope.tuning.file import (
     EngineTable,
     RecommendationFile,
@@ -30,9 +30,9 @@ from kvscope.tuning.file import (
     write_recommendation,
 )
 from kvscope.tuning.flags import EngineLaunch, flags
+from kvscope.tuning.rule import Verdict
 from kvscope.tuning.target import Target
 from kvscope.tuning.tuner import TuningResult
-from kvscope.tuning.verdict import Verdict
 from kvscope.validate.validate import recommended_run
 from kvscope.vllm_plugin.settings import read_settings as plugin_settings
 from tests.tuning.examples import BLOCK, PROFILE, in_turn, tuned

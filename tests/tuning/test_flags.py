@@ -21,7 +21,6 @@ def test_lru_needs_no_plugin() -> None:
     """vLLM's own order, with the pool that was stated."""
     told = flags(Lru(), EngineLaunch(num_gpu_blocks=64))
     assert told.vllm == "--num-gpu-blocks-override 64"
-    assert told.built_in
     assert not told.vllm_needs_plugin
 
 
@@ -32,7 +31,6 @@ def test_tlru_is_built_into_sglang_and_vllm_has_the_plugin_for_it() -> None:
     )
     assert told.vllm == f"{VLLM_PLUGIN} --num-gpu-blocks-override 2"
     assert told.vllm_needs_plugin
-    assert told.built_in
     assert told.sglang is not None
     assert flags(TLru({"xi_percentile": 0.9})).sglang is None
 

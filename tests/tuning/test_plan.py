@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 import kvscope
 from kvscope.app.monitor import Monitor
-from kvscope.app.tune import RecordedLater
 from kvscope.core.files import data_folder
 from kvscope.core.trace import Measurements
 from kvscope.routers.registry import router_by_name
 from kvscope.tuning.comparison import Harm
 from kvscope.tuning.split import Split
 from kvscope.tuning.target import Target
+from kvscope.usecases.tune.recommendation import RecordedLater
 from tests.small_traces import built, prompts
 from tests.tuning.examples import in_turn
 

@@ -151,9 +151,7 @@ def test_added_capacity_is_more_than_there_is() -> None:
         one.parent_chat_id += 600 if one.parent_chat_id >= 0 else 0
         one.hash_ids = [500_000 + int(block) for block in one.hash_ids or ()]
     trace += later
-    found = tuned(
-        trace, 0.03, (), capacity_blocks=300, warmup=0.1, validation=280 / 1_200, held_out=0.25
-    )
+    found = tuned(trace, 0.03, (), capacity_blocks=300, shares=(0.1, 280 / 1_200, 0.25))
     assert found.split.validation_from_s == 620
     assert found.verdict == "add-capacity"
     assert found.least_lru is not None

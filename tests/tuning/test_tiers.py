@@ -25,7 +25,7 @@ from kvscope.tuning.plan import FULL_SSD, Planner, PlanOption, TuningPlan
 from kvscope.tuning.target import Target
 from kvscope.tuning.tier_prices import TierKind, TierPrice, tier_prices
 from kvscope.tuning.tiers import TierCandidate, TierOffer, TierRejection
-from kvscope.tuning.tuner import End, Tuner, TuningOptions, TuningResult, prepared
+from kvscope.tuning.tuner import End, Tuner, TuningOptions, TuningResult
 from tests.small_traces import built, prompts
 from tests.tuning.answered import BLOCK_BYTES, GROUPS, answered
 from tests.tuning.examples import BLOCK, ENGINE, WINDOWS, in_turn
@@ -65,12 +65,12 @@ def tuner_of(
     ends: tuple[End, ...] = (),
     variants: tuple[Variant, ...] = (),
     stop: Event | None = None,
-) -> tuple[Tuner, Any]:
-    """Return the tuner of an engine, and its split."""
+) -> Tuner:
+    """Return the tuner of an engine."""
     options = TuningOptions(
         target=target, variants=variants, capacity_blocks=pool, ends=ends, scale_out=False
     )
-    tuner, split, *_ = prepared(
+    return Tuner(
         trace,
         setting,
         options,
@@ -79,7 +79,6 @@ def tuner_of(
         progress=lambda _: nullcontext(lambda _: None),
         stop=stop,
     )
-    return tuner, split
 
 
 def plan(
@@ -93,10 +92,8 @@ def plan(
     **of_tuner: Any,
 ) -> TuningPlan:
     """Return the plan of a trace with all sizes of memory below the pool."""
-    trace = trace or a_trace()
-    tuner, split = tuner_of(trace, Target(slo_s, percentile, view="queued"), **of_tuner)
-    pool = tuner.options.capacity_blocks or 0
-    result = tuner.whole(pool, "stated", split, trace, "given")
+    tuner = tuner_of(trace or a_trace(), Target(slo_s, percentile, view="queued"), **of_tuner)
+    result = tuner.run()
     hour = None if gpu_hour is None else gpu_hour * gpus
     stated: dict[str, Any] = {
         "candidates": SIZES,
@@ -111,15 +108,13 @@ def plan(
         tuner,
         result,
         hour,
-        at_end=lambda end: tuner.at_end(end, trace, "given"),
         tiers=TierOffer(**(stated | (offer or {}))),
     ).plan()
 
 
 def result_of() -> TuningResult:
     """Return the tuning of the trace without memory below."""
-    tuner, split = tuner_of(a_trace(), Target(0.2, view="queued"))
-    return tuner.whole(POOL, "stated", split, a_trace(), "given")
+    return tuner_of(a_trace(), Target(0.2, view="queued")).run()
 
 
 def chosen(made: TuningPlan) -> TierCandidate | None:
@@ -153,7 +148,7 @@ def test_the_cheapest_that_meets_the_slo(paying: TuningPlan) -> None:
 def test_figures_are_those_of_simulate(paying: TuningPlan) -> None:
     """Pool and tier, replayed over the same requests."""
     trace = a_trace()
-    tuner, _ = tuner_of(trace, Target(0.2, view="queued"))
+    tuner = tuner_of(trace, Target(0.2, view="queued"))
     later = tuner.windows.later.evaluator.workload
     offer = TierOffer(candidates=SIZES, block_bytes=BLOCK_BYTES, gpus=1, prices={"dram": GIB_HOUR})
     tier = offer.below(SIZES[1])

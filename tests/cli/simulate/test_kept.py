@@ -18,6 +18,7 @@ from kvscope.replay import sweep
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.store import results
 from tests.cli.replayed import simulated
+from tests.cli.shell import streams_of
 
 Streams = pytest.CaptureFixture[str]
 
@@ -76,8 +77,7 @@ def test_ctrl_c_keeps_what_is_finished(
     written = capsys.readouterr()
     assert [one["capacity_blocks"] for one in json.loads(written.out)["results"]] == [1, 2]
     assert "2 of 6 runs are finished and kept" in written.err
-    assert run(["runs", *options[:2], "--json"]) == 0
-    kept = json.loads(capsys.readouterr().out)["runs"]
+    kept = json.loads(streams_of(capsys, "runs", *options[:2], "--json").out)["runs"]
     assert [one["capacity_blocks"] for one in kept] == [1, 2]
 
 

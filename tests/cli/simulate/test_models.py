@@ -9,6 +9,7 @@ import pytest
 from kvscope.cli.app import run
 from kvscope.policies.registry import POLICIES
 from tests.cli.replayed import BLOCK, simulated
+from tests.cli.shell import streams_of
 
 Streams = pytest.CaptureFixture[str]
 
@@ -25,8 +26,7 @@ def test_a_sample_says_its_error(tmp_path: Path, capsys: Streams) -> None:
     """A sampled run has an error, an exact one none, and the exact one lies within it."""
     folder = str(tmp_path / "dataset")
     sample = "sample_traces/to-c.jsonl.gz"
-    assert run(["ingest", sample, "--into", folder, "--memory", "4GiB", "--workers", "1"]) == 0
-    capsys.readouterr()
+    streams_of(capsys, "ingest", sample, "--into", folder, "--memory", "4GiB", "--workers", "1")
     asked = (folder, "--policies", "lru,fifo")
     at = ("--capacity-blocks", "20000")
     exact = simulated(capsys, *asked, *at)["results"]
@@ -55,8 +55,7 @@ def test_an_engine_gives_running_requests_their_blocks(
     assert small["queued_ttft_ms"]["p99"] > 0
     kept = simulated(capsys, trace, *options, "--policies", "lru", "--capacity-blocks", "5")
     assert kept["results"][0]["capacity_model"] == "cache"
-    assert run(["runs", *options[:2], "--policy", "lru"]) == 0
-    told = " ".join(capsys.readouterr().out.split())
+    told = " ".join(streams_of(capsys, "runs", *options[:2], "--policy", "lru").out.split())
     assert "Capacity: an engine's block pool" in told
     assert "at most 128 run at once, with 2,048 tokens per step" in told
     assert "Capacity: idle cached blocks" in told

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from kvscope.app.tune import engine_fit
 from kvscope.core.hits import Outputs, standard
 from kvscope.core.runs import Tenant
 from kvscope.learning.offline.learners import fit_for
@@ -17,6 +16,7 @@ from kvscope.policies.gittins import Gittins
 from kvscope.policies.tlru import TLru
 from kvscope.replay.derived_traces import isolate
 from kvscope.replay.traffic import traffic
+from kvscope.usecases.tune.recommend import engine_fit
 from tests.golden.samples import sample
 
 BLOCKS = 1000

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from kvscope.app.requests import COMMON_GPUS
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode, UsageError
-from kvscope.usecases.tune import TuneOptions, machine_requests
+from kvscope.usecases.tune import COMMON_GPUS, TuneOptions, machine_requests
+from tests.cli.shell import streams_of
 from tests.cli.tune.asked import document, told, write_trace
 from tests.tuning.examples import in_turn
 
@@ -28,8 +28,7 @@ def plain(trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[
 
 def test_lru_on_common_gpus(plain: tuple[str, ...], capsys: Streams) -> None:
     """A row for each GPU, the command to run next, a page, and no file."""
-    assert run(["tune", *plain, "--html", "page.html"]) == ExitCode.DONE
-    out, err = capsys.readouterr()
+    out, err = streams_of(capsys, "tune", *plain, "--html", "page.html")
     assert "Which machine? ──" in out
     lines = out.splitlines()
     head = next(at for at, line in enumerate(lines) if line.startswith("GPU "))
@@ -65,8 +64,7 @@ def test_a_deployment_of_an_earlier_command_answers(
     """So does kvscope.toml; the SLO that the table was for is kept too."""
     told(capsys, *plain)
     states = ("--gpu", "h100", "--model", "llama3-8b")
-    assert run(["analyze", *plain[:3], *states]) == ExitCode.DONE
-    capsys.readouterr()
+    streams_of(capsys, "analyze", *plain[:3], *states)
     assert "Recommendation: " in told(capsys, "--db", "k.duckdb", "--policies", "tlru")
     assert "Which machine?" in told(capsys, *plain, "--forget")
     Path("kvscope.toml").write_text(
@@ -113,8 +111,7 @@ def test_without_times_or_with_a_condition(
     """Queues need times: a cache study. A condition on a recommendation is refused."""
     requests = [replace(each, arrival_s=0.0) for each in in_turn()]
     path = str(write_trace(tmp_path / "at-once.jsonl", requests))
-    assert run(["tune", path, *plain[1:], "--policies", "tlru", "--json"]) == ExitCode.DONE
-    out, err = capsys.readouterr()
+    out, err = streams_of(capsys, "tune", path, *plain[1:], "--policies", "tlru", "--json")
     assert "no GPU is simulated: queues need arrival times, which the trace lacks" in err
     assert json.loads(out)["command"] == "tune"
     assert run(["tune", *plain, "--fail-on", "verdict!=keep-lru"]) == ExitCode.USAGE

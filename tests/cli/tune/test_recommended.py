@@ -8,6 +8,7 @@ import pytest
 
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
+from tests.cli.shell import streams_of
 from tests.cli.tune.asked import DEPLOYED, HERE, document
 
 Streams = pytest.CaptureFixture[str]
@@ -23,8 +24,7 @@ def test_simulate_replays_what_was_recommended(
     found = document(capsys, trace, *options, "--slo", "200ms", *where)
     best = found["recommendation"]
     asked = ("simulate", trace, "--recommendation", "recommendation.toml", "--json")
-    assert run([*asked, *options[:2], "--warmup", "75%"]) == 0
-    results = json.loads(capsys.readouterr().out)["results"]
+    results = json.loads(streams_of(capsys, *asked, *options[:2], "--warmup", "75%").out)["results"]
     assert [one["policy"] for one in results] == ["lru", "tlru"]
     for one, expected in zip(results, (best["baseline"], best["expected"]), strict=True):
         assert one["capacity_blocks"] == blocks

@@ -11,6 +11,7 @@ import kvscope
 from kvscope.cli.app import run
 from kvscope.tuning.file import read_recommendation
 from tests.cli.replayed import write_profile
+from tests.cli.shell import streams_of
 from tests.cli.tune.asked import DEPLOYED, HERE, document
 
 Streams = pytest.CaptureFixture[str]
@@ -84,8 +85,7 @@ def test_a_switch_is_not_replaced_by_another_verdict(
     assert read_recommendation(path).verdict == "switch"
     capsys.readouterr()
     written = path.read_bytes()
-    assert run([*keep]) == 0
-    assert "replace it with --force" in capsys.readouterr().err
+    assert "replace it with --force" in streams_of(capsys, *keep).err
     assert path.read_bytes() == written
     tuned = kvscope.tune(
         trace, slo="200ms", latency=options[3], policies="tlru", capacity_blocks=1000
@@ -138,8 +138,7 @@ def test_a_switch_without_flags_is_not_written(
     config = tmp_path / "config.json"
     config.write_text(json.dumps(HYBRID))
     hybrid = (*options, *DEPLOYED[4:], "--model", str(config), "--slo", "200ms")
-    assert run(["tune", trace, *hybrid, "--json"]) == 0
-    printed = capsys.readouterr()
+    printed = streams_of(capsys, "tune", trace, *hybrid, "--json")
     best = json.loads(printed.out)["recommendation"]
     assert (best["verdict"], best["flags"]) == ("switch", {"sglang": None, "vllm": None})
     assert "has layers of several kinds" in best["why_no_flags"]

@@ -7,38 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
+from kvscope.app import options as opt
 from kvscope.app import values
 from kvscope.app.deployment import names_no_machine, resolved_deployment
 from kvscope.app.gates import RUN_FIGURES, VERDICT, Figures, Known, ttft_figures
-from kvscope.app.options import (
-    CapacitiesBlocks,
-    DeploymentOptions,
-    Hbm,
-    Isolate,
-    On,
-    Option,
-    Outputs,
-    Params,
-    RateScale,
-    Share,
-    Time,
-)
 from kvscope.app.requests import (
-    COMMON_GPUS,
     DEFAULT_PERCENTILE,
-    WINDOWS,
-    TierRequest,
-    TuneRequest,
+    Capacities,
     above_zero,
     check_engine_runs,
     hit_definition,
     kv_model,
     latency_profile,
-    own_offload,
     policies_to_try,
     stated_capacities,
     stated_slo,
@@ -49,35 +34,36 @@ from kvscope.latency.profile import MODELS
 from kvscope.replay.policy_options import ALL, VLLM, contenders
 from kvscope.replay.settings import engine_setting, run_setting
 from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits, Target, check_shares
-from kvscope.usecases.base import Opened, ReportView, ResultFile, UseCase
+from kvscope.usecases.base import Opened, ResultFile, UseCase
 
 if TYPE_CHECKING:
     from kvscope.app.monitor import Monitor
-    from kvscope.app.tune import Recommendation
+    from kvscope.core.runs import RunSetting
     from kvscope.deployment.deployment import ResolvedDeployment
+    from kvscope.deployment.models import Model
+    from kvscope.latency.profile import LatencyProfile
+    from kvscope.replay.policy_options import Variant
     from kvscope.report.report import Report
     from kvscope.routers.base import Router
     from kvscope.tuning.tier_prices import TierKind, TierPrice
+    from kvscope.usecases.tune.recommendation import Recommendation
 
+WINDOWS = "--warmup, --validation, --judge"
+COMMON_GPUS = ("l40s", "a100-80", "h100", "h200")
+_SECOND_RELEASE = (0, 33)  # the version of the second of RELEASES
 COMMON_MODEL = "llama3-8b"
 """What LRU is shown on while no machine is named."""
 _OF_TIERS = ("tier_sizes", "offload", "dram_price", "ssd_price", "ssd_writes_per_day")
 
 
-class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
+class TuneOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
     """What `tune` takes."""
 
-    slo: Annotated[
-        float | None,
-        Time("TTFT threshold to meet, for example 200ms.", default="as stated before"),
-    ] = None
-    percentile: Annotated[
-        float | None,
-        Option("TTFT percentile that must meet the SLO.", "pN", values.percentile, "p95"),
-    ] = None
+    slo: opt.SloToMeet = None
+    percentile: opt.Percentile = None
     max_violations: Annotated[
         float | None,
-        Option(
+        opt.Option(
             "Instead of --percentile: largest share of requests beyond the SLO, for example 5%.",
             "SHARE",
             values.inner_share,
@@ -85,7 +71,7 @@ class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
     ] = None
     also: Annotated[
         tuple[values.OtherMachine, ...] | None,
-        Option(
+        opt.Option(
             "Other machines to compare the deployment with: a GPU, or several for each replica, and"
             " the price of a GPU for an hour, for example l40s,2xh100@2.5.",
             "[Nx]GPU[@PRICE],...",
@@ -94,62 +80,62 @@ class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
     ] = None
     view: Annotated[
         Literal["unloaded", "queued"] | None,
-        Option(
+        opt.Option(
             "TTFT on an idle engine, or behind earlier requests. A deployment's is queued.",
             default="unloaded without a deployment",
         ),
     ] = None
     capacity: Annotated[
         tuple[int, ...] | None,
-        Option(
+        opt.Option(
             "Capacity of the cache, without a deployment, for example 20GiB.",
             "SIZE",
             values.listed(values.size),
             "where LRU gets half of the possible hits",
         ),
     ] = None
-    capacity_blocks: CapacitiesBlocks = None
+    capacity_blocks: opt.CapacitiesBlocks = None
     router: Annotated[
         str | None,
-        Option(
+        opt.Names(
             "With --fleet: routers to compare (see `kvscope routers`).",
-            "NAME,...",
-            str.lower,
-            "all but references",
+            default="all but references",
         ),
     ] = None
     capacity_range: Annotated[
         tuple[int, int] | None,
-        Option(
+        opt.Option(
             "Where to search for the least capacity, for example 5GiB..80GiB.",
             "LOW..HIGH",
             values.size_range,
             "all",
         ),
     ] = None
-    hbm: Hbm = None
+    hbm: opt.Hbm = None
     policies: Annotated[
         str | None,
-        Option("Policies that may replace LRU.", "NAME,...", str.lower, contenders()),
+        opt.Names("Policies that may replace LRU.", default=contenders()),
     ] = None
-    param: Params = None
-    rate_scale: RateScale = 1.0
-    outputs: Outputs = "carried"
-    isolate: Isolate = None
+    param: opt.Params = None
+    rate_scale: opt.RateScale = 1.0
+    outputs: opt.Outputs = "carried"
+    isolate: opt.Isolate = None
     warmup: Annotated[
         float | None,
-        Share("Share of the requests, from the start, that only fill the cache.", default="20%"),
+        opt.Share(
+            "Share of the requests, from the start, that only fill the cache.", default="20%"
+        ),
     ] = None
     validation: Annotated[
         float | None,
-        Share(
+        opt.Share(
             "Share of the requests, before the held-out ones, that the choice is made on.",
             default="25%",
         ),
     ] = None
     judge: Annotated[
         float | None,
-        Share(
+        opt.Share(
             "Share of the requests, at the end, that are held out: they accept the choice or"
             " reject it.",
             default="25%",
@@ -157,35 +143,35 @@ class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
     ] = None
     max_p50_regression: Annotated[
         float,
-        Share(
+        opt.Share(
             "Largest growth of the median TTFT against LRU that a policy may cause.", default="25%"
         ),
     ] = 0.25
     min_throughput: Annotated[
         float,
-        Share(
+        opt.Share(
             "Least prefill throughput that a policy may have, as a share of LRU's.", default="95%"
         ),
     ] = 0.95
     tpot_slo: Annotated[
         float | None,
-        Time("Time per output token to meet as well, for example 50ms; needs a deployment."),
+        opt.Time("Time per output token to meet as well, for example 50ms; needs a deployment."),
     ] = None
-    on: On = None
+    on: opt.On = None
     fleet: Annotated[
         bool,
-        Option("Compare routers too, each with the fewest replicas that meet the SLO."),
+        opt.Option("Compare routers too, each with the fewest replicas that meet the SLO."),
     ] = False
     tiers: Annotated[
         bool,
-        Option(
+        opt.Option(
             "Compare memory below the GPU's pool in all sizes, and say whether to add some; see"
             " docs/tune.md."
         ),
     ] = False
     tier_sizes: Annotated[
         tuple[values.TierSize, ...] | None,
-        Option(
+        opt.Option(
             "With --tiers: sizes of CPU memory to compare, for example 32GiB,64GiB;"
             " dram:64GiB+ssd:1TiB has an SSD below.",
             "SIZE,...",
@@ -195,7 +181,7 @@ class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
     ] = None
     offload: Annotated[
         tuple[str, ...] | None,
-        Option(
+        opt.Option(
             "With --tiers: ways to offload to compare, as in `kvscope simulate --offload`.",
             "ENGINE,...",
             values.listed(values.called),
@@ -204,7 +190,7 @@ class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
     ] = None
     dram_price: Annotated[
         float | None,
-        Option(
+        opt.Option(
             "With --tiers: price of a GiB of CPU memory for an hour, 0 for memory that is there.",
             "PRICE",
             values.memory_price,
@@ -213,7 +199,7 @@ class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
     ] = None
     ssd_price: Annotated[
         float | None,
-        Option(
+        opt.Option(
             "With --tiers: price of a GiB of SSD for an hour, 0 for a drive that is there.",
             "PRICE",
             values.memory_price,
@@ -222,13 +208,51 @@ class TuneOptions(DeploymentOptions, frozen=True, kw_only=True):
     ] = None
     ssd_writes_per_day: Annotated[
         float | None,
-        Option(
+        opt.Option(
             "With --tiers: writes of its whole capacity a day that the SSD is rated for.",
             "WRITES",
             values.drive_writes,
             "1.3",
         ),
     ] = None
+
+
+class TierRequest(Struct, frozen=True):
+    """Memory to compare below the pool; `sizes` are None for the defaults."""
+
+    sizes: tuple[values.TierSize, ...] | None
+    offload: tuple[str, ...]
+    prices: dict[TierKind, TierPrice]
+
+
+class TuneRequest(Struct, frozen=True):
+    """What to tune, for which target; without a deployment it is a study of a cache alone.
+
+    `shares` of the requests warm the cache, validate, and are held out; `range_bytes` bounds the
+    search for the least capacity. `given` names the options that the user chose: the others are
+    listed as assumptions. `tiers` and `routers` are to be compared too; with `routers_named`,
+    routers that need sessions are not left out where the trace has none. `machines` are
+    common GPUs to show LRU on where no machine is known.
+    """
+
+    target: Target
+    setting: RunSetting
+    profile: LatencyProfile
+    variants: tuple[Variant, ...]
+    capacities: Capacities = Capacities()
+    range_bytes: tuple[int, int] | None = None
+    model: Model | None = None
+    hbm_bytes: int | None = None
+    shares: tuple[float, float, float] = (WARMUP, VALIDATION, HELD_OUT)
+    limits: Limits = Limits()
+    deployment: ResolvedDeployment | None = None
+    given: frozenset[str] = field(default_factory=frozenset)
+    on: str | None = None
+    also: tuple[ResolvedDeployment, ...] = ()
+    tiers: TierRequest | None = None
+    routers: tuple[Router, ...] = ()
+    routers_named: bool = False
+    machines: tuple[TuneRequest, ...] = ()
 
 
 def tune_request(options: TuneOptions) -> TuneRequest:
@@ -459,20 +483,25 @@ def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> Tie
     return TierRequest(options.tier_sizes, offload, _prices(options))
 
 
-def _prices(tiers: TuneOptions) -> dict[TierKind, TierPrice]:
+def own_offload(where: ResolvedDeployment) -> str:
+    """Return how the deployment's own vLLM offloads."""
+    from kvscope.vllm_sim.settings import RELEASES
+
+    return f"vllm@{RELEASES[where.engine.version >= _SECOND_RELEASE]}"
+
+
+def _prices(options: TuneOptions) -> dict[TierKind, TierPrice]:
     """Return the price of each kind of memory: as stated, or as the data file has it."""
-    from kvscope.tuning.tier_prices import STATED, TierPrice, tier_prices
+    from kvscope.tuning.tier_prices import STATED, tier_prices
 
-    known = tier_prices()
-
-    def of(price: TierPrice, stated: float | None, writes: float | None = None) -> TierPrice:
-        writes = price.writes_per_day if writes is None else writes
-        if stated is None:
-            return TierPrice(price.gib_hour, price.source, writes)
-        return TierPrice(stated, STATED, writes)
-
-    ssd = of(known.ssd, tiers.ssd_price, tiers.ssd_writes_per_day)
-    return {"dram": of(known.dram, tiers.dram_price), "ssd": ssd}
+    prices: dict[TierKind, TierPrice] = {"dram": tier_prices().dram, "ssd": tier_prices().ssd}
+    stated: dict[TierKind, float | None] = {"dram": options.dram_price, "ssd": options.ssd_price}
+    for kind, price in stated.items():
+        if price is not None:
+            prices[kind] = replace(prices[kind], gib_hour=price, source=STATED)
+    if options.ssd_writes_per_day is not None:
+        prices["ssd"] = replace(prices["ssd"], writes_per_day=options.ssd_writes_per_day)
+    return prices
 
 
 def _check_view(options: TuneOptions, where: ResolvedDeployment | None) -> None:
@@ -524,7 +553,7 @@ def check(options: TuneOptions) -> TuneRequest:
 def run(opened: Opened, request: TuneRequest, monitor: Monitor) -> Recommendation:
     """Return the recommendation, and all that it rests on."""
     from kvscope.app.traces import replayable
-    from kvscope.app.tune import tune
+    from kvscope.usecases.tune.recommend import tune
 
     trace = opened.trace
     return tune(trace, replayable(opened.stores, trace), request, monitor)
@@ -537,16 +566,15 @@ def on_machines(opened: Opened, request: TuneRequest, monitor: Monitor) -> Repor
     """
     if not request.machines:
         return None
-    from kvscope.app.machines import study_machines
     from kvscope.app.traces import replayable
-    from kvscope.report import machines
+    from kvscope.usecases.tune import machines
 
     trace = opened.trace
     if not trace.span_s > 0:
         monitor.note("no GPU is simulated: queues need arrival times, which the trace lacks")
         return None
     prompts = replayable(opened.stores, trace)
-    study = study_machines(opened.source, trace, prompts, request.machines, monitor)
+    study = machines.study_machines(opened.source, trace, prompts, request.machines, monitor)
     return machines.report(study)
 
 
@@ -558,7 +586,7 @@ def known_figures(request: TuneRequest) -> Known:
             where="--fail-on",
             remedy="name --gpu and --model",
         )
-    from kvscope.tuning.verdict import Verdict  # loads kernels
+    from kvscope.tuning.rule import Verdict  # loads kernels
 
     return Known((*RUN_FIGURES, "throughput"), verdicts=get_args(Verdict))
 
@@ -576,27 +604,14 @@ def tune_figures(tuned: Recommendation) -> Figures:
     }
 
 
-def _document(tuned: Recommendation) -> dict[str, Any]:
-    from kvscope.usecases.documents import document
-    from kvscope.usecases.tune_document import Tuned
-
-    return document("tune", Tuned(tuned), tune_figures(tuned), USE_CASE.schema)
-
-
-def _view(tuned: Recommendation) -> ReportView:
-    from kvscope.report import recommendation as report
-
-    return ReportView(lambda: report.screen(tuned), lambda: report.sections(tuned))
-
-
 def _written(tuned: Recommendation, path: str, *, force: bool) -> str:
-    from kvscope.app.tune import write_recommended
+    from kvscope.usecases.tune.recommend import write_recommended
 
     return write_recommended(Path(path), replace(tuned, path=path), force=force)
 
 
 def _text(tuned: Recommendation) -> str | None:
-    from kvscope.app.tune import recommendation_text
+    from kvscope.usecases.tune.recommend import recommendation_text
 
     return recommendation_text(tuned)
 
@@ -616,7 +631,7 @@ USE_CASE: UseCase[TuneOptions, TuneRequest, Recommendation] = UseCase(
     check=check,
     run=run,
     table="rows",
-    view=_view,
+    reporting="recommendation",
     sections=(
         *("options", "recommendation", "policies", "capacity", "to-set", "assumed"),
         *("why-this-xi", "why-this-capacity", "tried", "ttft-by-category", "which-machine"),
@@ -626,7 +641,6 @@ USE_CASE: UseCase[TuneOptions, TuneRequest, Recommendation] = UseCase(
     remembers=True,
     stops=True,
     keeps=True,
-    document=_document,
     instead=on_machines,
     file=ResultFile("recommendation.toml", "no machine is known", _written, _text, _summary),
 )

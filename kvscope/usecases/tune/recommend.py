@@ -1,0 +1,297 @@
+"""Tune: recommend policy, parameters and capacity for an SLO, and write recommendation.toml."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from kvscope.app.latency import TraceLatency, latency_for
+from kvscope.app.monitor import Monitor, replays_on
+from kvscope.app.traces import require_arrivals, routers_for
+from kvscope.characterize.windows import round_windows
+from kvscope.core import units
+from kvscope.core.trace import Prompts, Trace
+from kvscope.deployment.roofline import HIGH, LOW
+from kvscope.ingest.build import NO_COMMON_CLOCK
+from kvscope.ingest.clocks import other_starts
+from kvscope.latency.profile import MODELS
+from kvscope.learning.learners import FittedTable
+from kvscope.learning.offline.learners import fit_for
+from kvscope.replay.derived_traces import isolate
+from kvscope.replay.policy_options import SGLANG, VLLM, contenders, format_value
+from kvscope.replay.settings import timed_by, with_groups
+from kvscope.replay.traffic import traffic
+from kvscope.tuning.file import AddedTier, EngineTable, TierTable, why_kept, write_recommendation
+from kvscope.tuning.plan import Planner, ReplicaMachine, RouterOffer
+from kvscope.tuning.tuner import End, Tuner, TuningOptions
+from kvscope.usecases.tune import WINDOWS, TuneRequest
+from kvscope.usecases.tune.recommendation import Assumption, Recommendation, RecordedLater
+from kvscope.usecases.tune.tiers import tier_offer
+
+if TYPE_CHECKING:
+    from kvscope.deployment.pool import KvPool
+
+WHY_CONTENDERS = {
+    VLLM: "their guards revert to LRU; vLLM runs them with kvscope's plugin",
+    SGLANG: "what SGLang runs by flags",
+}
+BEYOND_RANGE = 0.01  # share of prompts beyond the measured lengths that is worth a warning
+PREFILL_ENDS = (End("prefill half as long", 0.5), End("prefill twice as long", 2.0))
+
+
+def tune(
+    trace: Trace, prompts: Prompts, request: TuneRequest, monitor: Monitor | None = None
+) -> Recommendation:
+    """Return the recommendation for `request`, and all that it rests on.
+
+    Raises Stopped once the monitor's `stop` is set, InputError for a trace that is too short to be
+    split or whose TTFTs do not determine the latency that they were to, UsageError for shares that
+    cannot split it and for a capacity that holds no block.
+    """
+    monitor = monitor or Monitor()
+    if request.deployment is not None:
+        require_arrivals(trace)
+    elif request.target.view == "queued":
+        require_arrivals(trace, "take --view unloaded")
+    latency = latency_for(trace, request.profile, request.deployment, lambda: prompts)
+    where, profile = latency.deployment, latency.profile
+    setting = timed_by(request.setting, profile)
+    setting, model = with_groups(setting, request.model, trace.block_size, where)
+    request = replace(request, model=model)
+    capacities = request.capacities.in_blocks(request.model, trace.block_size)
+    lowest, highest = _blocks_in_range(request, trace)
+    options = TuningOptions(
+        target=request.target,
+        variants=request.variants,
+        capacity_blocks=capacities[0] if capacities else None,
+        lowest_blocks=lowest,
+        highest_blocks=highest,
+        shares=request.shares,
+        limits=request.limits,
+    )
+    options.split(prompts)  # a trace that is too short is refused before any replay
+    pool = None
+    if where is not None:
+        pool = where.pool.in_blocks_of(trace.block_size)
+        options = replace(
+            options, capacity_blocks=pool.blocks, replicas=where.engines, scale_out=True
+        )
+    options = replace(options, ends=tuple(ends_of(latency, prompts, request, pool)))
+    offer = tier_offer(trace, prompts, request, where, setting.kv_groups) if where else None
+    routers = routers_for(trace, prompts, request.routers, monitor, named=request.routers_named)
+    with replays_on(request.on, monitor) as executor:
+        tuner = Tuner(
+            prompts,
+            setting,
+            options,
+            round_windows(trace),
+            lineage=trace.lineage,
+            progress=monitor.steps,
+            stop=monitor.stop,
+            executor=executor,
+        )
+        tuning = tuner.run()
+        if where is not None:
+            tuning = replace(tuning, capacity_origin=where.pool.origin)
+        plan = Planner(
+            tuner,
+            tuning,
+            where.price_of(where.tp) if where else None,
+            tiers=offer,
+            routers=RouterOffer(tuple(routers)) if routers else None,
+            machines=[
+                ReplicaMachine(each, each.pool.in_blocks_of(trace.block_size).blocks)
+                for each in request.also
+            ],
+            on_option=lambda option: monitor.row(option.in_words),
+        ).plan()
+    tuned = Recommendation(
+        trace,
+        request.model,
+        request.hbm_bytes,
+        profile,
+        tuning,
+        plan,
+        where,
+        tiers=offer,
+        recorded=RecordedLater.of(prompts, tuning.split, request.target),
+        prompts=prompts,
+    )
+    return replace(
+        tuned,
+        assumptions=_assumptions(tuned, request.given),
+        warnings=tuple(_warnings(tuned, prompts, latency)),
+    )
+
+
+def _warnings(tuned: Recommendation, prompts: Prompts, latency: TraceLatency) -> Iterator[str]:
+    """Yield what the reader has to know before the verdict."""
+    tuning, trace = tuned.tuning, tuned.trace
+    if latency.note:
+        yield latency.note
+    rejected = tuning.lru.validation.rejected + tuning.lru.held_out.rejected
+    if rejected:
+        counted = tuning.split.validation_requests + tuning.split.held_out_requests
+        yield (
+            f"{rejected:,} of {counted:,} requests are longer than the pool of"
+            f" {tuned.size(tuning.capacity_blocks)}: the engine rejects them, and each counts as a"
+            " violation."
+        )
+    seeing = [
+        each.router for each in tuned.plan.options if each.router and each.router.sees != "order"
+    ]
+    if seeing and tuned.engine == SGLANG:
+        yield (
+            f"Replicas behind {seeing[0].name} are replayed block by block, not on SGLang's tree:"
+            " their hits may be a few percent off."
+        )
+    of = MODELS.get(tuned.profile.name)
+    if of and tuned.model and tuned.model.name != of:
+        remedy = "name the GPU, or a latency profile measured on it"
+        if tuned.deployment is not None:
+            remedy = "leave out --latency, or measure it with kvscope calibrate"
+        yield (f"TTFT is that of {of} ({tuned.profile.name}), not of {tuned.model.name}: {remedy}.")
+    longest = tuned.profile.measured_tokens
+    if longest:
+        beyond = float((prompts.input_tokens > longest).mean())
+        if beyond > BEYOND_RANGE:
+            yield (
+                f"{beyond:.0%} of the prompts are longer than the {longest:,} tokens that"
+                f" {tuned.profile.name} was measured with: their TTFT is extrapolated."
+            )
+    for note in trace.notes:
+        if note.startswith(NO_COMMON_CLOCK):
+            yield f"The {note} (otherwise: --session-arrivals poisson:RATE)."
+
+
+def engine_fit(tuned: Recommendation) -> FittedTable | None:
+    """Return the table that the recommended policy needs in an engine, fitted to the whole trace.
+
+    None for a policy without one. An engine goes on fitting where it can, as the replays did that
+    the policy was judged by.
+    """
+    recommended, setting = tuned.recommended, tuned.tuning.setting
+    prompts = tuned.prompts
+    if not recommended.policy.reads_table or prompts is None:
+        return None
+    whole = isolate(prompts, setting.isolate) if setting.isolate else prompts
+    fitted = fit_for(
+        traffic(whole, setting.definition), recommended.policy, recommended.capacity_blocks
+    )
+    return None if fitted is None else fitted.refitted_in_engine()
+
+
+def recommendation_text(tuned: Recommendation) -> str | None:
+    """Return recommendation.toml, None for a switch without flags, which no engine is to run."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recommendation.toml"
+        write_recommended(path, tuned)
+        return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+def write_recommended(path: Path, tuned: Recommendation, *, force: bool = False) -> str:
+    """Write recommendation.toml to `path`, with what an engine needs; return what was done.
+
+    Unless by `force`, a switch that gets no flags for its deployment is not written, since an
+    engine would run it, and a recommendation to switch is not replaced by another verdict.
+    """
+    why = tuned.why_no_flags
+    if tuned.deployment is not None and tuned.tuning.choice and why and not force:
+        return f"{path} was not written (--force writes it). {why}"
+    if not force and (kept := why_kept(path, tuned.verdict)):
+        return kept
+    where, size = tuned.deployment, tuned.trace.block_size
+    added = None
+    if tuned.tier is not None and tuned.tiers is not None:
+        table = TierTable.of(tuned.tiers, tuned.tier, size)
+        added = AddedTier(table, tuned.recommended, tuned.grade, tuned.canary)
+    write_recommendation(
+        path,
+        tuned.tuning,
+        trace=tuned.trace.name,
+        block_size=size,
+        profile=tuned.profile,
+        flags=tuned.flags,
+        capacity_bytes=tuned.bytes_in(tuned.recommended.capacity_blocks),
+        fitted=engine_fit(tuned),
+        deployment=EngineTable.of(where, tuned.tuning.setting.kv_groups) if where else None,
+        added=added,
+    )
+    return f"recommendation written to {path}"
+
+
+def _blocks_in_range(request: TuneRequest, trace: Trace) -> tuple[int, int | None]:
+    if request.range_bytes is None or request.model is None:
+        return 0, None
+    low, high = (request.model.blocks_in(size, trace.block_size) for size in request.range_bytes)
+    return low, high
+
+
+def _assumptions(tuned: Recommendation, given: frozenset[str]) -> tuple[Assumption, ...]:
+    """Return what was taken for the options that are not `given`, and why."""
+    tuning, profile, split = tuned.tuning, tuned.profile, tuned.tuning.split
+    windows = (split.warmup_requests, split.validation_requests, split.held_out_requests)
+    line = f"{units.format_duration(profile.base_s)} + {profile.per_token_s * 1e6:.3g} us a token"
+    measure, hybrid = "measure yours with kvscope calibrate", bool(tuning.setting.kv_groups)
+    why = "vLLM's own setting" if hybrid else WHY_CONTENDERS[tuned.engine]
+    taken = [
+        ("--percentile", units.format_percentile(tuning.target.percentile), "the usual SLO"),
+        (
+            WINDOWS,
+            ", ".join(f"{number:,}" for number in windows) + " requests",
+            "a warm cache, and enough requests in every window",
+        ),
+        ("--policies", contenders(tuned.engine, hybrid=hybrid), why),
+    ]
+    if tuned.deployment is None:
+        model = tuned.model.name if tuned.model else "none"
+        capacity = f"{tuning.capacity_blocks:,} blocks"
+        taken += [
+            ("--latency", profile.name, f"a preset, {line}: {measure}"),
+            ("--model", model, "the latency preset's"),
+            ("--capacity", capacity, f"{tuning.capacity_origin}, in the training window"),
+        ]
+    estimated = [
+        Assumption(
+            name, format_value(name, tuning.estimates[name].value), "mean of the training window"
+        )
+        for name in ("next_prompt_tokens", "turn_rate_per_s")
+        if name in tuning.estimates
+    ]
+    return (*(Assumption(*row) for row in taken if row[0] not in given), *estimated)
+
+
+def ends_of(
+    latency: TraceLatency,
+    prompts: Prompts,
+    request: TuneRequest,
+    pool: KvPool | None = None,
+) -> Iterator[End]:
+    """Yield both ends of latency and pool, and other starts of sessions without a common clock.
+
+    Without a deployment, those of a latency that was not named are prefill times halved and
+    doubled. `pool` is the deployment's in blocks of the trace, None where another capacity is
+    stated. The smaller pool goes with the slower prefill.
+    """
+    where, fit = latency.deployment, latency.fit
+    slow = fast = 1.0
+    if where is not None:
+        slow, fast = where.latency_high, where.latency_low
+        if fit is not None and request.target.tpot_slo_s is not None:  # a fit of TTFTs leaves TPOT
+            slow, fast = max(slow, HIGH), min(fast, LOW)
+    elif "--latency" not in request.given:
+        yield from PREFILL_ENDS
+    elif fit is not None:
+        slow, fast = fit.low, fit.high
+    if pool is not None and (pool.low_blocks, slow) != (pool.high_blocks, fast):
+        least = max(pool.low_blocks, 1)
+        yield End(f"the smallest pool and prefill {slow:g}x as long", slow, least)
+        yield End(f"the largest pool and prefill {fast:g}x as long", fast, pool.high_blocks)
+    elif slow != fast:
+        yield from (End(f"prefill {factor:g}x as long", factor) for factor in (slow, fast))
+    for starts in other_starts(prompts.arrival_s, prompts.clock):
+        yield End(f"{starts.open_sessions:.3g} sessions open at a time", sessions=starts)
