@@ -252,7 +252,8 @@ def tier(run: Run) -> None:
 
 
 def _replay(run: Run, findings: dict[str, Any], url: str, policies: str, pace: str) -> None:
-    repeats = 1 if pace == _SEQUENTIAL else 2  # in flight, a second run tells the noise
+    # In flight a second run tells the noise; a policy that learns has changed by then.
+    repeats = 2 if pace == _IN_FLIGHT and policies == "lru" else 1
     findings[pace] = run.kvscope(
         f"validate served.jsonl --url {url} --policies {policies} {pace} --repeats {repeats}"
         f" --recommendation {ADVICE} --latency latency.toml {_LIMITS}"

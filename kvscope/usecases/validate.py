@@ -328,6 +328,11 @@ def validate(
         profiled=request.profile is not None,
     )
     runs = _runs(options, advice, monitor, pace, engine)
+    if options.url and options.repeats > 1 and any(run.policy.reads_table for run in runs):
+        monitor.note(
+            "emptying its cache does not empty what the policy has learned: hits are predicted for"
+            " the first run; start the server anew for each"
+        )
     if engine.sample.too_long:
         monitor.note(
             f"{engine.sample.too_long:,} requests are longer than the engine takes: left out"

@@ -9,7 +9,7 @@ import pytest
 
 from kvscope.cli.app import run
 from kvscope.store import results, traces
-from kvscope.store.db import open_store
+from kvscope.store.db import MEMORY, open_store
 from tests.serving.fake import Behaviour, fake_server
 from tests.validate.commands import TAKES, Printed, asked, document, tolerant
 
@@ -152,6 +152,20 @@ def test_a_server_that_has_served_the_trace_before_hits_the_same(
             run(asked(trace, "--url", url, "--sequential", "--json"))
             (only,) = document(capsys)["runs"]
             assert only["mismatched_requests"] == 0
+
+
+def test_a_policy_that_learns_is_predicted_for_its_first_run_alone(
+    trace: str, capsys: Printed
+) -> None:
+    """A server that runs on keeps what it learned; LRU learns nothing."""
+    learned = str(Path(trace).parent / "gittins.toml")
+    run(["fit", trace, "--db", MEMORY, "--export", learned])
+    with fake_server(Behaviour(**TAKES)) as url:
+        for policies, told in (("recommendation", True), ("lru", False)):
+            twice = ["--url", url, "--sequential", "--repeats", "2", "--recommendation", learned]
+            capsys.readouterr()
+            run([*asked(trace, *twice), "--policies", policies])
+            assert ("hits are predicted for the first run" in capsys.readouterr().err) == told
 
 
 def test_nobody_there(trace: str, capsys: Printed) -> None:
