@@ -165,6 +165,10 @@ class FleetSweep:
             return self._on_engines(fleet, engine, seed)
         if self._on_trees(fleet):
             return self._replay_trees(fleet, seed)
+        return self._replay_blocks(fleet, seed)
+
+    def _replay_blocks(self, fleet: Fleet, seed: int) -> FleetReplay:
+        """Return what a fleet does whose replicas evict block by block, with a queue each."""
         return replay_fleet(
             self.workload.traffic,
             self._asked,
@@ -181,22 +185,32 @@ class FleetSweep:
 
     def _on_trees(self, fleet: Fleet) -> bool:
         """Return whether each replica is a prefix tree of SGLang with requests of its own."""
-        alone = self.think_s is None and fleet.router.sees == "order"
-        return alone and self.workload.on_tree(fleet.policy)
+        own = self.think_s is None and not fleet.router.copies
+        return own and self.workload.on_tree(fleet.policy)
 
     def _replay_trees(self, fleet: Fleet, seed: int) -> FleetReplay:
-        """Return what a fleet does whose replicas are such trees, with a queue each."""
+        """Return what a fleet does whose replicas are such trees, with a queue each.
+
+        A router that sees loads or caches sees those of replicas that evict block by block.
+        """
         workload, count = self.workload, fleet.replicas
-        replica = assignment(workload.traffic, self._asked, fleet.router, count, seed=seed)
-        nothing = np.zeros(len(replica), dtype=np.int32)
+        nothing = np.zeros(len(self._asked.leaf), dtype=np.int32)
+        if fleet.router.sees == "order":
+            replica = assignment(workload.traffic, self._asked, fleet.router, count, seed=seed)
+            best = nothing
+        else:
+            seen = self._replay_blocks(fleet, seed)
+            replica, best = seen.replica, seen.best_blocks
         whole = pooled_fleet(workload.traffic, nothing, workload.profile, count)
         for number in np.unique(replica):
             own = np.flatnonzero(replica == number)
             known = Workload(select(self.prompts, own), workload.setting, workload.windows).traffic
             done = workload.serve_tree(known, fleet.policy, self.capacity_blocks)
-            for name in ("hit_blocks", "begin_s", "token_s"):
+            for name in ("hit_blocks", "begin_s", "token_s", "end_s"):
                 getattr(whole, name)[own] = getattr(done, name)
-        return replace(whole, replica=replica, best_blocks=whole.hit_blocks)
+            whole.evictions[number] = done.evictions
+        best = np.maximum(best, whole.hit_blocks)
+        return replace(whole, replica=replica, best_blocks=best)
 
     def _on_engines(self, fleet: Fleet, engine: EngineSettings, seed: int) -> FleetReplay:
         """Return what a fleet of simulated vLLMs does with each request."""
@@ -325,7 +339,7 @@ class FleetSweep:
                 tables=tables.chosen(fleet.policy, self.engine.usable_blocks).of_requests(first),
             )
             return
-        if self._on_trees(fleet):
+        if self._on_trees(fleet) and fleet.router.sees == "order":
             return
         nothing = self.workload.traffic._replace(
             **{

@@ -188,11 +188,14 @@ class Workload:
         )
 
     def serve_tree(self, traffic: Traffic, policy: Policy, capacity_blocks: int) -> TreeService:
-        """Serve traffic on SGLang's prefix tree as the setting says; one by one without times."""
-        arrival_s, setting = traffic.arrival_s, self.setting
+        """Serve traffic, or a part of it, on SGLang's prefix tree as the setting says.
+
+        One by one where the trace has no times.
+        """
+        arrival_s, setting = self.traffic.arrival_s, self.setting
         if len(arrival_s) > 1 and arrival_s[-1] == arrival_s[0]:
             traffic = traffic._replace(
-                arrival_s=_APART_S * np.arange(len(arrival_s), dtype=np.float64)
+                arrival_s=_APART_S * np.arange(len(traffic.leaf), dtype=np.float64)
             )
         return serve_tree(
             traffic,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvscope.app.options import TimeModel
 from kvscope.core import units
 from kvscope.fleet.options import router_label
 from kvscope.fleet.outcome import FleetOutcome, Latencies, Slo
@@ -46,13 +45,20 @@ _EACH_COUNT = 12  # numbers of replicas up to which an axis marks each
 _MARK = "*"
 OVERLOADED = "overloaded"
 _NAMED = 3  # routers in a sentence
-TIME_MODELS: dict[TimeModel, str] = {"queue": "prefill queues", "engine": "simulated vLLMs"}
+TIME_MODELS = {
+    "queue": "prefill queues",
+    "engine": "simulated vLLMs",
+    "tree": "SGLang's tree, one prefill at a time",
+}
 """What the replicas of each time model are."""
 _ASSUMED = {
     "queue": "Time model: one prefill queue a replica, first come, first served; decoding slows"
     " with the requests that decode. Capacity holds idle cached blocks alone.",
     "engine": "Time model: a simulated vLLM in each replica, whose pool also holds running"
     " requests.",
+    "tree": "Time model: SGLang's prefix tree in each replica, whose pool also holds running"
+    " requests; one prefill at a time, decoding in between. Routers that see loads or caches see"
+    " those of replicas that evict block by block.",
 }
 
 
@@ -93,7 +99,7 @@ def sections(study: FleetStudy) -> list[Section]:
 def in_words(study: FleetStudy) -> list[str]:
     """Return the answer: the fewest replicas, what one fewer breaks, the price and the flags."""
     best, run = study.best, study.answer
-    target = f"{_target(study)} ({TIME_MODELS[study.request.time_model]})"
+    target = f"{_target(study)} ({TIME_MODELS[study.time_model]})"
     name = _called(study)(best)
     if study.fewest is None:
         most = counted(study.request.replicas[-1], "replica")
@@ -520,7 +526,7 @@ def _layers_counted(study: FleetStudy) -> str:
 
 def _assumed(study: FleetStudy) -> list[str]:
     """Return the time model, the loop, and what is learned of what."""
-    words = [f"{_ASSUMED[study.request.time_model]} Latency of {study.request.setting.latency}."]
+    words = [f"{_ASSUMED[study.time_model]} Latency of {study.request.setting.latency}."]
     where, think = study.request.deployment, study.think
     if where is not None and where.kv_groups is not None:
         words.append(_layers_counted(study))
@@ -537,7 +543,7 @@ def _assumed(study: FleetStudy) -> list[str]:
             f" {'; '.join([*stated, *gaps])}."
         )
     learned = "What policies learn is learned of the whole fleet's traffic."
-    if study.request.time_model == "queue" and study.on_engines is None:
+    if study.time_model == "queue" and study.on_engines is None:
         learned += " Not replayed on simulated engines."
     words.append(learned)
     return words

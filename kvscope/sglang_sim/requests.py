@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s, Records
 from kvscope.core.errors import UsageError
@@ -79,13 +80,14 @@ def sglang_has(policy: Policy) -> bool:
 class TreeService(Struct, frozen=True):
     """How a server with SGLang's cache serves R requests: what they hit, and when.
 
-    Its prefill begins at `begin_s`, and it gets its first token at `token_s`, in seconds of the
-    trace; both are NaN for rejected requests.
+    A request's prefill begins at `begin_s`, its first token comes at `token_s` and its last at
+    `end_s`, in seconds of the trace; all are NaN for rejected requests.
     """
 
     hit_blocks: Int32s
     begin_s: Float64s
     token_s: Float64s
+    end_s: Float64s
     evictions: int
 
 
@@ -133,16 +135,20 @@ def serve_tree(
     """Serve traffic with SGLang's cache of so many blocks, which running requests share.
 
     Prefills run first come, first served, one at a time, and requests decode while none runs. One
-    begins once there is room for all that it and the running ones still need. Requests longer than
-    the cache are rejected. Pages have one token. Raises UsageError for a policy that SGLang lacks.
+    begins once there is room for all that it and the running ones still need. What a request takes
+    outside of the engine's steps keeps no other one waiting. Requests longer than the cache are
+    rejected. Pages have one token. Raises UsageError for a policy that SGLang lacks.
     """
     server = _Server.of(traffic, policy, capacity_blocks)
     hits = np.zeros(len(server.requests), dtype=np.int32)
-    begin_s, token_s = np.full((2, len(hits)), np.nan)
+    begin_s, token_s, end_s = np.full((3, len(hits)), np.nan)
     running = empty_heap(len(hits))
     arrival_s = traffic.arrival_s / rate_scale
-    _serve(*server, arrival_s, costs(profile), running, chunk_tokens, hits, begin_s, token_s)
-    return TreeService(hits, begin_s, token_s, int(server.tree.state[0].evictions))
+    outside_s = profile.request_s
+    cost = costs(replace(profile, base_s=profile.base_s - outside_s, request_s=0.0))
+    _serve(*server, arrival_s, cost, running, chunk_tokens, hits, begin_s, token_s, end_s)
+    evictions = int(server.tree.state[0].evictions)
+    return TreeService(hits, begin_s, token_s + outside_s, end_s + outside_s, evictions)
 
 
 def replay_tree(
@@ -227,6 +233,7 @@ def _serve(
     hits: Int32s,
     begin_s: Float64s,
     token_s: Float64s,
+    end_s: Float64s,
 ) -> None:
     """Serve requests one prefill at a time, and write what each hits and when it is computed.
 
@@ -242,6 +249,7 @@ def _serve(
         start_s = max(arrival_s[request], free_s)
         decoded_s += start_s - free_s
         while running.size[0] > 0 and running.keys[0] <= decoded_s:
+            end_s[running.requests[0]] = start_s - (decoded_s - running.keys[0])
             finish_first(tree, requests, parents, prompts, running)
         hit = begin(tree, requests, parents, prompts, request)
         while state.locked + state.owned + state.promised + needed - hit > state.capacity:
@@ -249,6 +257,7 @@ def _serve(
             record.node = NONE
             start_s += running.keys[0] - decoded_s
             decoded_s = running.keys[0]
+            end_s[running.requests[0]] = start_s
             finish_first(tree, requests, parents, prompts, running)
             hit = begin(tree, requests, parents, prompts, request)
         hits[request], begin_s[request] = hit, start_s
@@ -259,6 +268,9 @@ def _serve(
         token_s[request] = free_s
         each_s = decode_s(cost, running.size[0] + 1, record.prompt)
         put(running, decoded_s + (record.end - record.prompt) * each_s, request)
+    while running.size[0] > 0:
+        end_s[running.requests[0]] = free_s + running.keys[0] - decoded_s
+        finish_first(tree, requests, parents, prompts, running)
 
 
 @callable_in_kernels

@@ -406,6 +406,13 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
         return self.request.model.bytes_for(self.capacity_tokens) if self.request.model else None
 
     @property
+    def time_model(self) -> str:
+        """What replicas are simulated by: `queue`, `engine`, or SGLang's `tree`."""
+        request = self.request
+        on_trees = request.time_model == "queue" and bool(request.setting.engine)
+        return "tree" if on_trees and self.think is None else request.time_model
+
+    @property
     def words(self) -> tuple[str, ...]:
         """The answer in words."""
         from kvscope.report.fleet import in_words
@@ -461,6 +468,7 @@ def fleet(trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monito
     from kvscope.fleet.sweep import Fleet, FleetSweep
     from kvscope.replay.parameter_estimates import bind, estimate_parameters, used
     from kvscope.replay.policy_options import format_value
+    from kvscope.replay.settings import with_groups
     from kvscope.replay.workload import Workload
 
     require_arrivals(trace)
@@ -472,6 +480,11 @@ def fleet(trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monito
         )
     routers = routers_for(trace, prompts, request.routers, monitor, named=request.routers_named)
     request, _ = timed(request, trace, prompts, monitor)
+    if request.deployment is not None and request.deployment.engine.name != VLLM:
+        setting, _ = with_groups(
+            request.setting, request.model, trace.block_size, request.deployment
+        )
+        request = replace(request, setting=setting)
     (capacity,) = request.capacities.in_blocks(request.model, trace.block_size)
     workload = Workload(prompts, request.setting, Windows(1.0, 1))
     estimates = estimate_parameters(workload.traffic, workload.profile, request.slo.ttft_s)

@@ -131,14 +131,20 @@ def test_equals_the_plain_tree_at_length(
 
 def _served_plainly(
     of: Traffic, blocks: Sequence[Sequence[Hashable]], tree: RadixTree, profile: LatencyProfile
-) -> tuple[list[int], list[float]]:
-    """Return what requests hit and when they get a token, of one prefill at a time."""
-    hits, token_s = [], []
+) -> tuple[list[int], list[float], list[float]]:
+    """Return what requests hit and when they get a token and their last, one prefill at a time."""
+    hits, token_s, end_s = [], [], [math.nan] * len(blocks)
     free_s = decoded_s = 0.0
     running: list[tuple[float, int, Any]] = []
 
     def needs(request: Any) -> int:
         return -(-request.end // of.block_size) - request.shared - request.owned
+
+    def finish_first(now_s: float) -> None:
+        """Finish the first running request; it is `now_s` once all have decoded `decoded_s`."""
+        decoded_until_s, at, request = heapq.heappop(running)
+        end_s[at] = now_s - (decoded_s - decoded_until_s) + profile.request_s
+        tree.finish(request)
 
     for at, arrival_s in enumerate(of.arrival_s.tolist()):
         prompt = int(of.input_tokens[at])
@@ -150,7 +156,7 @@ def _served_plainly(
         start_s = max(arrival_s, free_s)
         decoded_s += start_s - free_s
         while running and running[0][0] <= decoded_s:
-            tree.finish(heapq.heappop(running)[2])
+            finish_first(start_s)
         while True:
             request = tree.look_up(blocks[at], prompt, end, int(of.look[at]))
             promised = sum(needs(other) for _, _, other in running)
@@ -159,15 +165,17 @@ def _served_plainly(
             tree.abandon(request)
             start_s += running[0][0] - decoded_s
             decoded_s = running[0][0]
-            tree.finish(heapq.heappop(running)[2])
+            finish_first(start_s)
         hits.append(request.hit)
         cached = min(request.hit * of.block_size, prompt)
         tree.prefill(request)
-        free_s = start_s + float(profile.ttft_s(prompt - cached, cached))
-        token_s.append(free_s)
+        token_s.append(start_s + float(profile.ttft_s(prompt - cached, cached)))
+        free_s = token_s[-1] - profile.request_s  # which keeps no other request waiting
         each_s = profile.decode_request_s * (len(running) + 1) + (profile.decode_base_s or 0.0)
         heapq.heappush(running, (decoded_s + (end - prompt) * each_s, at, request))
-    return hits, token_s
+    while running:
+        finish_first(free_s)
+    return hits, token_s, end_s
 
 
 @_by_policy
@@ -177,7 +185,7 @@ def test_one_prefill_at_a_time(policy: str, values: dict[str, float], rate: floa
     of = traffic_of(chats(400, seed=9), 4)
     longest = int(of.length.max())
     profile = LatencyProfile(
-        "p", "", 0.1, 0.01, decode_base_s=0.05, decode_request_s=0.01, per_token_pair_s=1e-4
+        *("p", "", 0.16, 0.01, 1e-4), request_s=0.06, decode_base_s=0.05, decode_request_s=0.01
     )
     done = serve_tree(
         of, policy_of(policy, values), longest + 4, profile, chunk_tokens=48, rate_scale=rate
@@ -185,11 +193,14 @@ def test_one_prefill_at_a_time(policy: str, values: dict[str, float], rate: floa
     named = {_NAMES[name]: value for name, value in values.items()}
     tree = RadixTree(policy, longest + 4, block_size=4, chunk=48, **named)
     scaled = of._replace(arrival_s=of.arrival_s / rate)
-    hits, token_s = _served_plainly(scaled, left_behind(of), tree, profile)
+    hits, token_s, end_s = _served_plainly(scaled, left_behind(of), tree, profile)
     assert done.hit_blocks.tolist() == hits
     assert np.allclose(done.token_s, token_s)
+    assert np.allclose(done.end_s, end_s)
+    assert (done.end_s >= done.token_s - 1e-9).all()
     assert done.evictions == tree.evictions > 200
-    waits = done.begin_s - np.maximum(scaled.arrival_s, np.append(0, done.token_s[:-1]))
+    free_s = np.append(0, done.token_s[:-1] - profile.request_s)
+    waits = done.begin_s - np.maximum(scaled.arrival_s, free_s)
     assert waits.max() > 0.1  # for memory
 
 

@@ -12,10 +12,12 @@ from kvscope.fleet.sweep import Fleet, FleetSweep
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
+from kvscope.replay.derived_traces import select
 from kvscope.replay.replay import replay
 from kvscope.replay.settings import with_groups
 from kvscope.replay.sweep import serve_replay
 from kvscope.replay.workload import ReplayRequest, Workload
+from kvscope.routers.least_requests import LeastRequests
 from kvscope.sglang_sim.requests import serve_tree
 from kvscope.tuning.replicas import SESSION, serve_replicas, split_over, together
 from kvscope.tuning.target import Target
@@ -98,3 +100,33 @@ def test_replicas_behind_session_are_trees_of_their_own() -> None:
     assert served.queued_ttft_s is not None
     assert np.allclose(done.ttft_s, served.queued_ttft_s)
     assert done.hit_blocks.any()
+
+
+def test_a_router_that_sees_loads_chooses_by_replicas_that_evict_blocks() -> None:
+    """What its replicas then hit, and when, is their trees'."""
+    on_sglang = _sglang()
+    router = LeastRequests()
+    done = FleetSweep(on_sglang, CAPACITY, Slo(0.2, 0.95)).replay(Fleet(router, Lru(), 3))
+    on_blocks = FleetSweep(workload(chats(seed=4)), CAPACITY, Slo(0.2, 0.95)).replay(
+        Fleet(router, Lru(), 3)
+    )
+    assert np.array_equal(done.replica, on_blocks.replica)
+    for number in range(3):
+        own = np.flatnonzero(done.replica == number)
+        part = Workload(select(on_sglang.prompts, own), on_sglang.setting, on_sglang.windows)
+        tree = on_sglang.serve_tree(part.traffic, Lru(), CAPACITY)
+        assert np.array_equal(done.hit_blocks[own], tree.hit_blocks)
+        assert np.array_equal(done.end_s[own], tree.end_s)
+        assert done.evictions[number] == tree.evictions > 0
+
+
+def test_requests_of_one_time_wait_for_each_other_in_a_part_too() -> None:
+    """The trace has times, whichever requests a replica gets."""
+    on_sglang = _sglang()
+    first = np.arange(5)
+    part = Workload(select(on_sglang.prompts, first), on_sglang.setting, on_sglang.windows).traffic
+    at_once = part._replace(arrival_s=np.full(5, 10.0))
+    done = on_sglang.serve_tree(at_once, Lru(), CAPACITY)
+    assert (np.diff(done.begin_s) > 0).all()
+    assert done.begin_s[0] == 10.0
+    assert done.token_s[-1] < 20.0

@@ -146,8 +146,8 @@ def _warnings(tuned: Recommendation, prompts: Prompts, latency: TraceLatency) ->
     ]
     if seeing and tuned.engine == SGLANG:
         yield (
-            f"Replicas behind {seeing[0].name} are replayed block by block, not on SGLang's tree:"
-            " their hits may be a few percent off."
+            f"{seeing[0].name} sees replicas that evict block by block, where SGLang evicts whole"
+            " nodes: it may choose others."
         )
     of = MODELS.get(tuned.profile.name)
     if of and tuned.model and tuned.model.name != of:
