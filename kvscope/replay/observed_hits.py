@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from msgspec import Struct
@@ -15,7 +15,6 @@ from kvscope.replay.attribution import NO_REQUEST, Attribution, look_up, regroup
 from kvscope.replay.traffic import walk
 
 Gap = Literal["routed", "in-flight", "evicted", "kept", "cached-before"]
-GAPS: tuple[Gap, ...] = get_args(Gap)
 """Why fewer tokens hit than predicted, then why more did.
 
 - routed: this worker had never computed them, another one had. in-flight: the last request with

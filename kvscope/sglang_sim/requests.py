@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s, Records
+from kvscope.core.arrays import Bools, Float64s, Int32s, Int64s, Records, record_type
 from kvscope.core.errors import UsageError
 from kvscope.core.jit import by_reference, callable_in_kernels, kernel
 from kvscope.core.prefix import Paths, paths
@@ -56,12 +56,7 @@ _POLICIES = {
 _ABSENT = {TTL.name: math.inf, GUARD.name: 0.0, XI_PERCENTILE.name: 0.0}
 """Parameters that SGLang does not have, and their values that do nothing."""
 
-REQUEST = np.dtype(
-    [
-        (name, np.int64)
-        for name in ("prompt", "end", "look", "blocks", "node", "shared", "inserted", "owned")
-    ]
-)
+REQUEST = record_type("prompt end look blocks node shared inserted owned")
 """A request of `prompt` tokens, `end` with the KV of its outputs; it leaves `blocks` cached.
 
 Its first look-up finds at most `look` blocks. It runs with a lock on `node`, NONE where it does

@@ -62,11 +62,6 @@ class Gain(Struct, frozen=True):
         """Return whether it is a gain: its interval lies above 0."""
         return self.low > 0
 
-    @property
-    def degenerate(self) -> bool:
-        """Return whether all resamples agree, so that the interval says nothing of the spread."""
-        return self.low == self.high
-
 
 class Resampled(Struct, frozen=True):
     """F figures of one policy's latencies: `value`, and `resamples`, an array of 3 x R x F.

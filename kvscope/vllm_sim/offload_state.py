@@ -10,16 +10,14 @@ first. Without groups, the place of a chunk is its number.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope.core.arrays import Int32s, Int64s
+from kvscope.core.arrays import Int32s, Int64s, Records, record_type
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.vllm_sim.settings import OffloadSettings
-
-Records = np.recarray[Any, Any]
 
 NONE = -1
 ANY = -1  # as the request of a fence: whichever takes the block waits
@@ -48,25 +46,20 @@ storage said last to the `askers`, requests that have not ended, and is forgotte
 """
 
 
-def _whole(names: str, real: str = "") -> np.dtype[Any]:
-    whole = [(name, np.int64) for name in names.split()]
-    return np.dtype(whole + [(name, np.float64) for name in real.split()])
-
-
-TRANSFER = _whole("request first nodes fences submitted done flush", "done_s")
+TRANSFER = record_type("request first nodes fences submitted done flush", "done_s")
 """A load or store of chunks, `nodes` of them from `first` on in its ring of nodes.
 
 `fences` is the number of entries in the ring of fences at its end. `flush`: the step in front of
 which it is submitted waits for its end.
 """
 
-FENCE = _whole("job request older")
+FENCE = record_type("job request older")
 """A GPU block that a store reads; `older` is the block's entry before.
 
 It may be given to another request once its own has ended; at any time where `request` is ANY.
 """
 
-MEMBER = _whole("transfers stage access rank ranked external chunks read allocated")
+MEMBER = record_type("transfers stage access rank ranked external chunks read allocated")
 """A request, with its transfers under way.
 
 `stage` says how far a load is; `access` is where its marks begin, `rank` its provisional rank (0:
@@ -75,10 +68,10 @@ admitted, -1 before, in so many `chunks`; `read` blocks of them it had read from
 `allocated` is that of the request when it ended.
 """
 
-LAYERS = _whole("chunk_tokens window_chunks")
+LAYERS = record_type("chunk_tokens window_chunks")
 """Chunks of a group of layers: their tokens, and how many of them its window takes (0: all)."""
 
-OFFLOAD = _whole(
+OFFLOAD = record_type(
     "capacity blocks_per_chunk groups unit_nodes nodes_each full_groups alignment_tokens "
     "whole_chunks reconsiders arc provisional restarts prompt_only threshold tracker_size "
     "held evictable offers ranks tracked plan planned_stores loads loads_done stores stores_done "

@@ -194,12 +194,6 @@ def test_intervals_of_a_few_conversations_recommend_nothing() -> None:
     assert {harm.figure for harm in trial.harms} == {"attainment", "tel", "p95"}
 
 
-def test_an_interval_without_width_is_degenerate() -> None:
-    """All resamples agree, so that it says nothing of the spread."""
-    assert Gain(0.1, 0.1, 0.1).degenerate
-    assert not Gain(0.1, 0.0, 0.2).degenerate
-
-
 def test_contenders_in_the_order_of_preference() -> None:
     """Each is better than the next one in what counts first, and worse in all that counts later."""
     in_order = [
