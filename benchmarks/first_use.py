@@ -18,6 +18,7 @@ from benchmarks.table import Table
 
 SAMPLE = ROOT / "sample_traces" / "to-c.jsonl.gz"
 _DEPLOYMENT = ["--gpu", "h100", "--model", "llama3-8b"]
+_HYBRID = ["--gpu", "h100", "--model", "gpt-oss-20b"]
 _BYTES = ["--model", "qwen2-7b", "--capacity", "20GiB"]
 _TIERS = ["--model", "qwen2-7b", "--tiers", "hbm=20GiB,dram=40GiB"]
 COMMANDS = {
@@ -35,6 +36,9 @@ COMMANDS = {
     "tune --tiers": ["tune", "to-c", "--slo", "350ms", *_DEPLOYMENT, "--tiers"],
     "fleet, queues": ["fleet", "to-c", "--slo", "400ms", *_DEPLOYMENT, "--time-model", "queue"],
     "fleet": ["fleet", "to-c", "--slo", "400ms", *_DEPLOYMENT],
+    "simulate, SGLang": ["simulate", "to-c", *_DEPLOYMENT, "--engine", "sglang"],
+    "simulate, hybrid model": ["simulate", "to-c", *_HYBRID],
+    "fleet, hybrid model": ["fleet", "to-c", "--slo", "400ms", *_HYBRID],
 }
 
 

@@ -110,6 +110,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (folder / MANIFEST).read_bytes()
 
 
+@pytest.mark.long
 def test_killed_workers_change_nothing(cluster: Any, tmp_path: Path, manifest: bytes) -> None:
     """Ray repeats each step whose worker was killed; what it left half written goes away."""
     marks, folder = tmp_path / "marks", tmp_path / "d"
@@ -123,6 +124,7 @@ def test_killed_workers_change_nothing(cluster: Any, tmp_path: Path, manifest: b
     assert not [*folder.glob("**/.*")]
 
 
+@pytest.mark.long
 def test_a_lost_node_changes_nothing(cluster: Any, tmp_path: Path, manifest: bytes) -> None:
     """A node is removed while it runs a step, and another joins."""
     (node,) = cluster.worker_nodes

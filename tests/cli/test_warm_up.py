@@ -18,6 +18,8 @@ LATER = (
     ("simulate", "--points", "4"),
     ("explain", "--capacity-blocks", "20000"),
     ("simulate", "--model", "qwen2-7b", "--capacity", "20GiB", "--capacity-model", "engine"),
+    ("simulate", "--gpu", "h100", "--model", "gpt-oss-20b"),
+    ("fleet", "--slo", "200ms", "--gpu", "h100", "--model", "gpt-oss-20b", "--replicas", "3"),
 )
 
 
