@@ -21,6 +21,8 @@ from kvscope.tuning.replicas import SESSION, serve_replicas, split_over, togethe
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Evaluator
 from kvscope.tuning.tuner import lossless
+from kvscope.usecases.explain import ExplainOptions, explain_request
+from kvscope.usecases.simulate import SimulateOptions, simulate_request
 from tests.tuning.examples import chats, workload
 
 TLRU = TLru({"xi_tokens": 64, "next_prompt_tokens": 16})
@@ -98,3 +100,18 @@ def test_replicas_behind_session_are_trees_of_their_own() -> None:
     assert served.queued_ttft_s is not None
     assert np.allclose(done.ttft_s, served.queued_ttft_s)
     assert done.hit_blocks.any()
+
+
+def test_simulate_and_explain_replay_the_tree() -> None:
+    """With the chunks that are stated, and by default all policies that SGLang has, unguarded."""
+    where = {"gpu": "h100", "model": "llama3-8b", "engine": "sglang"}
+    request = simulate_request(SimulateOptions(**where, max_num_batched_tokens=512))
+    assert [each.policy.name for each in request.variants] == ["lru", "fifo", "lfu", "slru", "tlru"]
+    assert not any(each.given for each in request.variants)
+    explained = explain_request(ExplainOptions(**where, max_num_batched_tokens=512)).replayed
+    for setting in (request.setting, explained.setting):
+        assert setting.on_tree
+        assert (setting.engine, setting.max_num_batched_tokens) == ("sglang@0.5", 512)
+    other = simulate_request(SimulateOptions(**where, compat="libcachesim"))
+    assert not other.setting.on_tree
+    assert "belady" in {each.policy.name for each in other.variants}
