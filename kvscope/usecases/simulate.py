@@ -324,8 +324,6 @@ def _engine(
     model with another engine.
     """
     table = recommended.deployment if recommended else None
-    if table is not None and parse_engine(table.engine).name != VLLM:
-        return None
     if table is not None and table.replicas > 1:
         raise UsageError(
             "one engine is replayed",
