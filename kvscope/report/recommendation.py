@@ -47,6 +47,7 @@ from kvscope.usecases.tune import WINDOWS
 from kvscope.usecases.tune.recommendation import Recommendation
 
 ON_TREE = "Simulated on SGLang's prefix tree, one prefill at a time; its batching is not simulated."
+TREE = "SGLang's tree, one prefill at a time"
 CACHE_STUDY = "cache study: idle cached blocks only, without weights, running requests or replicas"
 
 HELD_OUT, VALIDATION = "held-out requests", "the validation window"
@@ -299,6 +300,8 @@ def _replicas(tuned: Recommendation) -> list[str]:
     slo, router = f"{_slo(tuned)} on {LATER}", lru.router.name
     simulated = tuning.setting.capacity_model == "engine"
     model = fleet.TIME_MODELS["engine" if simulated else "queue"]
+    if tuning.setting.on_tree and lru.router.sees == "order":
+        model = TREE
     if lru.replicas is None:
         even = f"With LRU, even {counted(lru.tried, 'replica')} behind {router}"
         longer = ["Requests longer than the pool need a larger one: raise --tp, or quantize."]
