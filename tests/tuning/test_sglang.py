@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-from kvscope.core.hits import LIBCACHESIM
+from kvscope.core.hits import LIBCACHESIM, standard
 from kvscope.deployment.deployment import Deployment, resolve
 from kvscope.fleet.outcome import Slo
 from kvscope.fleet.sweep import Fleet, FleetSweep
@@ -15,6 +15,8 @@ from kvscope.ingest.pipeline import ingest
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
+from kvscope.replay.attribution import attribute, lru_cache_lookups
+from kvscope.replay.findings import findings
 from kvscope.replay.replay import replay
 from kvscope.replay.settings import with_groups
 from kvscope.replay.sweep import serve_replay
@@ -148,3 +150,16 @@ def test_analyze_says_what_the_pool_counts(tmp_path: Path) -> None:
     screen = overview.headline(more)
     assert f"LRU hits {share(rate)} of the input tokens" in " ".join(screen.sentences)
     assert "LRU needs" not in " ".join([*screen.sentences, *(each.label for each in screen.tiles)])
+
+
+def test_explain_names_no_smaller_blocks() -> None:
+    """SGLang's own are single tokens already; a page that is stated could be smaller."""
+    known = workload(chats(seed=4))
+    prompts = replace(known.prompts, input_tokens=known.prompts.input_tokens + 7)
+    causes = attribute(prompts, standard(), lru_cache_lookups(prompts, standard(), None))
+    for page, remedy in ((None, "nothing, the loss comes from the trace's"), (16, "take smaller")):
+        where = resolve(Deployment(gpu="h100", model="llama3-8b", engine="sglang", block_size=page))
+        remedies = {
+            each.cause: each.remedy for each in findings(prompts, causes, by_token=where.by_token)
+        }
+        assert remedies["below-block"].startswith(remedy)
