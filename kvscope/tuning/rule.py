@@ -149,11 +149,11 @@ class PolicyComparison(Struct, frozen=True, kw_only=True):
             return None
         here = self.split.requests
         needed = (
-            (contender, contender.requests_needed(self.target, here))
+            (contender, contender.requests_needed(self.target, here) or 0)
             for contender in self.contenders
             if contender.later.likely >= LIKELY
         )
-        return next(((each, count) for each, count in needed if (count or 0) > here), None)
+        return next(((each, count) for each, count in needed if count > here), None)
 
 
 class LaterWindows:
