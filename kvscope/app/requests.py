@@ -25,6 +25,7 @@ from kvscope.latency.profile import (
 from kvscope.replay.policy_options import (
     ALL,
     HYBRID,
+    SGLANG,
     VLLM,
     Variant,
     contenders,
@@ -164,7 +165,8 @@ def check_sglang_runs(variants: Sequence[Variant], where: str) -> None:
 
     for policy, given, leaves in ((each.policy, each.given, each.leaves) for each in variants):
         if not sglang_has(policy()):
-            remedy = "run kvscope tune again"
+            named = where == "--policies"
+            remedy = f"take {contenders(SGLANG)}" if named else "run kvscope tune again"
             raise UsageError(f"SGLang has no policy {policy.name}", where=where, remedy=remedy)
         names = [name for name in given if not sglang_has(policy({name: given[name]}))]
         if leaves not in {None, policy.leaves}:

@@ -285,6 +285,8 @@ OPTIONS: Rows = {
         (f"{_GPU} --outputs ignored", 2, "leave it out"),
         (f"{_GPU} --engine sglang --tpot-slo 50ms", 2, "leave it out"),
         (f"{_GPU} --policies lfu", 2, "--policies: lfu cannot order the blocks of an engine"),
+        (f"{_GPU} --engine sglang --policies wa", 2, "--policies: SGLang has no policy wa; take"),
+        (f"{_GPU} --engine sglang --param tlru.guard=1", 2, "has no parameter guard; leave it"),
         ("--router session", 2, "--router: one cache has no router; add --fleet"),
         ("--tier-sizes 1GiB", 2, "--tier-sizes: a tier alone has it"),
         ("--tiers", 2, "needs an engine with a pool"),
