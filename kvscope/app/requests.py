@@ -25,6 +25,7 @@ from kvscope.latency.profile import (
 from kvscope.replay.policy_options import (
     ALL,
     HYBRID,
+    SGLANG,
     VLLM,
     Variant,
     contenders,
@@ -156,6 +157,26 @@ def check_engine_runs(variants: Sequence[Variant], where: str) -> None:
     with placed(where):
         for variant in variants:
             lane_class(variant.policy(variant.given, variant.leaves))
+
+
+def check_sglang_runs(variants: Sequence[Variant], where: str) -> None:
+    """Raise UsageError for a policy that SGLang lacks, or for a parameter of it."""
+    from kvscope.sglang_sim.requests import sglang_has  # late: loads NumPy
+
+    for policy, given, leaves in ((each.policy, each.given, each.leaves) for each in variants):
+        if not sglang_has(policy()):
+            named = where == "--policies"
+            remedy = f"take {contenders(SGLANG)}" if named else "run kvscope tune again"
+            raise UsageError(f"SGLang has no policy {policy.name}", where=where, remedy=remedy)
+        names = [name for name in given if not sglang_has(policy({name: given[name]}))]
+        if leaves not in {None, policy.leaves}:
+            names.append("leaves")
+        if names:
+            raise UsageError(
+                f"SGLang's {policy.name} has no parameter {names[0]}",
+                where=where if where != "--policies" else f"--param {policy.name}.{names[0]}",
+                remedy="leave it out",
+            )
 
 
 def policies_to_try(

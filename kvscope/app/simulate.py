@@ -266,13 +266,13 @@ def replay(
     runs += [*keeper.stored, *keeper.waiting]
     if failure is not None:
         monitor.note(f"not all runs were stored: {failure}")
-    one_cache = setting.capacity_model == "cache" and not setting.tiers
+    idle = setting.capacity_model == "cache" and not setting.on_tree and not setting.tiers
     return Simulation(
         trace,
         None,
         setting,
         ordered(runs),
-        workload.curve if one_cache else None,  # LRU's in a cache of one tier
+        workload.curve if idle else None,  # LRU's in a cache of one tier
         unfinished=pending.count - len(runs),
         workload=workload,
     )

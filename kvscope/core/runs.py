@@ -120,6 +120,11 @@ class RunSetting(Struct, frozen=True):
         """Whether the whole trace was replayed."""
         return self.sample_rate == 1
 
+    @property
+    def on_tree(self) -> bool:
+        """Whether the cache is the prefix tree of an SGLang."""
+        return self.capacity_model == "cache" and bool(self.engine)
+
 
 @dataclass(frozen=True, slots=True)
 class TierOutcome:

@@ -208,6 +208,11 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
         """The groups of a hybrid model in the least blocks, None where they are not simulated."""
         return self.kv_groups_for(1)
 
+    @property
+    def by_token(self) -> bool:
+        """Whether the engine's blocks are single tokens."""
+        return (self.stated.block_size or self.engine.default_block_size) == 1
+
     def kv_groups_for(self, trace_block: int) -> KvGroups | None:
         """Return the groups of a hybrid model for a trace with blocks of so many tokens.
 

@@ -237,12 +237,21 @@ _CHANGED: dict[Place, str] = {
 }
 
 
-def findings(prompts: Prompts, causes: Attribution) -> tuple[Finding, ...]:
-    """Return what can be changed, what costs the most tokens first."""
+_NO_REMEDY = "nothing, the loss comes from the trace's block size: the engine caches single tokens"
+
+
+def findings(
+    prompts: Prompts, causes: Attribution, *, by_token: bool = False
+) -> tuple[Finding, ...]:
+    """Return what can be changed, what costs the most tokens first.
+
+    `by_token`: the engine's blocks are single tokens, as SGLang's are.
+    """
+    remedies = REMEDIES | {"below-block": _NO_REMEDY} if by_token else REMEDIES
     every = [
         *(
-            _finding(causes, cause, causes.tokens[cause], REMEDIES[cause])
-            for cause in REMEDIES
+            _finding(causes, cause, causes.tokens[cause], remedies[cause])
+            for cause in remedies
             if cause not in {"evicted", "periodic", "diverged"}
         ),
         replace(

@@ -15,6 +15,7 @@ from kvscope.replay.policy_options import (
     HYBRID,
     LRU_RETENTION,
     REPLAYED,
+    SGLANG,
     parse_policies,
 )
 
@@ -198,14 +199,20 @@ def _of_engine(setting: RunSetting, deployment: ResolvedDeployment) -> RunSettin
     """Return the setting of the deployment's version, or of SGLang's prefix tree for a cache."""
     if setting.capacity_model == "engine":
         return replace(setting, engine=deployment.engine.simulated_as)
-    whole = replace(setting.definition, name=standard().name, warmup=0.0) == standard()
-    if deployment.engine.name != "sglang" or setting.tiers or not (whole and setting.exact):
+    if deployment.engine.name != SGLANG:
         return setting
-    return replace(
-        setting,
-        engine=str(deployment.engine),
-        max_num_batched_tokens=deployment.max_num_batched_tokens,
-    )
+    return tree_setting(setting, str(deployment.engine), deployment.max_num_batched_tokens)
+
+
+def tree_setting(setting: RunSetting, engine: str, max_num_batched_tokens: int) -> RunSetting:
+    """Return `setting` on the prefix tree of an SGLang, with chunks of so many tokens.
+
+    It stays idle blocks where it has tiers, is of a sample, or counts hits in another way.
+    """
+    whole = replace(setting.definition, name=standard().name, warmup=0.0) == standard()
+    if setting.tiers or not (whole and setting.exact):
+        return setting
+    return replace(setting, engine=engine, max_num_batched_tokens=max_num_batched_tokens)
 
 
 def policies_for(
@@ -213,10 +220,12 @@ def policies_for(
 ) -> list[type[Policy]]:
     """Return the policies of `--policies`; of `all` and the default, those that can be replayed.
 
+    On SGLang's tree the default is all that SGLang has.
     `hybrid`: the engine's model has several groups of layers. Raises UsageError for one that is
     named and that the capacity model cannot run.
     """
-    named = parse_policies(text or (HYBRID if hybrid else REPLAYED))
+    default = ALL if setting.on_tree else HYBRID if hybrid else REPLAYED
+    named = parse_policies(text or default)
     unfit = [policy.name for policy in named if not _fits(policy, setting, hybrid)]
     if text in {None, ALL} or not unfit:
         return [policy for policy in named if _fits(policy, setting, hybrid)]
@@ -227,9 +236,12 @@ def policies_for(
         what = "a hybrid model"
     elif setting.capacity_model == "cache":
         what = "a cache without groups of layers"
+    lacks = f"{unfit[0]} cannot order the blocks of {what}"
+    if setting.on_tree:
+        lacks = f"SGLang has no policy {unfit[0]}"
     fitting = [policy.name for policy in parse_policies(ALL) if _fits(policy, setting, hybrid)]
     raise UsageError(
-        f"{unfit[0]} cannot order the blocks of {what}",
+        lacks,
         where="--policies",
         remedy=f"take {', '.join(fitting)}",
     )
@@ -243,6 +255,10 @@ def _fits(policy: type[Policy], setting: RunSetting, hybrid: bool) -> bool:
         return orders_groups(policy)
     if policy.name == LRU_RETENTION:
         return False  # LRU's double without windows
+    if setting.on_tree:
+        from kvscope.sglang_sim.requests import sglang_has
+
+        return sglang_has(policy())
     if setting.capacity_model == "engine":
         from kvscope.policies.base import LanePolicy
 

@@ -181,11 +181,7 @@ class Workload:
 
     def on_tree(self, policy: Policy) -> bool:
         """Return whether replays of a policy are those of SGLang's prefix tree."""
-        return (
-            self.setting.capacity_model == "cache"
-            and bool(self.setting.engine)
-            and sglang_has(policy)
-        )
+        return self.setting.on_tree and sglang_has(policy)
 
     def serve_tree(self, traffic: Traffic, policy: Policy, capacity_blocks: int) -> TreeService:
         """Serve traffic, or a part of it, on SGLang's prefix tree as the setting says.

@@ -45,7 +45,10 @@ def _parameters(calibration: Calibration) -> list[str]:
     if profile.floor_s:
         lines.append(f"a u is at least {significant(profile.floor_s * 1e3)} ms, the floor.")
     if profile.request_s:
-        lines.append(f"{significant(profile.request_s * 1e3)} ms of b pass outside of the steps.")
+        request_ms = significant(profile.request_s * 1e3)
+        lines.append(
+            f"HTTP and tokenizer take {request_ms} ms a request, outside of the engine's steps."
+        )
     return lines
 
 

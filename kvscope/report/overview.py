@@ -64,11 +64,12 @@ def _tiles(analysis: Analysis, caching: Caching) -> list[Tile]:
     now, blocks, pool = analysis.present_rate, analysis.present_blocks, analysis.pool
     nine = next(mark for mark in caching.landmarks if mark.share_of_ideal == 0.9).point
     size = sizes_of(analysis).label(nine.capacity_blocks)
-    needs = Tile("LRU needs for 90% of that", size, "Idle cached blocks, at 90% of the best.")
+    needs = [Tile("LRU needs for 90% of that", size, "Idle cached blocks, at 90% of the best.")]
+    needs = [] if analysis.exceeds(0.9) else needs
     ideal = share(caching.ideal)
     if now is None or not blocks:
         unknown = "An infinite cache; how large the cache is now is not stated."
-        return [Tile("Hit rate, possible", ideal, unknown), needs]
+        return [Tile("Hit rate, possible", ideal, unknown), *needs]
     reasons = caching.misses_at(blocks)
     evicted, tokens = reasons.evicted_tokens / reasons.input_tokens, reasons.evicted_tokens
     for cause in pool.causes if pool is not None else ():
@@ -79,7 +80,7 @@ def _tiles(analysis: Analysis, caching: Caching) -> list[Tile]:
     return [
         Tile("Hit rate, now → possible", f"{share(now)} → {ideal}", about),
         Tile("Lost to eviction", share(evicted), lost, evicted <= _NEGLIGIBLE * caching.ideal),
-        needs,
+        *needs,
     ]
 
 
@@ -136,7 +137,7 @@ def _could(analysis: Analysis, caching: Caching) -> str:
         )
     if caching.definition.weight == "token" and caching.ideal < 1:
         ideal += f" ({significant(1 / (1 - caching.ideal))}× less prefill)"
-    return f"{ideal}. {need}"
+    return f"{ideal}." if analysis.exceeds(0.9) else f"{ideal}. {need}"
 
 
 def _hybrid(analysis: Analysis) -> list[str]:

@@ -297,8 +297,8 @@ def _replicas(tuned: Recommendation) -> list[str]:
     if lru is None:
         return []
     slo, router = f"{_slo(tuned)} on {LATER}", lru.router.name
-    simulated = tuning.setting.capacity_model == "engine"
-    model = fleet.TIME_MODELS["engine" if simulated else "queue"]
+    time_model = "engine" if tuning.setting.capacity_model == "engine" else "queue"
+    model = fleet.TIME_MODELS["tree" if tuning.setting.on_tree else time_model]
     if lru.replicas is None:
         even = f"With LRU, even {counted(lru.tried, 'replica')} behind {router}"
         longer = ["Requests longer than the pool need a larger one: raise --tp, or quantize."]

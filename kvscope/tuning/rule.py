@@ -100,6 +100,8 @@ class Judged(Struct, frozen=True):
             if not deviations > 0:
                 return None
             wider = max(wider, (_ONE_SIDED + _POWER) / deviations)
+        if wider == 1.0:  # no interval is too wide
+            return requests
         needed = requests * wider**2
         step = 10.0 ** (math.floor(math.log10(needed)) - 1)
         return round(math.ceil(needed / step - 1e-9) * step)
@@ -145,12 +147,13 @@ class PolicyComparison(Struct, frozen=True, kw_only=True):
         """
         if self.choice is not None:
             return None
+        here = self.split.requests
         needed = (
-            (contender, contender.requests_needed(self.target, self.split.requests))
+            (contender, contender.requests_needed(self.target, here) or 0)
             for contender in self.contenders
             if contender.later.likely >= LIKELY
         )
-        return next(((each, count) for each, count in needed if count is not None), None)
+        return next(((each, count) for each, count in needed if count > here), None)
 
 
 class LaterWindows:

@@ -23,7 +23,6 @@ from kvscope.core.hits import HitDefinition, standard
 from kvscope.core.records import Inline
 from kvscope.deployment.deployment import ResolvedDeployment
 from kvscope.deployment.models import Model
-from kvscope.replay.policy_options import VLLM
 from kvscope.usecases.base import Opened, UseCase
 from kvscope.usecases.explain import (
     ExplainOptions,
@@ -140,9 +139,17 @@ class Analysis(Struct, frozen=True, kw_only=True):
 
     @property
     def engine_replayed(self) -> bool:
-        """Whether `pool` counts the blocks of running requests, as of an engine."""
-        where = self.deployment
-        return self.pool is not None and where is not None and where.engine.name == VLLM
+        """Whether `pool` counts the blocks of running requests: of vLLM, or on SGLang's tree."""
+        caching = self.caching
+        return self.pool is not None and caching is not None and caching.definition == standard()
+
+    def exceeds(self, share_of_ideal: float) -> bool:
+        """Return whether the pool hits so much with less than the idle blocks that LRU needs."""
+        caching, now, blocks = self.caching, self.present_rate, self.present_blocks
+        if caching is None or now is None or blocks is None:
+            return False
+        target = share_of_ideal * caching.ideal
+        return now >= target and blocks < caching.lru.capacity_for(target)
 
     @property
     def present_rate(self) -> float | None:

@@ -319,7 +319,7 @@ def explain(
         hit_tokens=hit_tokens,
         missed_tokens=input_tokens - hit_tokens,
         causes=cause_totals(causes),
-        findings=findings(prompts, causes),
+        findings=findings(prompts, causes, by_token=where is not None and where.by_token),
         observed=None
         if gaps is None
         else observed_hits(prompts, causes, gaps, evidence.measured_blocks),

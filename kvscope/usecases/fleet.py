@@ -409,7 +409,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     def time_model(self) -> str:
         """What replicas are simulated by: `queue`, `engine`, or SGLang's `tree`."""
         request = self.request
-        on_trees = request.time_model == "queue" and bool(request.setting.engine)
+        on_trees = request.time_model == "queue" and request.setting.on_tree
         return "tree" if on_trees and self.think is None else request.time_model
 
     @property

@@ -30,6 +30,7 @@ from kvscope.app.requests import (
     Capacities,
     SimulateRequest,
     above_zero,
+    check_sglang_runs,
     hit_definition,
     kv_model,
     latency_profile,
@@ -49,7 +50,12 @@ from kvscope.replay.policy_options import (
     parse_variants,
     refitted,
 )
-from kvscope.replay.settings import policies_for, run_setting, with_capacity_model
+from kvscope.replay.settings import (
+    policies_for,
+    run_setting,
+    tree_setting,
+    with_capacity_model,
+)
 from kvscope.usecases.base import Opened, UseCase
 
 if TYPE_CHECKING:
@@ -172,35 +178,12 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
         isolate=options.isolate,
         sample_rate=options.sample,
     )
-    named = (options.capacity, options.capacity_blocks, options.points)
-    engine = _engine(recommended, where, options.capacity_model)
-    limits = engine or options
-    setting = with_capacity_model(
-        setting,
-        "engine" if engine else options.capacity_model,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        tiers=options.tiers,
-        tier_mode=options.tier_mode,
-        offload=options.offload,
-        capacities_named=any(capacity is not None for capacity in named),
-    )
+    setting = _on_engine(setting, options, _engine(recommended, where, options.capacity_model))
     if recommended and recommended.deployment is not None:
         setting = replace(setting, kv_groups=recommended.deployment.kv_groups)
-    if recommended:
-        variants = _with_lru(recommended)
-    else:
-        groups = kv.kv_groups(1) if kv is not None else None
-        hybrid = setting.capacity_model == "engine" and groups is not None
-        named_policies = policies_for(setting, options.policies, hybrid=hybrid)
-        variants = parse_variants(named_policies, options.param or ())
-        if where is not None and where.engine.name == VLLM:  # as `tune` would set them
-            variants = [guarded(variant) for variant in variants]
-        if options.policies not in {None, ALL}:
-            from kvscope.policies.registry import check_required  # late: loads NumPy
-
-            for variant in variants:
-                check_required(variant.policy, variant.given, "--policies")
+    variants = _with_lru(recommended) if recommended else _named(options, where, kv, setting)
+    if setting.on_tree:
+        check_sglang_runs(variants, "--recommendation" if recommended else "--policies")
     if options.refit is not None:
         variants = [refitted(variant, options.refit) for variant in variants]
     if setting.tiers:
@@ -223,6 +206,50 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
         recommended.tier if recommended else None,
         recommended=recommended is not None,
     )
+
+
+def _on_engine(
+    setting: RunSetting, options: SimulateOptions, engine: ResolvedDeployment | EngineTable | None
+) -> RunSetting:
+    """Return the setting of a simulated vLLM, of SGLang's prefix tree, or of a cache alone."""
+    named = (options.capacity, options.capacity_blocks, options.points)
+    model, limits = options.capacity_model, engine or options
+    seqs, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
+    version = "" if engine is None else str(engine.engine)
+    on_vllm = bool(version) and parse_engine(version).name == VLLM
+    on_sglang = bool(version) and not on_vllm
+    setting = with_capacity_model(
+        setting,
+        "engine" if on_vllm else model,
+        max_num_seqs=None if on_sglang else seqs,
+        max_num_batched_tokens=None if on_sglang else tokens,
+        tiers=options.tiers,
+        tier_mode=options.tier_mode,
+        offload=options.offload,
+        capacities_named=any(capacity is not None for capacity in named),
+    )
+    return tree_setting(setting, version, tokens) if on_sglang and tokens else setting
+
+
+def _named(
+    options: SimulateOptions,
+    where: ResolvedDeployment | None,
+    model: Model | None,
+    setting: RunSetting,
+) -> list[Variant]:
+    """Return the policies of `--policies`, with guards where `tune` would set them."""
+    groups = model.kv_groups(1) if model is not None else None
+    hybrid = setting.capacity_model == "engine" and groups is not None
+    policies = policies_for(setting, options.policies, hybrid=hybrid)
+    variants = parse_variants(policies, options.param or ())
+    if where is not None and where.engine.name == VLLM:
+        variants = [guarded(variant) for variant in variants]
+    if options.policies not in {None, ALL}:
+        from kvscope.policies.registry import check_required  # late: loads NumPy
+
+        for variant in variants:
+            check_required(variant.policy, variant.given, "--policies")
+    return variants
 
 
 def _check_tiers(setting: RunSetting, variants: Sequence[Variant], model: Model | None) -> None:
@@ -291,31 +318,26 @@ def _estimated(
 def _engine(
     recommended: RecommendationFile | None, where: ResolvedDeployment | None, model: CapacityModel
 ) -> ResolvedDeployment | EngineTable | None:
-    """Return the deployment whose vLLM is replayed, None for a cache alone.
+    """Return the deployment whose engine is replayed, None for a cache alone.
 
-    Raises UsageError for a recommendation that is for several replicas, and for the engine's
-    capacity model with another engine.
+    Raises UsageError for a recommendation that is for several replicas, and for vLLM's capacity
+    model with another engine.
     """
-    if recommended is None:
-        if where is None or where.engine.name == VLLM:
-            return where
-        if model == "engine":
-            raise UsageError(
-                "SGLang's scheduler is not simulated, its prefix cache is",
-                where="--capacity-model engine",
-                remedy="leave it out",
-            )
-        return None
-    table = recommended.deployment
-    if table is None or parse_engine(table.engine).name != VLLM:
-        return None
-    if table.replicas > 1:
+    table = recommended.deployment if recommended else None
+    if table is not None and table.replicas > 1:
         raise UsageError(
             "one engine is replayed",
             where="--recommendation",
             remedy=f"it is for {table.replicas} replicas: use kvscope tune",
         )
-    return table
+    engine = table if recommended else where
+    if engine is not None and model == "engine" and parse_engine(str(engine.engine)).name != VLLM:
+        raise UsageError(
+            "SGLang's scheduler is not simulated, its prefix cache is",
+            where="--capacity-model engine",
+            remedy="leave it out",
+        )
+    return engine
 
 
 def _check_simulated(

@@ -106,6 +106,9 @@ def test_requests_that_would_show_it() -> None:
         assert other.requests_needed(TARGET, 1_000) is None
     assert compared(judged(likely=0.4), HARMFUL).promising == (HARMFUL, needed)
     assert compared(HARMFUL, CANARY).promising is None
+    for enough in (judged(keeps_up=False), judged(rejected=WORSE)):
+        assert enough.requests_needed(TARGET, 1_001) == 1_001
+        assert compared(enough).promising is None  # harm that more requests do not take away
 
 
 @pytest.mark.parametrize("slo_s", [0.02, 0.2, 0.5])

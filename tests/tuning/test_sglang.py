@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from msgspec.structs import replace
 
-from kvscope.core.hits import LIBCACHESIM
+from kvscope.core.hits import LIBCACHESIM, standard
 from kvscope.deployment.deployment import Deployment, resolve
 from kvscope.fleet.outcome import Slo
 from kvscope.fleet.sweep import Fleet, FleetSweep
+from kvscope.ingest.pipeline import ingest
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
 from kvscope.policies.tlru import TLru
+from kvscope.replay.attribution import attribute, lru_cache_lookups
 from kvscope.replay.derived_traces import select
+from kvscope.replay.findings import findings
 from kvscope.replay.replay import replay
 from kvscope.replay.settings import with_groups
 from kvscope.replay.sweep import serve_replay
 from kvscope.replay.workload import ReplayRequest, Workload
+from kvscope.report import overview
+from kvscope.report.words import share
 from kvscope.routers.least_requests import LeastRequests
 from kvscope.sglang_sim.requests import serve_tree
+from kvscope.store.db import MEMORY, open_store
 from kvscope.tuning.replicas import SESSION, serve_replicas, split_over, together
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Evaluator
 from kvscope.tuning.tuner import lossless
+from kvscope.usecases.analyze import AnalyzeOptions, analyze, analyze_request
+from kvscope.usecases.explain import ExplainOptions, explain_request
+from kvscope.usecases.simulate import SimulateOptions, simulate_request
+from tests.cli.tune.asked import write_trace
 from tests.tuning.examples import chats, workload
 
 TLRU = TLru({"xi_tokens": 64, "next_prompt_tokens": 16})
@@ -130,3 +142,56 @@ def test_requests_of_one_time_wait_for_each_other_in_a_part_too() -> None:
     assert (np.diff(done.begin_s) > 0).all()
     assert done.begin_s[0] == 10.0
     assert done.token_s[-1] < 20.0
+
+
+def test_simulate_and_explain_replay_the_tree() -> None:
+    """With the chunks that are stated, and by default all policies that SGLang has, unguarded."""
+    where = {"gpu": "h100", "model": "llama3-8b", "engine": "sglang"}
+    request = simulate_request(SimulateOptions(**where, max_num_batched_tokens=512))
+    assert [each.policy.name for each in request.variants] == ["lru", "fifo", "lfu", "slru", "tlru"]
+    assert not any(each.given for each in request.variants)
+    explained = explain_request(ExplainOptions(**where, max_num_batched_tokens=512)).replayed
+    for setting in (request.setting, explained.setting):
+        assert setting.on_tree
+        assert (setting.engine, setting.max_num_batched_tokens) == ("sglang@0.5", 512)
+    other = simulate_request(SimulateOptions(**where, compat="libcachesim"))
+    assert not other.setting.on_tree
+    assert "belady" in {each.policy.name for each in other.variants}
+
+
+def test_analyze_says_what_the_pool_counts(tmp_path: Path) -> None:
+    """Its row is of the tree, with running requests; what idle blocks need does not contradict."""
+    asked = analyze_request(
+        AnalyzeOptions(gpu="h100", model="llama3-8b", engine="sglang", num_gpu_blocks=4_400)
+    )
+    with open_store(MEMORY) as store:
+        trace = ingest(store, str(write_trace(tmp_path / "chats.jsonl", chats(seed=4)))).trace
+        analysis = analyze(store, trace, asked)
+    assert analysis.pool is not None
+    assert analysis.caching is not None
+    screen = overview.headline(analysis)
+    assert (
+        screen.tables[0].note
+        == "pool: as replayed, with running requests; others: idle blocks only"
+    )
+    words = " ".join(screen.sentences)
+    assert " with the KV pool: " in words
+    assert "LRU needs " in words
+    rate = 0.95 * analysis.caching.ideal
+    more = replace(analysis, pool=replace(analysis.pool, token_hit_rate=rate))
+    screen = overview.headline(more)
+    assert f"LRU hits {share(rate)} of the input tokens" in " ".join(screen.sentences)
+    assert "LRU needs" not in " ".join([*screen.sentences, *(each.label for each in screen.tiles)])
+
+
+def test_explain_names_no_smaller_blocks() -> None:
+    """SGLang's own are single tokens already; a page that is stated could be smaller."""
+    known = workload(chats(seed=4))
+    prompts = replace(known.prompts, input_tokens=known.prompts.input_tokens + 7)
+    causes = attribute(prompts, standard(), lru_cache_lookups(prompts, standard(), None))
+    for page, remedy in ((None, "nothing, the loss comes from the trace's"), (16, "take smaller")):
+        where = resolve(Deployment(gpu="h100", model="llama3-8b", engine="sglang", block_size=page))
+        remedies = {
+            each.cause: each.remedy for each in findings(prompts, causes, by_token=where.by_token)
+        }
+        assert remedies["below-block"].startswith(remedy)

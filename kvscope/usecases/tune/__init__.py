@@ -21,6 +21,7 @@ from kvscope.app.requests import (
     Capacities,
     above_zero,
     check_engine_runs,
+    check_sglang_runs,
     hit_definition,
     kv_model,
     latency_profile,
@@ -31,7 +32,7 @@ from kvscope.app.requests import (
 from kvscope.core.errors import UsageError, placed
 from kvscope.deployment.gpus import resolve_gpu
 from kvscope.latency.profile import MODELS
-from kvscope.replay.policy_options import ALL, VLLM, contenders
+from kvscope.replay.policy_options import ALL, SGLANG, VLLM, contenders
 from kvscope.replay.settings import engine_setting, run_setting
 from kvscope.tuning.target import HELD_OUT, VALIDATION, WARMUP, Limits, Target, check_shares
 from kvscope.usecases.base import Opened, ResultFile, UseCase
@@ -317,6 +318,8 @@ def tune_request(options: TuneOptions) -> TuneRequest:
     variants = policies_to_try(options.policies, params, engine, hybrid=hybrid)
     if options.policies is not None and setting.capacity_model == "engine":
         check_engine_runs(variants, "--policies")
+    if engine == SGLANG:
+        check_sglang_runs(variants, "--policies")
     return TuneRequest(
         target=target,
         setting=setting,

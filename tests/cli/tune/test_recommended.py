@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
 from tests.cli.shell import streams_of
-from tests.cli.tune.asked import DEPLOYED, HERE, document
+from tests.cli.tune.asked import DEPLOYED, HERE, document, write_trace
+from tests.tuning.examples import in_turn
 
 Streams = pytest.CaptureFixture[str]
+SGLANG = (*DEPLOYED[:-1], "5760", "--engine", "sglang")  # it caches single tokens
 
 
 @pytest.mark.parametrize(
-    ("where", "blocks"), [(HERE, 350), (DEPLOYED, 359)], ids=["cache", "engine"]
+    ("where", "blocks"),
+    [(HERE, 350), (DEPLOYED, 359), (SGLANG, 360)],
+    ids=["cache", "engine", "tree"],
 )
 def test_simulate_replays_what_was_recommended(
-    trace: str, options: tuple[str, ...], capsys: Streams, where: tuple[str, ...], blocks: int
+    options: tuple[str, ...],
+    capsys: Streams,
+    tmp_path: Path,
+    where: tuple[str, ...],
+    blocks: int,
 ) -> None:
     """The same policy, values, capacity and latency, alongside LRU: the figures of the held-out."""
+    requests = in_turn()  # SGLang's tlru evicts no part of a prompt that came whole
+    turns = [replace(each, input_tokens=160, hash_ids=each.hash_ids[:10]) for each in requests[:20]]
+    trace = str(write_trace(tmp_path / "grown.jsonl", [*turns, *requests[20:]]))
     found = document(capsys, trace, *options, "--slo", "200ms", *where)
     best = found["recommendation"]
     asked = ("simulate", trace, "--recommendation", "recommendation.toml", "--json")
@@ -34,11 +47,12 @@ def test_simulate_replays_what_was_recommended(
     assert results[1]["params"] == values
 
 
+@pytest.mark.parametrize("where", [DEPLOYED, SGLANG], ids=["engine", "tree"])
 def test_several_replicas_are_not_replayed_as_one(
-    trace: str, options: tuple[str, ...], capsys: Streams
+    trace: str, options: tuple[str, ...], capsys: Streams, where: tuple[str, ...]
 ) -> None:
     """A fleet's recommendation is refused by `simulate`, whose trace is one engine's."""
-    document(capsys, trace, *options, "--slo", "200ms", *DEPLOYED, "--replicas", "2")
+    document(capsys, trace, *options, "--slo", "200ms", *where, "--replicas", "2")
     asked = ("simulate", trace, "--recommendation", "recommendation.toml")
     assert run([*asked, *options[:2]]) == ExitCode.USAGE
     assert "it is for 2 replicas: use kvscope tune" in capsys.readouterr().err
