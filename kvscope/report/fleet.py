@@ -178,7 +178,7 @@ def _others(study: FleetStudy, others: Sequence[FleetLine]) -> str:
 def interval(size: FleetSize, compared: int) -> str:
     """Return how certain the fewest replicas of up to `compared` are, in words."""
     ends = (str(end or f"more than {compared}") for end in (size.low, size.high))
-    return f"95% interval: {' to '.join(dict.fromkeys(ends))}."
+    return f"95% CI of that number: {' to '.join(dict.fromkeys(ends))}."
 
 
 def _target(study: FleetStudy) -> str:

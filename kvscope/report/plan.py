@@ -97,7 +97,10 @@ def to_meet(tuned: Recommendation) -> list[str]:
         sentences.append(f"No option tried meets {slo}.")
     if math.isfinite(plan.promise_s) and not tuned.tuning.baseline.rejected:
         promise = units.duration_in_words(plan.promise_s)
-        sentences.append(f"The present hardware can promise {promise} (upper end of the 95% CI).")
+        sentences.append(
+            f"The tightest SLO for {tuned.target_name} that the present hardware meets: {promise}"
+            " (upper end of its 95% CI)."
+        )
     return sentences
 
 

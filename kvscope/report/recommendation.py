@@ -284,8 +284,8 @@ def _overloaded(tuned: Recommendation) -> list[str]:
         sentences.append(f"At least {load.replicas_at_least} replicas keep up.")
     if load.carried is not None and load.carried_share is not None:
         sentences.append(
-            f"The present {replicas} can carry {load.carried_share:.0%} of the conversations;"
-            f" there LRU has a {tuned.target_name} of {_time(load.carried)}, with"
+            f"With {load.carried_share:.0%} of the conversations the queue of {replicas} stops"
+            f" growing: LRU then has a {tuned.target_name} of {_time(load.carried)}, with"
             f" {share(load.carried.attainment)} of the requests within the SLO."
         )
     return [*sentences, *_replicas(tuned)]

@@ -2,8 +2,8 @@
 
 A request looks up all but its last token, locks what it found, gets room for its prompt chunk by
 chunk, and inserts each chunk once it is computed. Outputs take their room as they come, and join
-the tree when the request finishes, as a node of their own. Whoever inserts blocks that the tree
-has already frees its own. With pages of several tokens a free one is kept ready at all times.
+the tree when the request finishes, as a node of their own. A request that inserts blocks which the
+tree has already frees its own. With pages of several tokens a free one is kept ready at all times.
 
 Source: SGLang 0.5.23, srt/managers/schedule_policy.py (PrefillAdder), srt/mem_cache/allocation.py
 (alloc_for_extend, alloc_for_decode), unified_radix_cache.py (checkpoint_into_tree) and common.py

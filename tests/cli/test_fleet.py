@@ -67,7 +67,7 @@ def test_one_screen(capsys: Streams) -> None:
     assert "\n9 replicas behind session: the fewest that meet p95 TTFT ≤ 500 ms on" in text
     assert "on requests 1,001 to 2,000 (prefill queues), with p95" in " ".join(text.split())
     assert "With one fewer, p95 TTFT is" in text
-    assert "95% interval: " in text
+    assert "95% CI of that number: " in text
     for stated in ("Time model: one prefill queue", "Open loop", "the whole fleet's traffic"):
         assert stated in text
 

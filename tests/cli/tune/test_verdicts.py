@@ -64,7 +64,7 @@ def test_switch_of_sglang(
     grown = write_trace(tmp_path / "grown.jsonl", [*turns, *requests[20:]])
     words = told(capsys, str(grown), *options, "--slo", "200ms", *tokens)
     assert "SGLang: --radix-eviction-policy tlru --radix-eviction-policy-config" in words
-    assert "requests (SGLang's tree, one prefill at a time). 95% interval: " in words
+    assert "requests (SGLang's tree, one prefill at a time). 95% CI of that number: " in words
     assert "Simulated on SGLang's prefix tree" in words
     assert "vllm serve" not in words
 
@@ -86,7 +86,7 @@ def test_what_a_switch_saves(trace: str, options: tuple[str, ...], capsys: Strea
     assert f"The change saves {saved} an hour." in words
     words = told(capsys, trace, *options, *priced[:-2])
     meets = f"With LRU, {replicas} replicas behind session meet the SLO of 200 ms on the later"
-    assert f"{meets} requests (simulated vLLMs). 95% interval: " in words
+    assert f"{meets} requests (simulated vLLMs). 95% CI of that number: " in words
     assert "With tlru, 1 does." in words
     assert "an hour" not in words
 
@@ -113,7 +113,7 @@ def test_overloaded(trace: str, options: tuple[str, ...], capsys: Streams) -> No
     assert "Recommendation: overloaded" in words
     assert "Overloaded: 1 replica cannot serve these arrivals." in words
     assert re.search(r"At least \d+ replicas keep up", words)
-    assert re.search(r"The present 1 replica can carry \d+% of the conversations", words)
+    assert re.search(r"With \d+% of the conversations the queue of 1 replica stops growing", words)
     assert "No flags: no engine setting fixes this." in words
     found = document(capsys, trace, *options, *fast)
     assert found["changes"] == []
