@@ -197,14 +197,15 @@ def logarithmic(chart: Figure, axis: str = "x") -> None:
     """Make the axis logarithmic, every tick labelled in full; counts as 2k, others as 2,000.
 
     Call it once the series are there. Plotly labels nine ticks a decade where there are few
-    decades, most of them by one small digit: here they are 1, 2 and 5.
+    decades, most of them by one small digit: here they are 1, 2 and 5. It draws a decade on both
+    sides of values that are all the same.
     """
     series = (trace[axis] for trace in chart.data if trace[axis] is not None)
     values = [
         float(value) for column in series for value in column if value is not None and value > 0
     ]
     decades = log10(max(values) / min(values)) if values else 0.0
-    few = {"dtick": "D2"} if 1 <= decades <= _FEW_DECADES else {}
+    few = {"dtick": "D2"} if decades == 0 or 1 <= decades <= _FEW_DECADES else {}
     counts = chart.layout[f"{axis}axis"].title.text.endswith(_COUNTS)
     ticks = {"type": "log", "tickformat": "~s" if counts else ",~g", **few}
     chart.update_layout({f"{axis}axis": ticks})
