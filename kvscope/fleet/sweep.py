@@ -193,24 +193,25 @@ class FleetSweep:
 
         A router that sees loads or caches sees those of replicas that evict block by block.
         """
-        workload, count = self.workload, fleet.replicas
-        nothing = np.zeros(len(self._asked.leaf), dtype=np.int32)
+        workload, count, requests = self.workload, fleet.replicas, len(self._asked.leaf)
+        hits, best = np.zeros((2, requests), dtype=np.int32)
         if fleet.router.sees == "order":
             replica = assignment(workload.traffic, self._asked, fleet.router, count, seed=seed)
-            best = nothing
         else:
             seen = self._replay_blocks(fleet, seed)
             replica, best = seen.replica, seen.best_blocks
-        whole = pooled_fleet(workload.traffic, nothing, workload.profile, count)
+        begin_s, token_s, end_s = np.full((3, requests), np.nan)
+        evictions = np.zeros(count, dtype=np.int64)
         for number in np.unique(replica):
             own = np.flatnonzero(replica == number)
             known = Workload(select(self.prompts, own), workload.setting, workload.windows).traffic
             done = workload.serve_tree(known, fleet.policy, self.capacity_blocks)
-            for name in ("hit_blocks", "begin_s", "token_s", "end_s"):
-                getattr(whole, name)[own] = getattr(done, name)
-            whole.evictions[number] = done.evictions
-        best = np.maximum(best, whole.hit_blocks)
-        return replace(whole, replica=replica, best_blocks=best)
+            hits[own], begin_s[own], token_s[own] = done.hit_blocks, done.begin_s, done.token_s
+            end_s[own], evictions[number] = done.end_s, done.evictions
+        best = np.maximum(best, hits)
+        order, arrival_s = np.arange(requests, dtype=np.int32), workload.traffic.arrival_s
+        times = (arrival_s, begin_s, token_s, end_s)
+        return FleetReplay(count, replica, hits, best, order, *times, evictions)
 
     def _on_engines(self, fleet: Fleet, engine: EngineSettings, seed: int) -> FleetReplay:
         """Return what a fleet of simulated vLLMs does with each request."""

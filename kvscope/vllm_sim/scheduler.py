@@ -250,9 +250,10 @@ def runner(hybrid: bool = False) -> Callable[..., Any]:
         state, requests = machine.state[0], machine.requests
         pause = waited = 0  # steps until the next try to go fast, and between the last two
         while steps > 0:
-            state.now_s = max(state.now_s, state.ready_s)
-            if state.finished >= finished or state.now_s >= until_s:
+            planned_s = max(state.now_s, state.ready_s)
+            if state.finished >= finished or planned_s >= until_s:
                 break
+            state.now_s = planned_s
             arrive(machine)
             if state.ttl_s < np.inf:
                 expire(machine)

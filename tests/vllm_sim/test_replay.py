@@ -12,7 +12,7 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.threshold_lru import ThresholdLru
 from kvscope.policies.tlru import TLru
 from kvscope.policies.ttl import Ttl
-from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
+from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine, replay_in_flight
 from tests.vllm_sim.examples import (
     SECONDS,
     asks,
@@ -172,6 +172,17 @@ def test_what_arrives_while_a_step_is_launched_enters_the_next(
     seen = run(engine(two, 8, cost=cost, async_scheduling=True))
     assert seen.requests.first_token_s.tolist() == [1, first_token_s]
     assert seen.requests.finished_s[0] == 4
+
+
+def test_a_client_sends_once_its_answer_ends_and_not_once_the_next_step_is_launched() -> None:
+    """Two in flight: the third comes as the first ends, while a step with the second begins."""
+    three = told(asks("abc", 12), asks("uvwxyz", 24, outputs=3), asks("pq", 8))
+    settings = EngineSettings(20, 4, 16, async_scheduling=True)
+    cost = StepCost(base_s=1.0, launch_s=0.5)
+    seen = replay_in_flight(three, Lru(), settings, cost, 2)
+    assert seen.finish_s[0] == 1
+    sent_s = seen.finish_s[2] - seen.ttft_s[2]
+    assert sent_s == 1
 
 
 def test_safe_blocks_leave_first() -> None:
