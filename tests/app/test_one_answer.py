@@ -22,15 +22,20 @@ TRACES = [
     ),
 ]
 WHERE: dict[str, Any] = {"gpu": "l4", "model": "qwen2-7b", "num_gpu_blocks": 3000}
+ON_SGLANG = WHERE | {"engine": "sglang", "num_gpu_blocks": 48_000}  # its blocks are single tokens
+DEPLOYED = [
+    *(pytest.param(*trace.values, WHERE, id=trace.id, marks=trace.marks) for trace in TRACES),
+    pytest.param(data_folder("sample_traces") / "to-b.jsonl.gz", ON_SGLANG, id="to-b, sglang"),
+]
 
 
-@pytest.mark.parametrize("path", TRACES)
-def test_one_engine(path: Path) -> None:
+@pytest.mark.parametrize(("path", "where"), DEPLOYED)
+def test_one_engine(path: Path, where: dict[str, Any]) -> None:
     """`analyze`, `explain` and `simulate` have one rate, and the first two one list of causes."""
     with kvscope.open_trace(path) as trace:
-        pool = kvscope.analyze(trace, **WHERE).to_dict()["pool"]
-        explained = kvscope.explain(trace, **WHERE).to_dict()
-        (lru,) = kvscope.simulate(trace, policies="lru", **WHERE).to_dict()["results"]
+        pool = kvscope.analyze(trace, **where).to_dict()["pool"]
+        explained = kvscope.explain(trace, **where).to_dict()
+        (lru,) = kvscope.simulate(trace, policies="lru", **where).to_dict()["results"]
     assert pool["causes"] == explained["causes"]
     assert pool["token_hit_rate"] == explained["hit_tokens"] / explained["input_tokens"]
     assert pool["token_hit_rate"] == lru["token_hit_rate"]
@@ -48,14 +53,14 @@ def test_simulate_sets_the_guards_of_tune() -> None:
     assert free["results"][0]["params"]["guard"] == alone["results"][0]["params"]["guard"] == 0
 
 
-@pytest.mark.parametrize("path", TRACES)
-def test_replicas(path: Path) -> None:
+@pytest.mark.parametrize(("path", "where"), DEPLOYED)
+def test_replicas(path: Path, where: dict[str, Any]) -> None:
     """With several, `analyze` and `explain` have the rate of `fleet` behind the router named."""
     with kvscope.open_trace(path) as trace:
-        pool = kvscope.analyze(trace, replicas=3, **WHERE).to_dict()["pool"]
-        explained = kvscope.explain(trace, replicas=3, **WHERE).to_dict()
+        pool = kvscope.analyze(trace, replicas=3, **where).to_dict()["pool"]
+        explained = kvscope.explain(trace, replicas=3, **where).to_dict()
         fleet = kvscope.simulate_fleet(
-            trace, router=pool["router"], replicas="3", warmup=0, slo="9s", **WHERE
+            trace, router=pool["router"], replicas="3", warmup=0, slo="9s", **where
         ).to_dict()
     assert pool["causes"] == explained["causes"]
     assert explained["hit_tokens"] == pool["token_hit_rate"] * explained["input_tokens"]

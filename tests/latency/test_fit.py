@@ -142,7 +142,15 @@ def test_an_engine_that_tells_what_is_outside_of_its_steps_is_believed(
     """Up to what a request takes beside its tokens."""
     engine = Made(replace(TRUE, floor_s=0.03, decode_base_s=0.032, decode_request_s=1e-4))
     engine.outside_s = told_s
-    run = calibrate(engine, ENGINE, longest=4096, rounds=2, advance=ignore, stop=Event())
+    run = calibrate(
+        engine,
+        ENGINE,
+        longest=4096,
+        steps=steps(4096, 10**6),
+        rounds=2,
+        advance=ignore,
+        stop=Event(),
+    )
     assert run.profile.request_s == pytest.approx(kept_s, rel=0.1)
 
 

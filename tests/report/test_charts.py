@@ -108,3 +108,12 @@ def test_the_text_of_a_level_stands_at_its_line(log: str, place: float) -> None:
     style.level(chart, 100.0, "SLO")
     assert chart.layout.shapes[-1].y0 == 100.0
     assert chart.layout.annotations[-1].y == pytest.approx(place)
+
+
+@pytest.mark.parametrize(("values", "dtick"), [((14, 14), "D2"), ((2, 90), "D2"), ((14, 15), None)])
+def test_a_decade_has_three_labels(values: tuple[float, float], dtick: str | None) -> None:
+    """Also where all values are the same, around which the axis has two; not within a decade."""
+    chart = style.figure("", "", "")
+    chart.add_scatter(x=[1, 2], y=values)
+    style.logarithmic(chart, "y")
+    assert chart.layout.yaxis.dtick == dtick
