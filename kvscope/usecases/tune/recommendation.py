@@ -386,13 +386,13 @@ class Recommendation(Struct, frozen=True):
 
     def called(self, policy: Policy) -> str:
         """Return a policy's name, with the parameters that are neither defaults nor estimates."""
-        usual = {parameter.name: parameter.default for parameter in policy.parameters}
+        usual = {(parameter.name, parameter.default) for parameter in policy.parameters}
         estimates = self.tuning.estimates.items()
-        usual |= {name: estimate.value for name, estimate in estimates if name != XI}
+        usual |= {(name, estimate.value) for name, estimate in estimates if name != XI}
         chosen = [
             f"{name}={format_value(name, value)}"
             for name, value in policy.values.items()
-            if value != usual[name]
+            if name == XI or (name, value) not in usual
         ]
         star = FORESEEING if policy.hindsight else ""
         return " ".join([policy.name + star, *chosen])
