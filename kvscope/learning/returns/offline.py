@@ -50,7 +50,7 @@ class ReturnsOffline(OfflineLearner):
 
     def tables(self, traffic: Traffic, every: float = REFIT_REQUESTS.default) -> Tables:
         """Return the tables that every refit fits."""
-        return _guarded(traffic, class_tables(traffic, every)).tables()
+        return guarded_shadows(traffic, class_tables(traffic, every)).tables()
 
     def fit(
         self, traffic: Traffic, policy: Policy, capacity_blocks: int | None = None
@@ -62,7 +62,7 @@ class ReturnsOffline(OfflineLearner):
         fitted = fit_at_end(traffic, policy.refit_every)
         if capacity_blocks is None:
             return fitted
-        shadows = _guarded(traffic, class_tables(traffic, policy.refit_every))
+        shadows = guarded_shadows(traffic, class_tables(traffic, policy.refit_every))
         return dataclasses.replace(fitted, evidence=shadows.evidence(policy, capacity_blocks))
 
     def plugin_tables(self, traffic: Traffic, policy: Policy, fitted: FittedTable | None) -> Tables:
@@ -73,16 +73,19 @@ class ReturnsOffline(OfflineLearner):
         """
         own = class_tables(traffic, policy.refit_every)
         if not isinstance(fitted, FittedReturns):
-            return _guarded(traffic, own).tables()
+            return guarded_shadows(traffic, own).tables()
         rows = own.rows.copy()
         early = own.since < fitted.requests if fitted.refits else slice(None)
         rows[early] = np.arange(len(own.values), len(own.values) + ROWS).repeat(LEVELS)
         values = np.concatenate((own.values, fitted.index))
         own = replace(own, rows=rows, values=values)
-        return _guarded(traffic, own, fitted.evidence).tables()
+        return guarded_shadows(traffic, own, fitted.evidence).tables()
 
 
-def _guarded(traffic: Traffic, own: Tables, evidence: Evidence | None = None) -> GuardedShadows:
+def guarded_shadows(
+    traffic: Traffic, own: Tables, evidence: Evidence | None = None
+) -> GuardedShadows:
+    """Return shadows of LRU, of need alone, and of the classes' tables."""
     alike = np.repeat(np.array(WORTHS)[:, None], AGES, axis=1)
     return GuardedShadows(traffic, own, alike, lanes=LEVELS, evidence=evidence)
 

@@ -44,7 +44,6 @@ from kvscope.policies.gittins import AGES, LEVELS
 
 RETURNED, SECONDS = 0, 1
 _CLASSES = ROWS // PARTS
-_SERVED = -1  # in place of a class: it counts once the request has been served
 _BEGAN_S = began_s(np.arange(AGES)).tolist()
 
 
@@ -63,7 +62,6 @@ class ReturnEstimator:
         self._touches = array("b", bytes(most_requests))  # parts with blocks
         self._cuts: list[tuple[int, ...]] = [()] * most_requests
         self._kind = array("i", bytes(4 * most_requests))
-        self._early: dict[int, list[tuple[int, float, float]]] = {}  # to those being served
         self.table = self._fitted(0, 0.0)
 
     def refit(self, number: int, now_s: float) -> bool:
@@ -74,10 +72,13 @@ class ReturnEstimator:
         self.table = self._fitted(begun, now_s)
         return True
 
-    def arrive(self, match: PrefixMatch, arrival_s: float, every: int) -> None:
-        """Count what a request touches when it arrives; each block followed stands for `every`."""
+    def arrive(self, match: PrefixMatch, kind: int, arrival_s: float, every: int) -> None:
+        """Count what a request of class `kind` touches when it arrives.
+
+        Each block followed stands for `every`.
+        """
         at, blocks = match.number % self._slots, match.followed * every
-        self._arrival_s[at], self._kind[at], self._cuts[at] = arrival_s, _SERVED, match.cuts
+        self._arrival_s[at], self._kind[at], self._cuts[at] = arrival_s, kind, match.cuts
         begin = touches = 0
         for part, cut in enumerate((*match.cuts, blocks)):
             end = min(max(cut, begin), blocks)
@@ -88,26 +89,15 @@ class ReturnEstimator:
         self._next = match.number + 1
         self._count_returns(arrival_s, match.segments, 0, every)
 
-    def end(
-        self, match: PrefixMatch, kind: int, followed: int, segments: TouchedSegments, every: int
-    ) -> None:
-        """Count a served request, which is of class `kind` and has touched more blocks."""
-        number = match.number
-        early = self._early.pop(number, ())
-        if number <= self._next - self._slots:
+    def end(self, match: PrefixMatch, followed: int, segments: TouchedSegments, every: int) -> None:
+        """Count the further blocks that a request has touched when it has been served."""
+        if match.number <= self._next - self._slots:
             return
-        at = number % self._slots
+        at = match.number % self._slots
         new = at * PARTS + PARTS - 1
         self._touches[at] += self._waiting[new] <= 0 < followed
         self._waiting[new] += followed * every
-        self._kind[at] = kind
-        for part, wait_s, count in early:
-            self._count(number, kind, part, wait_s, count)
         self._count_returns(self._arrival_s[at], segments, match.followed, every)
-
-    def forget(self, number: int) -> None:
-        """Drop a request that will not be served to its end."""
-        self._early.pop(number, None)
 
     def _count_returns(
         self, arrival_s: float, segments: TouchedSegments, start: int, every: int
@@ -125,10 +115,7 @@ class ReturnEstimator:
                     continue
                 begin += count
                 self._waiting[at * PARTS + part] -= count
-                if self._kind[at] == _SERVED:
-                    self._early.setdefault(previous, []).append((part, wait_s, count))
-                else:
-                    self._count(previous, self._kind[at], part, wait_s, count)
+                self._count(previous, self._kind[at], part, wait_s, count)
 
     def _count(self, touched: int, kind: int, part: int, wait_s: float, count: float) -> None:
         """Count blocks that request `touched` had touched last, and waited for `wait_s`."""
@@ -154,13 +141,9 @@ class ReturnEstimator:
         return return_table(counts)
 
     def _count_waiting(self, requests: Int64s, now_s: float) -> tuple[Float64s, Float64s, float]:
-        """Return waiting blocks and their seconds, by row and age, and the touches of `requests`.
-
-        Those that are being served do not count.
-        """
+        """Return waiting blocks and their seconds, by row and age; touches of `requests`."""
         at = requests % self._slots
         kind = np.frombuffer(self._kind, dtype=np.int32)[at]
-        at, kind = at[kind != _SERVED], kind[kind != _SERVED]
         age_s = np.maximum(now_s - np.frombuffer(self._arrival_s, dtype=np.float64)[at], 0.0)
         parts = np.frombuffer(self._waiting).reshape(-1, PARTS)
         blocks, ages = np.maximum(parts[at], 0.0), ages_of(age_s)[:, None]
@@ -235,10 +218,10 @@ class ReturnsLearner(GuardedLearner):
         if changed:
             self.table = self._in_force()
         match = self.touch_prompt(request, arrival_s)
+        kind = self._class(match, request.num_prompt_tokens)
         if self._estimator is not None:
-            self._estimator.arrive(match, arrival_s, self.recent.every)
-        prompt_tokens = request.num_prompt_tokens
-        return changed, _ServedTurn(match, self._class(match, prompt_tokens), prompt_tokens)
+            self._estimator.arrive(match, kind, arrival_s, self.recent.every)
+        return changed, _ServedTurn(match, kind, request.num_prompt_tokens)
 
     def _refit(self, now_s: float) -> bool:
         """Refit the table if its time has come; return whether the one gone by has changed."""
@@ -287,12 +270,10 @@ class ReturnsLearner(GuardedLearner):
         """Touch the output's blocks."""
         followed, segments = self.touch_output(request, memo.match, memo.prompt_tokens)
         if self._estimator is not None:
-            self._estimator.end(memo.match, memo.kind, followed, segments, self.recent.every)
+            self._estimator.end(memo.match, followed, segments, self.recent.every)
 
     def forget(self, memo: _ServedTurn) -> None:
-        """Leave the request without a class; its touches of blocks stay."""
-        if self._estimator is not None:
-            self._estimator.forget(memo.match.number)
+        """Have the request leave nothing new in the shadows; its touches of blocks stay."""
         self.forget_request(memo.match)
 
 
