@@ -25,7 +25,8 @@ from kvscope.learning.evidence import (
 )
 from kvscope.learning.lanes import Scores
 from kvscope.learning.offline import shadow_replays as shadows
-from kvscope.learning.offline.shadow_replays import GuardedShadows, Taken, first_turns
+from kvscope.learning.offline.shadow_replays import Computed, GuardedShadows, Taken, first_turns
+from kvscope.learning.offline.shadow_replays import judged as judged_all
 from kvscope.learning.returns.formulas import LRU, NEED, OWN, ROWS, WORTHS
 from kvscope.learning.returns.offline import ReturnsOffline, class_tables, guarded_shadows
 from kvscope.learning.shadow_cache import Kind, ShadowCache, ShadowCaches, ShadowRequest
@@ -189,8 +190,8 @@ def test_a_kernel_judges_as_an_engine_does(seed: int, slo: float, rate: float) -
     tokens = np.maximum(blocks * 16.0 - draw.integers(0, 16, 300)[:, None], 0.0)
     arrival_s = np.cumsum(draw.exponential(0.1, 300))
     goal = Goal(2_000.0, 512.0, slo, rate)
-    known, in_force = Evidence.none(3), np.empty(301, dtype=np.int64)
-    shadows._judge(known, goal, arrival_s, blocks, tokens, in_force)
+    known = Evidence.none(3)
+    in_force = judged_all(Computed(np.arange(300), arrival_s, blocks, tokens, 1.0), goal, known)
     lists, now, before_s = Evidence.none(3).each(np.ndarray.tolist), FALLBACK, 0.0
     for at, at_s in enumerate(arrival_s.tolist()):
         assert in_force[at] == now

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvscope.core.hits import standard
 from kvscope.learning import guard as guarding
 from kvscope.learning.conversations import read_hints
-from kvscope.learning.evidence import Evidence, Goal
+from kvscope.learning.evidence import Evidence, Goal, note_request
 from kvscope.learning.guard import OnlineGuard
 from kvscope.learning.lanes import Scores
 from kvscope.learning.offline.learners import plugin_tables
@@ -47,7 +47,7 @@ NO_TIME = StepCost(base_s=1e-15)
 
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[float]]:
     """Return a list that the tokens of each request that guards note are added to."""
-    costs, note_request = list[Sequence[float]](), guarding.note_request
+    costs = list[Sequence[float]]()
 
     def noting(
         known: Evidence, goal: Goal, passed_s: float, blocks: object, tokens: Sequence[float]
@@ -144,7 +144,7 @@ def test_every_fourth_block_tells_as_much(
     judge = guarded_shadows(of, class_tables(of, EVERY))
 
     def beyond(tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.maximum(tokens - xi, 0.0).sum(axis=0)
+        return np.asarray(np.maximum(tokens - xi, 0.0).sum(axis=0))
 
     expected = beyond(judge.computed(policy, capacity).tokens)
     costs, _ = watched(of, policy, capacity, judge.candidates, monkeypatch, every=4)

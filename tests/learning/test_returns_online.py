@@ -62,6 +62,8 @@ def test_classes_and_tables_are_the_simulators(name: str, monkeypatch: pytest.Mo
     of = traffic(sample(name), standard())
     expected = class_tables(of, EVERY)
     found = Served(of)
+    assert expected.classes is not None
+    assert expected.cuts is not None
     assert found.classes == expected.classes.tolist()
     assert np.array_equal(found.cuts, expected.cuts)
     assert found.since == expected.since.tolist()

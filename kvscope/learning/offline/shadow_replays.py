@@ -113,28 +113,22 @@ class GuardedShadows:
 
     def taken(self, policy: Policy, capacity_blocks: int) -> Taken:
         """Return which candidate is in force, and from when on."""
-        evidence, done = self._begun(), self.computed(policy, capacity_blocks)
-        in_force = np.empty(len(done.requests) + 1, dtype=np.int64)
-        _judge(evidence, self._goal(policy, capacity_blocks, done), *done[1:4], in_force)
+        done, in_force, _ = self._judged(policy, capacity_blocks)
         changes = np.flatnonzero(np.diff(in_force))
         since = np.concatenate(([0], done.requests[changes] + 1))
         return Taken(since, in_force[np.concatenate(([0], changes + 1))])
 
     def evidence(self, policy: Policy, capacity_blocks: int) -> Evidence:
         """Return what a guard knows behind the last request."""
-        evidence, done = self._begun(), self.computed(policy, capacity_blocks)
-        in_force = np.empty(len(done.requests) + 1, dtype=np.int64)
-        _judge(evidence, self._goal(policy, capacity_blocks, done), *done[1:4], in_force)
-        return evidence
+        return self._judged(policy, capacity_blocks)[2]
 
-    def _begun(self) -> Evidence:
-        if self._evidence is None:
-            return Evidence.none(len(self.candidates))
-        return self._evidence.discounted()
-
-    def _goal(self, policy: Policy, capacity_blocks: int, done: Computed) -> Goal:
+    def _judged(self, policy: Policy, capacity_blocks: int) -> tuple[Computed, Int64s, Evidence]:
+        done, known = self.computed(policy, capacity_blocks), Evidence.none(len(self.candidates))
+        if self._evidence is not None:
+            known = self._evidence.discounted()
         small = max(round(done.rate * capacity_blocks), 1)
-        return Goal.of(policy.values, float(small), done.rate)
+        goal = Goal.of(policy.values, float(small), done.rate)
+        return done, judged(done, goal, known), known
 
     def computed(self, policy: Policy, capacity_blocks: int) -> Computed:
         """Return what each shadow computes; nothing without a cache."""
@@ -178,6 +172,16 @@ class GuardedShadows:
         return uniform(first_turns(self._traffic, last_touch_segments(self._traffic)), seed=0)
 
 
+def judged(done: Computed, goal: Goal, evidence: Evidence) -> Int64s:
+    """Return the candidate in force before each request, and behind the last one (R + 1).
+
+    What is computed adds to the evidence.
+    """
+    in_force = np.empty(len(done.requests) + 1, dtype=np.int64)
+    _judge(evidence, goal, done.arrival_s, done.blocks, done.tokens, in_force)
+    return in_force
+
+
 @kernel
 def _judge(
     evidence: Evidence,
@@ -187,7 +191,6 @@ def _judge(
     tokens: Float64s,
     in_force: Int64s,
 ) -> None:
-    """Set the candidate in force before each request, and behind the last one; add to evidence."""
     now, before_s = decided(evidence, FALLBACK), 0.0
     for request in range(len(arrival_s)):
         in_force[request] = now
