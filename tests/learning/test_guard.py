@@ -144,6 +144,25 @@ def test_one_that_loses_is_given_up() -> None:
     assert soon.index(FALLBACK, 7) - 7 < 8
 
 
+@pytest.mark.parametrize("capacity", [100.0, 10_000.0, 1e9])
+@pytest.mark.parametrize("steady", [True, False])
+def test_who_knows_the_guard_gains_little(capacity: float, steady: bool) -> None:
+    """Traffic that turns against whatever is in force: less than half of what it could take.
+
+    That is what a candidate in force would lose all the time; the other half is LRU's.
+    """
+    draw, goal = np.random.default_rng(7), GOAL._replace(capacity_blocks=capacity)
+    known, now, lost, could = Evidence.none(2).each(np.ndarray.tolist), FALLBACK, 0.0, 0.0
+    for _ in range(5_000):
+        difference = 10.0 if steady else float(draw.exponential(10.0))
+        own = 100.0 - difference if now == FALLBACK else 100.0 + difference
+        lost += [0.0, difference][now]
+        could += difference
+        note_request(known, goal, 1.0, [10, 10], [100.0, own])
+        now = decided(known, now)
+    assert 0.3 * could < lost < 0.5 * could
+
+
 LATE = GOAL._replace(slo_tokens=50.0, xi_tokens=10.0)
 
 
