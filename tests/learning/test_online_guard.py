@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import random
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from kvscope.core.hits import standard
 from kvscope.learning import guard as guarding
 from kvscope.learning.conversations import read_hints
-from kvscope.learning.evidence import Evidence, Goal, note_request
+from kvscope.learning.evidence import Evidence, Goal, decided, note_request
 from kvscope.learning.guard import OnlineGuard
 from kvscope.learning.lanes import Scores
 from kvscope.learning.offline.learners import plugin_tables
@@ -160,11 +161,12 @@ def alone(policy: LanePolicy, capacity: int, tables: Tables = NO_TABLES) -> Engi
 
 
 @cache
-def first_half(xi_tokens: float) -> FittedReturns:
-    """Return a fit of `gittins` to that sample before its habits change."""
+def first_half(xi_tokens: float, capacity: int) -> FittedReturns:
+    """Return a fit of `gittins` to that sample before its habits change, and evidence."""
     prompts = sample("regime-change")
     half = select(prompts, np.flatnonzero(prompts.arrival_s < 3_600.0))
-    return ReturnsOffline().fit(traffic(half, standard()), Gittins({"xi_tokens": xi_tokens}))
+    policy = Gittins({"xi_tokens": xi_tokens})
+    return ReturnsOffline().fit(traffic(half, standard()), policy, capacity)
 
 
 def unwatched(of: Traffic, fitted: FittedReturns) -> Tables:
@@ -189,9 +191,11 @@ def test_every_block_leaves_as_the_simulator_says(
 ) -> None:
     """By one fit, by fits on the way, or from nothing: the guard's choices are the same."""
     of, policy = traffic(sample("regime-change"), standard()), Gittins({"xi_tokens": xi})
-    fit, fitted = first_half(xi), None
+    fit, fitted = first_half(xi, capacity), None
+    assert fit.evidence is not None
+    assert decided(fit.evidence, LRU) == OWN  # in force from the first request on
     if refits is not None:
-        fitted = FittedReturns(fit.index, 1_000, refits=refits)
+        fitted = FittedReturns(fit.index, 1_000, refits=refits, evidence=fit.evidence)
     served = Alone(policy, of.block_size, capacity, fitted).serve(of)
     expected = alone(policy, capacity, plugin_tables(of, policy, fitted))
     assert not served.steering.broken
@@ -234,7 +238,7 @@ def test_the_guard_falls_back_where_habits_change(
 ) -> None:
     """A table of the habits before: with the guard less has to be computed than without one."""
     of, policy = traffic(sample("regime-change"), standard()), Gittins({"xi_tokens": xi})
-    fitted = first_half(xi)
+    fitted = dataclasses.replace(first_half(xi, capacity), evidence=None)
     with caplog.at_level(logging.INFO):
         served = Alone(policy, of.block_size, capacity, fitted).serve(of)
     lines = [record.getMessage() for record in caplog.records]
