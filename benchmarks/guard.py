@@ -35,7 +35,7 @@ from benchmarks.table import Table, record
 from kvscope.core.arrays import Int64s
 from kvscope.core.hits import standard
 from kvscope.learning import evidence
-from kvscope.learning.evidence import Evidence, Goal, decided, note_request
+from kvscope.learning.evidence import Goal, GuardEvidence, decided, note_request
 from kvscope.learning.offline import shadow_replays
 from kvscope.learning.offline.shadow_replays import Computed
 from kvscope.learning.returns.formulas import LRU, NEED, OWN
@@ -109,7 +109,7 @@ class Case(Struct):
     level: int
     xi: int
     done: Computed
-    end: Evidence
+    end: GuardEvidence
     real: Floats
 
     @property
@@ -186,13 +186,15 @@ def judged(
     case: Case,
     candidates: tuple[int, ...] = (LRU, NEED, OWN),
     goal: Goal | None = None,
-    begun: Evidence | None = None,
+    begun: GuardEvidence | None = None,
 ) -> Floats:
     """Return the tokens of each request under the candidate in force, by its shadow."""
     columns = list(candidates)
     blocks, tokens = case.done.blocks[:, columns], case.done.tokens[:, columns]
     goal = goal or Goal(float(case.capacity), float(case.xi), 0.0, 0.0)
-    known = (begun.discounted() if begun else Evidence.none(len(columns))).each(np.ndarray.tolist)
+    known = (begun.discounted() if begun else GuardEvidence.none(len(columns))).each(
+        np.ndarray.tolist
+    )
     now, before_s, reached = decided(known, LRU), 0.0, list[float]()
     rows = zip(case.done.arrival_s.tolist(), blocks.tolist(), tokens.tolist(), strict=True)
     for arrival_s, of_blocks, of_tokens in rows:

@@ -35,7 +35,7 @@ from benchmarks.held_out import (
 from benchmarks.processes import note
 from benchmarks.table import Table, record
 from kvscope.core.arrays import Int64s
-from kvscope.learning.evidence import Evidence, Goal
+from kvscope.learning.evidence import Goal, GuardEvidence
 from kvscope.learning.offline.shadow_replays import Computed, judged
 from kvscope.learning.returns.offline import class_tables, guarded_shadows
 from kvscope.policies.base import GUARD
@@ -201,7 +201,7 @@ class MoreCandidates:
         requests = np.arange(len(tokens))
         done = Computed(requests, of.arrival_s, blocks, tokens, 1.0)
         goal = Goal(float(capacity), float(xi), 0.0, 0.0)
-        in_force = judged(done, goal, Evidence.none(len(candidates)))
+        in_force = judged(done, goal, GuardEvidence.none(len(candidates)))
         reached: Floats = tokens[requests, in_force[:-1]]
         return reached
 

@@ -51,7 +51,7 @@ class Goal(NamedTuple):
         )
 
 
-class Evidence(NamedTuple):
+class GuardEvidence(NamedTuple):
     """What is known of each of C candidates (every sequence has C entries), LRU the first.
 
     Of each request: the tokens beyond xi that LRU computed more than a candidate. `gain` is their
@@ -70,24 +70,26 @@ class Evidence(NamedTuple):
     backlog: Float64s
 
     @classmethod
-    def none(cls, candidates: int) -> Evidence:
+    def none(cls, candidates: int) -> GuardEvidence:
         """Return no evidence."""
         return cls(*np.zeros((len(cls._fields), candidates)))
 
-    def discounted(self) -> Evidence:
+    def discounted(self) -> GuardEvidence:
         """Return the same, of another day: as sure, but outweighed by half of what comes."""
         gain, square, largest, loss, late, late_square, backlog = map(np.asarray, self)
-        return Evidence(
+        return GuardEvidence(
             gain / 2, square / 4, largest / 4, loss / 2, late / 2, late_square / 4, backlog * 0
         )
 
     def each(self, of: Callable[[Float64s], Any]) -> Any:
         """Return the same with `of` applied to every sequence."""
-        return Evidence(*map(of, self))
+        return GuardEvidence(*map(of, self))
 
 
 @callable_in_kernels
-def note_request(evidence: Evidence, goal: Goal, passed_s: float, blocks: Any, tokens: Any) -> None:
+def note_request(
+    evidence: GuardEvidence, goal: Goal, passed_s: float, blocks: Any, tokens: Any
+) -> None:
     """Add a request that came `passed_s` after the one before.
 
     Each candidate computes so many `blocks` of it, and of its prompt so many `tokens`.
@@ -117,7 +119,7 @@ def note_request(evidence: Evidence, goal: Goal, passed_s: float, blocks: Any, t
 
 
 @callable_in_kernels
-def decided(evidence: Evidence, now: int) -> int:
+def decided(evidence: GuardEvidence, now: int) -> int:
     """Return the candidate that is in force from now on, after `now`."""
     if now != FALLBACK and gives_up(evidence, now):
         now = FALLBACK
@@ -133,7 +135,7 @@ def decided(evidence: Evidence, now: int) -> int:
 
 
 @callable_in_kernels
-def gives_up(evidence: Evidence, at: int) -> bool:
+def gives_up(evidence: GuardEvidence, at: int) -> bool:
     """Return whether a candidate in force has become worse than LRU, or makes requests late."""
     if evidence.gain[at] < 0.0 or evidence.loss[at] > largest_loss(evidence, at):
         return True
@@ -141,7 +143,7 @@ def gives_up(evidence: Evidence, at: int) -> bool:
 
 
 @callable_in_kernels
-def sure_gain(evidence: Evidence, at: int) -> float:
+def sure_gain(evidence: GuardEvidence, at: int) -> float:
     """Return the gain above which a candidate counts as better than LRU.
 
     The bound of a mixture of sequential probability ratio tests: where gains are as likely as equal
@@ -158,6 +160,6 @@ def sure_gain(evidence: Evidence, at: int) -> float:
 
 
 @callable_in_kernels
-def largest_loss(evidence: Evidence, at: int) -> float:
+def largest_loss(evidence: GuardEvidence, at: int) -> float:
     """Return the tokens that a candidate in force may lose, counted from when it was best."""
     return DEVIATIONS_LOST * math.sqrt(evidence.square[at] + evidence.largest[at])

@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from kvscope.learning.evidence import (
     FALLBACK,
-    Evidence,
     Goal,
+    GuardEvidence,
     decided,
     largest_loss,
     note_request,
@@ -70,15 +70,15 @@ class OnlineGuard:
         kinds_of: Callable[[PrefixMatch, int, int], Sequence[Kind]],
         *,
         slots: int = MOST_REQUESTS,
-        evidence: Evidence | None = None,
+        evidence: GuardEvidence | None = None,
     ) -> None:
         """Begin with the `evidence` of a file, or with none."""
         self.capacity_blocks, self.every = capacity_blocks, 1
         self._policy, self._block_size, self._slots = policy, block_size, slots
         self._tables, self._kinds_of = tables, kinds_of
         self._next, self._now_s, self._judged_s = 0, 0.0, 0.0
-        begun = evidence.discounted() if evidence else Evidence.none(len(tables))
-        self.evidence: Evidence = begun.each(np.ndarray.tolist)
+        begun = evidence.discounted() if evidence else GuardEvidence.none(len(tables))
+        self.evidence: GuardEvidence = begun.each(np.ndarray.tolist)
         self.now = decided(self.evidence, FALLBACK)
         self._queue: deque[_Waiting] = deque()
         self._waiting: dict[int, _Waiting] = {}
@@ -100,7 +100,7 @@ class OnlineGuard:
         self._next, self._now_s = match.number + 1, arrival_s
         if every != self.every:  # fewer blocks are followed now, so all that was counted is void
             self.every = every
-            self.evidence = Evidence.none(len(self._tables)).each(np.ndarray.tolist)
+            self.evidence = GuardEvidence.none(len(self._tables)).each(np.ndarray.tolist)
             self.clear()
             return
         request = ShadowRequest(
@@ -224,7 +224,7 @@ class GuardedLearner(OnlineLearner):
         return ("LRU", "its own order")[candidate]
 
     def start_guard(
-        self, capacity_blocks: int, tables: Sequence[Scores], evidence: Evidence | None = None
+        self, capacity_blocks: int, tables: Sequence[Scores], evidence: GuardEvidence | None = None
     ) -> None:
         """Start a guard that chooses between `tables` by shadow caches of `capacity_blocks`."""
         self.online_guard = OnlineGuard(

@@ -624,8 +624,8 @@ def _to_set(tuned: Recommendation) -> Section:
         command = plugin_command(tuned.path)
         plugin = f"vLLM, with kvscope's plugin: {command} {flags.vllm}"
         choice = tuned.tuning.choice
-        told = TYPES if choice is not None and isinstance(choice.policy, Wa) else None
-        return Section.of("To set", plugin, told, *more)
+        types = TYPES if choice is not None and isinstance(choice.policy, Wa) else None
+        return Section.of("To set", plugin, types, *more)
     return Section.of("To set", f"vLLM: {flags.vllm}", *more)
 
 

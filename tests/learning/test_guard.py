@@ -17,8 +17,8 @@ from kvscope.learning.evidence import (
     CHANCE,
     FALLBACK,
     LEAST_REQUESTS,
-    Evidence,
     Goal,
+    GuardEvidence,
     decided,
     largest_loss,
     note_request,
@@ -52,13 +52,13 @@ EVEN, GOOD = [100.0, 100.0, 100.0], [100.0, 90.0, 95.0]  # the second is the bes
 
 
 def judged(
-    *rows: list[float], goal: Goal = GOAL, apart_s: float = 1.0, begun: Evidence | None = None
-) -> tuple[list[int], Evidence]:
+    *rows: list[float], goal: Goal = GOAL, apart_s: float = 1.0, begun: GuardEvidence | None = None
+) -> tuple[list[int], GuardEvidence]:
     """Return the candidate in force after each request, by the tokens of each, and what is known.
 
     One block is computed for each request.
     """
-    evidence = (begun or Evidence.none(len(rows[0]))).each(np.ndarray.tolist)
+    evidence = (begun or GuardEvidence.none(len(rows[0]))).each(np.ndarray.tolist)
     now, after = decided(evidence, FALLBACK), list[int]()
     for row in rows:
         note_request(evidence, goal, apart_s, [1] * len(row), row)
@@ -120,7 +120,7 @@ def test_chance_takes_up_no_more_than_a_third() -> None:
 )
 def test_what_it_can_lose_is_bounded(rows: list[list[float]]) -> None:
     """Whatever comes: since it was best, one candidate in force loses what is stated at most."""
-    evidence, now, lost = Evidence.none(3).each(np.ndarray.tolist), FALLBACK, 0.0
+    evidence, now, lost = GuardEvidence.none(3).each(np.ndarray.tolist), FALLBACK, 0.0
     for row in rows:
         before = now
         note_request(evidence, GOAL, 1.0, [1] * 3, row)
@@ -152,7 +152,7 @@ def test_who_knows_the_guard_gains_little(capacity: float, steady: bool) -> None
     That is what a candidate in force would lose all the time; the other half is LRU's.
     """
     draw, goal = np.random.default_rng(7), GOAL._replace(capacity_blocks=capacity)
-    known, now, lost, could = Evidence.none(2).each(np.ndarray.tolist), FALLBACK, 0.0, 0.0
+    known, now, lost, could = GuardEvidence.none(2).each(np.ndarray.tolist), FALLBACK, 0.0, 0.0
     for _ in range(5_000):
         difference = 10.0 if steady else float(draw.exponential(10.0))
         own = 100.0 - difference if now == FALLBACK else 100.0 + difference
@@ -209,9 +209,9 @@ def test_a_kernel_judges_as_an_engine_does(seed: int, slo: float, rate: float) -
     tokens = np.maximum(blocks * 16.0 - draw.integers(0, 16, 300)[:, None], 0.0)
     arrival_s = np.cumsum(draw.exponential(0.1, 300))
     goal = Goal(2_000.0, 512.0, slo, rate)
-    known = Evidence.none(3)
+    known = GuardEvidence.none(3)
     in_force = judged_all(Computed(np.arange(300), arrival_s, blocks, tokens, 1.0), goal, known)
-    lists, now, before_s = Evidence.none(3).each(np.ndarray.tolist), FALLBACK, 0.0
+    lists, now, before_s = GuardEvidence.none(3).each(np.ndarray.tolist), FALLBACK, 0.0
     for at, at_s in enumerate(arrival_s.tolist()):
         assert in_force[at] == now
         note_request(lists, goal, at_s - before_s, blocks[at].tolist(), tokens[at].tolist())

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvscope.core.hits import standard
 from kvscope.learning import guard as guarding
 from kvscope.learning.conversations import read_hints
-from kvscope.learning.evidence import Evidence, Goal, decided, note_request
+from kvscope.learning.evidence import Goal, GuardEvidence, decided, note_request
 from kvscope.learning.guard import OnlineGuard
 from kvscope.learning.lanes import Scores
 from kvscope.learning.offline.learners import plugin_tables
@@ -51,7 +51,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[float]]:
     costs = list[Sequence[float]]()
 
     def noting(
-        known: Evidence, goal: Goal, passed_s: float, blocks: object, tokens: Sequence[float]
+        known: GuardEvidence, goal: Goal, passed_s: float, blocks: object, tokens: Sequence[float]
     ) -> None:
         costs.append(tokens)
         note_request(known, goal, passed_s, blocks, tokens)

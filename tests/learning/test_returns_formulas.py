@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvscope.core.errors import InputError
 from kvscope.core.hits import standard
-from kvscope.learning.evidence import Evidence
+from kvscope.learning.evidence import GuardEvidence
 from kvscope.learning.offline.learners import plugin_tables
 from kvscope.learning.returns.file import FittedReturns, read_returns
 from kvscope.learning.returns.formulas import (
@@ -229,7 +229,7 @@ def test_a_guard_begins_with_the_file() -> None:
     mine, early = more.values[more.rows], more.since < 600
     assert np.all(mine[early] == alone.at(0))
     assert np.array_equal(mine[~early], own.values[own.rows[~early]])
-    known = Evidence.none(OWN + 1)
+    known = GuardEvidence.none(OWN + 1)
     known.gain[OWN], known.square[OWN], known.largest[OWN] = 1e6, 1e9, 1e6
     for evidence, in_force in ((None, np.zeros_like(mine[0])), (known, mine[0])):
         file = FittedReturns(index, 600, refits=True, evidence=evidence)
@@ -257,7 +257,7 @@ def test_refits_come_early_then_every_so_many_requests() -> None:
 def fitted() -> FittedReturns:
     """Return a fit and evidence of made-up numbers."""
     rng = np.random.default_rng(1)
-    evidence = Evidence(*rng.random((len(Evidence._fields), OWN + 1)))
+    evidence = GuardEvidence(*rng.random((len(GuardEvidence._fields), OWN + 1)))
     evidence.backlog[:] = 0.0
     return FittedReturns(rng.random((ROWS, AGES)), 1234, evidence=evidence)
 

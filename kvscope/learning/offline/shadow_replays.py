@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from kvscope.core.arrays import Float64s, Int64s
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import Paths
-from kvscope.learning.evidence import FALLBACK, Evidence, Goal, decided, note_request
+from kvscope.learning.evidence import FALLBACK, Goal, GuardEvidence, decided, note_request
 from kvscope.policies.base import Policy
 from kvscope.replay.last_touch import NO_NEXT_TOUCHES, Segments, last_touch_segments
 from kvscope.replay.replay import Tables, TouchHistory, replay
@@ -83,7 +83,7 @@ class GuardedShadows:
         simple: Float64s,
         *,
         lanes: int = 1,
-        evidence: Evidence | None = None,
+        evidence: GuardEvidence | None = None,
     ) -> None:
         self._traffic, self._evidence, self._simple = traffic, evidence, len(own.values)
         self._own = own = replace(own, values=np.concatenate((own.values, simple)))
@@ -118,12 +118,17 @@ class GuardedShadows:
         since = np.concatenate(([0], done.requests[changes] + 1))
         return Taken(since, in_force[np.concatenate(([0], changes + 1))])
 
-    def evidence(self, policy: Policy, capacity_blocks: int) -> Evidence:
+    def evidence(self, policy: Policy, capacity_blocks: int) -> GuardEvidence:
         """Return what a guard knows behind the last request."""
         return self._judged(policy, capacity_blocks)[2]
 
-    def _judged(self, policy: Policy, capacity_blocks: int) -> tuple[Computed, Int64s, Evidence]:
-        done, known = self.computed(policy, capacity_blocks), Evidence.none(len(self.candidates))
+    def _judged(
+        self, policy: Policy, capacity_blocks: int
+    ) -> tuple[Computed, Int64s, GuardEvidence]:
+        done, known = (
+            self.computed(policy, capacity_blocks),
+            GuardEvidence.none(len(self.candidates)),
+        )
         if self._evidence is not None:
             known = self._evidence.discounted()
         small = max(round(done.rate * capacity_blocks), 1)
@@ -172,7 +177,7 @@ class GuardedShadows:
         return uniform(first_turns(self._traffic, last_touch_segments(self._traffic)), seed=0)
 
 
-def judged(done: Computed, goal: Goal, evidence: Evidence) -> Int64s:
+def judged(done: Computed, goal: Goal, evidence: GuardEvidence) -> Int64s:
     """Return the candidate in force before each request, and behind the last one (R + 1).
 
     What is computed adds to the evidence.
@@ -184,7 +189,7 @@ def judged(done: Computed, goal: Goal, evidence: Evidence) -> Int64s:
 
 @kernel
 def _judge(
-    evidence: Evidence,
+    evidence: GuardEvidence,
     goal: Goal,
     arrival_s: Float64s,
     blocks: Int64s,

@@ -6,7 +6,7 @@ edges = [[512.0, ...], [1.0, 3.0]]  # of these, between classes
 gaps_s = [4.0, 32.0, 256.0]       # edges between the parts of a path, of one class each
 requests = 4608                   # the latest ones of a trace, that it was fitted to
 refits = false                    # true: an engine refits once it has served as many
-evidence = { gain = [0.0, ...], ... }  # what a guard knows of each candidate (Evidence), if any
+evidence = { gain = [0.0, ...], ... }  # of a guard, of each candidate, if any: GuardEvidence
 index = [[0.1, ...], ...]         # a row a part of a class: returns a second, by the age then
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from kvscope.core.arrays import Float64s
 from kvscope.core.toml_files import Count, Finite, table_as
-from kvscope.learning.evidence import Evidence
+from kvscope.learning.evidence import GuardEvidence
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.returns.formulas import FEATURES, GAPS_S, OWN, ROWS
 from kvscope.policies.gittins import AGES, LEVELS
@@ -84,7 +84,7 @@ class FittedReturns(FittedTable):
     index: Float64s
     requests: int
     refits: bool = False
-    evidence: Evidence | None = None
+    evidence: GuardEvidence | None = None
 
     @property
     def values(self) -> Float64s:
@@ -121,5 +121,5 @@ def read_returns(document: Mapping[str, Any], where: str) -> FittedReturns | Non
     if table.evidence is not None:
         sums = msgspec.structs.asdict(table.evidence)
         arrays = {name: np.array(of_each) for name, of_each in sums.items()}
-        evidence = Evidence.none(OWN + 1)._replace(**arrays)
+        evidence = GuardEvidence.none(OWN + 1)._replace(**arrays)
     return FittedReturns(np.array(table.index), table.requests, table.refits, evidence)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, kernel
-from kvscope.learning.evidence import Evidence
+from kvscope.learning.evidence import GuardEvidence
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.features import PrefixFeatures, Refits, chained, prefix_features
 from kvscope.learning.offline.learners import OfflineLearner, end_of
@@ -83,7 +83,7 @@ class ReturnsOffline(OfflineLearner):
 
 
 def guarded_shadows(
-    traffic: Traffic, own: Tables, evidence: Evidence | None = None
+    traffic: Traffic, own: Tables, evidence: GuardEvidence | None = None
 ) -> GuardedShadows:
     """Return shadows of LRU, of need alone, and of the classes' tables."""
     alike = np.repeat(np.array(WORTHS)[:, None], AGES, axis=1)
