@@ -35,9 +35,9 @@ from benchmarks.held_out import (
 from benchmarks.processes import note
 from benchmarks.table import Table, record
 from kvscope.core.arrays import Int64s
-from kvscope.learning.guard import Guard, interval_blocks
-from kvscope.learning.offline.shadow_replays import computed, interval_ends
-from kvscope.learning.returns.offline import ClassSetShadows, class_set_tables
+from kvscope.learning.evidence import Goal, GuardEvidence
+from kvscope.learning.offline.shadow_replays import Computed, judged
+from kvscope.learning.returns.offline import class_tables, guarded_shadows
 from kvscope.policies.base import GUARD
 from kvscope.policies.registry import POLICIES
 from kvscope.replay.replay import Tables
@@ -109,7 +109,7 @@ class Least:
 class Ablation:
     """What each candidate of the guard closes alone, what the best one does, and what the guard."""
 
-    NAMES = ("LRU", "need alone", "first class set, no guard", "second class set, no guard")
+    NAMES = ("LRU", "need alone", "gittins, no guard")
     ENOUGH = 0.7  # of what the best candidate closes
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class Ablation:
 
     def add(self, trace: HeldOut, columns: Columns, uncached: Uncached) -> None:
         """Replay each candidate alone on a trace, at the capacities of all columns."""
-        shadows = ClassSetShadows(trace.traffic, class_set_tables(trace.traffic))
+        shadows = guarded_shadows(trace.traffic, class_tables(trace.traffic))
         for xi, oracle, capacity in columns:
             lru, best, guarded = (uncached[x, xi, capacity] for x in ("lru", oracle, "gittins"))
             costs = [
@@ -174,36 +174,35 @@ class MoreCandidates:
 
     def add(self, trace: HeldOut, columns: Columns, uncached: Uncached) -> None:
         """Replay the candidates and the others on a trace, at the capacities of all columns."""
-        own = ClassSetShadows(trace.traffic, class_set_tables(trace.traffic)).candidates
+        own = guarded_shadows(trace.traffic, class_tables(trace.traffic)).candidates
         for xi, oracle, capacity in columns:
             lru, best = (uncached[x, xi, capacity] for x in ("lru", oracle))
             shadows = [self._shadow(trace, "gittins", xi, capacity, tables) for tables in own]
             others = [self._shadow(trace, name, xi, capacity) for name in self.NAMES]
             closed = []
             for candidates in (shadows, *([*shadows, other] for other in others)):
-                tokens = self._guarded(candidates, capacity)[trace.first :]
-                share = trace.share_closed(xi, lru, best, tokens + xi)
+                tokens = self._guarded(trace, candidates, xi, capacity)[trace.first :]
+                share = trace.share_closed(xi, lru, best, tokens)
                 closed += [share.value] if share is not None else []
             if closed:
                 self._closed.setdefault(xi, []).append(closed)
 
     def _shadow(
         self, trace: HeldOut, name: str, xi: int, capacity: int, tables: Tables | None = None
-    ) -> tuple[Int64s, Floats]:
-        """Return the blocks that a policy computes for each request, and the tokens beyond xi."""
-        hit_blocks = trace.replayed(name, xi, capacity, tables).hit_blocks
-        return computed(trace.traffic, hit_blocks, xi)
+    ) -> Int64s:
+        """Return the blocks that a policy hits of each request."""
+        return trace.replayed(name, xi, capacity, tables).hit_blocks.astype(np.int64)
 
-    def _guarded(self, candidates: list[tuple[Int64s, Floats]], capacity: int) -> Floats:
-        """Return the tokens beyond xi of each request under the candidate in force."""
-        blocks, tokens = (np.array(column) for column in zip(*candidates, strict=True))
-        guard, in_force = Guard(len(candidates)), np.zeros(tokens.shape[1], dtype=np.int64)
-        begin = 0
-        for end in interval_ends(blocks, interval_blocks(capacity)):
-            guard.judge(tokens[:, begin:end].sum(axis=1).tolist())
-            in_force[end:] = guard.now
-            begin = end
-        reached: Floats = tokens[in_force, np.arange(tokens.shape[1])]
+    def _guarded(self, trace: HeldOut, candidates: list[Int64s], xi: int, capacity: int) -> Floats:
+        """Return the tokens that each request computes under the candidate in force."""
+        of, hits = trace.traffic, np.stack(candidates, axis=1)
+        blocks = (of.length + of.anonymous)[:, None] - hits
+        tokens = (of.input_tokens[:, None] - hits * of.block_size).astype(np.float64)
+        requests = np.arange(len(tokens))
+        done = Computed(requests, of.arrival_s, blocks, tokens, 1.0)
+        goal = Goal(float(capacity), float(xi), 0.0, 0.0)
+        in_force = judged(done, goal, GuardEvidence.none(len(candidates)))
+        reached: Floats = tokens[requests, in_force[:-1]]
         return reached
 
     def table(self) -> Table:

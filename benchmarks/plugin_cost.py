@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import math
 import os
 import statistics
 import sys
@@ -41,13 +40,10 @@ POLICIES: dict[str, dict[str, Any] | None] = {
     "tlru with guard": {"name": "tlru", "params": {"xi_tokens": 512, "guard": 1.0}},
     f"wa, {KINDS} categories": {"name": "wa"},
     f"wa with guard, {KINDS} categories": {"name": "wa", "params": {"guard": 1.0}},
-    "gittins, first class set, no guard": {"name": "gittins", "params": {"xi_tokens": 512}},
-    "gittins, first class set": {"name": "gittins", "params": {"xi_tokens": 512}},
-    "gittins, second class set, no guard": {"name": "gittins", "params": {"xi_tokens": 512}},
-    "gittins, second class set": {"name": "gittins", "params": {"xi_tokens": 512}},
+    "gittins, no guard": {"name": "gittins", "params": {"xi_tokens": 512}},
+    "gittins": {"name": "gittins", "params": {"xi_tokens": 512}},
 }
-CLASS_SETS = {"gittins, first class set": 0, "gittins, second class set": 1}
-UNGUARDED = ", no guard"
+GITTINS, UNGUARDED = "gittins", ", no guard"
 
 
 @dataclass(frozen=True)
@@ -74,11 +70,11 @@ def main() -> None:
             for name, policy in POLICIES.items():
                 plugin = {"policy": policy} if policy else None
                 scheduler = scheduler_without_model(folder, BLOCK, options.blocks, plugin)
-                if (guarded := name.removesuffix(UNGUARDED)) in CLASS_SETS:
-                    blocks = options.blocks if guarded == name else None
-                    _of_all_classes(scheduler.kvscope[0], CLASS_SETS[guarded], blocks)
+                if name.removesuffix(UNGUARDED) == GITTINS:
+                    blocks = options.blocks if name == GITTINS else None
+                    _of_all_classes(scheduler.kvscope[0], blocks)
                 runs[name].append(_serve(scheduler, options.requests, options.prompt_blocks))
-                if guarded == name and name in CLASS_SETS:
+                if name == GITTINS:
                     guard = scheduler.kvscope[0].learner.online_guard
                     shadow_bytes[name] = _bytes(guard.shadows, set())
     print(_table(runs, options.requests).markdown())
@@ -157,35 +153,35 @@ def scheduler_without_model(
     )
 
 
-def _of_all_classes(steering: Any, class_set: int, guarded_blocks: int | None) -> None:
+def _of_all_classes(steering: Any, guarded_blocks: int | None) -> None:
     """Assign requests to every class in turn, for as many queues as possible: two per class.
 
     The index falls with age, from another height in each class. All other work per request is
     done, except the guard's if `guarded_blocks` is None.
     """
+    from kvscope.learning import guard
+    from kvscope.learning.evidence import decided
     from kvscope.learning.returns.file import FittedReturns
-    from kvscope.learning.returns.formulas import FIRST, PARTS, STEPS, began_s
+    from kvscope.learning.returns.formulas import OWN, PARTS, ROWS, began_s
     from kvscope.learning.returns.online import ReturnsLearner
     from kvscope.policies.gittins import AGES
 
-    rows = math.prod(STEPS[class_set])
     falling = 1.0 / (30.0 + began_s(np.arange(AGES)))
-    index = np.outer(1.0 + np.arange(rows) * 7 % rows / rows, falling)
-    fitted = FittedReturns(class_set, index, sys.maxsize, refits=True)
+    index = np.outer(1.0 + np.arange(ROWS) * 7 % ROWS / ROWS, falling)
+    fitted = FittedReturns(index, sys.maxsize, refits=True)
     learner = steering.learner = ReturnsLearner(steering.policy, BLOCK, fitted)
     if guarded_blocks is not None:
         learner.guard(guarded_blocks)
-        judge = learner.online_guard.guard  # type: ignore[union-attr]
-        judge.now = learner.candidate = FIRST
-        judge.judge = lambda _: False  # type: ignore[method-assign]  # goes on as it is
+        vars(guard)["decided"] = lambda known, _: (decided(known, OWN), OWN)[1]  # for good
+        learner.online_guard.now = learner.candidate = OWN  # type: ignore[union-attr]
         learner.table = learner._in_force()  # noqa: SLF001
-    find, sets = learner._classes, [math.prod(STEPS[name]) // PARTS for name in learner._sets]  # noqa: SLF001
+    find = learner._class  # noqa: SLF001
 
-    def in_turn(seen: Any, prompt_tokens: int, tokens: int) -> list[int]:
-        find(seen, prompt_tokens, tokens)
-        return [seen.number % classes for classes in sets]
+    def in_turn(match: Any, prompt_tokens: int) -> int:
+        find(match, prompt_tokens)
+        return int(match.number % (ROWS // PARTS))
 
-    learner._classes = in_turn  # type: ignore[assignment,method-assign]  # noqa: SLF001
+    learner._class = in_turn  # type: ignore[method-assign]  # noqa: SLF001
     steering.use(learner.table)
 
 

@@ -1,21 +1,27 @@
-"""The guard: which of several candidates a policy goes by, judged by what each would compute.
+"""The guard in an engine: which of several candidates a policy goes by, judged by shadow caches.
 
-Shadow caches replay the traffic as each candidate alone would have it and report to `Guard`: those
-of a simulation (kvscope.learning.offline.shadow_replays), and in an engine those of `OnlineGuard`,
-which a `GuardedLearner` has.
-It counts neither seconds nor requests but how often the cache has been written anew: until then it
-holds what it held before, whatever is in force.
+They replay the traffic as each candidate alone would have it. What they compute is the evidence
+(kvscope.learning.evidence) by which the guard decides, in a simulation as here.
 """
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import numpy as np
 from msgspec import Struct
 
+from kvscope.learning.evidence import (
+    FALLBACK,
+    Goal,
+    GuardEvidence,
+    decided,
+    largest_loss,
+    note_request,
+    sure_gain,
+)
 from kvscope.learning.lanes import Scores
 from kvscope.learning.learners import OnlineLearner, computed_blocks
 from kvscope.learning.observer import Request, log
@@ -30,96 +36,9 @@ from kvscope.learning.recent_blocks import (
 from kvscope.learning.shadow_cache import Kind, ShadowCaches, ShadowRequest
 from kvscope.policies.base import LanePolicy
 
-FALLBACK = 0  # the candidate in force without evidence for another: LRU
-
-INTERVAL_SHARE, INTERVAL_REQUESTS = 1 / 8, 16
-LEAST_INTERVALS = 8
-GAIN_INTERVALS, LOSS_INTERVALS = 16, 8  # after which evidence counts half
-DEVIATIONS = 2.5
-_KEEP_GAIN, _KEEP_LOSS = 0.5 ** (1 / GAIN_INTERVALS), 0.5 ** (1 / LOSS_INTERVALS)
-
 MOST_WAITING = 1024
 PATIENCE_S = 300.0
 AT_ONCE = 4  # requests served per event: an engine's step must not wait for a crowd
-
-
-def interval_blocks(capacity_blocks: int) -> float:
-    """Return the blocks that some candidate computes in an interval, of 16 requests at least."""
-    return INTERVAL_SHARE * capacity_blocks
-
-
-class Guard:
-    """Decides which candidate is in force, by the tokens that shadows computed in each interval.
-
-    A candidate's gain is what the fallback computed more than it. It is summed with weights that
-    halve every 16 intervals, and in `lately` every 8. One whose gain exceeds 2.5 standard
-    deviations of that sum, intervals taken as independent of mean zero, is taken up, the one with
-    the largest gain first. It is given up once its gain or its late gain is below zero. Nothing
-    changes within the first 8 intervals: the shadows fill.
-
-    While it is in force, a candidate's losses exceed its gains by 8 intervals' tokens at the most,
-    from whenever they are counted: its late gain is no more than that of an endless row of the best
-    intervals, and 8 of the worst ones cancel that.
-    """
-
-    def __init__(self, candidates: int) -> None:
-        self.now = FALLBACK
-        self.gain, self.square, self.lately = ([0.0] * candidates for _ in range(3))
-        self._intervals = 0
-
-    def judge(self, computed: Sequence[float]) -> bool:
-        """Add what each candidate computed in an interval; return whether another is in force."""
-        gain, square, lately = self.gain, self.square, self.lately
-        for at, tokens in enumerate(computed):
-            more = computed[FALLBACK] - tokens
-            gain[at] = _KEEP_GAIN * gain[at] + more
-            square[at] = _KEEP_GAIN * _KEEP_GAIN * square[at] + more * more
-            lately[at] = _KEEP_LOSS * lately[at] + more
-        self._intervals += 1
-        if self._intervals < LEAST_INTERVALS:
-            return False
-        before = self.now
-        if gain[before] < 0 or lately[before] < 0:
-            self.now = FALLBACK
-        sure = [at for at in range(len(gain)) if lately[at] >= 0 and gain[at] > self.deviation(at)]
-        best = max(sure, key=gain.__getitem__, default=FALLBACK)
-        if self.now == FALLBACK or gain[best] > gain[self.now]:
-            self.now = best
-        return self.now != before
-
-    def deviation(self, candidate: int) -> float:
-        """Return 2.5 standard deviations of a candidate's gain."""
-        return DEVIATIONS * math.sqrt(self.square[candidate])
-
-    def forget(self) -> None:
-        """Drop what was computed until now; the candidate stays in force."""
-        for sums in (self.gain, self.square, self.lately):
-            sums[:] = [0.0] * len(sums)
-        self._intervals = 0
-
-
-class _Intervals:
-    """Adds up what each candidate computed of the requests of an interval."""
-
-    def __init__(self, candidates: int, least_blocks: float) -> None:
-        self._candidates, self._least_blocks = candidates, least_blocks
-        self._begin()
-
-    def _begin(self) -> None:
-        self._requests = 0
-        self._blocks, self._tokens = [0] * self._candidates, [0.0] * self._candidates
-
-    def add(self, blocks: Sequence[int], tokens: Sequence[float]) -> list[float] | None:
-        """Add a request; return the tokens of the interval if it ends with it."""
-        self._requests += 1
-        for at, more in enumerate(blocks):
-            self._blocks[at] += more
-            self._tokens[at] += tokens[at]
-        if self._requests < INTERVAL_REQUESTS or max(self._blocks) < self._least_blocks:
-            return None
-        done = self._tokens
-        self._begin()
-        return done
 
 
 class _Waiting(Struct):
@@ -151,21 +70,19 @@ class OnlineGuard:
         kinds_of: Callable[[PrefixMatch, int, int], Sequence[Kind]],
         *,
         slots: int = MOST_REQUESTS,
+        evidence: GuardEvidence | None = None,
     ) -> None:
+        """Begin with the `evidence` of a file, or with none."""
         self.capacity_blocks, self.every = capacity_blocks, 1
-        self.guard = Guard(len(tables))
         self._policy, self._block_size, self._slots = policy, block_size, slots
-        self._xi_tokens = policy.values.get("xi_tokens", 0.0)
         self._tables, self._kinds_of = tables, kinds_of
-        self._next, self._now_s = 0, 0.0
+        self._next, self._now_s, self._judged_s = 0, 0.0, 0.0
+        begun = evidence.discounted() if evidence else GuardEvidence.none(len(tables))
+        self.evidence: GuardEvidence = begun.each(np.ndarray.tolist)
+        self.now = decided(self.evidence, FALLBACK)
         self._queue: deque[_Waiting] = deque()
         self._waiting: dict[int, _Waiting] = {}
         self._begin(0)
-
-    @property
-    def now(self) -> int:
-        """The candidate in force."""
-        return self.guard.now
 
     def use(self, tables: Sequence[Scores]) -> None:
         """Serve requests that come from now on by these tables."""
@@ -183,7 +100,7 @@ class OnlineGuard:
         self._next, self._now_s = match.number + 1, arrival_s
         if every != self.every:  # fewer blocks are followed now, so all that was counted is void
             self.every = every
-            self.guard.forget()
+            self.evidence = GuardEvidence.none(len(self._tables)).each(np.ndarray.tolist)
             self.clear()
             return
         request = ShadowRequest(
@@ -238,8 +155,8 @@ class OnlineGuard:
             first=first,
             slots=self._slots,
         )
-        least_blocks = interval_blocks(self.shadows.each[FALLBACK].capacity)
-        self._intervals = _Intervals(len(self._tables), least_blocks)
+        capacity = float(self.shadows.each[FALLBACK].capacity)
+        self._goal = Goal.of(self._policy.values, capacity)
 
     def _serve(self) -> None:
         """Replay requests that have ended, up to the first that still runs."""
@@ -257,16 +174,16 @@ class OnlineGuard:
             kinds = self._kinds_of(waiting.match, prompt_tokens, outputs)
             hits = self.shadows.serve(request._replace(kinds=kinds))
             if request.served:
-                tokens = [self._beyond_xi(prompt_tokens, leading) for leading in hits]
+                tokens = [self._computed(prompt_tokens, leading) for leading in hits]
                 blocks = [request.blocks - leading for leading in hits]
-                if (computed := self._intervals.add(blocks, tokens)) is not None:
-                    self.guard.judge(computed)
+                passed_s, self._judged_s = request.arrival_s - self._judged_s, request.arrival_s
+                note_request(self.evidence, self._goal, passed_s, blocks, tokens)
+                self.now = decided(self.evidence, self.now)
 
-    def _beyond_xi(self, prompt_tokens: int, leading: int) -> float:
-        """Return the tokens beyond xi that a request computes behind `leading` cached blocks."""
+    def _computed(self, prompt_tokens: int, leading: int) -> int:
+        """Return the tokens of a prompt that are computed behind `leading` cached blocks."""
         look = max(prompt_tokens - 1, 0) // self._block_size  # one token at least is computed
-        hit_tokens = min(leading * self.every, look) * self._block_size
-        return max(prompt_tokens - hit_tokens - self._xi_tokens, 0.0)
+        return prompt_tokens - min(leading * self.every, look) * self._block_size
 
 
 def _placed(segments: TouchedSegments, start: int) -> list[tuple[int, int, int]]:
@@ -306,10 +223,18 @@ class GuardedLearner(OnlineLearner):
         """Return the name of a candidate, for the log."""
         return ("LRU", "its own order")[candidate]
 
-    def start_guard(self, capacity_blocks: int, tables: Sequence[Scores]) -> None:
+    def start_guard(
+        self, capacity_blocks: int, tables: Sequence[Scores], evidence: GuardEvidence | None = None
+    ) -> None:
         """Start a guard that chooses between `tables` by shadow caches of `capacity_blocks`."""
         self.online_guard = OnlineGuard(
-            self.policy, self.block_size, capacity_blocks, tables, self.kinds, slots=self.slots
+            self.policy,
+            self.block_size,
+            capacity_blocks,
+            tables,
+            self.kinds,
+            slots=self.slots,
+            evidence=evidence,
         )
         self.candidate = self.online_guard.now
 
@@ -317,19 +242,22 @@ class GuardedLearner(OnlineLearner):
         """Return whether the guard has put another candidate in force, and log it."""
         if self.online_guard is None or self.online_guard.now == self.candidate:
             return False
-        before, now, judge = self.candidate, self.online_guard.now, self.online_guard.guard
+        before, now, evidence = self.candidate, self.online_guard.now, self.online_guard.evidence
         self.candidate = now
         about = now if now != FALLBACK else before
         log.info(
-            "kvscope's %s switches from %s to %s: on LRU, %s gained %.0f tokens beyond xi in the"
-            " shadow caches, lately %.0f; above %.0f the gain counts as sure",
+            "kvscope's %s switches from %s to %s: in the shadow caches, %s has gained %.0f tokens"
+            " beyond xi on LRU (sure above %.0f), has lost %.0f since it was best (at most %.0f),"
+            " and has made %.1f requests fewer late",
             self.policy.name,
             self.called(before),
             self.called(now),
             self.called(about),
-            judge.gain[about],
-            judge.lately[about],
-            judge.deviation(about),
+            evidence.gain[about],
+            sure_gain(evidence, about),
+            evidence.loss[about],
+            largest_loss(evidence, about),
+            evidence.late[about],
         )
         return True
 

@@ -135,6 +135,22 @@ GUARD = Parameter(
     high=1.0,
 )
 
+SLO_TOKENS = Parameter(
+    "slo_tokens",
+    0.0,
+    "for the guard: tokens that a request can compute and wait for within the SLO; a policy under"
+    " which more requests exceed them is given up; 0: not judged",
+    high=MOST_TOKENS,
+)
+TOKENS_PER_S = Parameter(
+    "tokens_per_s",
+    0.0,
+    "for the guard: tokens of prompts that the engine computes in a second, for how long requests"
+    " wait; 0: not at all",
+    high=MOST_TOKENS,
+)
+JUDGED = (SLO_TOKENS, TOKENS_PER_S)
+
 REVERTING = "reverting"  # the learner whose table is one cell: the order in force
 OWN_ORDER, LRU_ORDER = 0.0, 1.0
 

@@ -6,7 +6,7 @@ import math
 
 from kvscope.core.arrays import Float64s
 from kvscope.core.parameters import Parameter
-from kvscope.policies.base import TTL, LanePolicy, Turn
+from kvscope.policies.base import JUDGED, TTL, LanePolicy, Turn
 from kvscope.policies.tlru import NEXT_PROMPT_TOKENS, XI_TOKENS, first_safe_depth
 
 LEAST_S, AGES_AN_OCTAVE, AGES = 0.125, 3, 54  # the last age begins at some 6 hours
@@ -34,11 +34,10 @@ class Gittins(LanePolicy):
     P(T <= t + H | T > t) / E[min(T - t, H) | T > t], T the time until a block of class c is touched
     again, t the time since it was touched. The class is what is known when the request has been
     served: how long the block had waited when the request touched it, or that it is new; how much
-    of the prompt was new; and either how many turns came before it, or how long the output became.
-    What waited for a short time is popular, as a system prompt or a passage that many ask about;
-    along a path waits grow, so a path is cut into few parts. Small caches of the past's traffic
-    choose between the two ways to tell requests apart, need alone, and LRU. The table has a row
-    for each lane of a class with the index at each age
+    of the prompt was new; and how many turns came before it. What waited for a short time is
+    popular, as a system prompt or a passage that many ask about; along a path waits grow, so a
+    path is cut into few parts. A guard chooses between this order, need alone, and LRU. The table
+    has a row for each lane of a class with the index at each age
     (`kvscope.learning.returns.formulas.ages_of`).
     Need: a block that starts before token L - xi of its history is needed by any next turn, need 1;
     one that starts x tokens behind it by a turn with Q > x: P(Q > x) = (1 + x / mean)^-2. That tail
@@ -60,7 +59,7 @@ class Gittins(LanePolicy):
     lanes = LEVELS
     stepwise = True
     learner = "returns"
-    parameters = (XI_TOKENS, NEXT_PROMPT_TOKENS, TTL, REFIT_REQUESTS)
+    parameters = (XI_TOKENS, NEXT_PROMPT_TOKENS, TTL, REFIT_REQUESTS, *JUDGED)
     refit = REFIT_REQUESTS
 
     @property

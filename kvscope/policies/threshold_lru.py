@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvscope.core.arrays import Float64s
 from kvscope.core.parameters import Parameter
-from kvscope.policies.base import GUARD, MOST_TOKENS, OWN_ORDER, REVERTING, TTL, Turn
+from kvscope.policies.base import GUARD, JUDGED, MOST_TOKENS, OWN_ORDER, REVERTING, TTL, Turn
 from kvscope.policies.lru import Lru
 
 _THRESHOLD = 0
@@ -33,6 +33,7 @@ class ThresholdLru(Lru):
         ),
         TTL,
         GUARD,
+        *JUDGED,
     )
 
     @staticmethod

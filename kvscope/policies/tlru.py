@@ -12,6 +12,7 @@ from kvscope.core.errors import UsageError
 from kvscope.core.parameters import Parameter
 from kvscope.policies.base import (
     GUARD,
+    JUDGED,
     MOST_TOKENS,
     OWN_ORDER,
     REVERTING,
@@ -83,6 +84,7 @@ class TLru(LanePolicy):
         XI_PERCENTILE,
         TTL,
         GUARD,
+        *JUDGED,
     )
 
     def __init__(

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvscope.core.arrays import Float64s
 from kvscope.core.parameters import Parameter
-from kvscope.policies.base import GUARD, REFIT, TTL, LanePolicy, Turn
+from kvscope.policies.base import GUARD, JUDGED, REFIT, TTL, LanePolicy, Turn
 
 REUSE_PROBABILITY, RATE_PER_S, LIFE_S, LOG_CHANCE = 0, 1, 2, 3
 _GIVEN_SILENCE = 2
@@ -43,6 +43,7 @@ class Wa(LanePolicy):
             high=1.0,
         ),
         GUARD,
+        *JUDGED,
     )
 
     @staticmethod

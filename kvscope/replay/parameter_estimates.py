@@ -8,11 +8,12 @@ from msgspec import Struct
 
 from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.next_prompts.offline import FIT_SHARE, conversation_parameters
-from kvscope.policies.base import Policy
+from kvscope.policies.base import JUDGED, SLO_TOKENS, TOKENS_PER_S, Policy
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.traffic import Traffic
 
 _XI = "xi_tokens"
+_OF_GUARDS = {parameter.name for parameter in JUDGED}
 
 
 class ParameterEstimate(Struct, frozen=True):
@@ -30,9 +31,9 @@ def estimate_parameters(
 ) -> Estimates:
     """Return values for the parameters that follow from the trace, the profile and the SLO.
 
-    `xi_tokens` is what the profile computes within the SLO. Parameters of conversations are
-    estimated from the first `share` of the requests. Costs of tokens and pairs of tokens are the
-    profile's where pairs cost something; else every block costs the same.
+    `xi_tokens` and `slo_tokens` are what the profile computes within the SLO. Parameters of
+    conversations are estimated from the first `share` of the requests. Costs of tokens and pairs of
+    tokens are the profile's where pairs cost something; else every block costs the same.
     """
     first = "from these requests" if share == 1 else f"from the first {share:.0%} of the requests"
     estimates = {
@@ -41,7 +42,10 @@ def estimate_parameters(
     }
     if slo_s is not None:
         origin = f"what {profile.name} computes in {slo_s * 1e3:g} ms"
-        estimates[_XI] = ParameterEstimate(profile.xi_tokens(slo_s), origin)
+        tokens = profile.xi_tokens(slo_s)
+        estimates |= {name: ParameterEstimate(tokens, origin) for name in (_XI, SLO_TOKENS.name)}
+        rate = round(tokens / slo_s) if slo_s > 0 else 0
+        estimates[TOKENS_PER_S.name] = ParameterEstimate(rate, f"{origin}, by that time")
     if profile.per_token_pair_s:
         for name in ("per_token_s", "per_token_pair_s"):
             estimates[name] = ParameterEstimate(getattr(profile, name), f"of {profile.name}")
@@ -51,22 +55,28 @@ def estimate_parameters(
 def bind(variant: Variant, estimates: Estimates) -> Policy:
     """Return the policy with every parameter: as chosen, else as estimated, else its default.
 
-    Raises UsageError for a chosen value that the policy does not take.
+    What is for its guard is estimated only where it has one. Raises UsageError for a chosen value
+    that the policy does not take.
     """
     values = {
         parameter.name: estimates[parameter.name].value
         for parameter in variant.policy.parameters
         if parameter.name in estimates
     }
+    policy = variant.policy(values | dict(variant.given), variant.leaves)
+    if policy.guarded or values.keys().isdisjoint(_OF_GUARDS):
+        return policy
+    values = {name: value for name, value in values.items() if name not in _OF_GUARDS}
     return variant.policy(values | dict(variant.given), variant.leaves)
 
 
 def used(variants: Sequence[Variant], estimates: Estimates) -> Estimates:
-    """Return the estimates that some variant takes."""
+    """Return the estimates that some variant takes; a guard's follow from the SLO."""
     taken = {
         parameter.name
         for variant in variants
         for parameter in variant.policy.parameters
         if parameter.name not in variant.given
     }
+    taken -= _OF_GUARDS
     return {name: estimate for name, estimate in estimates.items() if name in taken}

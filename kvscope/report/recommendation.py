@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kvscope.app.requests import BASELINE
 from kvscope.core import units
+from kvscope.policies.wa import Wa
 from kvscope.replay.policy_options import VLLM, contenders
 from kvscope.report import explanation, fleet, style, ttft
 from kvscope.report.plan import (
@@ -46,6 +47,10 @@ from kvscope.tuning.tuner import EndVerdict, RequiredCapacity
 from kvscope.usecases.tune import WINDOWS
 from kvscope.usecases.tune.recommendation import Recommendation
 
+TYPES = (
+    "wa tells requests apart by type and turn, as this trace states them: clients have to send them"
+    " too, as vllm_xargs kvscope_type and kvscope_turn (docs/run-it.md), for this gain."
+)
 ON_TREE = "Simulated on SGLang's prefix tree, one prefill at a time; its batching is not simulated."
 CACHE_STUDY = "cache study: idle cached blocks only, without weights, running requests or replicas"
 
@@ -618,7 +623,9 @@ def _to_set(tuned: Recommendation) -> Section:
     if flags.vllm_needs_plugin:
         command = plugin_command(tuned.path)
         plugin = f"vLLM, with kvscope's plugin: {command} {flags.vllm}"
-        return Section.of("To set", plugin, *more)
+        choice = tuned.tuning.choice
+        types = TYPES if choice is not None and isinstance(choice.policy, Wa) else None
+        return Section.of("To set", plugin, types, *more)
     return Section.of("To set", f"vLLM: {flags.vllm}", *more)
 
 

@@ -12,6 +12,7 @@ import pytest
 from kvscope.cli.app import run
 from kvscope.core.files import data_folder
 from kvscope.core.hits import standard
+from kvscope.learning.returns.file import FittedReturns
 from kvscope.learning.returns.offline import ReturnsOffline
 from kvscope.policies.gittins import Gittins
 from kvscope.replay.traffic import traffic
@@ -190,15 +191,18 @@ def test_the_pool_of_a_deployment_is_the_capacity(
     assert exported(tmp_path / "tlru.toml", "--policy", "tlru") == 0
 
 
-def test_a_capacity_may_choose_the_classes(tmp_path: Path) -> None:
-    """As the simulator's guard would have it at the end of the trace."""
+def test_a_capacity_gives_a_guard_what_it_knows(tmp_path: Path) -> None:
+    """As the simulator's would at the end of the trace."""
     path = tmp_path / "policy.toml"
     assert exported(path, "--param", "gittins.xi_tokens=0", "--capacity-blocks", "4k") == 0
     found = read_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
     assert isinstance(found.policy, Gittins)
     expected = ReturnsOffline().fit(traffic(sample("to-c"), standard()), found.policy, 4000)
     assert found.fitted is not None
-    assert found.fitted.class_set == expected.class_set
+    assert isinstance(found.fitted, FittedReturns)
+    assert found.fitted.evidence is not None
+    assert expected.evidence is not None
+    assert found.fitted.evidence.gain.tolist() == expected.evidence.gain.tolist()
     assert np.array_equal(found.fitted.index, expected.index)
 
 

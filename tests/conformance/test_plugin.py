@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from kvscope.core.hits import standard
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.learners import plugin_tables
 from kvscope.learning.returns.file import FittedReturns
-from kvscope.learning.returns.formulas import FIRST, LRU, STEPS
+from kvscope.learning.returns.formulas import LRU, OWN, ROWS
 from kvscope.learning.returns.online import ReturnsLearner
 from kvscope.policies.base import LanePolicy, Leaves
 from kvscope.policies.gittins import AGES, Gittins
@@ -42,7 +41,7 @@ POLICIES: dict[str, LanePolicy] = {
     "wa": Wa(),
     "gittins": Gittins({"xi_tokens": 200, "next_prompt_tokens": 60}),
     "gittins hits": Gittins({"xi_tokens": 0, "refit_requests": 16}),
-    "gittins pace": Gittins({"xi_tokens": 200, "ttl_s": 400}),
+    "gittins with ttl": Gittins({"xi_tokens": 200, "ttl_s": 400}),
 }
 KINDS = 5
 TABLE = Tables.of(
@@ -55,11 +54,9 @@ TABLE = Tables.of(
 )
 
 
-def random_fit(class_set: int, seed: int) -> FittedReturns:
+def random_fit(seed: int) -> FittedReturns:
     """Return random indices that rise and fall with age."""
-    classes = math.prod(STEPS[class_set])
-    index = np.random.default_rng(seed).lognormal(-4.0, 2.0, (classes, AGES))
-    return FittedReturns(class_set, index, 1)
+    return FittedReturns(np.random.default_rng(seed).lognormal(-4.0, 2.0, (ROWS, AGES)), 1)
 
 
 def compared(
@@ -76,7 +73,7 @@ def compared(
         more = {"kinds": [f"kind{k}" for k in rng.integers(KINDS, size=len(trace))]}
         more |= {"tables": TABLE}
     if isinstance(policy, Gittins):
-        fitted = random_fit(int(name.endswith("pace")), len(trace))
+        fitted = random_fit(len(trace))
         known = traffic(prompts_of(trace, 16), standard())
         tables = replace(plugin_tables(known, policy, fitted), choose=None)
         more = {"fitted": fitted, "tables": tables}
@@ -106,7 +103,7 @@ def test_every_step_agrees(tmp_path: Path, usable_blocks: int, name: str, overla
 
 
 @pytest.mark.parametrize("mix", [mix for mix in MIXES if mix != "chats"])
-@pytest.mark.parametrize("name", ["wa", "gittins", long("tlru"), long("gittins pace")])
+@pytest.mark.parametrize("name", ["wa", "gittins", long("tlru")])
 def test_every_mix_agrees(tmp_path: Path, mix: str, name: str) -> None:
     """Bursts, long prompts, long outputs, and repeated prompts."""
     compared(tmp_path, name, mix, 200, requests=400, overlapped=False)
@@ -140,9 +137,9 @@ def test_a_guard_changes_the_order_of_blocks_that_lie_there(
 ) -> None:
     """It begins with LRU; at each change the queues' order is another one, as in the simulator."""
     policy = Gittins({"xi_tokens": xi, "refit_requests": 16})
-    alike = np.ones((math.prod(STEPS[0]), AGES))
-    began, evictions = switching(tmp_path, mix, policy, FittedReturns(0, alike, 16, refits=True))
-    assert max(began) >= FIRST
+    alike = np.ones((ROWS, AGES))
+    began, evictions = switching(tmp_path, mix, policy, FittedReturns(alike, 16, refits=True))
+    assert max(began) == OWN
     assert all(before > 1000 for candidate, before in began.items() if candidate != LRU)
     assert evictions > max(began.values()) + 1000
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,20 +13,22 @@ from numpy.typing import NDArray
 
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
-from kvscope.learning.guard import (
+from kvscope.learning.evidence import (
+    CHANCE,
     FALLBACK,
-    INTERVAL_REQUESTS,
-    LEAST_INTERVALS,
-    LOSS_INTERVALS,
-    Guard,
-    _Intervals,
-    interval_blocks,
+    LEAST_REQUESTS,
+    Goal,
+    GuardEvidence,
+    decided,
+    largest_loss,
+    note_request,
 )
 from kvscope.learning.lanes import Scores
 from kvscope.learning.offline import shadow_replays as shadows
-from kvscope.learning.offline.shadow_replays import Taken, first_turns, interval_ends
-from kvscope.learning.returns.formulas import FIRST, LRU, NEED, ROWS
-from kvscope.learning.returns.offline import ClassSetShadows, ReturnsOffline, class_set_tables
+from kvscope.learning.offline.shadow_replays import Computed, GuardedShadows, Taken, first_turns
+from kvscope.learning.offline.shadow_replays import judged as judged_all
+from kvscope.learning.returns.formulas import LRU, NEED, OWN, ROWS, WORTHS
+from kvscope.learning.returns.offline import ReturnsOffline, class_tables, guarded_shadows
 from kvscope.learning.shadow_cache import Kind, ShadowCache, ShadowCaches, ShadowRequest
 from kvscope.policies.base import LanePolicy, Policy
 from kvscope.policies.gittins import AGES, LEVELS, Gittins
@@ -45,53 +46,70 @@ from tests.learning.test_learners import first, told
 from tests.learning.test_returns_offline import chain
 from tests.policies.traffics import CATEGORIES, long_traffic, traffics
 
-EVEN = [100.0, 100.0, 100.0]
-GOOD = [100.0, 90.0, 95.0]  # the second is the best, the third is better than the fallback
+GOAL = Goal(capacity_blocks=1e9, xi_tokens=0.0, slo_tokens=0.0, tokens_per_s=0.0)
+"""Of a cache so large that nothing fades."""
+EVEN, GOOD = [100.0, 100.0, 100.0], [100.0, 90.0, 95.0]  # the second is the best candidate
 
 
-def judged(*rows: list[float], guard: Guard | None = None) -> list[int]:
-    """Return the candidate in force after each interval, by what each computed in it."""
-    guard = guard or Guard(len(rows[0]))
-    after = []
+def judged(
+    *rows: list[float], goal: Goal = GOAL, apart_s: float = 1.0, begun: GuardEvidence | None = None
+) -> tuple[list[int], GuardEvidence]:
+    """Return the candidate in force after each request, by the tokens of each, and what is known.
+
+    One block is computed for each request.
+    """
+    evidence = (begun or GuardEvidence.none(len(rows[0]))).each(np.ndarray.tolist)
+    now, after = decided(evidence, FALLBACK), list[int]()
     for row in rows:
-        before = guard.now
-        assert guard.judge(row) == (guard.now != before)
-        after.append(guard.now)
-    return after
+        note_request(evidence, goal, apart_s, [1] * len(row), row)
+        now = decided(evidence, now)
+        after.append(now)
+    return after, evidence
 
 
 def test_the_fallback_rules_until_there_is_evidence() -> None:
-    """The first eight intervals tell nothing, and where all are alike there is never any."""
-    assert judged(*[GOOD] * LEAST_INTERVALS) == [FALLBACK] * (LEAST_INTERVALS - 1) + [1]
-    assert judged(*[EVEN] * 50) == [FALLBACK] * 50
+    """Where all are alike there is never any; a gain with each request is sure after four."""
+    assert judged(*[EVEN] * 50)[0] == [FALLBACK] * 50
+    after, _ = judged(*[GOOD] * 8)
+    assert after == [FALLBACK] * 4 + [1] * 4
 
 
 def test_the_one_that_gains_most_is_taken() -> None:
-    """Also instead of another one that gains."""
+    """Also instead of another one that gains, once it has gained 2 % more."""
     other = [100.0, 99.0, 60.0]
-    assert judged(*[GOOD] * 10, *[other] * 10)[-1] == 2
+    assert judged(*[GOOD] * 10, *[other] * 10)[0][-1] == 2
+    near = [100.0, 90.0, 89.9]
+    assert judged(*[[100.0, 90.0, 95.0]] * 10, *[near] * 10)[0][-1] == 1
 
 
-def test_a_gain_within_its_deviations_is_none() -> None:
-    """One good interval in many is chance; a gain in each is not, however small."""
+def test_a_single_gain_is_chance() -> None:
+    """However large; many small ones are not."""
     lucky = [100.0, 0.0, 100.0]
-    assert judged(*[EVEN] * 20, lucky, *[EVEN] * 20) == [FALLBACK] * 41
-    assert judged(*[[100.0, 99.9, 100.0]] * 20)[-1] == 1
-    guard = Guard(2)
-    judged(*[[100.0, 90.0]] * 3, guard=guard)
-    fades = 0.5 ** (1 / 16)
-    assert guard.gain[1] == pytest.approx(10 * (1 + fades + fades**2))
-    assert guard.deviation(1) == pytest.approx(25 * (1 + fades**2 + fades**4) ** 0.5)
+    assert set(judged(*[EVEN] * 20, lucky, *[EVEN] * 20)[0]) == {FALLBACK}
+    assert judged(*[[100.0, 99.9, 100.0]] * 20)[0][-1] == 1
 
 
-def test_one_that_loses_is_given_up_within_a_turnover() -> None:
-    """However much it gained before: eight intervals of an eighth of the cache later, at most."""
-    worse = [100.0, 110.0, 110.0]
-    after = judged(*[[100.0, 90.0, 100.0]] * 500, *[worse] * 8)
-    assert after[499] == 1
-    assert after[-1] == FALLBACK
-    soon = judged(*[[100.0, 90.0, 100.0]] * 10, *[worse] * 8)
-    assert soon.index(FALLBACK, 9) < after.index(FALLBACK, 499) - 490
+def test_what_is_older_counts_less() -> None:
+    """Half after four turnovers of the cache, its square a quarter; no turnover is too short."""
+    goal = GOAL._replace(capacity_blocks=1000.0)
+    requests = 4 * 1000
+    _, known = judged([100.0, 60.0], *[[100.0, 100.0]] * requests, goal=goal)
+    assert known.gain[1] == pytest.approx(20.0)
+    assert known.square[1] == known.largest[1] == pytest.approx(400.0)
+    tiny = GOAL._replace(capacity_blocks=1.0)
+    _, known = judged([100.0, 60.0], *[[100.0, 100.0]] * (4 * LEAST_REQUESTS), goal=tiny)
+    assert known.gain[1] == pytest.approx(20.0)
+
+
+def test_chance_takes_up_no_more_than_a_third() -> None:
+    """Of streams in which gains are as likely as equal losses, however heavy their tails."""
+    draw = np.random.default_rng(5)
+    taken = 0
+    for _ in range(300):
+        tokens = 1000.0 + draw.pareto(1.5, 400) * draw.choice([-1.0, 1.0], 400)
+        after, _ = judged(*np.stack((np.full(400, 1000.0), tokens), axis=1).tolist())
+        taken += any(after)
+    assert 0.03 * 300 < taken <= CHANCE * 300
 
 
 @settings(deadline=None)
@@ -101,55 +119,106 @@ def test_one_that_loses_is_given_up_within_a_turnover() -> None:
     )
 )
 def test_what_it_can_lose_is_bounded(rows: list[list[float]]) -> None:
-    """Whatever comes, one candidate in force loses at most eight times the largest difference."""
-    lost = 0.0
-    for (before, now), row in zip(pairwise([FALLBACK, *judged(*rows)]), rows, strict=True):
+    """Whatever comes: since it was best, one candidate in force loses what is stated at most."""
+    evidence, now, lost = GuardEvidence.none(3).each(np.ndarray.tolist), FALLBACK, 0.0
+    for row in rows:
+        before = now
+        note_request(evidence, GOAL, 1.0, [1] * 3, row)
+        now = decided(evidence, now)
+        if before == FALLBACK:
+            continue
         lost = max(lost, 0.0) + row[before] - row[FALLBACK]
-        assert lost <= LOSS_INTERVALS * 20.0
-        if now != before:
+        if now == before:
+            assert lost * (1 - 1e-6) <= evidence.loss[now] <= largest_loss(evidence, now)
+        else:
             lost = 0.0
 
 
-def test_the_bound_is_near() -> None:
-    """After an endless row of the best intervals it takes the eight worst ones."""
+def test_one_that_loses_is_given_up() -> None:
+    """After an endless row of gains by a few losses of their size; after a short row sooner."""
     best, worst = [20.0, 0.0], [0.0, 20.0]
-    after = judged(*[best] * 500, *[worst] * 8)
-    assert after[499:] == [1] * 8 + [FALLBACK]
+    goal = GOAL._replace(capacity_blocks=100.0)
+    long_ago, soon = (judged(*[best] * many, *[worst] * 40, goal=goal)[0] for many in (5_000, 8))
+    assert long_ago[4_999] == soon[7] == 1
+    assert 20 < long_ago.index(FALLBACK, 4_999) - 4_999 < 40
+    assert soon.index(FALLBACK, 7) - 7 < 8
 
 
-def test_evidence_can_be_void() -> None:
-    """The choice stays, and eight intervals have to pass again."""
-    guard = Guard(3)
-    assert judged(*[GOOD] * 9, guard=guard)[-1] == 1
-    guard.forget()
-    worse = [100.0, 110.0, 120.0]
-    assert judged(*[worse] * 8, guard=guard) == [1] * (LEAST_INTERVALS - 1) + [FALLBACK]
+@pytest.mark.parametrize("capacity", [100.0, 10_000.0, 1e9])
+@pytest.mark.parametrize("steady", [True, False])
+def test_who_knows_the_guard_gains_little(capacity: float, steady: bool) -> None:
+    """Traffic that turns against whatever is in force: less than half of what it could take.
+
+    That is what a candidate in force would lose all the time; the other half is LRU's.
+    """
+    draw, goal = np.random.default_rng(7), GOAL._replace(capacity_blocks=capacity)
+    known, now, lost, could = GuardEvidence.none(2).each(np.ndarray.tolist), FALLBACK, 0.0, 0.0
+    for _ in range(5_000):
+        difference = 10.0 if steady else float(draw.exponential(10.0))
+        own = 100.0 - difference if now == FALLBACK else 100.0 + difference
+        lost += [0.0, difference][now]
+        could += difference
+        note_request(known, goal, 1.0, [10, 10], [100.0, own])
+        now = decided(known, now)
+    assert 0.3 * could < lost < 0.5 * could
+
+
+LATE = GOAL._replace(slo_tokens=50.0, xi_tokens=10.0)
+
+
+def test_a_gain_that_makes_requests_late_is_none() -> None:
+    """Fewer tokens in all, but more requests beyond the SLO's: it is not taken up."""
+    spread, few = [[45.0, 60.0]] * 3, [[300.0, 60.0]]
+    rows = (spread + few) * 10
+    assert judged(*rows, goal=LATE._replace(slo_tokens=0.0))[0][-1] == 1
+    after, known = judged(*rows, goal=LATE)
+    assert set(after) == {FALLBACK}
+    assert known.late[1] == pytest.approx(-30.0)
+    assert judged(*[[60.0, 20.0]] * 10, *rows, goal=LATE)[0][-1] == FALLBACK
+
+
+def test_requests_wait_for_each_other() -> None:
+    """Where an engine computes 40 tokens a second, 45 a second make every request late."""
+    rows = [[30.0, 45.0, 30.0], [100.0, 45.0, 30.0]] * 20
+    goal = LATE._replace(tokens_per_s=40.0, slo_tokens=120.0)
+    _, known = judged(*rows, goal=goal)
+    assert known.backlog == pytest.approx([1100.0 + 60.0, 45.0 + 39 * 5.0, 30.0], abs=130)
+    assert known.late[1] != 0.0
+    _, idle = judged(*rows, goal=goal, apart_s=100.0)
+    assert idle.late == [0.0] * 3
+    assert idle.backlog == [100.0, 45.0, 30.0]
+
+
+def test_evidence_of_another_day_is_as_sure_and_sooner_outweighed() -> None:
+    """It is in force from the first request on, and given up after fewer losses."""
+    _, known = judged(*[[100.0, 90.0]] * 30)
+    begun = known.each(np.array)
+    again = [100.0, 105.0]
+    fresh, _ = judged(*[again] * 30, begun=begun.discounted())
+    same, _ = judged(*[again] * 30, begun=begun)
+    assert fresh[0] == same[0] == 1
+    assert fresh.index(FALLBACK) < same.index(FALLBACK)
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    st.lists(st.lists(st.integers(0, 9), min_size=2, max_size=2), max_size=150),
-    st.sampled_from((0.5, 10.0, 100.0)),
-)
-def test_intervals_end_where_one_has_computed_enough(
-    blocks: list[list[int]], least_blocks: float
-) -> None:
-    """Request by request as from all at once: sixteen requests, and some shadow so many blocks."""
-    counted, ends, since = _Intervals(2, least_blocks), list[int](), 0
-    for number, row in enumerate(blocks, start=1):
-        done = counted.add(row, [2.0 * count for count in row])
-        if done is not None:
-            ends.append(number)
-            assert done == [2.0 * sum(column) for column in zip(*blocks[since:number], strict=True)]
-            assert number - since >= INTERVAL_REQUESTS
-            since = number
-    columns = np.array(blocks, dtype=np.int64).reshape(-1, 2).T
-    assert interval_ends(columns, least_blocks).tolist() == ends
-
-
-def test_eight_intervals_are_a_turnover() -> None:
-    """As the bound says: what a shadow computes in them fills the cache once."""
-    assert LOSS_INTERVALS * interval_blocks(800) == 800
+@given(st.integers(0, 10**6), st.sampled_from((0.0, 3e4)), st.sampled_from((0.0, 6e4)))
+def test_a_kernel_judges_as_an_engine_does(seed: int, slo: float, rate: float) -> None:
+    """The same candidate in force before every request, from the same evidence."""
+    draw = np.random.default_rng(seed)
+    blocks = draw.integers(0, 500, (300, 3))
+    tokens = np.maximum(blocks * 16.0 - draw.integers(0, 16, 300)[:, None], 0.0)
+    arrival_s = np.cumsum(draw.exponential(0.1, 300))
+    goal = Goal(2_000.0, 512.0, slo, rate)
+    known = GuardEvidence.none(3)
+    in_force = judged_all(Computed(np.arange(300), arrival_s, blocks, tokens, 1.0), goal, known)
+    lists, now, before_s = GuardEvidence.none(3).each(np.ndarray.tolist), FALLBACK, 0.0
+    for at, at_s in enumerate(arrival_s.tolist()):
+        assert in_force[at] == now
+        note_request(lists, goal, at_s - before_s, blocks[at].tolist(), tokens[at].tolist())
+        now, before_s = decided(lists, now), at_s
+    assert in_force[-1] == now
+    for found, expected in zip(known, lists, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
 POLICIES: dict[str, LanePolicy] = {
@@ -273,7 +342,7 @@ def test_what_does_not_fit_does_no_harm(
 QUICK = settings(deadline=None, max_examples=60)
 
 
-class Tripped(ClassSetShadows):
+class Tripped(GuardedShadows):
     """Shadows that say LRU, whatever happens."""
 
     def taken(self, policy: Policy, capacity_blocks: int) -> Taken:
@@ -283,7 +352,8 @@ class Tripped(ClassSetShadows):
 
 def tripped(of: Traffic) -> Tables:
     """Tables whose guard is always tripped."""
-    return Tripped(of, class_set_tables(of, 4.0)).tables()
+    alike = np.repeat(np.array(WORTHS)[:, None], AGES, axis=1)
+    return Tripped(of, class_tables(of, 4.0), alike, lanes=LEVELS).tables()
 
 
 @QUICK
@@ -336,25 +406,22 @@ def test_the_future_changes_no_hit(
 def test_a_shadow_computes_what_its_candidate_would() -> None:
     """A cache that is small enough is replayed as it is: LRU's shadow is LRU."""
     of = told("regime-change")
-    cost = ClassSetShadows(of, class_set_tables(of)).costs(Gittins({"xi_tokens": 0.0}), 500)
-    cost, end = cost
+    cost = guarded_shadows(of, class_tables(of)).computed(Gittins({"xi_tokens": 0.0}), 500).tokens.T
     hits = replay(of, Lru(), 500).hit_blocks.astype(np.int64) * of.block_size
-    assert cost[LRU].sum() == float((of.input_tokens - hits)[: end[-1]].sum())
+    assert cost[LRU].tolist() == (of.input_tokens - hits).tolist()
     assert cost[NEED].tolist() == cost[LRU].tolist()  # all of it is needed
-    assert cost[FIRST].sum() != cost[LRU].sum()
+    assert cost[OWN].sum() != cost[LRU].sum()
 
 
 def test_a_large_cache_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """By conversations, to a shadow of no more than so many blocks; the cost follows."""
     of = told("regime-change")
-    judge, policy = ClassSetShadows(of, class_set_tables(of)), Gittins({"xi_tokens": 0.0})
-    whole = judge.costs(policy, 800).tokens
+    judge, policy = guarded_shadows(of, class_tables(of)), Gittins({"xi_tokens": 0.0})
+    whole = judge.computed(policy, 800).tokens.sum(axis=0)
     monkeypatch.setattr(shadows, "SHADOW_BLOCKS", 400)
-    half = judge.costs(policy, 800).tokens
+    half = judge.computed(policy, 800).tokens.sum(axis=0)
     assert half.sum() == pytest.approx(whole.sum() / 2, rel=0.1)
-    assert half[FIRST].sum() / half[LRU].sum() == pytest.approx(
-        whole[FIRST].sum() / whole[LRU].sum(), rel=0.03
-    )
+    assert half[OWN] / half[LRU] == pytest.approx(whole[OWN] / whole[LRU], rel=0.03)
 
 
 def test_conversations_go_on_where_they_ended() -> None:
@@ -363,21 +430,22 @@ def test_conversations_go_on_where_they_ended() -> None:
     assert first_turns(of, last_touch_segments(of)).tolist() == [0, 0, 2, 0, 4]
 
 
-def test_classes_follow_the_set_in_force() -> None:
-    """Those of the second set are numbered behind the first's; fallbacks keep the set before."""
+def test_tables_are_those_of_the_candidate_in_force() -> None:
+    """Its own, of the latest refit, or equal worths of all classes."""
     of = told("regime-change")
-    judge = ClassSetShadows(of, class_set_tables(of))
-    tables = judge.tables().chosen(Gittins({"xi_tokens": 0.0}), 500)
-    assert tables.classes is not None
+    own = class_tables(of)
+    judge, policy = guarded_shadows(of, own), Gittins({"xi_tokens": 0.0})
+    tables = judge.tables().chosen(policy, 500)
     assert tables.categories == LEVELS * ROWS
-    since, taken = judge.taken(Gittins({"xi_tokens": 0.0}), 500)
-    in_force = taken[np.searchsorted(since, np.arange(len(of.leaf)), side="right") - 1]
-    assert {LRU, FIRST} <= set(in_force.tolist())
-    row = np.searchsorted(tables.since, np.arange(len(of.leaf)), side="right") - 1
-    nothing = np.all(tables.values[tables.rows] == 0, axis=(1, 2))
-    assert np.array_equal(nothing[row], in_force == LRU)
-    assert np.all(tables.classes[in_force == FIRST] < 12)
-    assert np.all(tables.classes[in_force > FIRST] >= 12)
+    since, taken = judge.taken(policy, 500)
+    requests = np.arange(len(of.leaf))
+    in_force = taken[np.searchsorted(since, requests, side="right") - 1]
+    assert {LRU, OWN} <= set(in_force.tolist())
+    for request in requests[::20].tolist():
+        found = tables.at(int(np.searchsorted(tables.since, request, side="right")) - 1)
+        refit = int(np.searchsorted(own.since, request, side="right")) - 1
+        worth = [np.zeros_like(found), np.ones_like(found), own.at(refit)]
+        assert np.array_equal(found, worth[in_force[request]])
 
 
 def test_drift_costs_less_with_a_guard() -> None:

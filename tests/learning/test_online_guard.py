@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import random
 from collections.abc import Callable, Sequence
@@ -15,13 +16,14 @@ from numpy.typing import NDArray
 from kvscope.core.hits import standard
 from kvscope.learning import guard as guarding
 from kvscope.learning.conversations import read_hints
+from kvscope.learning.evidence import Goal, GuardEvidence, decided, note_request
 from kvscope.learning.guard import OnlineGuard
 from kvscope.learning.lanes import Scores
 from kvscope.learning.offline.learners import plugin_tables
 from kvscope.learning.recent_blocks import RecentBlocks
 from kvscope.learning.returns.file import FittedReturns
-from kvscope.learning.returns.formulas import FIRST, LRU, STEPS, WINDOW_BINS, bin_requests
-from kvscope.learning.returns.offline import ClassSetShadows, ReturnsOffline, class_set_tables
+from kvscope.learning.returns.formulas import LRU, OWN, ROWS, WINDOW_BINS, bin_requests
+from kvscope.learning.returns.offline import ReturnsOffline, class_tables, guarded_shadows
 from kvscope.learning.returns.online import ReturnsLearner
 from kvscope.learning.shadow_cache import ShadowCache
 from kvscope.policies.base import LanePolicy
@@ -44,14 +46,29 @@ EVERY = 1024.0  # no sample has more requests than are remembered then
 NO_TIME = StepCost(base_s=1e-15)
 
 
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[float]]:
+    """Return a list that the tokens of each request that guards note are added to."""
+    costs = list[Sequence[float]]()
+
+    def noting(
+        known: GuardEvidence, goal: Goal, passed_s: float, blocks: object, tokens: Sequence[float]
+    ) -> None:
+        costs.append(tokens)
+        note_request(known, goal, passed_s, blocks, tokens)
+
+    monkeypatch.setattr(guarding, "note_request", noting)
+    return costs
+
+
 def watched(
     of: Traffic,
     policy: LanePolicy,
     capacity: int,
     candidates: tuple[Tables, ...],
+    monkeypatch: pytest.MonkeyPatch,
     every: int = 1,
 ) -> tuple[NDArray[np.float64], list[int]]:
-    """Return what an engine's guard counts in each interval, and the candidate of each request.
+    """Return the tokens that an engine's guard counts (R x C), and the candidate of each request.
 
     With the classes and tables of the simulator's candidates, and `every`-th blocks alone.
     """
@@ -71,14 +88,7 @@ def watched(
     )
     familiar.every = made.every = every
     made._begin(0)
-    costs, taken = list[Sequence[float]](), list[int]()
-    judge = made.guard.judge
-
-    def noted(tokens: Sequence[float]) -> bool:
-        costs.append(tokens)
-        return judge(tokens)
-
-    made.guard.judge = noted  # type: ignore[method-assign]
+    costs, taken = noted(monkeypatch), list[int]()
     for number, (one, arrival_s) in enumerate(asked_in(of)):
         rows = [np.searchsorted(one.since, number, side="right") - 1 for one in candidates]
         made.use(tuple(each[row] for each, row in zip(tables, rows, strict=True)))
@@ -90,7 +100,7 @@ def watched(
         made.end(number, one.num_tokens - one.num_prompt_tokens, blocks, segments)
     for shadow in made.shadows.each:
         sound(shadow)
-    return np.array(costs).reshape(-1, len(candidates)).T, taken
+    return np.array(costs, dtype=np.float64), taken
 
 
 @pytest.mark.parametrize(
@@ -103,13 +113,15 @@ def watched(
         *(long(name, share, xi) for name in SAMPLES for share in (0.01, 0.1) for xi in (0, 2048)),
     ],
 )
-def test_shadows_compute_what_the_simulators_do(name: str, share: float, xi: int) -> None:
-    """Interval by interval, each candidate; so the same one is in force, from the same request."""
+def test_shadows_compute_what_the_simulators_do(
+    name: str, share: float, xi: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Request by request, each candidate; so the same one is in force, from the same request."""
     of = traffic(sample(name), standard())
     policy, capacity = Gittins({"xi_tokens": xi}), int(share * len(of.block_parent))
-    judge = ClassSetShadows(of, class_set_tables(of, EVERY))
-    expected = judge.costs(policy, capacity)
-    costs, taken = watched(of, policy, capacity, tuple(judge.candidates))
+    judge = guarded_shadows(of, class_tables(of, EVERY))
+    expected = judge.computed(policy, capacity)
+    costs, taken = watched(of, policy, capacity, judge.candidates, monkeypatch)
     assert np.array_equal(costs, expected.tokens)
     since, candidate = judge.taken(policy, capacity)
     row = np.searchsorted(since, np.arange(len(of.leaf)), side="right") - 1
@@ -121,17 +133,23 @@ def test_shadows_compute_what_the_simulators_do(name: str, share: float, xi: int
     ("name", "off", "xi"),
     [("to-c", 0.01, 2048), ("to-b", 0.03, 0), long("to-c", 0.01, 0), long("to-b", 0.03, 2048)],
 )
-def test_every_fourth_block_tells_as_much(name: str, off: float, xi: int) -> None:
+def test_every_fourth_block_tells_as_much(
+    name: str, off: float, xi: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By a sample of the blocks candidates compute what they do by all, relative to LRU.
 
     Of the short paths of `to-b` few blocks are followed, hence it is less exact there.
     """
     of = traffic(sample(name), standard())
     policy, capacity = Gittins({"xi_tokens": xi}), len(of.block_parent) // 50
-    judge = ClassSetShadows(of, class_set_tables(of, EVERY))
-    expected = judge.costs(policy, capacity).tokens.sum(axis=1)
-    costs, _ = watched(of, policy, capacity, tuple(judge.candidates), every=4)
-    computed = costs.sum(axis=1)
+    judge = guarded_shadows(of, class_tables(of, EVERY))
+
+    def beyond(tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(np.maximum(tokens - xi, 0.0).sum(axis=0))
+
+    expected = beyond(judge.computed(policy, capacity).tokens)
+    costs, _ = watched(of, policy, capacity, judge.candidates, monkeypatch, every=4)
+    computed = beyond(costs)
     assert computed / computed[LRU] == pytest.approx(expected / expected[LRU], rel=off)
     assert computed.tolist() != expected.tolist()
 
@@ -143,16 +161,17 @@ def alone(policy: LanePolicy, capacity: int, tables: Tables = NO_TABLES) -> Engi
 
 
 @cache
-def first_half(xi_tokens: float) -> FittedReturns:
-    """Return a fit of `gittins` to that sample before its habits change."""
+def first_half(xi_tokens: float, capacity: int) -> FittedReturns:
+    """Return a fit of `gittins` to that sample before its habits change, and evidence."""
     prompts = sample("regime-change")
     half = select(prompts, np.flatnonzero(prompts.arrival_s < 3_600.0))
-    return ReturnsOffline().fit(traffic(half, standard()), Gittins({"xi_tokens": xi_tokens}))
+    policy = Gittins({"xi_tokens": xi_tokens})
+    return ReturnsOffline().fit(traffic(half, standard()), policy, capacity)
 
 
 def unwatched(of: Traffic, fitted: FittedReturns) -> Tables:
     """Return the tables of a replay that goes by one fit for good, without a guard."""
-    classes = class_set_tables(of, EVERY)[fitted.class_set].classes
+    classes = class_tables(of, EVERY).classes
     return Tables.of(np.zeros(1, dtype=np.int64), fitted.values[None], classes)
 
 
@@ -172,9 +191,11 @@ def test_every_block_leaves_as_the_simulator_says(
 ) -> None:
     """By one fit, by fits on the way, or from nothing: the guard's choices are the same."""
     of, policy = traffic(sample("regime-change"), standard()), Gittins({"xi_tokens": xi})
-    fit, fitted = first_half(xi), None
+    fit, fitted = first_half(xi, capacity), None
+    assert fit.evidence is not None
+    assert decided(fit.evidence, LRU) == OWN  # in force from the first request on
     if refits is not None:
-        fitted = FittedReturns(0, fit.index, 1_000, refits=refits)
+        fitted = FittedReturns(fit.index, 1_000, refits=refits, evidence=fit.evidence)
     served = Alone(policy, of.block_size, capacity, fitted).serve(of)
     expected = alone(policy, capacity, plugin_tables(of, policy, fitted))
     assert not served.steering.broken
@@ -217,12 +238,12 @@ def test_the_guard_falls_back_where_habits_change(
 ) -> None:
     """A table of the habits before: with the guard less has to be computed than without one."""
     of, policy = traffic(sample("regime-change"), standard()), Gittins({"xi_tokens": xi})
-    fitted = first_half(xi)
+    fitted = dataclasses.replace(first_half(xi, capacity), evidence=None)
     with caplog.at_level(logging.INFO):
         served = Alone(policy, of.block_size, capacity, fitted).serve(of)
     lines = [record.getMessage() for record in caplog.records]
-    assert "switches from LRU to the classes by new_tokens, turns: on LRU" in lines[0]
-    assert any("switches from the classes by new_tokens, turns to" in one for one in lines)
+    assert "switches from LRU to return times: in the shadow caches, return times has" in lines[0]
+    assert any("switches from return times to" in one for one in lines)
     late = of.arrival_s >= 3_600.0
 
     def beyond(hit_blocks: list[int]) -> float:
@@ -284,24 +305,17 @@ def test_many_at_a_time(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -
         assert shadow.blocks > 0.9 * shadow.capacity
 
 
-def test_one_at_a_time_nobody_waits_and_side_by_side_is_near_it() -> None:
+def test_one_at_a_time_nobody_waits_and_side_by_side_is_near_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What requests compute hangs little on when they end."""
     of = traffic(sample("to-c"), standard())
     totals = []
     for most in (0, 16):
-        made = learner(of, 5000)
-        guard = made.online_guard
-        assert guard is not None
-        sums = np.zeros(4)
-        judge = guard.guard.judge
-
-        def noted(tokens: Sequence[float]) -> bool:
-            sums[:] += tokens  # noqa: B023  (used up before the next round)
-            return judge(tokens)  # noqa: B023
-
-        guard.guard.judge = noted  # type: ignore[method-assign]
-        side_by_side(made, of, most, lambda: None, lost=0.0)
-        totals.append(sums)
+        with monkeypatch.context() as patch:
+            costs = noted(patch)
+            side_by_side(learner(of, 5000), of, most, lambda: None, lost=0.0)
+        totals.append(np.sum(costs, axis=0))
     assert totals[1] == pytest.approx(totals[0], rel=0.05)
 
 
@@ -328,14 +342,14 @@ def test_blocks_that_are_not_followed_are_not_counted() -> None:
         assert shadow.blocks > 0.9 * shadow.capacity
 
 
-def test_a_request_without_an_end_leaves_what_was_cached() -> None:
+def test_a_request_without_an_end_leaves_what_was_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is found by the next one as far as it was there before; nothing is counted for it."""
-    nothing = np.zeros((int(np.prod(STEPS[0])), AGES))
-    made = ReturnsLearner(Gittins({"xi_tokens": 0}), 16, FittedReturns(0, nothing, 1))
+    nothing = np.zeros((ROWS, AGES))
+    made = ReturnsLearner(Gittins({"xi_tokens": 0}), 16, FittedReturns(nothing, 1))
     made.guard(100)
     guard = made.online_guard
     assert guard is not None
-    keys = list(range(20))
+    keys, costs = list(range(20)), noted(monkeypatch)
     for number, (blocks, gone) in enumerate([(10, False), (20, True), (20, False)]):
         one = FakeRequest(str(number), 16 * blocks, 1, keys[:blocks])
         _, asked = made.arrive(one, read_hints(one), float(number))
@@ -343,7 +357,7 @@ def test_a_request_without_an_end_leaves_what_was_cached() -> None:
             made.forget(asked)
         else:
             made.end(one, asked)
-    assert guard._intervals._tokens == [160.0 + 160.0] * 3
+    assert costs == [[160] * 3, [160] * 3]
     assert [shadow.blocks for shadow in guard.shadows.each] == [20] * 3
 
 
@@ -371,18 +385,16 @@ def test_a_shadow_that_fails_leaves_lru(
 
 
 def test_what_is_in_force_is_the_table() -> None:
-    """All classes side by side; of LRU nothing is worth anything, of need alone all the same."""
+    """Its own; of LRU nothing is worth anything, of need alone all the same."""
     made = learner(traffic(sample("agent"), standard()), 100)
     guard = made.online_guard
     assert guard is not None
-    made.candidate = FIRST
-    whole = made._in_force()
-    assert whole.shape == (LEVELS * sum(int(np.prod(steps)) for steps in STEPS), AGES)
+    made.candidate = OWN
+    assert made._in_force().shape == (LEVELS * ROWS, AGES)
+    assert np.ptp(made._in_force()) > 0
     for candidate, worth in ((LRU, 0.0), (1, 1.0)):
         made.candidate = candidate
         assert np.all(made._in_force() == worth)
-    made.candidate = FIRST + 1
-    assert np.array_equal(made._in_force(), whole)
     assert "with a guard that falls back to LRU" in made.in_words
 
 
@@ -395,8 +407,8 @@ def hashed(number: int, blocks: int, *, prompt_tokens: int | None = None) -> Fak
 
 def small(capacity: int) -> tuple[ReturnsLearner, OnlineGuard]:
     """Return a learner that goes by a table of zeros in a cache of this size, and a guard."""
-    nothing = np.zeros((int(np.prod(STEPS[0])), AGES))
-    made = ReturnsLearner(Gittins({"xi_tokens": 0}), 16, FittedReturns(0, nothing, 1))
+    nothing = np.zeros((ROWS, AGES))
+    made = ReturnsLearner(Gittins({"xi_tokens": 0}), 16, FittedReturns(nothing, 1))
     made.guard(capacity)
     assert made.online_guard is not None
     return made, made.online_guard
@@ -421,20 +433,22 @@ def test_a_slow_request_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) ->
     assert served == list(range(400))
 
 
-def test_what_is_streamed_in_later_is_touched_too() -> None:
+def test_what_is_streamed_in_later_is_touched_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt that grew while it was served: the next turn finds all of it."""
     made, watching = small(200)
+    costs = noted(monkeypatch)
     _, asked = made.arrive(one := hashed(0, 10), read_hints(one), 0.0)
     made.end(hashed(0, 101, prompt_tokens=16 * 90), asked)
     assert [shadow.blocks for shadow in watching.shadows.each] == [101] * 3
     _, asked = made.arrive(one := hashed(1, 101), read_hints(one), 1.0)
     made.end(one, asked)
-    assert watching._intervals._tokens == [160.0 + 16.0] * 3  # one token at least is computed
+    assert costs == [[160] * 3, [16] * 3]  # one token at least is computed
 
 
-def test_a_cache_that_is_emptied_empties_the_shadows() -> None:
+def test_a_cache_that_is_emptied_empties_the_shadows(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was served before is found by nobody; what is being served then is not counted."""
     made, watching = small(200)
+    costs = noted(monkeypatch)
     _, first = made.arrive(one := hashed(0, 50), read_hints(one), 0.0)
     made.end(one, first)
     _, during = made.arrive(two := hashed(1, 50), read_hints(two), 1.0)
@@ -443,7 +457,7 @@ def test_a_cache_that_is_emptied_empties_the_shadows() -> None:
     assert [shadow.blocks for shadow in watching.shadows.each] == [0] * 3
     _, last = made.arrive(three := hashed(2, 50), read_hints(three), 2.0)
     made.end(three, last)
-    assert watching._intervals._tokens == [800.0] * 3
+    assert costs == [[800] * 3] * 2
 
 
 def test_an_engine_that_empties_its_cache_tells_the_shadows() -> None:

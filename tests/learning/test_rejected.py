@@ -20,7 +20,7 @@ from kvscope.core.trace import Prompts
 from kvscope.ingest.formats.base import Request
 from kvscope.ingest.pipeline import ingest
 from kvscope.latency.profile import LatencyProfile
-from kvscope.learning.guard import INTERVAL_REQUESTS, LOSS_INTERVALS
+from kvscope.learning.evidence import LEAST_REQUESTS
 from kvscope.learning.offline.learners import served_traffic, tables_for, tables_of_served
 from kvscope.learning.returns.offline import ReturnsOffline
 from kvscope.learning.reuse.offline import ReuseOffline
@@ -238,8 +238,8 @@ def lost_against_lru(of: Traffic, own: Float64s, capacity: int, xi: int) -> floa
     lru = np.maximum(computed(of, Lru(), capacity) - xi, 0.0)
     net = np.concatenate(([0.0], np.cumsum(own - lru)))
     lost = float((net - np.minimum.accumulate(net)).max())
-    requests = LOSS_INTERVALS * INTERVAL_REQUESTS
-    return lost / max(capacity * of.block_size, most_in_a_row(np.maximum(own, lru), requests))
+    most = most_in_a_row(np.maximum(own, lru), LEAST_REQUESTS)
+    return lost / max(capacity * of.block_size, most)
 
 
 STREAMS = [
@@ -257,10 +257,10 @@ STREAMS = [
 @pytest.mark.parametrize("share", [0.02, 0.1, long(0.3)])
 @pytest.mark.parametrize("name", STREAMS)
 def test_no_stretch_of_time_loses_more_than_a_turnover(name: str, share: float, xi: int) -> None:
-    """From whenever to whenever, against LRU: the guard's stated bound, on every stream.
+    """From whenever to whenever, against LRU, on every stream.
 
-    A turnover is eight intervals of the guard, each of a cache's eighth and of 16 requests at
-    least. As many losses could be in a shadow; the real cache adds what a change itself costs.
+    A turnover is what fills the cache, and no less than 128 requests. What is stated of a shadow
+    can be more or less; the real cache adds what a change itself costs.
     """
     of = stream(name)
     capacity = max(int(share * (len(of.block_parent) - 1)), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import tomllib
 from decimal import Decimal
@@ -15,9 +16,11 @@ from numpy.typing import NDArray
 
 from kvscope.core.errors import InputError
 from kvscope.core.hits import standard
+from kvscope.learning.evidence import GuardEvidence
 from kvscope.learning.offline.learners import plugin_tables
 from kvscope.learning.returns.file import FittedReturns, read_returns
 from kvscope.learning.returns.formulas import (
+    OWN,
     PARTS,
     ROWS,
     STEPS,
@@ -34,7 +37,7 @@ from kvscope.learning.returns.formulas import (
 )
 from kvscope.learning.returns.offline import (
     ReturnsOffline,
-    class_set_tables,
+    class_tables,
     fit_at_end,
     refits_of,
 )
@@ -44,14 +47,13 @@ from kvscope.replay.traffic import traffic
 from tests.golden.samples import sample
 
 AGE = np.arange(AGES)
-PACE = STEPS[1]
-CLASSES_OF_PACE, OUTPUTS = math.prod(PACE), PACE[-1]
+TURNS = STEPS[-1]
 Floats = NDArray[np.float64]
 
 
 def waits(seconds: dict[int, Floats], end_s: dict[int, float]) -> ReturnCounts:
     """Return counts of one request a wait, one block a request; waits are cut off at `end_s`."""
-    returned, waiting, spent = np.zeros((3, CLASSES_OF_PACE, AGES))
+    returned, waiting, spent = np.zeros((3, ROWS, AGES))
     for one, lasted in seconds.items():
         cut = np.minimum(lasted, end_s[one])
         for into, some in ((returned, lasted <= end_s[one]), (waiting, lasted > end_s[one])):
@@ -63,7 +65,7 @@ def waits(seconds: dict[int, Floats], end_s: dict[int, float]) -> ReturnCounts:
 def gittins_index(hazard: Floats) -> Floats:
     """Return the index at each age of one class with this hazard (AGES)."""
     index = np.empty(AGES)
-    set_gittins_index(hazard, fit_memory(PACE), index)
+    set_gittins_index(hazard, fit_memory(), index)
     return index
 
 
@@ -111,9 +113,9 @@ def test_the_index_is_the_best_rate_of_returns(drawn: list[float], age: int) -> 
 def test_hazards_are_recovered_from_censored_waits() -> None:
     """200,000 exponential waits of 20 s, most cut off at 10 s: 0.05 a second up to there."""
     draw = np.random.default_rng(1)
-    last = CLASSES_OF_PACE - 1
-    memory, index = fit_memory(PACE), np.empty((CLASSES_OF_PACE, AGES))
-    rows = np.empty(CLASSES_OF_PACE, dtype=np.int32)
+    last = ROWS - 1
+    memory, index = fit_memory(), np.empty((ROWS, AGES))
+    rows = np.empty(ROWS, dtype=np.int32)
     counts = waits({last: draw.exponential(20.0, 200_000)}, {last: 10.0})
     fit_rows(counts, memory, index, 0, rows)
     hazard = memory.hazard[memory.level[-1]]
@@ -122,23 +124,23 @@ def test_hazards_are_recovered_from_censored_waits() -> None:
 
 
 def test_a_class_without_waits_is_like_its_coarser_one() -> None:
-    """Outputs of another length: near the pair's; another time since: near that of its size.
+    """Another turn: near the pair's; another time since: near that of its size.
 
     Classes without waits have one row of the coarser class together.
     """
     draw = np.random.default_rng(2)
     pair = 5
-    one = pair * OUTPUTS
+    one = pair * TURNS
     counts = waits({one: draw.exponential(3.0, 5_000)}, {one: 100.0})
-    index, rows = np.empty((CLASSES_OF_PACE, AGES)), np.empty(CLASSES_OF_PACE, dtype=np.int32)
-    used = fit_rows(counts, fit_memory(PACE), index, 0, rows)
+    index, rows = np.empty((ROWS, AGES)), np.empty(ROWS, dtype=np.int32)
+    used = fit_rows(counts, fit_memory(), index, 0, rows)
     at = (began_s(AGE) >= 0.5) & (began_s(AGE) < 8.0)
     assert index[rows[one + 1], at] == pytest.approx(index[rows[one], at], rel=0.02)
-    sibling = (pair - 1) * OUTPUTS
-    assert sibling // (PACE[1] * OUTPUTS) == one // (PACE[1] * OUTPUTS)
+    sibling = (pair - 1) * TURNS
+    assert sibling // (STEPS[1] * TURNS) == one // (STEPS[1] * TURNS)
     assert index[rows[sibling], at] == pytest.approx(index[rows[one], at], rel=0.05)
     assert rows[one + 1] == rows[one + 2] != rows[one]
-    assert used == len(set(rows.tolist())) == 1 + len(PACE)  # its own, and one of each coarser
+    assert used == len(set(rows.tolist())) == 1 + len(STEPS)  # its own, and one of each coarser
 
 
 def test_what_returns_sooner_is_worth_more() -> None:
@@ -150,48 +152,44 @@ def test_what_returns_sooner_is_worth_more() -> None:
         late: draw.exponential(80.0, 500),
         never: np.full(500, np.inf),
     }
-    index = return_table(waits(seconds, dict.fromkeys(seconds, 100.0)), PACE)
-    assert index.shape == (LEVELS * CLASSES_OF_PACE, AGES)
+    index = return_table(waits(seconds, dict.fromkeys(seconds, 100.0)))
+    assert index.shape == (LEVELS * ROWS, AGES)
     assert np.array_equal(index[::LEVELS], index[LEVELS - 1 :: LEVELS])
     seen = began_s(AGE) < 10.0
-    place = LEVELS * np.argsort(by_class(np.arange(CLASSES_OF_PACE)))
+    place = LEVELS * np.argsort(by_class(np.arange(ROWS)))
     assert np.all(index[place[soon], seen] > index[place[late], seen])
     assert np.all(index[place[late], seen] > index[place[never], seen])
 
 
 def test_before_anything_is_seen_the_index_falls_with_age() -> None:
     """All classes are alike, so blocks leave by LRU."""
-    index = return_table(waits({}, {}), PACE)
+    index = return_table(waits({}, {}))
     assert np.all(index == index[0])
     assert np.all(np.diff(index[0]) < 0)
 
 
 def test_classes_go_from_coarse_to_fine() -> None:
-    """By new tokens, then turns; by new tokens, then output; all within the table."""
+    """By new tokens, then turns; all within the table."""
     of = RequestFeatures(
         new_tokens=np.array([0, 511, 512, 2048, 8192, 10**6]),
         turns=np.array([0, 1, 0, 2, 3, 99]),
-        output_tokens=np.array([0, 255, 256, 511, 512, 10**6]),
     )
-    by_turns, by_output = classes_of(of)
-    assert by_turns.tolist() == [0, 1, 3, 7, 11, 11]
-    assert by_output.tolist() == [0, 0, 3 + 1, 6 + 1, 9 + 2, 9 + 2]
-    assert ROWS == (12 + 12) * PARTS
+    assert classes_of(of).tolist() == [0, 1, 3, 7, 11, 11]
+    assert ROWS == 12 * PARTS
 
 
 EVERY = 256.0
 
 
-@pytest.mark.parametrize("class_set", range(len(STEPS)))
-def test_a_fit_is_the_refit_at_its_time(class_set: int) -> None:
+def test_a_fit_is_the_refit_at_its_time() -> None:
     """Cut off at a refit, the first part of a trace gives the very table of that refit."""
     prompts = sample("to-c")
     of = traffic(prompts, standard())
-    whole = class_set_tables(of, EVERY)[class_set]
+    whole = class_tables(of, EVERY)
     row = len(whole.since) // 2
     first = int(whole.since[row])
     part = traffic(select(prompts, np.arange(first)), standard())
-    found = fit_at_end(part, EVERY, class_set, float(of.arrival_s[first]))
+    found = fit_at_end(part, EVERY, float(of.arrival_s[first]))
     np.testing.assert_allclose(found.values, whole.at(row), rtol=1e-9)
     assert found.requests == min(first, 9 * EVERY)
 
@@ -200,46 +198,49 @@ def test_when_nobody_looks_the_time_of_day_does_not_count() -> None:
     """The same trace a while later gives the same fit."""
     of = traffic(sample("agent"), standard())
     later = of._replace(arrival_s=of.arrival_s + 12_345.0)
-    here, there = (fit_at_end(one, EVERY, 0) for one in (of, later))
+    here, there = (fit_at_end(one, EVERY) for one in (of, later))
     np.testing.assert_allclose(here.index, there.index, rtol=1e-6)
 
 
-def test_the_capacity_says_which_classes() -> None:
-    """What the policy goes by at the end: maybe none, where all indices are alike."""
+def test_the_capacity_says_what_a_guard_knows() -> None:
+    """For each cache what its own shadows tell; without one nothing."""
     of = traffic(sample("regime-change"), standard())
     policy = Gittins({"xi_tokens": 0, "refit_requests": EVERY})
-    found = [ReturnsOffline().fit(of, policy, capacity) for capacity in (100, 800, 3000)]
-    assert all(one.index.shape[1] == AGES for one in found)
-    kinds = {(one.class_set, float(np.ptp(one.index)) > 0) for one in found}
-    assert kinds <= {(0, True), (1, True), (0, False)}
+    small, large = (ReturnsOffline().fit(of, policy, capacity) for capacity in (100, 800))
+    assert small.evidence is not None
+    assert large.evidence is not None
+    assert small.evidence.gain[OWN] != large.evidence.gain[OWN] != 0.0
+    assert np.array_equal(small.index, large.index)
+    assert ReturnsOffline().fit(of, policy).evidence is None
 
 
-def test_a_guard_begins_with_the_file_and_looks_at_what_else_can_be_learned() -> None:
-    """With refits the other class set too, below the file's; without them nothing but the file."""
+def test_a_guard_begins_with_the_file() -> None:
+    """With refits its fit is replaced in time; the evidence says what is in force at first."""
     of, policy = traffic(sample("to-c"), standard()), Gittins({"refit_requests": EVERY})
-    index = np.random.default_rng(3).random((math.prod(STEPS[1]), AGES))
-    sets = class_set_tables(of, EVERY)
-    alone = plugin_tables(of, policy, FittedReturns(1, index, 600))
+    index = np.random.default_rng(3).random((ROWS, AGES))
+    own = class_tables(of, EVERY)
+    alone = plugin_tables(of, policy, FittedReturns(index, 600))
     assert alone.categories == LEVELS * len(index)
     assert np.all(alone.values[alone.rows] == np.repeat(index, LEVELS, axis=0))
-    more = plugin_tables(of, policy, FittedReturns(1, index, 600, refits=True))
+    more = plugin_tables(of, policy, FittedReturns(index, 600, refits=True))
     for found in (alone, more):
         assert found.classes is not None
-        assert found.classes.tolist() == sets[1].classes.tolist()
-    mine, other = np.split(more.values[more.rows], [LEVELS * len(index)], axis=1)
-    assert np.array_equal(other, sets[0].values[sets[0].rows])
-    early = more.since < 600
+        assert found.classes.tolist() == own.classes.tolist()
+    mine, early = more.values[more.rows], more.since < 600
     assert np.all(mine[early] == alone.at(0))
-    assert np.array_equal(mine[~early], sets[1].values[sets[1].rows[~early]])
-    chosen = more.chosen(policy, 1000)
-    assert chosen.classes is not None
-    assert chosen.classes.max() < math.prod(STEPS[0]) + math.prod(STEPS[1])
+    assert np.array_equal(mine[~early], own.values[own.rows[~early]])
+    known = GuardEvidence.none(OWN + 1)
+    known.gain[OWN], known.square[OWN], known.largest[OWN] = 1e6, 1e9, 1e6
+    for evidence, in_force in ((None, np.zeros_like(mine[0])), (known, mine[0])):
+        file = FittedReturns(index, 600, refits=True, evidence=evidence)
+        chosen = plugin_tables(of, policy, file).chosen(policy, 1000)
+        assert np.array_equal(chosen.at(0), in_force)
 
 
 def test_an_empty_trace_has_the_prior() -> None:
     """All classes alike."""
     of = traffic(select(sample("to-c"), np.arange(0)), standard())
-    found: FittedReturns = fit_at_end(of, EVERY, 0)
+    found: FittedReturns = fit_at_end(of, EVERY)
     assert found.requests == 0
     assert np.all(found.index == found.index[0])
 
@@ -253,10 +254,12 @@ def test_refits_come_early_then_every_so_many_requests() -> None:
     assert refits_of(0, 512.0).since.tolist() == [0]
 
 
-def fitted(class_set: int = 1) -> FittedReturns:
-    """Return a fit of made-up numbers."""
-    rng = np.random.default_rng(class_set)
-    return FittedReturns(class_set, rng.random((math.prod(STEPS[class_set]), AGES)), 1234)
+def fitted() -> FittedReturns:
+    """Return a fit and evidence of made-up numbers."""
+    rng = np.random.default_rng(1)
+    evidence = GuardEvidence(*rng.random((len(GuardEvidence._fields), OWN + 1)))
+    evidence.backlog[:] = 0.0
+    return FittedReturns(rng.random((ROWS, AGES)), 1234, evidence=evidence)
 
 
 def written(text: str) -> FittedReturns | None:
@@ -264,17 +267,22 @@ def written(text: str) -> FittedReturns | None:
     return read_returns(tomllib.loads(text, parse_float=Decimal), "policy.toml")
 
 
-@pytest.mark.parametrize("class_set", range(len(STEPS)))
-def test_what_is_read_is_what_was_written(class_set: int) -> None:
-    """Every number to its last bit; two equal rows of the policy's table a class."""
-    one = fitted(class_set)
+def test_what_is_read_is_what_was_written() -> None:
+    """Every number to its last bit; equal rows of the policy's table a class."""
+    one = fitted()
     found = written(tomli_w.dumps(one.document()))
     assert found is not None
     assert np.array_equal(found.index, one.index)
-    assert (found.class_set, found.requests) == (class_set, 1234)
-    assert not found.refits
-    assert found.values.shape == (LEVELS * math.prod(STEPS[class_set]), AGES)
+    assert (found.requests, found.refits) == (1234, False)
+    assert found.evidence is not None
+    assert one.evidence is not None
+    for read, wrote in zip(found.evidence, one.evidence, strict=True):
+        assert read.tolist() == wrote.tolist()
+    assert found.values.shape == (LEVELS * ROWS, AGES)
     assert np.array_equal(found.values[::LEVELS], found.values[LEVELS - 1 :: LEVELS])
+    bare = written(tomli_w.dumps(dataclasses.replace(one, evidence=None).document()))
+    assert bare is not None
+    assert bare.evidence is None
 
 
 def test_a_file_without_a_fit() -> None:
@@ -287,6 +295,13 @@ def index(row: int, at: int, value: object) -> dict[str, object]:
     rows = fitted().index.tolist()
     rows[row][at : at + 1] = [] if value is None else [value]
     return {"index": rows}
+
+
+def knows(**change: list[float]) -> dict[str, object]:
+    """Return evidence with some sums replaced."""
+    table = fitted().document()["returns"]
+    assert isinstance(table, dict)
+    return {"evidence": table["evidence"] | change}
 
 
 @pytest.mark.parametrize(
@@ -303,6 +318,16 @@ def index(row: int, at: int, value: object) -> dict[str, object]:
         (index(0, 0, -0.5), r"returns.index\[0\]\[0\]: -0.5 is not a number >= 0"),
         (index(1, 2, math.inf), r"returns.index\[1\]\[2\]: inf is not a finite number"),
         (index(0, 0, True), r"returns.index\[0\]\[0\]: true is not a number"),
+        ({"evidence": {"gain": [0.0] * 3}}, r"returns.evidence.square: missing"),
+        (knows(gain=[0.0]), r"returns.evidence.gain: .* is not an array of length >= 3"),
+        (
+            knows(square=[0.0, -1.0, 0.0]),
+            r"evidence.square\[1\]: -1.* is not a number >= 0",
+        ),
+        (
+            knows(late=[0.0, math.inf, 0.0]),
+            r"evidence.late\[1\]: inf is not a finite number",
+        ),
     ],
 )
 def test_mistakes_are_told(change: dict[str, object], says: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections import Counter
 
@@ -12,12 +11,12 @@ from hypothesis import strategies as st
 
 from kvscope.core.hits import standard
 from kvscope.learning.offline.features import prefix_features
-from kvscope.learning.returns.formulas import GAPS_S, PARTS, ROWS, STEPS, WORTHS, by_class
+from kvscope.learning.returns.formulas import GAPS_S, PARTS, ROWS, STEPS, by_class
 from kvscope.learning.returns.offline import (
     Returns,
     ReturnsOffline,
     Touches,
-    class_set_tables,
+    class_tables,
     fit_windows,
     path_cuts,
     request_features,
@@ -65,18 +64,13 @@ def test_a_refit_fits_what_blocks_did(stream: tuple[Touches, Returns], draw: obj
     refits = np.unique(np.append(touches.bin, touches.bin[-1] + np.array([1, 5, 36, 37])))
     at = np.minimum(np.searchsorted(touches.bin, refits), len(touches.bin) - 1)
     refits_s = touches.arrival_s[at] + (refits - touches.bin[at]) * 1.5
-    class_sets = []
-    for steps in STEPS:
-        kinds = [draw.randrange(math.prod(steps)) for _ in touches.blocks]
-        class_sets.append((steps, np.array(kinds, dtype=np.int32)))
-    values, rows = fit_windows(touches, returns, refits, refits_s, class_sets)
-    for (steps, kinds), rows_of_set in zip(class_sets, rows, strict=True):
-        classes = math.prod(steps)
-        order = by_class(np.arange(classes, dtype=np.int32))
-        for row, refit, refit_s in zip(rows_of_set, refits, refits_s, strict=True):
-            counts = oracle.count_window(touches, kinds, returns, refit, refit_s, classes)
-            expected = oracle.index_of(counts, steps)
-            np.testing.assert_allclose(values[row], expected[order], rtol=1e-11)
+    kinds = np.array([draw.randrange(ROWS) for _ in touches.blocks], dtype=np.int32)
+    values, rows = fit_windows(touches, returns, refits, refits_s, kinds)
+    order = by_class(np.arange(ROWS, dtype=np.int32))
+    for row, refit, refit_s in zip(rows, refits, refits_s, strict=True):
+        counts = oracle.count_window(touches, kinds, returns, refit, refit_s, ROWS)
+        expected = oracle.index_of(counts, STEPS)
+        np.testing.assert_allclose(values[row], expected[order], rtol=1e-11)
 
 
 @settings(deadline=None, max_examples=40)
@@ -113,15 +107,15 @@ def test_parts_are_touched_and_return(of: Traffic, memory: int) -> None:
 
 def test_the_fit_grows_with_touches_not_with_time() -> None:
     """Between far touches nothing is counted, and classes without touches have no rows."""
-    steps, number = STEPS[1], np.arange(500)
-    kinds = (number % math.prod(steps)).astype(np.int32)
+    number = np.arange(500)
+    kinds = (number % ROWS).astype(np.int32)
     for refits_between in (40, 4_000):
         bins = number * refits_between
         touches = Touches(bins + 0.5, bins, np.full(len(number), 3))
         returns = Returns(number[:-1], touches.arrival_s[1:], bins[1:], touches.blocks[1:])
-        values, (rows,) = fit_windows(touches, returns, bins + 1, bins + 1.0, [(steps, kinds)])
-        assert rows.shape == (len(number), math.prod(steps))
-        assert len(values) == len(WORTHS) + len(number) * (1 + len(steps))
+        values, rows = fit_windows(touches, returns, bins + 1, bins + 1.0, kinds)
+        assert rows.shape == (len(number), ROWS)
+        assert len(values) == len(number) * (1 + len(STEPS))
         assert values.base is None
 
 
@@ -153,7 +147,6 @@ def test_features_are_what_was_known_of_the_prompt() -> None:
     found = request_features(of, prefix_features(of, segments, 1_000))
     assert found.new_tokens.tolist() == [4, 4, 0, 0, 0]
     assert found.turns.tolist() == [0, 1, 2, 0, 3]
-    assert found.output_tokens.tolist() == [300] * 5
     short = request_features(of, prefix_features(of, segments, 1))
     assert short.new_tokens.tolist() == [4, 4, 0, 0, 4]
     assert short.turns.tolist() == [0, 1, 2, 0, 1]
@@ -193,13 +186,12 @@ def test_an_engine_sees_the_classes_too() -> None:
 
 
 def test_tables_that_share_rows_replay_as_if_each_had_its_own() -> None:
-    """Both class sets lie in one array, in fewer rows than classes and refits have together."""
+    """There are fewer than classes and refits have together."""
     of = traffic(sample("agent"), standard())
-    first, second = class_set_tables(of, 60.0)
-    assert first.values is second.values
-    assert len(first.values) < (first.rows.size + second.rows.size) // 2
-    apart = Tables.of(first.since, first.values[first.rows], first.classes, first.cuts)
-    both = (replay(of, Gittins(), 2_000, tables=tables) for tables in (first, apart))
+    shared = class_tables(of, 60.0)
+    assert len(shared.values) < shared.rows.size // 2
+    apart = Tables.of(shared.since, shared.values[shared.rows], shared.classes, shared.cuts)
+    both = (replay(of, Gittins(), 2_000, tables=tables) for tables in (shared, apart))
     shared_hits, own_hits = (done.hit_blocks.tolist() for done in both)
     assert shared_hits == own_hits
     assert any(shared_hits)

@@ -16,8 +16,8 @@ from kvscope.learning import recent_blocks
 from kvscope.learning.conversations import read_hints
 from kvscope.learning.offline.features import chained, prefix_features
 from kvscope.learning.returns.file import FittedReturns
-from kvscope.learning.returns.formulas import STEPS
-from kvscope.learning.returns.offline import class_set_tables
+from kvscope.learning.returns.formulas import ROWS
+from kvscope.learning.returns.offline import class_tables
 from kvscope.learning.returns.online import ReturnsLearner
 from kvscope.policies.gittins import AGES, Gittins
 from kvscope.replay.last_touch import last_touch_segments
@@ -30,15 +30,13 @@ from tests.policies.traffics import traffics
 from tests.vllm_plugin.fakes import FakeRequest, asked_in
 
 EVERY = 64.0
-SETS = range(len(STEPS))
 
 
 class Served:
     """What an engine with the plugin makes of a trace, one request after the other."""
 
-    def __init__(self, of: Traffic, class_set: int, most_keys: int = 1 << 30) -> None:
-        nothing = np.zeros((int(np.prod(STEPS[class_set])), AGES))
-        by = FittedReturns(class_set, nothing, 0, refits=True)
+    def __init__(self, of: Traffic, most_keys: int = 1 << 30) -> None:
+        by = FittedReturns(np.zeros((ROWS, AGES)), 0, refits=True)
         self.learner = ReturnsLearner(Gittins({"refit_requests": EVERY}), of.block_size, by)
         self.learner.recent._most_keys = most_keys
         self.classes: list[int] = []
@@ -57,16 +55,15 @@ class Served:
             self.most = max(self.most, self.learner.recent.keys)
 
 
-@pytest.mark.parametrize("class_set", SETS)
 @pytest.mark.parametrize("name", SAMPLES)
-def test_classes_and_tables_are_the_simulators(
-    name: str, class_set: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_classes_and_tables_are_the_simulators(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Request by request or from the whole trace: the same, in the least memory that does."""
     monkeypatch.setattr(recent_blocks, "_AT_A_TIME", 1)
     of = traffic(sample(name), standard())
-    expected = class_set_tables(of, EVERY)[class_set]
-    found = Served(of, class_set)
+    expected = class_tables(of, EVERY)
+    found = Served(of)
+    assert expected.classes is not None
+    assert expected.cuts is not None
     assert found.classes == expected.classes.tolist()
     assert np.array_equal(found.cuts, expected.cuts)
     assert found.since == expected.since.tolist()
@@ -77,9 +74,9 @@ def test_classes_and_tables_are_the_simulators(
 def test_a_sample_of_the_blocks_does_in_little_memory() -> None:
     """An eighth of the blocks at most: hardly a class is another, and the index stays near."""
     of = traffic(sample("to-c"), standard())
-    expected = class_set_tables(of, EVERY)[0]
-    exact = Served(of, 0)
-    some = Served(of, 0, exact.most // 8)
+    expected = class_tables(of, EVERY)
+    exact = Served(of)
+    some = Served(of, exact.most // 8)
     assert some.most <= exact.most // 8 + int(of.length.max())
     assert np.mean(np.array(some.classes) != expected.classes) < 0.05
     near = some.tables[-1] / exact.tables[-1]
@@ -103,9 +100,9 @@ def test_what_was_not_touched_for_a_window_is_forgotten() -> None:
 def test_a_table_of_a_file_stays_unless_it_says_otherwise() -> None:
     """`refits` is for the time after as many requests as the file's."""
     of = traffic(sample("to-c"), standard())
-    index = np.full((int(np.prod(STEPS[0])), AGES), 0.5)
+    index = np.full((ROWS, AGES), 0.5)
     for refits, requests in ((False, 0), (True, 501)):
-        by = FittedReturns(0, index, requests, refits=refits)
+        by = FittedReturns(index, requests, refits=refits)
         learner = ReturnsLearner(Gittins({"refit_requests": EVERY}), of.block_size, by)
         for number, arrival_s in enumerate(of.arrival_s[:500].tolist()):
             one = FakeRequest(str(number), 600, 20, [(number, place) for place in range(40)])
@@ -115,21 +112,26 @@ def test_a_table_of_a_file_stays_unless_it_says_otherwise() -> None:
     assert "without a guard" in learner.in_words
 
 
-def test_returns_to_a_request_that_is_being_served_count_when_it_is() -> None:
-    """Its class is not known before; one that is given up is of none."""
+def test_returns_to_a_request_that_is_being_served_count_at_once() -> None:
+    """Its class is known when it comes; the prompt of one that is given up was touched too."""
     learner = ReturnsLearner(Gittins({"refit_requests": EVERY}), 16, None)
     first, again, gone = (FakeRequest(name, 160, 16, list(range(11))) for name in "abc")
+    estimator = learner._estimator
+    assert estimator is not None
+
+    def returned() -> float:
+        return float(sum(of[0].sum() for of in estimator._bins.values()))
+
     _, one = learner.arrive(first, read_hints(first), 1.0)
     _, two = learner.arrive(again, read_hints(again), 5.0)
-    _, three = learner.arrive(gone, read_hints(gone), 6.0)
-    (estimator,) = learner._estimators
-    assert not estimator._bins
+    assert returned() == 10
     learner.end(first, one)
-    assert sum(of[0].sum() for of in estimator._bins.values()) == 10
+    assert returned() == 10
+    _, three = learner.arrive(gone, read_hints(gone), 6.0)
+    assert returned() == 20
     learner.end(again, two)
     learner.forget(three)
-    assert sum(of[0].sum() for of in estimator._bins.values()) == 20
-    assert not estimator._early
+    assert returned() == 20
 
 
 MEMORIES = st.sampled_from((0, 1, 3, 10**9))

@@ -208,6 +208,8 @@ def test_parameters_come_from_choice_then_trace_then_default() -> None:
         "xi_percentile": 0.0,
         "ttl_s": np.inf,
         "guard": 0.0,
+        "slo_tokens": 0.0,
+        "tokens_per_s": 0.0,
     }
     chosen = Variant(tlru, {"xi_tokens": 5.0}, "any")
     policy: Policy = bind(chosen, values)

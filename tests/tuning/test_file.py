@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from kvscope.core.errors import ExitCode, InputError
 from kvscope.latency.profile import LatencyProfile
 from kvscope.learning.returns.file import FittedReturns
-from kvscope.learning.returns.formulas import PARTS, STEPS
+from kvscope.learning.returns.formulas import PARTS, ROWS
 from kvscope.policies.base import Policy
 from kvscope.policies.gittins import AGES, Gittins
 from kvscope.policies.registry import POLICIES, by_name
@@ -135,7 +135,7 @@ def test_what_is_read_is_what_was_written(
 
 def test_a_fit_goes_along(found: TuningResult, tmp_path: Path) -> None:
     """For a policy with a table of returns; the plugin finds it where it finds the policy."""
-    fit = FittedReturns(1, np.full((math.prod(STEPS[1]), AGES), 0.25), 7, refits=True)
+    fit = FittedReturns(np.full((ROWS, AGES), 0.25), 7, refits=True)
     path = tmp_path / "recommendation.toml"
     policy = Gittins({"xi_tokens": 512})
     write_recommendation(
@@ -150,7 +150,7 @@ def test_a_fit_goes_along(found: TuningResult, tmp_path: Path) -> None:
     read = read_recommendation(path)
     assert isinstance(read.fitted, FittedReturns)
     assert np.array_equal(read.fitted.index, fit.index)
-    assert (read.fitted.class_set, read.fitted.requests, read.fitted.refits) == (1, 7, True)
+    assert (read.fitted.requests, read.fitted.refits) == (7, True)
     plugin = plugin_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
     assert plugin.policy is not None
     assert plugin.policy.values == policy.values
@@ -382,7 +382,8 @@ def test_old_recommendations_are_read(name: str, fitted: int | None) -> None:
     assert plugin.policy is not None
     assert plugin.policy.values == read.policy.values
     if isinstance(read.fitted, FittedReturns):
-        assert (read.fitted.class_set, read.fitted.refits) == (0, True)
+        assert read.fitted.refits
+        assert read.fitted.evidence is None
         first, second = [0.512, 0.95, 0.144], [0.191, 0.082, 0.855]
         assert read.fitted.index[:6, :3].tolist() == [first] * PARTS + [second]
 

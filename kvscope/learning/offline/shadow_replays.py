@@ -1,13 +1,12 @@
 """Shadow replays: what each candidate table would have computed, and the one that a guard takes.
 
-A shadow is a small cache that replays the traffic as one candidate alone would have it. Time and
-again a guard compares the tokens that they computed, and decides which candidate is in force.
+A shadow is a small cache that replays the traffic as one candidate alone would have it. After each
+request a guard compares what they computed, and decides which candidate is in force.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -15,10 +14,10 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kvscope.core.arrays import Float64s, Int32s, Int64s
+from kvscope.core.arrays import Float64s, Int64s
 from kvscope.core.jit import kernel
 from kvscope.core.prefix import Paths
-from kvscope.learning.guard import FALLBACK, INTERVAL_REQUESTS, Guard, interval_blocks
+from kvscope.learning.evidence import FALLBACK, Goal, GuardEvidence, decided, note_request
 from kvscope.policies.base import Policy
 from kvscope.replay.last_touch import NO_NEXT_TOUCHES, Segments, last_touch_segments
 from kvscope.replay.replay import Tables, TouchHistory, replay
@@ -56,56 +55,106 @@ def row_at(since: Int64s, requests: Int64s) -> Int64s:
     return np.searchsorted(since, requests, side="right") - 1
 
 
-class ShadowCosts(NamedTuple):
-    """What each of C candidates' shadows computed in each of K intervals.
+class Computed(NamedTuple):
+    """What each of C candidates computes of each of the R `requests`: `blocks`, `tokens` (R x C).
 
-    `tokens` (C x K) are those beyond xi. An interval ends in front of request `end` (K). What
-    follows the last one is no interval yet.
+    Tokens are the prompt's. They are a share `rate` of the traffic, in caches smaller by that.
     """
 
+    requests: Int64s
+    arrival_s: Float64s
+    blocks: Int64s
     tokens: Float64s
-    end: Int64s
+    rate: float
 
 
-class ShadowReplays:
-    """Shadows of one traffic for caches of any size, one for each of the `candidates`.
+class GuardedShadows:
+    """Shadows of one traffic for caches of any size, one for each candidate of a guard.
 
-    A policy goes by the candidate that a `Guard` takes; the first one is its fallback.
+    The last candidate are a policy's `own` tables. Under each other one all requests are of one
+    class, which has `lanes` and a row of `simple` (S x columns) for all of them; the first one is
+    LRU. The guard begins with `evidence` of another day, if there is any.
     """
 
-    def __init__(self, traffic: Traffic, candidates: Sequence[Tables]) -> None:
-        self.candidates = tuple(candidates)
-        self._traffic = traffic
+    def __init__(
+        self,
+        traffic: Traffic,
+        own: Tables,
+        simple: Float64s,
+        *,
+        lanes: int = 1,
+        evidence: GuardEvidence | None = None,
+    ) -> None:
+        self._traffic, self._evidence, self._simple = traffic, evidence, len(own.values)
+        self._own = own = replace(own, values=np.concatenate((own.values, simple)))
+        nothing = np.zeros(len(traffic.leaf), dtype=np.int32)
+        alike = replace(own, since=own.since[:1], classes=nothing, cuts=traffic.cuts[:, :0])
+        rows = np.arange(self._simple, len(own.values), dtype=np.int32)
+        self.candidates = (
+            *(replace(alike, rows=np.full((1, lanes), row, dtype=np.int32)) for row in rows),
+            own,
+        )
         self._samples: dict[float, _ShadowSample] = {}
+
+    def tables(self) -> Tables:
+        """Return the policy's own tables, and for a guarded one those that the guard takes."""
+        return replace(self._own, choose=self.choose)
+
+    def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
+        """Return the tables in force in a cache of `capacity_blocks`."""
+        own = self._own
+        if not policy.guarded:
+            return own
+        taken = self.taken(policy, capacity_blocks).over(own.since, len(self._traffic.leaf))
+        rows = own.rows[row_at(own.since, taken.since)]
+        simple = taken.candidate < len(self.candidates) - 1
+        rows[simple] = (self._simple + taken.candidate[simple])[:, None]
+        return replace(own, since=taken.since, rows=rows)
 
     def taken(self, policy: Policy, capacity_blocks: int) -> Taken:
         """Return which candidate is in force, and from when on."""
-        guard, costs = Guard(len(self.candidates)), self.costs(policy, capacity_blocks)
-        since, candidate = [0], [FALLBACK]
-        for end, tokens in zip(costs.end.tolist(), costs.tokens.T.tolist(), strict=True):
-            if guard.judge(tokens):
-                since.append(end)
-                candidate.append(guard.now)
-        return Taken(np.array(since), np.array(candidate))
+        done, in_force, _ = self._judged(policy, capacity_blocks)
+        changes = np.flatnonzero(np.diff(in_force))
+        since = np.concatenate(([0], done.requests[changes] + 1))
+        return Taken(since, in_force[np.concatenate(([0], changes + 1))])
 
-    def costs(self, policy: Policy, capacity_blocks: int) -> ShadowCosts:
-        """Return the tokens beyond xi that each shadow computed, by candidate and interval."""
+    def evidence(self, policy: Policy, capacity_blocks: int) -> GuardEvidence:
+        """Return what a guard knows behind the last request."""
+        return self._judged(policy, capacity_blocks)[2]
+
+    def _judged(
+        self, policy: Policy, capacity_blocks: int
+    ) -> tuple[Computed, Int64s, GuardEvidence]:
+        done, known = (
+            self.computed(policy, capacity_blocks),
+            GuardEvidence.none(len(self.candidates)),
+        )
+        if self._evidence is not None:
+            known = self._evidence.discounted()
+        small = max(round(done.rate * capacity_blocks), 1)
+        goal = Goal.of(policy.values, float(small), done.rate)
+        return done, judged(done, goal, known), known
+
+    def computed(self, policy: Policy, capacity_blocks: int) -> Computed:
+        """Return what each shadow computes; nothing without a cache."""
         if capacity_blocks < 1:
-            return ShadowCosts(np.zeros((len(self.candidates), 0)), np.zeros(0, dtype=np.int64))
+            nothing = np.zeros((0, len(self.candidates)))
+            return Computed(
+                np.zeros(0, np.int64), np.zeros(0), nothing.astype(np.int64), nothing, 1.0
+            )
         sample = self._sample(capacity_blocks)
         past = TouchHistory(sample.segments, NO_NEXT_TOUCHES, NO_PATHS)  # all that lanes need
         small = max(round(sample.rate * capacity_blocks), 1)
-        blocks = np.empty((len(self.candidates), len(sample.requests)), dtype=np.int64)
+        blocks = np.empty((len(sample.requests), len(self.candidates)), dtype=np.int64)
         tokens = np.empty(blocks.shape)
         for at, candidate in enumerate(self.candidates):
             tables = candidate.of_requests(sample.requests)
             done = replay(sample.traffic, policy, small, history=past, tables=tables)
-            xi_tokens = policy.values.get("xi_tokens", 0.0)
-            blocks[at], tokens[at] = computed(sample.traffic, done.hit_blocks, xi_tokens)
-        ends = interval_ends(blocks, interval_blocks(small))
-        so_far = np.concatenate((np.zeros((len(tokens), 1)), tokens.cumsum(axis=1)), axis=1)
-        of_intervals = np.diff(so_far[:, np.append(0, ends)], axis=1)
-        return ShadowCosts(of_intervals, sample.requests[ends - 1] + 1)
+            hits = done.hit_blocks.astype(np.int64)
+            blocks[:, at] = sample.traffic.length + sample.traffic.anonymous - hits
+            tokens[:, at] = sample.traffic.input_tokens - hits * sample.traffic.block_size
+        arrival_s = sample.traffic.arrival_s
+        return Computed(sample.requests, arrival_s, blocks, tokens, sample.rate)
 
     def _sample(self, capacity_blocks: int) -> _ShadowSample:
         """Return all of the traffic, or one of 2, 4, 8, ... conversations."""
@@ -128,69 +177,32 @@ class ShadowReplays:
         return uniform(first_turns(self._traffic, last_touch_segments(self._traffic)), seed=0)
 
 
-class RevertingShadows(ShadowReplays):
-    """Shadows of LRU and of a policy's `own` tables.
+def judged(done: Computed, goal: Goal, evidence: GuardEvidence) -> Int64s:
+    """Return the candidate in force before each request, and behind the last one (R + 1).
 
-    `lru` is a row of its table that makes all blocks worth the same.
+    What is computed adds to the evidence.
     """
-
-    def __init__(self, traffic: Traffic, own: Tables, lru: Float64s) -> None:
-        self._lru_row = len(own.values)
-        own = replace(own, values=np.concatenate((own.values, lru[None])))
-        super().__init__(
-            traffic, [replace(own, rows=np.full(own.rows.shape, self._lru_row, np.int32)), own]
-        )
-
-    def tables(self) -> Tables:
-        """Return the policy's own tables, and for a guarded one those that the guard takes."""
-        return replace(self.candidates[1], choose=self.choose)
-
-    def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
-        """Return the tables in force in a cache of `capacity_blocks`."""
-        own = self.candidates[1]
-        if not policy.guarded:
-            return own
-        taken = self.taken(policy, capacity_blocks).over(own.since, len(self._traffic.leaf))
-        rows = own.rows[row_at(own.since, taken.since)]
-        rows[taken.candidate == FALLBACK] = self._lru_row
-        return replace(own, since=taken.since, rows=rows)
-
-
-def computed(traffic: Traffic, hit_blocks: Int32s, xi_tokens: float) -> tuple[Int64s, Float64s]:
-    """Return the blocks that each request computes, and the tokens beyond xi."""
-    hits = hit_blocks.astype(np.int64)
-    blocks: Int64s = (traffic.length + traffic.anonymous).astype(np.int64) - hits
-    uncached = traffic.input_tokens - hits * traffic.block_size
-    return blocks, np.maximum(uncached - xi_tokens, 0.0, dtype=np.float64)
-
-
-def interval_ends(blocks: Int64s, least_blocks: float) -> Int64s:
-    """Return the ends of intervals: the number of the request behind each.
-
-    `blocks` (C x R) are what each candidate computed for each request.
-    """
-    ends = np.empty(blocks.shape[1] // INTERVAL_REQUESTS + 1, dtype=np.int64)
-    computed = np.zeros(len(blocks), dtype=np.int64)
-    return ends[: _fill_ends(blocks, least_blocks, INTERVAL_REQUESTS, computed, ends)]
+    in_force = np.empty(len(done.requests) + 1, dtype=np.int64)
+    _judge(evidence, goal, done.arrival_s, done.blocks, done.tokens, in_force)
+    return in_force
 
 
 @kernel
-def _fill_ends(
-    blocks: Int64s, least_blocks: float, least_requests: int, computed: Int64s, ends: Int64s
-) -> int:
-    """Fill `ends`, and return how many there are; `computed` (C zeros) is overwritten."""
-    count = begin = 0
-    for request in range(blocks.shape[1]):
-        most = 0
-        for candidate in range(len(computed)):
-            computed[candidate] += blocks[candidate, request]
-            most = max(most, computed[candidate])
-        if request + 1 - begin >= least_requests and most >= least_blocks:
-            begin = request + 1
-            ends[count] = begin
-            count += 1
-            computed[:] = 0
-    return count
+def _judge(
+    evidence: GuardEvidence,
+    goal: Goal,
+    arrival_s: Float64s,
+    blocks: Int64s,
+    tokens: Float64s,
+    in_force: Int64s,
+) -> None:
+    now, before_s = decided(evidence, FALLBACK), 0.0
+    for request in range(len(arrival_s)):
+        in_force[request] = now
+        passed_s, before_s = arrival_s[request] - before_s, arrival_s[request]
+        note_request(evidence, goal, passed_s, blocks[request], tokens[request])
+        now = decided(evidence, now)
+    in_force[len(arrival_s)] = now
 
 
 def first_turns(traffic: Traffic, segments: Segments) -> Int64s:

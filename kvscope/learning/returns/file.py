@@ -1,17 +1,17 @@
 """A fit of `gittins` in a policy file: the table `[returns]` beside `[policy]`.
 
 [returns]
-by = ["new_tokens", "turns"]      # the features of its class set, one of CLASS_SETS
+by = ["new_tokens", "turns"]      # the features of its classes: FEATURES
 edges = [[512.0, ...], [1.0, 3.0]]  # of these, between classes
 gaps_s = [4.0, 32.0, 256.0]       # edges between the parts of a path, of one class each
 requests = 4608                   # the latest ones of a trace, that it was fitted to
 refits = false                    # true: an engine refits once it has served as many
+evidence = { gain = [0.0, ...], ... }  # of a guard, of each candidate, if any: GuardEvidence
 index = [[0.1, ...], ...]         # a row a part of a class: returns a second, by the age then
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,14 +22,31 @@ import numpy as np
 
 from kvscope.core.arrays import Float64s
 from kvscope.core.toml_files import Count, Finite, table_as
+from kvscope.learning.evidence import GuardEvidence
 from kvscope.learning.learners import FittedTable
-from kvscope.learning.returns.formulas import CLASS_SETS, GAPS_S, STEPS
+from kvscope.learning.returns.formulas import FEATURES, GAPS_S, OWN, ROWS
 from kvscope.policies.gittins import AGES, LEVELS
 
 TABLE = "returns"
 _REMEDY = "fit again: `kvscope fit --export` writes such a table"
-_NAMES = tuple([name for name, _ in features] for features in CLASS_SETS)
-_EDGES = tuple([[*map(float, edges)] for _, edges in features] for features in CLASS_SETS)
+_NAMES = [name for name, _ in FEATURES]
+_EDGES = [[*map(float, edges)] for _, edges in FEATURES]
+
+
+_Tokens = Annotated[list[Finite], msgspec.Meta(min_length=OWN + 1, max_length=OWN + 1)]
+_Sums = Annotated[
+    list[Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]],
+    msgspec.Meta(min_length=OWN + 1, max_length=OWN + 1),
+]
+
+
+class _EvidenceTable(msgspec.Struct, forbid_unknown_fields=True):
+    gain: _Tokens
+    square: _Sums
+    largest: _Sums
+    loss: _Sums
+    late: _Tokens
+    late_square: _Sums
 
 
 class _ReturnsTable(msgspec.Struct, forbid_unknown_fields=True):
@@ -39,18 +56,17 @@ class _ReturnsTable(msgspec.Struct, forbid_unknown_fields=True):
     requests: Count
     index: list[list[Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]]]
     refits: bool = False
+    evidence: _EvidenceTable | None = None
 
     def __post_init__(self) -> None:
-        if self.by not in _NAMES:
+        if self.by != _NAMES:
             raise ValueError(f"by: {self.by} are no classes of this kvscope")
-        class_set = _NAMES.index(self.by)
-        if self.edges != _EDGES[class_set]:
+        if self.edges != _EDGES:
             raise ValueError("edges: other classes than those of this kvscope")
         if tuple(self.gaps_s) != GAPS_S:
             raise ValueError("gaps_s: other parts than those of this kvscope")
-        rows = math.prod(STEPS[class_set])
-        if len(self.index) != rows:
-            raise ValueError(f"index: not {rows} rows")
+        if len(self.index) != ROWS:
+            raise ValueError(f"index: not {ROWS} rows")
         for at, row in enumerate(self.index):
             if len(row) != AGES:
                 raise ValueError(f"index[{at}]: not {AGES} numbers")
@@ -58,16 +74,17 @@ class _ReturnsTable(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class FittedReturns(FittedTable):
-    """The index at each age of the classes of `CLASS_SETS[class_set]`, by part of a path.
+    """The index at each age of each class, by part of a path.
 
     `index` has a row for each class and part, and AGES columns. It was fitted to so many
-    `requests`. `refits`: an engine that runs it refits to what it serves.
+    `requests`. `refits`: an engine that runs it refits to what it serves. `evidence` is what a
+    guard knew behind them, in a cache of the size that it is for.
     """
 
-    class_set: int
     index: Float64s
     requests: int
     refits: bool = False
+    evidence: GuardEvidence | None = None
 
     @property
     def values(self) -> Float64s:
@@ -78,13 +95,16 @@ class FittedReturns(FittedTable):
     def document(self) -> dict[str, object]:
         """Return the table `returns`."""
         table = {
-            "by": _NAMES[self.class_set],
-            "edges": _EDGES[self.class_set],
+            "by": _NAMES,
+            "edges": _EDGES,
             "gaps_s": list(GAPS_S),
             "requests": int(self.requests),
             "refits": self.refits,
             "index": self.index.tolist(),
         }
+        if self.evidence is not None:
+            sums = self.evidence.each(np.ndarray.tolist)._asdict()
+            table["evidence"] = {name: sums[name] for name in _EvidenceTable.__struct_fields__}
         return {TABLE: table}
 
     def refitted_in_engine(self) -> FittedReturns:
@@ -97,5 +117,9 @@ def read_returns(document: Mapping[str, Any], where: str) -> FittedReturns | Non
     if TABLE not in document:
         return None
     table = table_as(document[TABLE], _ReturnsTable, f"{where}: {TABLE}", _REMEDY)
-    class_set = _NAMES.index(table.by)
-    return FittedReturns(class_set, np.array(table.index), table.requests, table.refits)
+    evidence = None
+    if table.evidence is not None:
+        sums = msgspec.structs.asdict(table.evidence)
+        arrays = {name: np.array(of_each) for name, of_each in sums.items()}
+        evidence = GuardEvidence.none(OWN + 1)._replace(**arrays)
+    return FittedReturns(np.array(table.index), table.requests, table.refits, evidence)

@@ -15,21 +15,18 @@ from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels
 from kvscope.policies.gittins import AGES, AGES_AN_OCTAVE, LEAST_S, LEVELS, WINDOW_REFITS
 
-NEW_TOKENS = (512, 2048, 8192)  # of a prompt, in full blocks that were never touched before
-TURNS = (1, 3)  # requests before it, the prompt of each the whole beginning of the next one's
-OUTPUT_TOKENS = (256, 512)
-CLASS_SETS = (
-    (("new_tokens", NEW_TOKENS), ("turns", TURNS)),
-    (("new_tokens", NEW_TOKENS), ("output_tokens", OUTPUT_TOKENS)),
+FEATURES = (
+    ("new_tokens", (512, 2048, 8192)),  # of a prompt, in full blocks that were never touched before
+    ("turns", (1, 3)),  # requests before it, the prompt of each the whole beginning of the next
 )
-"""Ways to tell requests apart, each by edges of a few `RequestFeatures`, the coarsest first."""
+"""What tells requests apart: edges of a few `RequestFeatures`, the coarsest first."""
 GAPS_S = (4.0, 32.0, 256.0)
 """Edges between the parts of a prompt: how long blocks had waited when it touched them."""
 PARTS = len(GAPS_S) + 2  # the last one is new; each class of requests has a row for each part
-STEPS = tuple((PARTS, *(len(edges) + 1 for _, edges in features)) for features in CLASS_SETS)
-ROWS = sum(math.prod(steps) for steps in STEPS)
+STEPS = (PARTS, *(len(edges) + 1 for _, edges in FEATURES))
+ROWS = math.prod(STEPS)
 
-LRU, NEED, FIRST = 0, 1, 2  # the guard's candidates: two know nothing; class sets from FIRST on
+LRU, NEED, OWN = 0, 1, 2  # the guard's candidates: two know nothing, the last one the classes
 WORTHS = (0.0, 1.0)  # of every block: under LRU; by need alone
 
 REFIT_BINS = 4  # requests are counted in bins of a quarter of those from one refit to the next
@@ -56,7 +53,7 @@ def begins_with_refit(number: int) -> bool:
 
 
 class RequestFeatures(NamedTuple):
-    """What is known of R requests when they have been served; every array has R entries.
+    """What is known of R requests when they come; every array has R entries.
 
     `new_tokens` lie in full blocks never touched before; `turns` is how many requests came before,
     the prompt of each the whole beginning of the next one's.
@@ -64,19 +61,15 @@ class RequestFeatures(NamedTuple):
 
     new_tokens: Int64s
     turns: Int64s
-    output_tokens: Int64s
 
 
-def classes_of(requests: RequestFeatures) -> tuple[Int32s, ...]:
-    """Return the class of each request in each class set, counted from 0 in each."""
-    classes = []
-    for features in CLASS_SETS:
-        number = np.zeros(len(requests.turns), dtype=np.int32)
-        for name, edges in features:
-            step = np.searchsorted(edges, getattr(requests, name), side="right")
-            number = (number * (len(edges) + 1) + step).astype(np.int32)
-        classes.append(number)
-    return tuple(classes)
+def classes_of(requests: RequestFeatures) -> Int32s:
+    """Return the class of each request, counted from 0."""
+    number = np.zeros(len(requests.turns), dtype=np.int32)
+    for name, edges in FEATURES:
+        step = np.searchsorted(edges, getattr(requests, name), side="right")
+        number = (number * (len(edges) + 1) + step).astype(np.int32)
+    return number
 
 
 def ages_of(idle_s: Float64s) -> Int64s:
@@ -107,7 +100,7 @@ class ReturnCounts(NamedTuple):
 
 
 class FitMemory(NamedTuple):
-    """What a fit of one class set reads and overwrites, besides counts.
+    """What a fit reads and overwrites, besides counts.
 
     Read: `sizes`, the classes in a group of each level, all of them at level 0, one at the last;
     `lasts_s`, the seconds that each age lasts, and `prior`, the shape of the hazard by age.
@@ -130,9 +123,9 @@ class FitMemory(NamedTuple):
     after: Int64s
 
 
-def fit_memory(steps: tuple[int, ...]) -> FitMemory:
-    """Return the memory for fits of a class set; `steps` are those of the set, one of `STEPS`."""
-    sizes = [math.prod(steps[known:]) for known in range(len(steps) + 1)]
+def fit_memory() -> FitMemory:
+    """Return the memory for fits."""
+    sizes = [math.prod(STEPS[known:]) for known in range(len(STEPS) + 1)]
     classes, levels = sizes[0], len(sizes)
     return FitMemory(
         sizes=np.array(sizes),
@@ -151,21 +144,17 @@ def fit_memory(steps: tuple[int, ...]) -> FitMemory:
     )
 
 
-def return_table(counts: ReturnCounts, steps: tuple[int, ...]) -> Float64s:
-    """Return the table of `gittins`: the index of each class and age, in equal rows for
-    all levels of need.
-
-    `steps` are those of the class set, one of `STEPS`.
-    """
+def return_table(counts: ReturnCounts) -> Float64s:
+    """Return the index of each class and age, in equal rows for all levels of need."""
     # As lists: without a kernel, single numbers of arrays take four times as long.
     counted: Any = counts._replace(
         returned=counts.returned.tolist(),
         waiting=counts.waiting.tolist(),
         seconds=counts.seconds.tolist(),
     )
-    memory: Any = FitMemory(*(array.tolist() for array in fit_memory(steps)))
-    index: Any = np.zeros((math.prod(steps), AGES)).tolist()
-    rows: Any = [0] * math.prod(steps)
+    memory: Any = FitMemory(*(array.tolist() for array in fit_memory()))
+    index: Any = np.zeros((ROWS, AGES)).tolist()
+    rows: Any = [0] * ROWS
     fit_rows(counted, memory, index, 0, rows)
     values: Float64s = np.repeat(np.array(index)[by_class(np.array(rows))], LEVELS, axis=0)
     return values

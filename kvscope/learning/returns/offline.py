@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,16 +10,17 @@ from msgspec.structs import replace
 
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.jit import callable_in_kernels, kernel
+from kvscope.learning.evidence import GuardEvidence
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.offline.features import PrefixFeatures, Refits, chained, prefix_features
 from kvscope.learning.offline.learners import OfflineLearner, end_of
-from kvscope.learning.offline.shadow_replays import ShadowReplays, row_at
+from kvscope.learning.offline.shadow_replays import GuardedShadows
 from kvscope.learning.returns.file import FittedReturns
 from kvscope.learning.returns.formulas import (
     BEGINS_S,
-    FIRST,
     GAPS_S,
     PARTS,
+    ROWS,
     STEPS,
     WINDOW_BINS,
     WORTHS,
@@ -43,104 +42,52 @@ from kvscope.replay.replay import Tables
 from kvscope.replay.traffic import Traffic
 
 
-class ClassSetShadows(ShadowReplays):
-    """Shadows of LRU, of need alone, and of each class set."""
-
-    def __init__(self, traffic: Traffic, class_sets: Sequence[Tables]) -> None:
-        """`class_sets` have the same refits and the same values, the first of which are WORTHS."""
-        since, values = np.zeros(1, dtype=np.int64), class_sets[0].values
-        nothing = np.zeros(len(traffic.leaf), dtype=np.int32)
-        uncut = traffic.cuts[:, :0]
-        simple = [
-            Tables(since, np.full((1, LEVELS), row, dtype=np.int32), values, nothing, uncut)
-            for row in range(len(WORTHS))
-        ]
-        super().__init__(traffic, [*simple, *class_sets])
-        self._class_sets = tuple(class_sets)
-
-    def tables(self) -> Tables:
-        """Return the tables that choose for each cache; unchosen, those of the first class set."""
-        first = self._class_sets[0]
-        rows = np.concatenate([tables.rows for tables in self._class_sets], axis=1)
-        return replace(first, rows=rows, choose=self.choose)
-
-    def choose(self, policy: Policy, capacity_blocks: int) -> Tables:
-        """Return the tables of the candidates in force, each from its time on.
-
-        A request keeps the class of the set that was in force, or had been last, when it came. Each
-        set's classes are refitted all the time.
-        """
-        tables, requests = self.tables(), np.arange(len(self._traffic.leaf))
-        taken = self.taken(policy, capacity_blocks)
-        since, now = taken.over(tables.since, len(requests))
-        begins = np.cumsum(
-            [0, *(tables.categories // (LEVELS * PARTS) for tables in self._class_sets)]
-        )
-        classes = np.stack(
-            [
-                tables.category(self._traffic) + begin
-                for tables, begin in zip(self._class_sets, begins, strict=False)
-            ]
-        )
-        latest, sets = 0, []
-        for candidate in now.tolist():
-            latest = candidate - FIRST if candidate >= FIRST else latest
-            sets.append(latest)
-        in_force = classes[np.array(sets)[row_at(since, requests)], requests].astype(np.int32)
-        rows = tables.rows[row_at(tables.since, since)]
-        rows[now < FIRST] = now[now < FIRST, None]
-        return Tables(since, rows, tables.values, in_force, tables.cuts)
-
-
 class ReturnsOffline(OfflineLearner):
     """The classes of all requests, and each class's index by age.
 
-    Each cache goes by the class set that did best for it, or by none: `ClassSetShadows`.
+    In each cache a guard chooses between LRU, need alone, and them.
     """
 
     def tables(self, traffic: Traffic, every: float = REFIT_REQUESTS.default) -> Tables:
-        """Return the tables that every refit fits, of both class sets."""
-        return ClassSetShadows(traffic, class_set_tables(traffic, every)).tables()
+        """Return the tables that every refit fits."""
+        return guarded_shadows(traffic, class_tables(traffic, every)).tables()
 
     def fit(
         self, traffic: Traffic, policy: Policy, capacity_blocks: int | None = None
     ) -> FittedReturns:
-        """Return the fit of a refit behind the last request, of the class set that does best.
+        """Return the fit of a refit behind the last request.
 
-        Those are the ones in force at the end of a replay with `capacity_blocks`, which may also be
-        none (LRU, or need alone: indices that are all alike); without a capacity, those of the
-        first class set.
+        With a capacity it has the evidence of a guard that has seen the trace.
         """
-        every, taken = policy.refit_every, FIRST
-        if capacity_blocks is not None:
-            shadows = ClassSetShadows(traffic, class_set_tables(traffic, every))
-            taken = shadows.taken(policy, capacity_blocks).candidate[-1]
-        fitted = fit_at_end(traffic, every, max(taken - FIRST, 0))
-        if taken >= FIRST:
+        fitted = fit_at_end(traffic, policy.refit_every)
+        if capacity_blocks is None:
             return fitted
-        return dataclasses.replace(fitted, index=np.full((len(fitted.index), AGES), WORTHS[taken]))
+        shadows = guarded_shadows(traffic, class_tables(traffic, policy.refit_every))
+        return dataclasses.replace(fitted, evidence=shadows.evidence(policy, capacity_blocks))
 
     def plugin_tables(self, traffic: Traffic, policy: Policy, fitted: FittedTable | None) -> Tables:
         """Return the tables that the plugin's guard chooses from.
 
         What a file has `fitted` stays; or the plugin refits as in a replay, from the request on
-        that `FittedReturns.refits` says. The file's class set is the first candidate; without
-        refits it is the only one beside LRU and need alone.
+        that `FittedReturns.refits` says.
         """
+        own = class_tables(traffic, policy.refit_every)
         if not isinstance(fitted, FittedReturns):
-            return self.tables(traffic, policy.refit_every)
-        others = list(class_set_tables(traffic, policy.refit_every))
-        first = others.pop(fitted.class_set)
-        early = np.ones(len(first.since), dtype=np.bool_)
-        if not fitted.refits:
-            others = []
-        else:
-            early = first.since < fitted.requests
-        values, rows = np.concatenate((first.values, fitted.index)), first.rows.copy()
-        rows[early] = np.arange(len(first.values), len(values)).repeat(LEVELS)
-        candidates = [replace(first, rows=rows), *others]
-        candidates = [replace(candidate, values=values) for candidate in candidates]
-        return ClassSetShadows(traffic, candidates).tables()
+            return guarded_shadows(traffic, own).tables()
+        rows = own.rows.copy()
+        early = own.since < fitted.requests if fitted.refits else slice(None)
+        rows[early] = np.arange(len(own.values), len(own.values) + ROWS).repeat(LEVELS)
+        values = np.concatenate((own.values, fitted.index))
+        own = replace(own, rows=rows, values=values)
+        return guarded_shadows(traffic, own, fitted.evidence).tables()
+
+
+def guarded_shadows(
+    traffic: Traffic, own: Tables, evidence: GuardEvidence | None = None
+) -> GuardedShadows:
+    """Return shadows of LRU, of need alone, and of the classes' tables."""
+    alike = np.repeat(np.array(WORTHS)[:, None], AGES, axis=1)
+    return GuardedShadows(traffic, own, alike, lanes=LEVELS, evidence=evidence)
 
 
 LEARNER = ReturnsOffline()
@@ -153,32 +100,26 @@ def refits_of(requests: int, refit_requests: float) -> Refits:
     return Refits(bins, number, np.searchsorted(bins, number))
 
 
-def class_set_tables(
-    traffic: Traffic, refit_requests: float = REFIT_REQUESTS.default
-) -> tuple[Tables, ...]:
-    """Return the tables of all refits, one of each class set; they share values, WORTHS first.
+def class_tables(traffic: Traffic, refit_requests: float = REFIT_REQUESTS.default) -> Tables:
+    """Return the tables of all refits.
 
     A refit sees what the requests of `WINDOW_BINS` bins before it touched. Blocks not touched by as
     many are forgotten: they count as new, as in an engine that remembers no more.
     """
     segments, refits = last_touch_segments(traffic), refits_of(len(traffic.leaf), refit_requests)
-    kinds, cuts = _sorted(traffic, segments, refit_requests)
+    classes, cuts = _sorted(traffic, segments, refit_requests)
     parts = touch_parts(traffic, segments, refits.bin, cuts)
-    class_sets = [
-        (steps, parts.kinds(classes, steps)) for steps, classes in zip(STEPS, kinds, strict=True)
-    ]
     refits_s = traffic.arrival_s[refits.since] if len(traffic.leaf) else np.zeros(1)
-    values, rows = fit_windows(parts.touches, parts.returns, refits.number, refits_s, class_sets)
-    return tuple(
-        Tables(refits.since, of_set.repeat(LEVELS, axis=1), values, classes, cuts)
-        for of_set, classes in zip(rows, kinds, strict=True)
+    values, rows = fit_windows(
+        parts.touches, parts.returns, refits.number, refits_s, parts.kinds(classes)
     )
+    return Tables(refits.since, rows.repeat(LEVELS, axis=1), values, classes, cuts)
 
 
 def fit_at_end(
-    traffic: Traffic, refit_requests: float, class_set: int, end_s: float | None = None
+    traffic: Traffic, refit_requests: float, end_s: float | None = None
 ) -> FittedReturns:
-    """Return the fit of one class set to all of a window of requests that ends with the last one.
+    """Return the fit to all of a window of requests that ends with the last one.
 
     Those that wait do so until `end_s` (default: right behind the last request).
     """
@@ -186,19 +127,16 @@ def fit_at_end(
     requests, of_a_bin = len(traffic.leaf), bin_requests(refit_requests)
     bins = (np.arange(requests) - requests) // of_a_bin  # the last one ends in front of bin 0
     segments = last_touch_segments(traffic)
-    kinds, cuts = _sorted(traffic, segments, refit_requests)
-    parts, steps = touch_parts(traffic, segments, bins, cuts), STEPS[class_set]
-    class_sets = [(steps, parts.kinds(kinds[class_set], steps))]
+    classes, cuts = _sorted(traffic, segments, refit_requests)
+    parts = touch_parts(traffic, segments, bins, cuts)
     values, (rows,) = fit_windows(
-        parts.touches, parts.returns, np.zeros(1, np.int64), end, class_sets
+        parts.touches, parts.returns, np.zeros(1, np.int64), end, parts.kinds(classes)
     )
-    return FittedReturns(class_set, values[rows[0]], min(requests, WINDOW_BINS * of_a_bin))
+    return FittedReturns(values[rows], min(requests, WINDOW_BINS * of_a_bin))
 
 
-def _sorted(
-    traffic: Traffic, segments: Segments, refit_requests: float
-) -> tuple[tuple[Int32s, ...], Int32s]:
-    """Return the class of each request in each class set, and the cuts of its path (R x P)."""
+def _sorted(traffic: Traffic, segments: Segments, refit_requests: float) -> tuple[Int32s, Int32s]:
+    """Return the class of each request, and the cuts of its path (R x P)."""
     prefixes = prefix_features(traffic, segments, WINDOW_BINS * bin_requests(refit_requests))
     return classes_of(request_features(traffic, prefixes)), path_cuts(prefixes)
 
@@ -207,7 +145,7 @@ def request_features(traffic: Traffic, prefixes: PrefixFeatures) -> RequestFeatu
     """Return the features of each request, by its blocks that were touched before."""
     turns, _ = chained(prefixes.before(prefixes.whole))
     new_tokens = (prefixes.full - prefixes.known()) * traffic.block_size
-    return RequestFeatures(new_tokens, turns, traffic.history_tokens - traffic.input_tokens)
+    return RequestFeatures(new_tokens, turns)
 
 
 def path_cuts(prefixes: PrefixFeatures) -> Int32s:
@@ -254,22 +192,22 @@ class TouchedParts(NamedTuple):
     request: Int64s
     part: Int64s
 
-    def kinds(self, classes: Int32s, steps: tuple[int, ...]) -> Int32s:
-        """Return the class of each touch, by part and by its request's in a class set."""
-        kinds: Int32s = (self.part * math.prod(steps[1:]) + classes[self.request]).astype(np.int32)
+    def kinds(self, classes: Int32s) -> Int32s:
+        """Return the class of each touch, by part and by its request's."""
+        kinds: Int32s = (self.part * (ROWS // PARTS) + classes[self.request]).astype(np.int32)
         return kinds
 
 
 class IndexRows(NamedTuple):
-    """The index of each class at K refits: `values[rows[s][k, c]]`, of class c of set s at refit k.
+    """The index of each class at K refits: `values[rows[k, c]]` of class c at refit k.
 
-    The first of `values` (rows of AGES) are WORTHS. Then there is one for each class of a refit
-    that touches are of, and one for all others of a coarser class: no more than the touches in the
-    refits' windows times the features of the sets.
+    Of `values` (rows of AGES) there is one for each class of a refit that touches are of, and one
+    for all others of a coarser class: no more than the touches in the refits' windows times the
+    features.
     """
 
     values: Float64s
-    rows: tuple[Int32s, ...]
+    rows: Int32s
 
 
 def touch_parts(traffic: Traffic, segments: Segments, bins: Int64s, cuts: Int32s) -> TouchedParts:
@@ -307,39 +245,28 @@ def touch_parts(traffic: Traffic, segments: Segments, bins: Int64s, cuts: Int32s
 
 
 def fit_windows(
-    touches: Touches,
-    returns: Returns,
-    refits: Int64s,
-    refits_s: Float64s,
-    class_sets: Sequence[tuple[tuple[int, ...], Int32s]],
+    touches: Touches, returns: Returns, refits: Int64s, refits_s: Float64s, kinds: Int32s
 ) -> IndexRows:
     """Fit the index to the `WINDOW_BINS` bins before each of the `refits`, ascending.
 
-    They happen at `refits_s`. Each of `class_sets` has its steps and the class of each touch. Time
-    and memory grow with the touches and returns in windows, whatever the time between them.
+    They happen at `refits_s`; `kinds` are the classes of touches. Time and memory grow with the
+    touches and returns in windows, whatever the time between them.
     """
     window = _window_ranges(touches.bin, returns.bin, refits)
     inside = window.touch_end - window.first_touch
-    most = sum(
-        int(np.minimum(math.prod(steps), len(steps) * inside + 1).sum()) for steps, _ in class_sets
-    )
-    used, rows = len(WORTHS), []
-    values = np.empty((used + most, AGES))  # where it is not written it takes no memory
-    values[:used] = np.array(WORTHS)[:, None]
+    most = int(np.minimum(ROWS, len(STEPS) * inside + 1).sum())
+    values = np.empty((most, AGES))  # where it is not written it takes no memory
     wait_s = returns.arrival_s - touches.arrival_s[returns.touch]
     waits = _Waits(returns.touch, ages_of(wait_s), wait_s, returns.blocks)
     still_waiting = np.empty(len(touches.blocks), dtype=np.int64)
-    for steps, kinds in class_sets:
-        classes = math.prod(steps)
-        returned, waiting, seconds = np.empty((3, classes, AGES))
-        counts = ReturnCounts(returned, waiting, seconds, 0.0)
-        rows.append(np.empty((len(refits), classes), dtype=np.int32))
-        used = _fill_rows(
-            touches, kinds, waits, window, refits_s, counts, still_waiting, fit_memory(steps),
-            values, used, rows[-1],
-        )  # fmt: skip
+    returned, waiting, seconds = np.empty((3, ROWS, AGES))
+    counts = ReturnCounts(returned, waiting, seconds, 0.0)
+    rows = np.empty((len(refits), ROWS), dtype=np.int32)
+    used = _fill_rows(
+        touches, kinds, waits, window, refits_s, counts, still_waiting, fit_memory(), values, rows
+    )
     values.resize((used, AGES), refcheck=False)  # in place
-    return IndexRows(values, tuple(map(by_class, rows)))
+    return IndexRows(values, by_class(rows))
 
 
 class _WindowRanges(NamedTuple):
@@ -381,10 +308,10 @@ def _fill_rows(
     waiting: Int64s,
     memory: FitMemory,
     values: Float64s,
-    used: int,
     rows: Int32s,
 ) -> int:
-    """Fill `values` after the rows `used`, and `rows`, refit by refit; return the rows used."""
+    """Fill `values` and `rows`, refit by refit; return how many of the values are used."""
+    used = 0
     for refit in range(len(refits_s)):
         count_window(touches, kinds, waits, window, refit, refits_s[refit], counts, waiting)
         count = float(window.touch_end[refit] - window.first_touch[refit])

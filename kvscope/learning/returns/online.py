@@ -5,11 +5,9 @@ The counts are those that the `offline` module takes from a trace, gathered as r
 
 from __future__ import annotations
 
-import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -26,11 +24,11 @@ from kvscope.learning.recent_blocks import (
 )
 from kvscope.learning.returns.file import FittedReturns, read_returns
 from kvscope.learning.returns.formulas import (
-    CLASS_SETS,
-    FIRST,
+    FEATURES,
     GAPS_S,
+    OWN,
     PARTS,
-    STEPS,
+    ROWS,
     WINDOW_BINS,
     WORTHS,
     ReturnCounts,
@@ -45,23 +43,18 @@ from kvscope.policies.base import LanePolicy
 from kvscope.policies.gittins import AGES, LEVELS
 
 RETURNED, SECONDS = 0, 1
-_SERVED = -1  # in place of a class: it is not known before the request has been served
+_CLASSES = ROWS // PARTS
 _BEGAN_S = began_s(np.arange(AGES)).tolist()
 
 
 class ReturnEstimator:
-    """The table of `gittins` for one class set, fitted time and again to the window before.
+    """The table of `gittins`, fitted time and again to the window before.
 
     Requests have numbers, ascending by one. `most_requests` are more than a window has.
     """
 
-    def __init__(
-        self, refit_requests: float, class_set: int, most_requests: int = MOST_REQUESTS
-    ) -> None:
-        self._of_a_bin = bin_requests(refit_requests)
-        self._steps, self._slots = STEPS[class_set], most_requests
-        self._rows = math.prod(self._steps)
-        self._classes = self._rows // PARTS
+    def __init__(self, refit_requests: float, most_requests: int = MOST_REQUESTS) -> None:
+        self._of_a_bin, self._slots = bin_requests(refit_requests), most_requests
         self._bins: dict[int, Float64s] = {}
         self._next = 0
         self._arrival_s = array("d", bytes(8 * most_requests))
@@ -69,7 +62,6 @@ class ReturnEstimator:
         self._touches = array("b", bytes(most_requests))  # parts with blocks
         self._cuts: list[tuple[int, ...]] = [()] * most_requests
         self._kind = array("i", bytes(4 * most_requests))
-        self._early: dict[int, list[tuple[int, float, float]]] = {}  # to those being served
         self.table = self._fitted(0, 0.0)
 
     def refit(self, number: int, now_s: float) -> bool:
@@ -80,10 +72,13 @@ class ReturnEstimator:
         self.table = self._fitted(begun, now_s)
         return True
 
-    def arrive(self, match: PrefixMatch, arrival_s: float, every: int) -> None:
-        """Count what a request touches when it arrives; each block followed stands for `every`."""
+    def arrive(self, match: PrefixMatch, kind: int, arrival_s: float, every: int) -> None:
+        """Count what a request of class `kind` touches when it arrives.
+
+        Each block followed stands for `every`.
+        """
         at, blocks = match.number % self._slots, match.followed * every
-        self._arrival_s[at], self._kind[at], self._cuts[at] = arrival_s, _SERVED, match.cuts
+        self._arrival_s[at], self._kind[at], self._cuts[at] = arrival_s, kind, match.cuts
         begin = touches = 0
         for part, cut in enumerate((*match.cuts, blocks)):
             end = min(max(cut, begin), blocks)
@@ -94,26 +89,15 @@ class ReturnEstimator:
         self._next = match.number + 1
         self._count_returns(arrival_s, match.segments, 0, every)
 
-    def end(
-        self, match: PrefixMatch, kind: int, followed: int, segments: TouchedSegments, every: int
-    ) -> None:
-        """Count a served request, which is of class `kind` and has touched more blocks."""
-        number = match.number
-        early = self._early.pop(number, ())
-        if number <= self._next - self._slots:
+    def end(self, match: PrefixMatch, followed: int, segments: TouchedSegments, every: int) -> None:
+        """Count the further blocks that a request has touched when it has been served."""
+        if match.number <= self._next - self._slots:
             return
-        at = number % self._slots
+        at = match.number % self._slots
         new = at * PARTS + PARTS - 1
         self._touches[at] += self._waiting[new] <= 0 < followed
         self._waiting[new] += followed * every
-        self._kind[at] = kind
-        for part, wait_s, count in early:
-            self._count(number, kind, part, wait_s, count)
         self._count_returns(self._arrival_s[at], segments, match.followed, every)
-
-    def forget(self, number: int) -> None:
-        """Drop a request that will not be served to its end."""
-        self._early.pop(number, None)
 
     def _count_returns(
         self, arrival_s: float, segments: TouchedSegments, start: int, every: int
@@ -131,10 +115,7 @@ class ReturnEstimator:
                     continue
                 begin += count
                 self._waiting[at * PARTS + part] -= count
-                if self._kind[at] == _SERVED:
-                    self._early.setdefault(previous, []).append((part, wait_s, count))
-                else:
-                    self._count(previous, self._kind[at], part, wait_s, count)
+                self._count(previous, self._kind[at], part, wait_s, count)
 
     def _count(self, touched: int, kind: int, part: int, wait_s: float, count: float) -> None:
         """Count blocks that request `touched` had touched last, and waited for `wait_s`."""
@@ -143,8 +124,8 @@ class ReturnEstimator:
             return
         sums = self._bins.get(number)
         if sums is None:
-            sums = self._bins[number] = np.zeros((2, self._rows, AGES))
-        age, row = bisect_right(_BEGAN_S, wait_s) - 1, part * self._classes + kind
+            sums = self._bins[number] = np.zeros((2, ROWS, AGES))
+        age, row = bisect_right(_BEGAN_S, wait_s) - 1, part * _CLASSES + kind
         sums[RETURNED, row, age] += count
         sums[SECONDS, row, age] += count * (wait_s - _BEGAN_S[age])
 
@@ -153,28 +134,24 @@ class ReturnEstimator:
         since = begun - WINDOW_BINS
         for number in [number for number in self._bins if number < since]:
             del self._bins[number]
-        returned, seconds = sum(self._bins.values(), np.zeros((2, self._rows, AGES)))
+        returned, seconds = sum(self._bins.values(), np.zeros((2, ROWS, AGES)))
         first = max(since, 0) * self._of_a_bin
         waiting, more, touches = self._count_waiting(np.arange(first, self._next), now_s)
         counts = ReturnCounts(returned, waiting, seconds + more, touches)
-        return return_table(counts, self._steps)
+        return return_table(counts)
 
     def _count_waiting(self, requests: Int64s, now_s: float) -> tuple[Float64s, Float64s, float]:
-        """Return waiting blocks and their seconds, by row and age, and the touches of `requests`.
-
-        Those that are being served do not count.
-        """
+        """Return waiting blocks and their seconds, by row and age; touches of `requests`."""
         at = requests % self._slots
         kind = np.frombuffer(self._kind, dtype=np.int32)[at]
-        at, kind = at[kind != _SERVED], kind[kind != _SERVED]
         age_s = np.maximum(now_s - np.frombuffer(self._arrival_s, dtype=np.float64)[at], 0.0)
         parts = np.frombuffer(self._waiting).reshape(-1, PARTS)
         blocks, ages = np.maximum(parts[at], 0.0), ages_of(age_s)[:, None]
-        row = np.arange(PARTS) * self._classes + kind[:, None]
-        cell, cells = (row * AGES + ages).ravel(), self._rows * AGES
+        row = np.arange(PARTS) * _CLASSES + kind[:, None]
+        cell, cells = (row * AGES + ages).ravel(), ROWS * AGES
         spent = blocks * (age_s[:, None] - began_s(ages))
         waiting, seconds = (
-            np.bincount(cell, values.ravel(), cells).reshape(self._rows, AGES).astype(np.float64)
+            np.bincount(cell, values.ravel(), cells).reshape(ROWS, AGES).astype(np.float64)
             for values in (blocks, spent)
         )
         touches = np.frombuffer(self._touches, dtype=np.int8)[at].sum()
@@ -182,10 +159,10 @@ class ReturnEstimator:
 
 
 class _ServedTurn(NamedTuple):
-    """A request as it arrived, and the class set that it goes by."""
+    """A request as it arrived."""
 
     match: PrefixMatch
-    set: int
+    kind: int  # its class
     prompt_tokens: int
 
 
@@ -194,8 +171,7 @@ class ReturnsLearner(GuardedLearner):
 
     It goes by a `fitted` table, which stays; or until as much has been seen here as that was fitted
     to; or by what is seen here alone. With a `guard`, one of these candidates is in force, as in
-    the simulator: LRU, need alone, the table's class set, and the other one where tables are fitted
-    here. In the table in force the class sets lie below each other.
+    the simulator: LRU, need alone, or the table.
     """
 
     read_fit = staticmethod(read_returns)
@@ -203,131 +179,102 @@ class ReturnsLearner(GuardedLearner):
     def __init__(self, policy: LanePolicy, block_size: int, fitted: FittedReturns | None) -> None:
         self._fitted, self._every = fitted, policy.refit_every
         super().__init__(policy, block_size, WINDOW_BINS * bin_requests(self._every), GAPS_S)
-        own = fitted.class_set if fitted else 0
-        self._learns = fitted is None or fitted.refits
-        self._sets, self._estimators = [own], list[ReturnEstimator]()
-        if self._learns:
-            self._estimators.append(ReturnEstimator(self._every, own, self.slots))
+        self._estimator = None
+        if fitted is None or fitted.refits:
+            self._estimator = ReturnEstimator(self._every, self.slots)
         self._from = fitted.requests if fitted else 0
-        self.table = fitted.values if fitted else self._estimators[0].table
-        self._values = [self.table]  # of each class set; `table` is what is in force
-        self._scores: list[Scores] = []  # the same as candidates' shadows read them
-        self._begins, self._set = [0], 0
-        self.candidate = FIRST
+        if fitted is not None:
+            self._values = fitted.values
+        elif self._estimator is not None:
+            self._values = self._estimator.table
+        self.table = self._values  # what is in force
+        self._scores: list[Scores] = []  # the candidates' tables as their shadows read them
+        self.candidate = OWN
 
     def guard(self, capacity_blocks: int) -> None:
         """Start the guard, with shadow caches of `capacity_blocks`."""
-        if self._learns:
-            for other in range(len(CLASS_SETS)):
-                if other not in self._sets:
-                    self._sets.append(other)
-                    self._estimators.append(ReturnEstimator(self._every, other, self.slots))
-                    self._values.append(self._estimators[-1].table)
-        lanes = [0, *accumulate(len(values) for values in self._values)]
-        self._begins = [lane // (LEVELS * PARTS) for lane in lanes[:-1]]
-        simple = [Scores(np.full((LEVELS, AGES), worth)) for worth in WORTHS]
-        self._scores = [*simple, *map(Scores, self._values)]
-        self.start_guard(capacity_blocks, tuple(self._scores))
+        self._scores = [Scores(np.full((LEVELS, AGES), worth)) for worth in WORTHS]
+        self._scores.append(Scores(self._values))
+        evidence = self._fitted.evidence if self._fitted else None
+        self.start_guard(capacity_blocks, tuple(self._scores), evidence)
         self.table = self._in_force()
 
     @property
     def in_words(self) -> str:  # type: ignore[override]  # read only
         """What it goes by."""
         guarded = "with a guard that falls back to LRU" if self.online_guard else "without a guard"
-        how = f", classes by {_features(self._sets[0])}, {guarded}"
         fitted = self._fitted
         if fitted is None:
-            return f"fitted every {self._every:g} requests to those before{how}"
+            return f"fitted every {self._every:g} requests to those before, {guarded}"
         more = ", and after as many to what is served" if fitted.refits else ""
-        return f"fitted once to {fitted.requests} requests{more}{how}"
+        return f"fitted once to {fitted.requests} requests{more}, {guarded}"
 
     def arrive(
         self, request: Request, hints: RequestHints, arrival_s: float
     ) -> tuple[bool, _ServedTurn]:
-        """Touch the prompt's blocks."""
+        """Touch the prompt's blocks, by which its class is known."""
         changed = self._refit(arrival_s)
-        if self.switched():
-            self._set = self.candidate - FIRST if self.candidate >= FIRST else self._set
-            changed = True
+        changed |= self.switched()
         if changed:
             self.table = self._in_force()
         match = self.touch_prompt(request, arrival_s)
-        for estimator in self._estimators:
-            estimator.arrive(match, arrival_s, self.recent.every)
-        return changed, _ServedTurn(match, self._set, request.num_prompt_tokens)
+        kind = self._class(match, request.num_prompt_tokens)
+        if self._estimator is not None:
+            self._estimator.arrive(match, kind, arrival_s, self.recent.every)
+        return changed, _ServedTurn(match, kind, request.num_prompt_tokens)
 
     def _refit(self, now_s: float) -> bool:
-        """Refit the tables whose time has come; return whether one has changed."""
-        changed, number = False, self.recent.requests
-        for at, estimator in enumerate(self._estimators):
-            if estimator.refit(number, now_s) and (at > 0 or number >= self._from):
-                self._values[at], changed = estimator.table, True
-                if self.online_guard is not None:
-                    self._scores[FIRST + at] = Scores(estimator.table)
-        if changed and self.online_guard is not None:
+        """Refit the table if its time has come; return whether the one gone by has changed."""
+        number = self.recent.requests
+        if self._estimator is None or not self._estimator.refit(number, now_s):
+            return False
+        if number < self._from:
+            return False
+        self._values = self._estimator.table
+        if self.online_guard is not None:
+            self._scores[OWN] = Scores(self._values)
             self.online_guard.use(tuple(self._scores))
-        return changed
+        return True
 
     def called(self, candidate: int) -> str:
         """Return the name of a candidate."""
-        if candidate < FIRST:
-            return ("LRU", "need alone")[candidate]
-        return f"the classes by {_features(self._sets[candidate - FIRST])}"
+        return ("LRU", "need alone", "return times")[candidate]
 
     def _in_force(self) -> Float64s:
         """Return the table of the candidate in force."""
-        if self.online_guard is None:
-            return self._values[0]
-        table: Float64s = np.concatenate(self._values)
-        if self.candidate < FIRST:
-            table[:] = WORTHS[self.candidate]
-        return table
+        if self.candidate == OWN:
+            return self._values
+        return np.full(self._values.shape, WORTHS[self.candidate])
 
     def category(self, request: Request, memo: _ServedTurn) -> int:
-        """Return the class, by the output until now, in the set in force on arrival."""
-        kinds = self._classes(memo.match, memo.prompt_tokens, request.num_tokens)
-        return self._begins[memo.set] + kinds[memo.set]
+        """Return the class."""
+        return memo.kind
 
     def cuts(self, memo: _ServedTurn) -> Sequence[int]:
         """Return where parts of the prompt begin that had waited longer, and what was new."""
         return memo.match.cuts
 
-    def _classes(self, match: PrefixMatch, prompt_tokens: int, tokens: int) -> list[int]:
-        """Return the class of a request in each class set."""
-        values = {
-            "new_tokens": (prompt_tokens // self.block_size - match.known_blocks) * self.block_size,
-            "turns": match.turns,
-            "output_tokens": tokens - prompt_tokens,
-        }
-        classes = []
-        for class_set in self._sets:
-            number = 0
-            for name, edges in CLASS_SETS[class_set]:
-                number = number * (len(edges) + 1) + bisect_right(edges, values[name])
-            classes.append(number)
-        return classes
+    def _class(self, match: PrefixMatch, prompt_tokens: int) -> int:
+        known = match.known_blocks
+        new_tokens = (prompt_tokens // self.block_size - known) * self.block_size
+        values, number = {"new_tokens": new_tokens, "turns": match.turns}, 0
+        for name, edges in FEATURES:
+            number = number * (len(edges) + 1) + bisect_right(edges, values[name])
+        return number
 
     def kinds(self, match: PrefixMatch, prompt_tokens: int, output_tokens: int) -> list[Kind]:
         """Return the class and cuts of a request for each candidate of the guard."""
-        classes = self._classes(match, prompt_tokens, prompt_tokens + output_tokens)
-        return [(0, ()), (0, ()), *((number, match.cuts) for number in classes)]
+        return [(0, ()), (0, ()), (self._class(match, prompt_tokens), match.cuts)]
 
     def end(self, request: Request, memo: _ServedTurn) -> None:
-        """Touch the output's blocks; the class is settled now."""
+        """Touch the output's blocks."""
         followed, segments = self.touch_output(request, memo.match, memo.prompt_tokens)
-        kinds = self._classes(memo.match, memo.prompt_tokens, request.num_tokens)
-        for estimator, kind in zip(self._estimators, kinds, strict=False):
-            estimator.end(memo.match, kind, followed, segments, self.recent.every)
+        if self._estimator is not None:
+            self._estimator.end(memo.match, followed, segments, self.recent.every)
 
     def forget(self, memo: _ServedTurn) -> None:
-        """Leave the request without a class; its touches of blocks stay."""
-        for estimator in self._estimators:
-            estimator.forget(memo.match.number)
+        """Have the request leave nothing new in the shadows; its touches of blocks stay."""
         self.forget_request(memo.match)
-
-
-def _features(class_set: int) -> str:
-    return ", ".join(name for name, _ in CLASS_SETS[class_set])
 
 
 LEARNER = ReturnsLearner

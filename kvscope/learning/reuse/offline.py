@@ -7,7 +7,7 @@ import numpy as np
 from kvscope.core.arrays import Float64s
 from kvscope.learning.offline.features import Refits, WindowCells, categories_of, refits_by_time
 from kvscope.learning.offline.learners import OfflineLearner
-from kvscope.learning.offline.shadow_replays import RevertingShadows
+from kvscope.learning.offline.shadow_replays import GuardedShadows
 from kvscope.learning.reuse.formulas import SLOTS, WINDOW_REFITS, ReuseCounts, reuse_table, slots_of
 from kvscope.policies.base import REFIT_S
 from kvscope.replay.last_touch import last_touch_segments
@@ -22,8 +22,8 @@ class ReuseOffline(OfflineLearner):
         """Return the table of each refit."""
         refits = refits_by_time(traffic, every)
         table = reuse_table(*count_reuse(traffic, refits, every))
-        return RevertingShadows(
-            traffic, Tables.of(refits.since, table), np.zeros(table.shape[-1])
+        return GuardedShadows(
+            traffic, Tables.of(refits.since, table), np.zeros((1, table.shape[-1]))
         ).tables()
 
 

@@ -21,7 +21,8 @@ from kvscope.learning.conversations import (
     RequestHints,
     Sessions,
 )
-from kvscope.learning.guard import FALLBACK, MEMORY, REVERTS, GuardedLearner
+from kvscope.learning.evidence import FALLBACK
+from kvscope.learning.guard import MEMORY, REVERTS, GuardedLearner
 from kvscope.learning.lanes import Scores
 from kvscope.learning.learners import FittedTable, computed_blocks
 from kvscope.learning.observer import Request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvscope.learning.offline.learners import OfflineLearner
-from kvscope.learning.offline.shadow_replays import RevertingShadows
+from kvscope.learning.offline.shadow_replays import GuardedShadows
 from kvscope.policies.base import LRU_ORDER, OWN_ORDER
 from kvscope.replay.replay import Tables
 from kvscope.replay.traffic import Traffic
@@ -21,7 +21,7 @@ class RevertingOffline(OfflineLearner):
             np.full((1, 1, 1), OWN_ORDER),
             classes=np.zeros(len(traffic.leaf), dtype=np.int32),
         )
-        return RevertingShadows(traffic, own, np.array([LRU_ORDER])).tables()
+        return GuardedShadows(traffic, own, np.array([[LRU_ORDER]])).tables()
 
 
 LEARNER = RevertingOffline()

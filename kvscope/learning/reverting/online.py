@@ -8,7 +8,8 @@ import numpy as np
 
 from kvscope.core.arrays import Float64s
 from kvscope.learning.conversations import RequestHints
-from kvscope.learning.guard import FALLBACK, MEMORY, REVERTS, GuardedLearner
+from kvscope.learning.evidence import FALLBACK
+from kvscope.learning.guard import MEMORY, REVERTS, GuardedLearner
 from kvscope.learning.lanes import Scores
 from kvscope.learning.observer import Request
 from kvscope.learning.recent_blocks import PrefixMatch

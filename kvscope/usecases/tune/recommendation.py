@@ -18,7 +18,7 @@ from kvscope.deployment.kv_groups import KvGroups
 from kvscope.deployment.models import Model
 from kvscope.fleet.options import router_label
 from kvscope.latency.profile import LatencyProfile
-from kvscope.policies.base import Policy
+from kvscope.policies.base import GUARD, Policy
 from kvscope.replay.policy_options import FORESEEING, SGLANG, VLLM, format_value
 from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.comparison import Canary, WindowTrial
@@ -385,14 +385,17 @@ class Recommendation(Struct, frozen=True):
         return f"{units.format_percentile(self.tuning.target.percentile)} {self.ttft}"
 
     def called(self, policy: Policy) -> str:
-        """Return a policy's name, with the parameters that are neither defaults nor estimates."""
-        usual = {parameter.name: parameter.default for parameter in policy.parameters}
+        """Return a policy's name, its xi, and what is neither default nor estimated.
+
+        That it has a guard goes without saying.
+        """
+        usual = {(parameter.name, parameter.default) for parameter in policy.parameters}
         estimates = self.tuning.estimates.items()
-        usual |= {name: estimate.value for name, estimate in estimates if name != XI}
+        usual |= {(name, estimate.value) for name, estimate in estimates if name != XI}
         chosen = [
             f"{name}={format_value(name, value)}"
             for name, value in policy.values.items()
-            if value != usual[name]
+            if name == XI or (name != GUARD.name and (name, value) not in usual)
         ]
         star = FORESEEING if policy.hindsight else ""
         return " ".join([policy.name + star, *chosen])

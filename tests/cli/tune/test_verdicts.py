@@ -20,7 +20,7 @@ def test_switch(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
     words = told(capsys, trace, *options, "--slo", "200ms", *HERE)
     assert "Recommendation: do now" in words
     found = re.search(
-        r"Do now, free: tlru, ξ \d+ guard=1: p95 TTFT 330 ms -> (\d+) ms \(-[\d.]+%, 95% CI"
+        r"Do now, free: tlru, ξ \d+: p95 TTFT 330 ms -> (\d+) ms \(-[\d.]+%, 95% CI"
         r" no spread: all resamples agree\) on the later requests\.",
         words,
     )
@@ -157,7 +157,7 @@ def test_unreachable(trace: str, options: tuple[str, ...], capsys: Streams) -> N
     assert "Recommendation: do now" in words
     assert "No cache meets the SLO of 20 ms: on the validation window even an infinite one" in words
     assert "has a p95 TTFT of 26 ms." in words
-    assert re.search(r"Do now, free: tlru, ξ \d+ guard=1: p95 TTFT 330 ms -> ", words)
+    assert re.search(r"Do now, free: tlru, ξ \d+: p95 TTFT 330 ms -> ", words)
     assert re.search(r"tlru misses it \(\d+ ms, .*lru misses it \(330 ms", words)
     words = told(capsys, trace, *options[:4], "--policies", "lru", "--slo", "20ms", *HERE)
     assert "Recommendation: unreachable" in words

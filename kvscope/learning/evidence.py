@@ -1,0 +1,165 @@
+"""What a guard knows of its candidates, and how it decides, request by request.
+
+The same functions run in a kernel over a whole trace and in an engine's process. There sequences
+are lists: single numbers of arrays take four times as long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvscope.core.arrays import Float64s
+from kvscope.core.jit import callable_in_kernels
+from kvscope.policies.base import SLO_TOKENS, TOKENS_PER_S
+
+FALLBACK = 0  # the candidate in force without evidence for another: LRU
+
+CHANCE = 1 / 3  # of ever taking up one candidate that is no better, by evidence that counts in full
+GAIN_TURNOVERS, LOSS_TURNOVERS = 4.0, 2.0  # of the cache, after which evidence counts half
+LEAST_REQUESTS = 128  # a turnover has no fewer
+DEVIATIONS_LOST = 1.5
+BETTER = 1.02  # times the gain of the one in force: what another one needs
+_SURE = -2.0 * math.log(CHANCE)
+
+
+class Goal(NamedTuple):
+    """What a guard counts, for a cache of `capacity_blocks`.
+
+    Tokens beyond `xi_tokens`; and requests that compute and wait for more than `slo_tokens` in an
+    engine that computes `tokens_per_s`. Without that they do not wait, without `slo_tokens` none
+    counts.
+    """
+
+    capacity_blocks: float
+    xi_tokens: float
+    slo_tokens: float
+    tokens_per_s: float
+
+    @classmethod
+    def of(cls, values: Mapping[str, float], capacity_blocks: float, share: float = 1.0) -> Goal:
+        """Return the goal of a policy with these values that serves a `share` of the requests."""
+        slo_tokens = values.get(SLO_TOKENS.name, 0.0)
+        return cls(
+            capacity_blocks,
+            values.get("xi_tokens", slo_tokens / 2),
+            slo_tokens,
+            share * values.get(TOKENS_PER_S.name, 0.0),
+        )
+
+
+class GuardEvidence(NamedTuple):
+    """What is known of each of C candidates (every sequence has C entries), LRU the first.
+
+    Of each request: the tokens beyond xi that LRU computed more than a candidate. `gain` is their
+    sum, `square` that of their squares, `largest` the largest square, `loss` what the candidate has
+    lost since it was best. `late` counts requests that were late under LRU alone, less those that
+    were under the candidate alone; `late_square` all of them. What is older counts less in all.
+    `backlog` are the tokens that the latest request computed and waited for.
+    """
+
+    gain: Float64s
+    square: Float64s
+    largest: Float64s
+    loss: Float64s
+    late: Float64s
+    late_square: Float64s
+    backlog: Float64s
+
+    @classmethod
+    def none(cls, candidates: int) -> GuardEvidence:
+        """Return no evidence."""
+        return cls(*np.zeros((len(cls._fields), candidates)))
+
+    def discounted(self) -> GuardEvidence:
+        """Return the same, of another day: as sure, but outweighed by half of what comes."""
+        gain, square, largest, loss, late, late_square, backlog = map(np.asarray, self)
+        return GuardEvidence(
+            gain / 2, square / 4, largest / 4, loss / 2, late / 2, late_square / 4, backlog * 0
+        )
+
+    def each(self, of: Callable[[Float64s], Any]) -> Any:
+        """Return the same with `of` applied to every sequence."""
+        return GuardEvidence(*map(of, self))
+
+
+@callable_in_kernels
+def note_request(
+    evidence: GuardEvidence, goal: Goal, passed_s: float, blocks: Any, tokens: Any
+) -> None:
+    """Add a request that came `passed_s` after the one before.
+
+    Each candidate computes so many `blocks` of it, and of its prompt so many `tokens`.
+    """
+    most = 0
+    for count in blocks:
+        most = max(most, count)
+    turnovers = min(most / goal.capacity_blocks, 1.0 / LEAST_REQUESTS)
+    keep, keep_loss = 0.5 ** (turnovers / GAIN_TURNOVERS), 0.5 ** (turnovers / LOSS_TURNOVERS)
+    done = passed_s * goal.tokens_per_s if goal.tokens_per_s > 0.0 else math.inf
+    lru_late = 0.0
+    for at in range(len(evidence.gain)):
+        evidence.backlog[at] = max(evidence.backlog[at] - done, 0.0) + tokens[at]
+        late = 1.0 if 0.0 < goal.slo_tokens < evidence.backlog[at] else 0.0
+        if at == FALLBACK:
+            lru_late = late
+            continue
+        beyond = max(tokens[at] - goal.xi_tokens, 0.0)
+        more = max(tokens[FALLBACK] - goal.xi_tokens, 0.0) - beyond
+        evidence.gain[at] = keep * evidence.gain[at] + more
+        evidence.square[at] = keep * keep * evidence.square[at] + more * more
+        evidence.largest[at] = max(keep * keep * evidence.largest[at], more * more)
+        evidence.loss[at] = max(keep_loss * evidence.loss[at] - more, 0.0)
+        evidence.late[at] = keep * evidence.late[at] + lru_late - late
+        both = keep * keep * evidence.late_square[at] + abs(lru_late - late)
+        evidence.late_square[at] = both
+
+
+@callable_in_kernels
+def decided(evidence: GuardEvidence, now: int) -> int:
+    """Return the candidate that is in force from now on, after `now`."""
+    if now != FALLBACK and gives_up(evidence, now):
+        now = FALLBACK
+    best = FALLBACK
+    for at in range(1, len(evidence.gain)):
+        if evidence.gain[at] > max(evidence.gain[best], sure_gain(evidence, at)):
+            lost = evidence.loss[at] > largest_loss(evidence, at) / 2
+            if at == now or not (lost or evidence.late[at] < 0.0):
+                best = at
+    if best != FALLBACK and (now == FALLBACK or evidence.gain[best] > BETTER * evidence.gain[now]):
+        return best
+    return now
+
+
+@callable_in_kernels
+def gives_up(evidence: GuardEvidence, at: int) -> bool:
+    """Return whether a candidate in force has become worse than LRU, or makes requests late."""
+    if evidence.gain[at] < 0.0 or evidence.loss[at] > largest_loss(evidence, at):
+        return True
+    return bool(evidence.late[at] < -math.sqrt(evidence.late_square[at] + 1.0))
+
+
+@callable_in_kernels
+def sure_gain(evidence: GuardEvidence, at: int) -> float:
+    """Return the gain above which a candidate counts as better than LRU.
+
+    The bound of a mixture of sequential probability ratio tests: where gains are as likely as equal
+    losses, sums that forget nothing ever exceed it with `CHANCE` at the most, whenever one looks.
+    The mixture's spread is the largest square.
+    Source: Howard, Ramdas, McAuliffe and Sekhon, Time-uniform, nonparametric, nonasymptotic
+    confidence sequences (2021), section 3.2 (normal mixture) and table 3 (symmetric increments).
+    """
+    largest = evidence.largest[at]
+    if largest <= 0.0:
+        return 0.0
+    spread = evidence.square[at] + largest
+    return math.sqrt(spread * (_SURE + math.log(spread / largest)))
+
+
+@callable_in_kernels
+def largest_loss(evidence: GuardEvidence, at: int) -> float:
+    """Return the tokens that a candidate in force may lose, counted from when it was best."""
+    return DEVIATIONS_LOST * math.sqrt(evidence.square[at] + evidence.largest[at])
