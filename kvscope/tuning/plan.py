@@ -51,14 +51,11 @@ class ReplicaMachine(Struct, frozen=True):
     capacity_blocks: int
 
     @property
-    def gpu(self) -> str:
-        """The GPU's name."""
-        return self.where.gpu.name if self.where.gpu else "unknown GPU"
-
-    @property
     def name(self) -> str:
-        """The machine in words: `2 x h100`."""
-        return f"{self.where.tp} x {self.gpu}"
+        """The machine in words: `2 x h100`, with the precision of the weights if it is stated."""
+        gpu, dtype = self.where.gpu, self.where.stated.weight_dtype
+        name = f"{self.where.tp} x {gpu.name if gpu else 'unknown GPU'}"
+        return f"{name} in {dtype}" if dtype else name
 
     def under(self, workload: Workload) -> Workload:
         """Return a workload on this machine."""

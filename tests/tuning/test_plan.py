@@ -110,15 +110,24 @@ def test_what_is_not_certain_is_undecided(tight: Mapping[str, Any]) -> None:
 
 def test_other_machines_are_options() -> None:
     """Each with its own pool, latency and price, and as many replicas as meet the SLO with LRU."""
-    plan = plan_of("200ms", also="l40s@0.9,2xh100@2.5", policies="lru")
-    by_machine = {(row["change"]["tp"], row["change"]["gpu"]): row for row in plan["rows"]}
-    assert by_machine.keys() == {(1, "h100"), (1, "l40s"), (2, "h100")}
-    slow, fast = by_machine[1, "l40s"], by_machine[2, "h100"]
+    plan = plan_of("200ms", also="l40s@0.9,2xh100,h100:fp8", policies="lru")
+    by_machine = {
+        (each["tp"], each["gpu"], each["weight_dtype"]): row
+        for row in plan["rows"]
+        if (each := row["change"])
+    }
+    machines = (1, "h100", "bf16"), (1, "l40s", "bf16"), (2, "h100", "bf16"), (1, "h100", "fp8")
+    assert by_machine.keys() == {*machines}
+    _, slow, fast, small = (by_machine[machine] for machine in machines)
+    stated = plan_of("200ms", weight_dtype="fp8", policies="lru")["rows"][0]
+    figures = "capacity_blocks", "hit_rate", "ttft_ms", "within_slo", "price_per_hour"
+    assert [small[name] for name in figures] == [stated[name] for name in figures]
+    assert small["capacity_blocks"] > plan["rows"][0]["capacity_blocks"]
     prices = slow["price_per_hour"], fast["price_per_hour"]
     assert prices == (pytest.approx(0.9), pytest.approx(5.0))
     assert slow["hit_rate"] < plan["rows"][0]["hit_rate"] < fast["hit_rate"]
     assert slow["ttft_ms"]["p50"] > plan["rows"][0]["ttft_ms"]["p50"] > fast["ttft_ms"]["p50"]
-    assert plan["rows"][plan["to_meet"]]["price_per_hour"] == pytest.approx(5.0)
+    assert plan["rows"][plan["to_meet"]] == small
     with pytest.raises(kvscope.UsageError, match="no GPU 'abacus'"):
         plan_of("200ms", also="abacus")
 

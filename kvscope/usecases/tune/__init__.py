@@ -73,9 +73,10 @@ class TuneOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
     also: Annotated[
         tuple[values.OtherMachine, ...] | None,
         opt.Option(
-            "Other machines to compare the deployment with: a GPU, or several for each replica, and"
-            " the price of a GPU for an hour, for example l40s,2xh100@2.5.",
-            "[Nx]GPU[@PRICE],...",
+            "Other machines to compare the deployment with: a GPU, or several for each replica, the"
+            " precision of the weights, and the price of a GPU for an hour, for example"
+            " l40s,2xh100:fp8@2.5.",
+            "[Nx]GPU[:DTYPE][@PRICE],...",
             values.listed(values.other_machine),
         ),
     ] = None
@@ -369,11 +370,18 @@ def _others(
                     max_num_batched_tokens=options.max_num_batched_tokens,
                     gpu=each.gpu,
                     tp=each.tp,
-                    gpu_hour=each.gpu_hour,
+                    weight_dtype=each.weight_dtype or where.stated.weight_dtype,
+                    gpu_hour=each.gpu_hour or _price_known(where, each.gpu),
                 )
             )
             for each in options.also
         )
+
+
+def _price_known(where: ResolvedDeployment, gpu: str) -> float | None:
+    """Return the price of a GPU where it is the deployment's, else None."""
+    same = where.gpu is not None and resolve_gpu(gpu).name == where.gpu.name
+    return where.stated.gpu_hour if same else None
 
 
 def machine_requests(options: TuneOptions) -> list[TuneRequest]:
