@@ -139,14 +139,15 @@ def _costs(cost: StepCost) -> Costs:
 
 def _outcome(machines: Machines, sent: SentRequests) -> FleetReplay:
     replicas = len(sent.opened)
-    each = machines.each
-    rows: Any = each.requests[sent.replica, sent.place]
+    each, at = machines.each, (sent.replica, sent.place)
+    rows: Any = each.requests[at]
     hit_blocks = np.maximum(rows.hits, 0).astype(np.int32)
     if has_tier(each):
         if each.offload.state.stuck.any():
             raise never_start(int(np.isnan(rows.finished_s[rows.oversized == 0]).sum()))
+        members: Any = each.offload.members[at]
         size = int(each.state.block_size[0, 0])
-        hit_blocks += loaded_blocks(rows, each.offload.members[sent.replica, sent.place], size)
+        hit_blocks += loaded_blocks(rows, members, size)
     return FleetReplay(
         replicas=replicas,
         replica=sent.replica,

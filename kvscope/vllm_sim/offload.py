@@ -697,7 +697,7 @@ def offloaded_runner(hybrid: bool = False) -> Callable[..., Any]:
                 off.waits = 1 + (state.preempted > preempted)
             next_s = wait(machine, until_s)
             if off.waits > 0:
-                return next_s < np.inf  # type: ignore[no-any-return]
+                return next_s < np.inf
         return True
 
     return run

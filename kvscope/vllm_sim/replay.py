@@ -156,7 +156,7 @@ def loaded_blocks(requests: Records, members: Records, block_size: int) -> Int32
     """Return the blocks that each request loaded behind its hits; one token is computed."""
     blocks = np.maximum(members.external, 0) // block_size
     most = (requests.prompt - 1) // block_size - np.maximum(requests.hits, 0)
-    return np.minimum(blocks, most).astype(np.int32)
+    return np.asarray(np.minimum(blocks, most), dtype=np.int32)
 
 
 def replayed(machine: Machine) -> EngineReplay:

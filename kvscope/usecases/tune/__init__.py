@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 WINDOWS = "--warmup, --validation, --judge"
 COMMON_GPUS = ("l40s", "a100-80", "h100", "h200")
-_SECOND_RELEASE = (0, 33)  # the version of the second of RELEASES
 COMMON_MODEL = "llama3-8b"
 """What LRU is shown on while no machine is named."""
 _OF_TIERS = ("tier_sizes", "offload", "dram_price", "ssd_price", "ssd_writes_per_day")
@@ -486,19 +485,12 @@ def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> Tie
             where="--tiers",
             remedy="leave it out for this model",
         )
-    from kvscope.vllm_sim.offload_spec import OffloadSpec  # late: loads NumPy
+    from kvscope.vllm_sim.offload_spec import OffloadSpec, own_offload  # late: loads NumPy
 
-    offload = options.offload or (own_offload(where),)
+    offload = options.offload or (own_offload(where.engine),)
     for text in offload:
         OffloadSpec.parse(text, files=any(size.files_bytes for size in options.tier_sizes or ()))
     return TierRequest(options.tier_sizes, offload, _prices(options))
-
-
-def own_offload(where: ResolvedDeployment) -> str:
-    """Return how the deployment's own vLLM offloads."""
-    from kvscope.vllm_sim.settings import RELEASES
-
-    return f"vllm@{RELEASES[where.engine.version >= _SECOND_RELEASE]}"
 
 
 def _prices(options: TuneOptions) -> dict[TierKind, TierPrice]:

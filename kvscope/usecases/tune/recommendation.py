@@ -148,7 +148,8 @@ class PlanRow(Struct, frozen=True):
         "id change hit_rate=later.outcome.token_hit_rate ttft_ms within_slo"
         " rejected_requests=later.rejected capacity_blocks=later.capacity_blocks"
         " utilization=later.utilization price_per_hour=option.price_hour"
-        " saves_per_hour=option.saves_hour slo=option.slo grade likely=later.likely gain harms=option.judged.harms worth"
+        " saves_per_hour=option.saves_hour slo=option.slo grade likely=later.likely gain"
+        " harms=option.judged.harms worth"
     )
     id: int
     option: PlanOption
