@@ -315,7 +315,8 @@ class Planner:
     def _changes(self) -> Iterator[OptionChange]:
         """Yield changes of more than the policy."""
         result, lru = self._result, Lru()
-        yield from self._tiered()
+        tiered = list(self._tiered())
+        yield from [*tiered, *self._tiered_replicas(tiered)]
         least = math.inf  # as many replicas with the policy are no other option
         for each in (result.fewest_lru, result.fewest_choice):
             if each is not None and result.replicas < (each.replicas or 0) < least:
@@ -325,7 +326,9 @@ class Planner:
         if self._routers is not None and not alone:  # one replica needs no router
             yield from self._routed(self._routers)
         for machine in self._machines:
-            yield OptionChange(lru, self._fewest_on(machine), machine=machine)
+            change = OptionChange(lru, 1, machine=machine)
+            counts = range(1, MOST_REPLICAS + 1)
+            yield replace(change, replicas=self._fewest(change, counts) or 1)
 
     def _tiered(self) -> Iterator[OptionChange]:
         """Yield tiers below the present replicas: with LRU, the best with the policy to change to.
@@ -373,17 +376,31 @@ class Planner:
             if change.router.name != SESSION.name and change.replicas > 1:
                 yield change
 
-    def _fewest_on(self, machine: ReplicaMachine) -> int:
-        """Return the fewest replicas of a machine that meet the SLO with LRU; 1 where none do."""
-        later = self._tuner.windows.later
+    def _tiered_replicas(self, tiered: Sequence[OptionChange]) -> Iterator[OptionChange]:
+        """Yield the fewest replicas that meet the SLO with the first tier, for less than LRU's."""
+        offer, lru, hour = self._tiers, self._result.fewest_lru, self._replica_hour or 1.0
+        tier = tiered[0].tier if tiered else None
+        if offer is None or tier is None or lru is None or lru.replicas is None:
+            return
+        with_tier = hour + (offer.price_hour(tier) if self._replica_hour else 0.0)
+        most = math.ceil(lru.replicas * hour / with_tier)
+        if replicas := self._fewest(tiered[0], range(self._result.replicas + 1, most)):
+            yield replace(tiered[0], replicas=replicas)
+
+    def _fewest(self, change: OptionChange, counts: Sequence[int]) -> int | None:
+        """Return the fewest of so many replicas that meet the SLO with a change; None for none."""
+        later, blocks = self._tuner.windows.later, self._blocks(change)
 
         def meets(replicas: int) -> bool:
-            change = OptionChange(Lru(), replicas, machine=machine)
-            window = self._windows(change, (later,))[0]
-            trial = window.measure(Lru(), machine.capacity_blocks)
+            window = self._windows(replace(change, replicas=replicas), (later,))[0]
+            trial = window.measure(change.policy, blocks)
             return trial.keeps_up and trial.meets(self._result.target)
 
-        return fewest(partial(map, meets), range(1, MOST_REPLICAS + 1)) or 1
+        return fewest(partial(map, meets), counts)
+
+    def _blocks(self, change: OptionChange) -> int:
+        """Return the blocks of each pool."""
+        return (change.machine or self._result).capacity_blocks
 
     def _windows(
         self,
@@ -418,7 +435,7 @@ class Planner:
         """Return an option with its replays, or why an engine does not run its tier."""
         result, windows = self._result, self._tuner.windows
         known = windows.validation, windows.held_out, windows.later
-        blocks = change.machine.capacity_blocks if change.machine else result.capacity_blocks
+        blocks = self._blocks(change)
         try:
             changed = LaterWindows(*self._windows(change, known))
             judged = changed.judge(change.policy, blocks, result.lru)
@@ -442,7 +459,8 @@ class Planner:
     ) -> tuple[PlanOption | None, TierDoubt | None]:
         """Return the option with the tier to add, or why there is none; neither if not asked for.
 
-        Compared with what costs nothing: the policy to change to now, else LRU. Where that misses
+        With as many replicas as now, compared with what costs nothing: the policy to change to now,
+        else LRU. Where that misses
         the SLO, the cheapest tier that meets it; if none does, the cheapest with about the lowest
         percentile of those that save their price, or of all where none does; none that costs as
         much as another replica. Where the SLO is met anyway, the one that saves most. None that
@@ -453,7 +471,11 @@ class Planner:
             return None, None
         free = self._free(options)
         sound = {Lru.name, LruRetention.name, free.policy.name}
-        tiered = [each for each in options if each.tier and each.policy.name in sound]
+        tiered = [
+            each
+            for each in options
+            if each.tier and each.replicas == result.replicas and each.policy.name in sound
+        ]
         nearest = min(tiered, key=lambda option: option.trial.target_s, default=None)
         if not any(option.judged.keeps_up for option in (free, *tiered)):
             return None, TierDoubt("overloaded", nearest)

@@ -183,6 +183,38 @@ def test_memory_is_an_option_in_all_sizes() -> None:
     )
 
 
+def test_fewer_replicas_above_a_tier_are_an_option() -> None:
+    """Where they cost less than what LRU needs without; each is what `fleet --offload` replays.
+
+    With --tiers, memory is still weighed for as many replicas as now.
+    """
+    named = {**DEPLOYMENT, "gpu": "l40s", "gpu_hour": 0.9, "slo": "550ms", "db": ":memory:"}
+    made = kvscope.tune(SAMPLE, policies="lru", **named).to_dict()
+    rows = [row for row in made["rows"] if row["change"]["replicas"] > 1]
+    assert [row["change"]["tier"] is None for row in rows] == [False, True]
+    tiered, plain = rows
+    assert tiered["price_per_hour"] < plain["price_per_hour"]
+    assert tiered["change"]["replicas"] < plain["change"]["replicas"]
+    assert made["to_meet"] == tiered["id"]
+    study = kvscope.simulate_fleet(
+        SAMPLE,
+        router="session",
+        replicas=str(tiered["change"]["replicas"]),
+        offload=f"{tiered['change']['tier']['gib']:.0f}GiB",
+        **named,
+    ).to_dict()
+    (fleet,) = study["fleets"]
+    assert study["tier"]["offload"] == tiered["change"]["tier"]["offload"]
+    assert fleet["hit_rate"] == tiered["hit_rate"]
+    p95_ms = tiered["ttft_ms"]["p95"]["value"]
+    assert fleet["ttft_at_percentile_ms"] == pytest.approx(p95_ms, rel=1e-9)
+    assert fleet["latencies"]["attainment"] == tiered["within_slo"]["value"]
+    weighed = kvscope.tune_tiers(SAMPLE, policies="lru", tier_sizes="97GiB", **named).to_dict()
+    added = weighed["add_tier"]
+    assert added is None or weighed["rows"][added]["change"]["replicas"] == 1
+    assert any(row["change"]["tier"] and row["change"]["replicas"] > 1 for row in weighed["rows"])
+
+
 def test_routers_are_options() -> None:
     """Each with the fewest replicas that meet the SLO behind it, as `fleet` finds them."""
     routers = "session,round-robin,llm-d@0.8"
