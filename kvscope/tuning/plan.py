@@ -39,6 +39,7 @@ SLOW_COPIES = 3.0
 """Times as long as modelled that a copy may take: a tier has to do no harm there too."""
 FULL_SSD = End("an SSD full of other files")
 _SEARCHED = 2  # routers whose parameters are searched
+_ROUTER_ROWS = 4  # routers that are options, the best of those to compare
 _TRIED_AT_ENDS = 3  # tiers, until one does no harm there
 
 TierReason = Literal["overloaded", "no-gain", "too-dear", "costs-more", "met-without", "uncertain"]
@@ -61,13 +62,6 @@ class ReplicaMachine(Struct, frozen=True):
         """Return a workload on this machine."""
         where = self.where
         return workload.on_engine(where.latency, where.max_num_seqs, where.max_num_batched_tokens)
-
-
-class RouterOffer(Struct, frozen=True):
-    """Routers that replicas may stand behind, the best `rows` of which are options."""
-
-    routers: tuple[Router, ...]
-    rows: int = 4
 
 
 class OptionChange(Struct, frozen=True):
@@ -248,7 +242,7 @@ class Planner:
         replica_hour: float | None,
         *,
         tiers: TierOffer | None = None,
-        routers: RouterOffer | None = None,
+        routers: Sequence[Router] = (),
         machines: Sequence[ReplicaMachine] = (),
         on_option: Callable[[PlanOption], None] = lambda _: None,
     ) -> None:
@@ -323,8 +317,8 @@ class Planner:
                 least = each.replicas or 0
                 yield OptionChange(each.policy, least)
         alone = result.fewest_lru is not None and result.fewest_lru.replicas == 1
-        if self._routers is not None and not alone:  # one replica needs no router
-            yield from self._routed(self._routers)
+        if self._routers and not alone:  # one replica needs no router
+            yield from self._routed()
         for machine in self._machines:
             change = OptionChange(lru, 1, machine=machine)
             counts = range(1, MOST_REPLICAS + 1)
@@ -348,7 +342,7 @@ class Planner:
             if offer.runs(tier, policy):
                 yield OptionChange(policy, result.replicas, tier)
 
-    def _routed(self, offer: RouterOffer) -> Iterator[OptionChange]:
+    def _routed(self) -> Iterator[OptionChange]:
         """Yield the fewest replicas behind each of the best routers, with LRU and the policy.
 
         A parameter of the best two takes another value where that saves replicas.
@@ -365,14 +359,14 @@ class Planner:
             return [change for _, change in sorted(known, key=lambda each: each[0])]
 
         with self._tuner.progress("searching routers"):
-            best = sized(offer.routers, Lru())
+            best = sized(self._routers, Lru())
             for place, usual in enumerate(best[:_SEARCHED]):  # a value has to save replicas
                 for change in sized(list(_searched(usual.router)), Lru()):
                     if change.replicas < best[place].replicas:
                         best[place] = change
             if result.choice is not None and best and result.setting.kv_groups == "":
-                best = [*best[: offer.rows], *sized([best[0].router], result.choice.policy)]
-        for change in best[: offer.rows + 1]:
+                best = [*best[:_ROUTER_ROWS], *sized([best[0].router], result.choice.policy)]
+        for change in best[: _ROUTER_ROWS + 1]:
             if change.router.name != SESSION.name and change.replicas > 1:
                 yield change
 

@@ -138,13 +138,9 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
             **{name: getattr(options, name) for name in opt.ReplicaOptions.__struct_fields__}
         )
     )
-    if where is not None and where.traffic == "replica":
-        raise UsageError(
-            "a fleet needs the traffic of all replicas, and the deployment's trace holds one's",
-            where="--traffic",
-            remedy="take a trace of the whole fleet, with --traffic fleet",
-        )
-    where = where and where.as_cache  # of queues; simulated vLLMs have a hybrid model's groups
+    if where is not None:
+        where.require_fleet()
+        where = where.as_cache  # of queues; simulated vLLMs have a hybrid model's groups
     sizes_named = bool(named.sizes_bytes)
     kv = (
         where.model if where else kv_model(options.model, options.kv_dtype, sizes_named=sizes_named)

@@ -434,12 +434,7 @@ def _routers(
             where="--fleet",
             remedy="name it: --gpu and --model; kvscope fleet also takes --capacity-blocks",
         )
-    if where.traffic == "replica":
-        raise UsageError(
-            "a fleet needs the traffic of all replicas, and the deployment's trace holds one's",
-            where="--traffic",
-            remedy="take a trace of the whole fleet, with --traffic fleet",
-        )
+    where.require_fleet()
     from kvscope.fleet.options import parse_routers, router_variants, split_assignments
 
     kinds = parse_routers(options.router or ALL)
