@@ -295,6 +295,7 @@ def simulate_fleet(
     policy: str | Sequence[str] = 'lru',
     capacity: str | int | None = None,
     capacity_blocks: str | int | None = None,
+    offload: str | TierSize | None = None,
     param: Sequence[str] | None = None,
     time_model: Literal['queue', 'engine'] | None = None,
     closed_loop: bool = False,

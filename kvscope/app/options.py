@@ -396,7 +396,7 @@ def _value(name: str, annotation: object, value: object) -> object:
         takes_several = any(get_origin(part) is tuple for part in (kind, *get_args(kind)))
         return (value,) if takes_several else value
     try:
-        return option.parse(value) if option.parse else _choice(kind, value)
+        return option.parse(value) if option.parse else values.choice(choices_of(kind))(value)
     except UsageError as error:
         raise UsageError(error.what, where=name, remedy=error.remedy) from error
 
@@ -405,11 +405,3 @@ def choices_of(kind: object) -> tuple[str, ...]:
     """Return the words of the Literal in a type, none for other types."""
     literals = (part for part in (kind, *get_args(kind)) if get_origin(part) is Literal)
     return tuple(str(choice) for part in literals for choice in get_args(part))
-
-
-def _choice(kind: object, text: str) -> str:
-    """Return the one of a Literal's choices that `text` is, in any case; other types take all."""
-    by_name = {choice.casefold(): choice for choice in choices_of(kind)}
-    if by_name and text.casefold() not in by_name:
-        raise UsageError(f"{text!r} is not one of {', '.join(by_name.values())}")
-    return by_name.get(text.casefold(), text)

@@ -36,6 +36,7 @@ from kvscope.replay.policy_options import (
 
 if TYPE_CHECKING:
     from kvscope.app.options import TimeModel
+    from kvscope.app.values import TierSize
     from kvscope.core.runs import RunSetting
     from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.fleet.outcome import Slo
@@ -231,7 +232,8 @@ class FleetRequest(Struct, frozen=True):
 
     `capacities` has that of a replica. Without `routers_named`, routers that need sessions are left
     out where the trace has none. `engine` has the limits of simulated vLLMs, its blocks aside: for
-    their time model, or to check the answer of a deployment's queues; else None.
+    their time model, or to check the answer of a deployment's queues; else None. `tier` is below
+    each of them.
     """
 
     setting: RunSetting
@@ -244,6 +246,7 @@ class FleetRequest(Struct, frozen=True):
     deployment: ResolvedDeployment | None = None
     time_model: TimeModel = "queue"
     engine: EngineSettings | None = None
+    tier: TierSize | None = None
     closed_loop: bool = False
     seeds: int = 1
     routers_named: bool = True

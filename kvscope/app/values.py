@@ -6,13 +6,14 @@ Sizes become bytes, durations seconds, shares fractions. Each parser raises Usag
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError
 from kvscope.core.files import check_writable
+from kvscope.deployment.architecture import WEIGHT_DTYPES, WeightDtype
 from kvscope.store.folder import store_path
 
 T = TypeVar("T")
@@ -54,6 +55,18 @@ def amount(of: str) -> Callable[[str], int]:
             raise UsageError(
                 f"{text!r} is not a number of {of}", remedy="write for example 2000, 8k or 1M"
             ) from error
+
+    return parse
+
+
+def choice(words: Sequence[str]) -> Callable[[str], str]:
+    """Return a parser of one of these words in any case; of any text where there are none."""
+    by_name = {word.casefold(): word for word in words}
+
+    def parse(text: str) -> str:
+        if by_name and text.casefold() not in by_name:
+            raise UsageError(f"{text!r} is not one of {', '.join(words)}")
+        return by_name.get(text.casefold(), text)
 
     return parse
 
@@ -122,20 +135,25 @@ price, drive_writes = _positive("a price"), _positive("a number of drive writes"
 
 
 class OtherMachine(NamedTuple):
-    """GPUs to compare a deployment with: `tp` of a kind for each replica, at a price a GPU."""
+    """GPUs to compare a deployment with: `tp` of a kind for each replica, at a price a GPU.
+
+    `weight_dtype` is None for the deployment's precision.
+    """
 
     gpu: str
-    tp: int
-    gpu_hour: float | None
+    tp: int = 1
+    weight_dtype: WeightDtype | None = None
+    gpu_hour: float | None = None
 
 
 def other_machine(text: str) -> OtherMachine:
-    """Return the machine in `l40s`, `2xl40s` or `2xl40s@0.8`, the price of a GPU for an hour."""
+    """Return the machine in `2xl40s:fp8@0.8`: GPUs, precision of weights, price of one an hour."""
     name, at, hour = text.partition("@")
+    name, colon, dtype = name.partition(":")
     head, times, gpu = name.partition("x")
-    if times and head.isdigit():
-        return OtherMachine(gpu, whole(1)(head), price(hour) if at else None)
-    return OtherMachine(name, 1, price(hour) if at else None)
+    tp, gpu = (whole(1)(head), gpu) if times and head.isdigit() else (1, name)
+    weights = cast("WeightDtype", choice(WEIGHT_DTYPES)(dtype)) if colon else None
+    return OtherMachine(gpu, tp, weights, price(hour) if at else None)
 
 
 def memory_price(text: str) -> float:

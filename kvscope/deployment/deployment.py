@@ -198,6 +198,15 @@ class ResolvedDeployment(Struct, frozen=True, kw_only=True):
             return None
         return self.model.bytes_for(self.pool.of_all_layers.tokens) * self.engines
 
+    def require_fleet(self) -> None:
+        """Raise UsageError where the trace holds the traffic of one replica."""
+        if self.traffic == "replica":
+            raise UsageError(
+                "a fleet needs the traffic of all replicas, and the deployment's trace holds one's",
+                where="--traffic",
+                remedy="take a trace of the whole fleet, with --traffic fleet",
+            )
+
     @property
     def as_cache(self) -> ResolvedDeployment:
         """The deployment with the pool of a cache in which each block holds all layers."""

@@ -27,6 +27,7 @@ from kvscope.replay.replay import NO_TABLES, Tables
 from kvscope.routers.base import MemorySizes, Router
 from kvscope.vllm_sim import EngineSettings, StepCost
 from kvscope.vllm_sim.engine import engine_runner
+from kvscope.vllm_sim.replay import loaded_blocks, never_start
 from kvscope.vllm_sim.state import Machine, engine_traffic, idle_machine
 
 _SLICE = 1000  # arrivals between two checks for an interrupt
@@ -51,7 +52,8 @@ def replay_engines(
     Arguments as in `replay_engine` and `replay_fleet`. `begin_s` is when a request was admitted;
     one that needs more than all blocks of a replica is rejected: it has no hits, and nan for times.
     A prefix that is computed between a request's arrival and its admission counts in `best_blocks`
-    where the request hit it. `Truth.wait_s` is what the tokens in front take, without decodes.
+    where the request hit it. Routers see pools, and no CPU tier below them; `hit_blocks` count what
+    was loaded from one. `Truth.wait_s` is what the tokens in front take, without decodes.
     Raises UsageError for a policy without lanes and for a router that copies prefixes.
     """
     if router.copies:
@@ -137,8 +139,15 @@ def _costs(cost: StepCost) -> Costs:
 
 def _outcome(machines: Machines, sent: SentRequests) -> FleetReplay:
     replicas = len(sent.opened)
-    rows: Any = machines.each.requests[sent.replica, sent.place]
+    each, at = machines.each, (sent.replica, sent.place)
+    rows: Any = each.requests[at]
     hit_blocks = np.maximum(rows.hits, 0).astype(np.int32)
+    if has_tier(each):
+        if each.offload.state.stuck.any():
+            raise never_start(int(np.isnan(rows.finished_s[rows.oversized == 0]).sum()))
+        members: Any = each.offload.members[at]
+        size = int(each.state.block_size[0, 0])
+        hit_blocks += loaded_blocks(rows, members, size)
     return FleetReplay(
         replicas=replicas,
         replica=sent.replica,
@@ -149,5 +158,5 @@ def _outcome(machines: Machines, sent: SentRequests) -> FleetReplay:
         begin_s=rows.admitted_s.copy(),
         token_s=rows.first_token_s.copy(),
         end_s=rows.finished_s.copy(),
-        evictions=machines.each.state.evictions[:replicas, 0].copy(),
+        evictions=each.state.evictions[:replicas, 0].copy(),
     )

@@ -221,6 +221,8 @@ def simulator(run_engine: Callable[..., Any], tier: bool) -> Callable[..., None]
             finished = machine.state[0].finished
             busy = run_engine(machine, steps, NEVER, until_s)
             now_s[number] = machine.state[0].now_s if busy else np.inf
+            if tier and machine.offload.state[0].waits > 0:  # until something comes
+                now_s[number] = max(now_s[number], until_s)
             if closed and number < replicas and machine.state[0].finished > finished:
                 _note_ends(machines, sent, arrivals, number)
 

@@ -17,7 +17,7 @@ from kvscope.core.jit import callable_in_kernels
 from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.traffic import Traffic
 from kvscope.vllm_sim import EngineSettings
-from kvscope.vllm_sim.offload_state import Offload
+from kvscope.vllm_sim.offload_state import CHUNK, Offload
 from kvscope.vllm_sim.state import BLOCK, NODE, NONE, REQUEST, Machine
 
 NEVER = 2**62
@@ -69,9 +69,8 @@ def machines_bytes(traffic: Traffic, settings: EngineSettings, count: int) -> in
     Counted from their arrays; those of slots are in memory as far as requests run at once.
     """
     tries = 1 if settings.groups is None else len(settings.groups.groups)
-    own = (
-        NODE.itemsize * tries * len(traffic.block_parent) + BLOCK.itemsize * settings.usable_blocks
-    )
+    node = NODE.itemsize + (0 if settings.offload is None else CHUNK.itemsize)
+    own = node * tries * len(traffic.block_parent) + BLOCK.itemsize * settings.usable_blocks
     return count * own + 2 * REQUEST.itemsize * len(traffic.leaf)  # those of the trace, and sent
 
 
@@ -191,8 +190,7 @@ def queue_request(machines: Machines, number: int, request: int, now_s: float) -
     machines.sent[number] = place + 1
     if place + 1 < len(machines.requests):
         each.requests[number, place + 1].arrival_s = np.inf  # not known yet
-    if machines.now_s[number] == np.inf:
-        machines.now_s[number] = each.state[number, 0].now_s
+    machines.now_s[number] = min(machines.now_s[number], each.state[number, 0].now_s)
     return place
 
 

@@ -291,30 +291,33 @@ def _tiered(tiers: tuple[Tier, ...], done: EngineReplay) -> TieredReplay:
     )
 
 
-def _offload_of(
-    setting: RunSetting, tiers: tuple[Tier, ...], blocks_each: int
-) -> OffloadSettings | None:
-    """Return the tier below an engine, None without one.
+def offload_settings(
+    offload: str, tiers: tuple[Tier, ...], blocks_each: int, block_bytes: int | None
+) -> OffloadSettings:
+    """Return the CPU tier of an engine that offloads so, and the files below it.
 
-    A block of the engine is `blocks_each` blocks of the trace. Raises UsageError where that depends
-    on the unknown size of a block.
+    A block of the engine is `blocks_each` blocks of the trace, of `block_bytes` each. Raises
+    UsageError where that is unknown and matters.
     """
-    if not tiers or setting.tier_mode is None:
-        return None
-    files = len(tiers) > 2
-    spec = OffloadSpec.parse(setting.tier_mode, files=files)
+    files = len(tiers) > 1
+    spec = OffloadSpec.parse(offload, files=files)
     chunk = spec.blocks_per_chunk
     loads, stores = (
         [
-            Transfers(tier.read.latency_s, copy_s(tier, chunk * blocks_each, setting.block_bytes))
-            for tier in tiers[1:]
+            Transfers(tier.read.latency_s, copy_s(tier, chunk * blocks_each, block_bytes))
+            for tier in tiers
         ]
         for copy_s in (read_s, write_s)
     )
     storage = None
     if files:
-        storage = StorageSettings(tiers[2].capacity_blocks // chunk, loads[1], stores[1])
-    return spec.settings(tiers[1].capacity_blocks // blocks_each, loads[0], stores[0], storage)
+        storage = StorageSettings(tiers[1].capacity_blocks // chunk, loads[1], stores[1])
+    return spec.settings(tiers[0].capacity_blocks // blocks_each, loads[0], stores[0], storage)
+
+
+def blocks_each(groups: KvGroups | None, block_size: int) -> int:
+    """Return how many blocks of the trace, of `block_size` tokens, are a block of an engine."""
+    return 1 if groups is None else max(1, groups.block_tokens // block_size)
 
 
 def engine_of(
@@ -326,13 +329,15 @@ def engine_of(
     """
     usual = EngineSettings(1)
     groups = KvGroups.parse(setting.kv_groups) if setting.kv_groups else None
-    blocks_each = 1 if groups is None else max(1, groups.block_tokens // block_size)
+    each, offload = blocks_each(groups, block_size), None
+    if tiers and setting.tier_mode is not None:
+        offload = offload_settings(setting.tier_mode, tiers[1:], each, setting.block_bytes)
     settings = EngineSettings(
-        max(1, capacity_blocks // blocks_each),
+        max(1, capacity_blocks // each),
         max_num_seqs=setting.max_num_seqs or usual.max_num_seqs,
         max_num_batched_tokens=setting.max_num_batched_tokens or usual.max_num_batched_tokens,
         groups=groups,
-        offload=_offload_of(setting, tiers, blocks_each),
+        offload=offload,
     )
     return settings.in_version(parse_engine(setting.engine)) if setting.engine else settings
 

@@ -15,6 +15,7 @@ from kvscope.fleet.sweep import FleetRun
 from kvscope.replay.curve import HitCurve
 from kvscope.replay.policy_options import format_value
 from kvscope.report import style
+from kvscope.report.plan import tier_label
 from kvscope.report.section import Columns, Section, Table, tabulate
 from kvscope.report.words import (
     NONE,
@@ -118,7 +119,7 @@ def in_words(study: FleetStudy) -> list[str]:
         alone = (
             f"1 replica{price} meets {target}, with {_reached(study, run)}: no router is needed."
         )
-        return [alone, *_on_engines(study)]
+        return [alone, *_on_engines(study), *_tier_flags(study)]
     answer = (
         f"{counted(study.chosen, 'replica')} behind {name}{price}: the fewest that meet {target},"
         f" with {_reached(study, run)}."
@@ -138,13 +139,19 @@ def in_words(study: FleetStudy) -> list[str]:
     flags = best.router.flags()
     if flags:
         words.append(f"To set on {best.router.name}: {' '.join(flags)}")
-    return words
+    return [*words, *_tier_flags(study)]
 
 
 def _on_engines(study: FleetStudy) -> list[str]:
     """Return that the answer holds on the deployment's simulated engines, if it was replayed."""
     run = study.on_engines
     return [] if run is None else [f"Simulated vLLMs meet it too, with {_reached(study, run)}."]
+
+
+def _tier_flags(study: FleetStudy) -> list[str]:
+    """Return how each vLLM is started with the tier below its pool, if it has one."""
+    tier = study.tier
+    return [] if tier is None else [f"To set on vLLM: {tier.spec.arguments(tier.size_bytes)}"]
 
 
 def _leading(study: FleetStudy) -> list[FleetLine]:
@@ -243,7 +250,8 @@ def _policy(study: FleetStudy, policy: Policy) -> str:
 
 def _here(study: FleetStudy) -> str:
     size = Sizes(study.trace.block_size, study.request.model).in_words(study.capacity_blocks)
-    return f"{counted(study.chosen, 'replica')} of {size} each"
+    tier = f" + {tier_label(study.tier)}" if study.tier else ""
+    return f"{counted(study.chosen, 'replica')} of {size}{tier} each"
 
 
 def _routers(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
@@ -299,8 +307,9 @@ def _losses(study: FleetStudy, lines: Sequence[FleetLine]) -> Table:
     }
     note = "not held: by any single replica; not chosen: another replica held more"
     if (pooled := study.pooled) is not None:
+        whose = "pools'" if study.tier else "replicas'"
         note += (
-            f"; one cache of all replicas' size would hit {share(pooled.lru)} with lru,"
+            f"; one cache of all {whose} size would hit {share(pooled.lru)} with lru,"
             f" {share(pooled.belady)} with belady"
         )
     return tabulate("", _outcomes(study, lines), columns, note)
@@ -530,6 +539,11 @@ def _assumed(study: FleetStudy) -> list[str]:
     where, think = study.request.deployment, study.think
     if where is not None and where.kv_groups is not None:
         words.append(_layers_counted(study))
+    if study.tier is not None:
+        words.append(
+            f"{study.tier.spec.in_words} Routers and best available see the pools of other replicas"
+            " without their tiers."
+        )
     if think is None:
         words.append("Open loop: requests arrive at the times of the trace.")
     else:

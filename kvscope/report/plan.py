@@ -29,17 +29,31 @@ def options_section(tuned: Recommendation) -> Section:
     """Return the table of options, with the SLO and the deployment in its first lines."""
     target, where = tuned.tuning.target, tuned.deployment
     slo, scale = units.duration_in_words(target.slo_s), tuned.tuning.setting.rate_scale
+    label = sizes_of(tuned).label
     title = f"Options: {tuned.target_name} ≤ {slo}"
     machine = "" if scale == 1 else f"Arrivals {scale:g} times as fast."
     if where is not None:
-        pool = sizes_of(tuned).label(tuned.tuning.capacity_blocks)
+        pool = label(tuned.tuning.capacity_blocks)
         machine = f"{where.summary}, pool {pool} ({where.pool.origin}). {machine}".rstrip()
+    others = {each.machine.name: each.machine for each in tuned.plan.options if each.machine}
+    pools = ", ".join(f"{name} {label(each.capacity_blocks)}" for name, each in others.items())
+    weights = {each.where.stated.weight_dtype for each in others.values()}
+    changed = weights - {where.stated.weight_dtype if where else None}
+    quality = " What a precision does to the answers is not compared." if changed else ""
     limit = tuned.tuning.limit
     reached = _time(limit.target_s * 1e3) if limit.keeps_up else "the queue grows"
     infinite = f"An infinite cache: {reached}"
     infinite += f", hit rate {share(limit.outcome.token_hit_rate)}."
     tiles = _tiles(tuned)
-    return Section.of(title, *tiles, machine or None, _table(tuned), infinite, _recorded(tuned))
+    return Section.of(
+        title,
+        *tiles,
+        machine or None,
+        f"Pools of other machines (derived): {pools}.{quality}" if pools else None,
+        _table(tuned),
+        infinite,
+        _recorded(tuned),
+    )
 
 
 def _tiles(tuned: Recommendation) -> list[Tile]:

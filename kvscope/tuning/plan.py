@@ -39,6 +39,7 @@ SLOW_COPIES = 3.0
 """Times as long as modelled that a copy may take: a tier has to do no harm there too."""
 FULL_SSD = End("an SSD full of other files")
 _SEARCHED = 2  # routers whose parameters are searched
+_ROUTER_ROWS = 4  # routers that are options, the best of those to compare
 _TRIED_AT_ENDS = 3  # tiers, until one does no harm there
 
 TierReason = Literal["overloaded", "no-gain", "too-dear", "costs-more", "met-without", "uncertain"]
@@ -51,26 +52,16 @@ class ReplicaMachine(Struct, frozen=True):
     capacity_blocks: int
 
     @property
-    def gpu(self) -> str:
-        """The GPU's name."""
-        return self.where.gpu.name if self.where.gpu else "unknown GPU"
-
-    @property
     def name(self) -> str:
-        """The machine in words: `2 x h100`."""
-        return f"{self.where.tp} x {self.gpu}"
+        """The machine in words: `2 x h100`, with the precision of the weights if it is stated."""
+        gpu, dtype = self.where.gpu, self.where.stated.weight_dtype
+        name = f"{self.where.tp} x {gpu.name if gpu else 'unknown GPU'}"
+        return f"{name} in {dtype}" if dtype else name
 
     def under(self, workload: Workload) -> Workload:
         """Return a workload on this machine."""
         where = self.where
         return workload.on_engine(where.latency, where.max_num_seqs, where.max_num_batched_tokens)
-
-
-class RouterOffer(Struct, frozen=True):
-    """Routers that replicas may stand behind, the best `rows` of which are options."""
-
-    routers: tuple[Router, ...]
-    rows: int = 4
 
 
 class OptionChange(Struct, frozen=True):
@@ -251,7 +242,7 @@ class Planner:
         replica_hour: float | None,
         *,
         tiers: TierOffer | None = None,
-        routers: RouterOffer | None = None,
+        routers: Sequence[Router] = (),
         machines: Sequence[ReplicaMachine] = (),
         on_option: Callable[[PlanOption], None] = lambda _: None,
     ) -> None:
@@ -318,17 +309,20 @@ class Planner:
     def _changes(self) -> Iterator[OptionChange]:
         """Yield changes of more than the policy."""
         result, lru = self._result, Lru()
-        yield from self._tiered()
+        tiered = list(self._tiered())
+        yield from [*tiered, *self._tiered_replicas(tiered)]
         least = math.inf  # as many replicas with the policy are no other option
         for each in (result.fewest_lru, result.fewest_choice):
             if each is not None and result.replicas < (each.replicas or 0) < least:
                 least = each.replicas or 0
                 yield OptionChange(each.policy, least)
         alone = result.fewest_lru is not None and result.fewest_lru.replicas == 1
-        if self._routers is not None and not alone:  # one replica needs no router
-            yield from self._routed(self._routers)
+        if self._routers and not alone:  # one replica needs no router
+            yield from self._routed()
         for machine in self._machines:
-            yield OptionChange(lru, self._fewest_on(machine), machine=machine)
+            change = OptionChange(lru, 1, machine=machine)
+            counts = range(1, MOST_REPLICAS + 1)
+            yield replace(change, replicas=self._fewest(change, counts) or 1)
 
     def _tiered(self) -> Iterator[OptionChange]:
         """Yield tiers below the present replicas: with LRU, the best with the policy to change to.
@@ -348,7 +342,7 @@ class Planner:
             if offer.runs(tier, policy):
                 yield OptionChange(policy, result.replicas, tier)
 
-    def _routed(self, offer: RouterOffer) -> Iterator[OptionChange]:
+    def _routed(self) -> Iterator[OptionChange]:
         """Yield the fewest replicas behind each of the best routers, with LRU and the policy.
 
         A parameter of the best two takes another value where that saves replicas.
@@ -365,28 +359,42 @@ class Planner:
             return [change for _, change in sorted(known, key=lambda each: each[0])]
 
         with self._tuner.progress("searching routers"):
-            best = sized(offer.routers, Lru())
+            best = sized(self._routers, Lru())
             for place, usual in enumerate(best[:_SEARCHED]):  # a value has to save replicas
                 for change in sized(list(_searched(usual.router)), Lru()):
                     if change.replicas < best[place].replicas:
                         best[place] = change
             if result.choice is not None and best and result.setting.kv_groups == "":
-                best = [*best[: offer.rows], *sized([best[0].router], result.choice.policy)]
-        for change in best[: offer.rows + 1]:
+                best = [*best[:_ROUTER_ROWS], *sized([best[0].router], result.choice.policy)]
+        for change in best[: _ROUTER_ROWS + 1]:
             if change.router.name != SESSION.name and change.replicas > 1:
                 yield change
 
-    def _fewest_on(self, machine: ReplicaMachine) -> int:
-        """Return the fewest replicas of a machine that meet the SLO with LRU; 1 where none do."""
-        later = self._tuner.windows.later
+    def _tiered_replicas(self, tiered: Sequence[OptionChange]) -> Iterator[OptionChange]:
+        """Yield the fewest replicas that meet the SLO with the first tier, for less than LRU's."""
+        offer, lru, hour = self._tiers, self._result.fewest_lru, self._replica_hour or 1.0
+        tier = tiered[0].tier if tiered else None
+        if offer is None or tier is None or lru is None or lru.replicas is None:
+            return
+        with_tier = hour + (offer.price_hour(tier) if self._replica_hour else 0.0)
+        most = math.ceil(lru.replicas * hour / with_tier)
+        if replicas := self._fewest(tiered[0], range(self._result.replicas + 1, most)):
+            yield replace(tiered[0], replicas=replicas)
+
+    def _fewest(self, change: OptionChange, counts: Sequence[int]) -> int | None:
+        """Return the fewest of so many replicas that meet the SLO with a change; None for none."""
+        later, blocks = self._tuner.windows.later, self._blocks(change)
 
         def meets(replicas: int) -> bool:
-            change = OptionChange(Lru(), replicas, machine=machine)
-            window = self._windows(change, (later,))[0]
-            trial = window.measure(Lru(), machine.capacity_blocks)
+            window = self._windows(replace(change, replicas=replicas), (later,))[0]
+            trial = window.measure(change.policy, blocks)
             return trial.keeps_up and trial.meets(self._result.target)
 
-        return fewest(partial(map, meets), range(1, MOST_REPLICAS + 1)) or 1
+        return fewest(partial(map, meets), counts)
+
+    def _blocks(self, change: OptionChange) -> int:
+        """Return the blocks of each pool."""
+        return (change.machine or self._result).capacity_blocks
 
     def _windows(
         self,
@@ -421,7 +429,7 @@ class Planner:
         """Return an option with its replays, or why an engine does not run its tier."""
         result, windows = self._result, self._tuner.windows
         known = windows.validation, windows.held_out, windows.later
-        blocks = change.machine.capacity_blocks if change.machine else result.capacity_blocks
+        blocks = self._blocks(change)
         try:
             changed = LaterWindows(*self._windows(change, known))
             judged = changed.judge(change.policy, blocks, result.lru)
@@ -445,7 +453,8 @@ class Planner:
     ) -> tuple[PlanOption | None, TierDoubt | None]:
         """Return the option with the tier to add, or why there is none; neither if not asked for.
 
-        Compared with what costs nothing: the policy to change to now, else LRU. Where that misses
+        With as many replicas as now, compared with what costs nothing: the policy to change to now,
+        else LRU. Where that misses
         the SLO, the cheapest tier that meets it; if none does, the cheapest with about the lowest
         percentile of those that save their price, or of all where none does; none that costs as
         much as another replica. Where the SLO is met anyway, the one that saves most. None that
@@ -456,7 +465,11 @@ class Planner:
             return None, None
         free = self._free(options)
         sound = {Lru.name, LruRetention.name, free.policy.name}
-        tiered = [each for each in options if each.tier and each.policy.name in sound]
+        tiered = [
+            each
+            for each in options
+            if each.tier and each.replicas == result.replicas and each.policy.name in sound
+        ]
         nearest = min(tiered, key=lambda option: option.trial.target_s, default=None)
         if not any(option.judged.keeps_up for option in (free, *tiered)):
             return None, TierDoubt("overloaded", nearest)

@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kvscope.core.errors import UsageError
+from kvscope.core.units import format_size
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru
@@ -38,9 +39,34 @@ class TierCandidate(Struct, frozen=True):
     `files_bytes` are those of an SSD below, where vLLM keeps files; 0 without.
     """
 
+    DOCUMENT: ClassVar[str] = "offload gib files_gib"
     offload: str
     size_bytes: int
     files_bytes: int = 0
+
+    def require_chunk(self, page_bytes: int, where: str) -> None:
+        """Raise UsageError where a tier holds no chunk of pages of so many bytes."""
+        chunk_bytes = self.spec.blocks_per_chunk * page_bytes
+        least = min(size for _, size in self.tiers)
+        if least < chunk_bytes:
+            raise UsageError(
+                f"{format_size(least)} holds not one chunk of {self.offload}",
+                where=where,
+                remedy=f"a chunk takes {format_size(chunk_bytes)}",
+            )
+
+    def below(self, block_bytes: int, gpus: int, copies: float = 1.0) -> EngineTier:
+        """Return the tiers below a replica's pool, whose copies take so many times as long.
+
+        `block_bytes` are those of a block over all `gpus`, each of which has a link of its own.
+        """
+        tiers = []
+        for kind, size_bytes in self.tiers:
+            usual, links = READS[kind], gpus if kind == "dram" else 1
+            read = Read(usual.latency_s, usual.bytes_per_s * links / copies)
+            blocks = max(1, size_bytes // block_bytes)
+            tiers.append(Tier(kind, blocks, Lru(), read, WRITES[kind] * links / copies))
+        return EngineTier(self.offload, block_bytes, tuple(tiers))
 
     @property
     def spec(self) -> OffloadSpec:
@@ -72,9 +98,7 @@ class TierCandidate(Struct, frozen=True):
 class TierRejection(Struct, frozen=True):
     """A tier under which requests of a window never start, and why."""
 
-    DOCUMENT: ClassVar[str] = (
-        "offload=candidate.offload gib=candidate.gib files_gib=candidate.files_gib reason"
-    )
+    DOCUMENT: ClassVar[str] = "*candidate reason"
     candidate: TierCandidate
     reason: str
 
@@ -82,11 +106,10 @@ class TierRejection(Struct, frozen=True):
 class TierOffer(Struct, frozen=True, kw_only=True):
     """Memory that may be added below the pool of every replica, for each of which it is priced.
 
-    `block_bytes` are those of a block over all `gpus` of a replica, each of which has a link of its
-    own. `replica_hour` is what another replica costs, None for unknown. `options` of each way to
-    store are searched, with values beside its own, and `policies` in the pool: retention intervals
-    of a hybrid model. Up to `rows` of the `candidates` are options of the plan; with `chooses`, it
-    says whether one is to be added.
+    `block_bytes` are those of a block over all `gpus` of a replica. `replica_hour` is what another
+    replica costs, None for unknown. `options` of each way to store are searched, with values beside
+    its own, and `policies` in the pool: retention intervals of a hybrid model. Up to `rows` of the
+    `candidates` are options of the plan; with `chooses`, it says whether one is to be added.
     """
 
     candidates: tuple[TierCandidate, ...]
@@ -109,13 +132,7 @@ class TierOffer(Struct, frozen=True, kw_only=True):
 
     def below(self, candidate: TierCandidate, copies: float = 1.0) -> EngineTier:
         """Return a candidate whose copies take so many times as long."""
-        tiers = []
-        for kind, size_bytes in candidate.tiers:
-            usual, links = READS[kind], self.gpus if kind == "dram" else 1
-            read = Read(usual.latency_s, usual.bytes_per_s * links / copies)
-            blocks = max(1, size_bytes // self.block_bytes)
-            tiers.append(Tier(kind, blocks, Lru(), read, WRITES[kind] * links / copies))
-        return EngineTier(candidate.offload, self.block_bytes, tuple(tiers))
+        return candidate.below(self.block_bytes, self.gpus, copies)
 
     def runs(self, candidate: TierCandidate, policy: Policy) -> bool:
         """Return whether an engine runs a policy above a tier, and loads what it stored.

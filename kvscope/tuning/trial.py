@@ -22,12 +22,14 @@ from kvscope.policies.base import Policy
 from kvscope.replay.curve import first_counted
 from kvscope.replay.footprint import replay_bytes
 from kvscope.replay.metrics import ServedRequests, summarize
+from kvscope.replay.sweep import blocks_each, offload_settings
 from kvscope.replay.tier_spec import Tier
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.routers.base import Router
 from kvscope.routers.session import Session
 from kvscope.tuning.replicas import SESSION, serve_fleet, serve_replicas, split_over, together
 from kvscope.tuning.target import Target, View
+from kvscope.vllm_sim import EngineSettings
 
 PolicyAt = tuple[Policy, int]
 Advance = Callable[[int], None]
@@ -40,6 +42,12 @@ class EngineTier(Struct, frozen=True):
     offload: str
     block_bytes: int
     tiers: tuple[Tier, ...]
+
+    def under(self, engine: EngineSettings, block_size: int) -> EngineSettings:
+        """Return an engine above the tiers; a block of the trace has `block_size` tokens."""
+        each = blocks_each(engine.groups, block_size)
+        tier = offload_settings(self.offload, self.tiers, each, self.block_bytes)
+        return replace(engine, offload=tier)
 
     def request(self, policy: Policy, capacity_blocks: int) -> ReplayRequest:
         """Return the replay of a policy in a pool of so many blocks above the tiers."""

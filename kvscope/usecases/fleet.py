@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from kvscope.replay.curve import HitCurve
     from kvscope.routers.base import Router
     from kvscope.tuning.fewest import FleetSize
+    from kvscope.tuning.tiers import TierCandidate
     from kvscope.vllm_sim import EngineSettings
 
 MEETS, MISSES, OVERLOADED = "meets-slo", "misses-slo", "overloaded"
@@ -80,6 +81,15 @@ class FleetOptions(opt.ReplicaOptions, frozen=True, kw_only=True):
         ),
     ] = None
     capacity_blocks: Annotated[int | None, opt.Blocks("Cache of a replica in blocks.")] = None
+    offload: Annotated[
+        values.TierSize | None,
+        opt.Option(
+            "CPU memory below the pool of each replica, to which it offloads as its vLLM does;"
+            " dram:64GiB+ssd:1TiB has an SSD below. Routers do not see it.",
+            "SIZE",
+            values.tier_size,
+        ),
+    ] = None
     param: Annotated[
         list[str] | None,
         opt.Option(
@@ -128,13 +138,9 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
             **{name: getattr(options, name) for name in opt.ReplicaOptions.__struct_fields__}
         )
     )
-    if where is not None and where.traffic == "replica":
-        raise UsageError(
-            "a fleet needs the traffic of all replicas, and the deployment's trace holds one's",
-            where="--traffic",
-            remedy="take a trace of the whole fleet, with --traffic fleet",
-        )
-    where = where and where.as_cache  # of queues; simulated vLLMs have a hybrid model's groups
+    if where is not None:
+        where.require_fleet()
+        where = where.as_cache  # of queues; simulated vLLMs have a hybrid model's groups
     sizes_named = bool(named.sizes_bytes)
     kv = (
         where.model if where else kv_model(options.model, options.kv_dtype, sizes_named=sizes_named)
@@ -174,6 +180,13 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
             where="--time-model engine",
             remedy="leave it out of --router, or take --time-model queue",
         )
+    if options.offload is not None and (kv is None or engine is None or time_model == "queue"):
+        modelled = kv is not None and (where is None or where.engine.name == VLLM)
+        raise UsageError(
+            "a tier is simulated below vLLM's scheduler" if modelled else "needs vLLM and a model",
+            where="--offload",
+            remedy="take --time-model engine" if modelled else "name --model, and no other engine",
+        )
     variants = parse_variants(policies, of_policies)
     for variant in variants:
         check_required(variant.policy, variant.given, "--policy")
@@ -192,6 +205,7 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
         deployment=where,
         time_model=time_model,
         engine=engine,
+        tier=options.offload,
         closed_loop=options.closed_loop,
         seeds=options.seeds,
         routers_named=options.router is not None,
@@ -311,9 +325,10 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     % interval, null in it for more than were tried, null itself without a fewest. `pooled` is the
     reference of one cache for the chosen number of replicas. `on_engines`: an answer of queues that
     meets the SLO, replayed on a deployment's simulated vLLMs; its hybrid model's layers are in
-    `groups`. What a policy learns it learns of the whole fleet's traffic. `lru_curves` are over
-    every capacity of a replica, by router: of those that see the order alone, in open loop;
-    `pooled_curve` is over that of one cache. `think` is None in open loop.
+    `groups`. `tier` is below each replica's pool, `pooled` and the curves have none. What a policy
+    learns it learns of the whole fleet's traffic. `lru_curves` are over every capacity of a
+    replica, by router: of those that see the order alone, in open loop; `pooled_curve` is over that
+    of one cache. `think` is None in open loop.
     """
 
     DOCUMENT: ClassVar[str] = (
@@ -321,6 +336,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
         " time_model=request.time_model loop slo_ms=request.slo.ttft_s"
         " percentile=request.slo.percentile tpot_slo_ms=request.slo.tpot_s"
         " warmup=request.setting.definition.warmup capacity_blocks capacity_tokens capacity_bytes"
+        " tier"
         " verdict words fewest fewest_interval chosen price_hour pooled on_engines lines=ranked"
         " fleets curves"
     )
@@ -335,6 +351,7 @@ class FleetStudy(Struct, frozen=True, kw_only=True, dict=True):
     pooled_curve: HitCurve | None = None
     size: FleetSize | None = None
     groups: KvGroups | None = None
+    tier: TierCandidate | None = None
 
     @cached_property
     def ranked(self) -> tuple[FleetLine, ...]:
@@ -470,6 +487,8 @@ def fleet(trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monito
     from kvscope.replay.policy_options import format_value
     from kvscope.replay.settings import with_groups
     from kvscope.replay.workload import Workload
+    from kvscope.tuning.tiers import TierCandidate
+    from kvscope.vllm_sim.offload_spec import own_offload
 
     require_arrivals(trace)
     if request.replicas[-1] > trace.requests:
@@ -497,6 +516,10 @@ def fleet(trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monito
         think = think_times(prompts, workload.traffic, workload.profile)
     engine = in_groups(request, trace.block_size)
     engine = engine and engine.on_pool(capacity, trace.block_size)
+    version, tier = request.deployment.engine if request.deployment else None, None
+    if engine is not None and request.tier is not None:
+        tier = TierCandidate(own_offload(version), *request.tier)
+        engine = _above(tier, engine, request, trace.block_size)
     sweep = FleetSweep(
         workload,
         capacity,
@@ -522,8 +545,23 @@ def fleet(trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monito
             for at, pair in enumerate(pairs)
         ),
         groups=engine.groups if engine else None,
+        tier=tier,
     )
     return _with_references(study, sweep, engine, monitor)
+
+
+def _above(
+    tier: TierCandidate, engine: EngineSettings, request: FleetRequest, block_size: int
+) -> EngineSettings:
+    """Return a replica with a tier below its pool. Raises UsageError for one without a chunk."""
+    from kvscope.replay.sweep import blocks_each
+
+    model, gpus = request.model, request.deployment.tp if request.deployment else 1
+    assert model is not None  # noqa: S101  (checked with the options)
+    model = model if engine.groups is None else model.by_block
+    block_bytes = model.kv_bytes_per_token(gpus) * gpus * block_size
+    tier.require_chunk(block_bytes * blocks_each(engine.groups, block_size), "--offload")
+    return tier.below(block_bytes, gpus).under(engine, block_size)
 
 
 def _with_references(

@@ -399,29 +399,40 @@ def next_end_s(machine: Machine) -> float:
 
 def waiter(
     end_transfers: Callable[[Machine], None], storage: bool
-) -> Callable[[Machine, bool], bool]:
+) -> Callable[[Machine, float], float]:
     """Return the function that lets time pass to the next arrival or end of a transfer.
 
-    It returns False where neither comes. Where requests were just `preempted` (loads have blocks),
+    It returns when that is, infinity for never, and goes on waiting where that is after `until_s`:
+    until then a request may come that is not known yet. After a preemption (loads have blocks),
     others may fit as soon as their copies have ended.
     """
 
     @called_by_kernels
-    def wait(machine: Machine, preempted: bool) -> bool:
-        requests, state = machine.requests, machine.state[0]
-        begin_s = begin_transfers(machine)
-        next_s = begin_s if preempted else next_end_s(machine)
-        if storage and machine.offload.state[0].storage and not preempted:
+    def wait(machine: Machine, until_s: float) -> float:
+        requests, state, off = machine.requests, machine.state[0], machine.offload.state[0]
+        preempted = off.waits == 2
+        next_s = off.begin_s if preempted else next_end_s(machine)
+        if storage and off.storage and not preempted:
             next_s = next_copy_s(machine.offload, state.now_s, next_s)
         if state.arrived < len(requests):
             next_s = min(next_s, requests[state.arrived].arrival_s)
-        if next_s == np.inf:
-            return False
-        state.now_s = max(begin_s, next_s)
-        end_transfers(machine)
-        return True
+        if next_s <= until_s and next_s < np.inf:
+            off.waits = 0
+            state.now_s = max(off.begin_s, next_s)
+            end_transfers(machine)
+        return next_s
 
     return wait
+
+
+@callable_in_kernels
+def mark_arrived(machine: Machine) -> None:
+    """Find a place for the marks of the requests that have arrived."""
+    off = machine.offload.state[0]
+    while off.marked < machine.state[0].arrived:
+        machine.offload.members[off.marked].access = off.marks_taken
+        off.marks_taken += machine.requests[off.marked].length // off.unit_nodes * off.groups
+        off.marked += 1
 
 
 @callable_in_kernels
@@ -660,29 +671,33 @@ def offloaded_runner(hybrid: bool = False) -> Callable[..., Any]:
 
     @callable_in_kernels
     def run(machine: Machine, steps: int, finished: int, until_s: float) -> bool:
-        state = machine.state[0]
+        state, off = machine.state[0], machine.offload.state[0]
         for _ in range(steps):
             if state.finished >= finished or state.now_s >= until_s:
                 break
-            arrive(machine)
-            if state.ttl_s < np.inf:
-                expire(machine)
-            preempted = state.preempted
-            schedule(machine)
-            off = machine.offload.state[0]
-            full = off.reread > 2 * (off.stored_chunks + off.capacity)
-            if storage and full and off.storage:
-                off.stuck = True
-                return False
-            if state.planned > 0:
-                off.reread = 0
-                begin_s = begin_transfers(machine)
-                start(machine)
-                state.end_s += begin_s - state.now_s
-                complete(machine)
-                end_transfers(machine)
-            elif not wait(machine, state.preempted > preempted):
-                return False
+            if off.waits == 0:
+                arrive(machine)
+                mark_arrived(machine)
+                if state.ttl_s < np.inf:
+                    expire(machine)
+                preempted = state.preempted
+                schedule(machine)
+                full = off.reread > 2 * (off.stored_chunks + off.capacity)
+                if storage and full and off.storage:
+                    off.stuck = True
+                    return False
+                off.begin_s = begin_transfers(machine)
+                if state.planned > 0:
+                    off.reread = 0
+                    start(machine)
+                    state.end_s += off.begin_s - state.now_s
+                    complete(machine)
+                    end_transfers(machine)
+                    continue
+                off.waits = 1 + (state.preempted > preempted)
+            next_s = wait(machine, until_s)
+            if off.waits > 0:
+                return next_s < np.inf
         return True
 
     return run

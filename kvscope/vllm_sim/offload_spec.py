@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError, placed
+from kvscope.deployment.engines import Engine
 from kvscope.vllm_sim.settings import (
     AT_ONCE,
     RELEASES,
@@ -30,6 +31,7 @@ from kvscope.vllm_sim.settings import (
 
 WHERE = "--offload"
 _VLLM = "vllm@"
+_LAST_VERSION = (0, 33)  # of RELEASES
 _EXTRA = "kv_connector_extra_config"
 _NAMES = {"lru": "LRU", "arc": "ARC"}
 _OPTIONS = (
@@ -139,6 +141,12 @@ class OffloadSpec(Struct, frozen=True):
         plain = OffloadSpec(self.release)
         values = {name: getattr(self, name) for name in _OPTIONS}
         return {name: value for name, value in values.items() if value != getattr(plain, name)}
+
+
+def own_offload(engine: Engine | None) -> str:
+    """Return how a version of vLLM offloads, by default the last one that is modelled."""
+    last = engine is None or engine.version >= _LAST_VERSION
+    return f"{_VLLM}{RELEASES[-1 if last else 0]}"
 
 
 def _options(pieces: Sequence[str]) -> dict[str, Any]:

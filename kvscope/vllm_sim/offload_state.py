@@ -78,8 +78,8 @@ OFFLOAD = record_type(
     "fences fences_done ended loading evictions refused stored t1 t2 b1 b2 "
     "learned storage storage_capacity stored_chunks polled polls_late asked retry "
     "reads reads_begun reads_done writes writes_seen writes_done read_chunks written_chunks full "
-    "reread stuck",
-    "now_s target read_latency_s read_chunk_s read_free_s "
+    "reread stuck marked marks_taken waits",
+    "now_s begin_s target read_latency_s read_chunk_s read_free_s "
     "write_latency_s write_chunk_s write_free_s "
     "load_latency_s load_chunk_s store_latency_s store_chunk_s load_free_s store_free_s",
 )
@@ -91,7 +91,8 @@ offers all its chunks again.
 `loads`, `stores` and `fences` number what they name; those of the last three below `_done` are
 over. Stores before `planned_stores` were created in earlier plans. `ended` requests ended since the
 last plan, `loading` ones have blocks and do not run, `learned` ones did once. `t1` to `b2` and
-`target` are ARC's.
+`target` are ARC's. The first `marked` requests have `marks_taken` marks. `waits`: nothing is left
+to compute until something comes, 2 after a preemption, with transfers that began by `begin_s`.
 
 Of a hybrid model there are `groups`, of which `full_groups` cache all tokens. Windows are stored
 where they end at multiples of `alignment_tokens`, 0: all of them. `whole_chunks`: a chunk is stored
@@ -256,15 +257,14 @@ def _tables(
         chunks[name] = ring
     chunks.place = ABSENT
     members = np.zeros(len(path_chunks), dtype=MEMBER).view(np.recarray)
-    ends = np.cumsum(path_chunks)
     state = np.zeros(1, dtype=OFFLOAD).view(np.recarray)
-    members.access, members.external = ends - path_chunks, -1
+    members.external = -1
     return Offload(
         chunks=chunks,
         members=members,
         layers=np.zeros(0, dtype=LAYERS).view(np.recarray),
         state=state,
-        marks=np.zeros(int(ends[-1]) if len(ends) else 0, dtype=np.uint8),
+        marks=np.zeros(int(path_chunks.sum()), dtype=np.uint8),
         next_chunk=np.zeros((len(members), groups), dtype=np.int32),
         loads=np.zeros(2 * capacity, dtype=TRANSFER).view(np.recarray),
         stores=np.zeros(2 * capacity, dtype=TRANSFER).view(np.recarray),

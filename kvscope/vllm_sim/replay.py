@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.core import memory
-from kvscope.core.arrays import Bools, Float64s, Int32s
+from kvscope.core.arrays import Bools, Float64s, Int32s, Records
 from kvscope.core.errors import UsageError
 from kvscope.core.jit import Referenced
 from kvscope.core.trace import Prompts
@@ -142,22 +142,31 @@ def hits_without_eviction(prompts: Prompts, groups: KvGroups) -> Int32s:
     return replay_engine(prompts, Lru(), settings, StepCost(base_s=1e-9)).hit_blocks
 
 
+def never_start(requests: int) -> UsageError:
+    """Return the refusal of a tier under which so many requests never start."""
+    return UsageError(
+        f"{requests:,} requests never start, in vLLM as here: the CPU tier has not room for all"
+        " chunks that they read from the tier below it, and drops some for others without end",
+        where="--tiers",
+        remedy="give the CPU tier room for the longest prompts that run at once",
+    )
+
+
+def loaded_blocks(requests: Records, members: Records, block_size: int) -> Int32s:
+    """Return the blocks that each request loaded behind its hits; one token is computed."""
+    blocks = np.maximum(members.external, 0) // block_size
+    most = (requests.prompt - 1) // block_size - np.maximum(requests.hits, 0)
+    return np.asarray(np.minimum(blocks, most), dtype=np.int32)
+
+
 def replayed(machine: Machine) -> EngineReplay:
     """Return what an engine did; UsageError if some requests never start."""
     requests, state, offload = machine.requests, machine.state[0], machine.offload
     loaded = copied = read = None
     if offload.state[0].stuck:
-        stuck = len(requests) - int(state.finished)
-        raise UsageError(
-            f"{stuck:,} requests never start, in vLLM as here: the CPU tier has not room for all"
-            " chunks that they read from the tier below it, and drops some for others without end",
-            where="--tiers",
-            remedy="give the CPU tier room for the longest prompts that run at once",
-        )
+        raise never_start(len(requests) - int(state.finished))
     if len(offload.members):
-        blocks = np.maximum(offload.members.external, 0) // state.block_size
-        most = (requests.prompt - 1) // state.block_size - np.maximum(requests.hits, 0)
-        loaded = np.minimum(blocks, most).astype(np.int32)
+        loaded = loaded_blocks(requests, offload.members, int(state.block_size))
         read = np.minimum(offload.members.read, loaded).astype(np.int32)
         copied = loaded
         if len(machine.groups):

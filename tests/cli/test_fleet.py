@@ -107,6 +107,46 @@ def test_a_deployment(capsys: Streams) -> None:
     assert "imulated vLLMs" in streams_of(capsys, *start, "--slo", "10s").out
 
 
+def test_a_tier_below_one_replica_is_that_of_simulate(
+    capsys: Streams, short: str, tmp_path: Path
+) -> None:
+    """Hits and times are equal to the digit, and the answer says how vLLM is started."""
+    same = (short, "--db", str(tmp_path / "k.duckdb"), "--model", "llama3-8b", "--latency")
+    same = (*same, "llama2-7b-a100")
+    fleet = ("fleet", *same, "--capacity-blocks", "3000", "--time-model", "engine", "--slo", "2s")
+    fleet = (*fleet, "--replicas", "1", "--router", "session", "--warmup", "0%")
+    tiers = ("--tiers", "hbm=3000blocks,dram=8GiB", "--offload", "vllm@0.33")
+    made = document(capsys, *fleet, "--offload", "8GiB")
+    (known,) = document(capsys, "simulate", *same, *tiers, "--policies", "lru")["results"]
+    (replayed,) = made["fleets"]
+    assert made["tier"] == {"offload": "vllm@0.33", "gib": 8.0, "files_gib": 0.0}
+    assert replayed["hit_rate"] == known["token_hit_rate"]
+    assert replayed["latencies"]["ttft_ms"] == known["queued_ttft_ms"]
+    without = document(capsys, *fleet)
+    assert without["tier"] is None
+    assert without["fleets"][0]["hit_rate"] < replayed["hit_rate"]
+    screen = " ".join(streams_of(capsys, *fleet, "--offload", "8GiB").out.split())
+    assert '"cpu_bytes_to_use": 8589934592' in screen
+    assert "see the pools of other replicas without their tiers" in screen
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ("--model llama3-8b", "a tier is simulated below vLLM's scheduler; take --time-model engi"),
+        ("--time-model engine", "needs vLLM and a model; name --model, and no other engine"),
+        (
+            "--model llama3-8b --time-model engine --offload 1KiB",
+            "holds not one chunk of vllm@0.33",
+        ),
+    ],
+)
+def test_what_has_no_tier(capsys: Streams, short: str, options: str, what: str) -> None:
+    fleet = ("fleet", short, "--db", ":memory:", "--capacity-blocks", "3000", "--slo", "2s")
+    assert run([*fleet, "--offload", "8GiB", *options.split()]) == ExitCode.USAGE
+    assert what in capsys.readouterr().err
+
+
 def test_policies_that_engines_do_not_follow_are_replayed_on_queues(
     capsys: Streams, short: str
 ) -> None:

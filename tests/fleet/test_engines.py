@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ from kvscope.routers.mooncake import MooncakeConductor
 from kvscope.routers.registry import ROUTERS
 from kvscope.routers.round_robin import RoundRobin
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
+from kvscope.vllm_sim.settings import OffloadSettings, StorageSettings, Transfers
 from tests.oracles.engines import simulate
 from tests.small_traces import built, prompts, requests
 from tests.tuning.examples import PROFILE, chats
@@ -60,7 +62,8 @@ def check_engines(
         if not np.array_equal(order, np.arange(len(order))):
             continue  # in the closed loop turns may overtake; `select` wants the trace's order
         part = replay_engine(select(trace, members), policy, settings, COST)
-        assert done.hit_blocks[members].tolist() == part.hit_blocks.tolist()
+        loaded = 0 if part.loaded_blocks is None else part.loaded_blocks
+        assert done.hit_blocks[members].tolist() == (part.hit_blocks + loaded).tolist()
         ttft_s = done.token_s[members] - done.arrival_s[members]
         np.testing.assert_allclose(ttft_s, part.ttft_s, rtol=1e-12)
         assert done.evictions[replica] == part.evictions
@@ -93,6 +96,73 @@ def test_replicas_of_hybrid_models_are_engines(kind: GroupKind) -> None:
     assert done.hit_blocks.tolist() != alike.hit_blocks.tolist()
 
 
+@pytest.mark.parametrize("kind", [RoundRobin, LeastRequests, MinTtft], ids=lambda each: each.name)
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_replicas_above_a_tier_are_engines(kind: type[Router], replicas: int) -> None:
+    """Each hits, loads and waits as one engine that gets the same requests, with files below too.
+
+    Routers see the pools alone: one that sees caches takes a prompt that was evicted for absent.
+    """
+    trace, copies = a_trace(), Transfers(0.002, 0.004)
+    tier = OffloadSettings(200, load=copies, store=copies)
+    files = StorageSettings(300, read=copies, write=copies)
+    hits = []
+    for offload in (
+        None,
+        tier,
+        replace(tier, release="0.32", eviction_policy="arc", prompt_only=False),
+        replace(tier, storage=files),
+    ):
+        limits = replace(SETTINGS, usable_blocks=150, offload=offload)
+        done = replay_engines(trace, Lru(), kind(), replicas, limits, COST)
+        assert np.all(done.best_blocks >= done.hit_blocks)
+        check_engines(trace, done, Lru(), limits)
+        hits.append(int(done.hit_blocks.sum()))
+    assert min(hits[1:]) > hits[0]
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    seconds=st.sampled_from([20.0, 150.0, 900.0]),
+    capacity=st.integers(30, 300),
+    load_s=st.sampled_from([0.0, 0.003, 0.2]),
+    store_s=st.sampled_from([0.0, 0.01, 0.5]),
+    stored=st.sampled_from([{}, {"store_threshold": 2}, {"blocks_per_chunk": 3}]),
+    lag_s=st.sampled_from([0.0, 0.4]),
+)
+@settings(max_examples=25, deadline=None)
+def test_whenever_copies_end_replicas_are_engines(
+    seed: int,
+    seconds: float,
+    capacity: int,
+    load_s: float,
+    store_s: float,
+    stored: Mapping[str, Any],
+    lag_s: float,
+) -> None:
+    """Also those that end while a replica has nothing to compute, before its next request comes."""
+    trace = prompts(built(chats(seed, 80), 16))
+    trace = replace(trace, arrival_s=trace.arrival_s / trace.arrival_s[-1] * seconds)
+    times = Transfers(0.001, load_s), Transfers(0.001, store_s)
+    tier = OffloadSettings(capacity, load=times[0], store=times[1], **stored)
+    limits = replace(SETTINGS, usable_blocks=120, offload=tier)
+    router = Spy({"event_lag_s": lag_s})
+    check_engines(trace, replay_engines(trace, Lru(), router, 3, limits, COST), Lru(), limits)
+
+
+def test_a_tier_under_which_requests_never_start_is_refused() -> None:
+    """As one engine refuses it: files are read into a tier that is too small for a prompt."""
+    trace = a_trace(30.0)
+    tier = OffloadSettings(30, storage=StorageSettings())
+    limits = replace(SETTINGS, usable_blocks=150, offload=tier)
+    for refused in (
+        lambda: replay_engine(trace, Lru(), limits, COST),
+        lambda: replay_engines(trace, Lru(), RoundRobin(), 2, limits, COST),
+    ):
+        with pytest.raises(UsageError, match="requests never start"):
+            refused()
+
+
 def test_in_the_closed_loop_turns_follow_the_end_of_the_one_before() -> None:
     trace = a_trace(100.0)
     steps = traffic(trace, standard())
@@ -117,6 +187,10 @@ def test_in_the_closed_loop_replicas_are_the_same_engines() -> None:
     done = replay_engines(pairs, Lru(), RoundRobin(), 2, SETTINGS, COST, think_s=think_s)
     assert done.order.tolist() == list(range(len(pairs.leaf)))
     check_engines(pairs, done, Lru())
+    slow = Transfers(0.01, 0.02)
+    above = replace(SETTINGS, usable_blocks=60, offload=OffloadSettings(90, load=slow, store=slow))
+    done = replay_engines(pairs, Lru(), RoundRobin(), 2, above, COST, think_s=think_s)
+    check_engines(pairs, done, Lru(), above)
 
 
 class Seen(NamedTuple):

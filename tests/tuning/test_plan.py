@@ -110,15 +110,24 @@ def test_what_is_not_certain_is_undecided(tight: Mapping[str, Any]) -> None:
 
 def test_other_machines_are_options() -> None:
     """Each with its own pool, latency and price, and as many replicas as meet the SLO with LRU."""
-    plan = plan_of("200ms", also="l40s@0.9,2xh100@2.5", policies="lru")
-    by_machine = {(row["change"]["tp"], row["change"]["gpu"]): row for row in plan["rows"]}
-    assert by_machine.keys() == {(1, "h100"), (1, "l40s"), (2, "h100")}
-    slow, fast = by_machine[1, "l40s"], by_machine[2, "h100"]
+    plan = plan_of("200ms", also="l40s@0.9,2xh100,h100:fp8", policies="lru")
+    by_machine = {
+        (each["tp"], each["gpu"], each["weight_dtype"]): row
+        for row in plan["rows"]
+        if (each := row["change"])
+    }
+    machines = (1, "h100", "bf16"), (1, "l40s", "bf16"), (2, "h100", "bf16"), (1, "h100", "fp8")
+    assert by_machine.keys() == {*machines}
+    _, slow, fast, small = (by_machine[machine] for machine in machines)
+    stated = plan_of("200ms", weight_dtype="fp8", policies="lru")["rows"][0]
+    figures = "capacity_blocks", "hit_rate", "ttft_ms", "within_slo", "price_per_hour"
+    assert [small[name] for name in figures] == [stated[name] for name in figures]
+    assert small["capacity_blocks"] > plan["rows"][0]["capacity_blocks"]
     prices = slow["price_per_hour"], fast["price_per_hour"]
     assert prices == (pytest.approx(0.9), pytest.approx(5.0))
     assert slow["hit_rate"] < plan["rows"][0]["hit_rate"] < fast["hit_rate"]
     assert slow["ttft_ms"]["p50"] > plan["rows"][0]["ttft_ms"]["p50"] > fast["ttft_ms"]["p50"]
-    assert plan["rows"][plan["to_meet"]]["price_per_hour"] == pytest.approx(5.0)
+    assert plan["rows"][plan["to_meet"]] == small
     with pytest.raises(kvscope.UsageError, match="no GPU 'abacus'"):
         plan_of("200ms", also="abacus")
 
@@ -172,6 +181,38 @@ def test_memory_is_an_option_in_all_sizes() -> None:
     assert added["saves_per_hour"] == pytest.approx(
         (made["rows"][0]["utilization"] - added["utilization"]) * DEPLOYMENT["gpu_hour"]
     )
+
+
+def test_fewer_replicas_above_a_tier_are_an_option() -> None:
+    """Where they cost less than what LRU needs without; each is what `fleet --offload` replays.
+
+    With --tiers, memory is still weighed for as many replicas as now.
+    """
+    named = {**DEPLOYMENT, "gpu": "l40s", "gpu_hour": 0.9, "slo": "550ms", "db": ":memory:"}
+    made = kvscope.tune(SAMPLE, policies="lru", **named).to_dict()
+    rows = [row for row in made["rows"] if row["change"]["replicas"] > 1]
+    assert [row["change"]["tier"] is None for row in rows] == [False, True]
+    tiered, plain = rows
+    assert tiered["price_per_hour"] < plain["price_per_hour"]
+    assert tiered["change"]["replicas"] < plain["change"]["replicas"]
+    assert made["to_meet"] == tiered["id"]
+    study = kvscope.simulate_fleet(
+        SAMPLE,
+        router="session",
+        replicas=str(tiered["change"]["replicas"]),
+        offload=f"{tiered['change']['tier']['gib']:.0f}GiB",
+        **named,
+    ).to_dict()
+    (fleet,) = study["fleets"]
+    assert study["tier"]["offload"] == tiered["change"]["tier"]["offload"]
+    assert fleet["hit_rate"] == tiered["hit_rate"]
+    p95_ms = tiered["ttft_ms"]["p95"]["value"]
+    assert fleet["ttft_at_percentile_ms"] == pytest.approx(p95_ms, rel=1e-9)
+    assert fleet["latencies"]["attainment"] == tiered["within_slo"]["value"]
+    weighed = kvscope.tune_tiers(SAMPLE, policies="lru", tier_sizes="97GiB", **named).to_dict()
+    added = weighed["add_tier"]
+    assert added is None or weighed["rows"][added]["change"]["replicas"] == 1
+    assert any(row["change"]["tier"] and row["change"]["replicas"] > 1 for row in weighed["rows"])
 
 
 def test_routers_are_options() -> None:

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 WINDOWS = "--warmup, --validation, --judge"
 COMMON_GPUS = ("l40s", "a100-80", "h100", "h200")
-_SECOND_RELEASE = (0, 33)  # the version of the second of RELEASES
 COMMON_MODEL = "llama3-8b"
 """What LRU is shown on while no machine is named."""
 _OF_TIERS = ("tier_sizes", "offload", "dram_price", "ssd_price", "ssd_writes_per_day")
@@ -73,9 +72,10 @@ class TuneOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
     also: Annotated[
         tuple[values.OtherMachine, ...] | None,
         opt.Option(
-            "Other machines to compare the deployment with: a GPU, or several for each replica, and"
-            " the price of a GPU for an hour, for example l40s,2xh100@2.5.",
-            "[Nx]GPU[@PRICE],...",
+            "Other machines to compare the deployment with: a GPU, or several for each replica, the"
+            " precision of the weights, and the price of a GPU for an hour, for example"
+            " l40s,2xh100:fp8@2.5.",
+            "[Nx]GPU[:DTYPE][@PRICE],...",
             values.listed(values.other_machine),
         ),
     ] = None
@@ -369,11 +369,18 @@ def _others(
                     max_num_batched_tokens=options.max_num_batched_tokens,
                     gpu=each.gpu,
                     tp=each.tp,
-                    gpu_hour=each.gpu_hour,
+                    weight_dtype=each.weight_dtype or where.stated.weight_dtype,
+                    gpu_hour=each.gpu_hour or _price_known(where, each.gpu),
                 )
             )
             for each in options.also
         )
+
+
+def _price_known(where: ResolvedDeployment, gpu: str) -> float | None:
+    """Return the price of a GPU where it is the deployment's, else None."""
+    same = where.gpu is not None and resolve_gpu(gpu).name == where.gpu.name
+    return where.stated.gpu_hour if same else None
 
 
 def machine_requests(options: TuneOptions) -> list[TuneRequest]:
@@ -427,12 +434,7 @@ def _routers(
             where="--fleet",
             remedy="name it: --gpu and --model; kvscope fleet also takes --capacity-blocks",
         )
-    if where.traffic == "replica":
-        raise UsageError(
-            "a fleet needs the traffic of all replicas, and the deployment's trace holds one's",
-            where="--traffic",
-            remedy="take a trace of the whole fleet, with --traffic fleet",
-        )
+    where.require_fleet()
     from kvscope.fleet.options import parse_routers, router_variants, split_assignments
 
     kinds = parse_routers(options.router or ALL)
@@ -478,19 +480,12 @@ def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> Tie
             where="--tiers",
             remedy="leave it out for this model",
         )
-    from kvscope.vllm_sim.offload_spec import OffloadSpec  # late: loads NumPy
+    from kvscope.vllm_sim.offload_spec import OffloadSpec, own_offload  # late: loads NumPy
 
-    offload = options.offload or (own_offload(where),)
+    offload = options.offload or (own_offload(where.engine),)
     for text in offload:
         OffloadSpec.parse(text, files=any(size.files_bytes for size in options.tier_sizes or ()))
     return TierRequest(options.tier_sizes, offload, _prices(options))
-
-
-def own_offload(where: ResolvedDeployment) -> str:
-    """Return how the deployment's own vLLM offloads."""
-    from kvscope.vllm_sim.settings import RELEASES
-
-    return f"vllm@{RELEASES[where.engine.version >= _SECOND_RELEASE]}"
 
 
 def _prices(options: TuneOptions) -> dict[TierKind, TierPrice]:

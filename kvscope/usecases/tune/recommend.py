@@ -26,7 +26,7 @@ from kvscope.replay.policy_options import SGLANG, VLLM, contenders, format_value
 from kvscope.replay.settings import timed_by, with_groups
 from kvscope.replay.traffic import traffic
 from kvscope.tuning.file import AddedTier, EngineTable, TierTable, why_kept, write_recommendation
-from kvscope.tuning.plan import Planner, ReplicaMachine, RouterOffer
+from kvscope.tuning.plan import Planner, ReplicaMachine
 from kvscope.tuning.tuner import End, Tuner, TuningOptions
 from kvscope.usecases.tune import WINDOWS, TuneRequest
 from kvscope.usecases.tune.recommendation import Assumption, Recommendation, RecordedLater
@@ -102,7 +102,7 @@ def tune(
             tuning,
             where.price_of(where.tp) if where else None,
             tiers=offer,
-            routers=RouterOffer(tuple(routers)) if routers else None,
+            routers=routers,
             machines=[
                 ReplicaMachine(each, each.pool.in_blocks_of(trace.block_size).blocks)
                 for each in request.also

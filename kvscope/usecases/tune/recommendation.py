@@ -101,7 +101,8 @@ class RowTier(Struct, frozen=True):
 class RowChange(Struct, frozen=True):
     """What a row changes: `tp` GPUs a replica; `router` is null for one replica, `tier` for none.
 
-    `gpu` and `tp` are null in a cache study; `params` has `xi_ms` beside `xi_tokens`.
+    `gpu`, `tp` and `weight_dtype` are null in a cache study; `params` has `xi_ms` beside
+    `xi_tokens`.
     """
 
     policy: str
@@ -111,6 +112,7 @@ class RowChange(Struct, frozen=True):
     replicas: int
     gpu: str | None
     tp: int | None
+    weight_dtype: str | None
 
 
 class PolicyWorth(Struct, frozen=True):
@@ -144,9 +146,10 @@ class PlanRow(Struct, frozen=True):
 
     DOCUMENT: ClassVar[str] = (
         "id change hit_rate=later.outcome.token_hit_rate ttft_ms within_slo"
-        " rejected_requests=later.rejected utilization=later.utilization"
-        " price_per_hour=option.price_hour saves_per_hour=option.saves_hour slo=option.slo grade"
-        " likely=later.likely gain harms=option.judged.harms worth"
+        " rejected_requests=later.rejected capacity_blocks=later.capacity_blocks"
+        " utilization=later.utilization price_per_hour=option.price_hour"
+        " saves_per_hour=option.saves_hour slo=option.slo grade likely=later.likely gain"
+        " harms=option.judged.harms worth"
     )
     id: int
     option: PlanOption
@@ -455,8 +458,7 @@ class Recommendation(Struct, frozen=True):
         if number:
             gain["attainment"] = later.attainment_gain
             gain["throughput"] = later.served_per_s / first.served_per_s - 1
-        other, here = option.machine, self.deployment
-        gpu = other.gpu if other else here.gpu.name if here and here.gpu else None
+        where = option.machine.where if option.machine else self.deployment
         target_ms = _interval(later.target_s * 1e3, later.interval_ms)
         return PlanRow(
             id=number,
@@ -467,8 +469,9 @@ class Recommendation(Struct, frozen=True):
                 tier=RowTier(option) if option.tier else None,
                 router=router_label(option.router) if option.router else None,
                 replicas=option.replicas,
-                gpu=gpu,
-                tp=other.where.tp if other else here.tp if here else None,
+                gpu=where.gpu.name if where and where.gpu else None,
+                tp=where.tp if where else None,
+                weight_dtype=where.model.weight_dtype if where and where.model else None,
             ),
             ttft_ms={"p50": later.times_ms.p50, self.tuning.target.rank_name: target_ms},
             within_slo=_interval(later.attainment, option.attainment_interval),

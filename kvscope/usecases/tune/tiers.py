@@ -13,7 +13,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.app.values import TierSize
-from kvscope.core import units
 from kvscope.core.errors import UsageError
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.kv_groups import KvGroups
@@ -21,8 +20,7 @@ from kvscope.policies.lru_retention import RETENTION, LruRetention, retaining
 from kvscope.replay.policy_options import VLLM, Variant
 from kvscope.tuning.tier_prices import tier_prices
 from kvscope.tuning.tiers import Options, TierCandidate, TierOffer, sizes_to_compare
-from kvscope.usecases.tune import own_offload
-from kvscope.vllm_sim.offload_spec import OffloadSpec
+from kvscope.vllm_sim.offload_spec import OffloadSpec, own_offload
 from kvscope.vllm_sim.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -64,7 +62,7 @@ def tier_offer(
     if asked is None:
         sizes = sizes_to_compare(pool_bytes, most_bytes, _POOLS)
         return TierOffer(
-            candidates=tuple(TierCandidate(own_offload(where), size) for size in sizes),
+            candidates=tuple(TierCandidate(own_offload(where.engine), size) for size in sizes),
             block_bytes=block_bytes,
             gpus=where.tp,
             prices={"dram": known.dram, "ssd": known.ssd},
@@ -101,19 +99,11 @@ def _candidates(
     `page_bytes` are those of a block of the engine.
     """
     alone = [each._replace(files_bytes=0) for each in sizes if each.files_bytes]
-    candidates: list[TierCandidate] = []
-    for spec in ways:
-        chunk_bytes = spec.blocks_per_chunk * page_bytes
-        for size in dict.fromkeys([*sizes, *alone]):
-            least = min(size.size_bytes, size.files_bytes or size.size_bytes)
-            if least < chunk_bytes:
-                raise UsageError(
-                    f"{units.format_size(least)} holds not one chunk of {spec.text}",
-                    where="--tier-sizes",
-                    remedy=f"a chunk takes {units.format_size(chunk_bytes)}",
-                )
-            candidates.append(TierCandidate(spec.text, *size))
-    return tuple(dict.fromkeys(candidates))
+    every = dict.fromkeys([*sizes, *alone])
+    candidates = dict.fromkeys(TierCandidate(spec.text, *size) for spec in ways for size in every)
+    for each in candidates:
+        each.require_chunk(page_bytes, "--tier-sizes")
+    return tuple(candidates)
 
 
 class OnGroups(Struct, frozen=True):
