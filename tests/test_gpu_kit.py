@@ -94,6 +94,7 @@ def test_a_failed_step_leaves_the_others_alone(
 def test_the_first_stage_runs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates, prefill and decoding of a small model on the CPU, and their tables."""
     monkeypatch.setattr(stages, "TORCH_MODELS", ("qwen3-30b-a3b",))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # beside other tests, threads wait for each other
     assert run_stage("torch", tmp_path, small=True)
     titles = [table.title for table in tables(tmp_path, "h100")]
     assert titles == ["Rates", "Prefill, plain torch", "A step of decoding, plain torch"]

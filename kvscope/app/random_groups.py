@@ -31,7 +31,7 @@ _QUANTILE = 4.4  # of Student's t, 14 degrees of freedom: 99 % that none of 14 f
 
 
 def random_groups(stores: Stores, trace: Trace, *, in_time: bool) -> Iterator[tuple[Store, Trace]]:
-    """Yield eighths of a trace's conversations, each as a trace in a store of its own.
+    """Yield eighths of a trace's conversations, each as a trace in a store of theirs.
 
     `in_time`: by when they begin. None of a trace with few conversations, or with very many
     requests.
@@ -60,9 +60,9 @@ def random_groups(stores: Stores, trace: Trace, *, in_time: bool) -> Iterator[tu
                 request += 1
             for part, some in zip(parts, records, strict=True):
                 part.add(some)
-    for number, part in enumerate(part for part in parts if len(part)):
-        origin = Origin(f"{trace.name}/{number}", trace.source, 0, str(number), trace.format)
-        with open_store(MEMORY) as own:
+    with open_store(MEMORY) as own:
+        for number, part in enumerate(part for part in parts if len(part)):
+            origin = Origin(f"{trace.name}/{number}", trace.source, 0, str(number), trace.format)
             yield own, write(own, origin, build(part, []), Rejects(trace.name))
 
 

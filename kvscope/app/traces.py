@@ -90,18 +90,20 @@ def load_trace(
                 return dataset.trace
     if source is not None and is_file(source):
         return ingest_file(stores, source, monitor, reading, foresee).trace
-    trace = stored_trace(stores, source)
-    if options := reading.given():
-        raise UsageError(
-            f"{trace.name!r} is a stored trace, read already",
-            where=", ".join(options),
-            remedy="leave it out, or name the trace's file",
-        )
-    if source is None:
-        monitor.note(f"working on {trace.name!r}, the trace last worked on")
-    with stores.reading() as store:
+    with stores.reading() as store:  # the others that read it meanwhile have it at once
+        trace = stored_trace(stores, source)
+        if options := reading.given():
+            raise UsageError(
+                f"{trace.name!r} is a stored trace, read already",
+                where=", ".join(options),
+                remedy="leave it out, or name the trace's file",
+            )
+        if source is None:
+            monitor.note(f"working on {trace.name!r}, the trace last worked on")
         require_sound(store, trace)
-    _mark_used(stores, trace)
+        is_last = traces.find(store, None) == trace
+    if not is_last:
+        _mark_used(stores, trace)
     return trace
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,10 +108,13 @@ def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
     from kvscope.app.traces import check_source, keep_stated, stated_for, store_for
 
     with store_for(common.db, common.trace, note) as store:
-        if case.takes_trace:
-            check_source(store, common.trace)
+        with store.reading() if case.remembers else nullcontext():  # opened once for both
+            if case.takes_trace:
+                check_source(store, common.trace)
+            remembered = case.remembers and not common.forget
+            stated = stated_for(store, common.trace) if remembered else {}
         if case.remembers:
-            said = stated_before(options, {} if common.forget else stated_for(store, common.trace))
+            said = stated_before(options, stated)
             if said.in_words:
                 note(f"As stated before: {said.in_words} (--forget starts anew)")
             request = case.check(said.options)

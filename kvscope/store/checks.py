@@ -82,7 +82,12 @@ def _faults(table: str, rows: int, wrong: int, store: Store, trace: Trace) -> It
 
 
 def keep_checksum(store: Store, trace: Trace) -> None:
-    """Store the checksum of a trace that was just written; the caller holds a transaction."""
+    """Store the checksum of a trace that was just written; the caller holds a transaction.
+
+    A store in memory has none: nothing else writes there, so none is ever compared.
+    """
+    if store.path == MEMORY:
+        return
     checked = check(store, trace)
     store.run("doctor/set_checksum", trace_id=trace.trace_id, checksum=checked.checksum)
 

@@ -166,8 +166,9 @@ def run(opened: Opened, request: ExplainRequest, monitor: Monitor) -> Explanatio
     from kvscope.app.traces import replayable
 
     trace = opened.trace
-    prompts = replayable(opened.stores, trace)
-    evidence = read_evidence(opened.stores, trace, request)
+    with opened.stores.reading():  # so that both have it open at once
+        prompts = replayable(opened.stores, trace)
+        evidence = read_evidence(opened.stores, trace, request)
     return explain(trace, prompts, request, monitor, evidence)
 
 

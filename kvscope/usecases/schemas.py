@@ -110,17 +110,25 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 @cache
+@cache
 def _hints(annotated: Any) -> dict[str, Any]:
     """Return annotations, with the types that modules import for type checkers only."""
     names: dict[str, Any] = {}
     for each in getattr(annotated, "__mro__", (annotated,)):
-        if not each.__module__.startswith("kvscope."):
-            continue
-        for statement in ast.parse(inspect.getsource(sys.modules[each.__module__])).body:
+        names |= _typing_imports(each.__module__)
+    return get_type_hints(annotated, localns=names)
+
+
+@cache
+def _typing_imports(module: str) -> dict[str, Any]:
+    """Return what a module of kvscope imports for type checkers only, by name."""
+    names: dict[str, Any] = {}
+    if module.startswith("kvscope."):
+        for statement in ast.parse(inspect.getsource(sys.modules[module])).body:
             if isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":
                 imports = ast.Module(statement.body, [])
-                exec(compile(imports, each.__module__, "exec"), names)  # noqa: S102  (our own)
-    return get_type_hints(annotated, localns=names)
+                exec(compile(imports, module, "exec"), names)  # noqa: S102  (our own)
+    return names
 
 
 def _shown_type(hint: Any) -> Any:

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 SAMPLE = str(data_folder("sample_traces") / "regime-change.jsonl.gz")
 FLEET = ("--router", "random,round-robin", "--capacity-blocks", "500")
-TIERS = ("--tier-sizes", "32GiB,64GiB,64GiB+ssd:1TiB")
+TIERS = ("--tier-sizes", "32GiB,64GiB+ssd:1TiB")
 SWEEPS = (
     ("simulate", "--policies", "lru,tlru", "--points", "2"),
     ("tune", "--policies", "tlru", "--capacity-blocks", "289", "--output", "-"),

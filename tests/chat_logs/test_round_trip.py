@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ import pytest
 pytest.importorskip("tokenizers", reason="make setup installs it")
 
 import kvscope
-from kvscope.ingest.pipeline import ingest
-from kvscope.store.db import MEMORY, open_store
+from kvscope.chat_logs import tokenizer
 from tests.chat_logs.models import TEMPLATE, write_model
 from tests.chat_logs.test_bodies import MOVING
 from tests.chat_logs.test_hash import TOOL, Line, write
@@ -101,19 +101,22 @@ def found_parents(folder: Path, model: Path, lines: list[Line]) -> tuple[list[in
     """Return the parents in the stored trace of a log, and the tokens that its template costs."""
     log, trace = write(folder / "log.jsonl", *lines), folder / "trace.jsonl"
     kvscope.hash_logs(log, trace, tokenizer=model, force=True)
-    with open_store(MEMORY) as store:
-        stored = ingest(store, str(trace)).trace
-        rows = store.connection.execute("SELECT parent FROM requests ORDER BY request").fetchall()
     with kvscope.open_trace(trace) as opened:
         causes = kvscope.analyze(opened).causes
-    assert stored.lineage == "given"
+        with opened.store.reading() as store:
+            order = "SELECT parent FROM requests ORDER BY request"
+            rows = store.connection.execute(order).fetchall()
+    assert opened.facts.lineage == "given"
     costs = sum(each.tokens for each in causes if each.cause == "template")
     return [parent for (parent,) in rows], costs
 
 
 @pytest.mark.parametrize("name", [*_TEMPLATES, *_TEKKEN])
-def test_hashed_messages_keep_their_conversations(tmp_path: Path, name: str) -> None:
+def test_hashed_messages_keep_their_conversations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """Whatever the template; only those that change earlier messages cost tokens."""
+    monkeypatch.setattr(tokenizer, "load", cache(tokenizer.load))  # takes half a second
     if name in _TEMPLATES:
         write_model(tmp_path / "model", _TEMPLATES[name])
         model = tmp_path / "model"

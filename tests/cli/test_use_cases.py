@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
-from kvscope.usecases import USE_CASES
+from kvscope.core.trace import Trace
+from kvscope.usecases import USE_CASES, diff
 from tests.cli.replayed import write_short
 from tests.cli.shell import Streams
 
@@ -65,6 +68,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work in the folder of the store."""
     monkeypatch.chdir(folder)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _grouped_once() -> Iterator[None]:
+    """Analyze the groups of `diff` once: they take seconds, and are the same in each run."""
+    in_groups, known = diff._in_groups, dict[Any, Any]()
+
+    def kept(stores: Any, trace: Trace, request: Any, *, in_time: bool) -> Any:
+        if (trace.name, in_time) not in known:
+            known[trace.name, in_time] = in_groups(stores, trace, request, in_time=in_time)
+        return known[trace.name, in_time]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(diff, "_in_groups", kept)
+        yield
 
 
 def printed(capsys: Streams, line: str, code: ExitCode = ExitCode.DONE) -> str:

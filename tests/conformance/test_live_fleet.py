@@ -1,4 +1,8 @@
-"""Two real vLLMs behind the real SGLang router choose and hit as the simulated fleet does."""
+"""Two real vLLMs behind the real SGLang router choose and hit as the simulated fleet does.
+
+Two engines start here, which takes a minute of two cores: CI compares the router (test_routers.py)
+and an engine (tests/validate/test_engine.py) each alone.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from benchmarks.live_fleet import (
 )
 from kvscope.core.trace import Prompts
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 REQUESTS = 60
 

@@ -216,18 +216,25 @@ def test_fewer_replicas_above_a_tier_are_an_option() -> None:
 
 
 def test_routers_are_options() -> None:
-    """Each with the fewest replicas that meet the SLO behind it, as `fleet` finds them."""
-    routers = "session,round-robin,llm-d@0.8"
-    made = kvscope.tune_fleet(
-        SAMPLE, slo="200ms", router=routers, policies="lru", db=":memory:", **DEPLOYMENT
-    ).to_dict()
-    rows = {row["change"]["router"]: row for row in made["rows"] if row["change"]["router"]}
-    assert rows.keys() <= {"session", "round-robin", "llm-d@0.8"}
-    assert len(rows) > 1
-    study = kvscope.simulate_fleet(
-        SAMPLE, slo="200ms", router=routers, replicas="1..4", db=":memory:", **DEPLOYMENT
-    ).to_dict()
+    """Each with the fewest replicas that meet the SLO behind it, as `fleet` finds them.
+
+    A parameter has the value of a search that saves a replica.
+    """
+    draws = "production-stack-prefixaware@0.1.12"
+    asked: dict[str, Any] = {"slo": "200ms", "router": f"session,{draws}", "db": ":memory:"}
+    made = kvscope.tune_fleet(SAMPLE, policies="lru", **asked, **DEPLOYMENT).to_dict()
+    routed = [row for row in made["rows"] if row["change"]["router"]]
+    rows = {row["change"]["router"].partition(" ")[0]: row for row in routed}
+    assert rows.keys() == {"session", draws}
+    value = rows[draws]["change"]["router"].partition(" ")[2]
+    study, usual = (
+        kvscope.simulate_fleet(
+            SAMPLE, replicas="1..3", param=param, **asked, **DEPLOYMENT
+        ).to_dict()
+        for param in ([f"{draws}.{value}"], None)
+    )
     fewest = {line["router"]: line["fewest"] for line in study["lines"]}
+    assert {line["router"]: line["fewest"] for line in usual["lines"]}[draws] > fewest[draws]
     fleets = {(each["router"], each["replicas"]): each for each in study["fleets"]}
     for router, row in rows.items():
         replicas = row["change"]["replicas"]
