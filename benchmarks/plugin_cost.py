@@ -172,7 +172,12 @@ def _of_all_classes(steering: Any, guarded_blocks: int | None) -> None:
     learner = steering.learner = ReturnsLearner(steering.policy, BLOCK, fitted)
     if guarded_blocks is not None:
         learner.guard(guarded_blocks)
-        vars(guard)["decided"] = lambda known, _: (decided(known, OWN), OWN)[1]  # for good
+
+        def own(known: Any, now: int) -> int:
+            now = decided(known, now)
+            return OWN if len(known.gain) > OWN else now  # its own order, whatever is known
+
+        vars(guard)["decided"] = own
         learner.online_guard.now = learner.candidate = OWN  # type: ignore[union-attr]
         learner.table = learner._in_force()  # noqa: SLF001
     find = learner._class  # noqa: SLF001
