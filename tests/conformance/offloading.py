@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -39,6 +39,7 @@ from tests.conformance.vllm_side import (
 
 # isort: split
 # Only here: releases before 0.32 lack some of these. After the above, which skip without a vLLM.
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler as offloading
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.v1.kv_offload.base import LookupResult, Medium, RequestOffloadingContext
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
@@ -61,6 +62,18 @@ class InOrder(dict[str, None]):
     def add(self, name: str) -> None:
         """Add a name."""
         self[name] = None
+
+
+def in_path_order(members: Iterable[Any] = ()) -> Any:
+    """Return a set in vLLM's place; one of a copy's chunks keeps the order of the path.
+
+    vLLM's has one by hash, which differs between processes and decides which chunks a tier that is
+    nearly full still takes. The model takes them along the path.
+    """
+    members = list(members)
+    if not any(isinstance(member, bytes) for member in members):
+        return set(members)
+    return dict.fromkeys(members).keys()
 
 
 @dataclass
@@ -262,6 +275,7 @@ class OffloadingScheduler(VllmScheduler):
             self.manager = self.manager.primary_tier
         assert self.manager._num_chunks == offload.capacity_chunks
         self.scheduler.finished_req_ids = InOrder()
+        vars(offloading)["set"] = in_path_order
         lookup = self.scheduler.connector.update_state_after_alloc
 
         def noted(request: Any, blocks: Any, external: int) -> None:
