@@ -123,10 +123,13 @@ class PlanOption(Struct, frozen=True):
         return f"{name}: {figures}, {trial.attainment:.1%} within the SLO ({self.slo})"
 
     def label(self, policy: str, tier: str) -> str:
-        """Return `2 replicas, session, gittins + 64 GiB CPU tier`, two parts as they are given."""
-        each = " each" if tier and self.replicas > 1 else ""
-        parts = [f"{policy} + {tier}{each}" if tier else policy]
+        """Return `2 replicas, session, gittins + 64 GiB CPU tier`, two parts as they are given.
+
+        Above a tier of several replicas, LRU goes without saying: rows are narrow.
+        """
+        parts = [f"{policy} + {tier}" if tier else policy]
         if self.router is not None:
+            parts = [tier] if tier and policy == Lru.name else parts
             parts.insert(0, f"{self.replicas:,} replicas, {router_label(self.router)}")
         if self.machine is not None:
             parts.insert(0, self.machine.name)
