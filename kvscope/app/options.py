@@ -135,6 +135,10 @@ On = Annotated[
         "threads of this machine",
     ),
 ]
+AS_PERFETTO = (
+    " to this file, for ui.perfetto.dev: a process a replica, queue, prefill and decode of each"
+    " counted request, how many wait and run; no steps, no evictions. A name in .gz compresses it."
+)
 Isolate = Annotated[
     Literal["user", "conversation"] | None,
     Option("Share no blocks between users or conversations (cache salts)."),

@@ -141,8 +141,8 @@ class ServedReplay(Struct, frozen=True):
     """How a replay served every request, and its other results; fields as in `Run`.
 
     Of an engine also which requests it `rejected`, how many leading blocks of each had been cached
-    by the time of its look-up, evicted or not, and how many would have been hits without eviction
-    (R entries).
+    by the time of its look-up, evicted or not, how many would have been hits without eviction, and
+    the time from its arrival until it was admitted (R entries).
     """
 
     served: ServedRequests
@@ -153,6 +153,7 @@ class ServedReplay(Struct, frozen=True):
     rejected: Bools | None = None
     written_blocks: Int32s | None = None
     kept_blocks: Int32s | None = None
+    queue_s: Float64s | None = None
 
 
 def serve_replay(workload: Workload, request: ReplayRequest) -> ServedReplay:
@@ -268,6 +269,7 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
         rejected=done.oversized,
         written_blocks=done.written_blocks,
         kept_blocks=done.kept_blocks,
+        queue_s=done.queue_s,
     )
 
 
