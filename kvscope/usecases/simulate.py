@@ -438,24 +438,22 @@ def _write_perfetto(path: str, simulation: Simulation, monitor: Monitor) -> None
     best = max(runs, key=lambda run: hit_rate(run.setting, run.outcome))
     with monitor.steps("writing a Perfetto trace"):
         again = served_again(simulation, best)
-        served, prompts = again.served, again.served.prompts
-        arrival_s = prompts.arrival_s / best.setting.rate_scale
-        token_s = arrival_s + served.queued_ttft_s
-        decode_s = np.nan_to_num(served.tpot_s) * np.maximum(prompts.output_tokens - 1, 0)
-        nothing = np.zeros_like(served.hit_blocks)
+        served, engine, setting = again.served, again.engine, best.setting
+        assert engine is not None  # noqa: S101  (checked with the options)
+        arrival_s = served.prompts.arrival_s / setting.rate_scale
         done = FleetReplay(
             replicas=1,
-            replica=nothing,
+            replica=np.zeros_like(served.hit_blocks),
             hit_blocks=served.hit_blocks,
             best_blocks=served.hit_blocks,
-            order=np.arange(len(nothing), dtype=np.int32),
+            order=np.arange(len(arrival_s), dtype=np.int32),
             arrival_s=arrival_s,
-            begin_s=arrival_s + again.queue_s,
-            token_s=token_s,
-            end_s=token_s + decode_s,
-            evictions=np.array([again.evictions]),
+            begin_s=arrival_s + engine.queue_s,
+            token_s=arrival_s + engine.ttft_s + setting.request_s,
+            end_s=engine.finish_s + setting.request_s,
+            evictions=np.array([engine.evictions]),
         )
-        write_perfetto(path, prompts, done, served.first)
+        write_perfetto(path, served.prompts, done, served.first)
     if path != STANDARD_STREAM:
         monitor.note(f"{best.policy} at {best.capacity_blocks:,} blocks written to {path}")
 
