@@ -191,6 +191,7 @@ def simulate(
     isolate: Literal['user', 'conversation'] | None = None,
     sample: str | float = 1.0,
     on: str | None = None,
+    perfetto: str | None = None,
     db: str = ':memory:',
 ) -> SimulationResult: ...
 
@@ -302,6 +303,7 @@ def simulate_fleet(
     seeds: str | int = 3,
     warmup: str | float = 0.5,
     on: str | None = None,
+    perfetto: str | None = None,
     db: str = ':memory:',
 ) -> FleetResult: ...
 

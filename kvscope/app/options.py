@@ -135,9 +135,9 @@ On = Annotated[
         "threads of this machine",
     ),
 ]
-AS_PERFETTO = (
-    " to this file, for ui.perfetto.dev: a process a replica, queue, prefill and decode of each"
-    " counted request, how many wait and run; no steps, no evictions. A name in .gz compresses it."
+FOR_PERFETTO = (
+    " for ui.perfetto.dev: a process a replica; queue, prefill and decode of each counted request;"
+    " how many wait and run. Steps and evictions are not in it. Compressed if PATH ends in .gz."
 )
 Isolate = Annotated[
     Literal["user", "conversation"] | None,

@@ -122,7 +122,7 @@ class FleetOptions(opt.ReplicaOptions, frozen=True, kw_only=True):
     ] = 0.5
     on: opt.On = None
     perfetto: Annotated[
-        str | None, opt.Target(f"Write the best fleet of the chosen size{opt.AS_PERFETTO}")
+        str | None, opt.Target(f"Write a timeline of the answer{opt.FOR_PERFETTO}")
     ] = None
 
 
@@ -565,15 +565,12 @@ def _write_perfetto(path: str, study: FleetStudy, sweep: FleetSweep, monitor: Mo
 
     answer = study.answer
     first = first_counted(sweep.prompts, study.request.setting.definition)
-    with monitor.steps("writing a Perfetto trace"):
+    with monitor.steps("writing the timeline"):
         done = sweep.replay(answer.fleet, answer.seed)
         write_perfetto(path, sweep.prompts, done, first)
     if path != STANDARD_STREAM:
-        fleet = answer.fleet
-        monitor.note(
-            f"{study.chosen} replicas with {fleet.policy.name} behind {fleet.router.name} written"
-            f" to {path}"
-        )
+        fleet = f"{answer.fleet.policy.name} behind {answer.fleet.router.name}"
+        monitor.note(f"timeline of {study.chosen} replicas with {fleet} written to {path}")
 
 
 def _above(

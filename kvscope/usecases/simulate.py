@@ -157,8 +157,8 @@ class SimulateOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
     perfetto: Annotated[
         str | None,
         opt.Target(
-            "With --capacity-model engine: write the run with most hits, at the capacity in the"
-            f" middle,{opt.AS_PERFETTO}"
+            "With --capacity-model engine: write a timeline of the run with most hits, at the"
+            f" middle capacity,{opt.FOR_PERFETTO}"
         ),
     ] = None
 
@@ -436,7 +436,7 @@ def _write_perfetto(path: str, simulation: Simulation, monitor: Monitor) -> None
 
     runs = simulation.at(simulation.middle)
     best = max(runs, key=lambda run: hit_rate(run.setting, run.outcome))
-    with monitor.steps("writing a Perfetto trace"):
+    with monitor.steps("writing the timeline"):
         again = served_again(simulation, best)
         served, engine, setting = again.served, again.engine, best.setting
         assert engine is not None  # noqa: S101  (checked with the options)
@@ -455,7 +455,8 @@ def _write_perfetto(path: str, simulation: Simulation, monitor: Monitor) -> None
         )
         write_perfetto(path, served.prompts, done, served.first)
     if path != STANDARD_STREAM:
-        monitor.note(f"{best.policy} at {best.capacity_blocks:,} blocks written to {path}")
+        run = f"{best.policy} at {best.capacity_blocks:,} blocks"
+        monitor.note(f"timeline of {run} written to {path}")
 
 
 def known_figures(request: SimulateRequest) -> Known:
