@@ -146,6 +146,7 @@ def fit(
     capacity_blocks: str | int | None = None,
     deployment: str | None = None,
     db: str = ':memory:',
+    force: bool = False,
 ) -> FitResult: ...
 
 
@@ -193,6 +194,7 @@ def simulate(
     on: str | None = None,
     perfetto: str | None = None,
     db: str = ':memory:',
+    force: bool = False,
 ) -> SimulationResult: ...
 
 
@@ -305,6 +307,7 @@ def simulate_fleet(
     on: str | None = None,
     perfetto: str | None = None,
     db: str = ':memory:',
+    force: bool = False,
 ) -> FleetResult: ...
 
 
@@ -347,6 +350,7 @@ def calibrate_engine(
     name: str | None = None,
     seed: str | int = 0,
     db: str = ':memory:',
+    force: bool = False,
 ) -> CalibrationResult: ...
 
 
@@ -388,4 +392,5 @@ def validate_on_engine(
     outputs: Literal['forced', 'bounded'] | None = None,
     tolerance: str | float = 0.1,
     db: str = ':memory:',
+    force: bool = False,
 ) -> ValidationResult: ...

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import kvscope
 from kvscope.core.errors import ExitCode
 from kvscope.core.percentiles import percentiles
 from kvscope.core.trace import Prompts
@@ -156,6 +157,8 @@ def test_a_fleet_is_the_answer(tmp_path: Path, capsys: Streams) -> None:
     )
     assert hits / inputs == pytest.approx(fleet["hit_rate"], abs=1e-9)
     assert "exists" in streams_of(capsys, *words, code=ExitCode.USAGE).err
+    with pytest.raises(kvscope.UsageError, match=r"exists, .* replace it with force"):
+        kvscope.simulate_fleet(trace, slo="500ms", capacity_blocks=3000, perfetto=path)
 
 
 def test_an_engine_is_the_run_with_most_hits(tmp_path: Path, capsys: Streams) -> None:
