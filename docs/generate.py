@@ -143,7 +143,7 @@ def stub() -> str:
 def _function(name: str, case: AnyUseCase, returns: str) -> str:
     """Return the declaration of a function: texts as on a command line, or plain values."""
     hints = get_type_hints(case.options, include_extras=True)
-    hints |= {"trace": "Source", "db": "str"}
+    hints |= {"trace": "Source", "db": "str", "force": "bool"}
     lines = [f"def {name}("]
     for each, value in inspect.signature(api.function_of(case.name)).parameters.items():
         is_keyword = value.kind is inspect.Parameter.KEYWORD_ONLY

@@ -146,6 +146,7 @@ def fit(
     capacity_blocks: str | int | None = None,
     deployment: str | None = None,
     db: str = ':memory:',
+    force: bool = False,
 ) -> FitResult: ...
 
 
@@ -191,7 +192,9 @@ def simulate(
     isolate: Literal['user', 'conversation'] | None = None,
     sample: str | float = 1.0,
     on: str | None = None,
+    perfetto: str | None = None,
     db: str = ':memory:',
+    force: bool = False,
 ) -> SimulationResult: ...
 
 
@@ -302,7 +305,9 @@ def simulate_fleet(
     seeds: str | int = 3,
     warmup: str | float = 0.5,
     on: str | None = None,
+    perfetto: str | None = None,
     db: str = ':memory:',
+    force: bool = False,
 ) -> FleetResult: ...
 
 
@@ -345,6 +350,7 @@ def calibrate_engine(
     name: str | None = None,
     seed: str | int = 0,
     db: str = ':memory:',
+    force: bool = False,
 ) -> CalibrationResult: ...
 
 
@@ -386,4 +392,5 @@ def validate_on_engine(
     outputs: Literal['forced', 'bounded'] | None = None,
     tolerance: str | float = 0.1,
     db: str = ':memory:',
+    force: bool = False,
 ) -> ValidationResult: ...

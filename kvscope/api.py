@@ -25,6 +25,7 @@ from kvscope.app.options import (
     Reading,
     arguments_of,
     parsed,
+    targets_of,
 )
 from kvscope.core.errors import InputError, KvscopeError, UsageError
 from kvscope.core.files import check_replaceable, one_path
@@ -163,8 +164,12 @@ def tune_tiers(trace: Source, **options: Any) -> UseCaseResult:
 
 
 def function_of(name: str) -> Callable[..., UseCaseResult]:
-    """Return the function of a use case; its arguments are the options of the command."""
+    """Return the function of a use case; its arguments are the options of the command.
+
+    Raises UsageError for a file to write that kvscope did not write, unless by `force`.
+    """
     case = use_case(name)
+    targets = targets_of(case.options)
     stated = defaults(case.options)
     keyword, missing = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
     positional = {"trace"} if case.takes_trace else arguments_of(case.options)
@@ -179,6 +184,7 @@ def function_of(name: str) -> Callable[..., UseCaseResult]:
             for each in names
         ]
         + [inspect.Parameter("db", keyword, default=MEMORY)]
+        + [inspect.Parameter("force", keyword, default=False)] * bool(targets)
     )
 
     def run(*places: Any, **named: Any) -> UseCaseResult:
@@ -189,6 +195,8 @@ def function_of(name: str) -> Callable[..., UseCaseResult]:
             for each, value in bound.arguments.items()
         }
         with _arguments():
+            for path in filter(None, map(arguments.get, targets)):
+                check_replaceable(path, force=arguments["force"])
             request = case.check(parsed(case.options, arguments))
         with _subject(arguments.get("trace", ...), arguments["db"]) as subject:
             return result_class(name)(case, case.run(subject, request, LogMonitor()))

@@ -135,6 +135,10 @@ On = Annotated[
         "threads of this machine",
     ),
 ]
+FOR_PERFETTO = (
+    " for ui.perfetto.dev: a process a replica; queue, prefill and decode of each counted request;"
+    " how many wait and run. Steps and evictions are not in it. Compressed if PATH ends in .gz."
+)
 Isolate = Annotated[
     Literal["user", "conversation"] | None,
     Option("Share no blocks between users or conversations (cache salts)."),
@@ -374,10 +378,15 @@ def arguments_of(kind: type[Struct]) -> set[str]:
     return {name for name, option in options_of(kind).items() if option.argument}
 
 
+def targets_of(kind: type[Struct]) -> list[str]:
+    """Return the fields that name files to write."""
+    return [name for name, option in options_of(kind).items() if option.parse is values.target]
+
+
 def standard_output(options: Struct) -> str | None:
     """Return the option of which standard output is the target, as it is typed; None without."""
-    for name, option in options_of(type(options)).items():
-        if option.parse is values.target and getattr(options, name) == "-":
+    for name in targets_of(type(options)):
+        if getattr(options, name) == "-":
             return "--" + name.replace("_", "-")
     return None
 

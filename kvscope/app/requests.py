@@ -225,6 +225,7 @@ class SimulateRequest(Struct, frozen=True):
     on: str | None = None
     tier: TierTable | None = None
     recommended: bool = False
+    perfetto: str | None = None
 
 
 class FleetRequest(Struct, frozen=True):
@@ -251,3 +252,4 @@ class FleetRequest(Struct, frozen=True):
     seeds: int = 1
     routers_named: bool = True
     on: str | None = None
+    perfetto: str | None = None

@@ -32,7 +32,14 @@ from kvscope.replay.parameter_estimates import ParameterEstimate, bind, estimate
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.sampling import DrawnTrace
 from kvscope.replay.settings import with_groups, with_offload
-from kvscope.replay.sweep import WINDOWS, engine_of, serve_replay, sweep, tier_request
+from kvscope.replay.sweep import (
+    WINDOWS,
+    ServedReplay,
+    engine_of,
+    serve_replay,
+    sweep,
+    tier_request,
+)
 from kvscope.replay.tier_spec import parse_tiers
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.store import results
@@ -96,6 +103,11 @@ class Simulation(Struct, frozen=True):
     def capacities(self) -> list[int]:
         """The capacities, in blocks, ascending."""
         return sorted({run.capacity_blocks for run in self.runs})
+
+    @property
+    def middle(self) -> int:
+        """The capacity in the middle, whose runs are shown."""
+        return self.capacities[len(self.capacities) // 2]
 
     def at(self, capacity_blocks: int) -> list[Run]:
         """Return the runs at one capacity."""
@@ -210,6 +222,13 @@ def ttft_by_request(simulation: Simulation, run: Run) -> NDArray[np.float64]:
 
     Rejected requests have none and are left out. `run` is one of the simulation's.
     """
+    served = served_again(simulation, run).served
+    times = served.ttft_s[served.first :]
+    return times[np.isfinite(times)]
+
+
+def served_again(simulation: Simulation, run: Run) -> ServedReplay:
+    """Return how every request was served in one of the simulation's runs, by another replay."""
     workload = simulation.workload
     if workload is None:
         raise ValueError("this simulation has no workload to replay")
@@ -219,9 +238,7 @@ def ttft_by_request(simulation: Simulation, run: Run) -> NDArray[np.float64]:
     else:
         request = ReplayRequest(policy, run.capacity_blocks)
     workload.prepare([policy])
-    served = serve_replay(workload, request).served
-    times = served.ttft_s[served.first :]
-    return times[np.isfinite(times)]
+    return serve_replay(workload, request)
 
 
 def replay(

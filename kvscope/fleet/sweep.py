@@ -71,10 +71,15 @@ class FleetRun(Struct, frozen=True):
     outcomes: tuple[FleetOutcome, ...]
 
     @property
+    def seed(self) -> int:
+        """The seed whose TTFT is the median; of two the worse."""
+        ttft_s = [each.target_ttft_s for each in self.outcomes]
+        return sorted(range(len(ttft_s)), key=ttft_s.__getitem__)[len(ttft_s) // 2]
+
+    @property
     def outcome(self) -> FleetOutcome:
-        """The outcome of the seed whose TTFT is the median; of two the worse."""
-        ranked = sorted(self.outcomes, key=lambda each: each.target_ttft_s)
-        return ranked[len(ranked) // 2]
+        """The outcome of that seed."""
+        return self.outcomes[self.seed]
 
     @property
     def meets(self) -> bool:

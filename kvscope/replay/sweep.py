@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.core import memory
-from kvscope.core.arrays import Bools, Float64s, Int32s
+from kvscope.core.arrays import Float64s, Int32s
 from kvscope.core.executor import Executor, threads_for
 from kvscope.core.hits import KVCACHE_SIMULATOR, LIBCACHESIM, HitDefinition
 from kvscope.core.runs import Misses, Outcome, Run, RunSetting, TierMode, TierOutcome
@@ -140,9 +140,7 @@ def _misses(workload: Workload, hit_blocks: Int32s, first: int) -> Misses | None
 class ServedReplay(Struct, frozen=True):
     """How a replay served every request, and its other results; fields as in `Run`.
 
-    Of an engine also which requests it `rejected`, how many leading blocks of each had been cached
-    by the time of its look-up, evicted or not, and how many would have been hits without eviction
-    (R entries).
+    `engine` is what a simulated one did.
     """
 
     served: ServedRequests
@@ -150,9 +148,7 @@ class ServedReplay(Struct, frozen=True):
     tiers: tuple[TierOutcome, ...] = ()
     preemptions: int | None = None
     turned_away: int | None = None
-    rejected: Bools | None = None
-    written_blocks: Int32s | None = None
-    kept_blocks: Int32s | None = None
+    engine: EngineReplay | None = None
 
 
 def serve_replay(workload: Workload, request: ReplayRequest) -> ServedReplay:
@@ -208,9 +204,8 @@ def _serve_tree(workload: Workload, request: ReplayRequest) -> ServedReplay:
     if served.queued_ttft_s is not None:
         arrival_s = workload.prompts.arrival_s / workload.setting.rate_scale
         served = replace(served, queued_ttft_s=done.token_s - arrival_s)
-    rejected = np.isnan(done.token_s)
-    turned_away = int(rejected[served.first :].sum())
-    return ServedReplay(served, done.evictions, rejected=rejected, turned_away=turned_away)
+    turned_away = int(np.isnan(done.token_s[served.first :]).sum())
+    return ServedReplay(served, done.evictions, turned_away=turned_away)
 
 
 def _mandatory(definition: HitDefinition, policy: Policy) -> bool:
@@ -265,9 +260,7 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
         tier_outcomes(tiered, served, setting.block_bytes) if tiered else (),
         preemptions=int(done.preemptions[counted].sum()),
         turned_away=int(done.oversized[counted].sum()),
-        rejected=done.oversized,
-        written_blocks=done.written_blocks,
-        kept_blocks=done.kept_blocks,
+        engine=done,
     )
 
 

@@ -71,7 +71,7 @@ def screen(simulation: Simulation) -> list[Section]:
         return [first]
     tables = [*first.tables[:1]]
     if not simulation.without_tier:
-        tables.append(_policy_table(simulation, _middle(simulation), _ROWS))
+        tables.append(_policy_table(simulation, simulation.middle, _ROWS))
     offload = tier_sections(simulation) if simulation.setting.capacity_model == "engine" else []
     launch = [sentence for section in offload for sentence in section.sentences]
     tables += [table for section in offload for table in section.tables]
@@ -84,7 +84,7 @@ def sections(simulation: Simulation) -> list[Section]:
     """Return every section, the summary first."""
     if not simulation.runs:
         return [summary(simulation)]
-    over_time = partial(over_time_chart, simulation, _middle(simulation))
+    over_time = partial(over_time_chart, simulation, simulation.middle)
     return [
         summary(simulation),
         *([] if simulation.without_tier else [_runs(simulation)]),  # the summary has both of them
@@ -394,7 +394,7 @@ def _category_table(simulation: Simulation, limit: int | None = None) -> Table:
 
     They are those at the capacity in the middle.
     """
-    capacity, name = _middle(simulation), names(simulation.runs)
+    capacity, name = simulation.middle, names(simulation.runs)
     runs = simulation.at(capacity)[:_COMPARED]
     outcomes = {name(run): ttft.by_category(run) for run in runs}
     requests = {key: of.requests for parts in outcomes.values() for key, of in parts.items()}
@@ -418,10 +418,6 @@ def _category_table(simulation: Simulation, limit: int | None = None) -> Table:
         },
         "; ".join(notes),
     )
-
-
-def _middle(simulation: Simulation) -> int:
-    return simulation.capacities[len(simulation.capacities) // 2]
 
 
 def _sizes(simulation: Simulation) -> Sizes:

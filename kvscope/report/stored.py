@@ -132,8 +132,9 @@ def keep_answer(
 
 def question_of(request: Any) -> str:
     """Return a digest of what is asked, whether options state it or are left at their defaults."""
-    if hasattr(request, "given"):
-        request = replace(request, given=frozenset())
+    for beside, nothing in (("given", frozenset()), ("perfetto", None)):
+        if hasattr(request, beside):
+            request = replace(request, **{beside: nothing})
     return sha256(repr(request).encode()).hexdigest()
 
 

@@ -6,6 +6,7 @@ Without a capacity or a deployment nothing is evicted.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Struct
@@ -271,13 +272,13 @@ def explain(
             return lru_cache_lookups(requests, setting.definition, capacity)
         part = workload if requests is prompts else Workload(requests, setting, windows)
         done = serve_replay(part, ReplayRequest(policy, capacity or 0))
-        return cache_lookups(
-            requests,
-            setting.definition,
-            done.served.hit_blocks,
-            rejected=done.rejected,
-            written_blocks=done.written_blocks,
-            kept_blocks=done.kept_blocks,
+        lookups = partial(cache_lookups, requests, setting.definition, done.served.hit_blocks)
+        if (engine := done.engine) is None:
+            return lookups()
+        return lookups(
+            rejected=engine.oversized,
+            written_blocks=engine.written_blocks,
+            kept_blocks=engine.kept_blocks,
         )
 
     worker, router, where = np.zeros(trace.requests, dtype=np.int32), None, replayed.deployment

@@ -30,6 +30,7 @@ from kvscope.app.requests import (
     stated_slo,
 )
 from kvscope.core.errors import Stopped, UsageError
+from kvscope.core.files import STANDARD_STREAM
 from kvscope.fleet.options import ROUTED
 from kvscope.replay.policy_options import VLLM, parse_policies, parse_variants
 from kvscope.replay.settings import run_setting, setting_profile
@@ -120,6 +121,9 @@ class FleetOptions(opt.ReplicaOptions, frozen=True, kw_only=True):
         ),
     ] = 0.5
     on: opt.On = None
+    perfetto: Annotated[
+        str | None, opt.Target(f"Write a timeline of the answer{opt.FOR_PERFETTO}")
+    ] = None
 
 
 def fleet_request(options: FleetOptions) -> FleetRequest:
@@ -210,6 +214,7 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
         seeds=options.seeds,
         routers_named=options.router is not None,
         on=options.on,
+        perfetto=options.perfetto,
     )
 
 
@@ -547,7 +552,25 @@ def fleet(trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monito
         groups=engine.groups if engine else None,
         tier=tier,
     )
-    return _with_references(study, sweep, engine, monitor)
+    study = _with_references(study, sweep, engine, monitor)
+    if request.perfetto is not None:
+        _write_perfetto(request.perfetto, study, sweep, monitor)
+    return study
+
+
+def _write_perfetto(path: str, study: FleetStudy, sweep: FleetSweep, monitor: Monitor) -> None:
+    """Replay the answer once more, and write how each counted request was served."""
+    from kvscope.replay.curve import first_counted
+    from kvscope.report.perfetto import write_perfetto
+
+    answer = study.answer
+    first = first_counted(sweep.prompts, study.request.setting.definition)
+    with monitor.steps("writing the timeline"):
+        done = sweep.replay(answer.fleet, answer.seed)
+        write_perfetto(path, sweep.prompts, done, first)
+    if path != STANDARD_STREAM:
+        fleet = f"{answer.fleet.policy.name} behind {answer.fleet.router.name}"
+        monitor.note(f"timeline of {study.chosen} replicas with {fleet} written to {path}")
 
 
 def _above(

@@ -36,6 +36,7 @@ from kvscope.app.requests import (
     latency_profile,
 )
 from kvscope.core.errors import UsageError
+from kvscope.core.files import STANDARD_STREAM
 from kvscope.core.hits import HitDefinition
 from kvscope.core.runs import Run, RunSetting, hit_rate
 from kvscope.deployment.engines import parse_engine
@@ -153,6 +154,13 @@ class SimulateOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
         ),
     ] = 1.0
     on: opt.On = None
+    perfetto: Annotated[
+        str | None,
+        opt.Target(
+            "With --capacity-model engine: write a timeline of the run with most hits, at the"
+            f" middle capacity,{opt.FOR_PERFETTO}"
+        ),
+    ] = None
 
 
 def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> SimulateRequest:
@@ -182,6 +190,10 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
     if recommended and recommended.deployment is not None:
         setting = replace(setting, kv_groups=recommended.deployment.kv_groups)
     variants = _with_lru(recommended) if recommended else _named(options, where, kv, setting)
+    if options.perfetto is not None and setting.capacity_model != "engine":
+        raise UsageError(
+            "a cache alone has no queue", where="--perfetto", remedy="add --capacity-model engine"
+        )
     if setting.on_tree:
         check_sglang_runs(variants, "--recommendation" if recommended else "--policies")
     if options.refit is not None:
@@ -205,6 +217,7 @@ def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> Sim
         options.on,
         recommended.tier if recommended else None,
         recommended=recommended is not None,
+        perfetto=options.perfetto,
     )
 
 
@@ -399,13 +412,51 @@ def _with_lru(recommended: RecommendationFile) -> list[Variant]:
 def run(opened: Opened, request: SimulateRequest, monitor: Monitor) -> Simulation:
     """Return the runs that are wanted: from the store, or replayed and stored."""
     from kvscope.app.simulate import simulate
-    from kvscope.app.traces import sampleable
+    from kvscope.app.traces import require_arrivals, sampleable
 
     trace = opened.trace
+    if request.perfetto is not None:
+        require_arrivals(trace)
     if guards := [each.policy.name for each in request.variants if each.given.get("guard")]:
         monitor.note(f"with a guard, as tune sets them: {', '.join(guards)} (--param NAME.guard=0)")
     prompts = sampleable(opened.stores, trace, request.setting, monitor)
-    return simulate(opened.stores, trace, prompts, request, monitor)
+    simulation = simulate(opened.stores, trace, prompts, request, monitor)
+    if request.perfetto is not None and not simulation.unfinished:
+        _write_perfetto(request.perfetto, simulation, monitor)
+    return simulation
+
+
+def _write_perfetto(path: str, simulation: Simulation, monitor: Monitor) -> None:
+    """Replay the best run once more, and write how each counted request was served."""
+    import numpy as np
+
+    from kvscope.app.simulate import served_again
+    from kvscope.fleet.replay import FleetReplay
+    from kvscope.report.perfetto import write_perfetto
+
+    runs = simulation.at(simulation.middle)
+    best = max(runs, key=lambda run: hit_rate(run.setting, run.outcome))
+    with monitor.steps("writing the timeline"):
+        again = served_again(simulation, best)
+        served, engine, setting = again.served, again.engine, best.setting
+        assert engine is not None  # noqa: S101  (checked with the options)
+        arrival_s = served.prompts.arrival_s / setting.rate_scale
+        done = FleetReplay(
+            replicas=1,
+            replica=np.zeros_like(served.hit_blocks),
+            hit_blocks=served.hit_blocks,
+            best_blocks=served.hit_blocks,
+            order=np.arange(len(arrival_s), dtype=np.int32),
+            arrival_s=arrival_s,
+            begin_s=arrival_s + engine.queue_s,
+            token_s=arrival_s + engine.ttft_s + setting.request_s,
+            end_s=engine.finish_s + setting.request_s,
+            evictions=np.array([engine.evictions]),
+        )
+        write_perfetto(path, served.prompts, done, served.first)
+    if path != STANDARD_STREAM:
+        run = f"{best.policy} at {best.capacity_blocks:,} blocks"
+        monitor.note(f"timeline of {run} written to {path}")
 
 
 def known_figures(request: SimulateRequest) -> Known:

@@ -1,0 +1,105 @@
+"""A simulated fleet on a time axis, as ui.perfetto.dev shows it: JSON trace events.
+
+Source: Trace Event Format (catapult): phases M, X, i and C; times are whole microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from kvscope.core.arrays import Int64s
+from kvscope.core.files import sink
+from kvscope.core.trace import Prompts
+from kvscope.fleet.replay import FleetReplay
+
+Event = dict[str, Any]
+
+
+def write_perfetto(path: str, prompts: Prompts, done: FleetReplay, first: int) -> None:
+    """Write how replicas served the requests from `first` on.
+
+    Each event is written as it is made, so that long traces take no memory. The file is compressed
+    if the path ends in `.gz`; `-` is standard output.
+    """
+    with sink(path) as stream:
+        separator = b'{"displayTimeUnit":"ms","traceEvents":[\n'
+        for event in _events(prompts, done, first):
+            stream.write(separator + msgspec.json.encode(event))
+            separator = b",\n"
+        stream.write(b"\n]}\n")
+
+
+def _events(prompts: Prompts, done: FleetReplay, first: int) -> Iterator[Event]:
+    """Yield the events of each replica, which is a process; its rows are threads."""
+    times_s = np.stack([done.arrival_s, done.begin_s, done.token_s, done.end_s], axis=1)
+    times_us = np.nan_to_num(np.round(times_s * 1e6)).astype(np.int64)
+    answered, since = np.isfinite(done.token_s), times_us[first:, 0].min()
+    tid = done.replicas + 1  # no process's number, whose thread would be its main one
+    for replica in range(done.replicas):
+        pid, args = replica + 1, {"name": f"replica {replica}"}
+        yield {"ph": "M", "name": "process_name", "pid": pid, "args": args}
+        members = done.order[done.replica[done.order] == replica]
+        yield from _counts(pid, since, times_us[members[answered[members]]])
+        members = members[members >= first]
+        for request in members[~answered[members]].tolist():
+            at = {"ph": "i", "s": "p", "pid": pid, "tid": pid, "ts": int(times_us[request, 0])}
+            yield {**at, **_described(prompts, done, request, ", rejected")}
+        members = members[answered[members]]
+        rows = _rows(times_us[members])
+        for row in set(rows):
+            args = {"name": "requests"}
+            yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid + row, "args": args}
+        for request, row in zip(members.tolist(), rows, strict=True):
+            at = {"ph": "X", "pid": pid, "tid": tid + row}
+            arrival, begin, token, end = times_us[request].tolist()
+            yield {**at, "ts": arrival, "dur": end - arrival, **_described(prompts, done, request)}
+            for phase, start, stop in (
+                ("queue", arrival, begin),
+                ("prefill", begin, token),
+                ("decode", token, end),
+            ):
+                if stop > start:
+                    yield {**at, "ts": start, "dur": stop - start, "name": phase}
+        tid += len(set(rows))
+
+
+def _described(prompts: Prompts, done: FleetReplay, request: int, outcome: str = "") -> Event:
+    """Return the name of a request and its facts; its number is that of `kvscope explain`."""
+    inputs = int(prompts.input_tokens[request])
+    args = {
+        "request": request,
+        "type": prompts.categories[prompts.category[request]],
+        "input_tokens": inputs,
+        "output_tokens": int(prompts.output_tokens[request]),
+        "hit_tokens": min(int(done.hit_blocks[request]) * prompts.block_size, inputs),
+    }
+    return {"name": f"request {request}{outcome}", "args": args}
+
+
+def _rows(times_us: Int64s) -> list[int]:
+    """Return the lowest row that is free for each request, in their order of arrival."""
+    rows, free, busy = list[int](), list[int](), list[tuple[int, int]]()
+    for arrival, end in times_us[:, [0, 3]].tolist():
+        while busy and busy[0][0] <= arrival:
+            heappush(free, heappop(busy)[1])
+        rows.append(heappop(free) if free else len(busy))
+        heappush(busy, (end, rows[-1]))
+    return rows
+
+
+def _counts(pid: int, since: int, times_us: Int64s) -> Iterator[Event]:
+    """Yield how many requests wait and run, at each change from `since` on."""
+    arrival, begin, _, end = times_us.T
+    at = np.concatenate([arrival, begin, end])
+    change = np.repeat([[1, 0], [-1, 1], [0, -1]], len(times_us), axis=0)
+    order = np.argsort(at, kind="stable")
+    at, count = at[order], change[order].cumsum(axis=0)
+    shown = (at >= since) & np.append(at[1:] > at[:-1], True)[: len(at)]  # the last of a time
+    for ts, (waiting, running) in zip(at[shown].tolist(), count[shown].tolist(), strict=True):
+        args = {"waiting": waiting, "running": running}
+        yield {"ph": "C", "name": "requests", "pid": pid, "ts": ts, "args": args}
