@@ -12,7 +12,6 @@ from kvscope.report.section import Columns, Section, Table, Tile, tabulate
 from kvscope.report.words import NONE, count, ms_in_words, percent_change, share, significant
 from kvscope.routers.session import Session
 from kvscope.tuning.plan import FULL_SSD, SLOW_COPIES, PlanOption, TierDoubt, TierReason, TuningPlan
-from kvscope.tuning.search import XI
 from kvscope.tuning.tiers import TierCandidate, TierOffer
 from kvscope.usecases.tune.recommendation import Recommendation
 
@@ -20,8 +19,8 @@ _MEMORY = {"dram": "CPU memory", "ssd": "SSD"}
 _DAY_S = 86_400
 _INFINITE = "∞"
 _UNSURE = (
-    "?: as estimated; not certain within the CI and both ends of latency and pool (--section"
-    " assumed), which kvscope calibrate and --engine-log narrow"
+    "?: as estimated, not certain within the CI and both ends of latency and pool"
+    " (--section assumed)"
 )
 
 
@@ -63,7 +62,7 @@ def _tiles(tuned: Recommendation) -> list[Tile]:
     time = _time(today.trial.target_s * 1e3) if today.judged.keeps_up else "the queue grows"
     met = {"meets": True, "misses": False, "overloaded": False}.get(today.slo)
     choice = tuning.choice
-    do = "Nothing" if choice is None else tuned.called(choice.policy).replace(f" {XI}=", ", ξ ")
+    do = "Nothing" if choice is None else tuned.called(choice.policy)
     if choice is not None and tuning.grade == "canary":
         do = f"Canary: {do}"
     meets, about = "nothing tried", "No option tried meets the SLO."
@@ -127,7 +126,7 @@ def _lru_replicas(option: PlanOption) -> bool:
 
 def option_name(tuned: Recommendation, option: PlanOption) -> str:
     """Return an option's name: `2 replicas, session, gittins, ξ 1,585`."""
-    policy = tuned.called(option.policy).replace(f" {XI}=", ", ξ ")
+    policy = tuned.called(option.policy)
     ways = [other.tier.offload for other in tuned.plan.options if other.tier]
     name = option.label(policy, tier_label(option.tier, ways) if option.tier else "")
     return f"today: {name}" if option is tuned.plan.today else name
@@ -167,7 +166,7 @@ def _table(tuned: Recommendation) -> Table:
         **optional,
         "SLO": _answer,
     }
-    notes = ["TTFT of the later requests (validation and held-out) in ms; within: the SLO"]
+    notes = ["TTFT of the later requests in ms; within: the SLO"]
     if any(_answer(each).endswith("?") for each in plan.options):
         notes.append(_UNSURE)
     return tabulate("", plan.options, columns, "; ".join(notes), words=("SLO",))

@@ -40,17 +40,13 @@ from kvscope.tuning.comparison import VALUES, Canary, Harm, WindowTrial
 from kvscope.tuning.fewest import FewestReplicas
 from kvscope.tuning.flags import plugin_command
 from kvscope.tuning.rule import Grade, Judged, SloAnswer
-from kvscope.tuning.search import XI
 from kvscope.tuning.target import LIKELY
 from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import EndVerdict, RequiredCapacity
 from kvscope.usecases.tune import WINDOWS
 from kvscope.usecases.tune.recommendation import Recommendation
 
-TYPES = (
-    "wa tells requests apart by type and turn, as this trace states them: clients have to send them"
-    " too, as vllm_xargs kvscope_type and kvscope_turn (docs/run-it.md), for this gain."
-)
+TYPES = "wa needs the type and turn of each request, as this trace states them: docs/run-it.md."
 ON_TREE = "Simulated on SGLang's prefix tree, one prefill at a time; its batching is not simulated."
 CACHE_STUDY = "cache study: idle cached blocks only, without weights, running requests or replicas"
 
@@ -122,7 +118,7 @@ def _worth(tuned: Recommendation) -> list[str]:
     tuning = tuned.tuning
     if tuning.choice is None:
         return _no_change(tuned)
-    trial, name = tuning.choice.later, _named(tuned, tuning.choice)
+    trial, name = tuning.choice.later, tuned.called(tuning.choice.policy)
     moves = f"{name}: {_moves(trial, tuned)} on {LATER}"
     if tuning.grade == "do-now":
         first = f"Do now, free: {moves}."
@@ -146,25 +142,21 @@ def _no_change(tuned: Recommendation) -> list[str]:
     if tuning.promising is not None:
         contender, needed = tuning.promising
         requests = f"{count(tuning.split.requests)} of about {count(needed)}"
-        moves = f"{_named(tuned, contender)}: {_moves(contender.later, tuned)} on {LATER}"
+        moves = f"{tuned.called(contender.policy)}: {_moves(contender.later, tuned)} on {LATER}"
         return [
             f"Not enough requests: {requests}. A gain is likely, but harm is possible: {moves}."
         ]
     for contender in tuning.contenders:
         if contender.later.likely >= LIKELY:
             why = _harms(contender.harms) or "its queue grows"
-            return [f"No change: {_named(tuned, contender)} gains on {LATER}, but {why}."]
+            return [f"No change: {tuned.called(contender.policy)} gains on {LATER}, but {why}."]
     return [f"No change: no policy is likely better than LRU on {LATER}."]
-
-
-def _named(tuned: Recommendation, judged: Judged) -> str:
-    """Return a policy with its xi: `gittins, ξ 1,585`."""
-    return tuned.called(judged.policy).replace(f" {XI}=", ", ξ ")
 
 
 def _now(tuned: Recommendation, trial: Trial | None = None, window: str = HELD_OUT) -> str:
     time = _time(trial or tuned.tuning.baseline)
-    return f"LRU has a {tuned.target_name} of {time} on {window} at {_where(tuned)}"
+    where = "" if tuned.deployment else f" at {_where(tuned)}"
+    return f"LRU has a {tuned.target_name} of {time} on {window}{where}"
 
 
 def _misses(tuned: Recommendation) -> str:
@@ -302,12 +294,13 @@ def _replicas(tuned: Recommendation) -> list[str]:
     if lru is None:
         return []
     slo, router = f"{_slo(tuned)} on {LATER}", lru.router.name
-    time_model = "engine" if tuning.setting.capacity_model == "engine" else "queue"
-    model = fleet.TIME_MODELS["tree" if tuning.setting.on_tree else time_model]
+    time_model, model = "tree" if tuning.setting.on_tree else "queue", ""
+    if tuning.setting.capacity_model != "engine":  # the one of the rows above
+        model = f" ({fleet.TIME_MODELS[time_model]})"
     if lru.replicas is None:
         even = f"With LRU, even {counted(lru.tried, 'replica')} behind {router}"
         longer = ["Requests longer than the pool need a larger one: raise --tp, or quantize."]
-        words = [f"{even} {'misses' if lru.tried == 1 else 'miss'} {slo} ({model})."]
+        words = [f"{even} {'misses' if lru.tried == 1 else 'miss'} {slo}{model}."]
         return [*words, *_with_choice(tuned), *(longer if tuning.baseline.rejected else [])]
     more = lru.replicas - tuning.replicas
     price, extra = tuned.price_hour(lru.replicas), tuned.price_hour(abs(more))
@@ -316,7 +309,7 @@ def _replicas(tuned: Recommendation) -> list[str]:
         each = f" ({price:.4g} an hour, {extra:.4g} {'more' if more > 0 else 'less'} than now)"
     verb = "meets" if lru.replicas == 1 else "meet"
     fewest = f"With LRU, {counted(lru.replicas, 'replica')} behind {router}{each} {verb} {slo}"
-    words = [f"{fewest} ({model}).{_interval_of(lru)}", *_with_choice(tuned)]
+    words = [f"{fewest}{model}.{_interval_of(lru)}", *_with_choice(tuned)]
     saves = tuning.slo_met == "meets" and tuning.choice is not None and tuning.replicas_needed
     return (
         [*words, f"The change saves {extra:.4g} an hour."]
@@ -389,9 +382,7 @@ def canary_in_words(plan: Canary, arms: str) -> str:
             f"A canary cannot confirm the change of {plan.figure} at this traffic within a month."
         )
     hours = units.duration_in_words(plan.hours * 3600)
-    return (
-        f"Canary: {arms} for {hours} of this traffic confirm it; roll back if {plan.figure} rises."
-    )
+    return f"Canary: {arms} for {hours} of this traffic; roll back if {plan.figure} rises."
 
 
 def _time(trial: Trial) -> str:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 Interval: TypeAlias = Mapping[Literal["value", "low", "high"], float]
 """A figure with its 95 % interval."""
 
+_CALLED = {XI: ", ξ ", "threshold_tokens": " "}  # what stands before a parameter's value
+
 
 class Assumption(Struct, frozen=True):
     """A value that was assumed, and why."""
@@ -388,7 +390,7 @@ class Recommendation(Struct, frozen=True):
         return f"{units.format_percentile(self.tuning.target.percentile)} {self.ttft}"
 
     def called(self, policy: Policy) -> str:
-        """Return a policy's name, its xi, and what is neither default nor estimated.
+        """Return `gittins, ξ 1,585`: a policy, its xi, and what is neither usual nor estimated.
 
         That it has a guard goes without saying.
         """
@@ -396,12 +398,12 @@ class Recommendation(Struct, frozen=True):
         estimates = self.tuning.estimates.items()
         usual |= {(name, estimate.value) for name, estimate in estimates if name != XI}
         chosen = [
-            f"{name}={format_value(name, value)}"
+            f"{_CALLED.get(name, f' {name}=')}{format_value(name, value)}"
             for name, value in policy.values.items()
             if name == XI or (name != GUARD.name and (name, value) not in usual)
         ]
         star = FORESEEING if policy.hindsight else ""
-        return " ".join([policy.name + star, *chosen])
+        return "".join([policy.name + star, *chosen])
 
     @property
     def counted(self) -> SettingFacts:

@@ -86,7 +86,7 @@ def test_what_a_switch_saves(trace: str, options: tuple[str, ...], capsys: Strea
     assert f"The change saves {saved} an hour." in words
     words = told(capsys, trace, *options, *priced[:-2])
     meets = f"With LRU, {replicas} replicas behind session meet the SLO of 200 ms on the later"
-    assert f"{meets} requests (simulated vLLMs). 95% CI of that number: " in words
+    assert f"{meets} requests. 95% CI of that number: " in words
     assert "With tlru, 1 does." in words
     assert "an hour" not in words
 
