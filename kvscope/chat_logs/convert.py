@@ -21,6 +21,7 @@ from kvscope.chat_logs.formats.helicone import Helicone
 from kvscope.chat_logs.formats.langfuse import Langfuse
 from kvscope.chat_logs.formats.litellm import LiteLLM
 from kvscope.chat_logs.formats.openai import OpenAI
+from kvscope.chat_logs.formats.openinference import OpenInference
 from kvscope.chat_logs.formats.otlp import Otlp
 from kvscope.chat_logs.formats.sglang import SGLang
 from kvscope.chat_logs.hashing import Hasher, Tokens
@@ -37,7 +38,8 @@ from kvscope.ingest.pipeline import UnusableLinesError
 from kvscope.ingest.source import Source
 
 FORMATS: dict[str, type[LogFormat]] = {
-    known.name: known for known in (Helicone, Langfuse, LiteLLM, Otlp, SGLang, OpenAI)
+    known.name: known
+    for known in (Helicone, Langfuse, LiteLLM, Otlp, OpenInference, SGLang, OpenAI)
 }
 """In the order in which they are tried: LiteLLM's lines have `messages` too."""
 

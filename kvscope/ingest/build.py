@@ -22,6 +22,8 @@ from kvscope.ingest.trie import Trie
 
 _DIGESTS = 2**53
 """Larger ids are most likely digests of strings, which say nothing."""
+_MISSING = 0.1
+"""Share of the parents that a window of a longer trace may lack."""
 NO_COMMON_CLOCK = "sessions have no common clock"
 
 
@@ -295,7 +297,7 @@ def _parent_notes(
 ) -> list[str]:
     """Return notes that count the parents by id that are not followed, by reason.
 
-    What cannot be is shown with its first request; a window of a longer trace lacks parents.
+    What cannot be is shown with its first request. A window of a longer trace lacks some.
     """
     lost = lineage.impossible_parents(chat_id, parent_chat_id, parent, NO_ID)
     reasons = {
@@ -314,10 +316,10 @@ def _parent_notes(
     notes = (
         [f"parents that cannot be: {', '.join(counts)}: correct or remove them"] if counts else []
     )
-    if missing := len(lost.missing):
-        notes.append(
-            f"{missing:,} parents are not in the trace: these requests begin conversations"
-        )
+    missing, stated = len(lost.missing), int(np.count_nonzero(parent_chat_id != NO_ID))
+    if missing > _MISSING * stated:
+        what = "parents are not in the trace: these requests begin conversations"
+        notes.append(f"{missing:,} of {stated:,} {what}")
     return notes
 
 

@@ -62,11 +62,13 @@ def test_given_lineage_equals_the_oracle(told: list[tuple[int, int | str | None]
     counts = lineage.impossible(trace, parents)
     missing = counts.pop("not in the trace", [])
     noted = [note for note in made.notes if "parents" in note]
-    assert len(noted) == bool(counts) + bool(missing)
+    stated = sum(parent not in {None, -1} for _, parent in told)
+    many = len(missing) > 0.1 * stated
+    assert len(noted) == bool(counts) + many
     for reason, requests in counts.items():
         assert f" {len(requests)} {reason} (request {requests[0] + 1} of the file" in noted[0]
-    if missing:
-        assert noted[-1].startswith(f"{len(missing)} parents are not in the trace:")
+    if many:
+        assert noted[-1].startswith(f"{len(missing)} of {stated} parents are not in the trace:")
 
 
 def test_parents_that_cannot_be_are_counted_with_the_first_of_each_kind() -> None:
@@ -83,7 +85,7 @@ def test_parents_that_cannot_be_are_counted_with_the_first_of_each_kind() -> Non
         " cycle (request 2 of the file has parent 4), 1 later than the request (request 5 of the"
         " file has parent 6): correct or remove them"
     )
-    missing = "1 parents are not in the trace: these requests begin conversations"
+    missing = "1 of 8 parents are not in the trace: these requests begin conversations"
     assert made.notes[1] == missing
 
 
