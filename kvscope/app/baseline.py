@@ -10,6 +10,7 @@ import msgspec
 
 from kvscope.app.gates import REGRESSION, Figures, Gate
 from kvscope.core.errors import InputError, UsageError
+from kvscope.core.files import content_of
 
 if TYPE_CHECKING:
     from kvscope.core.runs import Run
@@ -77,7 +78,7 @@ def stored_run(store: Store, name: str) -> tuple[Trace, Run]:
 def read_document(path: str) -> dict[str, Any]:
     """Return a document of `--json` from a file. Raises InputError where it holds none."""
     try:
-        document = msgspec.json.decode(Path(path).read_bytes())
+        document = msgspec.json.decode(content_of(Path(path)))
     except OSError as error:
         raise InputError(error.strerror or "cannot be read", where=path) from error
     except msgspec.DecodeError as error:

@@ -329,6 +329,9 @@ def measure(lines: Sequence[bytes], request: WatchRequest) -> WindowHits:
 
 
 def check_path(path: Path) -> None:
-    """Raise InputError for a recording that can never appear."""
+    """Raise InputError for a recording that can never appear, or be followed."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        remedy = "name a recording, or its folder"
+        raise InputError("neither a file nor a folder", where=str(path), remedy=remedy)
     if not path.exists() and not path.parent.is_dir():
         raise InputError("no such file", where=str(path), remedy="name a recording, or its folder")

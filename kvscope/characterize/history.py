@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from kvscope.characterize.distributions import GroupOf, Summary, Turns, Weighted, quantiles
 from kvscope.core.arrays import Bools, Float64s, Int64s
 from kvscope.core.disk_columns import AT_ONCE, Column, Columns, in_order, stretches
-from kvscope.core.errors import InputError
 from kvscope.core.trace import Trace
 from kvscope.store.db import Store
+from kvscope.store.traces import require_few_categories
 
 
 class History(Struct, frozen=True):
@@ -62,22 +62,13 @@ class History(Struct, frozen=True):
         return lambda part: self.category[request[part]].astype(np.int64)
 
 
-MOST_CATEGORIES = int(np.iinfo(np.int16).max)
-
-
 def category_rows(store: Store, trace: Trace) -> list[dict[str, Any]]:
     """Return the requests, tokens and ideal hits of each category, by type and turn.
 
     Raises InputError for more categories than are told apart.
     """
     rows = store.rows("characterize/categories", trace_id=trace.trace_id)
-    if len(rows) > MOST_CATEGORIES:
-        raise InputError(
-            f"{len(rows):,} categories of requests, by type and turn, and {MOST_CATEGORIES:,} can"
-            " be told apart",
-            where=trace.source,
-            remedy="give requests types that many of them share, or leave `type` out",
-        )
+    require_few_categories(trace, len(rows))
     return rows
 
 

@@ -57,7 +57,7 @@ def from_anthropic(body: Mapping[str, Any]) -> dict[str, Any]:
             messages += _from_blocks(message, content)
         else:
             messages.append(message)
-    tools = [_from_schema(tool) for tool in _objects(body.get("tools"))]
+    tools = [from_schema(tool) for tool in _objects(body.get("tools"))]
     return {**body, "messages": messages, "tools": tools or None}
 
 
@@ -93,7 +93,7 @@ def _from_blocks(message: Message, blocks: Sequence[Any]) -> list[Message]:
     return [*results, *([whole] if len(whole) > 1 or not results else [])]
 
 
-def _from_schema(tool: Mapping[str, Any]) -> Tool:
+def from_schema(tool: Mapping[str, Any]) -> Tool:
     """Return a tool of Anthropic's API, or of the Responses API, as one of chat completions."""
     if "function" in tool:
         return dict(tool)
@@ -142,9 +142,7 @@ class Responses:
             self._keep(name, _Turn(before, [*own, *output_messages(response)], size))
         instructions = body.get("instructions")
         system = [{"role": "system", "content": instructions}] if instructions else []
-        tools = [
-            _from_schema(x) for x in _objects(body.get("tools")) if x.get("type") == "function"
-        ]
+        tools = [from_schema(x) for x in _objects(body.get("tools")) if x.get("type") == "function"]
         return {**body, "messages": [*system, *history, *own], "tools": tools or None}
 
     def _keep(self, name: str, turn: _Turn) -> None:

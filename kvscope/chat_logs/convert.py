@@ -21,6 +21,7 @@ from kvscope.chat_logs.formats.helicone import Helicone
 from kvscope.chat_logs.formats.langfuse import Langfuse
 from kvscope.chat_logs.formats.litellm import LiteLLM
 from kvscope.chat_logs.formats.openai import OpenAI
+from kvscope.chat_logs.formats.openinference import OpenInference
 from kvscope.chat_logs.formats.otlp import Otlp
 from kvscope.chat_logs.formats.sglang import SGLang
 from kvscope.chat_logs.hashing import Hasher, Tokens
@@ -37,14 +38,24 @@ from kvscope.ingest.pipeline import UnusableLinesError
 from kvscope.ingest.source import Source
 
 FORMATS: dict[str, type[LogFormat]] = {
-    known.name: known for known in (Helicone, Langfuse, LiteLLM, Otlp, SGLang, OpenAI)
+    known.name: known
+    for known in (Helicone, Langfuse, LiteLLM, Otlp, OpenInference, SGLang, OpenAI)
 }
 """In the order in which they are tried: LiteLLM's lines have `messages` too."""
 
 _BATCH_CHARACTERS = 1 << 18
 _BATCHES = 3
 _PLAIN = re.compile(r"[\w.:/+-]{1,128}", re.ASCII)
-_NUMBER = re.compile(r"(\d[-.:/+]?){9}")  # of a telephone, a card, an address: no version or date
+_DATE = re.compile(r"(?<!\d)20\d\d([-.]?)(0[1-9]|1[0-2])\1(0[1-9]|[12]\d|3[01])(?!\d)")
+_PERSONAL = re.compile(
+    r"(\d[-.:/+]?){9}"  # the number of a telephone, a card, an account
+    r"|^[^a-z]*(\d[^a-z]*){7}$"
+    r"|(?<!\d)\d{1,3}([.-]\d{1,3}){3}(?!\d)"  # an address of IPv4, IPv6 or MAC, of the web, of mail
+    r"|^[\da-f]*:[\da-f:]*:[\da-f:.]*$"
+    r"|://|[._-]at[._-].*\.[a-z]{2}",
+    re.ASCII | re.IGNORECASE,
+)
+"""What may be the number or the address of a person, dates (of models) left out."""
 _FAILS = "the tokenizer fails"
 
 
@@ -276,8 +287,7 @@ class Converter:
         if text is None or text == "":
             return None
         word = str(text)
-        plain = _PLAIN.fullmatch(word) and not _NUMBER.search(word)
-        return word if plain else str(self._hasher.name(kind, word))
+        return word if _is_plain(word) else str(self._hasher.name(kind, word))
 
     def _count(self, request: LoggedRequest, line: _TraceLine) -> None:
         counts = self.counts
@@ -287,6 +297,11 @@ class Converter:
         if request.input_tokens is not None:
             counts.compared += 1
             counts.different += request.input_tokens != line.input_length
+
+
+def _is_plain(word: str) -> bool:
+    """Return whether a word can be in a trace: it is short and says nothing about a person."""
+    return bool(_PLAIN.fullmatch(word)) and not _PERSONAL.search(_DATE.sub("", word))
 
 
 def _require_library_error(error: BaseException) -> None:

@@ -108,12 +108,12 @@ def salt(path: str | None) -> Iterator[bytes]:
 def _read(file: Path) -> bytes:
     """Return the salt in a file and mark it as read. Raises InputError."""
     remedy = "name the file that an earlier `kvscope hash --salt-file` has made"
+    if not file.is_file():  # not opened: a pipe would wait for its writer
+        raise InputError("no file", where=str(file), remedy=remedy)
     writable = os.access(file, os.W_OK)  # a kept salt may be read-only
     with file.open("r+b" if writable else "rb") as opened:
         fcntl.flock(opened, fcntl.LOCK_EX)
         status = os.fstat(opened.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise InputError("no file", where=str(file), remedy=remedy)
         if not is_private(status) or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise InputError("other users can read it", where=str(file), remedy="chmod 600 it")
         if not status.st_nlink:  # the run that made it has failed meanwhile

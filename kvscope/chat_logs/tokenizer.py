@@ -16,6 +16,7 @@ from kvscope.chat_logs.formats.base import Chat, LoggedRequest, Message
 from kvscope.chat_logs.hashing import Tokens, tokens_of
 from kvscope.chat_logs.messages import for_mistral, plain_text
 from kvscope.core.errors import InputError, UsageError
+from kvscope.core.files import content_of
 from kvscope.ingest.formats.base import BadLine
 
 _EXTRA = "pip install 'kvscope[hash]'"
@@ -335,6 +336,6 @@ def _templates(folder: Path, config: Mapping[str, Any], chosen: str | None) -> d
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return content_of(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot be read: {error}", where=str(path)) from error

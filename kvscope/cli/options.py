@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_origin, get_type_hints
 
 import typer
@@ -23,7 +21,7 @@ from kvscope.app import values
 from kvscope.app.options import FURTHER, USUAL, Option, Source, Target, declared, options_of
 from kvscope.cli import diagnostics
 from kvscope.core.errors import UsageError
-from kvscope.core.files import check_replaceable, files_of, missing_from, one_path
+from kvscope.core.files import check_replaceable, file_identity, files_of, missing_from, one_path
 from kvscope.core.records import defaults
 
 DEFAULT_DB, MEMORY = "kvscope.duckdb", ":memory:"
@@ -257,11 +255,11 @@ def check_outputs(writes: Mapping[str, str], reads: Mapping[str, Any]) -> None:
         texts = value if isinstance(value, list | tuple) else [value]
         for text in texts:
             if writes and isinstance(text, str) and not missing_from(text):
-                known |= dict.fromkeys(map(_identity, files_of(text)), "is read, too")
+                known |= dict.fromkeys(map(file_identity, files_of(text)), "is read, too")
     for flag, path in writes.items():
         if path == values.STANDARD_STREAM:
             continue
-        identity = _identity(path)
+        identity = file_identity(path)
         if identity in known:
             where, remedy = f"{flag} {path}", "name another file to write"
             raise UsageError(f"the file {known[identity]}", where=where, remedy=remedy)
@@ -275,15 +273,6 @@ def _options(signature: inspect.Signature) -> Iterator[tuple[str, Option]]:
             yield from options_of(parameter.annotation).items()
         elif (pair := declared(parameter.annotation)) is not None:
             yield name, pair[1]
-
-
-def _identity(path: str) -> object:
-    """Return what is the same for all paths to one file, there or not."""
-    try:
-        status = Path(path).stat()
-    except OSError:
-        return os.path.realpath(path)
-    return status.st_dev, status.st_ino
 
 
 def convert_directly(command: Any) -> Any:

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 9464
 POLL_S = 0.5
+MOST_CONNECTIONS = 64
+CLIENT_TIMEOUT_S = 10.0
+"""How long a client may stay silent."""
 _ENDPOINTS = ("tcp://", "ipc://")
 
 Recording = Annotated[
@@ -206,9 +209,38 @@ def _refusal(environ: WSGIEnvironment, address: Address) -> str | None:
 
 
 class _ThreadingServer(ThreadingMixIn, WSGIServer):
+    """A thread per connection, of which the oldest is closed where one more is too many."""
+
     daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        self._open: dict[Any, None] = {}  # connections, the oldest first
+        self._changing = threading.Lock()
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a client in a thread of its own."""
+        with self._changing:
+            oldest = next(iter(self._open)) if len(self._open) >= MOST_CONNECTIONS else None
+            if oldest is not None:
+                del self._open[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        with self._changing:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that leave, or are too slow."""
 
 
 class _SilentHandler(WSGIRequestHandler):
+    timeout = CLIENT_TIMEOUT_S
+
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002  (its name)
         """Log nothing: standard error has notes only."""

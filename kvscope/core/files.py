@@ -17,20 +17,27 @@ import shutil
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
-from kvscope.core.errors import DiskFullError, KvscopeError, UsageError
-from kvscope.core.units import format_size
+from kvscope.core.background import in_background
+from kvscope.core.errors import DiskFullError, InputError, KvscopeError, UsageError
+from kvscope.core.units import MIB, format_size
 
 STANDARD_STREAM = "-"
 _SCHEMES = ("s3://", "hf://", "gs://", "https://", "http://")
 FULL = {number: os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)}
 """Numbers and texts of the errors of a disk without space, and of limits to what may be written."""
 
+PIPE_WAIT_S = 10.0
+"""Until another process opens the other end of a named pipe."""
+MAX_DOCUMENT_BYTES = 64 * MIB
+"""Of a file that is read whole: settings, a document of --json, a template."""
 TOML_MARK = "# Written by kvscope "
 HTML_MARK = '<!doctype html><html lang="en"><head><meta name="generator" content="kvscope">'
 """How files begin that kvscope wrote and may replace."""
@@ -124,6 +131,69 @@ def _opened_for_owner(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+def opened(path: Path) -> BinaryIO:
+    """Open a file, or a named pipe once another process has opened it to write, for reading.
+
+    Raises OSError, and InputError where no process opens the pipe.
+    """
+    if not path.is_fifo():
+        return path.open("rb")
+    pipe = in_background(path.open, "rb")  # which waits
+    try:
+        return cast(BinaryIO, pipe.result(timeout=PIPE_WAIT_S))
+    except TimeoutError as error:
+        pipe.add_done_callback(_close)
+        raise _unopened(path, "write") from error
+    finally:
+        if not pipe.done():
+            with suppress(OSError):  # a writer, for a moment: the waiting `open` returns
+                os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+
+
+def _close(pipe: Future[Any]) -> None:
+    if pipe.exception() is None:
+        pipe.result().close()
+
+
+def _opened_to_write(path: Path) -> BinaryIO:
+    """Open a device, or a named pipe once another process has opened it to read, for writing."""
+    if not path.is_fifo():
+        return path.open("wb")
+    until_s = time.monotonic() + PIPE_WAIT_S
+    while True:
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            if time.monotonic() >= until_s:
+                raise _unopened(path, "read") from error
+            time.sleep(0.02)
+            continue
+        os.set_blocking(handle, True)
+        return os.fdopen(handle, "wb")
+
+
+def _unopened(path: Path, to: str) -> InputError:
+    return InputError(
+        f"no process has opened this pipe to {to} within {PIPE_WAIT_S:g} s",
+        where=str(path),
+        remedy=f"start the process that {to}s {'from' if to == 'read' else 'to'} it first",
+    )
+
+
+def content_of(path: Path, most: int = MAX_DOCUMENT_BYTES) -> bytes:
+    """Return what is in a file, or comes through a named pipe.
+
+    Raises OSError, and InputError for more than `most` bytes.
+    """
+    with opened(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise InputError(f"larger than {format_size(most)}", where=str(path))
+    return content
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` as UTF-8, whole or not at all; `-` is standard output."""
     if str(path) == STANDARD_STREAM:
@@ -154,7 +224,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """
     with _place_named(path):
         if path.exists() and not path.is_file():
-            with path.open("wb") as file:
+            with _opened_to_write(path) as file:
                 yield file
             return
         real = Path(os.path.realpath(path))  # a link stays one
@@ -306,14 +376,15 @@ def files_of(path: str) -> list[str]:
 
     Addresses are those of `kvscope.core.remote`.
 
-    Of several paths those of each, one after another, none twice. Hidden files are left out, as are
-    folders in the folder. A file whose own name looks like a pattern is that file.
+    Of several paths those of each, one after another, none twice, under another name neither.
+    Hidden files are left out, as are folders in the folder. A file whose own name looks like a
+    pattern is that file.
     """
     parts = parts_of(path)
     if len(parts) > 1:
-        files: dict[str, str] = {}
+        files: dict[object, str] = {}
         for file in (each for part in parts for each in files_of(part)):
-            files.setdefault(file if is_remote(file) else os.path.realpath(file), file)
+            files.setdefault(file if is_remote(file) else file_identity(file), file)
         return [*files.values()]
     if is_remote(path):
         from kvscope.core.remote import remote_files  # loads HTTP
@@ -325,11 +396,20 @@ def files_of(path: str) -> list[str]:
     elif place.exists() or not glob.has_magic(path):
         return [path]
     matches = glob.glob(path, recursive=True)  # noqa: PTH207 - Path.glob raises for some patterns
-    by_file: dict[str, Path] = {}
+    by_file: dict[object, Path] = {}
     for match in sorted(map(Path, matches), key=lambda match: (len(match.parts), match)):
         if match.is_file():  # by the shortest path: links lead to folders again and again
-            by_file.setdefault(os.path.realpath(match), match)
+            by_file.setdefault(file_identity(match), match)
     return [*map(str, sorted(by_file.values()))]
+
+
+def file_identity(path: str | Path) -> object:
+    """Return what is the same for all paths to one file, there or not."""
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return os.path.realpath(path)
+    return status.st_dev, status.st_ino
 
 
 def _exists(path: str) -> bool:

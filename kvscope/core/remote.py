@@ -35,8 +35,8 @@ _DENIED = {401, 403}
 def remote_files(path: str) -> list[str]:
     """Return the file at `path`; of an s3:// folder or pattern the files there, by name.
 
-    A folder ends in a slash; its own folders and hidden files are left out, as on a disk. Raises
-    InputError where there is none.
+    A folder ends in a slash; its own folders and hidden files are left out, as on a disk. A file
+    whose own name looks like a pattern is that file. Raises InputError where there is none.
     """
     if not path.startswith(_S3) or not (path.endswith("/") or glob.has_magic(path)):
         return [path]
@@ -46,6 +46,8 @@ def remote_files(path: str) -> list[str]:
     with _refusals(path):
         pages = _s3().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=fixed)
         keys = [each["Key"] for page in pages for each in page.get("Contents", ())]
+    if pattern in keys:
+        return [path]
     matches = sorted(
         key
         for key in keys

@@ -24,10 +24,15 @@ import tomli_w
 
 from kvscope import __version__
 from kvscope.core.errors import InputError
-from kvscope.core.files import TOML_MARK, write_text
+from kvscope.core.files import TOML_MARK, content_of, write_text
+from kvscope.core.units import MIB
 
 SCHEMA = 1
 """The version that each file states as `schema`."""
+MAX_BYTES = 4 * MIB
+"""Of a TOML file: most that kvscope writes have some kilobytes."""
+MAX_DEPTH = 100
+"""Names of a dotted key: the parser's memory grows with their square."""
 T = TypeVar("T")
 
 _LARGEST = sys.float_info.max  # msgspec takes no infinite bound
@@ -50,6 +55,7 @@ _AT = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<key>.*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"^Object (?P<defect>contains unknown|missing required) field `(?P<name>.*)`$")
 _EXPECTED = re.compile(r"^Expected `(?P<kind>\w+)(?: \| null)?`(?P<bound>.*?)(?:, got .*)?$")
 _OF_A_KEY = re.compile(r"^(?P<key>[\w\[\]]+): (?P<what>.*)$", re.DOTALL)
+_NUMBER = re.compile(r"(?<![\w.-])[+-]?\d+\.\d+(?![\w.-])")
 _LONGEST = 60  # characters of a value that an error repeats
 
 
@@ -65,7 +71,7 @@ def document_in(path: Path, remedy: str) -> dict[str, Any]:
     """
     try:
         # Decimal, so that milliseconds become the very seconds that were written.
-        document = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
+        document = _parsed(content_of(path, MAX_BYTES).decode())
     except OSError as error:
         raise InputError(
             error.strerror or str(error), where=str(path), remedy="name another file"
@@ -80,6 +86,14 @@ def document_in(path: Path, remedy: str) -> dict[str, Any]:
             remedy=remedy if version is None else f"{remedy}; or upgrade kvscope",
         )
     return document
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """Return TOML as a document. Raises ValueError for what nests too deep, and others."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") > MAX_DEPTH and _NUMBER.sub("", line).count(".") > MAX_DEPTH:
+            raise ValueError(f"line {number:,} has a key of more than {MAX_DEPTH} names")
+    return tomllib.loads(text, parse_float=Decimal)
 
 
 def table_as(table: object, schema: type[T], where: str, remedy: str) -> T:

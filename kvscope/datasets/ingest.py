@@ -283,6 +283,8 @@ class DatasetBuild:
                 remedy="name a folder that is new or empty",
             )
         self.folder.mkdir(parents=True, exist_ok=True)
+        with suppress(PermissionError):  # of a folder that another user has made
+            self.folder.chmod(0o700)  # its owner's alone, as a store is
         sample = sample_files(files, read.format or "", read.read)
         shards = self.options.shards or self._shards_for(files, sample)
         sample.cuts(self.options.cut_share).save(self.folder / CUTS)

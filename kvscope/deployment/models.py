@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.core.errors import InputError, UsageError
+from kvscope.core.files import content_of
 from kvscope.deployment.architecture import (
     MIXED,
     Architecture,
@@ -399,7 +400,7 @@ def read_config(path: Path) -> Model:
     count. Raises InputError for a file that cannot be read or does not say what is needed.
     """
     try:
-        config = json.loads(path.read_bytes())
+        config = json.loads(content_of(path))
     except OSError as error:
         what = error.strerror or "cannot be read"
         raise InputError(what, where=str(path), remedy="name a config.json or a preset") from error

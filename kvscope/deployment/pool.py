@@ -36,6 +36,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from io import TextIOWrapper
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -43,6 +44,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.core.errors import InputError, UsageError
+from kvscope.core.files import opened
 from kvscope.core.units import GIB, MIB, format_size
 from kvscope.deployment.engines import (
     GRAPHS,
@@ -338,7 +340,7 @@ def observed_pool(
     Raises InputError for a file that cannot be read or reports none.
     """
     try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
+        with TextIOWrapper(opened(path), encoding="utf-8", errors="replace") as lines:
             bounded = iter(lambda: lines.readline(_LONGEST_LINE), "")
             return pool_in(bounded, str(path), model=model, tp=tp, block_size=block_size)
     except OSError as error:

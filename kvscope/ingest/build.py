@@ -20,6 +20,10 @@ from kvscope.ingest.hash_ids import NO_ID
 from kvscope.ingest.reuse import TraceReuse, trace_reuse
 from kvscope.ingest.trie import Trie
 
+_DIGESTS = 2**53
+"""Larger ids are most likely digests of strings, which say nothing."""
+_MISSING = 0.1
+"""Share of the parents that a window of a longer trace may lack."""
 NO_COMMON_CLOCK = "sessions have no common clock"
 
 
@@ -118,7 +122,8 @@ class Arranged:
         """
         requests, size, full_blocks = self.requests, self.block_size, self.full_blocks
         inputs, outputs = requests["input_tokens"], requests["output_tokens"]
-        parent, kind = _lineage(self._links, self._blocks, self.order, requests, ends)
+        parent, kind, notes = _lineage(self._links, self._blocks, self.order, requests, ends)
+        self.notes += notes
         self._links.clear()  # used up
         conversation, turn = lineage.conversations(parent)
         requests["conversation"] = conversation
@@ -256,8 +261,8 @@ def _lineage(
     order: Int64s,
     requests: Mapping[str, NDArray[Any]],
     ends: PathEnds,
-) -> tuple[Int32s, Lineage]:
-    """Return each request's parent (-1: none), and how it is known.
+) -> tuple[Int32s, Lineage, list[str]]:
+    """Return each request's parent (-1: none), how it is known, and notes on parents that are none.
 
     `links` and `blocks` are in file order. In a hashed trace only hashed requests decide whether
     conversations are given: the others have no reuse, and must not keep it from being inferred.
@@ -272,17 +277,50 @@ def _lineage(
     if (parent_chat[deciding] != NO_ID).any():
         parents = np.where(parent_chat == ROOT, NO_ID, parent_chat)[order]
         by_id = lineage.parents_by_id(requests["chat_id"], parents, NO_ID)
-        return np.where(parent_chat[order] == NO_ID, in_session, by_id), "given"
+        notes = _parent_notes(requests["chat_id"], parents, by_id, order)
+        return np.where(parent_chat[order] == NO_ID, in_session, by_id), "given", notes
     # Sessions are given if one has two requests, or if each request has one.
     if (before[deciding] >= 0).any() or (links["session"][deciding] >= 0).all():
-        return in_session, "given"
+        return in_session, "given", []
     chat = requests["chat_id"]
     if (requests["turn"] > 0).any() and (of_chat := _previous_of_chat(chat)).max(initial=-1) >= 0:
-        return of_chat, "given"
+        return of_chat, "given", []
     if blocks.any():
         inputs, outputs = requests["input_tokens"], requests["output_tokens"]
-        return lineage.parents_by_prefix(ends.above, ends.full_leaf, inputs, outputs), "inferred"
-    return np.full(len(order), -1, dtype=np.int32), "none"
+        by_prefix = lineage.parents_by_prefix(ends.above, ends.full_leaf, inputs, outputs)
+        return by_prefix, "inferred", []
+    return np.full(len(order), -1, dtype=np.int32), "none", []
+
+
+def _parent_notes(
+    chat_id: Int64s, parent_chat_id: Int64s, parent: Int32s, order: Int64s
+) -> list[str]:
+    """Return notes that count the parents by id that are not followed, by reason.
+
+    What cannot be is shown with its first request. A window of a longer trace lacks some.
+    """
+    lost = lineage.impossible_parents(chat_id, parent_chat_id, parent, NO_ID)
+    reasons = {
+        "the request itself": lost.itself,
+        "on a cycle": lost.cycle,
+        "later than the request": lost.later,
+    }
+    counts = []
+    for reason, requests in reasons.items():
+        if len(requests):
+            first = requests[0]
+            place = f"request {order[first] + 1:,} of the file"
+            if abs(parent_chat_id[first]) < _DIGESTS:
+                place += f" has parent {parent_chat_id[first]}"
+            counts.append(f"{len(requests):,} {reason} ({place})")
+    notes = (
+        [f"parents that cannot be: {', '.join(counts)}: correct or remove them"] if counts else []
+    )
+    missing, stated = len(lost.missing), int(np.count_nonzero(parent_chat_id != NO_ID))
+    if missing > _MISSING * stated:
+        what = "parents are not in the trace: these requests begin conversations"
+        notes.append(f"{missing:,} of {stated:,} {what}")
+    return notes
 
 
 def missing_notes(gaps: Gaps, names: Mapping[str, Collection[str]], kind: Lineage) -> list[str]:

@@ -24,4 +24,3 @@ MAX_REQUESTS = 100_000_000  # also of lines, blank ones included
 MAX_EXPANSION = 10_000  # decompressed bytes a compressed one; gzip reaches 1,032, zstd 32,768
 EXPANSION_FREE_BYTES = 256 * MIB  # decompressed, before MAX_EXPANSION counts
 HOPELESS_LINES = 100_000  # at the beginning, none of which can be used
-PIPE_WAIT_S = 10.0  # until another process opens a named pipe to write

@@ -9,14 +9,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import os
 import sys
 import zlib
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
@@ -24,9 +21,16 @@ from typing import BinaryIO, NamedTuple, cast
 import numpy as np
 import zstandard
 
-from kvscope.core.background import in_background
 from kvscope.core.errors import InputError
-from kvscope.core.files import STANDARD_STREAM, files_of, is_remote, missing_from, parts_of, size_of
+from kvscope.core.files import (
+    STANDARD_STREAM,
+    files_of,
+    is_remote,
+    missing_from,
+    opened,
+    parts_of,
+    size_of,
+)
 from kvscope.core.units import MIB
 from kvscope.ingest.limits import (
     EXPANSION_FREE_BYTES,
@@ -34,7 +38,6 @@ from kvscope.ingest.limits import (
     MAX_EXPANSION,
     MAX_LINE_BYTES,
     MAX_REQUESTS,
-    PIPE_WAIT_S,
 )
 
 HEAD_BYTES = 64 * 1024
@@ -78,10 +81,10 @@ class Source:
         self.is_cut = False
         self.unterminated = 0
         self._files = list[tuple[int, str]]()  # with the number of each one's first line
-        opened = _open(path) if stretch is None else cast(BinaryIO, _Stretch(path, *stretch))
-        self._stretch_bytes = opened.size if isinstance(opened, _Stretch) else None
-        self._begins = opened.begins if isinstance(opened, _Joined) else deque[tuple[int, str]]()
-        self._raw = _Counted(opened, advance)
+        raw = _open(path) if stretch is None else cast(BinaryIO, _Stretch(path, *stretch))
+        self._stretch_bytes = raw.size if isinstance(raw, _Stretch) else None
+        self._begins = raw.begins if isinstance(raw, _Joined) else deque[tuple[int, str]]()
+        self._raw = _Counted(raw, advance)
         self._digest = hashlib.blake2b(digest_size=16)
         self._line = 0
         self._bytes_read = 0
@@ -375,7 +378,7 @@ def _open(path: str) -> BinaryIO:
     try:
         if (files := files_of(path)) != [path]:
             return cast(BinaryIO, _Joined(files))
-        return _opened_pipe(path) if Path(path).is_fifo() else _opened(path)
+        return _opened(path)
     except FileNotFoundError as error:
         raise InputError("no such file", where=path) from error
     except OSError as error:
@@ -387,30 +390,7 @@ def _opened(path: str) -> BinaryIO:
         from kvscope.core.remote import open_remote  # loads HTTP
 
         return open_remote(path)
-    return Path(path).open("rb")
-
-
-def _opened_pipe(path: str) -> BinaryIO:
-    """Return a named pipe once another process has opened it to write: until then `open` waits."""
-    opened = in_background(_opened, path)
-    try:
-        return opened.result(timeout=PIPE_WAIT_S)
-    except TimeoutError as error:
-        opened.add_done_callback(_close)
-        raise InputError(
-            f"no process has opened this pipe to write within {PIPE_WAIT_S:g} s",
-            where=path,
-            remedy="start the process that writes to it first",
-        ) from error
-    finally:
-        if not opened.done():
-            with suppress(OSError):  # a writer, for a moment: the waiting `open` returns
-                os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
-
-
-def _close(opened: Future[BinaryIO]) -> None:
-    if opened.exception() is None:
-        opened.result().close()
+    return opened(Path(path))
 
 
 def _decompressed(raw: _Counted) -> io.BufferedIOBase:

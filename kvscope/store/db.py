@@ -137,6 +137,7 @@ class Store:
     ) -> None:
         self._connection = connection
         self._created = created
+        self._within_transaction = False
         self.path = path
 
     def __enter__(self) -> Self:
@@ -214,8 +215,8 @@ class Store:
         return self._connection.execute(text, dict(parameters))
 
     def run(self, name: str, /, **parameters: Any) -> None:
-        """Run the statement `name` and ignore what it returns."""
-        with explaining(self.path):
+        """Run the statement `name`, which writes, and ignore what it returns."""
+        with explaining(self.path), nullcontext() if self._within_transaction else self._commits():
             self._execute(name, parameters)
 
     def rows(self, name: str, /, **parameters: Any) -> list[dict[str, Any]]:
@@ -265,15 +266,36 @@ class Store:
         """Commit what the block writes, or nothing of it if the block raises."""
         with explaining(self.path):
             self._connection.begin()
+        self._within_transaction = True
         try:
             yield
-            with explaining(self.path):
+            with explaining(self.path), self._commits():
                 self._connection.commit()
         except BaseException:
             with suppress(duckdb.Error):  # DuckDB may have rolled back already
                 self._connection.rollback()
             raise
+        finally:
+            self._within_transaction = False
         self._created = False
+
+    @contextmanager
+    def _commits(self) -> Iterator[None]:
+        """Let who may read the store read the log of a commit, and no one else.
+
+        DuckDB makes the log for all to read, but appends to one that is there.
+        """
+        if self.path == MEMORY:
+            yield
+            return
+        log = Path(f"{self.path}.wal")
+        with suppress(OSError):  # of a log that is there; DuckDB says of others what is wrong
+            mode = Path(self.path).stat().st_mode & 0o666
+            os.close(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        yield
+        with suppress(FileNotFoundError):
+            if not log.stat().st_size:  # nothing was written
+                log.unlink()
 
 
 def open_store(

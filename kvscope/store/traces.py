@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # a stored trace is looked up without loading NumPy
 
 _ALIKE = 0.75
 """From 0 to 1: how similar a name must be to be suggested."""
+MOST_CATEGORIES = 2**15 - 1
+"""Categories that 16 bits tell apart; what policies learn of each takes memory, too."""
 
 
 def all_traces(store: Store) -> list[Trace]:
@@ -125,11 +127,13 @@ def load_prompts(store: Store, trace: Trace) -> Prompts:
 def load_requests(store: Store, trace: Trace, requests: Int64s | None = None) -> dict[str, Any]:
     """Return all of a trace's `Prompts` but its trie, of some `requests` alone where given.
 
-    Numbers in them are the whole trace's. Raises DamagedStoreError.
+    Numbers in them are the whole trace's. Raises DamagedStoreError, and InputError for more
+    categories than are told apart.
     """
     require_sound(store, trace)
     columns = _columns_of(store, "prompts", trace, requests)
     names = store.rows("ingest/category_names", trace_id=trace.trace_id)
+    require_few_categories(trace, len(names))
     return {
         "block_size": trace.block_size,
         "categories": tuple(row["category"] for row in names),
@@ -137,6 +141,17 @@ def load_requests(store: Store, trace: Trace, requests: Int64s | None = None) ->
         "directives": _load_directives(store, trace, requests),
         **columns,
     }
+
+
+def require_few_categories(trace: Trace, count: int) -> None:
+    """Raise InputError for more categories than are told apart."""
+    if count > MOST_CATEGORIES:
+        raise InputError(
+            f"{count:,} categories of requests, by type and turn, and {MOST_CATEGORIES:,} can"
+            " be told apart",
+            where=trace.source,
+            remedy="give requests types that many of them share, or leave `type` out",
+        )
 
 
 def _columns_of(store: Store, query: str, trace: Trace, requests: Int64s | None) -> dict[str, Any]:

@@ -17,8 +17,10 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from kvscope.core import units
-from kvscope.core.errors import UsageError
+from kvscope.core.errors import KvscopeError, UsageError
+from kvscope.core.files import content_of
 from kvscope.core.toml_files import (
+    MAX_BYTES,
     SCHEMA,
     Count,
     Number,
@@ -373,8 +375,8 @@ def why_kept(path: Path, verdict: AnyVerdict) -> str | None:
 def verdict_in(path: Path) -> str:
     """Return the verdict of the recommendation at `path`; empty where there is none to read."""
     try:
-        return str(tomllib.loads(path.read_text(encoding="utf-8")).get("verdict", ""))
-    except (OSError, ValueError, ArithmeticError, RecursionError):  # numbers and nesting, too
+        return str(tomllib.loads(content_of(path, MAX_BYTES).decode()).get("verdict", ""))
+    except (KvscopeError, OSError, ValueError, ArithmeticError, RecursionError):
         return ""
 
 

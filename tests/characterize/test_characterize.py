@@ -18,9 +18,10 @@ import pytest
 from kvscope.characterize import history
 from kvscope.characterize.spatial import trace_deciles
 from kvscope.characterize.summary import Characterization, characterize, start_characterization
+from kvscope.core.errors import InputError
 from kvscope.core.files import data_folder
 from kvscope.core.percentiles import Quantiles
-from kvscope.store import db
+from kvscope.store import db, traces
 from kvscope.store.db import Store
 from kvscope.store.results import FIT_PARTS
 from kvscope.store.traces import load_prompts
@@ -159,6 +160,16 @@ def test_categories_keep_their_requests_whatever_their_order() -> None:
         )
     in_order = np.argsort(found["request"])
     assert found["category_index"][in_order].tolist() == [2, 1, 0, 2, 0]
+
+
+def test_more_categories_than_are_told_apart_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Analyses and replays alike: what policies learn of 40,000 types takes gigabytes."""
+    what = "3 categories of requests, by type and turn, and 2 can be told apart"
+    with tiny_store() as (store, trace):
+        monkeypatch.setattr(traces, "MOST_CATEGORIES", 2)
+        for load in (load_prompts, history.load_history):
+            with pytest.raises(InputError, match=what):
+                load(store, trace)
 
 
 QUERIES = sorted(

@@ -284,6 +284,98 @@ def test_litellm_and_spans_give_the_blocks_of_the_same_chat(model: Path, tmp_pat
     assert otlp[0]["session_id"] == otlp[1]["session_id"]
 
 
+def openinference(messages: list[Line], said: str) -> Line:
+    """Return a call's attributes as openinference-instrumentation-openai writes them."""
+    values: Line = {
+        f"llm.input_messages.{k}.message.{name}": text
+        for k, message in enumerate(messages)
+        for name, text in message.items()
+    }
+    values |= {"llm.output_messages.0.message.role": "assistant"}
+    values |= {"llm.output_messages.0.message.content": said}
+    values |= {"llm.token_count.prompt": 30, "llm.token_count.completion": 7}
+    values |= {"llm.token_count.prompt_details.cache_read": 16, "llm.model_name": "m"}
+    return values | {"openinference.span.kind": "LLM", "session.id": "s", "user.id": "u"}
+
+
+def test_openinference_spans_are_the_same_chat_however_they_are_exported(
+    model: Path, tmp_path: Path
+) -> None:
+    """OTLP, Phoenix's API with dotted and with nested names, its data frames; times in any unit."""
+    salt = tmp_path / "salt"
+    chat = hashed(model, tmp_path, {"messages": [SYSTEM, USER]}, salt_file=salt)
+    values = openinference([SYSTEM, USER], "hello")
+    times = {"startTimeUnixNano": "1700000000500000000", "endTimeUnixNano": "1700000001500000000"}
+    span = {"spanId": "a", "traceId": "b", "name": "ChatCompletion"} | times
+    otlp = span | {"attributes": attributes(**values)}
+    nested = {"llm.input_messages": [{"message.role": SYSTEM["role"]}, {"message": USER}]}
+    nested["llm.input_messages"][0]["message.content"] = SYSTEM["content"]
+    others = {k: v for k, v in values.items() if not k.startswith("llm.input_messages")}
+    row = {"name": "ChatCompletion", "span_kind": "LLM", "context": {"span_id": "a"}}
+    dates = {"start_time": "2023-11-14T22:13:20.500000+00:00"}
+    dates |= {"end_time": "2023-11-14T22:13:21.500000+00:00"}
+    chain = row | {"span_kind": "CHAIN", "attributes": {"input.value": "hi"}}
+    api = [row | dates | {"attributes": values}, row | dates | {"attributes": nested | others}]
+    column = {f"attributes.{k}": v for k, v in (nested | others).items()}
+    frame = row | column | {"start_time": 1700000000500, "end_time": 1700000001500}
+    for logged in ([otlp], [*api, chain], [frame]):
+        for line in hashed(model, tmp_path, *logged, salt_file=salt):
+            assert line["hash_ids"] == chat[0]["hash_ids"]
+            assert (line["timestamp"], line["duration_ms"]) == (1700000000500, 1000)
+            assert (line["output_length"], line["cached_tokens"], line["model"]) == (7, 16, "m")
+            assert {"session_id", "user_id"} <= line.keys()
+
+
+def test_calls_tools_and_prompts_of_openinference(model: Path, tmp_path: Path) -> None:
+    """Parts, calls and their results are messages, tools are tools, prompts are text."""
+    salt = tmp_path / "salt"
+    tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+    call = {"type": "function", "id": "c", "function": {"name": "now", "arguments": "{}"}}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {"role": "tool", "content": "noon", "tool_call_id": "c"}
+    whole = {"messages": [USER, said, result], "tools": [tool]}
+    chat = hashed(model, tmp_path, whole, {"prompt": ASK}, salt_file=salt)
+    asked = "llm.input_messages"
+    values = {
+        f"{asked}.0.message.role": "user",
+        f"{asked}.0.message.contents.0.message_content.type": "text",
+        f"{asked}.0.message.contents.0.message_content.text": USER["content"],
+        f"{asked}.1.message.role": "assistant",
+        f"{asked}.1.message.tool_calls.0.tool_call.id": "c",
+        f"{asked}.1.message.tool_calls.0.tool_call.function.name": "now",
+        f"{asked}.1.message.tool_calls.0.tool_call.function.arguments": "{}",
+        f"{asked}.2.message.role": "tool",
+        f"{asked}.2.message.content": "noon",
+        f"{asked}.2.message.tool_call_id": "c",
+        "llm.tools.0.tool.json_schema": json.dumps(tool),
+    }
+    row = {"name": "ChatCompletion", "span_kind": "LLM", "context": {}}
+    completion = row | {"attributes": {"llm.prompts.0.prompt.text": ASK}}
+    spans = hashed(model, tmp_path, row | {"attributes": values}, completion, salt_file=salt)
+    assert [x["hash_ids"] for x in spans] == [x["hash_ids"] for x in chat]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"0.message.content": "__REDACTED__"}, "the prompt is redacted"),
+        ({"0.message.contents.0.message_content.type": "image"}, "a part of a message that is no"),
+        ({"0.message.content": 7}, "message.content is no text"),
+        ({"x.message.role": "user"}, "llm.input_messages without an index"),
+    ],
+)
+def test_openinference_prompts_that_are_no_text(
+    model: Path, tmp_path: Path, values: Line, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is a bad line with its reason."""
+    stated = {f"llm.input_messages.{name}": value for name, value in values.items()}
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps({"span_kind": "LLM", "context": {}, "attributes": stated}))
+    command = ["hash", str(log), "--tokenizer", str(model), "-o", str(tmp_path / "out.jsonl")]
+    assert run(command) == 3
+    assert reason in capsys.readouterr().err
+
+
 def test_the_salt_decides_the_hashes_and_is_kept_only_on_request(
     model: Path, tmp_path: Path
 ) -> None:

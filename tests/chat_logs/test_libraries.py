@@ -206,6 +206,11 @@ def test_no_message_holds_text_of_a_log(
         ("meta-llama/Llama-3.1-8B", True), ("gpt-4o-2024-08-06", True), ("worker-3", True),
         ("claude-3-5-sonnet-20241022", True), ("alice@example.com", False),
         ("+49-151-23456789", False), ("078-05-1120", False), ("10.21.103.144:8000", False),
+        ("10.1.2.3", False), ("worker-192-168-0-1", False), ("fe80::1", False), ("555-1234", False),
+        ("2001:db8::ff00:42:8329", False), ("00:1a:2b:3c:4d:5e", False), ("1234567", False),
+        ("https://example.com/alice", False), ("alice_at_example.com", False),
+        ("us.anthropic.claude-sonnet-4-20250514-v1:0", True), ("engine-12", True), ("0", True),
+        ("ft:gpt-3.5-turbo-0125:acme::abc123", True), ("20250514", True), ("v1.2.3", True),
     ],
 )  # fmt: skip
 def test_names_that_may_be_a_persons_are_hashed(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Generator
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -122,6 +124,33 @@ def test_who_may_read() -> None:
         assert refused(port, "/metrics?token=another") == 403
         assert scraped(port, Authorization="Bearer a token", Host="kvscope.monitoring.svc")
         assert scraped(port, "/metrics?token=a%20token")
+
+
+def test_slow_clients_keep_no_other_from_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest of too many connections is closed; those that stay silent are, too."""
+    monkeypatch.setattr(watch_command, "MOST_CONNECTIONS", 8)
+    monkeypatch.setattr(watch_command._SilentHandler, "timeout", 0.5)
+    port, watched = free_port(), watching()
+    threads = threading.active_count()
+    with ExitStack() as opened, serving(watched, Address("127.0.0.1", port)):
+        slow = [
+            opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            for _ in range(30)
+        ]
+        for client in slow:
+            with suppress(OSError):  # closed already
+                client.sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
+        assert scraped(port)
+        assert threading.active_count() <= threads + 1 + 8
+        assert slow[0].recv(1) == b""
+        assert slow[-1].recv(100) == b""  # after half a second
+
+
+def test_a_pipe_is_no_recording(tmp_path: Path, capsys: Streams) -> None:
+    """It could be read once only, and a wait for its writer would be one for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    assert run(["watch", str(tmp_path / "pipe"), "--capacity-blocks", "4"]) == ExitCode.INPUT
+    assert "pipe: neither a file nor a folder; name a recording" in capsys.readouterr().err
 
 
 def test_another_address_gets_a_token(

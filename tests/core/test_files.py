@@ -7,15 +7,30 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event, get_ident
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 
+from kvscope.app.baseline import read_document
+from kvscope.core import files, toml_files
 from kvscope.core.background import consume_in_background, in_background
-from kvscope.core.files import files_of, missing_from, private_cache, sink, whole_file, write_text
+from kvscope.core.errors import InputError
+from kvscope.core.files import (
+    content_of,
+    files_of,
+    missing_from,
+    one_path,
+    private_cache,
+    sink,
+    whole_file,
+    write_text,
+)
+from kvscope.core.toml_files import document_in
+from kvscope.deployment.models import read_config
+from kvscope.deployment.pool import observed_pool
 
 
 class Broken(Exception):
@@ -83,6 +98,83 @@ def test_links_count_a_file_once(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text("")
     (tmp_path / "again").symlink_to(".")
     assert files_of(f"{tmp_path}/**/*") == [str(tmp_path / "b.jsonl")]
+    (tmp_path / "c.jsonl").hardlink_to(tmp_path / "b.jsonl")
+    (tmp_path / "d.jsonl").symlink_to("c.jsonl")
+    assert files_of(str(tmp_path)) == [str(tmp_path / "b.jsonl")]
+    both = one_path([str(tmp_path / "c.jsonl"), str(tmp_path / "b.jsonl")])
+    assert files_of(both) == [str(tmp_path / "c.jsonl")]
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path: Path) -> None:
+    """Whatever else the pattern would match; folders likewise."""
+    for name in ("day[1]", "day1"):
+        (tmp_path / f"{name}.jsonl").write_text("")
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.jsonl").write_text("")
+    for path, file in (("day[1].jsonl", "day[1].jsonl"), ("day[1]", "day[1]/a.jsonl")):
+        assert files_of(str(tmp_path / path)) == [str(tmp_path / file)]
+    assert files_of(str(tmp_path / "day[12].jsonl")) == [str(tmp_path / "day1.jsonl")]
+
+
+@pytest.fixture
+def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a named pipe that no other process opens, and wait for none for long."""
+    monkeypatch.setattr(files, "PIPE_WAIT_S", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path / "pipe"
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        content_of,
+        lambda path: document_in(path, "remedy"),
+        observed_pool,
+        lambda path: read_document(str(path)),
+        read_config,
+    ],
+    ids=["content", "toml", "engine log", "baseline", "config"],
+)
+def test_a_pipe_without_its_other_end_is_given_up(pipe: Path, read: Callable[[Path], Any]) -> None:
+    """Whatever kvscope reads as a file, and whatever it writes."""
+    with pytest.raises(InputError, match=r"no process has opened this pipe to read within 0\.1 s"):
+        write_text(pipe, "never read")
+    with pytest.raises(InputError, match=r"no process has opened this pipe to write within 0\.1 s"):
+        read(pipe)
+
+
+def test_a_pipe_is_read_and_written_once_both_ends_are_open(pipe: Path) -> None:
+    """As a stream, whichever end comes first."""
+    reader = in_background(content_of, pipe)
+    write_text(pipe, "x" * 100_000)
+    assert reader.result(timeout=10) == b"x" * 100_000
+
+
+def test_what_is_read_whole_has_a_largest_size(tmp_path: Path) -> None:
+    """Up to it, to the byte."""
+    path = tmp_path / "a"
+    path.write_bytes(b"123")
+    assert content_of(path, 3) == b"123"
+    with pytest.raises(InputError, match="larger than 2 B"):
+        content_of(path, 2)
+
+
+def test_toml_is_bounded_in_size_and_depth(tmp_path: Path) -> None:
+    """A key of 100,000 names takes the parser all memory; numbers in one line are no names."""
+    path = tmp_path / "a.toml"
+    numbers = ", ".join(["1.5"] * 1_000)
+    path.write_text(f"schema = 1\nx = [{numbers}]\n{'.'.join('a' * 100)} = 1\n")
+    assert len(document_in(path, "remedy")["x"]) == 1_000
+    for text, what in (
+        (".".join("a" * 100_000) + " = 1", "line 2 has a key of more than 100 names"),
+        (".".join("1" * 100_000) + " = 1", "line 2 has a key of more than 100 names"),
+        ("[" + '."x"' * 200 + "]", "line 2 has a key of more than 100 names"),
+        ("x = " + "[" * 100_000, "not a TOML file: maximum recursion depth"),
+        (f"x = '{'a' * toml_files.MAX_BYTES}'", "larger than 4 MiB"),
+    ):
+        path.write_text(f"schema = 1\n{text}\n")
+        with pytest.raises(InputError, match=what):
+            document_in(path, "remedy")
 
 
 @pytest.fixture

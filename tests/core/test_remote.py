@@ -116,6 +116,8 @@ def s3() -> Iterator[str]:
         "logs/a.jsonl.gz": gzip.compress(b"".join(LINES[4:])),
         "logs/.hidden": b"no trace",
         "logs/older/c.jsonl": b"no trace",
+        "days/day[1].jsonl": TRACE,
+        "days/day1.jsonl": b"no trace",
     }.items():
         client.put_object(Bucket="traces", Key=key, Body=body)
     yield endpoint
@@ -153,6 +155,13 @@ def test_addresses_are_traces(server: tuple[str, Path]) -> None:
             assert (trace.facts.requests, trace.facts.span_s) == (9, 8.0)
             assert trace.facts.name == name
             assert "private" not in trace.facts.source
+
+
+def test_a_file_of_s3_whose_name_looks_like_a_pattern_is_that_file() -> None:
+    """The name matches another file; a pattern that is no file's name stays one."""
+    path = "s3://traces/days/day[1].jsonl"
+    assert remote.remote_files(path) == [path]
+    assert remote.remote_files("s3://traces/days/day[12].jsonl") == ["s3://traces/days/day1.jsonl"]
 
 
 def test_addresses_are_a_dataset(

@@ -78,6 +78,13 @@ class Failing(Executor):
             yield number, result
 
 
+def test_a_dataset_is_its_owners_alone(files: list[Path], tmp_path: Path) -> None:
+    """As a store is: no other user of the machine can look into the folder."""
+    folder = tmp_path / "made"
+    assert run(["ingest", *map(str, files), "--into", str(folder)]) == 0
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
 def test_what_is_finished_is_not_done_again(files: list[Path], tmp_path: Path) -> None:
     """Wherever it is killed: each step is done once, and the manifest is the same in the end."""
     steps = Failing(1000)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from kvscope.core import files
 from kvscope.core.errors import InputError
 from kvscope.core.units import MIB
 from kvscope.ingest import limits, source
@@ -49,6 +50,7 @@ def packed(path: Path, pieces: Iterable[bytes]) -> Path:
 
 _INGEST = """
 import resource, sys
+from kvscope.core import files
 from kvscope.core.errors import InputError
 from kvscope.ingest.pipeline import IngestOptions, ingest
 from kvscope.store.db import MEMORY, open_store
@@ -244,10 +246,10 @@ def test_a_pipe_without_a_writer_is_given_up(
     """A named pipe is read once another process writes to it; without one the wait is bounded."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    monkeypatch.setattr(source, "PIPE_WAIT_S", 0.2)
+    monkeypatch.setattr(files, "PIPE_WAIT_S", 0.2)
     with pytest.raises(InputError, match="no process has opened this pipe to write within"):
         ingested(path)
-    monkeypatch.setattr(source, "PIPE_WAIT_S", 60)
+    monkeypatch.setattr(files, "PIPE_WAIT_S", 60)
     writer = ["sh", "-c", 'sleep 0.3; printf %s "$1" > "$2"', "sh", (LINE * 5).decode(), str(path)]
     with subprocess.Popen(writer):
         assert ingested(path).trace.requests == 5
@@ -291,7 +293,7 @@ def test_the_documented_limits_are_the_constants() -> None:
         f"{limits.MAX_REQUESTS:,}",
         f"{limits.MAX_EXPANSION:,} times the compressed, beyond {free} MiB",
         f"{limits.HOPELESS_LINES:,}",
-        f"{limits.PIPE_WAIT_S:g} s",
+        f"{files.PIPE_WAIT_S:g} s",
     ):
         assert f"| {value} |" in page
 

@@ -59,6 +59,43 @@ def test_given_lineage_equals_the_oracle(told: list[tuple[int, int | str | None]
     assert small_traces.parents(made) == parents
     found = zip(made.requests["conversation"], made.requests["turn"], strict=True)
     assert list(found) == lineage.turns(parents)
+    counts = lineage.impossible(trace, parents)
+    missing = counts.pop("not in the trace", [])
+    noted = [note for note in made.notes if "parents" in note]
+    stated = sum(parent not in {None, -1} for _, parent in told)
+    many = len(missing) > 0.1 * stated
+    assert len(noted) == bool(counts) + many
+    for reason, requests in counts.items():
+        assert f" {len(requests)} {reason} (request {requests[0] + 1} of the file" in noted[0]
+    if many:
+        assert noted[-1].startswith(f"{len(missing)} of {stated} parents are not in the trace:")
+
+
+def test_parents_that_cannot_be_are_counted_with_the_first_of_each_kind() -> None:
+    """A parent that is its request, cycles, parents that come later or never: by reason."""
+    links = [(1, 1), (2, 4), (3, 2), (4, 3), (5, 6), (6, -1), (7, 99), (8, 7), (9, 9)]
+    trace = [
+        Request(input_tokens=1, output_tokens=1, chat_id=chat, parent_chat_id=parent)
+        for chat, parent in links
+    ]
+    made = small_traces.built(trace, 16)
+    assert small_traces.parents(made) == [None, None, 1, 2, None, None, None, 6, None]
+    assert made.notes[0] == (
+        "parents that cannot be: 2 the request itself (request 1 of the file has parent 1), 1 on a"
+        " cycle (request 2 of the file has parent 4), 1 later than the request (request 5 of the"
+        " file has parent 6): correct or remove them"
+    )
+    missing = "1 of 8 parents are not in the trace: these requests begin conversations"
+    assert made.notes[1] == missing
+
+
+def test_the_digest_of_a_parents_name_is_not_shown() -> None:
+    """A name that is no number is a digest by then, which says nothing."""
+    trace = [Request(input_tokens=1, output_tokens=1, chat_id="a", parent_chat_id="a")]
+    assert small_traces.built(trace, 16).notes[0] == (
+        "parents that cannot be: 1 the request itself (request 1 of the file): correct or remove"
+        " them"
+    )
 
 
 def test_a_parent_that_arrives_later_is_none() -> None:

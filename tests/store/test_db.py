@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import duckdb
@@ -65,6 +66,28 @@ def test_a_store_is_its_owners_alone(tmp_path: Path) -> None:
     path = tmp_path / "store.duckdb"
     filled(str(path))
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_log_of_a_store_is_read_by_those_who_may_read_the_store(tmp_path: Path) -> None:
+    """While it is open and where it was killed, whatever wrote first; a closed one has none."""
+    path, log = tmp_path / "store.duckdb", tmp_path / "store.duckdb.wal"
+    trace = filled(str(path))
+    for mode in (0o600, 0o640):
+        path.chmod(mode)
+        for in_transaction in (False, True):
+            with open_store(str(path)) as store:
+                with store.transaction() if in_transaction else nullcontext():
+                    store.run("ingest/mark_used", trace_id=trace.trace_id)
+                assert log.stat().st_size
+                assert log.stat().st_mode & 0o777 == mode
+                for end in ("", ".wal"):  # as a killed process leaves them
+                    (tmp_path / f"copy{end}").write_bytes(Path(f"{path}{end}").read_bytes())
+            assert not log.exists()
+            with open_store(str(tmp_path / "copy")) as copy:
+                assert traces.find(copy, None) == trace
+    with open_store(str(path)) as store, store.transaction():
+        pass
+    assert not log.exists()
 
 
 def test_a_new_store_that_stays_empty_leaves_no_file(tmp_path: Path) -> None:

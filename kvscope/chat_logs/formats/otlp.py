@@ -1,4 +1,4 @@
-"""OpenTelemetry spans with prompts: GenAI spans with messages, LMCache's spans with token ids.
+"""OpenTelemetry spans with prompts: messages of GenAI or OpenInference, LMCache's token ids.
 
 Source: OpenTelemetry semantic conventions for generative AI (gen_ai.input.messages and others);
 LMCache, tools/cache_simulator/trace_analyze.py (mp.request.trace).
@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from kvscope.chat_logs.formats import openinference
 from kvscope.chat_logs.formats.base import (
     Chat,
     LogFormat,
@@ -41,7 +42,7 @@ class Otlp(LogFormat):
     """JSON lines with `resourceSpans`, or a span each."""
 
     name = "otlp"
-    summary = "OpenTelemetry spans as OTLP JSON, with gen_ai.input.messages or LMCache's token ids"
+    summary = "OpenTelemetry spans as OTLP JSON, with messages or LMCache's token ids"
 
     @classmethod
     def recognizes(cls, keys: frozenset[str]) -> bool:
@@ -55,6 +56,8 @@ class Otlp(LogFormat):
             values = span.values()
             if values.keys() & {INPUT_MESSAGES, _IDS}:
                 requests.append(_request(span, values))
+            elif openinference.has_prompt(values):
+                requests.append(openinference.request(span, values))
             else:
                 self.left_out[_NO_PROMPT] += 1
         return requests

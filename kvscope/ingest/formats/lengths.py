@@ -62,7 +62,10 @@ class _LengthsReader(LineReader):
             self._read_header(_header(line))
             return None
         fields = csv_fields(line)
-        if fields == self._header:  # of the next file of a folder
+        if self._is_header(fields):  # of the next file of a folder, or of one appended to this
+            if fields != self._header:
+                self.note("columns change within the trace: each header names those below it")
+                self._read_header(fields)
             return None
         if len(fields) != len(self._header):
             raise BadLine(
@@ -88,6 +91,12 @@ class _LengthsReader(LineReader):
     def is_cut(self, line: bytes) -> bool:
         """Return True for fewer columns than the header has; a cut number cannot be recognized."""
         return line.count(b",") < len(self._header) - 1
+
+    def _is_header(self, fields: list[str]) -> bool:
+        """Return True for a line that names the columns of lengths, where this one has a length."""
+        if len(fields) == len(self._header) and _WHOLE.fullmatch(fields[self._inputs]):
+            return False
+        return _column(fields, _INPUTS) is not None and _column(fields, _OUTPUTS) is not None
 
     def _read_header(self, header: list[str]) -> None:
         inputs, outputs = _column(header, _INPUTS), _column(header, _OUTPUTS)

@@ -54,6 +54,7 @@ class _MooncakeRow(ServiceRow, gc=False):
     tool_wait_ms: float | None = None
     hash_ids: msgspec.Raw = _ABSENT
     session_id: Identifier | None = None
+    chat_id: msgspec.Raw = _ABSENT
     request_id: Identifier | None = None
     parent_request_id: Identifier | None = None
     block_size: int | None = None
@@ -80,6 +81,8 @@ class _MooncakeReader(RowReader):
     always = frozenset({"timestamp", "input_length", "output_length"})
 
     def request(self, row: _MooncakeRow) -> Request:
+        if bytes(row.chat_id):
+            raise BadLine("a line with chat_id among others: Qwen-Bailian's, whose times are in s")
         inputs = _agreed("input_length", row.input_length, "input_tokens", row.input_tokens)
         if inputs is None:
             if any(map(bytes, (row.messages, row.text_input, row.text_inputs, row.texts))):

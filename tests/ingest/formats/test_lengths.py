@@ -45,6 +45,23 @@ def test_vidur_columns_with_and_without_arrivals(read: Any) -> None:
     assert read(untimed).requests == [Request(input_tokens=1200, output_tokens=30)]
 
 
+def test_a_further_header_names_the_columns_below_it(read: Any) -> None:
+    """Files appended to each other may have their columns in another order, or others."""
+    data = (
+        AZURE + b"1,900,7\n" + AZURE + b"2,900,8\n"
+        b"TIMESTAMP,GeneratedTokens,ContextTokens\n3,9,900\n"
+        b"ContextTokens,GeneratedTokens,Model,TIMESTAMP\n900,10,m,4\n"
+    )
+    result = read(data)
+    assert [(x.arrival_s, x.input_tokens, x.output_tokens, x.model) for x in result.requests] == [
+        (1, 900, 7, None), (2, 900, 8, None), (3, 900, 9, None), (4, 900, 10, "m"),
+    ]  # fmt: skip
+    note = "columns change within the trace: each header names those below it"
+    assert result.reader.notes == [note]
+    assert not result.rejects.count
+    assert read(AZURE + b"1,900,7\n" + AZURE).reader.notes == []
+
+
 def test_column_names_ignore_case_and_quotes(read: Any) -> None:
     """Headers as other tools export them are the same headers."""
     data = b'"timestamp", "CONTEXTTOKENS","generatedTokens"\n"1.5","7", 8\n'

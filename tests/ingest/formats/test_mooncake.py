@@ -66,6 +66,15 @@ def test_prompts_as_text_are_refused_with_the_reason(read: Any, field: bytes) ->
     assert result.rejects.lines == [(1, reason)]
 
 
+def test_lines_of_bailian_among_others_are_refused(read: Any) -> None:
+    """Their times are in seconds: read as milliseconds, the load would be 1,000 times as high."""
+    own = b'{"timestamp":5,"input_length":9,"output_length":1}\n'
+    result = read(own + b'{"chat_id":1,"timestamp":6,"input_length":9,"output_length":1}\n' + own)
+    reason = "a line with chat_id among others: Qwen-Bailian's, whose times are in s"
+    assert result.rejects.lines == [(2, reason)]
+    assert [each.arrival_s for each in result.requests] == [0.005, 0.005]
+
+
 def test_text_beside_lengths_is_ignored(read: Any) -> None:
     """A row with lengths is read, whatever else it carries."""
     line = b'{"input_length":9,"output_length":1,"text_input":"Hello"}'

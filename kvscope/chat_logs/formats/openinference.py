@@ -1,0 +1,156 @@
+"""OpenInference's spans of LLM calls, in OTLP or as Arize Phoenix exports them.
+
+Messages are attributes of dotted names, such as `llm.input_messages.0.message.role`. Source:
+openinference-semantic-conventions 0.1.42 (trace/__init__.py), openinference-instrumentation-openai
+0.1.66 (_request_attributes_extractor.py), arize-phoenix-client 3.5.0 (v1.Span; data frames).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from kvscope.chat_logs.bodies import from_schema
+from kvscope.chat_logs.formats.base import Chat, LogFormat, LoggedRequest, Message, Prompt, Tool
+from kvscope.ingest.formats.base import BadLine, described
+from kvscope.ingest.formats.otlp import OtlpSpan, Values, input_tokens, output_tokens
+from kvscope.ingest.formats.times import moment
+
+_ASKED, _SAID = "llm.input_messages.", "llm.output_messages."
+_PROMPTS, _TOOLS = "llm.prompts.", "llm.tools."
+_COLUMN = "attributes."
+_INDEX = re.compile(r"\d{1,6}", re.ASCII)
+_REDACTED = "__REDACTED__"
+_NO_PROMPT = "spans without messages or a prompt"
+_NS = 1_000_000_000
+
+
+class OpenInference(LogFormat):
+    """JSON lines of Phoenix: spans of its API, or rows of its data frames."""
+
+    name = "openinference"
+    summary = "OpenInference spans that Arize Phoenix exports, as JSON lines"
+
+    @classmethod
+    def recognizes(cls, keys: frozenset[str]) -> bool:
+        """Return True if lines are spans with `attributes`, in an object or in columns."""
+        in_columns = any(key.startswith(f"{_COLUMN}llm.") for key in keys)
+        return in_columns or {"attributes", "context", "span_kind"} <= keys
+
+    def parse(self, line: bytes) -> Sequence[LoggedRequest]:
+        """Return the request of a span, none for one without a prompt."""
+        row = msgspec.json.decode(line, type=dict[str, Any])
+        stated = row.get("attributes")
+        if not isinstance(stated, dict):
+            columns = {key for key in row if key.startswith(_COLUMN)}
+            stated = {key.removeprefix(_COLUMN): row[key] for key in columns}
+        values = dict(_flat("", stated))
+        if not has_prompt(values):
+            self.left_out[_NO_PROMPT] += 1
+            return ()
+        times_s = [moment(row.get(name), name) for name in ("start_time", "end_time")]
+        start, end = (None if at_s is None else round(at_s * _NS) for at_s in times_s)
+        return [request(OtlpSpan(start_time_unix_nano=start, end_time_unix_nano=end), values)]
+
+
+def has_prompt(values: Values) -> bool:
+    """Return whether a span has messages, or the prompt of a completion."""
+    return any(key.startswith((_ASKED, _PROMPTS)) for key in values)
+
+
+def request(span: OtlpSpan, values: Values) -> LoggedRequest:
+    """Return the request of a span that has a prompt. Raises BadLine for one that is no text."""
+    answers = _messages(values, _SAID)
+    return LoggedRequest(
+        prompt=_prompt(values),
+        response=answers[0] if answers else None,
+        input_tokens=input_tokens(values),
+        output_tokens=output_tokens(values),
+        **span.service(values),
+    )
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested objects and lists under dotted names."""
+    items: Sequence[tuple[object, Any]] = ()
+    if isinstance(value, Mapping):
+        items = [*value.items()]
+    elif isinstance(value, list):
+        items = [*enumerate(value)]
+    elif value is not None:
+        yield name, value
+    for key, inner in items:
+        yield from _flat(f"{name}.{key}" if name else str(key), inner)
+
+
+def _prompt(values: Values) -> Prompt:
+    messages = _messages(values, _ASKED)
+    if messages:
+        return Chat(messages, [*map(_tool, _listed(values, _TOOLS))] or None)
+    texts = [each.get("prompt.text") for each in _listed(values, _PROMPTS)]
+    if len(texts) != 1 or not isinstance(texts[0], str):
+        raise BadLine("llm.prompts is not one text", texts)
+    return texts[0]
+
+
+def _tool(stated: Mapping[str, Any]) -> Tool:
+    schema = stated.get("tool.json_schema")
+    try:
+        return from_schema(msgspec.json.decode(str(schema), type=dict[str, Any]))
+    except msgspec.MsgspecError as error:
+        raise BadLine("tool.json_schema is no JSON object", schema) from error
+
+
+def _messages(values: Values, prefix: str) -> list[Message]:
+    """Return the messages below a name as OpenAI's API has them."""
+    return [_message(each) for each in _listed(values, prefix)]
+
+
+def _message(stated: Mapping[str, Any]) -> Message:
+    message: Message = {"role": stated.get("message.role")}
+    texts = [stated["message.content"]] if "message.content" in stated else []
+    reasoning: list[Any] = []
+    for part in _listed(stated, "message.contents."):
+        kind, text = part.get("message_content.type"), part.get("message_content.text")
+        if kind not in {"text", "reasoning"}:
+            raise BadLine(f"a part of a message that is no text: {described(kind)}")
+        (reasoning if kind == "reasoning" else texts).append(text or "")
+    if not all(isinstance(text, str) for text in (*texts, *reasoning)):
+        raise BadLine("message.content is no text")
+    if _REDACTED in texts:
+        raise BadLine("the prompt is redacted: trace without OPENINFERENCE_HIDE_INPUTS")
+    message["content"] = "\n".join(texts)
+    calls = [
+        {
+            "type": "function",
+            "id": call.get("tool_call.id"),
+            "function": {
+                "name": call.get("tool_call.function.name"),
+                "arguments": call.get("tool_call.function.arguments", "{}"),
+            },
+        }
+        for call in _listed(stated, "message.tool_calls.")
+    ]
+    if calls:
+        message["tool_calls"] = calls
+    if reasoning:
+        message["reasoning"] = "\n".join(reasoning)
+    for name in ("name", "tool_call_id"):
+        if (value := stated.get(f"message.{name}")) is not None:
+            message[name] = value
+    return message
+
+
+def _listed(values: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:
+    """Return what is below `prefix` by its index: `prefix` N `.` name. Raises BadLine."""
+    listed: dict[int, dict[str, Any]] = {}
+    for key, value in values.items():
+        if key.startswith(prefix):
+            index, _, name = key.removeprefix(prefix).partition(".")
+            if not _INDEX.fullmatch(index):
+                raise BadLine(f"{prefix[:-1]} without an index")
+            listed.setdefault(int(index), {})[name] = value
+    return [listed[index] for index in sorted(listed)]
