@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvscope.core import memory
-from kvscope.core.arrays import Float64s, Int32s
+from kvscope.core.arrays import Bools, Float64s, Int32s
 from kvscope.core.executor import Executor, threads_for
 from kvscope.core.trace import Prompts
 from kvscope.fleet.engines import replay_engines
@@ -23,12 +23,13 @@ from kvscope.fleet.outcome import FleetOutcome, Slo, fleet_outcome, infinite_hit
 from kvscope.fleet.pooled import pooled_fleet
 from kvscope.fleet.replay import FleetReplay, asked, replay_fleet
 from kvscope.fleet.split import assignment, fleet_curve
-from kvscope.policies.base import Policy
+from kvscope.policies.base import TOKENS_PER_S, Policy
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
 from kvscope.replay.curve import HitCurve
 from kvscope.replay.derived_traces import select
 from kvscope.replay.footprint import fleet_bytes
+from kvscope.replay.replay import Tables
 from kvscope.replay.sweep import serve_replay
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.routers.base import Router
@@ -184,9 +185,17 @@ class FleetSweep:
             self.capacity_blocks,
             think_s=self.think_s,
             after=self.after,
-            tables=self.workload.tables(fleet.policy),
+            tables=self._tables(fleet, self.capacity_blocks),
             seed=seed,
         )
+
+    def _tables(self, fleet: Fleet, capacity_blocks: int, served: Bools | None = None) -> Tables:
+        """Return a policy's tables, of all requests; its guard has all replicas compute them."""
+        policy, values = fleet.policy, dict(fleet.policy.values)
+        if values.get(TOKENS_PER_S.name):
+            values[TOKENS_PER_S.name] *= fleet.replicas
+        together = type(policy)(values, policy.evicts)
+        return self.workload.tables(policy, served).chosen(together, capacity_blocks)
 
     def _on_trees(self, fleet: Fleet) -> bool:
         """Return whether each replica is a prefix tree of SGLang with requests of its own."""
@@ -230,7 +239,7 @@ class FleetSweep:
             StepCost.of(workload.profile),
             think_s=self.think_s,
             after=self.after,
-            tables=workload.tables(policy, fits(workload.traffic, engine)),
+            tables=self._tables(fleet, engine.usable_blocks, fits(workload.traffic, engine)),
             seed=seed,
         )
         outside_s = workload.profile.request_s  # HTTP and tokenizer: no part of the steps
@@ -362,5 +371,5 @@ class FleetSweep:
             fleet.router,
             fleet.replicas,
             self.capacity_blocks,
-            tables=self.workload.tables(fleet.policy),
+            tables=self._tables(fleet, self.capacity_blocks),
         )

@@ -18,7 +18,7 @@ from kvscope.policies.base import SLO_TOKENS, TOKENS_PER_S
 
 FALLBACK = 0  # the candidate in force without evidence for another: LRU
 
-CHANCE = 1 / 3  # of ever taking up one candidate that is no better, by evidence that counts in full
+CHANCE = 1 / 3  # of ever taking up one candidate that is no better: see `sure_gain`
 GAIN_TURNOVERS, LOSS_TURNOVERS = 4.0, 2.0  # of the cache, after which evidence counts half
 LEAST_REQUESTS = 128  # a turnover has no fewer
 DEVIATIONS_LOST = 1.5
@@ -29,7 +29,7 @@ _SURE = -2.0 * math.log(CHANCE)
 class Goal(NamedTuple):
     """What a guard counts, for a cache of `capacity_blocks`.
 
-    Tokens beyond `xi_tokens`; and requests that compute and wait for more than `slo_tokens` in an
+    Tokens beyond `xi_tokens`, for policies without a xi half of `slo_tokens`; and requests that compute and wait for more than `slo_tokens` in an
     engine that computes `tokens_per_s`. Without that they do not wait, without `slo_tokens` none
     counts.
     """
@@ -146,15 +146,15 @@ def gives_up(evidence: GuardEvidence, at: int) -> bool:
 def sure_gain(evidence: GuardEvidence, at: int) -> float:
     """Return the gain above which a candidate counts as better than LRU.
 
-    The bound of a mixture of sequential probability ratio tests: where gains are as likely as equal
-    losses, sums that forget nothing ever exceed it with `CHANCE` at the most, whenever one looks.
-    The mixture's spread is the largest square.
+    The bound of a mixture of sequential probability ratio tests. Where gains are as likely as equal
+    losses and nothing is forgotten, sums ever exceed it with `CHANCE` at the most, if the mixture's
+    spread is fixed beforehand. Here it is the largest square until now, so that is a guide.
     Source: Howard, Ramdas, McAuliffe and Sekhon, Time-uniform, nonparametric, nonasymptotic
     confidence sequences (2021), section 3.2 (normal mixture) and table 3 (symmetric increments).
     """
     largest = evidence.largest[at]
     if largest <= 0.0:
-        return 0.0
+        return math.inf
     spread = evidence.square[at] + largest
     return math.sqrt(spread * (_SURE + math.log(spread / largest)))
 

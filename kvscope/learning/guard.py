@@ -174,16 +174,13 @@ class OnlineGuard:
             kinds = self._kinds_of(waiting.match, prompt_tokens, outputs)
             hits = self.shadows.serve(request._replace(kinds=kinds))
             if request.served:
-                tokens = [self._computed(prompt_tokens, leading) for leading in hits]
-                blocks = [request.blocks - leading for leading in hits]
+                look = max(prompt_tokens - 1, 0) // self._block_size  # one token is computed
+                found = [min(leading * self.every, look) for leading in hits]
+                tokens = [prompt_tokens - blocks * self._block_size for blocks in found]
+                blocks = [request.blocks - blocks / self.every for blocks in found]
                 passed_s, self._judged_s = request.arrival_s - self._judged_s, request.arrival_s
                 note_request(self.evidence, self._goal, passed_s, blocks, tokens)
                 self.now = decided(self.evidence, self.now)
-
-    def _computed(self, prompt_tokens: int, leading: int) -> int:
-        """Return the tokens of a prompt that are computed behind `leading` cached blocks."""
-        look = max(prompt_tokens - 1, 0) // self._block_size  # one token at least is computed
-        return prompt_tokens - min(leading * self.every, look) * self._block_size
 
 
 def _placed(segments: TouchedSegments, start: int) -> list[tuple[int, int, int]]:

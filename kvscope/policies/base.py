@@ -138,8 +138,9 @@ GUARD = Parameter(
 SLO_TOKENS = Parameter(
     "slo_tokens",
     0.0,
-    "for the guard: tokens that a request can compute and wait for within the SLO; a policy under"
-    " which more requests exceed them is given up; 0: not judged",
+    "for the guard: tokens that a request can compute and wait for within the SLO, so that no more"
+    " requests exceed them than under LRU; a policy without a xi gains by tokens beyond half of"
+    " them; 0: not judged",
     high=MOST_TOKENS,
 )
 TOKENS_PER_S = Parameter(

@@ -239,7 +239,9 @@ def _serve_engine(workload: Workload, request: ReplayRequest) -> ServedReplay:
         engine,
         StepCost.of(workload.profile),
         rate_scale=setting.rate_scale,
-        tables=workload.tables(request.policy, fits(workload.traffic, engine)),
+        tables=workload.tables(
+            request.policy, fits(workload.traffic, engine), rate_scale=setting.rate_scale
+        ),
     )
     tiered = None
     served = _served(workload, done.hit_blocks)

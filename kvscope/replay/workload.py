@@ -74,7 +74,7 @@ class Workload:
         self.prompts = prompts
         self.profile = setting_profile(setting)
         self.traffic = traffic(self.prompts, setting.definition)
-        self._tables: dict[tuple[str | None, float, int], Tables] = {}
+        self._tables: dict[tuple[str | None, float, int, float], Tables] = {}
         self._compiled: set[tuple[type[Policy], str]] = set()
 
     def on_engine(
@@ -158,8 +158,10 @@ class Workload:
         """How many tables `tables` has made: replays share them."""
         return len(self._tables)
 
-    def tables(self, policy: Policy, served: Bools | None = None) -> Tables:
-        """Return what a policy learns of the categories of `traffic`.
+    def tables(
+        self, policy: Policy, served: Bools | None = None, *, rate_scale: float = 1.0
+    ) -> Tables:
+        """Return what a policy learns of the categories of `traffic`, so many times as fast.
 
         `served` (R entries; default: all) are the requests that an engine does not reject. What a
         small engine serves a larger one serves too, so their number says which they are. Raises
@@ -167,7 +169,9 @@ class Workload:
         """
         if served is None:
             served = np.ones(len(self.traffic.leaf), dtype=np.bool_)
-        key = policy.name, policy.refit_every, int(served.sum())
+        of, key = self.traffic, (policy.name, policy.refit_every, int(served.sum()), rate_scale)
+        if rate_scale != 1:
+            of = of._replace(arrival_s=of.arrival_s / rate_scale)
         if key not in self._tables:
             what = f"what {policy.name} learns from {len(self.traffic.leaf):,} requests"
             memory.require(tables_bytes(self.traffic, policy), what)
@@ -176,7 +180,7 @@ class Workload:
                 self._tables[key] = stated_tables(self.traffic, stated)
                 return self._tables[key]
             fit = partial(tables_for, policy=type(policy), every=policy.refit_every)
-            self._tables[key] = tables_of_served(self.traffic, served, fit)
+            self._tables[key] = tables_of_served(of, served, fit)
         return self._tables[key]
 
     def on_tree(self, policy: Policy) -> bool:

@@ -37,7 +37,8 @@ def options_section(tuned: Recommendation) -> Section:
     others = {each.machine.name: each.machine for each in tuned.plan.options if each.machine}
     pools = ", ".join(f"{name} {label(each.capacity_blocks)}" for name, each in others.items())
     weights = {each.where.stated.weight_dtype for each in others.values()}
-    changed = weights - {where.stated.weight_dtype if where else None}
+    own = {where.stated.weight_dtype, where.model and where.model.weight_dtype} if where else set()
+    changed = weights - own
     quality = " What a precision does to the answers is not compared." if changed else ""
     limit = tuned.tuning.limit
     reached = _time(limit.target_s * 1e3) if limit.keeps_up else "the queue grows"

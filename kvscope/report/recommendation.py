@@ -46,7 +46,7 @@ from kvscope.tuning.tuner import EndVerdict, RequiredCapacity
 from kvscope.usecases.tune import WINDOWS
 from kvscope.usecases.tune.recommendation import Recommendation
 
-TYPES = "wa needs the type and turn of each request, as this trace states them: docs/run-it.md."
+TYPES = "wa needs each request's type, where this trace states one: docs/run-it.md."
 ON_TREE = "Simulated on SGLang's prefix tree, one prefill at a time; its batching is not simulated."
 CACHE_STUDY = "cache study: idle cached blocks only, without weights, running requests or replicas"
 

@@ -62,8 +62,8 @@ class FitOptions(Struct, frozen=True, kw_only=True):
     capacity_blocks: Annotated[
         int | None,
         Blocks(
-            "With --export: fit for a cache of this size, in blocks of the trace: chooses the"
-            " classes of gittins.",
+            "With --export: fit for a cache of this size, in blocks of the trace: what the guard of"
+            " gittins knows.",
             default="the deployment's pool, if there is one",
         ),
     ] = None

@@ -178,13 +178,17 @@ def fleet_request(options: FleetOptions) -> FleetRequest:
             )
     time_model = options.time_model or _usual_time_model(where, kinds, policies)
     engine = _engine_limits(options, time_model, where)
-    if copying := [kind.name for kind in kinds if kind.copies and time_model == "engine"]:
+    tiered = options.offload is not None
+    if copying := [
+        kind.name for kind in kinds if kind.copies and (time_model == "engine" or tiered)
+    ]:
         raise UsageError(
             f"{copying[0]} copies prefixes between replicas, which simulated vLLMs do not",
-            where="--time-model engine",
-            remedy="leave it out of --router, or take --time-model queue",
+            where="--offload" if tiered else "--time-model engine",
+            remedy="leave it out of --router"
+            + (", or leave --offload out" if tiered else ", or take --time-model queue"),
         )
-    if options.offload is not None and (kv is None or engine is None or time_model == "queue"):
+    if tiered and (kv is None or engine is None or time_model == "queue"):
         modelled = kv is not None and (where is None or where.engine.name == VLLM)
         raise UsageError(
             "a tier is simulated below vLLM's scheduler" if modelled else "needs vLLM and a model",

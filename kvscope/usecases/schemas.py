@@ -110,7 +110,6 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 @cache
-@cache
 def _hints(annotated: Any) -> dict[str, Any]:
     """Return annotations, with the types that modules import for type checkers only."""
     names: dict[str, Any] = {}

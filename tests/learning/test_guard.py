@@ -78,8 +78,10 @@ def test_the_one_that_gains_most_is_taken() -> None:
     """Also instead of another one that gains, once it has gained 2 % more."""
     other = [100.0, 99.0, 60.0]
     assert judged(*[GOOD] * 10, *[other] * 10)[0][-1] == 2
-    near = [100.0, 90.0, 89.9]
-    assert judged(*[[100.0, 90.0, 95.0]] * 10, *[near] * 10)[0][-1] == 1
+    near = [100.0, 90.0, 88.0]
+    close, far = (judged(*[[100.0, 90.0, 91.0]] * 10, *[near] * many)[0] for many in (6, 20))
+    assert close[-1] == 1
+    assert far[-1] == 2
 
 
 def test_a_single_gain_is_chance() -> None:

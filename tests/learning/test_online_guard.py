@@ -67,8 +67,8 @@ def watched(
     candidates: tuple[Tables, ...],
     monkeypatch: pytest.MonkeyPatch,
     every: int = 1,
-) -> tuple[NDArray[np.float64], list[int]]:
-    """Return the tokens that an engine's guard counts (R x C), and the candidate of each request.
+) -> tuple[NDArray[np.float64], list[int], GuardEvidence]:
+    """Return the tokens that an engine's guard counts (R x C), what is in force, what it knows.
 
     With the classes and tables of the simulator's candidates, and `every`-th blocks alone.
     """
@@ -100,7 +100,7 @@ def watched(
         made.end(number, one.num_tokens - one.num_prompt_tokens, blocks, segments)
     for shadow in made.shadows.each:
         sound(shadow)
-    return np.array(costs, dtype=np.float64), taken
+    return np.array(costs, dtype=np.float64), taken, made.evidence
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,14 @@ def test_shadows_compute_what_the_simulators_do(
 ) -> None:
     """Request by request, each candidate; so the same one is in force, from the same request."""
     of = traffic(sample(name), standard())
-    policy, capacity = Gittins({"xi_tokens": xi}), int(share * len(of.block_parent))
+    values = {"xi_tokens": xi, "slo_tokens": 6000, "tokens_per_s": 3000}
+    policy, capacity = Gittins(values), int(share * len(of.block_parent))
     judge = guarded_shadows(of, class_tables(of, EVERY))
     expected = judge.computed(policy, capacity)
-    costs, taken = watched(of, policy, capacity, judge.candidates, monkeypatch)
+    costs, taken, known = watched(of, policy, capacity, judge.candidates, monkeypatch)
     assert np.array_equal(costs, expected.tokens)
+    for found, sums in zip(known, judge.evidence(policy, capacity), strict=True):
+        np.testing.assert_allclose(found, sums, rtol=1e-9, atol=1e-9)
     since, candidate = judge.taken(policy, capacity)
     row = np.searchsorted(since, np.arange(len(of.leaf)), side="right") - 1
     assert taken == candidate[row].tolist()
@@ -148,7 +151,7 @@ def test_every_fourth_block_tells_as_much(
         return np.asarray(np.maximum(tokens - xi, 0.0).sum(axis=0))
 
     expected = beyond(judge.computed(policy, capacity).tokens)
-    costs, _ = watched(of, policy, capacity, judge.candidates, monkeypatch, every=4)
+    costs, *_ = watched(of, policy, capacity, judge.candidates, monkeypatch, every=4)
     computed = beyond(costs)
     assert computed / computed[LRU] == pytest.approx(expected / expected[LRU], rel=off)
     assert computed.tolist() != expected.tolist()
@@ -395,7 +398,7 @@ def test_what_is_in_force_is_the_table() -> None:
     for candidate, worth in ((LRU, 0.0), (1, 1.0)):
         made.candidate = candidate
         assert np.all(made._in_force() == worth)
-    assert "with a guard that falls back to LRU" in made.in_words
+    assert "with a guard that reverts to LRU" in made.in_words
 
 
 def hashed(number: int, blocks: int, *, prompt_tokens: int | None = None) -> FakeRequest:

@@ -259,6 +259,7 @@ def fitted() -> FittedReturns:
     rng = np.random.default_rng(1)
     evidence = GuardEvidence(*rng.random((len(GuardEvidence._fields), OWN + 1)))
     evidence.backlog[:] = 0.0
+    evidence.square[:] += evidence.largest
     return FittedReturns(rng.random((ROWS, AGES)), 1234, evidence=evidence)
 
 
@@ -319,6 +320,8 @@ def knows(**change: list[float]) -> dict[str, object]:
         (index(1, 2, math.inf), r"returns.index\[1\]\[2\]: inf is not a finite number"),
         (index(0, 0, True), r"returns.index\[0\]\[0\]: true is not a number"),
         ({"evidence": {"gain": [0.0] * 3}}, r"returns.evidence.square: missing"),
+        (knows(gain=[0.0, 1e300, 0.0]), r"evidence.square: not of the gains and their largest"),
+        (knows(largest=[0.0, 9.0, 0.0]), r"evidence.square: not of the gains and their largest"),
         (knows(gain=[0.0]), r"returns.evidence.gain: .* is not an array of length >= 3"),
         (
             knows(square=[0.0, -1.0, 0.0]),

@@ -193,7 +193,7 @@ def test_a_verdict_that_changes_with_session_starts_has_no_flags(result: Recomme
     assert "No flags: the answer changes with when the sessions begin." in words
     assert "With 7.25 open (Poisson arrivals, 1 layout): keep-lru in 1." in words
     assert "With other starts: keep-lru, LRU 330 ms, tlru 58 ms (not eligible)." in words
-    assert "tlru xi_tokens=57 there: p95 TTFT 58 ms, hit rate 85.0%, eligible in 0 of 1." in words
+    assert "tlru, ξ 57 there: p95 TTFT 58 ms, hit rate 85.0%, eligible in 0 of 1." in words
     keep = replace(result.tuning, verdict="keep-lru", recommended=lru, contenders=())
     keeping = _deployed(replace(result, tuning=keep))
     assert not keeping.why_no_flags

@@ -25,6 +25,7 @@ from kvscope.core.toml_files import Count, Finite, table_as
 from kvscope.learning.evidence import GuardEvidence
 from kvscope.learning.learners import FittedTable
 from kvscope.learning.returns.formulas import FEATURES, GAPS_S, OWN, ROWS
+from kvscope.policies.base import MOST_TOKENS
 from kvscope.policies.gittins import AGES, LEVELS
 
 TABLE = "returns"
@@ -40,6 +41,10 @@ _Sums = Annotated[
 ]
 
 
+_REQUESTS = 1e9  # more than evidence is of
+_MOST_SQUARES = MOST_TOKENS**2 * _REQUESTS
+
+
 class _EvidenceTable(msgspec.Struct, forbid_unknown_fields=True):
     gain: _Tokens
     square: _Sums
@@ -47,6 +52,11 @@ class _EvidenceTable(msgspec.Struct, forbid_unknown_fields=True):
     loss: _Sums
     late: _Tokens
     late_square: _Sums
+
+    def __post_init__(self) -> None:
+        for gain, square, largest in zip(self.gain, self.square, self.largest, strict=True):
+            if largest > square or square > _MOST_SQUARES or gain * gain > _REQUESTS * square:
+                raise ValueError("square: not of the gains and their largest")
 
 
 class _ReturnsTable(msgspec.Struct, forbid_unknown_fields=True):

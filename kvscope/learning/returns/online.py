@@ -14,7 +14,7 @@ import numpy as np
 
 from kvscope.core.arrays import Float64s, Int64s
 from kvscope.learning.conversations import RequestHints
-from kvscope.learning.guard import GuardedLearner
+from kvscope.learning.guard import REVERTS, GuardedLearner
 from kvscope.learning.lanes import Scores
 from kvscope.learning.observer import Request
 from kvscope.learning.recent_blocks import (
@@ -202,7 +202,7 @@ class ReturnsLearner(GuardedLearner):
     @property
     def in_words(self) -> str:  # type: ignore[override]  # read only
         """What it goes by."""
-        guarded = "with a guard that falls back to LRU" if self.online_guard else "without a guard"
+        guarded = REVERTS if self.online_guard else "without a guard"
         fitted = self._fitted
         if fitted is None:
             return f"fitted every {self._every:g} requests to those before, {guarded}"

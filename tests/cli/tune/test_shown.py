@@ -40,7 +40,7 @@ def test_explain_says_why(trace: str, options: tuple[str, ...], capsys: Streams)
     for title in ("Why this xi", "Tried in the training window", "TTFT by category"):
         assert title in words
         assert title not in plain
-    assert "LRU now, then tlru xi_tokens=" in words
+    assert "LRU now, then tlru, ξ " in words
 
 
 def test_what_was_assumed_is_said(trace: str, options: tuple[str, ...], capsys: Streams) -> None:
