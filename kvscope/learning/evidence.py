@@ -29,9 +29,9 @@ _SURE = -2.0 * math.log(CHANCE)
 class Goal(NamedTuple):
     """What a guard counts, for a cache of `capacity_blocks`.
 
-    Tokens beyond `xi_tokens`, for policies without a xi half of `slo_tokens`; and requests that compute and wait for more than `slo_tokens` in an
-    engine that computes `tokens_per_s`. Without that they do not wait, without `slo_tokens` none
-    counts.
+    Tokens beyond `xi_tokens`, for policies without a xi half of `slo_tokens`. And requests that
+    compute and wait for more than `slo_tokens` in an engine that computes `tokens_per_s`: without
+    that they do not wait, without `slo_tokens` none counts.
     """
 
     capacity_blocks: float
