@@ -22,6 +22,7 @@ from kvscope.learning.evidence import (
     decided,
     largest_loss,
     note_request,
+    sure_gain,
 )
 from kvscope.learning.lanes import Scores
 from kvscope.learning.offline import shadow_replays as shadows
@@ -200,6 +201,44 @@ def test_evidence_of_another_day_is_as_sure_and_sooner_outweighed() -> None:
     same, _ = judged(*[again] * 30, begun=begun)
     assert fresh[0] == same[0] == 1
     assert fresh.index(FALLBACK) < same.index(FALLBACK)
+
+
+SURE = {"gain": 400.0, "square": 10_000.0, "largest": 100.0}
+
+
+def known_of(**sums: float) -> GuardEvidence:
+    """Return evidence of one candidate beside LRU."""
+    lists = {name: [0.0, sums.get(name, 0.0)] for name in GuardEvidence._fields}
+    return GuardEvidence(**lists)  # type: ignore[arg-type]
+
+
+def test_a_guard_at_its_bounds() -> None:
+    """What keeps it from switching, and what makes it revert: just below and just above."""
+    known = known_of(**SURE)
+    gain, most = sure_gain(known, 1), largest_loss(known, 1)
+    assert gain == pytest.approx((10_100 * (2 * np.log(3) + np.log(101))) ** 0.5)
+    assert most == pytest.approx(1.5 * 10_100**0.5)
+    for changed, taken, kept in (
+        ({}, 1, 1),
+        ({"gain": gain * 0.99}, 0, 1),
+        ({"loss": most * 0.49}, 1, 1),
+        ({"loss": most * 0.51}, 0, 1),
+        ({"loss": most * 1.01}, 0, 0),
+        ({"late": -0.5, "late_square": 8.0}, 0, 1),
+        ({"late": -2.9, "late_square": 8.0}, 0, 1),
+        ({"late": -3.1, "late_square": 8.0}, 0, 0),
+        ({"gain": -1.0}, 0, 0),
+        ({"square": 0.0, "largest": 0.0}, 0, 1),
+    ):
+        known = known_of(**SURE | changed)
+        assert (decided(known, 0), decided(known, 1)) == (taken, kept), changed
+
+
+def test_evidence_of_another_day_is_half_of_it() -> None:
+    """Squares are a quarter, so that it is as sure; nothing waits."""
+    known = known_of(**SURE, loss=8.0, late=6.0, late_square=12.0, backlog=99.0).each(np.array)
+    halved = [float(sums[1]) for sums in known.discounted()]
+    assert halved == [200.0, 2_500.0, 25.0, 4.0, 3.0, 3.0, 0.0]
 
 
 @settings(deadline=None, max_examples=60)

@@ -336,8 +336,10 @@ def test_blocks_that_are_not_followed_are_not_counted() -> None:
         assert watching.every == made.recent.every
         sizes.add(watching.shadows.each[0].capacity * watching.every)
 
+    guard.evidence.gain[OWN] = 1e9  # of all blocks: void once fewer are followed
     side_by_side(made, of, 4, look)
     assert guard.every >= 4
+    assert guard.evidence.gain[OWN] < 1e9
     assert sizes == {4000}
     for shadow in guard.shadows.each:
         sound(shadow)
