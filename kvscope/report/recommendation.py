@@ -129,6 +129,7 @@ def _worth(tuned: Recommendation) -> list[str]:
     return [
         first,
         *([before] if place else []),
+        *([TYPES] if isinstance(tuning.choice.policy, Wa) else []),
         *_side_effects(tuned),
         *worth_in_words(tuned),
         *_unguarded(tuned),
@@ -614,9 +615,7 @@ def _to_set(tuned: Recommendation) -> Section:
     if flags.vllm_needs_plugin:
         command = plugin_command(tuned.path)
         plugin = f"vLLM, with kvscope's plugin: {command} {flags.vllm}"
-        choice = tuned.tuning.choice
-        types = TYPES if choice is not None and isinstance(choice.policy, Wa) else None
-        return Section.of("To set", plugin, types, *more)
+        return Section.of("To set", plugin, *more)
     return Section.of("To set", f"vLLM: {flags.vllm}", *more)
 
 
