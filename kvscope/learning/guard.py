@@ -175,9 +175,9 @@ class OnlineGuard:
             hits = self.shadows.serve(request._replace(kinds=kinds))
             if request.served:
                 look = max(prompt_tokens - 1, 0) // self._block_size  # one token is computed
-                found = [min(leading * self.every, look) for leading in hits]
-                tokens = [prompt_tokens - blocks * self._block_size for blocks in found]
-                blocks = [request.blocks - blocks / self.every for blocks in found]
+                cached = [min(leading * self.every, look) for leading in hits]
+                tokens = [prompt_tokens - blocks * self._block_size for blocks in cached]
+                blocks = [request.blocks - blocks / self.every for blocks in cached]
                 passed_s, self._judged_s = request.arrival_s - self._judged_s, request.arrival_s
                 note_request(self.evidence, self._goal, passed_s, blocks, tokens)
                 self.now = decided(self.evidence, self.now)

@@ -46,7 +46,23 @@ _SPANS: list[Any] = [
 ]
 _PARAMETERS = {"input_ids": [5] * 40, "lora_path": "l", "session_id": "s", "routed_dp_rank": 1}
 _META = {"prompt_tokens": 40, "completion_tokens": 3, "cached_tokens": 16, "e2e_latency": 1.5}
+_DOTTED = {
+    "llm.input_messages.0.message.role": "user",
+    "llm.input_messages.0.message.contents.0.message_content.type": "text",
+    "llm.input_messages.0.message.contents.0.message_content.text": "Hello",
+    "llm.output_messages.0.message.content": "Hm",
+    "llm.tools.0.tool.json_schema": json.dumps(_TOOL),
+    "llm.token_count.prompt": 40,
+    "session.id": "s",
+}
+_NESTED = {"llm": {"input_messages": [{"message": {"role": "user", "content": "Hello"}}]}}
+_PHOENIX = {"context": {"span_id": "1"}, "span_kind": "LLM", "start_time": "2026-01-01T00:00:00Z"}
 LINES: dict[str, list[Any]] = {
+    "openinference": [
+        _PHOENIX | {"attributes": _DOTTED},
+        _PHOENIX | {"attributes": _NESTED},
+        {f"attributes.{name}": value for name, value in _DOTTED.items()} | {"end_time": 3.5},
+    ],
     "openai": [
         {"messages": [_USER, _ASSISTANT, _USER], "tools": [_TOOL], "timestamp": 1.5, "user": "u"},
         {"messages": [_USER, _ASSISTANT], "session_id": 3, "chat_template_kwargs": {"x": 1}},
