@@ -150,7 +150,8 @@ def sure_gain(evidence: GuardEvidence, at: int) -> float:
     losses and nothing is forgotten, sums ever exceed it with `CHANCE` at the most, if the mixture's
     spread is fixed beforehand. Here it is the largest square until now, so that is a guide.
     Source: Howard, Ramdas, McAuliffe and Sekhon, Time-uniform, nonparametric, nonasymptotic
-    confidence sequences (2021), section 3.2 (normal mixture) and table 3 (symmetric increments).
+    confidence sequences (2021): the normal mixture, which is Robbins's. For symmetric differences
+    squares stand for variances: de la Pena, A general class of exponential inequalities (1999).
     """
     largest = evidence.largest[at]
     if largest <= 0.0:

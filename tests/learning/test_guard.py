@@ -11,8 +11,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from kvscope.characterize.windows import Windows
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
+from kvscope.fleet.outcome import Slo
+from kvscope.fleet.sweep import Fleet, FleetSweep
+from kvscope.latency.profile import PRESETS
 from kvscope.learning.evidence import (
     CHANCE,
     FALLBACK,
@@ -37,10 +41,15 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.threshold_lru import ThresholdLru
 from kvscope.policies.tlru import TLru
 from kvscope.policies.ttl import Ttl
+from kvscope.policies.wa import Wa
 from kvscope.replay.derived_traces import select
 from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.replay import Tables, replay
+from kvscope.replay.settings import run_setting
+from kvscope.replay.sweep import make_run
 from kvscope.replay.traffic import Traffic, traffic
+from kvscope.replay.workload import ReplayRequest, Workload
+from kvscope.routers.round_robin import RoundRobin
 from kvscope.vllm_sim import EngineSettings, StepCost, replay_engine
 from tests.golden.samples import sample
 from tests.learning.test_learners import first, told
@@ -463,6 +472,45 @@ def test_a_large_cache_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     half = judge.computed(policy, 800).tokens.sum(axis=0)
     assert half.sum() == pytest.approx(whole.sum() / 2, rel=0.1)
     assert half[OWN] / half[LRU] == pytest.approx(whole[OWN] / whole[LRU], rel=0.03)
+
+
+def test_an_engine_serves_a_sample_as_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the conversations, in half of the cache, by half of what it computes in a second."""
+    goals = list[Goal]()
+    monkeypatch.setattr(shadows, "SHADOW_BLOCKS", 400)
+
+    def judging(done: Computed, goal: Goal, known: GuardEvidence) -> NDArray[np.int64]:
+        goals.append(goal)
+        return judged_all(done, goal, known)
+
+    monkeypatch.setattr(shadows, "judged", judging)
+    of = told("regime-change")
+    policy = Gittins({"xi_tokens": 64, "slo_tokens": 4_000, "tokens_per_s": 1_000})
+    guarded_shadows(of, class_tables(of)).taken(policy, 800)
+    assert goals == [Goal(400.0, 64.0, 4_000.0, 500.0)]
+    assert Goal.of(Wa({"slo_tokens": 4_000}).values, 800.0).xi_tokens == 2_000.0
+
+
+def test_an_engine_s_pace_decides() -> None:
+    """Traffic 20 times as fast is judged as a trace of such times is, alone and in a fleet."""
+    prompts = select(sample("to-c"), np.arange(1_500))
+    values = {"xi_tokens": 1_024, "slo_tokens": 8_000, "tokens_per_s": 12_000}
+    policy, slow = Gittins(values), Gittins(values | {"tokens_per_s": 1_200_000})
+    setting = run_setting(standard(), PRESETS["llama2-7b-a100"], slo_s=0.5)
+    setting = replace(
+        setting, capacity_model="engine", max_num_seqs=64, max_num_batched_tokens=4_096
+    )
+    windows, fast = Windows(1e6, 1), prompts.arrival_s / 20
+    scaled = Workload(prompts, replace(setting, rate_scale=20.0), windows)
+    stated = Workload(replace(prompts, arrival_s=fast), setting, windows)
+    runs = [make_run(of, ReplayRequest(policy, 12_000)) for of in (scaled, stated)]
+    assert runs[0].outcome == runs[1].outcome
+    assert runs[0].outcome != make_run(stated, ReplayRequest(slow, 12_000)).outcome
+    of = FleetSweep(stated, 12_000, Slo(0.5, 0.95))
+    found = of._tables(Fleet(RoundRobin(), policy, 100), 12_000)
+    for other, alike in ((slow, True), (policy, False)):
+        expected = stated.tables(policy).chosen(other, 12_000)
+        assert np.array_equal(found.since, expected.since) == alike
 
 
 def test_conversations_go_on_where_they_ended() -> None:
