@@ -108,6 +108,8 @@ def test_what_is_older_counts_less() -> None:
     _, known = judged([100.0, 60.0], *[[100.0, 100.0]] * requests, goal=goal)
     assert known.gain[1] == pytest.approx(20.0)
     assert known.square[1] == known.largest[1] == pytest.approx(400.0)
+    _, known = judged([100.0, 140.0], *[[100.0, 100.0]] * (requests // 2), goal=goal)
+    assert known.loss[1] == pytest.approx(20.0)  # losses in two
     tiny = GOAL._replace(capacity_blocks=1.0)
     _, known = judged([100.0, 60.0], *[[100.0, 100.0]] * (4 * LEAST_REQUESTS), goal=tiny)
     assert known.gain[1] == pytest.approx(20.0)

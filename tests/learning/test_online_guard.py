@@ -336,15 +336,22 @@ def test_blocks_that_are_not_followed_are_not_counted() -> None:
         assert watching.every == made.recent.every
         sizes.add(watching.shadows.each[0].capacity * watching.every)
 
-    guard.evidence.gain[OWN] = 1e9  # of all blocks: void once fewer are followed
     side_by_side(made, of, 4, look)
     assert guard.every >= 4
-    assert guard.evidence.gain[OWN] < 1e9
     assert sizes == {4000}
     for shadow in guard.shadows.each:
         sound(shadow)
         assert 4000 / guard.every == shadow.capacity
         assert shadow.blocks > 0.9 * shadow.capacity
+
+
+def test_evidence_of_other_blocks_is_void() -> None:
+    """What is known of all blocks says nothing of every second one; what is in force stays."""
+    made, watching = small(200)
+    watching.now, watching.evidence.gain[OWN] = OWN, 5.0
+    match = made.recent.arrive(list(range(20)), 0.0)
+    watching.arrive(match, 320, 0.0, 2, 0)
+    assert (watching.now, watching.every, watching.evidence.gain) == (OWN, 2, [0.0] * 3)
 
 
 def test_a_request_without_an_end_leaves_what_was_cached(monkeypatch: pytest.MonkeyPatch) -> None:
