@@ -22,6 +22,7 @@ from kvscope.core.trace import PROBE
 from kvscope.latency import calibration as module
 from kvscope.latency.calibration import (
     CalibratedEngine,
+    Calibration,
     Cell,
     TtftReading,
     calibrate,
@@ -109,10 +110,9 @@ def test_a_floor_is_found_where_there_is_one() -> None:
     assert "floor_s" not in fit(times(TRUE)).parameters
 
 
-def test_what_a_short_prompt_takes_beyond_a_step_is_outside_of_it() -> None:
-    """A step of decoding reads the weights, as one with a short prompt does."""
-    engine = Made(replace(TRUE, floor_s=0.03, decode_base_s=0.032, decode_request_s=1e-4))
-    run = calibrate(
+def calibrated(engine: Made) -> Calibration:
+    """Calibrate an engine with few measurements, decoding too."""
+    return calibrate(
         engine,
         ENGINE,
         longest=4096,
@@ -121,17 +121,15 @@ def test_what_a_short_prompt_takes_beyond_a_step_is_outside_of_it() -> None:
         advance=ignore,
         stop=Event(),
     )
+
+
+def test_what_a_short_prompt_takes_beyond_a_step_is_outside_of_it() -> None:
+    """A step of decoding reads the weights, as one with a short prompt does."""
+    engine = Made(replace(TRUE, floor_s=0.03, decode_base_s=0.032, decode_request_s=1e-4))
+    run = calibrated(engine)
     assert run.profile.request_s == pytest.approx(0.008 + 0.03 - 0.032, rel=0.1)
     slow = replace(engine.profile, decode_base_s=0.1)
-    run = calibrate(
-        Made(slow),
-        ENGINE,
-        longest=4096,
-        steps=steps(4096, 10**6),
-        rounds=2,
-        advance=ignore,
-        stop=Event(),
-    )
+    run = calibrated(Made(slow))
     assert run.profile.request_s == 0
 
 
@@ -142,15 +140,7 @@ def test_an_engine_that_tells_what_is_outside_of_its_steps_is_believed(
     """Up to what a request takes beside its tokens."""
     engine = Made(replace(TRUE, floor_s=0.03, decode_base_s=0.032, decode_request_s=1e-4))
     engine.outside_s = told_s
-    run = calibrate(
-        engine,
-        ENGINE,
-        longest=4096,
-        steps=steps(4096, 10**6),
-        rounds=2,
-        advance=ignore,
-        stop=Event(),
-    )
+    run = calibrated(engine)
     assert run.profile.request_s == pytest.approx(kept_s, rel=0.1)
 
 
