@@ -167,11 +167,44 @@ class FleetSweep:
             f"{fleet.replicas:,} replicas",
             "take fewer replicas, or more memory",
         )
-        if engine is not None:
-            return self._on_engines(fleet, engine, seed)
-        if self._on_trees(fleet):
+        if engine is None and self._on_trees(fleet):
             return self._replay_trees(fleet, seed)
-        return self._replay_blocks(fleet, seed)
+        if engine is None:
+            done = self._replay_blocks(fleet, seed)
+        else:
+            done = self._on_engines(fleet, engine, seed)
+        alone = fleet.router.sees == "order" and self.think_s is None and not fleet.router.copies
+        if fleet.replicas > 1 and fleet.policy.guarded and alone:
+            return self._with_own_guards(fleet, engine, done)
+        return done
+
+    def _with_own_guards(
+        self, fleet: Fleet, engine: EngineSettings | None, done: FleetReplay
+    ) -> FleetReplay:
+        """Return a replay whose replicas each have a guard, which sees its own requests alone.
+
+        What the best replica had stays that of replicas with one guard for all.
+        """
+        hits, evictions = done.hit_blocks.copy(), done.evictions.copy()
+        begin_s, token_s, end_s = done.begin_s.copy(), done.token_s.copy(), done.end_s.copy()
+        for number in np.unique(done.replica[done.replica >= 0]):
+            own = np.flatnonzero(done.replica == number)
+            known = Workload(
+                select(self.prompts, own), self.workload.setting, self.workload.windows
+            )
+            alone = FleetSweep(known, self.capacity_blocks, self.slo)
+            part = alone.replay(replace(fleet, replicas=1), engine=engine)
+            hits[own], evictions[number] = part.hit_blocks, part.evictions[0]
+            begin_s[own], token_s[own], end_s[own] = part.begin_s, part.token_s, part.end_s
+        return replace(
+            done,
+            hit_blocks=hits,
+            best_blocks=np.maximum(done.best_blocks, hits),
+            begin_s=begin_s,
+            token_s=token_s,
+            end_s=end_s,
+            evictions=evictions,
+        )
 
     def _replay_blocks(self, fleet: Fleet, seed: int) -> FleetReplay:
         """Return what a fleet does whose replicas evict block by block, with a queue each."""

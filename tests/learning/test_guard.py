@@ -46,7 +46,7 @@ from kvscope.replay.derived_traces import select
 from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.replay import Tables, replay
 from kvscope.replay.settings import run_setting
-from kvscope.replay.sweep import make_run
+from kvscope.replay.sweep import make_run, serve_replay
 from kvscope.replay.traffic import Traffic, traffic
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.routers.round_robin import RoundRobin
@@ -513,6 +513,16 @@ def test_an_engine_s_pace_decides() -> None:
     for other, alike in ((slow, True), (policy, False)):
         expected = stated.tables(policy).chosen(other, 12_000)
         assert np.array_equal(found.since, expected.since) == alike
+    limits = {"max_num_seqs": 64, "max_num_batched_tokens": 4_096}
+    fleet = FleetSweep(stated, 4_000, Slo(0.5, 0.95), engine=EngineSettings(4_000, **limits))
+    done = fleet.replay(Fleet(RoundRobin(), policy, 3))
+    for replica in range(3):  # each has a guard of its own
+        own = np.flatnonzero(done.replica == replica)
+        members = replace(select(prompts, own), arrival_s=fast[own])
+        part = Workload(members, setting, windows)
+        alone = serve_replay(part, ReplayRequest(policy, 4_000)).served
+        assert alone.queued_ttft_s is not None
+        np.testing.assert_allclose(done.ttft_s[own], alone.queued_ttft_s, rtol=1e-6)
 
 
 def test_conversations_go_on_where_they_ended() -> None:
