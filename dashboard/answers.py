@@ -9,8 +9,7 @@ import streamlit as st
 from msgspec import Struct
 
 from dashboard import data, export, job, render, sidebar, work
-from dashboard.markdown import escape
-from dashboard.wording import local_time
+from dashboard.wording import escape, local_time
 from kvscope.core import units
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import ResolvedDeployment

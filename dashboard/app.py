@@ -9,10 +9,9 @@ from typing import Literal
 import streamlit as st
 
 from dashboard import connection, data, query_params, sidebar
-from dashboard.markdown import escape
-from dashboard.wording import in_page_words
+from dashboard.wording import escape, in_page_words
 from kvscope.core.errors import KvscopeError, StoreBusyError
-from kvscope.report.html import TILES
+from kvscope.report.report import TILES
 
 PAGES = {  # files below views/ and titles; no icons: browsers would fetch them from a network
     "Trace": {"overview": "Overview", "reuse": "Reuse", "time": "Time", "space": "Space"},

@@ -14,7 +14,7 @@ import streamlit as st
 
 from dashboard import work
 from dashboard.job import Job, show_progress
-from dashboard.markdown import escape
+from dashboard.wording import escape
 from kvscope.characterize.sources import Prefix
 from kvscope.core.errors import StoreBusyError
 from kvscope.core.trace import Trace

@@ -12,8 +12,7 @@ from msgspec import Struct
 from dashboard import connection, sidebar
 from kvscope.app.options import typed
 from kvscope.core.trace import Trace
-from kvscope.report import html
-from kvscope.report.report import Report
+from kvscope.report.report import Report, page
 from kvscope.report.stored import ReportContent
 from kvscope.report.words import trace_in_words
 from kvscope.usecases.analyze import USE_CASE as ANALYZE
@@ -34,7 +33,7 @@ def draw(
             _save(case, "JSON", lambda: to_json(shown.document()))
         elif shown is not None:
             title, lead = f"{case.title}: {trace.name}", trace_in_words(trace)
-            _save(case, "HTML", partial(html.page, title, lead, shown.sections))
+            _save(case, "HTML", partial(page, title, lead, shown.sections))
             if shown.document:
                 _save(case, "JSON", partial(str, shown.document))
 

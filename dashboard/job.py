@@ -17,8 +17,7 @@ from typing import Any
 import streamlit as st
 
 from dashboard import connection, query_params
-from dashboard.markdown import escape
-from dashboard.wording import in_page_words
+from dashboard.wording import escape, in_page_words
 from kvscope.app.monitor import Monitor, Unit
 from kvscope.app.worker_process import in_process
 from kvscope.core import units

@@ -10,10 +10,10 @@ from plotly.graph_objects import Figure
 from streamlit.elements.lib.mutable_tab_container import TabContainer
 
 from dashboard import query_params
-from dashboard.markdown import escape, escape_around_commands
 from dashboard.plotly_figure import ReadyFigure, ready
+from dashboard.wording import escape, escape_around_commands
 from kvscope.report.glossary import meaning
-from kvscope.report.html import tiles
+from kvscope.report.report import tiles
 from kvscope.report.section import Section, Table
 from kvscope.report.words import WHATEVER_OPTIONS
 

@@ -50,7 +50,7 @@ SETTINGS = {
     "theme.light.primaryColor": _BLUE,  # a colour for both would leave no dark theme
     "theme.dark.primaryColor": _SKY,
 }
-_OWN = ("render", "upload", "lab_results")
+_OWN = ("render", "upload")
 
 
 def prepare() -> None:

@@ -15,9 +15,8 @@ from msgspec.structs import replace
 from streamlit.delta_generator import DeltaGenerator
 
 from dashboard import background_cache, connection, data, job, query_params
-from dashboard.folder import file_below
-from dashboard.markdown import escape
-from dashboard.wording import in_page_words
+from dashboard.arguments import file_below
+from dashboard.wording import escape, in_page_words
 from kvscope.app import values
 from kvscope.app.deployment import resolved_deployment, stated_deployment
 from kvscope.app.options import DeploymentOptions, choices_of, declared

@@ -7,7 +7,7 @@ from functools import partial
 import streamlit as st
 
 from dashboard import job, query_params, work
-from dashboard.folder import file_below, folder
+from dashboard.arguments import file_below, folder
 from dashboard.wording import CONTROLS
 from kvscope.app.options import Reading
 from kvscope.ingest.formats.registry import FORMATS

@@ -78,7 +78,7 @@ class UseCaseResult:
         write_text(Path(path), self._report.html())
 
     def _repr_html_(self) -> str:
-        from kvscope.report.html import fragment
+        from kvscope.report.report import fragment
 
         return fragment(self._report.screen())
 

@@ -9,7 +9,7 @@ import numpy as np
 import streamlit as st
 
 from dashboard import background_cache, data, export, query_params, render, sidebar
-from dashboard.markdown import escape
+from dashboard.wording import escape
 from kvscope.core import units
 from kvscope.core.runs import Outcome, Run
 from kvscope.core.trace import Trace

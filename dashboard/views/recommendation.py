@@ -8,8 +8,7 @@ import streamlit as st
 from msgspec.structs import replace
 
 from dashboard import answers, query_params, render, sidebar
-from dashboard.markdown import escape
-from dashboard.wording import in_page_words, uploaded
+from dashboard.wording import escape, in_page_words, uploaded
 from kvscope.app import values
 from kvscope.core import units
 from kvscope.core.trace import Trace

@@ -9,8 +9,7 @@ from typing import Any
 import streamlit as st
 
 from dashboard import background_cache, data, job, query_params, render, sidebar
-from dashboard.markdown import escape
-from dashboard.wording import local_time
+from dashboard.wording import escape, local_time
 from kvscope.app.simulate import Simulation
 from kvscope.core import units
 from kvscope.core.runs import Run

@@ -5,8 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from dashboard import background_cache, connection, export, job, query_params, render, sidebar, work
-from dashboard.markdown import escape
-from dashboard.wording import in_page_words
+from dashboard.wording import escape, in_page_words
 from kvscope.core.errors import KvscopeError
 from kvscope.replay.findings import explained_request
 from kvscope.report import misses as report

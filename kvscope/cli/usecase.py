@@ -95,9 +95,8 @@ def command(name: str) -> Callable[..., None]:
 
 def _run(case: AnyUseCase, options: Any, common: _Common) -> None:
     """Run a use case on the command line: check, compute, print, end by its conditions."""
-    from kvscope.app.baseline import baseline_figures
     from kvscope.app.deployment import stated_before
-    from kvscope.app.gates import parse_gates
+    from kvscope.app.gates import baseline_figures, parse_gates
     from kvscope.usecases.base import Opened
 
     printed, path = standard_output(options), _target_of(case, common.path, force=common.force)

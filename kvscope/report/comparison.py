@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
-from kvscope.characterize.traffic import TrafficWindow
 from kvscope.core import units
-from kvscope.core.runs import Run, hit_rate
+from kvscope.core.runs import Run
 from kvscope.report import style
-from kvscope.report.policies import setting_in_words
+from kvscope.report.policies import hits_by_window, setting_in_words
 from kvscope.report.section import Section, Table
 from kvscope.report.words import NONE, count, percent_change, points, share, significant
 from kvscope.usecases.analyze import Analysis
@@ -28,6 +28,8 @@ _WRITE: Mapping[Quantity, Callable[[float], str]] = {
     "blocks": count,
     "bytes": units.format_size,
 }
+
+_Points = tuple[Sequence[float], Sequence[float | None]]
 
 
 def screen(compared: Comparison) -> list[Section]:
@@ -49,29 +51,25 @@ def sections(compared: Comparison) -> list[Section]:
     """Return all figures, and the charts of both as one."""
     names = _distinct(compared.names)
     both, of_runs = compared.analyses, compared.runs
-    notes = _settings(of_runs) if of_runs else ()
+    notes: tuple[str, ...] = ()
+    if of_runs:
+        notes, right = (setting_in_words(run.setting) for run in of_runs)
+        if notes != right:
+            notes = (*notes, f"Right, with other settings: {' '.join(right)}")
     chart = partial(_ttft_chart, names, of_runs) if of_runs else None
     words = (*notes, *_sentences(names, compared.facts))
     known = [Section.of("Facts", *words, _table("", names, compared.facts, _NOTE), chart)]
     if compared.by_category:
         tables = (_table(each.name, names, each.categories, _NOTE) for each in compared.by_category)
         known.append(Section.of("Categories", *tables))
-    if both and all(each.caching for each in both):
-        known.append(Section.of("Capacity", partial(_curves_chart, names, both)))
-    if both and all(each.characterization.reuse_gaps for each in both):
-        known.append(Section.of("Reuse gaps", partial(_gaps_chart, names, both)))
     if both:
-        over_time = (partial(_rates_chart, names, both), partial(_ideal_chart, names, both))
-        known.append(Section.of("Over time", *over_time))
+        known += _of_traces(names, both)
     if of_runs:
-        known.append(Section.of("Over time", partial(_hits_chart, names, of_runs)))
+        titles = "Hit rate over time", style.HOURS, "hit rate"
+        known.append(
+            Section.of("Over time", _chart(names, of_runs, hits_by_window, *titles, log=""))
+        )
     return known
-
-
-def _settings(both: tuple[Run, Run]) -> tuple[str, ...]:
-    """Return what the numbers of two runs count and assume."""
-    left, right = (setting_in_words(run.setting) for run in both)
-    return left if left == right else (*left, f"Right, with other settings: {' '.join(right)}")
 
 
 def _table(
@@ -115,61 +113,59 @@ def _distinct(names: tuple[str, str]) -> tuple[str, str]:
     return names if names[0] != names[1] else (f"{names[0]} (left)", f"{names[1]} (right)")
 
 
-def _tokens_per_unit(both: tuple[Analysis, Analysis]) -> tuple[str, float]:
-    """Return the unit in which capacities of both compare, and its size in tokens."""
-    model = both[0].model
-    if model is None or model != both[1].model:
-        return "tokens", 1.0
-    return "GiB", units.GIB / model.bytes_per_token
+def _of_traces(names: tuple[str, str], both: tuple[Analysis, Analysis]) -> list[Section]:
+    """Return the charts of two traces; capacities in GiB where both have one model."""
+    model = both[0].model if both[0].model == both[1].model else None
+    unit, tokens = ("GiB", units.GIB / model.bytes_per_token) if model else ("tokens", 1.0)
 
-
-def _curves_chart(names: tuple[str, str], both: tuple[Analysis, Analysis]) -> style.Figure:
-    """Build LRU's hit rate at every capacity, of both traces."""
-    unit, tokens = _tokens_per_unit(both)
-    series = [
-        style.Series(
-            name,
-            [point.capacity_tokens / tokens for point in each.caching.curve],
-            [each.caching.rate(point) for point in each.caching.curve],
+    def rates(each: Analysis) -> _Points | None:
+        if each.caching is None:
+            return None
+        curve = each.caching.curve
+        return [point.capacity_tokens / tokens for point in curve], list(
+            map(each.caching.rate, curve)
         )
-        for name, each in zip(names, both, strict=True)
-        if each.caching is not None
-    ]
-    return style.lines("LRU's exact hit rate", f"capacity ({unit})", "hit rate", series)
 
+    def gaps(each: Analysis) -> _Points | None:
+        known = each.characterization.reuse_gaps
+        return (known.at_s, known.overall.cdf) if known and known.overall else None
 
-def _gaps_chart(names: tuple[str, str], both: tuple[Analysis, Analysis]) -> style.Figure:
-    """Build how much of the reuse comes within a time, of both traces."""
-    series = [
-        style.Series(name, gaps.at_s, gaps.overall.cdf)
-        for name, each in zip(names, both, strict=True)
-        if (gaps := each.characterization.reuse_gaps) and gaps.overall
-    ]
-    x, y = "time since the last use (s)", "share of the reused blocks"
-    return style.lines("Reuse within a time", x, y, series)
-
-
-def _rates_chart(names: tuple[str, str], both: tuple[Analysis, Analysis]) -> style.Figure:
-    """Build the arrival rate over time, of both traces."""
-    series = _over_time(names, both, lambda window: window.arrival_rate_per_s)
-    return style.lines("Requests per second", style.HOURS, "requests/s", series, log="", shares="")
-
-
-def _ideal_chart(names: tuple[str, str], both: tuple[Analysis, Analysis]) -> style.Figure:
-    """Build the ideal hit rate over time, of both traces."""
-    series = _over_time(names, both, lambda window: window.token_hit_rate)
-    return style.lines("Ideal hit rate", style.HOURS, "hit rate", series, log="")
-
-
-def _over_time(
-    names: tuple[str, str],
-    both: tuple[Analysis, Analysis],
-    value: Callable[[TrafficWindow], float | None],
-) -> Iterator[style.Series]:
-    """Yield a line for each trace: the value of each of its windows."""
-    for name, each in zip(names, both, strict=True):
+    def over_time(figure: str, each: Analysis) -> _Points:
         windows = each.characterization.over_time.windows
-        yield style.Series(name, [at.start_s / 3600 for at in windows], list(map(value, windows)))
+        return [at.start_s / 3600 for at in windows], [getattr(at, figure) for at in windows]
+
+    chart, known = partial(_chart, names, both), []
+    if all(each.caching for each in both):
+        titles = "LRU's exact hit rate", f"capacity ({unit})", "hit rate"
+        known.append(Section.of("Capacity", chart(rates, *titles)))
+    if all(each.characterization.reuse_gaps for each in both):
+        axes = "time since the last use (s)", "share of the reused blocks"
+        known.append(Section.of("Reuse gaps", chart(gaps, "Reuse within a time", *axes)))
+    arrivals = partial(over_time, "arrival_rate_per_s"), "Requests per second"
+    ideal = partial(over_time, "token_hit_rate"), "Ideal hit rate"
+    over_time_charts = (
+        chart(*arrivals, style.HOURS, "requests/s", log="", shares=""),
+        chart(*ideal, style.HOURS, "hit rate", log=""),
+    )
+    return [*known, Section.of("Over time", *over_time_charts)]
+
+
+def _chart(
+    names: tuple[str, str],
+    both: tuple[Any, Any],
+    line: Callable[[Any], _Points | None],
+    *titles: str,
+    **look: Any,
+) -> Callable[[], style.Figure]:
+    """Return what builds a chart of the `line` of each side that has one, as x and y."""
+
+    def build() -> style.Figure:
+        sides = zip(names, map(line, both), strict=True)
+        series = [style.Series(name, *points) for name, points in sides if points is not None]
+        title, x, y = titles
+        return style.lines(title, x, y, series, **look)
+
+    return build
 
 
 def _ttft_chart(names: tuple[str, str], both: tuple[Run, Run]) -> style.Figure:
@@ -181,14 +177,3 @@ def _ttft_chart(names: tuple[str, str], both: tuple[Run, Run]) -> style.Figure:
     return style.bars(
         "Time to first token", "TTFT (ms)", "", _PERCENTILES, values, hover="%{y}: %{x:.4~g} ms"
     )
-
-
-def _hits_chart(names: tuple[str, str], both: tuple[Run, Run]) -> style.Figure:
-    """Build the hit rate over time, of both runs."""
-    series = []
-    for name, run in zip(names, both, strict=True):
-        parts = [part for part in run.parts if part.start_s is not None]
-        hours = [(part.start_s or 0.0) / 3600 for part in parts]
-        rates = [hit_rate(run.setting, part.outcome) for part in parts]
-        series.append(style.Series(name, hours, rates))
-    return style.lines("Hit rate over time", style.HOURS, "hit rate", series, log="")

@@ -198,8 +198,12 @@ def _tier_and_pool(simulation: Simulation, tiered: Run) -> Section:
     rates = (share(rate(run)) for run in (alone, tiered))
     slo_s = simulation.setting.slo_s
     slo = "" if slo_s is None else f" (SLO {units.duration_in_words(slo_s)})"
+    interval = tiered.params.get(RETENTION)  # where it is not vLLM's default
+    retaining = ""
+    if interval is not None:
+        retaining = f" with retention interval {format_value(RETENTION, interval)}"
     sentence = (
-        f"The recommended tier{_interval(tiered)} takes p95 TTFT from {p95(alone)} to"
+        f"The recommended tier{retaining} takes p95 TTFT from {p95(alone)} to"
         f" {p95(tiered)}{slo} and the hit rate from {' to '.join(rates)}."
     )
     sentence += "".join(
@@ -214,14 +218,6 @@ def _tier_and_pool(simulation: Simulation, tiered: Run) -> Section:
     }
     table = tabulate("Pool and tier", [*others, tiered], columns, words=("replayed",))
     return Section.of("Summary", sentence, *setting_in_words(simulation.setting), table)
-
-
-def _interval(run: Run) -> str:
-    """Return the retention interval of a run where it has another than vLLM's default."""
-    interval = run.params.get(RETENTION)
-    if interval is None:
-        return ""
-    return f" with retention interval {format_value(RETENTION, interval)}"
 
 
 def _verdict(simulation: Simulation, measure: _Measure, contests: dict[int, Contest]) -> list[str]:
@@ -491,14 +487,20 @@ def _over_capacity(
 
 def over_time_chart(simulation: Simulation, capacity_blocks: int) -> style.Figure:
     """Build hit rate over time at one capacity."""
-    name, series = names(simulation.runs), []
-    for run in simulation.at(capacity_blocks):
-        parts = [part for part in run.parts if part.start_s is not None]
-        hours = [(part.start_s or 0.0) / 3600 for part in parts]
-        rates = [hit_rate(run.setting, part.outcome) for part in parts]
-        series.append(style.Series(name(run), hours, rates, policy_line(run.policy)))
+    name = names(simulation.runs)
+    series = [
+        style.Series(name(run), *hits_by_window(run), policy_line(run.policy))
+        for run in simulation.at(capacity_blocks)
+    ]
     title = f"Hit rate over time at {_sizes(simulation).label(capacity_blocks)}"
     return style.lines(title, style.HOURS, "hit rate", series, log="")
+
+
+def hits_by_window(run: Run) -> tuple[list[float], list[float]]:
+    """Return the hours at which a run's windows start, and the hit rate of each."""
+    parts = [part for part in run.parts if part.start_s is not None]
+    hours = [(part.start_s or 0.0) / 3600 for part in parts]
+    return hours, [hit_rate(run.setting, part.outcome) for part in parts]
 
 
 def trade_off_chart(simulation: Simulation, capacity_blocks: int) -> style.Figure:

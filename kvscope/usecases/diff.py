@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from kvscope.app import values
-from kvscope.app.baseline import RUN, stored_run
+from kvscope.app.gates import RUN, stored_run
 from kvscope.app.options import Hbm, KvDtype, Model, Option
 from kvscope.core.errors import UsageError
 from kvscope.core.records import Beside

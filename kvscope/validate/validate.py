@@ -30,9 +30,8 @@ from kvscope.tuning.flags import flags, retention_arguments
 from kvscope.tuning.target import Target
 from kvscope.validate.predict import compare_run, predict
 from kvscope.validate.replay import Pace, TraceReplay
-from kvscope.validate.result import EngineFacts, RunFacts, Validation
+from kvscope.validate.result import EngineFacts, RunFacts, Validation, judge
 from kvscope.validate.tokens import BEHIND, FIRST, TokenTrace, TraceSample
-from kvscope.validate.verdict import judge
 from kvscope.vllm_sim import EngineSettings
 
 RECOMMENDATION = "KVSCOPE_RECOMMENDATION"

@@ -13,7 +13,7 @@ from kvscope.core.errors import UsageError
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.latency.file import write_profile
 from kvscope.latency.profile import LatencyProfile
-from kvscope.usecases.tune.tiers import OnGroups
+from kvscope.usecases.tune.recommend import OnGroups
 from tests.app.answers import BLOCK, write_answers
 from tests.cli.shell import Streams, document, streams_of
 

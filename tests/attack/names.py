@@ -10,7 +10,7 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
-from dashboard.markdown import escape
+from dashboard.wording import escape
 from tests.attack.attack import Attack, Case, Harm
 from tests.attack.commands import DONE, USABLE, command
 from tests.attack.mutations import NAMES

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from kvscope.app.baseline import read_document
+from kvscope.app.gates import read_document
 from kvscope.core import files, toml_files
 from kvscope.core.background import consume_in_background, in_background
 from kvscope.core.errors import InputError

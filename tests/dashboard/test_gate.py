@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dashboard.folder import file_below
+from dashboard.arguments import file_below
 from dashboard.gate import Gate
 from dashboard.wording import in_page_words, uploaded
 from kvscope.core.addresses import Address

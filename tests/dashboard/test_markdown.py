@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboard.markdown import escape, escape_around_commands
+from dashboard.wording import escape, escape_around_commands
 
 
 def test_commands_are_code_and_all_else_is_text() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from dashboard.plotly_figure import ready
 from kvscope.characterize.sources import Prefix
-from kvscope.report import prefixes, style
+from kvscope.report import space, style
 from tests.dashboard.shown import shown
 
 
@@ -70,7 +70,7 @@ def test_the_icicle_keeps_every_hit() -> None:
     """Where there are too many stretches to draw, their hits count as those before them."""
     found = [Prefix(1, 0, 1, 0, 10, 50, 200)]
     found += [Prefix(at, 1, at, 10, 1, at, 0) for at in range(2, 202)]
-    trace = prefixes.icicle_chart(found, 16).data[0]
+    trace = space.icicle_chart(found, 16).data[0]
     assert len(trace.ids) < len(found)
     assert sum(trace.values) == 16 * sum(one.hits for one in found)
     assert {*trace.parents} == {"", "0", "1"}

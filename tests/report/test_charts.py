@@ -17,7 +17,7 @@ from kvscope.characterize.turns import (
     TurnCount,
     WindowNextTurn,
 )
-from kvscope.report import html, reuse, space, style, time, traffic
+from kvscope.report import report, reuse, space, style, time, traffic
 from kvscope.report.section import Section, Table
 from tests.characterize.tiny import tiny_store
 
@@ -86,7 +86,7 @@ def test_every_word_of_a_page_is_escaped() -> None:
     words = [f"<i>{name}</i>" for name in ("title", "lead", "section", "words", "table", "cell")]
     title, lead, heading, sentence, caption, cell = words
     table = Table(caption, (cell,), ((cell,),), note=cell)
-    page = html.page(title, lead, [Section(heading, (sentence,), (table,))])
+    page = report.page(title, lead, [Section(heading, (sentence,), (table,))])
     assert "<i>" not in page.split("</head>")[1].split("<script")[0]
     assert "<title>&lt;i&gt;title&lt;/i&gt;</title>" in page
     assert "<h1>&lt;i&gt;title&lt;/i&gt;</h1>" in page
@@ -95,7 +95,7 @@ def test_every_word_of_a_page_is_escaped() -> None:
 
 def test_the_menu_wraps_and_tables_print_whole() -> None:
     """The menu flows over lines, and what scrolls on the screen does not on paper."""
-    page = html.page("t", "l", [Section("one"), Section("two")])
+    page = report.page("t", "l", [Section("one"), Section("two")])
     assert "nav { margin: 1rem 0; display: flex; flex-wrap: wrap" in page
     assert ".scroll { overflow: visible; }" in page.split("@media print")[1]
 

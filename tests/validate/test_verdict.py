@@ -13,9 +13,8 @@ from kvscope.tuning.bootstrap import FEWEST
 from kvscope.tuning.target import Target
 from kvscope.validate.predict import Prediction, compare_run
 from kvscope.validate.replay import Measurement
-from kvscope.validate.result import Check, RunFacts
+from kvscope.validate.result import Check, RunFacts, judge
 from kvscope.validate.validate import PolicyRun, interleaved
-from kvscope.validate.verdict import judge
 from tests.validate.test_tokens import chats
 
 COUNT = 120
