@@ -1,20 +1,31 @@
-"""What a page's question was answered: by a job of this dashboard, or in the store before."""
+"""What a page's question was answered: by a job of this dashboard, or in the store before.
+
+And what is taken along of an answer: the HTML report, the JSON document, the same command.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import streamlit as st
 from msgspec import Struct
 
-from dashboard import data, export, job, render, sidebar, work
+from dashboard import connection, data, job, render, sidebar, work
 from dashboard.wording import escape, local_time
+from kvscope.app.options import typed
 from kvscope.core import units
 from kvscope.core.trace import Trace
 from kvscope.deployment.deployment import ResolvedDeployment
+from kvscope.report.report import Report, page
 from kvscope.report.stored import ReportContent, StoredReport, question_of
+from kvscope.report.words import trace_in_words
+from kvscope.usecases.analyze import USE_CASE as ANALYZE
+from kvscope.usecases.analyze import Analysis, AnalyzeOptions
 from kvscope.usecases.base import AnyUseCase
+from kvscope.usecases.documents import to_json
 
 
 def show(
@@ -31,7 +42,7 @@ def show(
     content = report(case, title, question, button, clicked=clicked)
     trace = sidebar.choices().trace
     if trace is not None:
-        export.draw(case, trace, options, content)
+        export(case, trace, options, content)
     if content is not None:
         draw(content)
 
@@ -79,3 +90,33 @@ def newest(
 def _stored(case: AnyUseCase, trace: str | None) -> list[StoredReport]:
     reports = data.stored_results().reports
     return [each for each in reports if (each.trace, each.command) == (trace, case.title)]
+
+
+def export(
+    case: AnyUseCase, trace: Trace, options: Struct, shown: Report | ReportContent | None
+) -> None:
+    """Draw what opens the exports of a use case on a trace; what is not known has no button."""
+    with sidebar.corner(), st.popover("Export"):
+        words = ["kvscope", case.name, trace.name, "--db", connection.database(), *typed(options)]
+        st.code(shlex.join(words), language="bash", wrap_lines=True)
+        if isinstance(shown, Report):
+            _save(case, "HTML", shown.html)
+            _save(case, "JSON", lambda: to_json(shown.document()))
+        elif shown is not None:
+            title, lead = f"{case.title}: {trace.name}", trace_in_words(trace)
+            _save(case, "HTML", partial(page, title, lead, shown.sections))
+            if shown.document:
+                _save(case, "JSON", partial(str, shown.document))
+
+
+def export_analysis(trace: Trace, analysis: Analysis) -> None:
+    """Draw the exports of an analysis for what is selected."""
+    hbm = None if analysis.deployment else analysis.hbm_bytes
+    options = AnalyzeOptions(hbm=hbm, **sidebar.of_deployment(AnalyzeOptions))
+    export(ANALYZE, trace, options, ANALYZE.report(analysis))
+
+
+def _save(case: AnyUseCase, form: str, made: Callable[[], str]) -> None:
+    """Draw a button that saves the result in a form, made when it is pressed."""
+    name = f"{case.name}.{form.lower()}"
+    st.download_button(form, made, name, key=f"export {name}", on_click="ignore")

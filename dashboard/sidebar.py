@@ -20,11 +20,7 @@ from dashboard.wording import escape, in_page_words
 from kvscope.app import values
 from kvscope.app.deployment import resolved_deployment, stated_deployment
 from kvscope.app.options import DeploymentOptions, choices_of, declared
-from kvscope.app.requests import (
-    Capacities,
-    SimulateRequest,
-    latency_profile,
-)
+from kvscope.app.requests import Capacities, SimulateRequest, latency_profile
 from kvscope.core import units
 from kvscope.core.errors import InputError, KvscopeError, UsageError, placed
 from kvscope.core.files import STANDARD_STREAM

@@ -21,19 +21,11 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from kvscope.app.monitor import LogMonitor
-from kvscope.app.options import (
-    Reading,
-    arguments_of,
-    parsed,
-    targets_of,
-)
+from kvscope.app.options import Reading, arguments_of, parsed, targets_of
 from kvscope.core.errors import InputError, KvscopeError, UsageError
 from kvscope.core.files import check_replaceable, one_path
 from kvscope.core.records import defaults
-from kvscope.results import (
-    UseCaseResult,
-    result_class,
-)
+from kvscope.results import UseCaseResult, result_class
 from kvscope.usecases import USE_CASES
 from kvscope.usecases.base import Opened, use_case
 

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import streamlit as st
 
-from dashboard import background_cache, data, export, query_params, render, sidebar
+from dashboard import answers, background_cache, data, query_params, render, sidebar
 from dashboard.wording import escape
 from kvscope.core import units
 from kvscope.core.runs import Outcome, Run
@@ -40,7 +40,7 @@ def page() -> None:
     _times(trace, lru, cache_key)
     analysis = sidebar.analysis(trace)
     render.show(caching.sections(analysis)[1:2], cache_key=cache_key)
-    export.draw_analysis(trace, analysis)
+    answers.export_analysis(trace, analysis)
 
 
 @st.fragment

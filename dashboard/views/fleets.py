@@ -72,7 +72,12 @@ def _options(*, pool: bool) -> FleetOptions:
     with left:
         closed = sidebar.choice("loop", "Loop", LOOPS, LOOPS[0], about) == "closed"
     with middle, query_params.synced("routers", USUAL, query_params.parse_list, ROUTER_NAMES):
-        routers = st.multiselect("Routers", ROUTER_NAMES, key="routers", format_func=_router)
+        routers = st.multiselect(
+            "Routers",
+            ROUTER_NAMES,
+            key="routers",
+            format_func=lambda name: f"{name}{' (reference)' * router_by_name(name).reference}",
+        )
     with right, query_params.synced("evict", ["lru"], query_params.parse_list, POLICY_NAMES):
         policies = st.multiselect("Eviction policies", POLICY_NAMES, key="evict")
     return FleetOptions(
@@ -85,10 +90,6 @@ def _options(*, pool: bool) -> FleetOptions:
         **asked,
         **sidebar.of_deployment(ReplicaOptions),
     )
-
-
-def _router(name: str) -> str:
-    return f"{name} (reference)" if router_by_name(name).reference else name
 
 
 page()

@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 from msgspec.structs import replace
 
-from dashboard import data, export, job, query_params, render, sidebar, work
+from dashboard import answers, data, job, query_params, render, sidebar, work
 from dashboard.wording import escape
 from dashboard.work import Comparison
 from kvscope.app.requests import BASELINE
@@ -103,7 +103,7 @@ def _options(asked: dict[str, Any], *, usable: bool = False) -> SimulateOptions:
 
 
 def _export(trace: Trace, options: SimulateOptions, shown: Simulation | None) -> None:
-    export.draw(USE_CASE, trace, options, None if shown is None else USE_CASE.report(shown))
+    answers.export(USE_CASE, trace, options, None if shown is None else USE_CASE.report(shown))
 
 
 def _over_xi(trace: Trace) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 from msgspec.structs import replace
 
-from dashboard import answers, data, export, job, render, sidebar, time_range, upload
+from dashboard import answers, data, job, render, sidebar, time_range, upload
 from kvscope.report import overview, traffic
 from kvscope.report.section import Section, Tile
 from kvscope.report.stored import traces_table
@@ -51,7 +51,7 @@ def page() -> None:
         over_time = time_range.zoomed(
             [traffic.over_time(analysis.characterization, served)], chosen
         )
-        export.draw_analysis(trace, analysis)
+        answers.export_analysis(trace, analysis)
         render.show(over_time, cache_key=f"overview {trace} {chosen} {selected}")
 
 

@@ -173,7 +173,7 @@ def _runs(runs: data.Runs, is_shown: IsShown) -> None:
         "hit rate": of(lambda run: share(run.outcome.token_hit_rate)),
         "p95": of(lambda run: ms_in_words(run.outcome.ttft_ms.p95)),
         "SLO": of(lambda run: _slo(run.setting.slo_s)),
-        "over SLO": of(lambda run: _over_slo(run.outcome.violations)),
+        "over SLO": of(lambda run: count(run.outcome.violations)),
         "when": of(lambda run: local_time(run.created_at) if run.created_at else NONE),
     }
     table = tabulate("", rows, columns, words=("trace", "when"))
@@ -209,10 +209,6 @@ def _pick(kind: str, title: str, table: Table, ids: list[int], nothing: str) -> 
 
 def _slo(seconds: float | None) -> str:
     return NONE if seconds is None else units.duration_in_words(seconds)
-
-
-def _over_slo(violations: int | None) -> str:
-    return NONE if violations is None else count(violations)
 
 
 page()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboard import background_cache, export, render, sidebar
+from dashboard import answers, background_cache, render, sidebar
 from kvscope.report import space
 
 trace, selected = sidebar.page_head("Space"), sidebar.choices()
@@ -12,4 +12,4 @@ first, *rest = space.sections(analysis)
 render.show([first], cache_key=cache_key)  # before the prefixes, which may take longer
 hottest = space.hottest_prefixes(background_cache.prefixes(trace), trace.block_size)
 render.show([hottest, *rest], cache_key=cache_key)
-export.draw_analysis(trace, analysis)
+answers.export_analysis(trace, analysis)

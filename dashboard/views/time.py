@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import data, export, job, query_params, render, sidebar, time_range, work
+from dashboard import answers, data, job, query_params, render, sidebar, time_range, work
 from kvscope.core.trace import Trace
 from kvscope.report import fit, time, traffic
 
@@ -23,7 +23,7 @@ def page() -> None:
         turns = [part for part in traffic.sections(facts) if part.title == "Conversations"]
         sections = time_range.zoomed([*time.sections(facts), *turns], chosen)
         render.show(sections, cache_key=f"time {trace} {chosen}")
-        export.draw_analysis(trace, sidebar.analysis(trace))
+        answers.export_analysis(trace, sidebar.analysis(trace))
 
 
 def _models(trace: Trace) -> None:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import background_cache, connection, export, job, query_params, render, sidebar, work
+from dashboard import (
+    answers,
+    background_cache,
+    connection,
+    job,
+    query_params,
+    render,
+    sidebar,
+    work,
+)
 from dashboard.wording import escape, in_page_words
 from kvscope.core.errors import KvscopeError
 from kvscope.replay.findings import explained_request
@@ -39,7 +48,7 @@ def page() -> None:
         "why", "Explain misses", work.result, question, "Explain", clicked=clicked or first
     )
     if done is not None:
-        export.draw(USE_CASE, trace, options, USE_CASE.report(done.result))
+        answers.export(USE_CASE, trace, options, USE_CASE.report(done.result))
         prompts, (summary, *_) = background_cache.lru(trace).prompts, report.sections(done.result)
         render.show([summary], within="why")
         table, categories = report.by_category(done.result, prompts)

@@ -17,16 +17,10 @@ from msgspec.structs import replace
 from kvscope.app import values
 from kvscope.app.options import DeploymentOptions, ReplicaOptions
 from kvscope.core import units
-from kvscope.core.errors import InputError, UsageError
+from kvscope.core.errors import InputError, UsageError, placed
 from kvscope.core.files import STANDARD_STREAM
 from kvscope.deployment.deployment import Deployment, ResolvedDeployment, option, resolve
-from kvscope.deployment.file import (
-    TARGET,
-    deployment_file,
-    files_in,
-    read_deployment,
-    read_target,
-)
+from kvscope.deployment.file import TARGET, deployment_file, files_in, read_deployment, read_target
 from kvscope.latency.profile import DEFAULT_PROFILE
 
 
@@ -215,10 +209,8 @@ def _target_in(path: Path) -> dict[str, float]:
     """Return the SLO (seconds) and the percentile (0 to 1) in a file. Raises InputError."""
     target = {}
     for name, text in read_target(path).items():
-        try:
+        with placed(f"{path}: {name}", InputError):
             target[name] = _TARGET_PARSERS[name](text)
-        except UsageError as error:
-            raise InputError(error.what, where=f"{path}: {name}", remedy=error.remedy) from error
     return target
 
 

@@ -26,7 +26,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kvscope.core import units
-from kvscope.core.errors import InputError, UsageError
+from kvscope.core.errors import InputError, UsageError, placed
 from kvscope.core.files import content_of
 from kvscope.replay.causes import CAUSES
 
@@ -318,10 +318,8 @@ def _gate(text: str, known: Known) -> Gate:
                 remedy=_nearest(verdict, verdicts, ", ".join(verdicts)),
             )
         return Gate(name, comparison, verdict, verdict)
-    try:
+    with placed(where):
         return Gate(name, comparison, limit.replace(" ", ""), _kind(name).parse(limit))
-    except UsageError as error:
-        raise UsageError(error.what, where=where, remedy=error.remedy) from error
 
 
 def _check_regression(subject: str, known: Known, where: str) -> None:

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from kvscope.app import values
 from kvscope.app.monitor import Monitor
-from kvscope.app.options import Option, Share, Source
+from kvscope.app.options import Option, Share, Source, TraceFile
 from kvscope.core.errors import InputError, Stopped, UsageError
 from kvscope.core.files import one_path, sink, size_of
 
@@ -30,15 +30,7 @@ class HashOptions(Struct, frozen=True, kw_only=True):
             " Mistral tekken.json."
         ),
     ]
-    output: Annotated[
-        str,
-        Option(
-            "Trace to write; .gz and .zst compress, - is standard output.",
-            "FILE",
-            values.target,
-            flags=("--output", "-o"),
-        ),
-    ]
+    output: TraceFile
     from_: Annotated[
         Literal["openai", "litellm", "helicone", "langfuse", "otlp", "sglang"] | None,
         Option("Format of the logs.", default="detected", flags=("--from",)),

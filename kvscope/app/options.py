@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from kvscope.app import values
 from kvscope.core import units
-from kvscope.core.errors import UsageError
+from kvscope.core.errors import placed
 from kvscope.core.records import defaults
 from kvscope.deployment.architecture import WeightDtype
 from kvscope.deployment.models import KvDtype as Precision
@@ -64,6 +64,15 @@ Names = partial(Option, metavar="NAME,...", parse=str.lower)
 Source = partial(Option, metavar="PATH", parse=values.called)
 Target = partial(Option, metavar="PATH", parse=values.target)
 
+TraceFile = Annotated[
+    str,
+    Option(
+        "File to write; .gz and .zst compress, - is standard output.",
+        "FILE",
+        values.target,
+        flags=("--output", "-o"),
+    ),
+]
 Model = Annotated[
     str | None,
     Option("Model: a preset (see `kvscope models`) or the path of a config.json.", "MODEL"),
@@ -404,10 +413,8 @@ def _value(name: str, annotation: object, value: object) -> object:
     if not isinstance(value, str):
         takes_several = any(get_origin(part) is tuple for part in (kind, *get_args(kind)))
         return (value,) if takes_several else value
-    try:
+    with placed(name):
         return option.parse(value) if option.parse else values.choice(choices_of(kind))(value)
-    except UsageError as error:
-        raise UsageError(error.what, where=name, remedy=error.remedy) from error
 
 
 def choices_of(kind: object) -> tuple[str, ...]:

@@ -16,12 +16,7 @@ from kvscope.core.errors import UsageError, placed
 from kvscope.core.hits import HitDefinition, Outputs, compatible, standard
 from kvscope.deployment.models import KvDtype, Model, resolve_model
 from kvscope.latency.file import load_profile
-from kvscope.latency.profile import (
-    DEFAULT_PROFILE,
-    FROM_TRACE,
-    TO_FIT,
-    LatencyProfile,
-)
+from kvscope.latency.profile import DEFAULT_PROFILE, FROM_TRACE, TO_FIT, LatencyProfile
 from kvscope.replay.policy_options import (
     ALL,
     HYBRID,
@@ -136,10 +131,8 @@ def latency_profile(latency: str | None) -> LatencyProfile:
     """Return the latency profile called `latency`, or the default one; TO_FIT for `trace`."""
     if latency == FROM_TRACE:
         return TO_FIT
-    try:
+    with placed("--latency"):
         return load_profile(latency or DEFAULT_PROFILE)
-    except UsageError as error:
-        raise UsageError(error.what, where="--latency", remedy=error.remedy) from error
 
 
 def above_zero(rate_scale: float) -> float:

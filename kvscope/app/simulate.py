@@ -32,14 +32,7 @@ from kvscope.replay.parameter_estimates import ParameterEstimate, bind, estimate
 from kvscope.replay.policy_options import format_value
 from kvscope.replay.sampling import DrawnTrace
 from kvscope.replay.settings import with_groups, with_offload
-from kvscope.replay.sweep import (
-    WINDOWS,
-    ServedReplay,
-    engine_of,
-    serve_replay,
-    sweep,
-    tier_request,
-)
+from kvscope.replay.sweep import WINDOWS, ServedReplay, engine_of, serve_replay, sweep, tier_request
 from kvscope.replay.tier_spec import parse_tiers
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.store import results

@@ -232,11 +232,7 @@ def _advice(path: str) -> Advice:
     from kvscope.deployment.engines import parse_engine
     from kvscope.replay.policy_options import VLLM
     from kvscope.replay.settings import run_setting, with_capacity_model
-    from kvscope.tuning.file import (
-        RecommendationFile,
-        read_policy_file,
-        read_recommendation_table,
-    )
+    from kvscope.tuning.file import RecommendationFile, read_policy_file, read_recommendation_table
 
     file, expected = read_policy_file(Path(path)), None
     slo_s = None if file.target is None else file.target.slo_s

@@ -55,7 +55,7 @@ COMMANDS: tuple[tuple[str, Lazy], ...] = (
     ("traces", Lazy("stored:traces_app", "List or remove stored traces.")),
     ("doctor", Lazy("stored:doctor", "Check a store; save what can be read.")),
     ("export", Lazy("stored:export", "Write a stored trace in another format.")),
-    ("synth", Lazy("synth:synth", "Generate a synthetic trace.")),
+    ("synth", Lazy("record:synth", "Generate a synthetic trace.")),
     ("hash", Lazy("record:hash_", "Turn logs with prompts into a hashed trace.")),
     ("record", Lazy("record:record", "Record a running vLLM as a trace.")),
     ("watch", Lazy("watch:watch", "Follow a recording; serve Prometheus metrics.")),

@@ -56,12 +56,7 @@ def dashboard(
 
     An empty store gets a sample trace. Runs until Ctrl-C.
     """
-    if importlib.util.find_spec("streamlit") is None:
-        raise KvscopeError(
-            "needs Streamlit, which is not installed",
-            where="kvscope dashboard",
-            remedy="install it with: pip install streamlit",
-        )
+    require_package("streamlit", "Streamlit", "kvscope dashboard")
     if folder is not None and not Path(folder).is_dir():
         raise UsageError("not a folder", where=f"--folder {folder}", remedy="name one that exists")
     token = usable_token(token, free_address(host, port))
@@ -70,6 +65,16 @@ def dashboard(
         options = ["--db", path, "--host", host, "--port", str(port)]
         _serve(
             [*options, *(["--folder", folder] if folder else [])], _url(host, port, token), token
+        )
+
+
+def require_package(package: str, name: str, command: str) -> None:
+    """Raise KvscopeError where a package that a command needs is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise KvscopeError(
+            f"needs {name}, which is not installed",
+            where=command,
+            remedy=f"install it with: pip install {package.replace('_', '-')}",
         )
 
 

@@ -50,6 +50,13 @@ def parsed_by(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
     return parser
 
 
+def files_argument(metavar: str) -> Any:
+    """Return the argument of a command that reads several files."""
+    about = "Files, folders or patterns, plain, .gz or .zst; - is standard input."
+    parser = parsed_by(values.called)
+    return typer.Argument(metavar=metavar, parser=parser, help=about, show_default=False)
+
+
 def _or_of_here(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
     """Return what kvscope.toml names where the command does not: the trace, the store."""
     from kvscope.deployment.file import FILE, deployment_file, read_work  # late: reads models

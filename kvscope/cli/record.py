@@ -1,27 +1,31 @@
-"""`kvscope record` and `kvscope hash`: a trace of a running engine, and of logs with prompts."""
+"""`kvscope record`, `hash` and `synth`: traces of engines, of logs with prompts, of profiles."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from msgspec import Struct, field
 
+from kvscope.app import options as opt
 from kvscope.app import values
 from kvscope.app.hash_logs import HashOptions
-from kvscope.app.options import Option, Time
+from kvscope.app.monitor import Advance
+from kvscope.app.options import Option, Time, TraceFile
 from kvscope.cli.diagnostics import note
-from kvscope.cli.options import parsed_by
+from kvscope.cli.options import files_argument
 from kvscope.cli.terminal import Terminal
 from kvscope.core.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
     from kvscope.core.files import LineFile
+    from kvscope.synth.base import Record
     from kvscope.vllm_plugin.kv_events import BlockChains, EventBatch
     from kvscope.vllm_plugin.recording import TraceLine
+
 
 SILENCE_S = 30.0
 _SILENT = (
@@ -60,15 +64,7 @@ Quiet = Annotated[
     ),
 ]
 
-Logs = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="LOGS",
-        parser=parsed_by(values.called),
-        help="Files, folders or patterns, plain, .gz or .zst; - is standard input.",
-        show_default=False,
-    ),
-]
+Logs = Annotated[list[str], files_argument("LOGS")]
 
 
 def record(
@@ -179,3 +175,74 @@ def _missed(chains: BlockChains) -> str:
         f"{chains.unknown:,} of {chains.stored:,} blocks ({share:.1%}) behind unknown ones;"
         f" at most {chains.unsure:,} turns of one block taken for output; {reports}"
     )
+
+
+ProfileName = Annotated[
+    str,
+    typer.Argument(
+        metavar="PROFILE",
+        help="to-c, to-b, agent, birth-death, regime-change, retrieval or shared-prefix-groups.",
+        show_default=False,
+    ),
+]
+Requests = Annotated[
+    int,
+    Option("Number of requests.", "N", values.amount("requests"), flags=("--requests", "-n")),
+]
+Seed = Annotated[int, opt.Seed("Seed; equal seeds give equal traces.")]
+Parameters = Annotated[
+    list[str] | None,
+    Option(
+        "Set a parameter of the profile, for example death_rate_per_s=0.01. Repeatable.",
+        "NAME=VALUE",
+    ),
+]
+
+
+def synth(
+    profile: ProfileName,
+    requests: Requests = 2000,
+    seed: Seed = 0,
+    output: TraceFile = values.STANDARD_STREAM,
+    param: Parameters = None,
+) -> None:
+    """Generate a trace of hashed requests from a profile; no real user data is involved."""
+    from kvscope.synth.profiles import by_name, write_jsonl
+
+    chosen = _changed(by_name(profile), param or [])
+    with Terminal().steps(f"making {profile}", requests) as advance:
+        records = _counted(chosen.generate(requests=requests, seed=seed), advance)
+        count = write_jsonl(records, output)
+    if output != values.STANDARD_STREAM:
+        note(f"{output}: {count:,} requests of the profile {profile}, seed {seed}")
+
+
+def _counted(records: Iterable[Record], advance: Advance) -> Iterator[Record]:
+    for record in records:
+        advance(1)
+        yield record
+
+
+def _changed(profile: Any, assignments: list[str]) -> Any:
+    """Return `profile` with the parameters that `--param` assigns."""
+    from dataclasses import fields, replace
+
+    known = {field.name: getattr(profile, field.name) for field in fields(profile)}
+    numbers = {name: value for name, value in known.items() if isinstance(value, int | float)}
+    changes: dict[str, int | float] = {}
+    for assignment in assignments:
+        name, _, text = assignment.partition("=")
+        if name not in numbers:
+            raise UsageError(
+                f"no such parameter: {name!r}",
+                where="--param",
+                remedy="this profile has " + ", ".join(numbers),
+            )
+        try:
+            changes[name] = type(numbers[name])(text)
+        except ValueError as error:
+            raise UsageError(f"not a number: {assignment!r}", where="--param") from error
+    try:
+        return replace(profile, **changes)
+    except ValueError as error:
+        raise UsageError(str(error), where="--param") from error

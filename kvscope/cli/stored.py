@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvscope.app import values
-from kvscope.app.options import IntoOptions, KvDtype, Model, Option, Reading
+from kvscope.app.options import IntoOptions, KvDtype, Model, Option, Reading, TraceFile
 from kvscope.cli import output
 from kvscope.cli.diagnostics import note
 from kvscope.cli.options import (
@@ -19,7 +19,7 @@ from kvscope.cli.options import (
     TraceArgument,
     check_outputs,
     default_command,
-    parsed_by,
+    files_argument,
 )
 from kvscope.cli.terminal import Terminal
 from kvscope.core import units
@@ -34,15 +34,7 @@ if TYPE_CHECKING:
 
 traces_app = typer.Typer(invoke_without_command=True)
 
-Paths = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="PATH",
-        parser=parsed_by(values.called),
-        help="Files, folders or patterns, plain, .gz or .zst; - is standard input.",
-        show_default=False,
-    ),
-]
+Paths = Annotated[list[str], files_argument("PATH")]
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of a stored trace.", show_default=False)
 ]
@@ -54,16 +46,6 @@ To = Annotated[
         "FORMAT",
     ),
 ]
-Output = Annotated[
-    str,
-    Option(
-        "File to write; .gz and .zst compress, - is standard output.",
-        "FILE",
-        values.target,
-        flags=("--output", "-o"),
-    ),
-]
-
 
 Folder = Annotated[
     str | None,
@@ -120,7 +102,7 @@ def _ingested(paths: list[str], db: str, into: IntoOptions, reading: Reading) ->
             yield ingest_file(store, path, Terminal(), reading)
 
 
-def export(to: To, path: Output, trace: TraceArgument = None, db: Db = DEFAULT_DB) -> None:
+def export(to: To, path: TraceFile, trace: TraceArgument = None, db: Db = DEFAULT_DB) -> None:
     """Write a trace in another format; block ids become the numbers of its distinct blocks."""
     from kvscope.app.traces import load_trace, store_for
     from kvscope.ingest.formats import registry

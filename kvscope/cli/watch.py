@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import socket
 import threading
@@ -21,11 +20,11 @@ from kvscope.app import values
 from kvscope.app.options import Option
 from kvscope.app.watch import Watch, WatchOptions, check_path, watch_request
 from kvscope.cli import output
-from kvscope.cli.dashboard import DEFAULT_HOST, Port, free_address, usable_token
+from kvscope.cli.dashboard import DEFAULT_HOST, Port, free_address, require_package, usable_token
 from kvscope.cli.diagnostics import note
 from kvscope.cli.options import Host, parsed_by
 from kvscope.core.addresses import Address, hostname, is_same
-from kvscope.core.errors import KvscopeError, UsageError
+from kvscope.core.errors import UsageError
 from kvscope.core.files import data_folder
 
 if TYPE_CHECKING:
@@ -87,12 +86,7 @@ def watch(
             where="kvscope watch",
             remedy="name a recording (docs/record.md) or vLLM's KV events",
         )
-    if importlib.util.find_spec("prometheus_client") is None:
-        raise KvscopeError(
-            "needs prometheus_client, which is not installed",
-            where="kvscope watch",
-            remedy="install it with: pip install prometheus-client",
-        )
+    require_package("prometheus_client", "prometheus_client", "kvscope watch")
     token = usable_token(token, free_address(host, port))
     watched = Watch(watch_request(options))
     is_stream = recording.startswith(_ENDPOINTS)

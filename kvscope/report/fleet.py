@@ -323,20 +323,17 @@ def _by_count(study: FleetStudy) -> Table:
         run = line.at(replicas)
         if run is None:
             return NONE
-        return OVERLOADED if run.outcome.latencies.overloaded else _attained(run)
+        if run.outcome.latencies.overloaded:
+            return OVERLOADED
+        values = [each.latencies.attainment for each in run.outcomes]
+        low, high = share(min(values)), share(max(values))  # which differ where seeds do
+        return high if low == high else f"{low.removesuffix('%')}–{high}"
 
     places = np.linspace(0, len(study.request.replicas) - 1, _COUNTS).round().astype(int)
     shown = [study.request.replicas[place] for place in np.unique(places)]
     columns: dict[str, Callable[[FleetLine], str]] = {"router": name}
     columns |= {str(number): partial(cell, replicas=number) for number in shown}
     return tabulate("Requests within the SLO, by number of replicas", study.ranked, columns)
-
-
-def _attained(run: FleetRun) -> str:
-    """Return the share of requests within the SLO, its ends where seeds differ."""
-    values = [each.latencies.attainment for each in run.outcomes]
-    low, high = share(min(values)), share(max(values))
-    return high if low == high else f"{low.removesuffix('%')}–{high}"
 
 
 def _named(study: FleetStudy) -> Lines:
@@ -457,9 +454,10 @@ def _capacity(study: FleetStudy) -> list[Section]:
     columns: dict[str, Callable[[tuple[str, Callable[[int], float]]], str]] = {
         "router": lambda row: row[0]
     }
+    around = [max(round(study.capacity_blocks * times), 1) for times in (0.25, 0.5, 1, 2, 4)]
     columns |= {
         sizes.label(blocks): partial(lambda blocks, row: share(row[1](blocks)), blocks)
-        for blocks in _capacities(study)
+        for blocks in around
     }
     title = f"LRU's hit rate with {counted(study.chosen, 'replica')}, by the capacity of each"
     note = "exact at every capacity, since these routers see the order of requests alone"
@@ -470,7 +468,8 @@ def _capacity(study: FleetStudy) -> list[Section]:
 def capacity_chart(study: FleetStudy) -> Figure:
     """Draw LRU's hit rate over the capacity of a replica."""
     axis = Sizes(study.trace.block_size, study.request.model).axis
-    blocks = np.unique(np.geomspace(*_ends(study), 100).astype(np.int64)).tolist()
+    low, high = max(study.capacity_blocks / 16, 1.0), study.capacity_blocks * 16.0
+    blocks = np.unique(np.geomspace(low, high, 100).astype(np.int64)).tolist()
     series = [
         style.Series(name, [axis.per_block * at for at in blocks], [rate(at) for at in blocks])
         for name, rate in _rates(study).items()
@@ -478,15 +477,6 @@ def capacity_chart(study: FleetStudy) -> Figure:
     chart = style.lines("LRU's hit rate", f"{axis.axis} of a replica", "hit rate", series)
     style.mark(chart, axis.per_block * study.capacity_blocks, "now")
     return chart
-
-
-def _capacities(study: FleetStudy) -> list[int]:
-    """Return capacities of a replica in blocks around the present one."""
-    return [max(round(study.capacity_blocks * times), 1) for times in (0.25, 0.5, 1, 2, 4)]
-
-
-def _ends(study: FleetStudy) -> tuple[float, float]:
-    return max(study.capacity_blocks / 16, 1.0), study.capacity_blocks * 16.0
 
 
 def _rates(study: FleetStudy) -> dict[str, Callable[[int], float]]:

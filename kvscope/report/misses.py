@@ -23,7 +23,7 @@ from kvscope.replay.findings import (
 )
 from kvscope.replay.observed_hits import Gap
 from kvscope.report import style
-from kvscope.report.section import Section, Table, bar, tabulate
+from kvscope.report.section import Columns, Section, Table, bar, tabulate
 from kvscope.report.words import Sizes, count, counted, hit_rate_in_words, share
 from kvscope.usecases.explain import Explanation
 
@@ -51,6 +51,12 @@ _WORDS: dict[Cause, str] = {
 }
 
 
+_CAUSES = "Input tokens that miss, by cause"
+_CAUSE_COLUMNS: Columns = {
+    "cause": lambda each: each.cause,
+    "meaning": lambda each: _WORDS[each.cause],
+    "tokens": lambda each: count(each.tokens),
+}
 _GAPS: dict[Gap, str] = {
     "routed": "predicted ones were on another worker",
     "in-flight": "predicted ones were still being computed",
@@ -129,12 +135,10 @@ def _summary(explanation: Explanation) -> Section:
     finite = explanation.capacity_blocks is not None
     hint = None if finite else "Nothing is evicted: name a capacity with --capacity-blocks."
     causes = tabulate(
-        "Input tokens that miss, by cause",
+        _CAUSES,
         [each for each in explanation.causes if each.tokens],
         {
-            "cause": lambda each: each.cause,
-            "meaning": lambda each: _WORDS[each.cause],
-            "tokens": lambda each: count(each.tokens),
+            **_CAUSE_COLUMNS,
             "of input": lambda each: share(each.share),
             "requests": lambda each: count(each.requests),
             "": lambda each: bar(each.tokens / max(explanation.missed_tokens, 1), 12),
@@ -281,22 +285,8 @@ def request_section(explanation: Explanation, request: ExplainedRequest) -> Sect
         sentences.append(f"{text}; {off}." if off else f"{text}, as predicted.")
     tree = partial(prefix_tree, request, explanation.trace.block_size)
     title = f"Request: {request.request}"
-    return Section.of(title, *sentences, _table_of(request), tree)
-
-
-def _table_of(request: ExplainedRequest) -> Table | None:
-    if not request.causes:
-        return None
-    return tabulate(
-        "Tokens that miss, by cause",
-        request.causes,
-        {
-            "cause": lambda each: each.cause,
-            "meaning": lambda each: _WORDS[each.cause],
-            "tokens": lambda each: count(each.tokens),
-        },
-        words=("meaning",),
-    )
+    causes = tabulate(_CAUSES, request.causes, _CAUSE_COLUMNS, words=("meaning",))
+    return Section.of(title, *sentences, causes if request.causes else None, tree)
 
 
 def causes_chart(explanation: Explanation) -> style.Figure:
@@ -307,7 +297,7 @@ def causes_chart(explanation: Explanation) -> style.Figure:
         kind: [each.share if (each.cause in AVOIDABLE) == avoidable else None for each in known]
         for kind, avoidable in (("avoidable", True), ("unavoidable", False))
     }
-    title, names = "Input tokens that miss, by cause", [each.cause for each in known]
+    title, names = _CAUSES, [each.cause for each in known]
     height, colours = 140 + 28 * len(known), (style.VERMILION, style.GREY)
     chart = style.bars(title, "input tokens", "", names, groups, height=height, colours=colours)
     return chart.update_xaxes(tickformat=".1~%").update_layout(barmode="stack")

@@ -82,13 +82,15 @@ def screen(tuned: Recommendation) -> list[Section]:
 def sections(tuned: Recommendation) -> list[Section]:
     """Return the verdict, what it rests on, and what was tried."""
     assumed = (f"{each.name} {each.value}: {each.why}." for each in tuned.assumptions)
+    notes = tuned.deployment.notes if tuned.deployment else ()
+    doubts = (f"{note[0].upper()}{note[1:]}." for note in notes)
     return [
         options_section(tuned),
         _verdict(tuned),
         _policies(tuned),
         *([] if tuned.deployment else [_capacities(tuned)]),
         _to_set(tuned),
-        Section.of("Assumed", *assumed, *_ends(tuned), *_doubts(tuned)),
+        Section.of("Assumed", *assumed, *_ends(tuned), *doubts),
         *explanation.sections(tuned),
     ]
 
@@ -510,7 +512,8 @@ def _policies(tuned: Recommendation) -> Section:
         **{name: known[name] for name in ("p90", "p95", "p99", "TEL (s)", "over SLO", "hit rate")},
         "prefills/s": lambda row: f"{row[1].served_per_s:.3g}",
     }
-    table = tabulate(_here(tuned), rows, columns, ORACLE_NOTE if tuning.oracles else "")
+    here = f"{tuned.ttft[0].upper()}{tuned.ttft[1:]} on {LATER} at {_where(tuned)}"
+    table = tabulate(here, rows, columns, ORACLE_NOTE if tuning.oracles else "")
     distributions = partial(distributions_chart, tuned)
     return Section.of("Policies", table, _gains(tuned), distributions, *trade_off_charts(tuned))
 
@@ -527,7 +530,8 @@ def _gains(tuned: Recommendation) -> Table:
         "likely: how likely TEL or attainment is better; harms: limits that it breaks against LRU,"
         " by the 95% CI (the widest of three bootstraps) of tails"
     )
-    gains = [judged.later.gains[decisive] for judged in tuned.tuning.contenders]
+    intervals = {interval(judged.later.gains[decisive]) for judged in tuned.tuning.contenders}
+    without_width = sorted(text for text in intervals if ":" in text)
     return tabulate(
         f"Change vs LRU on {LATER}, the preferred policy first",
         tuned.tuning.contenders,
@@ -542,14 +546,9 @@ def _gains(tuned: Recommendation) -> Table:
             **{name: partial(changed, name) for name in others},
             "harms": lambda judged: _harms(judged.harms) or NONE,
         },
-        "; ".join([about, *_without_width(gains)]),
+        "; ".join([about, *without_width]),
         words=("harms",),
     )
-
-
-def _here(tuned: Recommendation) -> str:
-    here = _where(tuned)
-    return f"{tuned.ttft[0].upper()}{tuned.ttft[1:]} on {LATER} at {here}"
 
 
 def change(gain: Gain) -> str:
@@ -564,12 +563,6 @@ def interval(gain: Gain) -> str:
     if math.isclose(gain.low, gain.high, abs_tol=_NO_WIDTH):
         return "same as LRU" if not gain.value else "no spread: all resamples agree"
     return f"{percent_change(-gain.high)} to {percent_change(-gain.low)}"
-
-
-def _without_width(gains: Sequence[Gain]) -> list[str]:
-    """Return why an interval has no width, as far as a table does not say so itself."""
-    texts = {interval(gain) for gain in gains}
-    return sorted(text for text in texts if ":" in text)
 
 
 def _capacities(tuned: Recommendation) -> Section:
@@ -633,15 +626,6 @@ def _ends(tuned: Recommendation, *, layouts: bool = True) -> list[str]:
         return f"With {other.end.name}: {other.verdict}, {times}."
 
     return [words(end) for end in tuned.tuning.ends if layouts or not end.end.sessions]
-
-
-def _doubts(tuned: Recommendation) -> list[str]:
-    """Return what is uncertain about the deployment's pool and latency."""
-    return (
-        [f"{note[0].upper()}{note[1:]}." for note in tuned.deployment.notes]
-        if tuned.deployment
-        else []
-    )
 
 
 def distributions_chart(tuned: Recommendation) -> style.Figure:

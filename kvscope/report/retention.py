@@ -8,14 +8,7 @@ from functools import partial
 from kvscope.core import units
 from kvscope.report import style
 from kvscope.report.section import Columns, Section, Table, tabulate
-from kvscope.report.words import (
-    Sizes,
-    count,
-    definition_in_words,
-    share,
-    significant,
-)
-from kvscope.retention.prices import Charge
+from kvscope.report.words import Sizes, count, definition_in_words, share, significant
 from kvscope.retention.ttls import MOST_OF
 from kvscope.usecases.retention import Retention
 
@@ -50,7 +43,7 @@ def _summary(result: Retention) -> Section:
         f" possible hits and holds {sizes.label(round(most.mean_blocks))} on average,"
         f" {sizes.label(most.peak_blocks)} at peak."
     )
-    cheapest = {charge.provider: charge for charge in reversed(result.charges)}
+    cheapest = {charge.offer.provider: charge for charge in reversed(result.charges)}
     paid = "Cheapest prompt caching by provider, relative to none: " + ", ".join(
         f"{charge.offered} {share(charge.cost_ratio)}"
         for charge in sorted(cheapest.values(), key=lambda charge: charge.cost_ratio)
@@ -87,12 +80,13 @@ def _categories(result: Retention, rows: int | None = None) -> Section:
 
 
 def _prices(result: Retention) -> Section:
+    tokens = result.trace.input_tokens
     columns: Columns = {
         "offer": lambda charge: charge.offered,
         "TTL": lambda charge: _time(charge.ttl_s),
-        "write": lambda charge: f"{significant(charge.write)}×",
-        "read": lambda charge: f"{significant(charge.read)}×",
-        "tokens read": lambda charge: share(_read(result, charge)),
+        "write": lambda charge: f"{significant(charge.offer.write)}×",
+        "read": lambda charge: f"{significant(charge.offer.read)}×",
+        "tokens read": lambda charge: share(charge.read_tokens / max(tokens, 1)),
         "input's cost": lambda charge: share(charge.cost_ratio),
     }
     table: Table = tabulate(
@@ -102,10 +96,6 @@ def _prices(result: Retention) -> Section:
         f"100%: no caching; prices of {result.prices_date} relative to input tokens, with storage",
     )
     return Section.of("Prices", table)
-
-
-def _read(result: Retention, charge: Charge) -> float:
-    return charge.read_tokens / max(result.trace.input_tokens, 1)
 
 
 def curve_chart(result: Retention) -> style.Figure:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from kvscope.core import units
 from kvscope.core.errors import InputError
 from kvscope.core.trace import Trace
-from kvscope.report.section import Section, Table, Tile, tabulate
+from kvscope.report.section import Section, Table, tabulate
 from kvscope.report.words import count
 from kvscope.store import results, traces
 from kvscope.store.db import Store
@@ -54,15 +54,10 @@ class ReportContent(Struct, frozen=True):
     document: str | None = None
 
 
-class _SectionRecord(msgspec.Struct):
-    """A section as JSON; its figures are plotly's own JSON."""
+class _StoredSection(Section, frozen=True):
+    """A section as it is stored; its figures are plotly's own JSON."""
 
-    title: str
-    sentences: tuple[str, ...]
-    tables: tuple[Table, ...]
-    plot: tuple[str, ...]
-    figures: tuple[str, ...]
-    tiles: tuple[Tile, ...] = ()
+    figures: tuple[str, ...] = ()  # type: ignore[assignment]
 
 
 def keep(
@@ -88,7 +83,7 @@ def keep(
         "command": report.title,
         "summary": summary or next(sentences, report.title),
         "duration_s": duration_s,
-        "sections": _as_json(sections),
+        "sections": msgspec.json.encode(sections, enc_hook=_figure_as_json).decode(),
         "document": to_json(report.document()),
         **dict.fromkeys(("file", "question", "settings")),
         **columns,
@@ -180,36 +175,21 @@ def open_report(store: Store, report_id: int) -> ReportContent:
 
 
 def _content(columns: Mapping[str, Any]) -> ReportContent:
-    records = msgspec.json.decode(columns["sections"], type=list[_SectionRecord])
-    return ReportContent(tuple(map(_section, records)), columns["file"], columns["document"])
-
-
-def _as_json(sections: Sequence[Section]) -> str:
-    records = [
-        _SectionRecord(
-            section.title,
-            section.sentences,
-            section.tables,
-            section.plot,
-            tuple(_figure_as_json(figure()) for figure in section.figures),
-            section.tiles,
+    stored = msgspec.json.decode(columns["sections"], type=list[_StoredSection])
+    sections = (
+        Section(
+            **asdict(each) | {"figures": tuple(partial(_figure, text) for text in each.figures)}
         )
-        for section in sections
-    ]
-    return msgspec.json.encode(records).decode()
+        for each in stored
+    )
+    return ReportContent(tuple(sections), columns["file"], columns["document"])
 
 
-def _figure_as_json(figure: Figure) -> str:
+def _figure_as_json(build: Callable[[], Figure]) -> str:
+    figure = build()
     figure.layout.template = None  # most of the text, and the same in each
     text: str = figure.to_json()
     return text
-
-
-def _section(record: _SectionRecord) -> Section:
-    figures = tuple(partial(_figure, text) for text in record.figures)
-    return Section(
-        record.title, record.sentences, record.tables, record.plot, figures, record.tiles
-    )
 
 
 def _figure(text: str) -> Figure:

@@ -13,20 +13,8 @@ from kvscope.deployment.deployment import Deployment
 from kvscope.replay.policy_options import format_value
 from kvscope.report import style, ttft
 from kvscope.report.section import Section, Table, tabulate
-from kvscope.report.words import (
-    SECONDS,
-    count,
-    counted,
-    percentiles,
-    share,
-    significant,
-)
-from kvscope.validate.result import (
-    RunFacts,
-    StoredValidation,
-    Validation,
-    ValidationFacts,
-)
+from kvscope.report.words import SECONDS, count, counted, percentiles, share, significant
+from kvscope.validate.result import RunFacts, StoredValidation, Validation, ValidationFacts
 
 _LISTED = 20  # mismatched requests
 _PREDICTED = {"color": style.GREY, "width": 5}  # below, in every policy's chart

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -52,23 +52,22 @@ class Charge(Struct, frozen=True):
     `cost_ratio` is the charge over that without caching; `storage` is in plain input tokens.
     """
 
-    provider: str
-    offer: str
+    DOCUMENT: ClassVar[str] = (
+        "provider=offer.provider offer=offer.name ttl_s write=offer.write read=offer.read"
+        " minimum_tokens=offer.minimum_tokens read_tokens written_tokens storage cost_ratio"
+        " note=offer.note source=offer.source"
+    )
+    offer: Offer
     ttl_s: float
-    write: float
-    read: float
-    minimum_tokens: int
     read_tokens: int
     written_tokens: int
     storage: float
     cost_ratio: float
-    note: str
-    source: str
 
     @property
     def offered(self) -> str:
         """The provider and the offer's name."""
-        return f"{self.provider} {self.offer}"
+        return f"{self.offer.provider} {self.offer.name}"
 
 
 @cache
@@ -87,7 +86,7 @@ def charges(prompts: Prompts) -> tuple[Charge, ...]:
     """
     requests = traffic(prompts, PROVIDER)
     known = [_charge(requests, offer) for offer in prices().offer]
-    return tuple(sorted(known, key=lambda charge: (charge.provider, charge.cost_ratio)))
+    return tuple(sorted(known, key=lambda charge: (charge.offer.provider, charge.cost_ratio)))
 
 
 def _charge(requests: Traffic, offer: Offer) -> Charge:
@@ -101,20 +100,7 @@ def _charge(requests: Traffic, offer: Offer) -> Charge:
     plain = int(tokens.sum())
     more = (offer.read - 1) * int(read.sum()) + (offer.write - 1) * int(written.sum()) + storage
     ratio = 1 + more / plain if plain else math.nan
-    return Charge(
-        offer.provider,
-        offer.name,
-        ttl_s,
-        offer.write,
-        offer.read,
-        offer.minimum_tokens,
-        int(read.sum()),
-        int(written.sum()),
-        storage,
-        ratio,
-        offer.note,
-        offer.source,
-    )
+    return Charge(offer, ttl_s, int(read.sum()), int(written.sum()), storage, ratio)
 
 
 def _readable(hit_tokens: Int64s, offer: Offer) -> Int64s:

@@ -66,13 +66,7 @@ def run(opened: Opened, request: RetentionRequest, monitor: Monitor) -> Retentio
     from kvscope.app.traces import replayable
     from kvscope.replay.traffic import traffic
     from kvscope.retention.prices import charges, prices
-    from kvscope.retention.ttls import (
-        MOST_OF,
-        TtlPoints,
-        rounded_up,
-        ttl_curves,
-        ttls_by_category,
-    )
+    from kvscope.retention.ttls import MOST_OF, TtlPoints, rounded_up, ttl_curves, ttls_by_category
 
     (definition, model), trace = request, opened.trace
     prompts = replayable(opened.stores, trace)

@@ -16,15 +16,7 @@ from msgspec.structs import replace
 
 from kvscope.app import options as opt
 from kvscope.app.deployment import resolved_deployment
-from kvscope.app.gates import (
-    BY_SLO,
-    PERCENTILES,
-    QUEUED,
-    RUN_FIGURES,
-    Figures,
-    Known,
-    ttft_figures,
-)
+from kvscope.app.gates import BY_SLO, PERCENTILES, QUEUED, RUN_FIGURES, Figures, Known, ttft_figures
 from kvscope.app.requests import (
     BASELINE,
     Capacities,
@@ -51,12 +43,7 @@ from kvscope.replay.policy_options import (
     parse_variants,
     refitted,
 )
-from kvscope.replay.settings import (
-    policies_for,
-    run_setting,
-    tree_setting,
-    with_capacity_model,
-)
+from kvscope.replay.settings import policies_for, run_setting, tree_setting, with_capacity_model
 from kvscope.usecases.base import Opened, UseCase
 
 if TYPE_CHECKING:
@@ -559,10 +546,6 @@ def _of_run(run: Run) -> dict[str, float | None]:
     }
 
 
-def _figures(simulation: Simulation) -> Figures:
-    return run_figures(simulation.runs)
-
-
 def _unfinished(simulation: Simulation) -> str:
     count = len(simulation.runs)
     total = count + simulation.unfinished
@@ -581,7 +564,7 @@ USE_CASE: UseCase[SimulateOptions, SimulateRequest, Simulation] = UseCase(
     reporting="policies",
     sections=("summary", "policies", "tiers", "categories"),  # not each simulation has them all
     known=known_figures,
-    figures=_figures,
+    figures=lambda simulation: run_figures(simulation.runs),
     remembers=True,
     stops=True,
     unfinished=_unfinished,

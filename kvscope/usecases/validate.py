@@ -199,7 +199,8 @@ def validate_request(options: ValidateOptions) -> ValidateRequest:
     _check_options(options)
     notes: list[str] = []
     advice = _advice(options, notes.append)
-    stated = _stated(options)
+    names = (*_OF_A_START, "latency", "deployment")
+    stated = opt.ReplicaOptions(**{name: getattr(options, name) for name in names})
     where = _deployment(stated)
     replica = _replica(options, stated, where, advice)
     profile = where.latency if where else _profile(options.latency, advice, notes.append)
@@ -213,12 +214,6 @@ def validate_request(options: ValidateOptions) -> ValidateRequest:
             )
         python = with_vllm(options.python)
     return ValidateRequest(options, advice, where, replica, profile, python, tuple(notes))
-
-
-def _stated(options: ValidateOptions) -> opt.ReplicaOptions:
-    """Return the options that a deployment takes, too."""
-    names = (*_OF_A_START, "latency", "deployment")
-    return opt.ReplicaOptions(**{name: getattr(options, name) for name in names})
 
 
 def _check_options(options: ValidateOptions) -> None:

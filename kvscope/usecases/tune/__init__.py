@@ -320,6 +320,12 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         check_engine_runs(variants, "--policies")
     if engine == SGLANG:
         check_sglang_runs(variants, "--policies")
+    shares = (
+        WARMUP if options.warmup is None else options.warmup,
+        VALIDATION if options.validation is None else options.validation,
+        HELD_OUT if options.judge is None else options.judge,
+    )
+    check_shares(*shares)
     return TuneRequest(
         target=target,
         setting=setting,
@@ -329,7 +335,7 @@ def tune_request(options: TuneOptions) -> TuneRequest:
         range_bytes=options.capacity_range,
         model=kv,
         hbm_bytes=options.hbm,
-        shares=_shares(options),
+        shares=shares,
         limits=Limits(
             max_p50_regression=options.max_p50_regression, min_throughput=options.min_throughput
         ),
@@ -402,17 +408,6 @@ def machine_requests(options: TuneOptions) -> list[TuneRequest]:
         what = f"{model} fits on none of {', '.join(COMMON_GPUS)}"
         raise UsageError(what, where="--model", remedy="name --gpu and --tp, or --weight-dtype")
     return requests
-
-
-def _shares(options: TuneOptions) -> tuple[float, float, float]:
-    """Return the shares of warm-up, validation and held-out window. Raises UsageError."""
-    shares = (
-        WARMUP if options.warmup is None else options.warmup,
-        VALIDATION if options.validation is None else options.validation,
-        HELD_OUT if options.judge is None else options.judge,
-    )
-    check_shares(*shares)
-    return shares
 
 
 def _routers(
