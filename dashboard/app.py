@@ -63,8 +63,9 @@ def main() -> None:
             if isinstance(error, StoreBusyError):
                 _await_store()
         finally:  # pages may end early
-            with above:
-                _warn(problems or ())
+            with above:  # which values, typed or of the address, the page does not use
+                for text in (*(problems or ()), *query_params.replaced()):
+                    st.warning(escape(in_page_words(text)))
 
 
 def _page(file: str, title: str) -> st.Page:
@@ -89,12 +90,6 @@ def _await_store() -> None:
     except KvscopeError:  # the page says it
         pass
     st.rerun()
-
-
-def _warn(problems: Sequence[str]) -> None:
-    """Say which values, typed or of the address, the page does not use."""
-    for text in (*problems, *query_params.replaced()):
-        st.warning(escape(in_page_words(text)))
 
 
 main()

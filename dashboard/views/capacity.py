@@ -11,7 +11,7 @@ import streamlit as st
 from dashboard import answers, background_cache, data, query_params, render, sidebar
 from dashboard.wording import escape
 from kvscope.core import units
-from kvscope.core.runs import Outcome, Run
+from kvscope.core.runs import Outcome
 from kvscope.core.trace import Trace
 from kvscope.replay.findings import PoolHits
 from kvscope.replay.metrics import LruAnywhere
@@ -46,7 +46,12 @@ def page() -> None:
 @st.fragment
 def _slider(trace: Trace, lru: LruAnywhere, pool: PoolHits | None) -> None:
     """Draw the slider, its readings and the curve; moving it runs nothing else."""
-    steps, unit, runs = _steps(lru), _unit(trace), _comparable(trace)
+    steps, unit = _steps(lru), _unit(trace)
+    runs = [  # whose hits lie beside the curve
+        run
+        for owner, run in data.stored_results().runs.values()
+        if owner == trace and data.is_on_curve(trace, run.setting)
+    ]
     present = sidebar.choices().present_blocks
     start = present or lru.curve.capacity_for(lru.curve.ideal / 2)
     with query_params.synced("capacity", max(start, 1), int, allowed=BLOCKS):
@@ -133,12 +138,6 @@ def _unit(trace: Trace) -> Unit:
     with query_params.synced("unit", usual, allowed=known):
         name = st.segmented_control("Axis", list(known), key="unit", required=True) or usual
     return Unit(name, known[name])
-
-
-def _comparable(trace: Trace) -> list[Run]:
-    """Return the stored runs of a trace whose hits lie beside the curve."""
-    runs = [run for owner, run in data.stored_results().runs.values() if owner == trace]
-    return [run for run in runs if data.is_on_curve(trace, run.setting)]
 
 
 page()

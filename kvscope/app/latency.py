@@ -86,7 +86,14 @@ def latency_for(
             profile, deployment, note=f"TTFT is a roofline's, not fitted to the trace: {why}"
         )
     if deployment is not None:
-        times = 1.0 if named else _times_as_long(deployment.latency, fitted, loaded)
+        times = 1.0
+        if not named and measured is not None:  # over the derived time, where hits are known
+            known = measured.cached_tokens >= 0
+            cached = measured.cached_tokens[known]
+            tokens = loaded.input_tokens[known] - cached, cached
+            times = float(
+                fitted.profile.ttft_s(*tokens).sum() / deployment.latency.ttft_s(*tokens).sum()
+            )
         if not deployment.latency_low <= times <= deployment.latency_high:
             note = (
                 f"TTFT is a roofline's: the trace's TTFTs are {times:.2g} times as long, as if on"
@@ -115,12 +122,3 @@ def timed(
         return request, latency
     setting = timed_by(request.setting, latency.profile)
     return replace(request, setting=setting, deployment=latency.deployment), latency
-
-
-def _times_as_long(derived: LatencyProfile, fitted: TraceFit, prompts: Prompts) -> float:
-    """Return the fitted over the derived prefill time of the requests whose hits are known."""
-    assert prompts.measurements is not None  # noqa: S101  (it was fitted to them)
-    cached = prompts.measurements.cached_tokens
-    known = cached >= 0
-    tokens = (prompts.input_tokens - cached)[known], cached[known]
-    return float(fitted.profile.ttft_s(*tokens).sum() / derived.ttft_s(*tokens).sum())

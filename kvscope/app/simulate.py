@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from msgspec import Struct, field
@@ -37,9 +37,6 @@ from kvscope.replay.tier_spec import parse_tiers
 from kvscope.replay.workload import ReplayRequest, Workload
 from kvscope.store import results
 from kvscope.store.file import CANNOT_STORE, Stores
-
-if TYPE_CHECKING:
-    pass
 
 STORE_EVERY_S = 2.0
 
@@ -132,8 +129,10 @@ def simulate(
         above, tier = setting, request.tier
         setting = with_offload(setting, tier.offload, tier.tiers(named[0]))
         setting = replace(setting, block_bytes=tier.kv_bytes_per_token * trace.block_size)
-    if setting.tiers:
-        _check_tiers(setting, trace.block_size)
+    if setting.tiers:  # which may not fit the trace's blocks
+        tiers = parse_tiers(setting.tiers, block_bytes=setting.block_bytes)
+        if setting.capacity_model == "engine":
+            engine_of(setting, tiers[0].capacity_blocks, trace.block_size, tiers)
     workload = Workload(prompts, setting, round_windows(trace, WINDOWS))
     estimates = estimate_parameters(workload.request_traffic, workload.profile, setting.slo_s)
     for name, estimate in used(request.variants, estimates).items():
@@ -166,13 +165,6 @@ def simulate(
         estimates=estimates,
         without_tier=without_tier,
     )
-
-
-def _check_tiers(setting: RunSetting, block_size: int) -> None:
-    """Raise UsageError for tiers that do not fit blocks of `block_size` tokens."""
-    tiers = parse_tiers(setting.tiers, block_bytes=setting.block_bytes)
-    if setting.capacity_model == "engine":
-        engine_of(setting, tiers[0].capacity_blocks, block_size, tiers)
 
 
 def on_groups(request: SimulateRequest, trace: Trace) -> SimulateRequest:

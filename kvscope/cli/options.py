@@ -198,7 +198,12 @@ def typed(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_groups(*args: Any, debug: bool = False, force: bool = False, **given: Any) -> Any:
-        _check_outputs(signature, given, force=force)
+        # Every text that names files counts as what is read: traces, stores, profiles, logs.
+        writes, replaced = (_writes(signature, parses) for parses in (_WRITES, [values.target]))
+        named = {flag: given[name] for name, flag in writes.items() if given.get(name)}
+        check_outputs(named, {name: given[name] for name in given.keys() - writes})
+        for path in filter(None, map(given.get, replaced)):
+            check_replaceable(path, force=force)
         if "force" in signature.parameters:
             given["force"] = force
         for name, group in groups.items():
@@ -235,21 +240,6 @@ def _writes(signature: inspect.Signature, parses: Sequence[object]) -> dict[str,
         for name, option in _options(signature)
         if option.parse in parses
     }
-
-
-def _check_outputs(signature: inspect.Signature, given: Mapping[str, Any], *, force: bool) -> None:
-    """Raise UsageError for a file to write that is also read, or may not be replaced.
-
-    Every text that names files counts as what is read: traces, stores, profiles, recommendations,
-    logs.
-    """
-    writes, replaced = (_writes(signature, parses) for parses in (_WRITES, [values.target]))
-    reads = {name: value for name, value in given.items() if name not in writes}
-    named = {flag: given[name] for name, flag in writes.items() if given.get(name)}
-    check_outputs(named, reads)
-    for name in replaced:
-        if given.get(name):
-            check_replaceable(given[name], force=force)
 
 
 def check_outputs(writes: Mapping[str, str], reads: Mapping[str, Any]) -> None:

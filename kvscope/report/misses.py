@@ -285,7 +285,8 @@ def request_section(explanation: Explanation, request: ExplainedRequest) -> Sect
         sentences.append(f"{text}; {off}." if off else f"{text}, as predicted.")
     tree = partial(prefix_tree, request, explanation.trace.block_size)
     title = f"Request: {request.request}"
-    causes = tabulate(_CAUSES, request.causes, _CAUSE_COLUMNS, words=("meaning",))
+    missed = "Tokens that miss, by cause"
+    causes = tabulate(missed, request.causes, _CAUSE_COLUMNS, words=("meaning",))
     return Section.of(title, *sentences, causes if request.causes else None, tree)
 
 

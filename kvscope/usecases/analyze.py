@@ -238,7 +238,8 @@ def analyze(
     each step, as in `characterize`; `monitor` sees how many shards are done. Raises UsageError for
     a capacity that holds no block, and for less memory than a dataset takes.
     """
-    from kvscope.app.traces import dataset_of
+    from kvscope.app.latency import latency_for
+    from kvscope.app.traces import dataset_of, replayable
     from kvscope.characterize.summary import start_characterization
     from kvscope.replay.footprint import analysis_bytes
     from kvscope.replay.path_facts import TracePaths
@@ -246,7 +247,10 @@ def analyze(
 
     work, request = None, started.request if started else request or AnalyzeRequest()
     request.capacities.in_blocks(request.model, trace.block_size)  # what is refused comes first
-    deployment = _timed(stores, trace, request.deployment)
+    deployment = request.deployment
+    if deployment is not None:  # with the latency for this trace, as other commands take it
+        prompts = partial(replayable, stores, trace)
+        deployment = latency_for(trace, deployment.latency, deployment, prompts).deployment
     with stores.reading() as store:
         if started is None and trace.has_hashes:
             dataset = dataset_of(store, trace)
@@ -355,19 +359,6 @@ def space_for_analysis(work: Path | None) -> AbstractContextManager[None]:
     from kvscope.core.files import space_in
 
     return nullcontext() if work is None else space_in(work, "the dataset is as it was")
-
-
-def _timed(
-    stores: Stores, trace: Trace, deployment: ResolvedDeployment | None
-) -> ResolvedDeployment | None:
-    """Return a deployment with the latency for this trace, as other commands take it."""
-    if deployment is None:
-        return None
-    from kvscope.app.latency import latency_for
-    from kvscope.app.traces import replayable
-
-    latency = latency_for(trace, deployment.latency, deployment, partial(replayable, stores, trace))
-    return latency.deployment
 
 
 def _retention(stores: Stores, trace: Trace, request: AnalyzeRequest) -> Iterator[RetentionIdeal]:

@@ -679,14 +679,6 @@ def _line_figures(line: FleetLine, replicas: int) -> dict[str, float | None]:
     run = line.at(replicas)
     if run is None:
         return dict.fromkeys(_FIGURES)
-    return {
-        **_run_figures(run),
-        "replicas": None if line.fewest is None else float(line.fewest),
-    }
-
-
-def _run_figures(run: FleetRun) -> dict[str, float | None]:
-    """Return the figures of one fleet."""
     outcome, latencies = run.outcome, run.outcome.latencies
     ttft, tpot = latencies.ttft_ms, latencies.tpot_ms
     return {
@@ -694,6 +686,7 @@ def _run_figures(run: FleetRun) -> dict[str, float | None]:
         "tpot-p95": None if tpot is None else tpot.p95 / 1e3,
         "attainment": latencies.attainment,
         "hit-rate": outcome.taken,
+        "replicas": None if line.fewest is None else float(line.fewest),
     }
 
 

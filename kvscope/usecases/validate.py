@@ -29,7 +29,7 @@ from kvscope.deployment.deployment import Deployment, ResolvedDeployment, option
 from kvscope.deployment.engines import DEFAULT_ENGINE, Engine, parse_engine
 from kvscope.deployment.gpus import resolve_gpu
 from kvscope.deployment.kv_groups import KvGroups
-from kvscope.deployment.models import Model, read_config
+from kvscope.deployment.models import read_config
 from kvscope.replay.policy_options import VLLM
 from kvscope.tuning.target import Target
 from kvscope.usecases.base import Opened, UseCase
@@ -399,12 +399,13 @@ def _own_vllm(
     forced: bool,
 ) -> EngineAtHand:
     """Return a vLLM that is started for each policy. Raises EngineError where there is none."""
-    from kvscope.serving.server import Launch, config_of
+    from kvscope.serving.server import Launch, config_of, model_folder
     from kvscope.validate.result import EngineFacts
     from kvscope.validate.validate import own_vllm
 
     options, replica, model = request.options, request.replica, str(request.options.model)
-    config, shape = config_of(model) or {}, _shape(model)
+    config, folder = config_of(model) or {}, model_folder(model)
+    shape = None if folder is None else read_config(folder / "config.json")
     is_gpu = python.device == "cuda"
     if shape is not None:
         named = replica.stated.gpu if replica.stated and is_gpu else None
@@ -446,14 +447,6 @@ def _version(reported: str | None) -> Engine:
         return parse_engine(f"vllm@{reported}" if reported else DEFAULT_ENGINE)
     except UsageError:  # no version, such as "dev"
         return parse_engine(DEFAULT_ENGINE)
-
-
-def _shape(model: str) -> Model | None:
-    """Return the model that the config.json of a folder describes; None for a name."""
-    from kvscope.serving.server import model_folder
-
-    folder = model_folder(model)
-    return None if folder is None else read_config(folder / "config.json")
 
 
 def _running_server(

@@ -281,13 +281,10 @@ def judge(
         bootstrap, *of_other = figures[other]
         gains = GainComparison(*map(bootstrap.gains, of_baseline, of_other))
         checks.append(_gain(other, goal.objective, gains))
-    return tuple(checks), gains, _verdict(checks)
-
-
-def _verdict(checks: Sequence[Check]) -> Verdict:
+    verdict: Verdict = "confirmed" if all(each.passed for each in checks) else "inconclusive"
     if any(check.passed is False for check in checks):
-        return "not confirmed"
-    return "confirmed" if all(check.passed for check in checks) else "inconclusive"
+        verdict = "not confirmed"
+    return tuple(checks), gains, verdict
 
 
 def _complete(run: RunFacts) -> list[Check]:

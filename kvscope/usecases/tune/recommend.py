@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,7 +75,11 @@ def tune(
     setting, model = with_groups(setting, request.model, trace.block_size, where)
     request = replace(request, model=model)
     capacities = request.capacities.in_blocks(request.model, trace.block_size)
-    lowest, highest = _blocks_in_range(request, trace)
+    lowest, highest = 0, None
+    if request.range_bytes is not None and request.model is not None:
+        lowest, highest = (
+            request.model.blocks_in(size, trace.block_size) for size in request.range_bytes
+        )
     options = TuningOptions(
         target=request.target,
         variants=request.variants,
@@ -236,13 +240,6 @@ def write_recommended(path: Path, tuned: Recommendation, *, force: bool = False)
     return f"recommendation written to {path}"
 
 
-def _blocks_in_range(request: TuneRequest, trace: Trace) -> tuple[int, int | None]:
-    if request.range_bytes is None or request.model is None:
-        return 0, None
-    low, high = (request.model.blocks_in(size, trace.block_size) for size in request.range_bytes)
-    return low, high
-
-
 def _assumptions(tuned: Recommendation, given: frozenset[str]) -> tuple[Assumption, ...]:
     """Return what was taken for the options that are not `given`, and why."""
     tuning, profile, split = tuned.tuning, tuned.profile, tuned.tuning.split
@@ -357,8 +354,14 @@ def tier_offer(
     ways = [OffloadSpec.parse(text, files=files) for text in asked.offload]
     for spec in ways:
         allowed.require(spec)
+    page_bytes = allowed.page_bytes(block_bytes, trace.block_size)
+    alone = (each._replace(files_bytes=0) for each in stated if each.files_bytes)
+    every = dict.fromkeys([*stated, *alone])  # an SSD's CPU memory without the SSD, too
+    candidates = dict.fromkeys(TierCandidate(spec.text, *size) for spec in ways for size in every)
+    for each in candidates:
+        each.require_chunk(page_bytes, "--tier-sizes")
     return TierOffer(
-        candidates=_candidates(ways, stated, allowed.page_bytes(block_bytes, trace.block_size)),
+        candidates=tuple(candidates),
         block_bytes=block_bytes,
         gpus=where.tp,
         prices=asked.prices,
@@ -371,21 +374,6 @@ def tier_offer(
         rows=_TIER_ROWS,
         chooses=True,
     )
-
-
-def _candidates(
-    ways: Sequence[OffloadSpec], sizes: tuple[TierSize, ...], page_bytes: int
-) -> tuple[TierCandidate, ...]:
-    """Return each way to offload with each size, an SSD's CPU memory also without the SSD.
-
-    `page_bytes` are those of a block of the engine.
-    """
-    alone = [each._replace(files_bytes=0) for each in sizes if each.files_bytes]
-    every = dict.fromkeys([*sizes, *alone])
-    candidates = dict.fromkeys(TierCandidate(spec.text, *size) for spec in ways for size in every)
-    for each in candidates:
-        each.require_chunk(page_bytes, "--tier-sizes")
-    return tuple(candidates)
 
 
 class OnGroups(Struct, frozen=True):
