@@ -262,7 +262,12 @@ def ingest_file(
             with stores.reading() as store:
                 place, reason = traces.bad_lines(store, trace)[0]
             raise InputError(reason, where=place)
-        monitor.note(f"{path}: already in the store as {trace.name!r}, {_how_it_was_read(trace)}")
+        how = f"read as {trace.format}"
+        if trace.has_hashes:
+            how += f" in blocks of {trace.block_size:,} tokens"
+        if trace.bad_lines:
+            how += f", {trace.bad_lines:,} of {trace.lines:,} lines left out"
+        monitor.note(f"{path}: already in the store as {trace.name!r}, {how}")
         _mark_used(stores, trace)
     note_ingested(path, ingested, monitor)
     return ingested
@@ -393,12 +398,6 @@ def _mark_used(stores: Stores, trace: Trace) -> None:
             return
     with suppress(*CANNOT_STORE), stores.writing(patience_s=0.0) as store:
         traces.mark_used(store, trace)
-
-
-def _how_it_was_read(trace: Trace) -> str:
-    blocks = f" in blocks of {trace.block_size:,} tokens" if trace.has_hashes else ""
-    left_out = f", {trace.bad_lines:,} of {trace.lines:,} lines left out" if trace.bad_lines else ""
-    return f"read as {trace.format}{blocks}{left_out}"
 
 
 def _files_in_folder_of(text: str) -> list[str]:

@@ -67,7 +67,12 @@ def _gaps(gaps: ReuseGaps, hazard: ReuseHazard | None, note: str) -> Section:
         "Reuse gaps",
         f"Half of the reuse comes within {p50}, 80% within {p80}.",
         table,
-        partial(gaps_chart, gaps),
+        lambda: style.lines(
+            "Reuse within a time",
+            "time since the last use (s)",
+            "share of the reused blocks",
+            _curves(gaps, lambda row: row.reused_blocks),
+        ),
         partial(hazard_chart, hazard) if hazard is not None and hazard.overall else None,
         plot=curve_plot(gaps.at_s, {"reused within": rows[0].cdf}, units.duration_in_words),
     )
@@ -92,7 +97,12 @@ def _lifetimes(lifetimes: Lifetimes, note: str) -> Section:
         f"{share(rows[0].never_reused_share)} of the blocks are never used again; 90% are last used"
         f" within {units.duration_in_words(rows[0].lifetime_s.p90)} of their first use.",
         table,
-        partial(lifetimes_chart, lifetimes),
+        lambda: style.lines(
+            "Lifetime of blocks",
+            "time since the first use (s)",
+            "share of blocks after their last use",
+            _curves(lifetimes, lambda row: row.blocks),
+        ),
         partial(lifetimes_over_time_chart, lifetimes),
         plot=curve_plot(lifetimes.at_s, {"last use within": rows[0].cdf}, units.duration_in_words),
     )
@@ -159,13 +169,6 @@ def _curves(
     return style.curves(facts.at_s, {row.category or "all": values(row) for row in rows}, **options)
 
 
-def gaps_chart(gaps: ReuseGaps) -> style.Figure:
-    """Build how much of the reuse comes within a time, by category."""
-    curves = _curves(gaps, lambda row: row.reused_blocks)
-    x, y = "time since the last use (s)", "share of the reused blocks"
-    return style.lines("Reuse within a time", x, y, curves)
-
-
 def hazard_chart(hazard: ReuseHazard) -> style.Figure:
     """Build the probability that a block untouched for a time is used in the next second."""
     curves = _curves(
@@ -176,13 +179,6 @@ def hazard_chart(hazard: ReuseHazard) -> style.Figure:
     )
     x, y = "time since the last use (s)", "probability in the next second"
     return style.lines("Reuse in the next second", x, y, curves, log="xy", shares="")
-
-
-def lifetimes_chart(lifetimes: Lifetimes) -> style.Figure:
-    """Build how many blocks have had their last use after a time, by category."""
-    curves = _curves(lifetimes, lambda row: row.blocks)
-    x, y = "time since the first use (s)", "share of blocks after their last use"
-    return style.lines("Lifetime of blocks", x, y, curves)
 
 
 def lifetimes_over_time_chart(lifetimes: Lifetimes) -> style.Figure:

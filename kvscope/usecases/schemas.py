@@ -88,18 +88,15 @@ def _type_at(kind: Any, path: str) -> Any:
     for name in path.split("."):
         owner, maybe = _without_none(hint)
         optional = optional or maybe
-        hint = _attribute_type(owner, name)
+        hints = _hints(owner)  # of fields and class attributes
+        if name in hints:
+            hint = hints[name]
+            hint = get_args(hint)[0] if get_origin(hint) is ClassVar else hint
+        else:
+            made = inspect.getattr_static(owner, name)
+            made = made.func if isinstance(made, cached_property) else made.fget
+            hint = _hints(made)["return"]
     return hint | None if optional else hint
-
-
-def _attribute_type(kind: type, name: str) -> Any:
-    """Return the type of a field, a class attribute or a property."""
-    hints = _hints(kind)
-    if name in hints:
-        hint = hints[name]
-        return get_args(hint)[0] if get_origin(hint) is ClassVar else hint
-    made = inspect.getattr_static(kind, name)
-    return _hints(made.func if isinstance(made, cached_property) else made.fget)["return"]
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import plotly.io
 import pytest
 
-from dashboard.plotly_figure import ready
+from dashboard.render import ready
 from kvscope.characterize.sources import Prefix
 from kvscope.report import space, style
 from tests.dashboard.shown import shown
