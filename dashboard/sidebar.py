@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_type_hints
+from typing import Any, NoReturn, TypeVar
 
 import streamlit as st
 from msgspec import Struct
@@ -19,7 +19,7 @@ from dashboard.arguments import file_below
 from dashboard.wording import escape, in_page_words
 from kvscope.app import values
 from kvscope.app.deployment import resolved_deployment, stated_deployment
-from kvscope.app.options import DeploymentOptions, choices_of, declared
+from kvscope.app.options import DeploymentOptions, annotations_of, choices_of, declared
 from kvscope.app.requests import Capacities, SimulateRequest, latency_profile
 from kvscope.core import units
 from kvscope.core.errors import InputError, KvscopeError, UsageError, placed
@@ -401,7 +401,7 @@ def option(
     It is a choice where the option takes one of a few words; `usual` is the word for none of them.
     Else it is a text box, parsed as on the command line, or by `parse`.
     """
-    declaration = declared(_hints(options)[name])
+    declaration = declared(annotations_of(options)[name])
     assert declaration is not None  # noqa: S101  (it is an option)
     kind, about = declaration
     words, description = choices_of(kind), in_page_words(about.help)
@@ -417,11 +417,6 @@ def of_deployment(kind: type[Struct]) -> dict[str, Any]:
     """Return what the sidebar states, as far as a command takes it."""
     known = {*kind.__struct_fields__}
     return {name: value for name, value in choices().options.items() if name in known}
-
-
-@cache
-def _hints(options: type[Struct]) -> dict[str, Any]:
-    return get_type_hints(options, include_extras=True)
 
 
 def check_traffic(selected: Choices) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import typer
 
 from kvscope import api
-from kvscope.app.options import Option, declared
+from kvscope.app.options import Option, annotations_of, declared
 from kvscope.cli.app import COMMANDS, run
 from kvscope.deployment.engines import CHANGES, COMPARED, NEWEST, PLUGIN, Version, version_text
 from kvscope.results import attribute_of
@@ -142,7 +142,7 @@ def stub() -> str:
 
 def _function(name: str, case: AnyUseCase, returns: str) -> str:
     """Return the declaration of a function: texts as on a command line, or plain values."""
-    hints = get_type_hints(case.options, include_extras=True)
+    hints = annotations_of(case.options)
     hints |= {"trace": "Source", "db": "str", "force": "bool"}
     lines = [f"def {name}("]
     for each, value in inspect.signature(api.function_of(case.name)).parameters.items():

@@ -6,9 +6,7 @@ import shlex
 from collections.abc import Callable
 from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING, Annotated
-
-from msgspec import Struct
+from typing import TYPE_CHECKING
 
 from kvscope.app import options as opt
 from kvscope.app import values
@@ -23,73 +21,53 @@ GPU_BLOCK, CPU_BLOCK = 16, 32
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 128, 2048
 
 
-class EngineOptions(Struct, frozen=True, kw_only=True):
+class EngineOptions(opt.Options, frozen=True, kw_only=True):
     """Which engine: a server that runs already, or the model to start one with, and how."""
 
-    url: Annotated[
-        str | None,
-        opt.Option(
-            "A running OpenAI-compatible server, for example http://localhost:8000.",
-            "URL",
-            values.called,
-        ),
-    ] = None
-    model: Annotated[
-        str | None,
-        opt.Option(
-            "Model to start vLLM with, as vLLM takes it. A folder with only a config.json gets"
-            " random weights, which take as long.",
-            "MODEL",
-            values.called,
-        ),
-    ] = None
-    served_model: Annotated[
-        str | None,
-        opt.Option("Which of the server's models to use.", "NAME", default="its first"),
-    ] = None
-    python: Annotated[
-        str | None,
-        opt.Source("Python interpreter that has the engine.", default="the one that runs kvscope"),
-    ] = None
-    engine_block_size: Annotated[
-        int | None,
-        opt.Option(
-            "Tokens per block of the engine (vLLM's --block-size).",
-            "TOKENS",
-            values.whole(1),
-            f"{GPU_BLOCK} on a GPU, {CPU_BLOCK} on a CPU",
-        ),
-    ] = None
-    max_num_seqs: Annotated[
-        int | None,
-        opt.Count(
-            "vLLM's limit of running requests.",
-            default=f"{MAX_NUM_SEQS}; validate: the deployment's",
-        ),
-    ] = None
-    max_num_batched_tokens: Annotated[
-        int | None,
-        opt.Tokens(
-            "vLLM's limit of tokens per step.",
-            default=f"{MAX_NUM_BATCHED_TOKENS}; validate: the deployment's",
-        ),
-    ] = None
-    vllm_flags: Annotated[
-        tuple[str, ...],
-        opt.Option(
-            'More flags for vLLM, for example "--gpu-memory-utilization 0.8".',
-            "FLAGS",
-            lambda text: tuple(shlex.split(text)),
-            "none",
-        ),
-    ] = ()
-    start_timeout: Annotated[
-        float, opt.Time("Longest time the engine may take to start.", default="10m")
-    ] = TEN_MINUTES_S
-    timeout: Annotated[float, opt.Time("Longest time to wait for one answer.", default="10m")] = (
-        TEN_MINUTES_S
+    url: str | None = opt.option(
+        "A running OpenAI-compatible server, for example http://localhost:8000.",
+        "URL",
+        values.called,
     )
-    server_log: Annotated[str | None, opt.Target("Keep vLLM's log in this file.")] = None
+    model: str | None = opt.option(
+        "Model to start vLLM with, as vLLM takes it. A folder with only a config.json gets"
+        " random weights, which take as long.",
+        "MODEL",
+        values.called,
+    )
+    served_model: str | None = opt.option(
+        "Which of the server's models to use.", "NAME", default="its first"
+    )
+    python: str | None = opt.Source(
+        "Python interpreter that has the engine.", default="the one that runs kvscope"
+    )
+    engine_block_size: int | None = opt.option(
+        "Tokens per block of the engine (vLLM's --block-size).",
+        "TOKENS",
+        values.whole(1),
+        f"{GPU_BLOCK} on a GPU, {CPU_BLOCK} on a CPU",
+    )
+    max_num_seqs: int | None = opt.Count(
+        "vLLM's limit of running requests.", default=f"{MAX_NUM_SEQS}; validate: the deployment's"
+    )
+    max_num_batched_tokens: int | None = opt.Tokens(
+        "vLLM's limit of tokens per step.",
+        default=f"{MAX_NUM_BATCHED_TOKENS}; validate: the deployment's",
+    )
+    vllm_flags: tuple[str, ...] = opt.option(
+        'More flags for vLLM, for example "--gpu-memory-utilization 0.8".',
+        "FLAGS",
+        lambda text: tuple(shlex.split(text)),
+        "none",
+        value=(),
+    )
+    start_timeout: float = opt.Time(
+        "Longest time the engine may take to start.", default="10m", value=TEN_MINUTES_S
+    )
+    timeout: float = opt.Time(
+        "Longest time to wait for one answer.", default="10m", value=TEN_MINUTES_S
+    )
+    server_log: str | None = opt.Target("Keep vLLM's log in this file.")
 
     def check_engine(self, started: str) -> None:
         """Raise UsageError unless it is exactly one engine; `started` names what --model starts."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from msgspec import Struct
-
 from kvscope.app import values
 from kvscope.app.monitor import Monitor
-from kvscope.app.options import Option, Share, Source, TraceFile
+from kvscope.app.options import Options, Share, Source, TraceFile, option
 from kvscope.core.errors import InputError, Stopped, UsageError
 from kvscope.core.files import one_path, sink, size_of
 
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 _LEAST_LOSS = 0.01  # of the input tokens
 
 
-class HashOptions(Struct, frozen=True, kw_only=True):
+class HashOptions(Options, frozen=True, kw_only=True):
     """What makes tokens and hashes of the prompts in logs."""
 
     tokenizer: Annotated[
@@ -31,29 +29,23 @@ class HashOptions(Struct, frozen=True, kw_only=True):
         ),
     ]
     output: TraceFile
-    from_: Annotated[
-        Literal["openai", "litellm", "helicone", "langfuse", "otlp", "sglang"] | None,
-        Option("Format of the logs.", default="detected", flags=("--from",)),
-    ] = None
-    block_size: Annotated[
-        int, Option("Tokens per block of the engine.", "TOKENS", values.whole(1))
-    ] = 16
-    chat_template: Annotated[
-        str | None, Source("Jinja file of another chat template.", default="the model's")
-    ] = None
-    salt_file: Annotated[
-        str | None,
-        Option(
-            "File that keeps the salt, so that later logs get the same hashes; made if missing.",
-            "PATH",
-            values.existing_or_target,
-            "a random salt, kept nowhere",
-        ),
-    ] = None
-    strict: Annotated[bool, Option("Stop at the first bad line, with exit code 3.")] = False
-    max_bad: Annotated[
-        float, Share("Largest share of bad lines; with more nothing is written.", default="1%")
-    ] = 0.01
+    from_: Literal["openai", "litellm", "helicone", "langfuse", "otlp", "sglang"] | None = option(
+        "Format of the logs.", default="detected", flags=("--from",)
+    )
+    block_size: int = option("Tokens per block of the engine.", "TOKENS", values.whole(1), value=16)
+    chat_template: str | None = Source(
+        "Jinja file of another chat template.", default="the model's"
+    )
+    salt_file: str | None = option(
+        "File that keeps the salt, so that later logs get the same hashes; made if missing.",
+        "PATH",
+        values.existing_or_target,
+        "a random salt, kept nowhere",
+    )
+    strict: bool = option("Stop at the first bad line, with exit code 3.", value=False)
+    max_bad: float = Share(
+        "Largest share of bad lines; with more nothing is written.", default="1%", value=0.01
+    )
 
 
 def hash_logs(logs: Sequence[str], options: HashOptions, monitor: Monitor) -> HashCounts:

@@ -1,10 +1,11 @@
 """The options of the use cases, declared once: type, how a value is written, and its help.
 
-    Hbm = Annotated[int | None, Option("GPU memory, for example 80GiB.", "SIZE", values.size)]
+    hbm: int | None = option("GPU memory, for example 80GiB.", "SIZE", values.size)
 
-The command line makes its options of these classes, the Python API its keyword arguments. Fields
-hold plain values: bytes, seconds, tokens, blocks, shares from 0 to 1. This module loads
-neither numpy nor a kernel, so that `--help` is quick.
+What several classes take is an annotation: `Hbm = Annotated[int | None, Option(...)]`. The command
+line makes its options of these classes, the Python API its keyword arguments. Fields hold plain
+values: bytes, seconds, tokens, blocks, shares from 0 to 1. This module loads neither numpy nor a
+kernel, so that `--help` is quick.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from msgspec import Struct
+from msgspec import Struct, StructMeta
 
 from kvscope.app import values
 from kvscope.core import units
@@ -41,7 +42,7 @@ class Option(Struct, frozen=True):
 
     `default` describes the default in words where the value does not. `flags` replaces the option's
     own name, which follows from the field; an `argument` has none. `Time` to `Target` are options
-    of one kind of value.
+    of one kind of value. `value` is the default of a field that is declared by its option.
     """
 
     help: str
@@ -50,19 +51,39 @@ class Option(Struct, frozen=True):
     default: str | None = None
     flags: tuple[str, ...] = ()
     argument: bool = False
+    value: Any = None
 
 
-Time = partial(Option, metavar="TIME", parse=values.duration)
-Share = partial(Option, metavar="SHARE", parse=units.parse_share)
-PositiveShare = partial(Option, metavar="SHARE", parse=values.share)
-Count = partial(Option, metavar="N", parse=values.whole(1))
-Seed = partial(Option, metavar="N", parse=values.whole(0, 2**63 - 1))
-Blocks = partial(Option, metavar="N", parse=values.amount("blocks"))
-Tokens = partial(Option, metavar="TOKENS", parse=values.amount("tokens"))
-Size = partial(Option, metavar="SIZE", parse=values.size)
-Names = partial(Option, metavar="NAME,...", parse=str.lower)
-Source = partial(Option, metavar="PATH", parse=values.called)
-Target = partial(Option, metavar="PATH", parse=values.target)
+class _Declared(StructMeta):
+    """Makes classes whose fields may have an Option in the place of their default."""
+
+    def __new__(
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **config: Any
+    ) -> Any:
+        """Make a class whose fields have the values of their options as defaults."""
+        own = {each: value for each, value in namespace.items() if isinstance(value, Option)}
+        plain = namespace | {each: option.value for each, option in own.items()}
+        made: Any = super().__new__(cls, name, bases, plain, **config)
+        made.declared = getattr(made, "declared", {}) | own
+        return made
+
+
+class Options(Struct, metaclass=_Declared, frozen=True, kw_only=True):
+    """What a use case, or several of them, take; `declared` are options in place of defaults."""
+
+
+option: Callable[..., Any] = Option
+Time = partial(option, metavar="TIME", parse=values.duration)
+Share = partial(option, metavar="SHARE", parse=units.parse_share)
+PositiveShare = partial(option, metavar="SHARE", parse=values.share)
+Count = partial(option, metavar="N", parse=values.whole(1))
+Seed = partial(option, metavar="N", parse=values.whole(0, 2**63 - 1))
+Blocks = partial(option, metavar="N", parse=values.amount("blocks"))
+Tokens = partial(option, metavar="TOKENS", parse=values.amount("tokens"))
+Size = partial(option, metavar="SIZE", parse=values.size)
+Names = partial(option, metavar="NAME,...", parse=str.lower)
+Source = partial(option, metavar="PATH", parse=values.called)
+Target = partial(option, metavar="PATH", parse=values.target)
 
 TraceFile = Annotated[
     str,
@@ -165,7 +186,7 @@ DeploymentFile = Annotated[
 ]
 
 
-class ReplicaOptions(Struct, frozen=True, kw_only=True):
+class ReplicaOptions(Options, frozen=True, kw_only=True):
     """What states one replica, and whose traffic the trace holds.
 
     An option wins over the same key of a kvscope.toml, and the file over earlier commands. With
@@ -174,105 +195,78 @@ class ReplicaOptions(Struct, frozen=True, kw_only=True):
 
     group: ClassVar[str] = "Deployment"
     beside_pool: ClassVar[bool] = False
-    gpu: Annotated[
-        str | None,
-        Option(
-            "GPU of the deployment, for example h100 (see `kvscope gpus`).", "GPU", values.called
-        ),
-    ] = None
+    gpu: str | None = option(
+        "GPU of the deployment, for example h100 (see `kvscope gpus`).", "GPU", values.called
+    )
     tp: Tp = None
     model: Model = None
-    weight_dtype: Annotated[
-        WeightDtype | None, Option("Precision of the weights, if not the model's own.")
-    ] = None
+    weight_dtype: WeightDtype | None = option("Precision of the weights, if not the model's own.")
     kv_dtype: KvDtype = None
     gpu_memory_utilization: Utilization = None
-    max_num_seqs: Annotated[
-        int | None, Count("Limit of running requests per replica.", default="by GPU, as vLLM")
-    ] = None
-    max_num_batched_tokens: Annotated[
-        int | None, Tokens("Limit of tokens per step.", default="by GPU, as vLLM")
-    ] = None
-    engine: Annotated[
-        str | None,
-        Option("Engine and version.", "ENGINE", values.called, "vllm@0.33"),
-    ] = None
-    num_gpu_blocks: Annotated[
-        int | None, Blocks("KV blocks of a replica, as the engine reports them.", default="derived")
-    ] = None
-    engine_log: Annotated[
-        str | None,
-        Source("Log of the engine's start, or saved text of its /metrics: states the KV blocks."),
-    ] = None
-    latency: Annotated[
-        str | None,
-        Option(
-            "TTFT of the engine: the file that `kvscope calibrate` writes, a preset, or `trace`:"
-            " fitted to the TTFTs in the trace.",
-            "PROFILE",
-            default="of the trace, else derived; without a GPU llama2-7b-a100",
-        ),
-    ] = None
-    gpu_hour: Annotated[
-        float | None, Option("Price of one GPU for an hour.", "PRICE", values.price)
-    ] = None
-    traffic: Annotated[
-        Literal["fleet", "replica"] | None,
-        Option("Whether the trace holds the fleet's traffic or one replica's.", default="fleet"),
-    ] = None
+    max_num_seqs: int | None = Count(
+        "Limit of running requests per replica.", default="by GPU, as vLLM"
+    )
+    max_num_batched_tokens: int | None = Tokens(
+        "Limit of tokens per step.", default="by GPU, as vLLM"
+    )
+    engine: str | None = option("Engine and version.", "ENGINE", values.called, "vllm@0.33")
+    num_gpu_blocks: int | None = Blocks(
+        "KV blocks of a replica, as the engine reports them.", default="derived"
+    )
+    engine_log: str | None = Source(
+        "Log of the engine's start, or saved text of its /metrics: states the KV blocks."
+    )
+    latency: str | None = option(
+        "TTFT of the engine: the file that `kvscope calibrate` writes, a preset, or `trace`:"
+        " fitted to the TTFTs in the trace.",
+        "PROFILE",
+        default="of the trace, else derived; without a GPU llama2-7b-a100",
+    )
+    gpu_hour: float | None = option("Price of one GPU for an hour.", "PRICE", values.price)
+    traffic: Literal["fleet", "replica"] | None = option(
+        "Whether the trace holds the fleet's traffic or one replica's.", default="fleet"
+    )
     deployment: DeploymentFile = None
 
 
 class DeploymentOptions(ReplicaOptions, frozen=True, kw_only=True):
     """What states a deployment: a replica and their number."""
 
-    replicas: Annotated[
-        int | None, Count("Replicas of the engine that serve the traffic.", default="1")
-    ] = None
+    replicas: int | None = Count("Replicas of the engine that serve the traffic.", default="1")
 
 
-class Reading(Struct, frozen=True, kw_only=True):
+class Reading(Options, frozen=True, kw_only=True):
     """How to read a trace that the store does not have yet."""
 
     group: ClassVar[str] = "Reading a new trace"
 
-    name: Annotated[
-        str | None, Option("Name of the trace in the store.", "NAME", values.called, "its file's")
-    ] = None
-    trace_format: Annotated[
-        str | None,
-        Option(
-            "Format of the trace (see `kvscope formats`).",
-            "FORMAT",
-            default="detected",
-            flags=("--format",),
-        ),
-    ] = None
-    block_size: Annotated[
-        int | None,
-        Option("Tokens per block, where the trace does not say.", "TOKENS", values.whole(1)),
-    ] = None
-    session_arrivals: Annotated[
-        float | None,
-        Option(
-            "Arrival process of sessions that have no common clock, for example poisson:0.5/s.",
-            "poisson:RATE",
-            values.session_arrivals,
-            "back to back",
-        ),
-    ] = None
-    seed: Annotated[int, Seed("Seed of --session-arrivals.")] = 0
-    turns: Annotated[
-        Literal["whole", "delta"] | None,
-        Option(
-            "What a session's rows hold: each its whole prompt, or only what is new (delta).",
-            default="as the rows show",
-        ),
-    ] = None
-    strict: Annotated[bool, Option("Stop at the first bad line, with exit code 3.")] = False
-    max_bad: Annotated[
-        float, Share("Largest share of bad lines; a trace with more is not stored.", default="1%")
-    ] = 0.01
+    name: str | None = option(
+        "Name of the trace in the store.", "NAME", values.called, "its file's"
+    )
+    trace_format: str | None = option(
+        "Format of the trace (see `kvscope formats`).",
+        "FORMAT",
+        default="detected",
+        flags=("--format",),
+    )
+    block_size: int | None = option(
+        "Tokens per block, where the trace does not say.", "TOKENS", values.whole(1)
+    )
+    session_arrivals: float | None = option(
+        "Arrival process of sessions that have no common clock, for example poisson:0.5/s.",
+        "poisson:RATE",
+        values.session_arrivals,
+        "back to back",
+    )
+    seed: int = Seed("Seed of --session-arrivals.", value=0)
+    turns: Literal["whole", "delta"] | None = option(
+        "What a session's rows hold: each its whole prompt, or only what is new (delta).",
+        default="as the rows show",
+    )
+    strict: bool = option("Stop at the first bad line, with exit code 3.", value=False)
+    max_bad: float = Share(
+        "Largest share of bad lines; a trace with more is not stored.", default="1%", value=0.01
+    )
 
     def given(self) -> list[str]:
         """Return the options, as they are typed, whose values are not their defaults."""
@@ -284,47 +278,34 @@ class Reading(Struct, frozen=True, kw_only=True):
 AS_STORED = Reading()
 
 
-class IntoOptions(Struct, frozen=True, kw_only=True):
+class IntoOptions(Options, frozen=True, kw_only=True):
     """Where a trace goes that is larger than memory, and what its ingest may take."""
 
-    into: Annotated[
-        str | None,
-        Option(
-            "Folder for a dataset: all paths as one trace, in shards that fit into memory.",
-            "DIR",
-            values.called,
-        ),
-    ] = None
-    memory: Annotated[
-        int | None,
-        Size(
-            "With --into: memory of all processes together, on each machine, for example 8GiB.",
-            default="half of what is free",
-        ),
-    ] = None
-    shards: Annotated[
-        int | None,
-        Option(
-            "With --into: number of shards, or auto: as many as --memory needs.",
-            "N",
-            values.auto_or(values.whole(1, 4096)),
-            "auto",
-        ),
-    ] = None
-    workers: Annotated[
-        int | None,
-        Option("With --into: number of processes.", "N", values.whole(1), "one per core"),
-    ] = None
-    on: Annotated[
-        str | None,
-        Option(
-            f"With --into: Ray cluster that does the steps: {_CLUSTER} All nodes need the files and"
-            " DIR at the same paths.",
-            "CLUSTER",
-            values.cluster,
-            "this machine",
-        ),
-    ] = None
+    into: str | None = option(
+        "Folder for a dataset: all paths as one trace, in shards that fit into memory.",
+        "DIR",
+        values.called,
+    )
+    memory: int | None = Size(
+        "With --into: memory of all processes together, on each machine, for example 8GiB.",
+        default="half of what is free",
+    )
+    shards: int | None = option(
+        "With --into: number of shards, or auto: as many as --memory needs.",
+        "N",
+        values.auto_or(values.whole(1, 4096)),
+        "auto",
+    )
+    workers: int | None = option(
+        "With --into: number of processes.", "N", values.whole(1), "one per core"
+    )
+    on: str | None = option(
+        f"With --into: Ray cluster that does the steps: {_CLUSTER} All nodes need the files and"
+        " DIR at the same paths.",
+        "CLUSTER",
+        values.cluster,
+        "this machine",
+    )
 
 
 def declared(annotation: object) -> tuple[Any, Option] | None:
@@ -337,9 +318,18 @@ def declared(annotation: object) -> tuple[Any, Option] | None:
     return None
 
 
+def annotations_of(kind: type[Any]) -> dict[str, Any]:
+    """Return the annotations of a class, `Annotated` also where the Option is the default."""
+    own: Mapping[str, Option] = getattr(kind, "declared", {})
+    return {
+        name: Annotated[hint, own[name]] if name in own else hint
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+    }
+
+
 def options_of(kind: type[Struct]) -> dict[str, Option]:
     """Return the declared options of a class, by the names of its fields."""
-    hints = get_type_hints(kind, include_extras=True)
+    hints = annotations_of(kind)
     return {name: pair[1] for name, hint in hints.items() if (pair := declared(hint)) is not None}
 
 
@@ -349,7 +339,7 @@ def parsed(kind: type[T], written: Mapping[str, object]) -> T:
     Several texts count as one with commas; other values are taken as they are. Raises UsageError
     that names the option.
     """
-    hints = get_type_hints(kind, include_extras=True)
+    hints = annotations_of(kind)
     return kind(
         **{name: _value(name, hints[name], written[name]) for name in hints.keys() & written}
     )
@@ -358,7 +348,7 @@ def parsed(kind: type[T], written: Mapping[str, object]) -> T:
 def typed(options: Struct) -> list[str]:
     """Return the options that are not at their defaults, as they are typed; `parsed` reads them."""
     plain, words = defaults(type(options)), []
-    for name, annotation in get_type_hints(type(options), include_extras=True).items():
+    for name, annotation in annotations_of(type(options)).items():
         pair, value = declared(annotation), getattr(options, name, None)
         if pair is None or name not in plain or value == plain[name] or value is None:
             continue

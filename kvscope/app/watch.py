@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from kvscope.app import values
-from kvscope.app.options import Blocks, Count, KvDtype, Model, Option, Share, Source, Time
+from kvscope.app.options import Blocks, Count, KvDtype, Model, Options, Share, Source, Time, option
 from kvscope.core.errors import InputError, KvscopeError, UsageError
 from kvscope.ingest.limits import MAX_TOKENS
 
@@ -30,31 +30,25 @@ MOST_BYTES = 256 << 20  # of a window's lines
 _FORMAT = "bailian"  # what kvscope's recorders write
 
 
-class WatchOptions(Struct, frozen=True, kw_only=True):
+class WatchOptions(Options, frozen=True, kw_only=True):
     """What `watch` takes."""
 
-    recommendation: Annotated[
-        str | None,
-        Source("File of `kvscope tune` or `kvscope fit --export`: also replay what it recommends."),
-    ] = None
-    capacity_blocks: Annotated[
-        int | None, Blocks("Capacity in blocks.", default="that of the recommendation")
-    ] = None
-    capacity: Annotated[
-        int | None, Option("Capacity in bytes; needs --model.", "SIZE", values.size)
-    ] = None
+    recommendation: str | None = Source(
+        "File of `kvscope tune` or `kvscope fit --export`: also replay what it recommends."
+    )
+    capacity_blocks: int | None = Blocks(
+        "Capacity in blocks.", default="that of the recommendation"
+    )
+    capacity: int | None = option("Capacity in bytes; needs --model.", "SIZE", values.size)
     model: Model = None
     kv_dtype: KvDtype = None
-    window: Annotated[int, Count("Latest requests to replay; the first half fills the caches.")] = (
-        10_000
+    window: int = Count("Latest requests to replay; the first half fills the caches.", value=10_000)
+    every: float = Time("Time between replays of the window.", default="30s", value=30.0)
+    drift: float = Share(
+        "Change of the recommendation's hit rate from which on to tune again.",
+        default="20%",
+        value=0.2,
     )
-    every: Annotated[float, Time("Time between replays of the window.", default="30s")] = 30.0
-    drift: Annotated[
-        float,
-        Share(
-            "Change of the recommendation's hit rate from which on to tune again.", default="20%"
-        ),
-    ] = 0.2
 
 
 class Advice(Struct, frozen=True):

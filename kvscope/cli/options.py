@@ -11,14 +11,25 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, get_origin
 
 import typer
 from msgspec import Struct
 from typer.core import TyperCommand, TyperGroup
 
 from kvscope.app import values
-from kvscope.app.options import FURTHER, USUAL, Option, Source, Target, declared, options_of
+from kvscope.app.options import (
+    FURTHER,
+    USUAL,
+    Option,
+    Options,
+    Source,
+    Target,
+    annotations_of,
+    declared,
+    option,
+    options_of,
+)
 from kvscope.cli import diagnostics
 from kvscope.core.errors import UsageError
 from kvscope.core.files import check_replaceable, file_identity, files_of, missing_from, one_path
@@ -88,52 +99,42 @@ Db = Annotated[
         parse=values.store,
     ),
 ]
-FailOn = Annotated[
-    list[str] | None,
-    Option(
-        "End with exit code 4 if this holds, for example hit-rate<40%. Figures take <, <=, > or >=,"
-        " a verdict = or !=. Repeatable.",
-        "CONDITION,...",
-    ),
-]
-Baseline = Annotated[
-    str | None,
-    Option(
-        "Earlier result for --fail-on 'regression>5%': its --json file; of `simulate` also run:N,"
-        " a stored run.",
-        "FILE|run:N",
-        values.called,
-    ),
-]
 Json = Annotated[bool, Option("Print one JSON document instead of tables.", flags=("--json",))]
 
 
-class GateOptions(Struct, frozen=True, kw_only=True):
+class GateOptions(Options, frozen=True, kw_only=True):
     """When a command ends with exit code 4 for its result."""
 
     group: ClassVar[str] = "Conditions"
 
-    fail_on: FailOn = None
-    baseline: Baseline = None
+    fail_on: list[str] | None = option(
+        "End with exit code 4 if this holds, for example hit-rate<40%. Figures take <, <=, > or >=,"
+        " a verdict = or !=. Repeatable.",
+        "CONDITION,...",
+    )
+    baseline: str | None = option(
+        "Earlier result for --fail-on 'regression>5%': its --json file; of `simulate` also run:N,"
+        " a stored run.",
+        "FILE|run:N",
+        values.called,
+    )
 
 
-class ScreenOptions(Struct, frozen=True, kw_only=True):
+class ScreenOptions(Options, frozen=True, kw_only=True):
     """In which forms a command gives its result, and how much of it."""
 
     group: ClassVar[str] = "Output"
 
-    html: Annotated[str | None, Target("Also write a self-contained HTML report.")] = None
+    html: str | None = Target("Also write a self-contained HTML report.")
     as_json: Json = False
-    full: Annotated[bool, Option("Print every section instead of one screen.")] = False
-    section: Annotated[
-        tuple[str, ...],
-        Option(
-            "Print these sections instead of one screen, by their titles: reuse-gaps,skew.",
-            "NAME,...",
-            values.listed(values.called),
-            "",
-        ),
-    ] = ()
+    full: bool = option("Print every section instead of one screen.", value=False)
+    section: tuple[str, ...] = option(
+        "Print these sections instead of one screen, by their titles: reuse-gaps,skew.",
+        "NAME,...",
+        values.listed(values.called),
+        "",
+        value=(),
+    )
 
     def __post_init__(self) -> None:
         """Check the options. Raises UsageError."""
@@ -322,7 +323,7 @@ def _expanded(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
     if not _is_record(parameter.annotation):
         yield parameter.replace(annotation=_typers(parameter.name, parameter.annotation))
         return
-    hints = get_type_hints(parameter.annotation, include_extras=True)
+    hints = annotations_of(parameter.annotation)
     stated = defaults(parameter.annotation)
     for name in parameter.annotation.__struct_fields__:
         yield inspect.Parameter(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 from msgspec.structs import asdict, astuple, replace
@@ -53,26 +53,19 @@ class AnalyzeOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
     """What `analyze` takes."""
 
     beside_pool: ClassVar[bool] = True
-    from_: Annotated[
-        float | None,
-        opt.Option(
-            "Analyze only requests from this time after the trace's start on, as a trace of their"
-            " own.",
-            "TIME",
-            units.parse_duration,
-            flags=("--from",),
-        ),
-    ] = None
-    until: Annotated[
-        float | None, opt.Time("Analyze only requests before this time after the trace's start.")
-    ] = None
-    memory: Annotated[
-        int | None,
-        opt.Size(
-            "Of a dataset: memory that the analysis may take, for example 8GiB.",
-            default="half of what is free",
-        ),
-    ] = None
+    from_: float | None = opt.option(
+        "Analyze only requests from this time after the trace's start on, as a trace of their own.",
+        "TIME",
+        units.parse_duration,
+        flags=("--from",),
+    )
+    until: float | None = opt.Time(
+        "Analyze only requests before this time after the trace's start."
+    )
+    memory: int | None = opt.Size(
+        "Of a dataset: memory that the analysis may take, for example 8GiB.",
+        default="half of what is free",
+    )
     hbm: opt.Hbm = None
     capacity_blocks: opt.CapacitiesBlocks = None
     capacity: opt.Capacities = None

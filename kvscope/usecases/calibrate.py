@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from kvscope.app.engine_options import (
     CPU_BLOCK,
@@ -17,7 +17,7 @@ from kvscope.app.engine_options import (
     MAX_NUM_SEQS,
     EngineOptions,
 )
-from kvscope.app.options import Count, Option, Seed, Tokens
+from kvscope.app.options import Count, Seed, Tokens, option
 from kvscope.core.errors import UsageError
 from kvscope.usecases.base import Opened, ResultFile, UseCase
 
@@ -35,26 +35,20 @@ OpenEngine = tuple["Measurable", "CalibratedEngine", int, int]
 class CalibrateOptions(EngineOptions, frozen=True, kw_only=True):
     """What `calibrate` takes: the engine, and what is measured."""
 
-    backend: Annotated[
-        Literal["vllm", "torch"],
-        Option("What to start for --model: vLLM, or a plain torch decoder with random weights."),
-    ] = "vllm"
-    device: Annotated[
-        Literal["cpu", "cuda", "mps"] | None,
-        Option("Device of --backend torch.", default="the best available"),
-    ] = None
-    max_tokens: Annotated[
-        int | None,
-        Tokens(
-            "Longest prompt to measure; take the longest of your traffic.",
-            default="4096, or the model's limit",
-        ),
-    ] = None
-    repeats: Annotated[int, Count("Measurements of each pair of token counts.")] = 5
-    name: Annotated[str | None, Option("Name of the profile.", "NAME")] = None
-    seed: Annotated[
-        int, Seed("Seed of the order, and of the tokens if the engine is started here.")
-    ] = 0
+    backend: Literal["vllm", "torch"] = option(
+        "What to start for --model: vLLM, or a plain torch decoder with random weights.",
+        value="vllm",
+    )
+    device: Literal["cpu", "cuda", "mps"] | None = option(
+        "Device of --backend torch.", default="the best available"
+    )
+    max_tokens: int | None = Tokens(
+        "Longest prompt to measure; take the longest of your traffic.",
+        default="4096, or the model's limit",
+    )
+    repeats: int = Count("Measurements of each pair of token counts.", value=5)
+    name: str | None = option("Name of the profile.", "NAME")
+    seed: int = Seed("Seed of the order, and of the tokens if the engine is started here.", value=0)
 
 
 def check(options: CalibrateOptions) -> CalibrateOptions:

@@ -17,7 +17,7 @@ from msgspec.structs import asdict, replace
 
 from kvscope.app import values
 from kvscope.app.gates import RUN, stored_run
-from kvscope.app.options import Hbm, KvDtype, Model, Option
+from kvscope.app.options import Hbm, KvDtype, Model, Option, Options
 from kvscope.core.errors import UsageError
 from kvscope.core.records import Beside
 from kvscope.replay.policy_options import format_value
@@ -64,7 +64,7 @@ Compared = Annotated[
 ]
 
 
-class DiffOptions(Struct, frozen=True, kw_only=True):
+class DiffOptions(Options, frozen=True, kw_only=True):
     """What `diff` takes: two things, and in what to size the capacities of traces."""
 
     left: Compared

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -42,30 +42,21 @@ MOST_REQUESTS = 10
 class ExplainOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
     """What `explain` takes."""
 
-    request: Annotated[
-        str | None,
-        opt.Option(
-            "Explain this request alone, by its number in order of arrival, from 0, or by its id"
-            " in the trace (id:7 where 7 is a number too).",
-            "N",
-        ),
-    ] = None
-    pooled: Annotated[
-        bool,
-        opt.Option("Replay one cache for all workers that the trace names."),
-    ] = False
-    policy: Annotated[
-        str, opt.Option("Eviction policy (see `kvscope policies`).", "NAME", str.lower)
-    ] = "lru"
+    request: str | None = opt.option(
+        "Explain this request alone, by its number in order of arrival, from 0, or by its id"
+        " in the trace (id:7 where 7 is a number too).",
+        "N",
+    )
+    pooled: bool = opt.option("Replay one cache for all workers that the trace names.", value=False)
+    policy: str = opt.option(
+        "Eviction policy (see `kvscope policies`).", "NAME", str.lower, value="lru"
+    )
     param: opt.Params = None
-    capacity: Annotated[
-        int | None,
-        opt.Size(
-            "Capacity of the cache, for example 20GiB; needs --model.",
-            default="infinite without a deployment",
-        ),
-    ] = None
-    capacity_blocks: Annotated[int | None, opt.Blocks("The same in blocks.")] = None
+    capacity: int | None = opt.Size(
+        "Capacity of the cache, for example 20GiB; needs --model.",
+        default="infinite without a deployment",
+    )
+    capacity_blocks: int | None = opt.Blocks("The same in blocks.")
     outputs: opt.Outputs = "carried"
 
 

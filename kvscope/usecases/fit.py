@@ -6,12 +6,12 @@ The store keeps the result.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from kvscope.app import options as opt
 from kvscope.app.deployment import resolved_deployment
-from kvscope.app.options import Blocks, DeploymentFile, Option, Target, Time, Warmup
 from kvscope.app.requests import hit_definition
 from kvscope.core import memory
 from kvscope.core.errors import UsageError
@@ -30,44 +30,28 @@ if TYPE_CHECKING:
 DEFAULT_EXPORT = "gittins"
 
 
-class FitOptions(Struct, frozen=True, kw_only=True):
+class FitOptions(opt.Options, frozen=True, kw_only=True):
     """What `fit` takes; all from `policy` on need `export`."""
 
-    window: Annotated[
-        float | None,
-        Time(
-            "Length of a sliding window, for example 1h.",
-            default="1h, or a fifth of a shorter trace",
-        ),
-    ] = None
-    warmup: Warmup = 0.0
-    export: Annotated[
-        str | None,
-        Target(
-            "Write a policy and its fitted table to this file, for kvscope's plugin for vLLM;"
-            " - prints it instead of the report."
-        ),
-    ] = None
-    policy: Annotated[
-        str | None, Option("With --export: the policy.", "NAME", default=DEFAULT_EXPORT)
-    ] = None
-    param: Annotated[
-        list[str] | None,
-        Option(
-            "With --export: a parameter of the policy, for example gittins.xi_tokens=2000."
-            " Repeatable.",
-            "POLICY.NAME=VALUE",
-        ),
-    ] = None
-    capacity_blocks: Annotated[
-        int | None,
-        Blocks(
-            "With --export: fit for a cache of this size, in blocks of the trace: what the guard of"
-            " gittins knows.",
-            default="the deployment's pool, if there is one",
-        ),
-    ] = None
-    deployment: DeploymentFile = None
+    window: float | None = opt.Time(
+        "Length of a sliding window, for example 1h.", default="1h, or a fifth of a shorter trace"
+    )
+    warmup: opt.Warmup = 0.0
+    export: str | None = opt.Target(
+        "Write a policy and its fitted table to this file, for kvscope's plugin for vLLM;"
+        " - prints it instead of the report."
+    )
+    policy: str | None = opt.option("With --export: the policy.", "NAME", default=DEFAULT_EXPORT)
+    param: list[str] | None = opt.option(
+        "With --export: a parameter of the policy, for example gittins.xi_tokens=2000. Repeatable.",
+        "POLICY.NAME=VALUE",
+    )
+    capacity_blocks: int | None = opt.Blocks(
+        "With --export: fit for a cache of this size, in blocks of the trace: what the guard of"
+        " gittins knows.",
+        default="the deployment's pool, if there is one",
+    )
+    deployment: opt.DeploymentFile = None
 
 
 class FitRequest(Struct, frozen=True):

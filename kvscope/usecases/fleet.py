@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -63,67 +63,50 @@ class FleetOptions(opt.ReplicaOptions, frozen=True, kw_only=True):
 
     slo: opt.SloToMeet = None
     percentile: opt.Percentile = None
-    tpot_slo: Annotated[
-        float | None, opt.Time("Time per output token to meet as well, for example 50ms.")
-    ] = None
-    replicas: Annotated[
-        tuple[int, ...],
-        opt.Option("Numbers of replicas to try.", "LOW..HIGH or N,...", values.counts, "1..16"),
-    ] = tuple(range(1, 17))
-    router: Annotated[
-        str | None,
-        opt.Names("Routers to try (see `kvscope routers`); all: every one.", default=ROUTED),
-    ] = None
-    policy: Annotated[str, opt.Names("Eviction policies of the replicas to try.")] = "lru"
-    capacity: Annotated[
-        int | None,
-        opt.Size(
-            "Cache of a replica, for example 40GiB; needs --model.", default="the deployment's pool"
-        ),
-    ] = None
-    capacity_blocks: Annotated[int | None, opt.Blocks("Cache of a replica in blocks.")] = None
-    offload: Annotated[
-        values.TierSize | None,
-        opt.Option(
-            "CPU memory below the pool of each replica, to which it offloads as its vLLM does;"
-            " dram:64GiB+ssd:1TiB has an SSD below. Routers do not see it.",
-            "SIZE",
-            values.tier_size,
-        ),
-    ] = None
-    param: Annotated[
-        list[str] | None,
-        opt.Option(
-            "Set a parameter of a router or a policy, for example dynamo@1.6.temperature=0.5;"
-            " several values are replayed each. Repeatable.",
-            "NAME.PARAMETER=VALUE,...",
-        ),
-    ] = None
-    time_model: Annotated[
-        opt.TimeModel | None,
-        opt.Option(
-            "How a replica takes time. queue: one prefill after the other, decodes apart. engine:"
-            " a simulated vLLM, whose pool also holds running requests.",
-            default="engine with a deployment on vLLM, else queue",
-        ),
-    ] = None
-    closed_loop: Annotated[
-        bool,
-        opt.Option("Let a turn arrive its think time after the simulated end of the previous one."),
-    ] = False
-    seeds: Annotated[int, opt.Count("Seeds to replay routers with that draw at random.")] = 3
-    warmup: Annotated[
-        float,
-        opt.Share(
-            "Share of the requests, from the start, that fill the caches and are not counted: by"
-            " default those before `tune`'s validation window.",
-            default="50%",
-        ),
-    ] = 0.5
+    tpot_slo: float | None = opt.Time("Time per output token to meet as well, for example 50ms.")
+    replicas: tuple[int, ...] = opt.option(
+        "Numbers of replicas to try.",
+        "LOW..HIGH or N,...",
+        values.counts,
+        "1..16",
+        value=tuple(range(1, 17)),
+    )
+    router: str | None = opt.Names(
+        "Routers to try (see `kvscope routers`); all: every one.", default=ROUTED
+    )
+    policy: str = opt.Names("Eviction policies of the replicas to try.", value="lru")
+    capacity: int | None = opt.Size(
+        "Cache of a replica, for example 40GiB; needs --model.", default="the deployment's pool"
+    )
+    capacity_blocks: int | None = opt.Blocks("Cache of a replica in blocks.")
+    offload: values.TierSize | None = opt.option(
+        "CPU memory below the pool of each replica, to which it offloads as its vLLM does;"
+        " dram:64GiB+ssd:1TiB has an SSD below. Routers do not see it.",
+        "SIZE",
+        values.tier_size,
+    )
+    param: list[str] | None = opt.option(
+        "Set a parameter of a router or a policy, for example dynamo@1.6.temperature=0.5;"
+        " several values are replayed each. Repeatable.",
+        "NAME.PARAMETER=VALUE,...",
+    )
+    time_model: opt.TimeModel | None = opt.option(
+        "How a replica takes time. queue: one prefill after the other, decodes apart. engine:"
+        " a simulated vLLM, whose pool also holds running requests.",
+        default="engine with a deployment on vLLM, else queue",
+    )
+    closed_loop: bool = opt.option(
+        "Let a turn arrive its think time after the simulated end of the previous one.", value=False
+    )
+    seeds: int = opt.Count("Seeds to replay routers with that draw at random.", value=3)
+    warmup: float = opt.Share(
+        "Share of the requests, from the start, that fill the caches and are not counted: by"
+        " default those before `tune`'s validation window.",
+        default="50%",
+        value=0.5,
+    )
     on: opt.On = None
-    perfetto: Annotated[
-        str | None, opt.Target(f"Write a timeline of the answer{opt.FOR_PERFETTO}")
-    ] = None
+    perfetto: str | None = opt.Target(f"Write a timeline of the answer{opt.FOR_PERFETTO}")
 
 
 def fleet_request(options: FleetOptions) -> FleetRequest:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
-from kvscope.app.options import KvDtype, Model, Outputs
+from kvscope.app.options import KvDtype, Model, Options, Outputs
 from kvscope.app.requests import hit_definition, kv_model
 from kvscope.core.errors import InputError
 from kvscope.core.hits import HitDefinition
@@ -25,7 +25,7 @@ TTLS_S = (60.0, 300.0, 600.0, 1800.0, 3600.0, 86400.0)
 CURVE_POINTS = 48
 
 
-class RetentionOptions(Struct, frozen=True, kw_only=True):
+class RetentionOptions(Options, frozen=True, kw_only=True):
     """What `retention` takes."""
 
     model: Model = None

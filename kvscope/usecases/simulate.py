@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from msgspec.structs import replace
 
@@ -61,93 +61,64 @@ _QUEUED_FIGURES = tuple(f"{QUEUED}{name}" for name in (*PERCENTILES, *BY_SLO))
 class SimulateOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
     """What `simulate` takes."""
 
-    policies: Annotated[
-        str | None,
-        opt.Names(
-            "Policies to replay (see `kvscope policies`); all: every one that the capacity model"
-            " can run.",
-            default=REPLAYED,
-        ),
-    ] = None
+    policies: str | None = opt.Names(
+        "Policies to replay (see `kvscope policies`); all: every one that the capacity model"
+        " can run.",
+        default=REPLAYED,
+    )
     capacity: opt.Capacities = None
     capacity_blocks: opt.CapacitiesBlocks = None
-    points: Annotated[
-        int | None,
-        opt.Count(
-            "Number of capacities, from 1% to 100% of the one with which LRU loses nothing;"
-            f" {opt.DEFAULT_POINTS} if no capacity is named."
-        ),
-    ] = None
-    capacity_model: Annotated[
-        Literal["cache", "engine"],
-        opt.Option(
-            "What the capacity holds. cache: idle blocks only. engine: vLLM's block pool, which"
-            " also holds the blocks of running requests; a deployment's pool always is one."
-        ),
-    ] = "cache"
-    tiers: Annotated[
-        str | None,
-        opt.Option(
-            "Cache in tiers, the fastest first, for example hbm=40GiB,dram=128GiB:ttl=10m, instead"
-            " of --capacity. A tier takes ttl, policy, read, write (bandwidths) and latency.",
-            "NAME=SIZE,...",
-        ),
-    ] = None
-    tier_mode: Annotated[
-        Literal["exclusive", "write-through"] | None,
-        opt.Option(
-            "exclusive: blocks evicted from a tier move to the next. write-through: every tier is"
-            " written at once.",
-            default="exclusive",
-        ),
-    ] = None
-    offload: Annotated[
-        str | None,
-        opt.Option(
-            "Run the --tiers as an engine does, steps and all: vllm@0.32 or vllm@0.33 is vLLM's"
-            " OffloadingConnector with CPU memory, and a third tier the files below it. Options"
-            " follow colons: vllm@0.33:eviction_policy=arc:blocks_per_chunk=4.",
-            "ENGINE",
-        ),
-    ] = None
+    points: int | None = opt.Count(
+        "Number of capacities, from 1% to 100% of the one with which LRU loses nothing;"
+        f" {opt.DEFAULT_POINTS} if no capacity is named."
+    )
+    capacity_model: Literal["cache", "engine"] = opt.option(
+        "What the capacity holds. cache: idle blocks only. engine: vLLM's block pool, which"
+        " also holds the blocks of running requests; a deployment's pool always is one.",
+        value="cache",
+    )
+    tiers: str | None = opt.option(
+        "Cache in tiers, the fastest first, for example hbm=40GiB,dram=128GiB:ttl=10m, instead"
+        " of --capacity. A tier takes ttl, policy, read, write (bandwidths) and latency.",
+        "NAME=SIZE,...",
+    )
+    tier_mode: Literal["exclusive", "write-through"] | None = opt.option(
+        "exclusive: blocks evicted from a tier move to the next. write-through: every tier is"
+        " written at once.",
+        default="exclusive",
+    )
+    offload: str | None = opt.option(
+        "Run the --tiers as an engine does, steps and all: vllm@0.32 or vllm@0.33 is vLLM's"
+        " OffloadingConnector with CPU memory, and a third tier the files below it. Options"
+        " follow colons: vllm@0.33:eviction_policy=arc:blocks_per_chunk=4.",
+        "ENGINE",
+    )
     param: opt.Params = None
     slo: opt.Slo = None
-    recommendation: Annotated[
-        str | None,
-        opt.Option(
-            "Replay LRU and what `kvscope tune` recommends in this file: its policy, capacity,"
-            " latency and SLO.",
-            "PATH",
-        ),
-    ] = None
-    refit: Annotated[
-        float | None,
-        opt.Time(
-            "Time between refits of wa and etlru, each to a window six times as long.",
-            default="10m",
-        ),
-    ] = None
+    recommendation: str | None = opt.option(
+        "Replay LRU and what `kvscope tune` recommends in this file: its policy, capacity,"
+        " latency and SLO.",
+        "PATH",
+    )
+    refit: float | None = opt.Time(
+        "Time between refits of wa and etlru, each to a window six times as long.", default="10m"
+    )
     rate_scale: opt.RateScale = 1.0
     warmup: opt.Warmup = 0.0
     outputs: opt.Outputs = "carried"
     compat: opt.Compat = None
     isolate: opt.Isolate = None
-    sample: Annotated[
-        float,
-        opt.PositiveShare(
-            "Of a dataset, replay only this share of the blocks, for example 10%, and estimate the"
-            " whole, with the error.",
-            default="100%",
-        ),
-    ] = 1.0
+    sample: float = opt.PositiveShare(
+        "Of a dataset, replay only this share of the blocks, for example 10%, and estimate the"
+        " whole, with the error.",
+        default="100%",
+        value=1.0,
+    )
     on: opt.On = None
-    perfetto: Annotated[
-        str | None,
-        opt.Target(
-            "With --capacity-model engine: write a timeline of the run with most hits, at the"
-            f" middle capacity,{opt.FOR_PERFETTO}"
-        ),
-    ] = None
+    perfetto: str | None = opt.Target(
+        "With --capacity-model engine: write a timeline of the run with most hits, at the"
+        f" middle capacity,{opt.FOR_PERFETTO}"
+    )
 
 
 def simulate_request(options: SimulateOptions, *, replicas: bool = False) -> SimulateRequest:

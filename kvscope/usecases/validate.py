@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from msgspec import Struct
 
@@ -59,79 +59,58 @@ _FIGURES = (*RUN_FIGURES, "mismatched")
 class ValidateOptions(EngineOptions, frozen=True, kw_only=True):
     """What `validate` takes: the engine, what is sent to it, and what is compared."""
 
-    policies: Annotated[
-        Literal["both", "lru", "recommendation"],
-        opt.Option("What to run: LRU, the recommendation, or both by turns."),
-    ] = "both"
-    recommendation: Annotated[
-        str | None,
-        opt.Source(
-            "File that `kvscope tune` or `kvscope fit --export` wrote.",
-            default="recommendation.toml, if it exists",
-        ),
-    ] = None
-    blocks: Annotated[
-        int | None,
-        opt.Blocks(
-            "Blocks the engine can use (vLLM's --num-gpu-blocks-override less 1).",
-            default="the deployment's pool, or the recommendation's capacity",
-        ),
-    ] = None
+    policies: Literal["both", "lru", "recommendation"] = opt.option(
+        "What to run: LRU, the recommendation, or both by turns.", value="both"
+    )
+    recommendation: str | None = opt.Source(
+        "File that `kvscope tune` or `kvscope fit --export` wrote.",
+        default="recommendation.toml, if it exists",
+    )
+    blocks: int | None = opt.Blocks(
+        "Blocks the engine can use (vLLM's --num-gpu-blocks-override less 1).",
+        default="the deployment's pool, or the recommendation's capacity",
+    )
     tp: opt.Tp = None
     kv_dtype: opt.KvDtype = None
     gpu_memory_utilization: opt.Utilization = None
     deployment: opt.DeploymentFile = None
-    latency: Annotated[
-        str | None,
-        opt.Option(
-            "TTFT of the engine: the file that `kvscope calibrate` writes, a preset, or `trace`:"
-            " fitted to the TTFTs in the trace.",
-            "PROFILE",
-            default="the deployment's, the recommendation's, or latency.toml",
-        ),
-    ] = None
+    latency: str | None = opt.option(
+        "TTFT of the engine: the file that `kvscope calibrate` writes, a preset, or `trace`:"
+        " fitted to the TTFTs in the trace.",
+        "PROFILE",
+        default="the deployment's, the recommendation's, or latency.toml",
+    )
     slo: opt.Slo = None
-    sequential: Annotated[bool, opt.Option("Send one request after the other.")] = False
-    in_flight: Annotated[
-        int | None,
-        opt.Count("Keep this number of requests in flight, whatever the recorded times."),
-    ] = None
+    sequential: bool = opt.option("Send one request after the other.", value=False)
+    in_flight: int | None = opt.Count(
+        "Keep this number of requests in flight, whatever the recorded times."
+    )
     rate_scale: opt.RateScale = 1.0
-    share: Annotated[
-        float | None,
-        opt.PositiveShare(
-            "Replay this share of the conversations, whole and at their own times: the load of one"
-            " of several engines.",
-            default="that of one of the deployment's replicas, or 100%",
-        ),
-    ] = None
-    minutes: Annotated[
-        float | None, opt.Option("Replay only the first minutes.", "N", values.minutes)
-    ] = None
-    max_requests: Annotated[
-        int | None, opt.Option("Replay only the first requests.", "N", values.amount("requests"))
-    ] = None
-    warmup: Annotated[
-        float,
-        opt.Share(
-            "Share of the requests, from the start, that fill the cache and are not counted.",
-            default="20%",
-        ),
-    ] = 0.2
-    repeats: Annotated[
-        int, opt.Count("Runs of each policy, by turns, so that drift affects all alike.")
-    ] = 1
-    outputs: Annotated[
-        Literal["forced", "bounded"] | None,
-        opt.Option(
-            "forced: the engine answers what the next turns of the trace carry. bounded: it answers"
-            " freely, and those blocks do not hit.",
-            default="forced, and bounded with --url",
-        ),
-    ] = None
-    tolerance: Annotated[
-        float, opt.PositiveShare("Largest deviation of TTFT from the prediction.", default="10%")
-    ] = 0.1
+    share: float | None = opt.PositiveShare(
+        "Replay this share of the conversations, whole and at their own times: the load of one"
+        " of several engines.",
+        default="that of one of the deployment's replicas, or 100%",
+    )
+    minutes: float | None = opt.option("Replay only the first minutes.", "N", values.minutes)
+    max_requests: int | None = opt.option(
+        "Replay only the first requests.", "N", values.amount("requests")
+    )
+    warmup: float = opt.Share(
+        "Share of the requests, from the start, that fill the cache and are not counted.",
+        default="20%",
+        value=0.2,
+    )
+    repeats: int = opt.Count(
+        "Runs of each policy, by turns, so that drift affects all alike.", value=1
+    )
+    outputs: Literal["forced", "bounded"] | None = opt.option(
+        "forced: the engine answers what the next turns of the trace carry. bounded: it answers"
+        " freely, and those blocks do not hit.",
+        default="forced, and bounded with --url",
+    )
+    tolerance: float = opt.PositiveShare(
+        "Largest deviation of TTFT from the prediction.", default="10%", value=0.1
+    )
 
 
 class ValidatedReplica(Struct, frozen=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -61,161 +61,109 @@ class TuneOptions(opt.DeploymentOptions, frozen=True, kw_only=True):
 
     slo: opt.SloToMeet = None
     percentile: opt.Percentile = None
-    max_violations: Annotated[
-        float | None,
-        opt.Option(
-            "Instead of --percentile: largest share of requests beyond the SLO, for example 5%.",
-            "SHARE",
-            values.inner_share,
-        ),
-    ] = None
-    also: Annotated[
-        tuple[values.OtherMachine, ...] | None,
-        opt.Option(
-            "Other machines to compare the deployment with: a GPU, or several for each replica, the"
-            " precision of the weights, and the price of a GPU for an hour, for example"
-            " l40s,2xh100:fp8@2.5.",
-            "[Nx]GPU[:DTYPE][@PRICE],...",
-            values.listed(values.other_machine),
-        ),
-    ] = None
-    view: Annotated[
-        Literal["unloaded", "queued"] | None,
-        opt.Option(
-            "TTFT on an idle engine, or behind earlier requests. A deployment's is queued.",
-            default="unloaded without a deployment",
-        ),
-    ] = None
-    capacity: Annotated[
-        tuple[int, ...] | None,
-        opt.Option(
-            "Capacity of the cache, without a deployment, for example 20GiB.",
-            "SIZE",
-            values.listed(values.size),
-            "where LRU gets half of the possible hits",
-        ),
-    ] = None
+    max_violations: float | None = opt.option(
+        "Instead of --percentile: largest share of requests beyond the SLO, for example 5%.",
+        "SHARE",
+        values.inner_share,
+    )
+    also: tuple[values.OtherMachine, ...] | None = opt.option(
+        "Other machines to compare the deployment with: a GPU, or several for each replica, the"
+        " precision of the weights, and the price of a GPU for an hour, for example"
+        " l40s,2xh100:fp8@2.5.",
+        "[Nx]GPU[:DTYPE][@PRICE],...",
+        values.listed(values.other_machine),
+    )
+    view: Literal["unloaded", "queued"] | None = opt.option(
+        "TTFT on an idle engine, or behind earlier requests. A deployment's is queued.",
+        default="unloaded without a deployment",
+    )
+    capacity: tuple[int, ...] | None = opt.option(
+        "Capacity of the cache, without a deployment, for example 20GiB.",
+        "SIZE",
+        values.listed(values.size),
+        "where LRU gets half of the possible hits",
+    )
     capacity_blocks: opt.CapacitiesBlocks = None
-    router: Annotated[
-        str | None,
-        opt.Names(
-            "With --fleet: routers to compare (see `kvscope routers`).",
-            default="all but references",
-        ),
-    ] = None
-    capacity_range: Annotated[
-        tuple[int, int] | None,
-        opt.Option(
-            "Where to search for the least capacity, for example 5GiB..80GiB.",
-            "LOW..HIGH",
-            values.size_range,
-            "all",
-        ),
-    ] = None
+    router: str | None = opt.Names(
+        "With --fleet: routers to compare (see `kvscope routers`).", default="all but references"
+    )
+    capacity_range: tuple[int, int] | None = opt.option(
+        "Where to search for the least capacity, for example 5GiB..80GiB.",
+        "LOW..HIGH",
+        values.size_range,
+        "all",
+    )
     hbm: opt.Hbm = None
-    policies: Annotated[
-        str | None,
-        opt.Names("Policies that may replace LRU.", default=contenders()),
-    ] = None
+    policies: str | None = opt.Names("Policies that may replace LRU.", default=contenders())
     param: opt.Params = None
     rate_scale: opt.RateScale = 1.0
     outputs: opt.Outputs = "carried"
     isolate: opt.Isolate = None
-    warmup: Annotated[
-        float | None,
-        opt.Share(
-            "Share of the requests, from the start, that only fill the cache.", default="20%"
-        ),
-    ] = None
-    validation: Annotated[
-        float | None,
-        opt.Share(
-            "Share of the requests, before the held-out ones, that the choice is made on.",
-            default="25%",
-        ),
-    ] = None
-    judge: Annotated[
-        float | None,
-        opt.Share(
-            "Share of the requests, at the end, that are held out: they accept the choice or"
-            " reject it.",
-            default="25%",
-        ),
-    ] = None
-    max_p50_regression: Annotated[
-        float,
-        opt.Share(
-            "Largest growth of the median TTFT against LRU that a policy may cause.", default="25%"
-        ),
-    ] = 0.25
-    min_throughput: Annotated[
-        float,
-        opt.Share(
-            "Least prefill throughput that a policy may have, as a share of LRU's.", default="95%"
-        ),
-    ] = 0.95
-    tpot_slo: Annotated[
-        float | None,
-        opt.Time("Time per output token to meet as well, for example 50ms; needs a deployment."),
-    ] = None
+    warmup: float | None = opt.Share(
+        "Share of the requests, from the start, that only fill the cache.", default="20%"
+    )
+    validation: float | None = opt.Share(
+        "Share of the requests, before the held-out ones, that the choice is made on.",
+        default="25%",
+    )
+    judge: float | None = opt.Share(
+        "Share of the requests, at the end, that are held out: they accept the choice or"
+        " reject it.",
+        default="25%",
+    )
+    max_p50_regression: float = opt.Share(
+        "Largest growth of the median TTFT against LRU that a policy may cause.",
+        default="25%",
+        value=0.25,
+    )
+    min_throughput: float = opt.Share(
+        "Least prefill throughput that a policy may have, as a share of LRU's.",
+        default="95%",
+        value=0.95,
+    )
+    tpot_slo: float | None = opt.Time(
+        "Time per output token to meet as well, for example 50ms; needs a deployment."
+    )
     on: opt.On = None
-    fleet: Annotated[
-        bool,
-        opt.Option("Compare routers too, each with the fewest replicas that meet the SLO."),
-    ] = False
-    tiers: Annotated[
-        bool,
-        opt.Option(
-            "Compare memory below the GPU's pool in all sizes, and say whether to add some; see"
-            " docs/tune.md."
-        ),
-    ] = False
-    tier_sizes: Annotated[
-        tuple[values.TierSize, ...] | None,
-        opt.Option(
-            "With --tiers: sizes of CPU memory to compare, for example 32GiB,64GiB;"
-            " dram:64GiB+ssd:1TiB has an SSD below.",
-            "SIZE,...",
-            values.listed(values.tier_size),
-            "up to 16 times the pool",
-        ),
-    ] = None
-    offload: Annotated[
-        tuple[str, ...] | None,
-        opt.Option(
-            "With --tiers: ways to offload to compare, as in `kvscope simulate --offload`.",
-            "ENGINE,...",
-            values.listed(values.called),
-            "by engine",
-        ),
-    ] = None
-    dram_price: Annotated[
-        float | None,
-        opt.Option(
-            "With --tiers: price of a GiB of CPU memory for an hour, 0 for memory that is there.",
-            "PRICE",
-            values.memory_price,
-            "0.004237",
-        ),
-    ] = None
-    ssd_price: Annotated[
-        float | None,
-        opt.Option(
-            "With --tiers: price of a GiB of SSD for an hour, 0 for a drive that is there.",
-            "PRICE",
-            values.memory_price,
-            "0.00011",
-        ),
-    ] = None
-    ssd_writes_per_day: Annotated[
-        float | None,
-        opt.Option(
-            "With --tiers: writes of its whole capacity a day that the SSD is rated for.",
-            "WRITES",
-            values.drive_writes,
-            "1.3",
-        ),
-    ] = None
+    fleet: bool = opt.option(
+        "Compare routers too, each with the fewest replicas that meet the SLO.", value=False
+    )
+    tiers: bool = opt.option(
+        "Compare memory below the GPU's pool in all sizes, and say whether to add some; see"
+        " docs/tune.md.",
+        value=False,
+    )
+    tier_sizes: tuple[values.TierSize, ...] | None = opt.option(
+        "With --tiers: sizes of CPU memory to compare, for example 32GiB,64GiB;"
+        " dram:64GiB+ssd:1TiB has an SSD below.",
+        "SIZE,...",
+        values.listed(values.tier_size),
+        "up to 16 times the pool",
+    )
+    offload: tuple[str, ...] | None = opt.option(
+        "With --tiers: ways to offload to compare, as in `kvscope simulate --offload`.",
+        "ENGINE,...",
+        values.listed(values.called),
+        "by engine",
+    )
+    dram_price: float | None = opt.option(
+        "With --tiers: price of a GiB of CPU memory for an hour, 0 for memory that is there.",
+        "PRICE",
+        values.memory_price,
+        "0.004237",
+    )
+    ssd_price: float | None = opt.option(
+        "With --tiers: price of a GiB of SSD for an hour, 0 for a drive that is there.",
+        "PRICE",
+        values.memory_price,
+        "0.00011",
+    )
+    ssd_writes_per_day: float | None = opt.option(
+        "With --tiers: writes of its whole capacity a day that the SSD is rated for.",
+        "WRITES",
+        values.drive_writes,
+        "1.3",
+    )
 
 
 class TierRequest(Struct, frozen=True):
