@@ -339,7 +339,7 @@ def _group(record: type, field: str) -> str | None:
     if field in USUAL:
         return None
     declaring = next(each for each in record.__mro__ if field in vars(each)["__annotations__"])
-    group: str = vars(declaring).get("group", FURTHER)
+    group: str | None = vars(declaring).get("group", FURTHER)
     return group
 
 

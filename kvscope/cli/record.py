@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 from msgspec import Struct, field
@@ -14,7 +14,7 @@ from kvscope.app import options as opt
 from kvscope.app import values
 from kvscope.app.hash_logs import HashOptions
 from kvscope.app.monitor import Advance
-from kvscope.app.options import Option, Time, TraceFile
+from kvscope.app.options import Option, Options, Time, TraceFile, option
 from kvscope.cli.diagnostics import note
 from kvscope.cli.options import files_argument
 from kvscope.cli.terminal import Terminal
@@ -37,48 +37,38 @@ _FROM_INSIDE = (
     " kvscope.vllm_plugin.KvscopeScheduler, which records whole requests"
 )
 
-Endpoint = Annotated[
-    str | None,
-    Option(
-        "Where the engine publishes its KV-cache events, for example ipc:///tmp/kv-events.",
-        "ENDPOINT",
-        flags=("--kv-events",),
-    ),
-]
 Output = Annotated[
     str,
     Option("File to write; lines are appended.", "FILE", values.appended, flags=("--output", "-o")),
 ]
-Length = Annotated[
-    float | None,
-    Time("How long to listen, for example 1h.", default="until Ctrl-C", flags=("--for",)),
-]
-Engine = Annotated[
-    Literal["vllm", "sglang"],
-    Option("The engine that publishes them."),
-]
-Quiet = Annotated[
-    float | None,
-    Time(
-        "Time without growth after which a chain of blocks counts as a whole request.", default="5s"
-    ),
-]
-
 Logs = Annotated[list[str], files_argument("LOGS")]
 
 
-def record(
-    path: Output,
-    endpoint: Endpoint = None,
-    engine: Engine = "vllm",
-    length: Length = None,
-    quiet: Quiet = None,
-) -> None:
+class RecordOptions(Options, frozen=True, kw_only=True):
+    """What `record` takes."""
+
+    group: ClassVar[str | None] = None
+    endpoint: str | None = option(
+        "Where the engine publishes its KV-cache events, for example ipc:///tmp/kv-events.",
+        "ENDPOINT",
+        flags=("--kv-events",),
+    )
+    engine: Literal["vllm", "sglang"] = option("The engine that publishes them.", value="vllm")
+    length: float | None = Time(
+        "How long to listen, for example 1h.", default="until Ctrl-C", flags=("--for",)
+    )
+    quiet: float | None = Time(
+        "Time without growth after which a chain of blocks counts as a whole request.", default="5s"
+    )
+
+
+def record(*, path: Output, options: RecordOptions) -> None:
     """Write what a running engine serves as a trace: salted hashes and lengths, never content.
 
     From outside, through KV-cache events, requests are known in whole blocks only. The
     plugin for vLLM records them exactly: docs/record.md.
     """
+    endpoint, length = options.endpoint, options.length
     if endpoint is None:
         raise UsageError(
             "there is nothing to record from", where="--kv-events", remedy=_FROM_INSIDE
@@ -89,7 +79,7 @@ def record(
     from kvscope.core.files import LineFile
     from kvscope.vllm_plugin.kv_events import QUIET_S, BlockChains, batches
 
-    chains = BlockChains(quiet or QUIET_S, outputs_at_end=engine == "sglang")
+    chains = BlockChains(options.quiet or QUIET_S, outputs_at_end=options.engine == "sglang")
     until_s = time.monotonic() + length if length is not None else float("inf")
     stream = batches(endpoint)
     first = next(stream)  # raises where nothing can be listened to

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from kvscope.app import options as opt
 from kvscope.app.deployment import with_any_latency
 from kvscope.app.gates import Figures, Known
-from kvscope.app.requests import BASELINE, Capacities, SimulateRequest
+from kvscope.app.requests import BASELINE, Capacities, SimulateRequest, stated_capacities
 from kvscope.core.errors import UsageError
 from kvscope.core.records import Beside
 from kvscope.replay.causes import CAUSES
@@ -118,12 +118,9 @@ class TraceEvidence(Struct, frozen=True):
 
 def explain_request(options: ExplainOptions) -> ExplainRequest:
     """Return what the options of `explain` ask for."""
-    if options.capacity is not None and options.capacity_blocks is not None:
-        raise UsageError(
-            "one cache has one capacity",
-            where="--capacity, --capacity-blocks",
-            remedy="leave out one of them",
-        )
+    sizes = None if options.capacity is None else (options.capacity,)
+    blocks = None if options.capacity_blocks is None else (options.capacity_blocks,)
+    stated_capacities(sizes, blocks)  # one cache has one
     options = with_any_latency(options)
     stated = {name: getattr(options, name) for name in opt.ReplicaOptions.__struct_fields__}
     replayed = simulate_request(
@@ -132,8 +129,8 @@ def explain_request(options: ExplainOptions) -> ExplainRequest:
             replicas=options.replicas,
             policies=options.policy,
             param=options.param,
-            capacity=None if options.capacity is None else (options.capacity,),
-            capacity_blocks=None if options.capacity_blocks is None else (options.capacity_blocks,),
+            capacity=sizes,
+            capacity_blocks=blocks,
             outputs=options.outputs,
         ),
         replicas=True,

@@ -65,7 +65,7 @@ OPTIONS: Rows = {
         ("--policy nope --capacity-blocks 4", 2, "unknown policy 'nope'"),
         ("--policy tlru --param tlru.xi_tokens=1,2 --capacity-blocks 4", 2, "2 policies or"),
         ("--policy ttl --capacity-blocks 4", 2, "ttl needs ttl_s"),
-        ("--capacity 1GiB --capacity-blocks 5", 2, "one cache has one capacity"),
+        ("--capacity 1GiB --capacity-blocks 5", 2, "both state the capacity"),
         ("--capacity 1GiB", 2, "bytes need a model"),
         (f"{_GPU} --policy lfu", 2, "lfu cannot order the blocks of an engine"),
         ("--fail-on evicted>3", 2, "--fail-on"),
