@@ -455,35 +455,20 @@ def _check_view(options: TuneOptions, where: ResolvedDeployment | None) -> None:
                 remedy="name the deployment: --gpu and --model",
             )
         return
-    capacity = options.capacity or options.capacity_blocks or options.capacity_range
-    for wrong, what, option, remedy in (
-        (
-            capacity is not None,
+    if options.capacity or options.capacity_blocks or options.capacity_range:
+        raise UsageError(
             "the deployment has a pool",
-            "--capacity",
-            "leave it out, or state the pool with --num-gpu-blocks",
-        ),
-        (
-            options.view == "unloaded",
-            "a deployment's TTFT is queued",
-            "--view unloaded",
-            "leave it out",
-        ),
-        (
-            options.outputs != "carried",
-            "an engine caches outputs",
-            "--outputs",
-            "leave it out",
-        ),
-        (
-            options.tpot_slo is not None and where.engine.name != VLLM,
-            "SGLang's output tokens are not simulated",
-            "--tpot-slo",
-            "leave it out",
-        ),
+            where="--capacity",
+            remedy="leave it out, or state the pool with --num-gpu-blocks",
+        )
+    untimed = options.tpot_slo is not None and where.engine.name != VLLM
+    for wrong, what, option in (
+        (options.view == "unloaded", "a deployment's TTFT is queued", "--view unloaded"),
+        (options.outputs != "carried", "an engine caches outputs", "--outputs"),
+        (untimed, "SGLang's output tokens are not simulated", "--tpot-slo"),
     ):
         if wrong:
-            raise UsageError(what, where=option, remedy=remedy)
+            raise UsageError(what, where=option, remedy="leave it out")
 
 
 def check(options: TuneOptions) -> TuneRequest:
