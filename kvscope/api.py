@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -202,14 +202,15 @@ def function_of(name: str) -> Callable[..., UseCaseResult]:
 @contextmanager
 def _subject(source: Any, db: str) -> Iterator[Opened]:
     """Yield what a use case works on: a trace, or the store alone."""
-    if source is not ...:
-        with _opened(source, db) as opened:
-            yield Opened(opened.store, opened.facts.name, lambda _: opened.facts)
-        return
-    from kvscope.store.file import StoreFile
+    if source is ...:
+        from kvscope.store.file import StoreFile
 
-    with StoreFile(db) as store:
-        yield Opened(store)
+        with StoreFile(db) as store:
+            yield Opened(store)
+        return
+    is_open = isinstance(source, OpenTrace)  # by its user, who closes it
+    with nullcontext(source) if is_open else open_trace(source, db=db) as opened:
+        yield Opened(opened.store, opened.facts.name, lambda _: opened.facts)
 
 
 def __getattr__(name: str) -> Any:
@@ -220,16 +221,6 @@ def __getattr__(name: str) -> Any:
         if name == entry.returns:
             return result_class(command)
     raise AttributeError(f"module 'kvscope.api' has no attribute {name!r}")
-
-
-@contextmanager
-def _opened(source: Source, db: str) -> Iterator[OpenTrace]:
-    """Yield the trace; a store that is opened for it is closed afterwards."""
-    if isinstance(source, OpenTrace):
-        yield source
-        return
-    with open_trace(source, db=db) as opened:
-        yield opened
 
 
 @contextmanager

@@ -61,14 +61,9 @@ class LogMonitor(Monitor):
         logging.getLogger("kvscope").info(without_secrets(text))
 
 
-@contextmanager
-def replays_on(on: str | None, monitor: Monitor) -> Iterator[Executor | None]:
-    """Yield the executor of a sweep's replays, None for threads as many as fit into memory."""
-    if on is None:
-        yield None
-        return
-    with ray_cluster(on, monitor) as executor:
-        yield executor
+def replays_on(on: str | None, monitor: Monitor) -> AbstractContextManager[Executor | None]:
+    """Return the executor of a sweep's replays, None for threads as many as fit into memory."""
+    return nullcontext() if on is None else ray_cluster(on, monitor)
 
 
 @contextmanager
