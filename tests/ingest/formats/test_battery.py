@@ -90,7 +90,7 @@ def test_frames_in_a_row_are_one_trace(sample: Any, read: Any, compress: Any) ->
 def test_of_cut_compressed_data_whole_lines_are_read(sample: Any, read: Any, compress: Any) -> None:
     """Wherever compressed data is cut, the lines before that are read and the cut is reported."""
     whole = compress(sample.data)
-    for end in range(4, len(whole)):
+    for end in range(4, len(whole), 3):
         try:
             result = read(whole[:end], sample.format)
         except InputError as error:
