@@ -92,9 +92,7 @@ def analysis(
 
 
 @lru_cache(maxsize=16)  # by the deployment too: what kvscope.toml states is no option
-def _pool(
-    trace: Trace, deployment: ResolvedDeployment, options: ExplainOptions
-) -> PoolHits | None:
+def _pool(trace: Trace, deployment: ResolvedDeployment, options: ExplainOptions) -> PoolHits | None:
     request, database = explain_request(options), connection.database()
     hits: PoolHits | None = in_process(work.pool_hits, database, trace, request, monitor=Monitor())
     return hits
