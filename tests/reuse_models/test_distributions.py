@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.sample_profiles import BirthDeath
 from kvscope.core.errors import InputError
 from kvscope.reuse_models import likelihood
 from kvscope.reuse_models.base import P, ReuseModel, _Shape
@@ -18,7 +19,6 @@ from kvscope.reuse_models.conversation import ConversationModel, next_turn_s, tu
 from kvscope.reuse_models.distributions import Exponential, Hyperexponential, Lognormal, Weibull
 from kvscope.reuse_models.observations import Observations
 from kvscope.reuse_models.selection import CLOSE, MODELS, choose, enough, tolerance
-from kvscope.synth.birth_death import BirthDeath
 from tests.reuse_models.drawn import TRUTH, observed
 
 every_model = pytest.mark.parametrize("kind", MODELS)

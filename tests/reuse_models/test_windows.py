@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.sample_profiles import BirthDeath
 from kvscope.core.files import data_folder
 from kvscope.ingest.pipeline import ingest
 from kvscope.reuse_models.evidence import Evidence, Span, load_evidence
@@ -19,7 +20,6 @@ from kvscope.reuse_models.results import Fit
 from kvscope.reuse_models.windows import default_length_s, sliding
 from kvscope.store.db import MEMORY, Store, open_store
 from kvscope.synth.base import ROOT
-from kvscope.synth.birth_death import BirthDeath
 from tests.characterize.tiny import tiny_store
 from tests.small_traces import requests, stored
 

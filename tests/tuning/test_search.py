@@ -8,11 +8,11 @@ from threading import Event
 import pytest
 from msgspec.structs import replace
 
+from benchmarks.sample_profiles import BirthDeath
 from kvscope.core.errors import Stopped
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.parameter_estimates import ParameterEstimate, bind
 from kvscope.replay.policy_options import Variant
-from kvscope.synth.birth_death import BirthDeath
 from kvscope.tuning import tuner
 from kvscope.tuning.comparison import bounds, changes, harms
 from kvscope.tuning.search import coarse, finer, search, search_values, xi_hints
