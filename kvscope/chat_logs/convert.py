@@ -30,9 +30,16 @@ from kvscope.chat_logs.tokenizer import Piece, Text, Tokenizer
 from kvscope.core.background import in_background
 from kvscope.core.errors import InputError
 from kvscope.ingest.columns import LONGEST_S
-from kvscope.ingest.formats.base import NOT_UTF8, TOO_DEEP, TOO_LONG, BadLine, Identifier, Rejects
+from kvscope.ingest.formats.base import (
+    TOO_LONG,
+    UNUSABLE,
+    BadLine,
+    Identifier,
+    Rejects,
+    common_keys,
+    reason_of,
+)
 from kvscope.ingest.formats.exporter import milliseconds
-from kvscope.ingest.formats.json_lines import common_keys
 from kvscope.ingest.limits import MAX_TOKENS
 from kvscope.ingest.pipeline import UnusableLinesError
 from kvscope.ingest.source import Source
@@ -184,14 +191,9 @@ class Converter:
                 answer = self._answer(request, prompt)
                 self._lineage.link(request)
                 yield _Record(line, k == len(requests), request, prompt, answer)
-        except BadLine as error:
-            rejects.reject(line, error.private)
-        except msgspec.MsgspecError as error:
-            rejects.reject(line, str(error))
-        except UnicodeDecodeError:
-            rejects.reject(line, NOT_UTF8)
-        except RecursionError:
-            rejects.reject(line, TOO_DEEP)
+        except UNUSABLE as error:
+            private = error.private if isinstance(error, BadLine) else reason_of(error)
+            rejects.reject(line, private)
         except (InputError, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001  (others are raised again)

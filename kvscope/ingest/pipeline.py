@@ -26,7 +26,6 @@ from kvscope.ingest.clocks import complete_sessions, turns, unread_notes
 from kvscope.ingest.columns import ATTRIBUTES, MEASURED, NONE, TOO_MANY_IDS, Columns, Interner
 from kvscope.ingest.formats import registry
 from kvscope.ingest.formats.base import (
-    Reader,
     ReadOptions,
     Records,
     Rejects,
@@ -157,13 +156,13 @@ def read_columns(
     chosen: type[TraceFormat],
     options: IngestOptions,
     interner: Interner | None = None,
-) -> tuple[Columns, Reader, Rejects, dict[str, Span]]:
+) -> tuple[Columns, TraceFormat, Rejects, dict[str, Span]]:
     """Read `source`; return what it holds, its bad lines, and when each file begins and ends.
 
     Of a source without any usable line only the beginning is read.
     """
     rejects = Rejects(source.path, options.strict, source.place)
-    reader = chosen.reader(options.read)
+    reader = chosen(options.read)
     columns = Columns(chosen.default_block_size, options.read, rejects, interner=interner)
     readable = takewhile(lambda _: not rejects.is_hopeless, reader.records(source))
     spans: dict[str, Span] = {}

@@ -26,12 +26,7 @@ class Langfuse(OpenAI):
 
     name = "langfuse"
     summary = "Langfuse observations with input, as JSON lines"
-
-    @classmethod
-    def recognizes(cls, keys: frozenset[str]) -> bool:
-        """Return True if lines are observations with their input."""
-        named = {"traceId", "startTime"} <= keys or {"trace_id", "start_time"} <= keys
-        return named and {"type", "input"} <= keys
+    marks = ("traceId startTime type input", "trace_id start_time type input")
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
         """Return the generation's request; none for other observations."""

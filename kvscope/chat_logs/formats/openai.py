@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from secrets import randbits
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -80,15 +80,11 @@ class OpenAI(LogFormat):
 
     name = "openai"
     summary = "Requests of OpenAI's and Anthropic's APIs, or whole conversations, one per line"
+    marks: ClassVar[tuple[str, ...]] = (*_CHATS, *_BODIES, "prompt", "input")
 
     def __init__(self) -> None:
         super().__init__()
         self._responses = Responses()
-
-    @classmethod
-    def recognizes(cls, keys: frozenset[str]) -> bool:
-        """Return True if lines have messages, a prompt, or a request with them."""
-        return bool(keys & {*_CHATS, *_BODIES, "prompt", "input"})
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
         """Return the line's request, or one per answer of a conversation."""

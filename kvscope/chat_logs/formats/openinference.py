@@ -33,12 +33,12 @@ class OpenInference(LogFormat):
 
     name = "openinference"
     summary = "OpenInference spans that Arize Phoenix exports, as JSON lines"
+    marks = ("attributes context span_kind",)
 
     @classmethod
     def recognizes(cls, keys: frozenset[str]) -> bool:
         """Return True if lines are spans with `attributes`, in an object or in columns."""
-        in_columns = any(key.startswith(f"{_COLUMN}llm.") for key in keys)
-        return in_columns or {"attributes", "context", "span_kind"} <= keys
+        return super().recognizes(keys) or any(key.startswith(f"{_COLUMN}llm.") for key in keys)
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
         """Return the request of a span, none for one without a prompt."""

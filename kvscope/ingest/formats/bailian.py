@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from kvscope.ingest.formats.base import ROOT, Identifier, Request, TraceFormat
+from kvscope.ingest.formats.base import ROOT, Identifier, Request, common_keys
 from kvscope.ingest.formats.exporter import LineExporter, Row, milliseconds
 from kvscope.ingest.formats.json_lines import (
     HASH_IDS,
@@ -15,9 +15,8 @@ from kvscope.ingest.formats.json_lines import (
     NAME,
     NUMBER,
     LineColumn,
-    RowReader,
+    RowFormat,
     ServiceRow,
-    common_keys,
 )
 from kvscope.ingest.formats.times import in_seconds
 
@@ -56,7 +55,15 @@ class _BailianRow(ServiceRow, gc=False, kw_only=True, rename=_SPELLED):
     clock: ClassVar[None] = None
 
 
-class _BailianReader(RowReader):
+class Bailian(RowFormat):
+    """Qwen-Bailian JSONL; `chat_id` distinguishes it from the other JSON lines."""
+
+    name = "bailian"
+    summary = "Qwen-Bailian JSONL: chat ids, times in s, blocks of 16 tokens"
+    source = "Qwen-Bailian anonymized traces (KVCache Cache in the Wild, ATC'25)"
+    fields = ("chat_id", "timestamp", "input_length", "output_length", "hash_ids")
+    default_block_size = 16
+    divides = True
     row = _BailianRow
     in_columns: ClassVar = {
         "chat_id": LineColumn("chat_id", INTEGER),
@@ -71,6 +78,12 @@ class _BailianReader(RowReader):
     }
     always = frozenset({"chat_id", "timestamp", "input_length", "output_length"})
 
+    @classmethod
+    def recognizes(cls, head: bytes) -> bool:
+        """Return True if the lines carry a `chat_id` and are not sessions."""
+        keys = common_keys(head)
+        return "chat_id" in keys and "requests" not in keys
+
     def request(self, row: _BailianRow) -> Request:
         if row.parent_chat_id == _ROOT:
             row.parent_chat_id = ROOT
@@ -79,24 +92,6 @@ class _BailianReader(RowReader):
         if row.arrival_s is None:
             row.arrival_s = in_seconds(row.timestamp_ms)
         return row  # type: ignore[return-value]  # see _BailianRow
-
-
-class Bailian(TraceFormat):
-    """Qwen-Bailian JSONL; `chat_id` distinguishes it from the other JSON lines."""
-
-    name = "bailian"
-    summary = "Qwen-Bailian JSONL: chat ids, times in s, blocks of 16 tokens"
-    source = "Qwen-Bailian anonymized traces (KVCache Cache in the Wild, ATC'25)"
-    fields = ("chat_id", "timestamp", "input_length", "output_length", "hash_ids")
-    default_block_size = 16
-    reader = _BailianReader
-    divides = True
-
-    @classmethod
-    def recognizes(cls, head: bytes) -> bool:
-        """Return True if the lines carry a `chat_id` and are not sessions."""
-        keys = common_keys(head)
-        return "chat_id" in keys and "requests" not in keys
 
 
 class _BailianLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -24,7 +24,7 @@ from kvscope.core.errors import InputError
 from kvscope.core.files import STANDARD_STREAM, files_of
 from kvscope.core.trace import Directives, Trace
 from kvscope.core.units import GIB
-from kvscope.ingest.formats.base import ROOT, BadLine, Reader, Records, Request, TraceFormat
+from kvscope.ingest.formats.base import ROOT, BadLine, Records, Request, TraceFormat
 from kvscope.ingest.formats.exporter import Advance, Exporter, Row, rows
 from kvscope.ingest.limits import (
     EXPANSION_FREE_BYTES,
@@ -179,7 +179,21 @@ class _ParquetRow(Request):
 _directives = msgspec.json.Decoder(Directives).decode
 
 
-class _ParquetReader(Reader):
+class Parquet(TraceFormat):
+    """Parquet with columns named as the fields of `Request` or as Baseten's; others are ignored."""
+
+    name = "parquet"
+    summary = "Parquet with kvscope's column names (input_tokens, ...), or Baseten's"
+    source = "kvscope; aiperf, loader/baseten_trace_models.py (commit 264464a)"
+    fields = ("input_tokens", "output_tokens", "arrival_s", "hash_ids")
+    default_block_size = 16
+    places_sessions = True  # where it has a column `clock`, or delays
+
+    @classmethod
+    def recognizes(cls, head: bytes) -> bool:
+        """Return True if the file begins as Parquet does."""
+        return head.startswith(MAGIC)
+
     def records(self, source: Source) -> Iterator[Records]:
         first = 1
         for file in _files(source):
@@ -349,23 +363,6 @@ def _require_lengths(present: Sequence[str], shown: str) -> None:
             where=shown,
             remedy="name the columns " + ", ".join(Request.__struct_fields__),
         )
-
-
-class Parquet(TraceFormat):
-    """Parquet with columns named as the fields of `Request` or as Baseten's; others are ignored."""
-
-    name = "parquet"
-    summary = "Parquet with kvscope's column names (input_tokens, ...), or Baseten's"
-    source = "kvscope; aiperf, loader/baseten_trace_models.py (commit 264464a)"
-    fields = ("input_tokens", "output_tokens", "arrival_s", "hash_ids")
-    default_block_size = 16
-    reader = _ParquetReader
-    places_sessions = True  # where it has a column `clock`, or delays
-
-    @classmethod
-    def recognizes(cls, head: bytes) -> bool:
-        """Return True if the file begins as Parquet does."""
-        return head.startswith(MAGIC)
 
 
 class ParquetExport(Exporter):

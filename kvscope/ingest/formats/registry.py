@@ -11,10 +11,9 @@ from kvscope.core.files import STANDARD_STREAM, sink
 from kvscope.core.trace import Trace
 from kvscope.ingest.formats.agentic import AgenticMooncake
 from kvscope.ingest.formats.bailian import Bailian, BailianExport
-from kvscope.ingest.formats.base import TraceFormat
+from kvscope.ingest.formats.base import TraceFormat, common_keys
 from kvscope.ingest.formats.dynamo import DynamoTraces
 from kvscope.ingest.formats.exporter import Advance, Exporter
-from kvscope.ingest.formats.json_lines import common_keys
 from kvscope.ingest.formats.lengths import LengthsCsv
 from kvscope.ingest.formats.litellm import LiteLlmPayloads
 from kvscope.ingest.formats.lmcache import LmcacheLookups

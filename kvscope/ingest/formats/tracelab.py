@@ -12,8 +12,8 @@ import reprlib
 
 import msgspec
 
-from kvscope.ingest.formats.base import BadLine, Identifier, ReadOptions, Request, TraceFormat
-from kvscope.ingest.formats.json_lines import RowReader, common_keys
+from kvscope.ingest.formats.base import BadLine, Identifier, ReadOptions, Request
+from kvscope.ingest.formats.json_lines import RowFormat
 from kvscope.ingest.formats.times import moment
 from kvscope.ingest.limits import MAX_HASH_IDS, MAX_TOKENS
 
@@ -65,7 +65,15 @@ class _TraceLabRow(msgspec.Struct, gc=False):
     timing_events: list[_TimingEvent] | None = None
 
 
-class _TraceLabReader(RowReader):
+class TraceLab(RowFormat):
+    """TraceLab JSONL, a round a line."""
+
+    name = "tracelab"
+    summary = "TraceLab agent rounds: blocks follow from reported prefixes"
+    source = "aiperf, src/aiperf/dataset/loader/_tracelab_convert.py (commit 018a03f)"
+    fields = ("session_id", "round_index", "input_tokens_total", "prefix_tokens")
+    marks = ("input_tokens_total prefix_tokens",)
+    default_block_size = BLOCK_SIZE
     row = _TraceLabRow
 
     def __init__(self, options: ReadOptions) -> None:
@@ -107,19 +115,3 @@ def _times(events: list[_TimingEvent]) -> tuple[float | None, float | None]:
 def _moments(events: list[_TimingEvent], kinds: frozenset[str]) -> list[float]:
     times_s = (moment(each.timestamp, "timestamp") for each in events if each.event_type in kinds)
     return [time_s for time_s in times_s if time_s is not None]
-
-
-class TraceLab(TraceFormat):
-    """TraceLab JSONL, a round a line."""
-
-    name = "tracelab"
-    summary = "TraceLab agent rounds: blocks follow from reported prefixes"
-    source = "aiperf, src/aiperf/dataset/loader/_tracelab_convert.py (commit 018a03f)"
-    fields = ("session_id", "round_index", "input_tokens_total", "prefix_tokens")
-    default_block_size = BLOCK_SIZE
-    reader = _TraceLabReader
-
-    @classmethod
-    def recognizes(cls, head: bytes) -> bool:
-        """Return True if the lines carry the split of their input."""
-        return {"input_tokens_total", "prefix_tokens"} <= common_keys(head)

@@ -10,12 +10,12 @@ result before its answer.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
-from kvscope.ingest.formats.base import BadLine, Identifier, ReadOptions, Request, TraceFormat
-from kvscope.ingest.formats.json_lines import RowReader, common_keys
+from kvscope.ingest.formats.base import BadLine, Identifier, ReadOptions, Request
+from kvscope.ingest.formats.json_lines import RowFormat
 from kvscope.ingest.formats.times import between, moment
 from kvscope.ingest.formats.tracelab import BLOCK_SIZE, DerivedBlocks
 
@@ -37,7 +37,7 @@ class _Usage(msgspec.Struct, gc=False):
     cached_input_tokens: int | None = None
 
 
-class _TranscriptReader(RowReader):
+class _Transcript(RowFormat):
     """Reads calls of sessions, whose state it keeps: when they were last sent, and their blocks."""
 
     def __init__(self, options: ReadOptions) -> None:
@@ -103,7 +103,15 @@ class _ClaudeRow(msgspec.Struct, gc=False):
     message: _Message | str | None = None
 
 
-class _ClaudeReader(_TranscriptReader):
+class ClaudeCode(_Transcript):
+    """Session files of Claude Code, one a session: `~/.claude/projects/*/*.jsonl`."""
+
+    name = "claude-code"
+    summary = "Claude Code transcripts: usage per call; blocks follow from lengths"
+    source = "transcripts of Claude Code 2.1"
+    fields = ("sessionId", "parentUuid", "message")
+    marks = ("sessionId parentUuid",)
+    default_block_size = BLOCK_SIZE
     row = _ClaudeRow
 
     def __init__(self, options: ReadOptions) -> None:
@@ -147,22 +155,6 @@ class _ClaudeReader(_TranscriptReader):
         return self._call(session, total, cached, usage, message.model, at_s, _LIFETIME_S)
 
 
-class ClaudeCode(TraceFormat):
-    """Session files of Claude Code, one a session: `~/.claude/projects/*/*.jsonl`."""
-
-    name = "claude-code"
-    summary = "Claude Code transcripts: usage per call; blocks follow from lengths"
-    source = "transcripts of Claude Code 2.1"
-    fields = ("sessionId", "parentUuid", "message")
-    default_block_size = BLOCK_SIZE
-    reader = _ClaudeReader
-
-    @classmethod
-    def recognizes(cls, head: bytes) -> bool:
-        """Return True if lines are entries of a session."""
-        return {"sessionId", "parentUuid"} <= common_keys(head)
-
-
 class _TokenCounts(msgspec.Struct, gc=False):
     last_token_usage: _Usage | None = None
     total_token_usage: _Usage | None = None
@@ -185,7 +177,15 @@ class _CodexRow(msgspec.Struct, gc=False):
 _INPUTS = frozenset({"function_call_output", "custom_tool_call_output", "user_message"})
 
 
-class _CodexReader(_TranscriptReader):
+class Codex(_Transcript):
+    """Rollouts of Codex, one a session: `~/.codex/sessions/**/rollout-*.jsonl`."""
+
+    name = "codex"
+    summary = "Codex rollouts: usage per call; blocks follow from lengths"
+    source = "rollouts of Codex CLI 0.156"
+    fields = ("timestamp", "type", "payload")
+    marks = ("timestamp type payload",)
+    default_block_size = BLOCK_SIZE
     row = _CodexRow
     redundant = frozenset({"ordinal"})
 
@@ -214,20 +214,3 @@ class _CodexReader(_TranscriptReader):
         cached = usage.cached_input_tokens or 0
         at_s = moment(row.timestamp, "timestamp")
         return self._call(self._session, usage.input_tokens, cached, usage, self._model, at_s)
-
-
-class Codex(TraceFormat):
-    """Rollouts of Codex, one a session: `~/.codex/sessions/**/rollout-*.jsonl`."""
-
-    name = "codex"
-    summary = "Codex rollouts: usage per call; blocks follow from lengths"
-    source = "rollouts of Codex CLI 0.156"
-    fields = ("timestamp", "type", "payload")
-    default_block_size = BLOCK_SIZE
-    reader = _CodexReader
-    places_sessions: ClassVar[bool] = False
-
-    @classmethod
-    def recognizes(cls, head: bytes) -> bool:
-        """Return True if lines are entries of a rollout."""
-        return {"timestamp", "type", "payload"} <= common_keys(head)
