@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Float64s
-from kvscope.reuse_models.base import P
+from kvscope.reuse_models.base import LEVEL, P, quantile
 from kvscope.reuse_models.distributions import Exponential, exponential_estimates
-from kvscope.reuse_models.likelihood import LEVEL, quantile
 from kvscope.reuse_models.observations import RESOLUTION_S, Observations
 from kvscope.reuse_models.results import Interval
 

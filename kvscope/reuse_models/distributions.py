@@ -6,8 +6,7 @@ import numpy as np
 
 from kvscope.core.arrays import Float64s
 from kvscope.learning.reuse.formulas import ReuseCounts, exponentials
-from kvscope.reuse_models.base import ReuseModel
-from kvscope.reuse_models.likelihood import expit, logit
+from kvscope.reuse_models.base import ReuseModel, expit, logit
 from kvscope.reuse_models.observations import Observations
 
 _HALF_LOG_2PI = 0.5 * np.log(2.0 * np.pi)

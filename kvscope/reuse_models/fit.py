@@ -27,8 +27,14 @@ from kvscope.reuse_models.results import (
     StabilityFit,
     WindowFits,
 )
-from kvscope.reuse_models.selection import Choice, choose, enough, tolerance
-from kvscope.reuse_models.windows import default_length_s, over_windows
+from kvscope.reuse_models.selection import (
+    Choice,
+    choose,
+    default_length_s,
+    enough,
+    over_windows,
+    tolerance,
+)
 from kvscope.store.db import Store
 
 _TURNS = 10  # turns with a row of their own

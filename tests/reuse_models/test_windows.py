@@ -17,7 +17,7 @@ from kvscope.ingest.pipeline import ingest
 from kvscope.reuse_models.evidence import Evidence, Span, load_evidence
 from kvscope.reuse_models.fit import fit
 from kvscope.reuse_models.results import Fit
-from kvscope.reuse_models.windows import default_length_s, sliding
+from kvscope.reuse_models.selection import default_length_s, sliding
 from kvscope.store.db import MEMORY, Store, open_store
 from kvscope.synth.base import ROOT
 from tests.characterize.tiny import tiny_store
