@@ -7,7 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from kvscope.ingest.formats.base import ROOT, Identifier, Request, common_keys
-from kvscope.ingest.formats.exporter import LineExporter, Row, milliseconds
+from kvscope.ingest.formats.exporter import LineExporter, milliseconds
 from kvscope.ingest.formats.json_lines import (
     HASH_IDS,
     INTEGER,
@@ -94,31 +94,6 @@ class Bailian(RowFormat):
         return row  # type: ignore[return-value]  # see _BailianRow
 
 
-class _BailianLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    chat_id: int
-    parent_chat_id: int
-    user_id: int | None = None
-    timestamp: float
-    input_length: int
-    output_length: int
-    type: str
-    turn: int
-    hash_ids: list[int] | None = None
-    block_size: int | None = None
-    model: str | None = None
-    lora_name: str | None = None
-    cache_salt: str | None = None
-    worker: str | None = None
-    ttft_ms: int | float | None = None
-    queue_ms: int | float | None = None
-    duration_ms: int | float | None = None
-    cached_tokens: int | None = None
-    delay_ms: int | float | None = None
-    waits_for: int | None = None
-    retention: msgspec.Raw | None = None
-    repeated_tokens: int | None = None
-
-
 class BailianExport(LineExporter):
     """Everything but how conversations are known: an inferred parent is written as a given one.
 
@@ -130,29 +105,29 @@ class BailianExport(LineExporter):
     name = Bailian.name
     summary = Bailian.summary
 
-    def line(self, row: Row, block_size: int) -> _BailianLine:
+    def line(self, row: Request, block_size: int) -> dict[str, object]:
         """Return a line in the field order of the published traces."""
-        return _BailianLine(
-            chat_id=row.chat_id,
-            parent_chat_id=ROOT if row.parent_chat_id is None else row.parent_chat_id,
-            user_id=row.user_id,
-            timestamp=row.arrival_s,
-            input_length=row.input_tokens,
-            output_length=row.output_tokens,
-            type=row.type,
-            turn=row.turn,
-            hash_ids=row.hash_ids or None,
-            block_size=None if block_size == Bailian.default_block_size else block_size,
-            model=row.model,
-            lora_name=row.adapter,
-            cache_salt=row.cache_salt,
-            worker=row.worker,
-            ttft_ms=milliseconds(row.ttft_s),
-            queue_ms=milliseconds(row.queue_s),
-            duration_ms=milliseconds(row.duration_s),
-            cached_tokens=row.cached_tokens,
-            delay_ms=milliseconds(row.delay_s),
-            waits_for=row.waits_for,
-            retention=msgspec.Raw(row.retention.encode()) if row.retention else None,
-            repeated_tokens=row.repeated_tokens,
-        )
+        return {
+            "chat_id": row.chat_id,
+            "parent_chat_id": ROOT if row.parent_chat_id is None else row.parent_chat_id,
+            "user_id": row.user_id,
+            "timestamp": row.arrival_s,
+            "input_length": row.input_tokens,
+            "output_length": row.output_tokens,
+            "type": row.type,
+            "turn": row.turn,
+            "hash_ids": row.hash_ids or None,
+            "block_size": None if block_size == Bailian.default_block_size else block_size,
+            "model": row.model,
+            "lora_name": row.adapter,
+            "cache_salt": row.cache_salt,
+            "worker": row.worker,
+            "ttft_ms": milliseconds(row.ttft_s),
+            "queue_ms": milliseconds(row.queue_s),
+            "duration_ms": milliseconds(row.duration_s),
+            "cached_tokens": row.cached_tokens,
+            "delay_ms": milliseconds(row.delay_s),
+            "waits_for": row.waits_for,
+            "retention": row.retention,
+            "repeated_tokens": row.repeated_tokens,
+        }

@@ -12,7 +12,7 @@ from typing import ClassVar, TypeVar
 import msgspec
 
 from kvscope.ingest.formats.base import BadLine, HashIds, Identifier, Request
-from kvscope.ingest.formats.exporter import LineExporter, Row, milliseconds
+from kvscope.ingest.formats.exporter import LineExporter, milliseconds
 from kvscope.ingest.formats.json_lines import (
     HASH_IDS,
     INTEGER,
@@ -185,14 +185,6 @@ def _agreed(name: str, value: _Number | None, alias: str, other: _Number | None)
     return other
 
 
-class _MooncakeLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    timestamp: int | float
-    input_length: int
-    output_length: int
-    hash_ids: list[int] | None = None
-    block_size: int | None = None
-
-
 class MooncakeExport(LineExporter):
     """Times, lengths and blocks: no conversations, turns, users, types, models or measured times.
 
@@ -203,12 +195,12 @@ class MooncakeExport(LineExporter):
     name = Mooncake.name
     summary = Mooncake.summary
 
-    def line(self, row: Row, block_size: int) -> _MooncakeLine:
+    def line(self, row: Request, block_size: int) -> dict[str, object]:
         """Return a line in the field order of the published trace."""
-        return _MooncakeLine(
-            timestamp=milliseconds(row.arrival_s),
-            input_length=row.input_tokens,
-            output_length=row.output_tokens,
-            hash_ids=row.hash_ids or None,
-            block_size=None if block_size == Mooncake.default_block_size else block_size,
-        )
+        return {
+            "timestamp": milliseconds(row.arrival_s),
+            "input_length": row.input_tokens,
+            "output_length": row.output_tokens,
+            "hash_ids": row.hash_ids or None,
+            "block_size": None if block_size == Mooncake.default_block_size else block_size,
+        }
