@@ -18,7 +18,7 @@ from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.simulate import Simulation, ordered
 from kvscope.app.worker_process import in_process
-from kvscope.characterize.windows import round_windows
+from kvscope.characterize.distributions import round_windows
 from kvscope.core import units
 from kvscope.core.errors import StoreBusyError
 from kvscope.core.runs import PartOutcome, Run, RunSetting

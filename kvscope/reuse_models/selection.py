@@ -8,8 +8,7 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-from kvscope.characterize.distributions import log_grid
-from kvscope.characterize.windows import DAY_S
+from kvscope.characterize.distributions import DAY_S, log_grid
 from kvscope.core.arrays import Float64s
 from kvscope.reuse_models.base import ReuseModel
 from kvscope.reuse_models.distributions import (

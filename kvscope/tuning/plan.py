@@ -25,9 +25,8 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.lru_retention import LruRetention
 from kvscope.replay.workload import Workload
 from kvscope.routers.base import Router
-from kvscope.tuning.capacity import least_for_lru
 from kvscope.tuning.comparison import Canary, Window, WindowTrial
-from kvscope.tuning.fewest import MOST_REPLICAS, fewest, most_tried
+from kvscope.tuning.least import MOST_REPLICAS, fewest, least_for_lru, most_tried
 from kvscope.tuning.replicas import SESSION, fleet_sweep
 from kvscope.tuning.rule import Judged, LaterWindows, SloAnswer, slo_answer
 from kvscope.tuning.target import LIKELY

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from kvscope.characterize.windows import Windows
+from kvscope.characterize.distributions import Windows
 from kvscope.core.errors import InputError
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts

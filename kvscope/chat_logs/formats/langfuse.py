@@ -14,8 +14,7 @@ import msgspec
 
 from kvscope.chat_logs.formats.base import LoggedRequest
 from kvscope.chat_logs.formats.openai import OpenAI
-from kvscope.ingest.formats.base import BadLine, described
-from kvscope.ingest.formats.times import between, moment
+from kvscope.ingest.formats.base import BadLine, between, described, moment
 
 _GENERATION = "GENERATION"
 _WRITTEN = ("creation", "write")

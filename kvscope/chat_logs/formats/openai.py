@@ -32,8 +32,7 @@ from kvscope.chat_logs.formats.base import (
     Prompt,
     Tool,
 )
-from kvscope.ingest.formats.base import BadLine, Identifier, described
-from kvscope.ingest.formats.times import between, in_seconds, moment
+from kvscope.ingest.formats.base import BadLine, Identifier, between, described, in_seconds, moment
 
 _BODIES = ("request", "body")
 _CHATS = ("messages", "conversation", "conversations")

@@ -15,9 +15,8 @@ import msgspec
 
 from kvscope.chat_logs.bodies import from_schema
 from kvscope.chat_logs.formats.base import Chat, LogFormat, LoggedRequest, Message, Prompt, Tool
-from kvscope.ingest.formats.base import BadLine, described
+from kvscope.ingest.formats.base import BadLine, described, moment
 from kvscope.ingest.formats.otlp import OtlpSpan, Values, input_tokens, output_tokens
-from kvscope.ingest.formats.times import moment
 
 _ASKED, _SAID = "llm.input_messages.", "llm.output_messages."
 _PROMPTS, _TOOLS = "llm.prompts.", "llm.tools."

@@ -15,8 +15,7 @@ import msgspec
 
 from kvscope.chat_logs.formats.base import LogFormat, LoggedRequest
 from kvscope.chat_logs.formats.openai import texts
-from kvscope.ingest.formats.base import BadLine, Identifier, described
-from kvscope.ingest.formats.times import moment
+from kvscope.ingest.formats.base import BadLine, Identifier, described, moment
 
 _FINISHED = "request.finished"
 _OTHERS = "log records of other events than a finished request"

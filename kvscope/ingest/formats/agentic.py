@@ -11,9 +11,8 @@ import math
 
 import msgspec
 
-from kvscope.ingest.formats.base import BadLine, Identifier, ReadOptions, Request
+from kvscope.ingest.formats.base import BadLine, Identifier, ReadOptions, Request, in_seconds
 from kvscope.ingest.formats.json_lines import RowFormat
-from kvscope.ingest.formats.times import in_seconds
 
 _SCHEMA = "dynamo.agentic_mooncake"
 _VERSION = 2

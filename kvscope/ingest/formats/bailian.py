@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from kvscope.ingest.formats.base import ROOT, Identifier, Request, common_keys
+from kvscope.ingest.formats.base import ROOT, Identifier, Request, common_keys, in_seconds
 from kvscope.ingest.formats.exporter import LineExporter, milliseconds
 from kvscope.ingest.formats.json_lines import (
     HASH_IDS,
@@ -18,7 +18,6 @@ from kvscope.ingest.formats.json_lines import (
     RowFormat,
     ServiceRow,
 )
-from kvscope.ingest.formats.times import in_seconds
 
 _ROOT = str(ROOT)
 _SPELLED = {

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from kvscope.ingest.formats.base import UNREAD_PROMPTS, BadLine, Identifier, Request
+from kvscope.ingest.formats.base import UNREAD_PROMPTS, BadLine, Identifier, Request, in_seconds
 from kvscope.ingest.formats.json_lines import RowFormat
-from kvscope.ingest.formats.times import in_seconds
 
 _REQUEST = "request_end"
 _TOOLS = "tool events (a closed loop takes think times from arrivals and durations)"

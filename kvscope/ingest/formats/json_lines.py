@@ -29,8 +29,8 @@ from kvscope.ingest.formats.base import (
     Request,
     RequestColumns,
     common_keys,
+    in_seconds,
 )
-from kvscope.ingest.formats.times import in_seconds
 from kvscope.ingest.hash_ids import (
     NO_ID,
     UNUSUAL,

@@ -20,11 +20,12 @@ from kvscope.ingest.formats.base import (
     ReadOptions,
     Request,
     Service,
+    between,
     common_keys,
+    moment,
 )
 from kvscope.ingest.formats.json_lines import RowFormat
 from kvscope.ingest.formats.lengths import csv_fields, csv_header
-from kvscope.ingest.formats.times import between, moment
 
 _PROMPTED = frozenset({
     "completion", "text_completion", "anthropic_messages", "responses", "generate_content",

@@ -11,7 +11,7 @@ from typing import ClassVar, TypeVar
 
 import msgspec
 
-from kvscope.ingest.formats.base import BadLine, HashIds, Identifier, Request
+from kvscope.ingest.formats.base import BadLine, HashIds, Identifier, Request, in_seconds
 from kvscope.ingest.formats.exporter import LineExporter, milliseconds
 from kvscope.ingest.formats.json_lines import (
     HASH_IDS,
@@ -23,7 +23,6 @@ from kvscope.ingest.formats.json_lines import (
     RowFormat,
     ServiceRow,
 )
-from kvscope.ingest.formats.times import in_seconds
 from kvscope.ingest.hash_ids import decoded
 
 TEXT_PROMPTS = "prompts as text, without input_length"

@@ -24,8 +24,8 @@ from kvscope.ingest.formats.base import (
     Records,
     Request,
     Service,
+    between,
 )
-from kvscope.ingest.formats.times import between
 from kvscope.ingest.limits import MAX_NESTING
 from kvscope.ingest.source import Source
 

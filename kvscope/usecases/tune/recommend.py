@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.app.monitor import Monitor, replays_on
 from kvscope.app.traces import require_arrivals, routers_for
-from kvscope.characterize.windows import round_windows
+from kvscope.characterize.distributions import round_windows
 from kvscope.core import units
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.roofline import HIGH, LOW

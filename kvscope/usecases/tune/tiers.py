@@ -18,8 +18,7 @@ from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.kv_groups import KvGroups
 from kvscope.policies.lru_retention import RETENTION, LruRetention, retaining
 from kvscope.replay.policy_options import VLLM, Variant
-from kvscope.tuning.tier_prices import tier_prices
-from kvscope.tuning.tiers import Options, TierCandidate, TierOffer, sizes_to_compare
+from kvscope.tuning.tiers import Options, TierCandidate, TierOffer, sizes_to_compare, tier_prices
 from kvscope.vllm_sim.offload_spec import OffloadSpec, own_offload
 from kvscope.vllm_sim.settings import EngineSettings
 
