@@ -87,7 +87,7 @@ from kvscope.datasets.shards import (
     save_lengths,
 )
 from kvscope.ingest.build import Arranged, BuiltRequests, missing_notes
-from kvscope.ingest.clocks import turns, unread_notes
+from kvscope.ingest.clocks import unread_notes
 from kvscope.ingest.formats.base import Rejects, counted
 from kvscope.ingest.pipeline import (
     Ingested,
@@ -95,8 +95,7 @@ from kvscope.ingest.pipeline import (
     Origin,
     format_of,
     overlap_notes,
-    refuse_if_too_bad,
-    require_requests,
+    vetted,
     write_requests,
     write_reuses,
 )
@@ -236,12 +235,17 @@ class DatasetBuild:
         parts = self._parsed()
         facts = [load_facts(folder) for folder in parts]
         self.rejects = join_rejects(self.path, facts)
-        refuse_if_too_bad(self.rejects, self._format, self._read)
         joined = join_parts(self.path, parts, facts, ArrayFolder(self.work / "rows"))
-        if joined.cut and (self._read.strict or not joined.gaps.requests):
-            raise InputError(joined.cut, where=self.path, remedy="copy or write it again")
-        require_requests(joined.gaps.requests, self.path, joined.left_out)
-        if turns(joined.gaps, self._format, self._read.read.turns, self.path) == "delta":
+        held = vetted(
+            self.path,
+            self._format,
+            self._read,
+            self.rejects,
+            joined.gaps,
+            joined.cut,
+            joined.left_out,
+        )
+        if held == "delta":
             raise InputError(
                 "rows of a session hold only what is new, which a dataset cannot complete",
                 where=self.path,

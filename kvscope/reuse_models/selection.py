@@ -18,15 +18,17 @@ from kvscope.reuse_models.distributions import (
     Weibull,
 )
 from kvscope.reuse_models.evidence import Evidence, Span
-from kvscope.reuse_models.observations import KaplanMeier, Observations
+from kvscope.reuse_models.observations import (
+    CLOSE,
+    KaplanMeier,
+    Observations,
+    enough,
+    tolerance,
+)
 from kvscope.reuse_models.results import StabilityFit, WindowFit, WindowFits
 
 MODELS: tuple[type[ReuseModel], ...] = (Exponential, Hyperexponential, Weibull, Lognormal)
 _KINDS: Mapping[str, type[ReuseModel]] = {kind.name: kind for kind in MODELS}
-FEWEST_RUNS = 30  # runs of reuse that a fit needs
-FEWEST_EFFECTIVE = 10.0  # independent reused blocks that a fit needs
-CLOSE = 0.05  # a model that misplaces at most this share of the reuse fits, whatever n
-_CRITICAL = 1.094  # critical KS distance times sqrt(n), at 5 %, rate estimated
 
 
 class Choice(Struct, frozen=True):
@@ -40,19 +42,6 @@ class Choice(Struct, frozen=True):
     chosen: ReuseModel
     fits: bool
     verdict: str
-
-
-def enough(of: Observations) -> bool:
-    """Return whether there is enough reuse to fit, and not only in a few conversations."""
-    return of.reused_runs >= FEWEST_RUNS and of.effective_reused >= FEWEST_EFFECTIVE
-
-
-def tolerance(of: Observations) -> float:
-    """Return the KS distance up to which a model fits: too small to matter, or to be detected.
-
-    Source: Lilliefors, On the Kolmogorov-Smirnov test for the exponential distribution (1969).
-    """
-    return float(max(CLOSE, _CRITICAL / np.sqrt(max(of.effective_reused, 1.0))))
 
 
 def choose(of: Observations) -> Choice:

@@ -8,10 +8,10 @@ that saves most GPU time beyond its price. The plan judges them on the later req
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct, field
@@ -75,6 +75,7 @@ ALIKE = 0.02
 """A difference, as a share of a figure, that does not matter."""
 _OUTPUTS = "offload_prompt_only"
 Options = tuple[tuple[str, tuple[object, ...]], ...]
+E = TypeVar("E")
 
 
 class TierCandidate(Struct, frozen=True):
@@ -280,17 +281,14 @@ class TierSearch:
         return tried
 
     def _nearest(self, alone: Trial, known: Sequence[_Replayed]) -> _Replayed:
-        """Return the cheapest that meets the SLO; else of those with about the lowest figure.
-
-        Where none meets it, those that save more than their price go before all others: memory is
-        then no way to the SLO, and only worth what it saves.
-        """
-        meeting = [each for each in known if each.trial.meets(self._target)]
-        if not meeting:
-            paying = [each for each in known if self._net_hour(alone, each) > 0] or known
-            most_s = min(each.trial.target_s for each in paying) * (1 + ALIKE)
-            meeting = [each for each in paying if not each.trial.target_s > most_s]
-        return min(meeting, key=lambda each: (each.cost_hour, each.candidate.sizes))
+        """Return the cheapest of those nearest to the SLO."""
+        front = nearest(
+            known,
+            lambda each: each.trial.meets(self._target),
+            lambda each: self._net_hour(alone, each) > 0,
+            lambda each: each.trial.target_s,
+        )
+        return min(front, key=lambda each: (each.cost_hour, each.candidate.sizes))
 
     def _net_hour(self, alone: Trial, replayed: _Replayed) -> float:
         """Return what a candidate saves an hour beyond its price; its price without a GPU's."""
@@ -356,6 +354,24 @@ class TierSearch:
             cost_hour = self.offer.price_hour(candidate, written)
             replayed.append(_Replayed(candidate, policy, trial, cost_hour))
         return replayed
+
+
+def nearest(
+    known: Sequence[E],
+    meets: Callable[[E], bool],
+    pays: Callable[[E], bool],
+    target_s: Callable[[E], float],
+) -> list[E]:
+    """Return those that meet the SLO; where none does, those with about the lowest percentile.
+
+    Of these, those that save more than their price go before all others: memory is then no way to
+    the SLO, and only worth what it saves.
+    """
+    if meeting := [each for each in known if meets(each)]:
+        return meeting
+    paying = [each for each in known if pays(each)] or known
+    most_s = min(map(target_s, paying)) * (1 + ALIKE)
+    return [each for each in paying if not target_s(each) > most_s]
 
 
 def _trial_of(

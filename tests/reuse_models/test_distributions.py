@@ -15,10 +15,10 @@ from benchmarks.sample_profiles import BirthDeath
 from kvscope.core.errors import InputError
 from kvscope.reuse_models import base
 from kvscope.reuse_models.base import P, ReuseModel
-from kvscope.reuse_models.conversation import ConversationModel, next_turn_s, turn_waits
+from kvscope.reuse_models.conversation import fit_conversations, next_turn_s, turn_waits
 from kvscope.reuse_models.distributions import Exponential, Hyperexponential, Lognormal, Weibull
-from kvscope.reuse_models.observations import Observations
-from kvscope.reuse_models.selection import CLOSE, MODELS, choose, enough, tolerance
+from kvscope.reuse_models.observations import CLOSE, Observations, enough, tolerance
+from kvscope.reuse_models.selection import MODELS, choose
 from tests.reuse_models.drawn import TRUTH, observed
 
 every_model = pytest.mark.parametrize("kind", MODELS)
@@ -168,7 +168,7 @@ def coverage(name: str, runs: int, *, blocks: float = 1.0, alike: int = 1) -> di
         of = observed(draw, runs, seed, blocks=blocks, alike=alike)
         model = KINDS[name]().fit(of)
         for one, value in truth.items():
-            interval = model.interval_[one]
+            interval = model.interval[one]
             assert interval is not None
             held[one] += interval[0] <= value <= interval[1]
     return {one: held[one] / SEEDS for one in truth}
@@ -227,9 +227,9 @@ def test_the_conversation_model_is_recovered() -> None:
     }
     held, seeds = Counter[str](), 100
     for seed in range(seeds):
-        model = ConversationModel().fit(*turns_of(600, seed))
+        model = fit_conversations(*turns_of(600, seed))
         for one, value in truth.items():
-            interval = model.interval_[one]
+            interval = model.interval[one]
             assert interval is not None
             held[one] += interval[0] <= value <= interval[1]
     for one in truth:  # of 100, 88 or fewer would hold less than once in a hundred times

@@ -115,7 +115,7 @@ def test_each_window_is_fitted_to_its_own_past() -> None:
     assert found is not None
     one = found.fits[0]
     place = evidence.categories.index(one.category)
-    alone = choose(evidence.waits(Span(one.start_s, one.end_s))[place]).exponential
+    alone = choose(evidence.waits(Span(one.start_s, one.end_s))[place]).models[0]
     assert one.reuse_probability == pytest.approx(alone.reuse_probability_)
     assert one.rate_per_s == pytest.approx(alone.params_["rate_per_s"])
 
