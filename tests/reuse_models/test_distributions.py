@@ -168,7 +168,7 @@ def coverage(name: str, runs: int, *, blocks: float = 1.0, alike: int = 1) -> di
         of = observed(draw, runs, seed, blocks=blocks, alike=alike)
         model = KINDS[name]().fit(of)
         for one, value in truth.items():
-            interval = model.interval[one]
+            interval = model.interval_[one]
             assert interval is not None
             held[one] += interval[0] <= value <= interval[1]
     return {one: held[one] / SEEDS for one in truth}
