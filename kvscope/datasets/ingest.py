@@ -29,7 +29,7 @@ from kvscope.core.files import (
     space_in,
     write_text,
 )
-from kvscope.core.trace import PromptLengths, Trace
+from kvscope.core.trace import PromptLengths
 from kvscope.core.units import GIB, MIB, format_size
 from kvscope.datasets.cuts import (
     SHARE,
@@ -75,6 +75,7 @@ from kvscope.datasets.files import (
 from kvscope.datasets.numbering import number_blocks
 from kvscope.datasets.paths import Progress
 from kvscope.datasets.shards import (
+    GROUPS,
     ShardTask,
     build_shard,
     columns_digest,
@@ -103,7 +104,7 @@ from kvscope.ingest.source import Source, is_plain
 from kvscope.replay.path_facts import LENGTHS
 from kvscope.store import traces
 from kvscope.store.checks import keep_checksum
-from kvscope.store.db import Store, open_store
+from kvscope.store.db import open_store
 from kvscope.store.folder import MANIFEST, PLAN, STORE
 
 LEAST_MEMORY = GIB
@@ -536,7 +537,8 @@ class DatasetBuild:
                 branches: Arrays = {"block": self.numbered.blocks, "parent": self.numbered.parents}
                 store.append("ingest/add_branches", branches, trace_id=trace.trace_id)
                 for folder in reduced:
-                    self._append_groups(store, trace, folder)
+                    groups = {x: np.asarray(load_array(folder, f"group_{x}")) for x in GROUPS}
+                    store.append("ingest/add_block_groups", groups, trace_id=trace.trace_id)
                     advance(1)
                 requests = len(built.requests["request"])
                 for begin, end in run_stretches(reduced, requests, _RUNS_AT_ONCE):
@@ -544,11 +546,6 @@ class DatasetBuild:
                     write_reuses(store, trace, runs)
                 keep_checksum(store, trace)
         draft.replace(self.folder / STORE)
-
-    def _append_groups(self, store: Store, trace: Trace, folder: Path) -> None:
-        names = ("first_request", "last_request", "reuses", "blocks")
-        groups = {name: np.asarray(load_array(folder, f"group_{name}")) for name in names}
-        store.append("ingest/add_block_groups", groups, trace_id=trace.trace_id)
 
     def finish(self) -> None:
         """Write the manifest, and remove the temporary files."""

@@ -92,7 +92,7 @@ class OpenAI(LogFormat):
     def requests(self, fields: dict[str, Any], size: int) -> Sequence[LoggedRequest]:
         """Return the requests in the fields of a line of `size` bytes, as `parse` does."""
         fields = _flattened(fields)
-        if _is_responses(fields):
+        if "messages" not in fields and isinstance(fields.get("input"), str | list):
             fields = self._responses.chat(fields, fields.get("response"), size)
         elif is_anthropic(fields):
             fields = from_anthropic(fields)
@@ -159,11 +159,6 @@ def texts(prompt: object) -> list[Prompt]:
     if prompt is None:
         raise BadLine("Object missing required field `messages` or `prompt`")
     raise BadLine(f"prompt is neither text nor token ids: {described(prompt)}")
-
-
-def _is_responses(fields: Mapping[str, Any]) -> bool:
-    """Return True for a body of the Responses API."""
-    return "messages" not in fields and isinstance(fields.get("input"), str | list)
 
 
 def _links(fields: Mapping[str, Any], answer: LoggedAnswer) -> dict[str, Identifier | None]:

@@ -125,16 +125,15 @@ class _Text:
                 x.field: self._numbers[k] / x.per_s for k, x in enumerate(self._columns[NUMBER])
             },
             names={
-                x.field: (self._names_of(k), self._codes[k])
+                x.field: (
+                    [self._text[i:j].decode() for i, j in self._names[k].tolist() if j],
+                    self._codes[k],
+                )
                 for k, x in enumerate(self._columns[NAME])
             },
             starts=self._starts,
             ids=self._ids[:count],
         )
-
-    def _names_of(self, place: int) -> list[str]:
-        spans = self._names[place].tolist()
-        return [self._text[begin:end].decode() for begin, end in spans if end]
 
 
 @kernel
