@@ -219,7 +219,7 @@ $(DYNAMO)/ready:
 	@touch $(DYNAMO)/ready
 
 samples: setup ## generate sample_traces/ again (seeded: the same bytes)
-	$(PY) -m kvscope.synth.profiles sample_traces
+	$(PY) -m benchmarks.sample_profiles sample_traces
 
 # What is there already is not compiled again, and what no command needs any more stays: `make clean`
 # before a release. Numba's other version lies over .venv.

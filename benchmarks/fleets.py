@@ -31,6 +31,7 @@ from benchmarks import ROOT
 from benchmarks.fleet_speed import speed
 from benchmarks.processes import measure, note
 from benchmarks.router_choice import event_lag, samples
+from benchmarks.sample_profiles import LLM_D_STAGES, SharedPrefixGroups
 from benchmarks.table import Table, record
 from benchmarks.traces import MOONCAKE
 from kvscope.core.arrays import Float64s, Int64s
@@ -56,7 +57,6 @@ from kvscope.routers.round_robin import RoundRobin
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
 from kvscope.synth.profiles import write_jsonl
-from kvscope.synth.shared_prefix_groups import LLM_D_STAGES, SharedPrefixGroups
 from kvscope.vllm_sim import EngineSettings, StepCost
 
 PAGE = ROOT / "docs" / "evidence" / "fleets.md"

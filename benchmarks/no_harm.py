@@ -35,7 +35,7 @@ from benchmarks import ROOT, tier_harm
 from benchmarks.held_out import HeldOut, generated, published, samples
 from benchmarks.processes import note
 from benchmarks.table import Table, record
-from kvscope.characterize.windows import Windows
+from kvscope.characterize.distributions import Windows
 from kvscope.core.hits import standard
 from kvscope.latency.profile import PRESETS
 from kvscope.policies.base import GUARD, Policy
@@ -46,7 +46,7 @@ from kvscope.replay.settings import run_setting
 from kvscope.replay.workload import Workload
 from kvscope.tuning.bootstrap import Bootstrap
 from kvscope.tuning.comparison import Window, WindowTrial, bounds, changes, harms
-from kvscope.tuning.load import keeps_up
+from kvscope.tuning.least import keeps_up
 from kvscope.tuning.rule import PolicyComparison
 from kvscope.tuning.search import XI, with_value
 from kvscope.tuning.split import first_requests

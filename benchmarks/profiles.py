@@ -10,7 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.random import Generator
 
-from kvscope.synth import profiles
+from benchmarks.sample_profiles import PROFILES as SAMPLED
+from benchmarks.sample_profiles import RegimeChange
 from kvscope.synth.base import (
     DAY_S,
     Counts,
@@ -23,7 +24,6 @@ from kvscope.synth.base import (
     arrivals,
     in_order,
 )
-from kvscope.synth.regime_change import RegimeChange
 from kvscope.synth.to_b import LaterRequest, Program, ProgramRun
 
 
@@ -203,6 +203,6 @@ class TimeOfDay(Profile):
         return in_order(births, serve, requests)
 
 
-PROFILES: dict[str, Profile] = profiles.PROFILES | {
+PROFILES: dict[str, Profile] = SAMPLED | {
     profile.name: profile for profile in (Alternating(), Scan(), TimeOfDay())
 }

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from benchmarks import held_out
 from benchmarks.processes import note
 from benchmarks.table import Table
-from kvscope.characterize.windows import Windows
+from kvscope.characterize.distributions import Windows
 from kvscope.core.files import data_folder
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts

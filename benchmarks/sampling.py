@@ -13,7 +13,7 @@ from benchmarks.processes import note
 from benchmarks.table import Table
 from benchmarks.traces import TraceFile
 from kvscope.app.traces import replayable
-from kvscope.characterize.windows import round_windows
+from kvscope.characterize.distributions import round_windows
 from kvscope.core.errors import UsageError
 from kvscope.core.trace import Prompts
 from kvscope.replay.parameter_estimates import Estimates, bind, estimate_parameters

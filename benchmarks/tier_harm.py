@@ -12,7 +12,7 @@ from benchmarks.held_out import HeldOut
 from benchmarks.table import Table
 from kvscope.app.latency import latency_for
 from kvscope.app.values import TierSize
-from kvscope.characterize.windows import Windows
+from kvscope.characterize.distributions import Windows
 from kvscope.core.units import GIB
 from kvscope.policies.base import Policy
 from kvscope.policies.lru import Lru

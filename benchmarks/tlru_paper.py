@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 import kvscope
 from benchmarks import ROOT
+from benchmarks.sample_profiles import BirthDeath
 from benchmarks.table import Table, record
 from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
@@ -42,7 +43,6 @@ from kvscope.replay.traffic import Traffic, traffic
 from kvscope.store.db import MEMORY, open_store
 from kvscope.store.traces import load_prompts
 from kvscope.synth.base import Skewed
-from kvscope.synth.birth_death import BirthDeath
 from kvscope.synth.profiles import write_jsonl
 
 PAGE = ROOT / "docs" / "evidence" / "t-lru-paper.md"

@@ -18,7 +18,7 @@ from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.app.monitor import Monitor
 from kvscope.app.simulate import Simulation, ordered
 from kvscope.app.worker_process import in_process
-from kvscope.characterize.windows import round_windows
+from kvscope.characterize.distributions import round_windows
 from kvscope.core import units
 from kvscope.core.errors import StoreBusyError
 from kvscope.core.runs import PartOutcome, Run, RunSetting
@@ -87,12 +87,12 @@ def analysis(
     if deployment is not None and trace.has_hashes:
         known = {*ExplainOptions.__struct_fields__}
         named = {name: value for name, value in (stated or {}).items() if name in known}
-        pool = _pool(trace, ExplainOptions(**named))
+        pool = _pool(trace, deployment, ExplainOptions(**named))
     return resized(background_cache.analysis(trace), model, hbm_bytes, deployment, pool)
 
 
-@lru_cache(maxsize=16)
-def _pool(trace: Trace, options: ExplainOptions) -> PoolHits | None:
+@lru_cache(maxsize=16)  # by the deployment too: what kvscope.toml states is no option
+def _pool(trace: Trace, deployment: ResolvedDeployment, options: ExplainOptions) -> PoolHits | None:
     request, database = explain_request(options), connection.database()
     hits: PoolHits | None = in_process(work.pool_hits, database, trace, request, monitor=Monitor())
     return hits

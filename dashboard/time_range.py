@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from streamlit.delta_generator import DeltaGenerator
 
 from dashboard import job, query_params, work
-from kvscope.characterize.windows import round_windows
+from kvscope.characterize.distributions import round_windows
 from kvscope.core import units
 from kvscope.core.trace import Trace
 from kvscope.report.section import Section

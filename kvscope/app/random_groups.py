@@ -12,15 +12,13 @@ from math import sqrt
 from statistics import fmean, stdev
 
 import numpy as np
-from msgspec.structs import asdict
 
 from kvscope.core.trace import Trace
 from kvscope.ingest.build import build
 from kvscope.ingest.columns import Columns
 from kvscope.ingest.formats.base import ReadOptions, Records, Rejects
-from kvscope.ingest.formats.exporter import rows
+from kvscope.ingest.formats.exporter import as_traced
 from kvscope.ingest.pipeline import Origin, write
-from kvscope.ingest.time_range import stored_request
 from kvscope.store.db import MEMORY, Store, open_store
 from kvscope.store.file import Stores
 
@@ -52,11 +50,10 @@ def random_groups(stores: Stores, trace: Trace, *, in_time: bool) -> Iterator[tu
             Columns(trace.block_size, ReadOptions(), rejects, isolated=True) for _ in range(GROUPS)
         ]
         request = 0
-        for chunk in rows(store, trace):
+        for chunk in as_traced(store, trace):
             records = [Records() for _ in parts]
             for row in chunk:
-                given = trace.lineage == "given"
-                records[group[request]].add(0, (stored_request(asdict(row), given=given),))
+                records[group[request]].add(0, (row,))
                 request += 1
             for part, some in zip(parts, records, strict=True):
                 part.add(some)

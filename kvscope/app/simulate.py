@@ -16,7 +16,7 @@ from kvscope.app.monitor import Monitor, replays_on
 from kvscope.app.options import DEFAULT_POINTS
 from kvscope.app.requests import SimulateRequest
 from kvscope.app.run_figures import RunFigures, SettingFacts
-from kvscope.characterize.windows import round_windows
+from kvscope.characterize.distributions import round_windows
 from kvscope.core.errors import KvscopeError
 from kvscope.core.executor import Executor
 from kvscope.core.runs import Run, RunSetting

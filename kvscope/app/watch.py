@@ -266,7 +266,7 @@ def measure(lines: Sequence[bytes], request: WatchRequest) -> WindowHits:
     from kvscope.app.monitor import Monitor
     from kvscope.app.options import Reading
     from kvscope.app.traces import ingest_file, replayable
-    from kvscope.characterize.windows import round_windows
+    from kvscope.characterize.distributions import round_windows
     from kvscope.core.hits import standard
     from kvscope.replay.curve import first_counted, lru_curve
     from kvscope.replay.sweep import WINDOWS, make_run

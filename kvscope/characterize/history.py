@@ -5,7 +5,7 @@ Loading takes longer than any computation on it: load once and pass it on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,22 +105,14 @@ def load_history(
             yield {"delay_s": arrival_s[request] - arrival_s[parent]}
 
     delay_s = in_order(delays(), "delay_s", work)["delay_s"]
-    runs = in_order(
-        (
-            {**part, "gap_s": arrival_s[part["request"]] - arrival_s[part["prev"]]}
-            for part in parts("history_runs")
-        ),
-        "gap_s",
-        work,
-    )
-    lifespans = in_order(
-        (
-            {**part, "life_s": arrival_s[part["last_request"]] - arrival_s[part["first_request"]]}
-            for part in map(_grouped, parts("history_lifespans"))
-        ),
-        "life_s",
-        work,
-    )
+
+    def timed(parts: Iterable[Columns], since: str, until: str) -> Mapping[str, Column]:
+        """Return the columns in order of the time between two requests."""
+        spans = ({**x, "span_s": arrival_s[x[until]] - arrival_s[x[since]]} for x in parts)
+        return in_order(spans, "span_s", work)
+
+    runs = timed(parts("history_runs"), "prev", "request")
+    lifespans = timed(map(_grouped, parts("history_lifespans")), "first_request", "last_request")
     return History(
         span_s=trace.span_s,
         categories=names,
@@ -130,10 +122,10 @@ def load_history(
         settle_s=_p90(delay_s),
         request=runs["request"],
         prev=runs["prev"],
-        gap=Weighted(runs["gap_s"], runs["blocks"]),
+        gap=Weighted(runs["span_s"], runs["blocks"]),
         first=lifespans["first_request"],
         last=lifespans["last_request"],
-        life=Weighted(lifespans["life_s"], lifespans["blocks"]),
+        life=Weighted(lifespans["span_s"], lifespans["blocks"]),
     )
 
 

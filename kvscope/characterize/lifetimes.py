@@ -13,13 +13,14 @@ from kvscope.characterize.distributions import (
     Described,
     Rates,
     Summary,
+    Windows,
     describe,
     log_grid,
     points_below,
+    round_windows,
     totals,
 )
 from kvscope.characterize.history import History
-from kvscope.characterize.windows import Windows, round_windows
 from kvscope.core.arrays import Float64s, Int32s, Int64s
 from kvscope.core.disk_columns import stretches
 from kvscope.core.trace import Trace

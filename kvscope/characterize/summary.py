@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from msgspec import Struct
 
-from kvscope.characterize.distributions import quantiles
+from kvscope.characterize.distributions import DAY_S, Windows, day_windows, equal_windows, quantiles
 from kvscope.characterize.history import History, category_rows, load_history, load_sizes
 from kvscope.characterize.lifetimes import (
     Lifetimes,
@@ -46,7 +46,6 @@ from kvscope.characterize.turns import (
     next_turns_over_time,
     turns,
 )
-from kvscope.characterize.windows import DAY_S, Windows, day_windows, equal_windows
 from kvscope.core.arrays import Int64s
 from kvscope.core.background import in_background
 from kvscope.core.percentiles import Quantiles

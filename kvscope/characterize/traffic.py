@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from msgspec import Struct
 
-from kvscope.characterize.distributions import Summary, Turns
+from kvscope.characterize.distributions import Summary, Turns, Windows, round_windows
 from kvscope.characterize.history import History, SizeSummaries
-from kvscope.characterize.windows import Windows, round_windows
 from kvscope.core.arrays import Float64s
 from kvscope.core.disk_columns import stretches
 from kvscope.core.trace import Trace

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from kvscope.characterize.distributions import Summary, Weighted, summary
+from kvscope.characterize.distributions import Summary, Weighted, Windows, round_windows, summary
 from kvscope.characterize.history import History
 from kvscope.characterize.traffic import share
-from kvscope.characterize.windows import Windows, round_windows
 from kvscope.core.arrays import Int64s
 from kvscope.core.disk_columns import stretches
 from kvscope.core.trace import Trace

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
+from typing import Any
 
 import msgspec
 from msgspec import Struct, field
@@ -30,9 +31,16 @@ from kvscope.chat_logs.tokenizer import Piece, Text, Tokenizer
 from kvscope.core.background import in_background
 from kvscope.core.errors import InputError
 from kvscope.ingest.columns import LONGEST_S
-from kvscope.ingest.formats.base import NOT_UTF8, TOO_DEEP, TOO_LONG, BadLine, Identifier, Rejects
-from kvscope.ingest.formats.exporter import milliseconds
-from kvscope.ingest.formats.json_lines import common_keys
+from kvscope.ingest.formats.base import (
+    TOO_LONG,
+    UNUSABLE,
+    BadLine,
+    Identifier,
+    Rejects,
+    common_keys,
+    reason_of,
+)
+from kvscope.ingest.formats.exporter import milliseconds, stated
 from kvscope.ingest.limits import MAX_TOKENS
 from kvscope.ingest.pipeline import UnusableLinesError
 from kvscope.ingest.source import Source
@@ -57,30 +65,6 @@ _PERSONAL = re.compile(
 )
 """What may be the number or the address of a person, dates (of models) left out."""
 _FAILS = "the tokenizer fails"
-
-
-class _TraceLine(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """A request as the trace has it."""
-
-    timestamp: int | float | None = None
-    input_length: int
-    output_length: int | None = None
-    request_id: int | None = None
-    parent_request_id: int | None = None
-    session_id: int | None = None
-    user_id: int | None = None
-    type: str | None = None
-    hash_ids: list[int]
-    block_size: int
-    model: str | None = None
-    lora_name: str | None = None
-    cache_salt: str | None = None
-    worker: str | None = None
-    ttft_ms: int | float | None = None
-    queue_ms: int | float | None = None
-    duration_ms: int | float | None = None
-    cached_tokens: int | None = None
-    repeated_tokens: int | None = None
 
 
 class HashCounts(Struct):
@@ -184,14 +168,9 @@ class Converter:
                 answer = self._answer(request, prompt)
                 self._lineage.link(request)
                 yield _Record(line, k == len(requests), request, prompt, answer)
-        except BadLine as error:
-            rejects.reject(line, error.private)
-        except msgspec.MsgspecError as error:
-            rejects.reject(line, str(error))
-        except UnicodeDecodeError:
-            rejects.reject(line, NOT_UTF8)
-        except RecursionError:
-            rejects.reject(line, TOO_DEEP)
+        except UNUSABLE as error:
+            private = error.private if isinstance(error, BadLine) else reason_of(error)
+            rejects.reject(line, private)
         except (InputError, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001  (others are raised again)
@@ -232,10 +211,10 @@ class Converter:
                 rejects.reject(record.line, error.private)
                 self._refused = record.line
                 continue
-            line.repeated_tokens = self.counts.breaks.compare(record.request, line.hash_ids)
+            line["repeated_tokens"] = self.counts.breaks.compare(record.request, line["hash_ids"])
             rejects.accepted += record.is_last
             self._count(record.request, line)
-            yield self._encode(line) + b"\n"
+            yield self._encode(stated(line)) + b"\n"
 
     def _readable(self, answer: Tokens | BadLine | None) -> Tokens | None:
         """Return an answer's tokens; one that breaks the tokenizer has none."""
@@ -252,32 +231,35 @@ class Converter:
             _require_library_error(error)
             return BadLine(f"{_FAILS}: {type(error).__name__}")
 
-    def _line(self, request: LoggedRequest, prompt: Tokens, answer: Tokens | None) -> _TraceLine:
+    def _line(
+        self, request: LoggedRequest, prompt: Tokens, answer: Tokens | None
+    ) -> dict[str, Any]:
+        """Return a request as the trace has it; what is None is left out."""
         outputs = request.output_tokens if answer is None else len(answer)
         total = len(prompt) + (outputs or 0)
         if not len(prompt) or total > MAX_TOKENS or (outputs or 0) < 0:
             raise BadLine(f"tokens must be 1 to {MAX_TOKENS:,} with the answer's: {total}")
         salt = request.cache_salt
-        return _TraceLine(
-            timestamp=milliseconds(request.arrival_s),
-            input_length=len(prompt),
-            output_length=outputs,
-            request_id=self._name("request", request.request_id),
-            parent_request_id=self._name("request", request.parent_id),
-            session_id=self._name("session", request.session_id),
-            user_id=self._name("user", request.user_id),
-            type=self._plain("type", request.type),
-            hash_ids=self._hasher.blocks(prompt),
-            block_size=self._block_size,
-            model=self._plain("model", request.model),
-            lora_name=self._plain("adapter", request.adapter or None),
-            cache_salt=str(self._hasher.name("salt", salt)) if salt else None,
-            worker=self._plain("worker", request.worker),
-            ttft_ms=_possible_ms(request.ttft_s),
-            queue_ms=_possible_ms(request.queue_s),
-            duration_ms=_possible_ms(request.duration_s),
-            cached_tokens=request.cached_tokens,
-        )
+        return {
+            "timestamp": milliseconds(request.arrival_s),
+            "input_length": len(prompt),
+            "output_length": outputs,
+            "request_id": self._name("request", request.request_id),
+            "parent_request_id": self._name("request", request.parent_id),
+            "session_id": self._name("session", request.session_id),
+            "user_id": self._name("user", request.user_id),
+            "type": self._plain("type", request.type),
+            "hash_ids": self._hasher.blocks(prompt),
+            "block_size": self._block_size,
+            "model": self._plain("model", request.model),
+            "lora_name": self._plain("adapter", request.adapter or None),
+            "cache_salt": str(self._hasher.name("salt", salt)) if salt else None,
+            "worker": self._plain("worker", request.worker),
+            "ttft_ms": _possible_ms(request.ttft_s),
+            "queue_ms": _possible_ms(request.queue_s),
+            "duration_ms": _possible_ms(request.duration_s),
+            "cached_tokens": request.cached_tokens,
+        }
 
     def _name(self, kind: str, identifier: Identifier | None) -> int | None:
         return None if identifier is None else self._hasher.name(kind, identifier)
@@ -289,14 +271,14 @@ class Converter:
         word = str(text)
         return word if _is_plain(word) else str(self._hasher.name(kind, word))
 
-    def _count(self, request: LoggedRequest, line: _TraceLine) -> None:
+    def _count(self, request: LoggedRequest, line: dict[str, Any]) -> None:
         counts = self.counts
         counts.requests += 1
-        counts.tokens += line.input_length
-        counts.models[line.model or ""] += 1
+        counts.tokens += line["input_length"]
+        counts.models[line["model"] or ""] += 1
         if request.input_tokens is not None:
             counts.compared += 1
-            counts.different += request.input_tokens != line.input_length
+            counts.different += request.input_tokens != line["input_length"]
 
 
 def _is_plain(word: str) -> bool:

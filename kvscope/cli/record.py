@@ -171,7 +171,7 @@ ProfileName = Annotated[
     str,
     typer.Argument(
         metavar="PROFILE",
-        help="to-c, to-b, agent, birth-death, regime-change, retrieval or shared-prefix-groups.",
+        help="to-c, to-b or agent.",
         show_default=False,
     ),
 ]
@@ -183,7 +183,7 @@ Seed = Annotated[int, opt.Seed("Seed; equal seeds give equal traces.")]
 Parameters = Annotated[
     list[str] | None,
     Option(
-        "Set a parameter of the profile, for example death_rate_per_s=0.01. Repeatable.",
+        "Set a parameter of the profile, for example new_user_share=0.5. Repeatable.",
         "NAME=VALUE",
     ),
 ]

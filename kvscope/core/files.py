@@ -18,10 +18,12 @@ import stat
 import sys
 import tempfile
 import time
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from io import FileIO
+from functools import partial
+from io import FileIO, RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -102,7 +104,7 @@ class LineFile:
     """
 
     def __init__(self, path: Path, *, exclusive: bool = False) -> None:
-        self._file = FileIO(path, "x" if exclusive else "a", opener=_opened_for_owner)
+        self._file = FileIO(path, "x" if exclusive else "a", opener=partial(os.open, mode=0o600))
         self.size = os.fstat(self._file.fileno()).st_size
         self.lines = 0
         self._path = path
@@ -124,11 +126,6 @@ class LineFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def _opened_for_owner(path: str, flags: int) -> int:
-    """Open a file; one that this creates can be read by its owner alone."""
-    return os.open(path, flags, 0o600)
 
 
 def opened(path: Path) -> BinaryIO:
@@ -343,6 +340,25 @@ def _compressed(file: BinaryIO, suffix: str) -> Iterator[BinaryIO]:
         yield file
 
 
+class ChunkReader(RawIOBase):
+    """A raw stream that reads what `chunk` returns, empty at the end."""
+
+    @abstractmethod
+    def chunk(self, size: int) -> bytes | memoryview:
+        """Return up to `size` bytes."""
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        """Fill a part of the buffer; return how many bytes."""
+        target = cast(memoryview, buffer)
+        data = self.chunk(len(target))
+        target[: len(data)] = data
+        return len(data)
+
+
 def size_of(path: str) -> int | None:
     """Return the bytes on disk of the files at `path`, None where some are no files on a disk."""
     if any(map(is_remote, parts_of(path))):
@@ -412,14 +428,12 @@ def file_identity(path: str | Path) -> object:
     return status.st_dev, status.st_ino
 
 
-def _exists(path: str) -> bool:
-    return os.path.exists(path)  # noqa: PTH110 - Path.exists raises for names too long for a file
-
-
 def missing_from(path: str) -> list[str]:
     """Return which of the paths that `path` stands for are neither file, folder nor pattern."""
     return [
         part
         for part in parts_of(path)
-        if not is_remote(part) and not (_exists(part) or (glob.has_magic(part) and files_of(part)))
+        if not is_remote(part)
+        and not os.path.exists(part)  # noqa: PTH110 - Path.exists raises for names too long
+        and not (glob.has_magic(part) and files_of(part))
     ]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fnmatch
 import glob
-import io
 import os
 import re
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 from kvscope.core.errors import InputError
+from kvscope.core.files import ChunkReader
 
 TIMEOUT_S = 30.0
 """How long a server may take to answer, and to go on."""
@@ -98,21 +98,16 @@ def _request(path: str) -> Request:
     return request
 
 
-class _Body(io.RawIOBase):
+class _Body(ChunkReader):
     """The body of a response. Raises InputError where it ends before its length."""
 
     def __init__(self, path: str, body: Any, length: int | None) -> None:
         self._path, self._body, self._length = path, body, length
         self._read = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        target = cast(memoryview, buffer)
+    def chunk(self, size: int) -> bytes:
         with _refusals(self._path):
-            data = self._body.read(len(target))
-        target[: len(data)] = data
+            data: bytes = self._body.read(size)
         self._read += len(data)
         if not data and self._length is not None and self._read < self._length:
             raise InputError(
@@ -120,7 +115,7 @@ class _Body(io.RawIOBase):
                 where=self._path,
                 remedy="try again",
             )
-        return len(data)
+        return data
 
     def close(self) -> None:
         self._body.close()

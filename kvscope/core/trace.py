@@ -178,16 +178,9 @@ class Measurements(Struct, frozen=True):
 
         place = np.full(len(self.waits_for) + 1, -1, dtype=np.int32)  # the last is of none
         place[requests] = np.arange(len(requests))
-        return Measurements(
-            worker=self.worker[requests],
-            ttft_s=self.ttft_s[requests],
-            queue_s=self.queue_s[requests],
-            duration_s=self.duration_s[requests],
-            cached_tokens=self.cached_tokens[requests],
-            delay_s=self.delay_s[requests],
-            waits_for=place[self.waits_for[requests]],
-            workers=self.workers,
-        )
+        columns = {name: getattr(self, name)[requests] for name in self.__struct_fields__[:-1]}
+        columns["waits_for"] = place[columns["waits_for"]]
+        return Measurements(**columns, workers=self.workers)
 
 
 class Tenants(Struct, frozen=True):

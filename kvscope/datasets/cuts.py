@@ -120,7 +120,7 @@ def sample_files(files: list[str], chosen: str, read: ReadOptions) -> FileSample
     for file in some:
         with closing(Source(file)) as source:
             own = 0
-            for records in registry.by_name(chosen).reader(read).records(source):
+            for records in registry.by_name(chosen)(read).records(source):
                 try:
                     batch = RequestBatch(records)
                 except (BadLine, OverflowError):

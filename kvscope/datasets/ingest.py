@@ -29,7 +29,7 @@ from kvscope.core.files import (
     space_in,
     write_text,
 )
-from kvscope.core.trace import PromptLengths, Trace
+from kvscope.core.trace import PromptLengths
 from kvscope.core.units import GIB, MIB, format_size
 from kvscope.datasets.cuts import (
     SHARE,
@@ -75,6 +75,7 @@ from kvscope.datasets.files import (
 from kvscope.datasets.numbering import number_blocks
 from kvscope.datasets.paths import Progress
 from kvscope.datasets.shards import (
+    GROUPS,
     ShardTask,
     build_shard,
     columns_digest,
@@ -87,7 +88,7 @@ from kvscope.datasets.shards import (
     save_lengths,
 )
 from kvscope.ingest.build import Arranged, BuiltRequests, missing_notes
-from kvscope.ingest.clocks import turns, unread_notes
+from kvscope.ingest.clocks import unread_notes
 from kvscope.ingest.formats.base import Rejects, counted
 from kvscope.ingest.pipeline import (
     Ingested,
@@ -95,8 +96,7 @@ from kvscope.ingest.pipeline import (
     Origin,
     format_of,
     overlap_notes,
-    refuse_if_too_bad,
-    require_requests,
+    vetted,
     write_requests,
     write_reuses,
 )
@@ -104,7 +104,7 @@ from kvscope.ingest.source import Source, is_plain
 from kvscope.replay.path_facts import LENGTHS
 from kvscope.store import traces
 from kvscope.store.checks import keep_checksum
-from kvscope.store.db import Store, open_store
+from kvscope.store.db import open_store
 from kvscope.store.folder import MANIFEST, PLAN, STORE
 
 LEAST_MEMORY = GIB
@@ -236,12 +236,17 @@ class DatasetBuild:
         parts = self._parsed()
         facts = [load_facts(folder) for folder in parts]
         self.rejects = join_rejects(self.path, facts)
-        refuse_if_too_bad(self.rejects, self._format, self._read)
         joined = join_parts(self.path, parts, facts, ArrayFolder(self.work / "rows"))
-        if joined.cut and (self._read.strict or not joined.gaps.requests):
-            raise InputError(joined.cut, where=self.path, remedy="copy or write it again")
-        require_requests(joined.gaps.requests, self.path, joined.left_out)
-        if turns(joined.gaps, self._format, self._read.read.turns, self.path) == "delta":
+        held = vetted(
+            self.path,
+            self._format,
+            self._read,
+            self.rejects,
+            joined.gaps,
+            joined.cut,
+            joined.left_out,
+        )
+        if held == "delta":
             raise InputError(
                 "rows of a session hold only what is new, which a dataset cannot complete",
                 where=self.path,
@@ -532,7 +537,8 @@ class DatasetBuild:
                 branches: Arrays = {"block": self.numbered.blocks, "parent": self.numbered.parents}
                 store.append("ingest/add_branches", branches, trace_id=trace.trace_id)
                 for folder in reduced:
-                    self._append_groups(store, trace, folder)
+                    groups = {x: np.asarray(load_array(folder, f"group_{x}")) for x in GROUPS}
+                    store.append("ingest/add_block_groups", groups, trace_id=trace.trace_id)
                     advance(1)
                 requests = len(built.requests["request"])
                 for begin, end in run_stretches(reduced, requests, _RUNS_AT_ONCE):
@@ -540,11 +546,6 @@ class DatasetBuild:
                     write_reuses(store, trace, runs)
                 keep_checksum(store, trace)
         draft.replace(self.folder / STORE)
-
-    def _append_groups(self, store: Store, trace: Trace, folder: Path) -> None:
-        names = ("first_request", "last_request", "reuses", "blocks")
-        groups = {name: np.asarray(load_array(folder, f"group_{name}")) for name in names}
-        store.append("ingest/add_block_groups", groups, trace_id=trace.trace_id)
 
     def finish(self) -> None:
         """Write the manifest, and remove the temporary files."""

@@ -43,7 +43,7 @@ _RUNS = ("request", "previous", "depth", "blocks")
 NUMBER = "number"
 _BLOCK_SIZE = "block_size"
 _CELLS = 1 << 16  # of time, in which runs are counted
-_GROUPS = ("first_request", "last_request", "reuses", "blocks")
+GROUPS = ("first_request", "last_request", "reuses", "blocks")
 
 
 class ShardTask(Struct, frozen=True):
@@ -371,7 +371,7 @@ def reduce_shard(task: ShardTask) -> None:
     groups, number = np.unique(keys, axis=1, return_counts=True)
     grouped = (*groups.astype(np.int32), number)
     arrays = runs_by_name(runs) | {
-        f"group_{name}": each for name, each in zip(_GROUPS, grouped, strict=True)
+        f"group_{name}": each for name, each in zip(GROUPS, grouped, strict=True)
     }
     arrays |= numbered | {
         "carried_request": shard.request[carried].astype(np.int32),

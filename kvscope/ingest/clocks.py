@@ -48,7 +48,7 @@ _MOST_NAMES = 6
 
 def unread_notes(chosen: type[TraceFormat], head: bytes) -> list[str]:
     """Return a note that names the fields of times, sessions, lengths and hashes not read."""
-    names = [name for name in chosen.reader.unread(head) if _TELLING.search(name)]
+    names = [name for name in chosen.unread(head) if _TELLING.search(name)]
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return [f"fields not read: {', '.join(names[:_MOST_NAMES])}{more}"] if names else []
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kvscope.core.arrays import Int64s
 from kvscope.core.jit import callable_in_kernels, kernel
-from kvscope.ingest.formats.base import NOT_UTF8, TOO_DEEP, BadLine, HashIds, Identifier
+from kvscope.ingest.formats.base import UNUSABLE, BadLine, HashIds, Identifier, reason_of
 from kvscope.ingest.limits import MAX_HASH_IDS
 
 NO_ID = -(2**63)
@@ -88,12 +88,8 @@ def decoded(hash_ids: HashIds) -> list[Identifier] | None:
     try:
         # Within an object, so that the place in an error is the place in the line.
         return _decode(b'{"hash_ids":%b}' % text).hash_ids
-    except msgspec.MsgspecError as error:
-        raise BadLine(str(error)) from error
-    except UnicodeDecodeError as error:
-        raise BadLine(NOT_UTF8) from error
-    except RecursionError as error:
-        raise BadLine(TOO_DEEP) from error
+    except UNUSABLE as error:
+        raise BadLine(reason_of(error)) from error
 
 
 def gathered(prompts: Sequence[HashIds]) -> IdPaths:

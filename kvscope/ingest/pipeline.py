@@ -23,14 +23,14 @@ from kvscope.core.jit import kernel
 from kvscope.core.trace import Trace
 from kvscope.ingest.build import Built, BuiltRequests, build
 from kvscope.ingest.clocks import complete_sessions, turns, unread_notes
-from kvscope.ingest.columns import ATTRIBUTES, MEASURED, NONE, TOO_MANY_IDS, Columns, Interner
+from kvscope.ingest.columns import ATTRIBUTES, MEASURED, NONE, TOO_MANY_IDS, Columns, Gaps, Interner
 from kvscope.ingest.formats import registry
 from kvscope.ingest.formats.base import (
-    Reader,
     ReadOptions,
     Records,
     Rejects,
     TraceFormat,
+    Turns,
     counted,
 )
 from kvscope.ingest.formats.exporter import Advance
@@ -118,12 +118,9 @@ def ingest(
         known = _known(stores, source, options)
     if known is not None:
         return Ingested(known, False, rejects)
-    if reader.cut and (options.strict or not len(columns)):
-        raise InputError(reader.cut, where=path, remedy="copy or write it again")
-    refuse_if_too_bad(rejects, chosen, options)
+    held = vetted(path, chosen, options, rejects, columns.gaps, reader.cut, reader.left_out)
     notes = [*unread_notes(chosen, source.head), *reader.all_notes()]
-    require_requests(len(columns), path, reader.left_out)
-    if turns(columns.gaps, chosen, options.read.turns, path) == "delta":
+    if held == "delta":
         notes.append(complete_sessions(columns, path))
     if spans:
         notes = [*notes, *overlap_notes(spans, columns.arrays())]
@@ -145,11 +142,27 @@ def ingest(
     return Ingested(trace, True, rejects)
 
 
-def require_requests(count: int, path: str, left_out: Counter[str]) -> None:
-    """Raise InputError where a trace holds no requests; it says what was left out of it."""
-    if not count:
+def vetted(
+    path: str,
+    chosen: type[TraceFormat],
+    options: IngestOptions,
+    rejects: Rejects,
+    gaps: Gaps,
+    cut: str,
+    left_out: Counter[str],
+) -> Turns:
+    """Return what rows of sessions hold, of a trace that was read to its end.
+
+    Raises InputError where too many of its lines are bad, where it is `cut` and has to be whole,
+    and where it holds no requests, with what was left out of it.
+    """
+    if cut and (options.strict or not gaps.requests):
+        raise InputError(cut, where=path, remedy="copy or write it again")
+    refuse_if_too_bad(rejects, chosen, options)
+    if not gaps.requests:
         what = "; ".join(["the trace holds no requests", *counted(left_out)])
         raise InputError(what, where=path)
+    return turns(gaps, chosen, options.read.turns, path)
 
 
 def read_columns(
@@ -157,13 +170,13 @@ def read_columns(
     chosen: type[TraceFormat],
     options: IngestOptions,
     interner: Interner | None = None,
-) -> tuple[Columns, Reader, Rejects, dict[str, Span]]:
+) -> tuple[Columns, TraceFormat, Rejects, dict[str, Span]]:
     """Read `source`; return what it holds, its bad lines, and when each file begins and ends.
 
     Of a source without any usable line only the beginning is read.
     """
     rejects = Rejects(source.path, options.strict, source.place)
-    reader = chosen.reader(options.read)
+    reader = chosen(options.read)
     columns = Columns(chosen.default_block_size, options.read, rejects, interner=interner)
     readable = takewhile(lambda _: not rejects.is_hopeless, reader.records(source))
     spans: dict[str, Span] = {}

@@ -24,6 +24,7 @@ import zstandard
 from kvscope.core.errors import InputError
 from kvscope.core.files import (
     STANDARD_STREAM,
+    ChunkReader,
     files_of,
     is_remote,
     missing_from,
@@ -64,7 +65,8 @@ class Lines(NamedTuple):
 class Source:
     """One pass over a trace's decompressed bytes, in constant memory.
 
-    `advance` gets the number of bytes of each read from disk, for a progress bar. After the pass
+    `advance` gets the number of bytes of each read from disk, for a progress bar;
+    `bytes_decompressed` are those read so far. After the pass
     `is_cut` says whether compressed data ends before its end, and `unterminated` is the number of
     the last line where no line feed ends it, else 0. With a `stretch` of a plain file only lines
     that begin in it are read, from this byte to before that one. Raises InputError beyond the
@@ -87,7 +89,7 @@ class Source:
         self._raw = _Counted(raw, advance)
         self._digest = hashlib.blake2b(digest_size=16)
         self._line = 0
-        self._bytes_read = 0
+        self.bytes_decompressed = 0
         try:
             self._stream = _decompressed(self._raw)
             self.head = self._read(HEAD_BYTES)
@@ -103,11 +105,6 @@ class Source:
             return self._stretch_bytes
         size = None if self.path == STANDARD_STREAM else size_of(self.path)
         return self._raw.bytes_read if size is None else size
-
-    @property
-    def bytes_decompressed(self) -> int:
-        """The decompressed bytes read so far."""
-        return self._bytes_read
 
     @property
     def lines_read(self) -> int:
@@ -145,7 +142,8 @@ class Source:
             rest = chunk[end:]
             if end:
                 text = b"".join([*parts, memoryview(chunk)[:end]])
-                count = _line_feeds(text)
+                characters = np.frombuffer(text, dtype=np.uint8)
+                count = int(np.count_nonzero(characters == _LINE_FEED))  # `count` holds the GIL
                 yield Lines(first, text.removeprefix(_UTF8_BOM) if first == 1 else text, count)
                 first += count
                 parts, size = [], 0
@@ -209,8 +207,10 @@ class Source:
             raise InputError(error.strerror or str(error), where=self.path) from error
         data = b"".join(parts)
         self._digest.update(data)
-        self._bytes_read += len(data)
-        if self._bytes_read > max(EXPANSION_FREE_BYTES, MAX_EXPANSION * self._raw.bytes_read):
+        self.bytes_decompressed += len(data)
+        if self.bytes_decompressed > max(
+            EXPANSION_FREE_BYTES, MAX_EXPANSION * self._raw.bytes_read
+        ):
             raise InputError(
                 f"decompresses to more than {MAX_EXPANSION:,} times its size, as no trace does",
                 where=self.path,
@@ -244,11 +244,6 @@ class Source:
     def close(self) -> None:
         """Close the file."""
         self._raw.close()
-
-
-def _line_feeds(text: bytes) -> int:
-    """Return the number of line feeds without holding the interpreter as `bytes.count` does."""
-    return int(np.count_nonzero(np.frombuffer(text, dtype=np.uint8) == _LINE_FEED))
 
 
 class _Counted(io.RawIOBase):
@@ -316,7 +311,7 @@ def is_plain(path: str) -> bool:
     return not (magic.startswith(_GZIP) or magic == _ZSTD)
 
 
-class _Joined(io.RawIOBase):
+class _Joined(ChunkReader):
     """Decompressed files one after another, with a line feed between where the first has none.
 
     `begins` has the offset of each file's first byte, once it is opened, and its path.
@@ -334,29 +329,24 @@ class _Joined(io.RawIOBase):
     def _count(self, size: int) -> None:
         self.bytes_read += size
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        target = cast(memoryview, buffer)
+    def chunk(self, size: int) -> bytes:
         while True:
             if self._current is None:
                 file = next(self._files, None)
                 if file is None:
-                    return 0
+                    return b""
                 if not self._ended:
                     self._files = chain([file], self._files)
-                    target[:1], self._ended = b"\n", True
+                    self._ended = True
                     self._size += 1
-                    return 1
+                    return b"\n"
                 self.begins.append((self._size, file))
                 self._raw = _Counted(_opened(file), self._count)
                 self._current = _decompressed(self._raw)
-            if data := self._current.read1(len(target)):
-                target[: len(data)] = data
+            if data := self._current.read1(size):
                 self._ended = data.endswith(b"\n")
                 self._size += len(data)
-                return len(data)
+                return data
             self._close_current()
 
     def close(self) -> None:
@@ -404,7 +394,7 @@ def _decompressed(raw: _Counted) -> io.BufferedIOBase:
     return buffered
 
 
-class _Zstd(io.RawIOBase):
+class _Zstd(ChunkReader):
     """Decompressed zstd frames; unlike zstandard's own reader it detects a cut-off file."""
 
     def __init__(self, compressed: io.BufferedIOBase) -> None:
@@ -413,22 +403,16 @@ class _Zstd(io.RawIOBase):
         self._within_frame = False
         self._ready = memoryview(b"")
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        target = cast(memoryview, buffer)
+    def chunk(self, size: int) -> memoryview:
         while not self._ready:
             data = self._compressed.read(_ZSTD_FEED_BYTES)
             if not data:
                 if self._within_frame:
                     raise EOFError("zstd frame is incomplete")
-                return 0
+                break
             self._ready = memoryview(self._decompress(data))
-        size = min(len(target), len(self._ready))
-        target[:size] = self._ready[:size]
-        self._ready = self._ready[size:]
-        return size
+        ready, self._ready = self._ready[:size], self._ready[size:]
+        return ready
 
     def _decompress(self, data: bytes) -> bytes:
         parts = []

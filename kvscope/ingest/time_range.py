@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from msgspec.structs import asdict
 
 from kvscope.core import units
 from kvscope.core.errors import UsageError
 from kvscope.core.trace import Trace
 from kvscope.ingest.build import build
 from kvscope.ingest.columns import Columns
-from kvscope.ingest.formats.base import ROOT, ReadOptions, Records, Rejects, Request
-from kvscope.ingest.formats.exporter import Advance, rows
+from kvscope.ingest.formats.base import ReadOptions, Records, Rejects
+from kvscope.ingest.formats.exporter import Advance, as_traced
 from kvscope.ingest.pipeline import Origin, write
 from kvscope.store import traces
 from kvscope.store.file import Stores
@@ -59,11 +58,8 @@ def ingest_range(
             raise UsageError(
                 "no request arrives then", where="--from, --until", remedy=f"the trace lasts {span}"
             )
-        for chunk in rows(store, trace, numbers["first"], numbers["after"]):
-            records = Records()
-            for row in chunk:
-                records.add(0, (stored_request(asdict(row), given=trace.lineage == "given"),))
-            columns.add(records)
+        for chunk in as_traced(store, trace, numbers["first"], numbers["after"]):
+            columns.add(Records.one_each(0, chunk))
             if advance is not None:
                 advance(len(chunk))
         original = traces.load_hash_ids(store, trace)
@@ -78,13 +74,3 @@ def ingest_range(
         if known := traces.find_content(store, content_hash):  # another process was faster
             return known
         return write(store, origin, built, Rejects(name, accepted=len(columns)))
-
-
-def stored_request(row: dict[str, object], *, given: bool) -> Request:
-    """Return a stored request as a trace has it; without ids where conversations were inferred."""
-    if given:
-        parent = row["parent_chat_id"]
-        ids = {"parent_chat_id": ROOT if parent is None else parent}
-    else:
-        ids = {"chat_id": None, "parent_chat_id": None}
-    return Request(**{**row, **ids})  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from kvscope.core.arrays import Float64s
 from kvscope.core.errors import EngineError, UsageError
-from kvscope.latency.decoding import DecodingFit, Step, StepFit, fit_steps
+from kvscope.latency.decoding import DecodingFit, Step, StepFit, fit_steps, least_squares
 from kvscope.latency.file import write_profile
 from kvscope.latency.profile import PARAMETERS, LatencyProfile
 
@@ -272,7 +272,7 @@ def fit(ttft_s: Mapping[Cell, Sequence[float]], *, seed: int = 0, draws: int = D
         )
     terms = _terms(list(times))
     medians = np.array([np.median(each) for each in times.values()])
-    line = _least(terms[:, :2], medians)
+    line = least_squares(terms[:, :2], medians)
     straight = terms[:, :2] @ line
     terms, values, above = _with_floor(terms, medians)
     if not values[1:].any():
@@ -317,7 +317,7 @@ def _with_floor(terms: Float64s, times: Float64s) -> tuple[Float64s, Float64s, f
 
     These are 0 where a floor explains too little.
     """
-    best = terms, _least(terms, times), 0.0
+    best = terms, least_squares(terms, times), 0.0
     least = _criterion(*best[:2], times)
     cost = math.log(len(times))
     uncached = terms[:, 1]
@@ -325,7 +325,7 @@ def _with_floor(terms: Float64s, times: Float64s) -> tuple[Float64s, Float64s, f
     for above in np.geomspace(shortest, max(longest / 2, shortest), _FLOORS).tolist():
         floored = terms.copy()
         floored[:, 1] = np.maximum(uncached, above)
-        values = _least(floored, times)
+        values = least_squares(floored, times)
         criterion = _criterion(floored, values, times) + cost
         if criterion < least and values[1]:
             best, least = (floored, values, above), criterion
@@ -338,16 +338,6 @@ def _criterion(terms: Float64s, values: Float64s, times: Float64s) -> float:
     return len(times) * math.log(max(float(np.mean(errors**2)), _EXACT))
 
 
-def _least(terms: Float64s, times: Float64s) -> Float64s:
-    """Return the parameters, none below 0, with the least squares of relative errors."""
-    from scipy.optimize import nnls
-
-    scaled = terms / times[:, None]
-    size = np.linalg.norm(scaled, axis=0)  # terms differ by millions
-    solution, _ = nnls(scaled / size, np.ones(len(times)))
-    return np.asarray(solution / size)
-
-
 def _intervals(
     terms: Float64s, times: Sequence[Float64s], seed: int, draws: int
 ) -> tuple[list[float], list[float]]:
@@ -358,7 +348,7 @@ def _intervals(
     resampled = np.empty((draws, terms.shape[1]))
     for draw in range(draws):
         chosen = rng.integers(len(times), size=len(times))
-        resampled[draw] = _least(terms[chosen], medians[draw, chosen])
+        resampled[draw] = least_squares(terms[chosen], medians[draw, chosen])
     tails = ((1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2)
     low, high = np.quantile(resampled, tails, axis=0)
     return low.tolist(), high.tolist()

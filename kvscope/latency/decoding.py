@@ -14,6 +14,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from msgspec import Struct
 
+from kvscope.core.arrays import Float64s
+
 BATCHES = (1, 8, 32, 128)
 _SHORT = 256  # a multiple of every usual block size: only full blocks are cached
 _LONG = 2048  # enough to tell what a token of context costs; filling the cache takes longer
@@ -66,18 +68,13 @@ class DecodingFit(Struct, frozen=True):
 
 def fit_steps(step_s: Mapping[Step, Sequence[float]]) -> DecodingFit | None:
     """Fit the parameters to the medians by relative error, none below 0; None for too few steps."""
-    from scipy.optimize import nnls
-
     times = {step: float(np.median(each)) for step, each in step_s.items() if len(each)}
     if len({step.batch for step in times}) < 2 or len({step.context for step in times}) < 2:
         return None
     batch, context = np.array(list(times), dtype=float).T
     medians = np.array(list(times.values()))
     terms = np.column_stack((np.ones_like(batch), batch, batch * context))
-    scaled = terms / medians[:, None]
-    size = np.linalg.norm(scaled, axis=0)  # terms differ by thousands
-    solution, _ = nnls(scaled / size, np.ones(len(medians)))
-    values = solution / size
+    values = least_squares(terms, medians)
     if not values[0]:
         return None  # a profile without a base decodes like a prompt
     fitted = terms @ values
@@ -94,3 +91,13 @@ def fit_steps(step_s: Mapping[Step, Sequence[float]]) -> DecodingFit | None:
             for (step, median_s), fitted_s in zip(times.items(), fitted, strict=True)
         ),
     )
+
+
+def least_squares(terms: Float64s, times: Float64s) -> Float64s:
+    """Return the parameters, none below 0, with the least squares of relative errors."""
+    from scipy.optimize import nnls
+
+    scaled = terms / times[:, None]
+    size = np.linalg.norm(scaled, axis=0)  # terms differ by millions
+    solution, _ = nnls(scaled / size, np.ones(len(times)))
+    return np.asarray(solution / size)

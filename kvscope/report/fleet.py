@@ -29,13 +29,13 @@ from kvscope.report.words import (
     significant,
     time_unit,
 )
-from kvscope.tuning.fewest import most_compared
+from kvscope.tuning.least import most_compared
 from kvscope.usecases.fleet import FleetLine, FleetStudy
 
 if TYPE_CHECKING:
     from kvscope.policies.base import Policy
     from kvscope.report.style import Figure
-    from kvscope.tuning.fewest import FleetSize
+    from kvscope.tuning.least import FleetSize
 
 Lines = Mapping[str, Sequence[FleetRun]]
 """Runs by their number of replicas, for each router and policy by what it is called."""

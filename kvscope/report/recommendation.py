@@ -37,8 +37,8 @@ from kvscope.report.words import (
 )
 from kvscope.tuning.bootstrap import FEWEST, Gain
 from kvscope.tuning.comparison import VALUES, Canary, Harm, WindowTrial
-from kvscope.tuning.fewest import FewestReplicas
 from kvscope.tuning.flags import plugin_command
+from kvscope.tuning.least import FewestReplicas
 from kvscope.tuning.rule import Grade, Judged, SloAnswer
 from kvscope.tuning.target import LIKELY
 from kvscope.tuning.trial import Trial

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvscope.core.arrays import Float64s
-from kvscope.reuse_models.base import P
+from kvscope.reuse_models.base import LEVEL, P, quantile
 from kvscope.reuse_models.distributions import Exponential, exponential_estimates
-from kvscope.reuse_models.likelihood import LEVEL, quantile
-from kvscope.reuse_models.observations import RESOLUTION_S, Observations
-from kvscope.reuse_models.results import Interval
+from kvscope.reuse_models.observations import RESOLUTION_S, Observations, tolerance
+from kvscope.reuse_models.results import Conversation, Interval
 
 
 def next_turn_s(parent: NDArray[np.integer], arrival_s: Float64s) -> Float64s:
@@ -85,48 +83,39 @@ class Rates(NamedTuple):
     death_per_s: float
 
 
-class ConversationModel:
-    """S(t) = 1 - L / (L + M) (1 - exp(-(L + M) t)): no turn within t of the last one.
+def fit_conversations(turns: Observations, births: int, watched_s: float) -> Conversation:
+    """Fit S(t) = 1 - L / (L + M) (1 - exp(-(L + M) t)): no turn within t of the last one.
 
-    Conversations begin at `birth_rate_per_s_`, take turns at L = `turn_rate_per_s_` while alive and
-    end at M = `death_rate_per_s_`, unobserved. Hazard of a turn after an idle time t: L times the
-    probability of being alive. Log-likelihood: log L - (L + M) g of each gap g between turns,
-    log S(t) of each idle time t censored by the window's end. So a turn's wait is a defective
-    exponential with p = L / (L + M) and rate L + M, whose estimates give L and M. Births are a
-    Poisson process: their number over the time. `next_turn_probability_` is p, `turns_` the mean
-    turns of a conversation, 1 + L / M; `ks_` the distance of the gaps from this model.
+    `turns` are the waits of each turn for the next, `births` those within `watched_s` seconds.
+    Conversations begin at a rate per second, take turns at L while alive and end at M, unobserved.
+    Hazard of a turn after an idle time t: L times the probability of being alive. Log-likelihood:
+    log L - (L + M) g of each gap g between turns, log S(t) of each idle time t censored by the
+    window's end. So a turn's wait is a defective exponential with p = L / (L + M) and rate L + M,
+    whose estimates give L and M. Births are a Poisson process: their number over the time. The mean
+    turns of a conversation are 1 + L / M. Raises InputError where no turn was followed by another.
     Source: Tail-Optimized Caching for LLM Inference, section 5.
     """
-
-    birth_rate_per_s_: float
-    turn_rate_per_s_: float
-    death_rate_per_s_: float
-    next_turn_probability_: float
-    turns_: float
-    ks_: float
-    interval_: Mapping[str, Interval | None]
-
-    def fit(self, turns: Observations, births: int, watched_s: float) -> Self:
-        """Fit to each turn's wait for the next and to births within `watched_s` seconds.
-
-        Raises InputError where no turn was followed by another.
-        """
-        waits = Exponential().fit(turns)
-        p, rate = waits.reuse_probability_, waits.params_["rate_per_s"]
-        self.birth_rate_per_s_ = births / watched_s
-        self.turn_rate_per_s_ = p * rate
-        self.death_rate_per_s_ = (1.0 - p) * rate
-        self.next_turn_probability_ = p
-        self.turns_ = 1.0 / (1.0 - p)
-        self.ks_ = waits.ks_
+    waits = Exponential().fit(turns)
+    p, rate = waits.reuse_probability_, waits.params_["rate_per_s"]
+    turn_per_s, death_per_s = p * rate, (1.0 - p) * rate
+    return Conversation(
+        birth_rate_per_s=births / watched_s,
+        death_rate_per_s=death_per_s,
+        turn_rate_per_s=turn_per_s,
+        next_turn_probability=p,
+        turns=1.0 / (1.0 - p),
+        births=births,
+        requests=len(turns.weight),
+        ks=waits.ks_,
+        fits=waits.ks_ <= tolerance(turns),
         # The delta method on the logarithm, whose derivative by log(L + M) is 1.
-        self.interval_ = {
+        interval={
             "birth_rate_per_s": _of_poisson(births, watched_s),
-            "turn_rate_per_s": _by_logarithm(waits, turns, self.turn_rate_per_s_, 1.0 - p),
-            "death_rate_per_s": _by_logarithm(waits, turns, self.death_rate_per_s_, -p),
+            "turn_rate_per_s": _by_logarithm(waits, turns, turn_per_s, 1.0 - p),
+            "death_rate_per_s": _by_logarithm(waits, turns, death_per_s, -p),
             "next_turn_probability": waits.interval_[P],
-        }
-        return self
+        },
+    )
 
 
 def turn_and_death_rates(turns: Observations) -> Rates | None:

@@ -6,8 +6,7 @@ import numpy as np
 
 from kvscope.core.arrays import Float64s
 from kvscope.learning.reuse.formulas import ReuseCounts, exponentials
-from kvscope.reuse_models.base import ReuseModel
-from kvscope.reuse_models.likelihood import expit, logit
+from kvscope.reuse_models.base import ReuseModel, expit, logit
 from kvscope.reuse_models.observations import Observations
 
 _HALF_LOG_2PI = 0.5 * np.log(2.0 * np.pi)
@@ -42,12 +41,10 @@ class Exponential(ReuseModel):
     bounds = ((-25.0, 15.0),)
 
     def log_density(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
-        """See `ReuseModel`."""
         rt = np.exp(free[0]) * t
         return free[0] - rt, (1.0 - rt)[None]
 
     def wait_survival(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
-        """See `ReuseModel`."""
         rt = np.exp(free[0]) * t
         left = np.exp(-rt)
         return left, (-rt * left)[None]
@@ -72,7 +69,6 @@ class Hyperexponential(ReuseModel):
     bounds = ((-15.0, 15.0), (-25.0, 15.0), (-25.0, 15.0))
 
     def log_density(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
-        """See `ReuseModel`."""
         a, u, v = expit(free[0]), np.exp(free[1]), np.exp(free[2])
         fast, slow = a * u * np.exp(-u * t), (1.0 - a) * v * np.exp(-v * t)
         dense = fast + slow + 1e-300
@@ -81,7 +77,6 @@ class Hyperexponential(ReuseModel):
         return np.log(dense), slope / dense
 
     def wait_survival(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
-        """See `ReuseModel`."""
         a, u, v = expit(free[0]), np.exp(free[1]), np.exp(free[2])
         fast, slow = np.exp(-u * t), np.exp(-v * t)
         slope = np.stack(
@@ -97,7 +92,6 @@ class Hyperexponential(ReuseModel):
         return free
 
     def natural(self, free: Float64s) -> Float64s:
-        """See `ReuseModel`."""
         return np.array([expit(free[0]), np.exp(free[1]), np.exp(free[2])])
 
     def ordered(self, free: Float64s) -> Float64s:
@@ -136,14 +130,12 @@ class Weibull(ReuseModel):
     bounds = ((-15.0, 25.0), (-4.0, 4.0))
 
     def log_density(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
-        """See `ReuseModel`."""
         k, log_ratio = np.exp(free[1]), np.log(t) - free[0]
         z = np.exp(np.minimum(k * log_ratio, 700.0))
         slope = np.stack((k * (z - 1.0), 1.0 + k * log_ratio * (1.0 - z)))
         return free[1] + k * log_ratio - np.log(t) - z, slope
 
     def wait_survival(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
-        """See `ReuseModel`."""
         k, log_ratio = np.exp(free[1]), np.log(t) - free[0]
         z = np.exp(np.minimum(k * log_ratio, 700.0))
         left = np.exp(-z)
@@ -171,14 +163,12 @@ class Lognormal(ReuseModel):
     bounds = ((-15.0, 25.0), (-5.0, 3.0))
 
     def log_density(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
-        """See `ReuseModel`."""
         sigma = np.exp(free[1])
         z = (np.log(t) - free[0]) / sigma
         value = -np.log(t) - free[1] - z * z / 2 - _HALF_LOG_2PI
         return value, np.stack((z / sigma, z * z - 1.0))
 
     def wait_survival(self, t: Float64s, free: Float64s) -> tuple[Float64s, Float64s]:
-        """See `ReuseModel`."""
         from scipy.special import ndtr
 
         sigma = np.exp(free[1])

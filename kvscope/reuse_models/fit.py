@@ -12,13 +12,12 @@ from kvscope.core.errors import UsageError
 from kvscope.core.percentiles import Quantiles
 from kvscope.core.trace import Trace
 from kvscope.reuse_models.base import P
-from kvscope.reuse_models.conversation import ConversationModel, NextPrompt
+from kvscope.reuse_models.conversation import NextPrompt, fit_conversations
 from kvscope.reuse_models.distributions import Exponential
 from kvscope.reuse_models.evidence import Evidence, Span, Turns, load_evidence
-from kvscope.reuse_models.observations import Observations
+from kvscope.reuse_models.observations import Observations, enough, tolerance
 from kvscope.reuse_models.results import (
     CategoryFit,
-    Conversation,
     Curve,
     Fit,
     ModelFit,
@@ -27,8 +26,12 @@ from kvscope.reuse_models.results import (
     StabilityFit,
     WindowFits,
 )
-from kvscope.reuse_models.selection import Choice, choose, enough, tolerance
-from kvscope.reuse_models.windows import default_length_s, over_windows
+from kvscope.reuse_models.selection import (
+    Choice,
+    choose,
+    default_length_s,
+    over_windows,
+)
 from kvscope.store.db import Store
 
 _TURNS = 10  # turns with a row of their own
@@ -71,6 +74,9 @@ def fit_to(
     stability: tuple[StabilityFit, ...] = ()
     if use and length_s:  # all requests at one time leave no windows to compare
         windows, stability = over_windows(evidence, span, length_s, use)
+    conversation = None
+    if has_lineage and enough(turns.waits):
+        conversation = fit_conversations(turns.waits, evidence.births(span), span.length_s)
     return Fit(
         trace=trace,
         notes=trace.notes,
@@ -86,7 +92,7 @@ def fit_to(
         ),
         windows=windows,
         stability=stability,
-        conversation=_conversation(evidence, span, turns) if has_lineage else None,
+        conversation=conversation,
         next_turns=tuple(_next_turns(evidence, turns)) if has_lineage else (),
         next_prompt_tokens=tuple(_next_prompts(evidence, span)) if has_lineage else (),
     )
@@ -143,25 +149,6 @@ def _models(name: str, of: Observations, span: Span, choice: Choice) -> Iterator
             converged=model.converged_,
             chosen=model is choice.chosen,
         )
-
-
-def _conversation(evidence: Evidence, span: Span, turns: Turns) -> Conversation | None:
-    if not enough(turns.waits):
-        return None
-    births = evidence.births(span)
-    model = ConversationModel().fit(turns.waits, births, span.length_s)
-    return Conversation(
-        birth_rate_per_s=model.birth_rate_per_s_,
-        death_rate_per_s=model.death_rate_per_s_,
-        turn_rate_per_s=model.turn_rate_per_s_,
-        next_turn_probability=model.next_turn_probability_,
-        turns=model.turns_,
-        births=births,
-        requests=len(turns.turn),
-        ks=model.ks_,
-        fits=model.ks_ <= tolerance(turns.waits),
-        interval=model.interval_,
-    )
 
 
 def _next_turns(evidence: Evidence, turns: Turns) -> Iterator[NextTurnFit]:

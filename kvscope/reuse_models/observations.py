@@ -109,6 +109,25 @@ class Observations(Struct, frozen=True, dict=True):
         return Observations(mean_s, bins % 2 == 1, blocks[bins], numbered, self.resolution_s)
 
 
+FEWEST_RUNS = 30  # runs of reuse that a fit needs
+FEWEST_EFFECTIVE = 10.0  # independent reused blocks that a fit needs
+CLOSE = 0.05  # a model that misplaces at most this share of the reuse fits, whatever n
+_CRITICAL = 1.094  # critical KS distance times sqrt(n), at 5 %, rate estimated
+
+
+def enough(of: Observations) -> bool:
+    """Return whether there is enough reuse to fit, and not only in a few conversations."""
+    return of.reused_runs >= FEWEST_RUNS and of.effective_reused >= FEWEST_EFFECTIVE
+
+
+def tolerance(of: Observations) -> float:
+    """Return the KS distance up to which a model fits: too small to matter, or to be detected.
+
+    Source: Lilliefors, On the Kolmogorov-Smirnov test for the exponential distribution (1969).
+    """
+    return float(max(CLOSE, _CRITICAL / np.sqrt(max(of.effective_reused, 1.0))))
+
+
 _AT_RISK = 5.0  # the curve counts where at least this many independent blocks are at risk
 
 

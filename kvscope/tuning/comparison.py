@@ -20,7 +20,7 @@ from kvscope.policies.base import Policy
 from kvscope.replay.curve import first_counted
 from kvscope.replay.metrics import ServedRequests, by_category
 from kvscope.tuning.bootstrap import Bootstrap, Gain, Resampled, clusters_of
-from kvscope.tuning.load import keeps_up
+from kvscope.tuning.least import keeps_up
 from kvscope.tuning.target import LIKELY, Limits, Target
 from kvscope.tuning.trial import Advance, Evaluator, PolicyAt, Trial, trial_of, ttft_s
 

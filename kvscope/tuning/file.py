@@ -38,8 +38,7 @@ from kvscope.tuning.comparison import Canary, WindowTrial
 from kvscope.tuning.flags import Flags
 from kvscope.tuning.rule import Grade, Verdict
 from kvscope.tuning.target import Measure, Target, View
-from kvscope.tuning.tier_prices import TierKind
-from kvscope.tuning.tiers import TierCandidate, TierOffer
+from kvscope.tuning.tiers import TierCandidate, TierKind, TierOffer
 from kvscope.tuning.trial import Trial
 from kvscope.tuning.tuner import TuningResult
 from kvscope.vllm_sim.offload_spec import OffloadSpec

@@ -25,13 +25,12 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.lru_retention import LruRetention
 from kvscope.replay.workload import Workload
 from kvscope.routers.base import Router
-from kvscope.tuning.capacity import least_for_lru
 from kvscope.tuning.comparison import Canary, Window, WindowTrial
-from kvscope.tuning.fewest import MOST_REPLICAS, fewest, most_tried
+from kvscope.tuning.least import MOST_REPLICAS, fewest, least_for_lru, most_tried
 from kvscope.tuning.replicas import SESSION, fleet_sweep
 from kvscope.tuning.rule import Judged, LaterWindows, SloAnswer, slo_answer
 from kvscope.tuning.target import LIKELY
-from kvscope.tuning.tiers import ALIKE, TierCandidate, TierOffer, TierRejection, TierSearch
+from kvscope.tuning.tiers import TierCandidate, TierOffer, TierRejection, TierSearch, nearest
 from kvscope.tuning.trial import Advance, Trial
 from kvscope.tuning.tuner import End, Tuner, TuningResult, eligible_at, lossless
 
@@ -473,9 +472,9 @@ class Planner:
             for each in options
             if each.tier and each.replicas == result.replicas and each.policy.name in sound
         ]
-        nearest = min(tiered, key=lambda option: option.trial.target_s, default=None)
+        fastest = min(tiered, key=lambda option: option.trial.target_s, default=None)
         if not any(option.judged.keeps_up for option in (free, *tiered)):
-            return None, TierDoubt("overloaded", nearest)
+            return None, TierDoubt("overloaded", fastest)
         harmless = [
             option
             for option in tiered
@@ -496,17 +495,15 @@ class Planner:
             another = math.inf if self._replica_hour is None else self._replica_hour
             able = [each for each in likely if each.replicas * each.tier_hour < another]
             if not able:
-                doubtful = likely or ([nearest] if nearest else [])
+                doubtful = likely or ([fastest] if fastest else [])
                 least = min(doubtful, key=lambda option: option.cost, default=None)
                 return None, TierDoubt("too-dear" if likely else "no-gain", least)
-            meeting = [option for option in able if option.judged.meets(result.target)]
-            paying = meeting or [option for option in able if net(option) > 0] or able
-            least_s = min(option.judged.validation.target_s for option in paying)
-            able = [
-                option
-                for option in paying
-                if meeting or not option.judged.validation.target_s > least_s * (1 + ALIKE)
-            ]
+            able = nearest(
+                able,
+                lambda option: option.judged.meets(result.target),
+                lambda option: net(option) > 0,
+                lambda option: option.judged.validation.target_s,
+            )
             able.sort(key=lambda option: option.cost)
         first: TierDoubt | None = None
         for option in able[:_TRIED_AT_ENDS]:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from kvscope.characterize.windows import Windows
+from kvscope.characterize.distributions import Windows
 from kvscope.core.errors import InputError
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts
@@ -91,19 +91,15 @@ def window_workloads(
     """
     training = split.warmup_requests + split.training_requests
     validation = training + split.validation_requests
-    whole = validation + split.held_out_requests
+
+    def until(end: int, first: int) -> Workload:
+        some = prompts if end == split.requests else first_requests(prompts, end, lineage)
+        return Workload(some, counted_from(setting, first, end), windows)
+
     return (
-        Workload(
-            first_requests(prompts, training, lineage),
-            counted_from(setting, split.warmup_requests, training),
-            windows,
-        ),
-        Workload(
-            first_requests(prompts, validation, lineage),
-            counted_from(setting, training, validation),
-            windows,
-        ),
-        Workload(prompts, counted_from(setting, validation, whole), windows),
+        until(training, split.warmup_requests),
+        until(validation, training),
+        until(split.requests, validation),
     )
 
 

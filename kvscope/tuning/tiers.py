@@ -8,9 +8,12 @@ that saves most GPU time beyond its price. The plan judges them on the later req
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -22,15 +25,57 @@ from kvscope.policies.lru import Lru
 from kvscope.policies.lru_retention import retained_by
 from kvscope.replay.tier_spec import READS, WRITES, Read, Tier
 from kvscope.replay.workload import Workload
-from kvscope.tuning.tier_prices import STATED, TierKind, TierPrice, tier_prices
 from kvscope.tuning.trial import Advance, EngineTier, Evaluator, Trial
 from kvscope.tuning.tuner import Tuner
 from kvscope.vllm_sim.offload_spec import OffloadSpec
+
+TierKind = Literal["dram", "ssd"]
+Price = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+STATED = "stated"
+"""The source of a price of your own."""
+_GIB, _DAY_S = 2**30, 86_400.0
+
+
+class TierPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The price of one kind of memory; its keys are described in `tier_prices.toml`."""
+
+    gib_hour: Price
+    source: str
+    writes_per_day: Annotated[float, msgspec.Meta(gt=0)] | None = None
+
+    def hour(self, size_bytes: int, written_bytes_s: float = 0.0) -> float:
+        """Return the price of so many bytes for an hour, written to at such a rate."""
+        return size_bytes / _GIB * self.gib_hour * max(1.0, self.wear(size_bytes, written_bytes_s))
+
+    def wear(self, size_bytes: int, written_bytes_s: float) -> float:
+        """Return the writes as a multiple of those that the memory is rated for; 0 for any."""
+        if self.writes_per_day is None or not size_bytes:
+            return 0.0
+        return written_bytes_s * _DAY_S / size_bytes / self.writes_per_day
+
+
+class TierPrices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The prices known, and the date on which their sources were read."""
+
+    schema: int
+    currency: str
+    date: str
+    dram: TierPrice
+    ssd: TierPrice
+
+
+@cache
+def tier_prices() -> TierPrices:
+    """Return what `tier_prices.toml` says."""
+    path = Path(__file__).with_name("tier_prices.toml")
+    return msgspec.toml.decode(path.read_bytes(), type=TierPrices)
+
 
 ALIKE = 0.02
 """A difference, as a share of a figure, that does not matter."""
 _OUTPUTS = "offload_prompt_only"
 Options = tuple[tuple[str, tuple[object, ...]], ...]
+E = TypeVar("E")
 
 
 class TierCandidate(Struct, frozen=True):
@@ -236,17 +281,14 @@ class TierSearch:
         return tried
 
     def _nearest(self, alone: Trial, known: Sequence[_Replayed]) -> _Replayed:
-        """Return the cheapest that meets the SLO; else of those with about the lowest figure.
-
-        Where none meets it, those that save more than their price go before all others: memory is
-        then no way to the SLO, and only worth what it saves.
-        """
-        meeting = [each for each in known if each.trial.meets(self._target)]
-        if not meeting:
-            paying = [each for each in known if self._net_hour(alone, each) > 0] or known
-            most_s = min(each.trial.target_s for each in paying) * (1 + ALIKE)
-            meeting = [each for each in paying if not each.trial.target_s > most_s]
-        return min(meeting, key=lambda each: (each.cost_hour, each.candidate.sizes))
+        """Return the cheapest of those nearest to the SLO."""
+        front = nearest(
+            known,
+            lambda each: each.trial.meets(self._target),
+            lambda each: self._net_hour(alone, each) > 0,
+            lambda each: each.trial.target_s,
+        )
+        return min(front, key=lambda each: (each.cost_hour, each.candidate.sizes))
 
     def _net_hour(self, alone: Trial, replayed: _Replayed) -> float:
         """Return what a candidate saves an hour beyond its price; its price without a GPU's."""
@@ -312,6 +354,24 @@ class TierSearch:
             cost_hour = self.offer.price_hour(candidate, written)
             replayed.append(_Replayed(candidate, policy, trial, cost_hour))
         return replayed
+
+
+def nearest(
+    known: Sequence[E],
+    meets: Callable[[E], bool],
+    pays: Callable[[E], bool],
+    target_s: Callable[[E], float],
+) -> list[E]:
+    """Return those that meet the SLO; where none does, those with about the lowest percentile.
+
+    Of these, those that save more than their price go before all others: memory is then no way to
+    the SLO, and only worth what it saves.
+    """
+    if meeting := [each for each in known if meets(each)]:
+        return meeting
+    paying = [each for each in known if pays(each)] or known
+    most_s = min(map(target_s, paying)) * (1 + ALIKE)
+    return [each for each in paying if not target_s(each) > most_s]
 
 
 def _trial_of(

@@ -206,29 +206,26 @@ class Evaluator:
         `seed` is for routers that draw. Raises ValueError for a tier behind another router than
         `session`.
         """
-        other = copy(self)
-        other.executor, other._stop = self.executor, self._stop  # noqa: SLF001 - one class
-        other.workload = workload or self.workload
-        other.trials = {}
-        other._tier = tier  # noqa: SLF001 - one class
+        workload = workload or self.workload
         routed = None if isinstance(router, Session) else (router, replicas, seed)
         if routed and tier:
             raise ValueError("tiers are replayed behind `session` alone")
-        other._routed = routed  # noqa: SLF001 - one class
-        parts = split_over(other.workload, 1 if routed else replicas)
+        parts = split_over(workload, 1 if routed else replicas)
         if tier is not None:
             parts = tuple(
                 replace(part, workload=part.workload.with_tier(tier.offload, tier.block_bytes))
                 for part in parts
             )
-        other._replicas = parts  # noqa: SLF001 - one class
-        return other
+        return self._with(workload=workload, _tier=tier, _routed=routed, _replicas=parts)
 
     def aiming(self, target: Target) -> Evaluator:
         """Return the evaluator with another target."""
+        return self._with(target=target)
+
+    def _with(self, **changed: object) -> Evaluator:
+        """Return the evaluator with other attributes, without its trials."""
         other = copy(self)
-        other.executor, other._stop = self.executor, self._stop  # noqa: SLF001 - one class
-        other.target, other.trials = target, {}
+        other.__dict__ |= {"executor": self.executor, "_stop": self._stop, "trials": {}, **changed}
         return other
 
     def evaluate(self, points: Sequence[PolicyAt], advance: Advance | None = None) -> list[Trial]:

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
-from kvscope.characterize.windows import Windows
+from kvscope.characterize.distributions import Windows
 from kvscope.core.executor import Executor
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts
@@ -28,10 +28,16 @@ from kvscope.replay.parameter_estimates import Estimates, bind, estimate_paramet
 from kvscope.replay.policy_options import Variant
 from kvscope.replay.sweep import engine_of
 from kvscope.replay.traffic import with_named_blocks
-from kvscope.tuning.capacity import least_for_any, least_for_lru
 from kvscope.tuning.comparison import Canary, Harm, Window, WindowTrial, bounds, changes, harms
-from kvscope.tuning.fewest import FewestReplicas, fewest_replicas, most_tried
-from kvscope.tuning.load import Load, load_of
+from kvscope.tuning.least import (
+    FewestReplicas,
+    Load,
+    fewest_replicas,
+    least_for_any,
+    least_for_lru,
+    load_of,
+    most_tried,
+)
 from kvscope.tuning.replicas import SESSION, fleet_sweep
 from kvscope.tuning.rule import (
     Grade,

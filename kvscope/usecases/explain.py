@@ -228,7 +228,7 @@ def explain(
 
     from kvscope.app.latency import timed
     from kvscope.app.simulate import on_groups
-    from kvscope.characterize.windows import round_windows
+    from kvscope.characterize.distributions import round_windows
     from kvscope.replay.attribution import attribute, by_worker, cache_lookups, lru_cache_lookups
     from kvscope.replay.findings import (
         avoidable_tokens,

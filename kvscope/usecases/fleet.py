@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from kvscope.policies.base import Policy
     from kvscope.replay.curve import HitCurve
     from kvscope.routers.base import Router
-    from kvscope.tuning.fewest import FleetSize
+    from kvscope.tuning.least import FleetSize
     from kvscope.tuning.tiers import TierCandidate
     from kvscope.vllm_sim import EngineSettings
 
@@ -263,7 +263,7 @@ class FleetLine(Struct, frozen=True):
     @property
     def fewest(self) -> int | None:
         """The fewest replicas that meet the SLO, by the rule of all commands; None for none."""
-        from kvscope.tuning.fewest import fewest
+        from kvscope.tuning.least import fewest
 
         meets = {run.fleet.replicas: run.meets for run in self.runs}
         return fewest(lambda counts: map(meets.__getitem__, counts), tuple(meets))
@@ -472,7 +472,7 @@ def fleet(trace: Trace, prompts: Prompts, request: FleetRequest, monitor: Monito
     from kvscope.app.latency import timed
     from kvscope.app.monitor import replays_on
     from kvscope.app.traces import require_arrivals, routers_for
-    from kvscope.characterize.windows import Windows
+    from kvscope.characterize.distributions import Windows
     from kvscope.fleet.closed_loop import think_times
     from kvscope.fleet.sweep import Fleet, FleetSweep
     from kvscope.replay.parameter_estimates import bind, estimate_parameters, used
@@ -582,7 +582,7 @@ def _with_references(
     from kvscope.policies.base import LanePolicy
     from kvscope.policies.belady import Belady
     from kvscope.policies.lru import Lru
-    from kvscope.tuning.fewest import most_compared, size_of
+    from kvscope.tuning.least import most_compared, size_of
 
     best, workload = study.best, sweep.workload
     simulated = isinstance(best.policy, LanePolicy) and not best.router.copies

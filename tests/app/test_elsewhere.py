@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -101,3 +103,18 @@ def test_replays_elsewhere_give_the_same(
     assert document([*sweep, "--on", "ray"], tmp_path / "there", capsys) == here
     assert elsewhere.replays >= 4
     assert elsewhere.shares < elsewhere.replays
+
+
+_SCRIPT = """
+import operator
+from kvscope.app.monitor import Monitor
+from kvscope.app.worker_process import in_process
+print(in_process(operator.is_, 1, monitor=Monitor()))
+"""
+
+
+def test_an_idle_process_does_not_keep_this_one_alive() -> None:
+    """It waits for the next work, and ends with the interpreter that it waits for."""
+    words = [sys.executable, "-c", _SCRIPT]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "False\n")

@@ -191,7 +191,7 @@ def read(path: Path, name: str, options: ReadOptions) -> Rejects:
         with closing(Source(str(path))) as source:
             for other in registry.FORMATS:
                 other.recognizes(source.head)
-            reader = known.reader(options)
+            reader = known(options)
             numbers: list[int] = []
             for records in reader.records(source):
                 numbers += [*records.lines, *(line for line, _ in records.refused)]

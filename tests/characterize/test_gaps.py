@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope.characterize.distributions import Summary, Weighted
+from kvscope.characterize.distributions import Summary, Weighted, Windows
 from kvscope.characterize.history import History, load_history
 from kvscope.characterize.lifetimes import (
     WindowLifetime,
@@ -19,7 +19,6 @@ from kvscope.characterize.lifetimes import (
     reuse_hazard,
     working_set,
 )
-from kvscope.characterize.windows import Windows
 from tests.characterize.tiny import (
     BLOCKS,
     CHAT_1,

@@ -5,11 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvscope.characterize.distributions import Summary
+from kvscope.characterize.distributions import (
+    Summary,
+    Windows,
+    day_windows,
+    equal_windows,
+    round_windows,
+)
 from kvscope.characterize.history import load_history, load_sizes
 from kvscope.characterize.summary import stability
 from kvscope.characterize.traffic import contribution, lengths, over_time, request_sizes
-from kvscope.characterize.windows import Windows, day_windows, equal_windows, round_windows
 from tests.characterize.tiny import CHAT_1, CHAT_2, REQUESTS, SEARCH_1, lengths_only, tiny_store
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import kvscope.characterize.spatial as space
 from kvscope.characterize import history
+from kvscope.characterize.distributions import Windows
 from kvscope.characterize.history import load_history, load_sizes
 from kvscope.characterize.spatial import DECILES, decile_histogram, heat_map, start_spatial
 from kvscope.characterize.turns import NextTurn, TurnCount, next_turns, turns
-from kvscope.characterize.windows import Windows
 from tests.characterize.tiny import CHAT_1, CHAT_2, REQUESTS, SEARCH_1, lengths_only, tiny_store
 
 

@@ -1,4 +1,4 @@
-"""The shell around every command: names, help, `--debug`, lazy imports."""
+"""The shell around every command: names, help, lists, `--debug`, lazy imports."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ import typer
 
 from kvscope import __version__
 from kvscope.cli import output
-from kvscope.cli.app import run
+from kvscope.cli.app import COMMANDS, run
 from kvscope.core import errors
 from kvscope.core.errors import ExitCode
+from kvscope.deployment.gpus import GPUS
+from kvscope.deployment.models import preset_names
+from kvscope.ingest.formats.registry import FORMATS
+from kvscope.latency.profile import PRESETS
+from kvscope.policies.registry import POLICIES
+from kvscope.routers.registry import ROUTERS
 from tests.cli.replayed import write_trace
-from tests.cli.shell import Streams, python, raising, show, streams_of
+from tests.cli.shell import Streams, document, python, raising, show, streams_of
 
 HEAVY = ["numba", "duckdb", "polars", "plotly", "streamlit", "torch", "scipy", "numpy", "rich"]
 UNNEEDED = [
@@ -174,3 +180,40 @@ def test_python_m_kvscope() -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: no such command 'nope'; see `kvscope --help`\n"
+
+
+NAMES: dict[str, list[str]] = {
+    "policies": [policy.name for policy in POLICIES],
+    "routers": [router.name for router in ROUTERS],
+    "models": list(preset_names()),
+    "gpus": list(GPUS),
+    "latencies": list(PRESETS),
+    "formats": [known.name for known in FORMATS],
+}
+
+
+@pytest.mark.parametrize("command", NAMES)
+def test_lists_for_people(capsys: Streams, command: str) -> None:
+    """Every name begins a row, within 100 columns."""
+    lines = streams_of(capsys, command).out.splitlines()
+    first = {line.split()[0] for line in lines if line.strip()}
+    assert first >= set(NAMES[command])
+    assert max(map(len, map(str.rstrip, lines))) <= 100
+
+
+def test_who_runs_a_policy(capsys: Streams) -> None:
+    """The list says which engine runs a policy; nothing runs an oracle."""
+    listed = document(capsys, "policies")["policies"]
+    assert all(entry["summary"] and entry["source"] for entry in listed)
+    engines = {entry["name"]: entry["engines"] for entry in listed}
+    assert engines["lru"] == ["vllm", "sglang"]
+    assert engines["tlru"] == ["vllm with kvscope's plugin", "sglang"]
+    assert engines["gittins"] == ["vllm with kvscope's plugin"]
+    assert engines["belady"] == engines["s3fifo"] == []
+
+
+def test_summaries_of_commands_are_their_help(capsys: Streams) -> None:
+    """`kvscope --help` lists every command in the order of the registry, without loading it."""
+    listed = streams_of(capsys, "--help").out.partition("Commands:")[2].strip().splitlines()
+    assert [line.split()[0] for line in listed] == [name for name, _ in COMMANDS]
+    assert all(lazy.summary in line for (_, lazy), line in zip(COMMANDS, listed, strict=True))

@@ -10,15 +10,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from kvscope.app.gates import parse_gates
 from kvscope.cli.app import run
 from kvscope.core.errors import ExitCode
 from kvscope.core.percentiles import Percentiles
-from kvscope.replay.causes import CAUSES
 from kvscope.store.db import open_store
 from kvscope.store.results import add_validation
 from kvscope.store.traces import find
-from kvscope.usecases.explain import known_figures
 from kvscope.validate.result import EngineFacts, Figures, RunFacts, ValidationFacts
 from tests.cli.shell import document, streams_of
 
@@ -225,15 +222,3 @@ def test_a_head_that_changes_hourly_is_a_finding(
     assert (finding["at_token"], finding["period_s"], finding["values"]) == (32, 3600, 8)
     words = " ".join(streams_of(capsys, "explain", str(path), "--db", db).out.split())
     assert "1. periodic, -1.1 pp: tokens 32-47 of shared prompts change hourly (8 values)" in words
-
-
-def test_every_cause_can_be_a_condition() -> None:
-    """Its name is known to --fail-on without a kernel being loaded."""
-    assert len(parse_gates([f"{cause}>1%" for cause in CAUSES], known_figures(None))) == len(CAUSES)
-
-
-def test_conditions_on_causes_end_with_4(db: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A cause by its name, as a share of the input tokens."""
-    command = ["explain", TRACE, "--db", db, "--capacity-blocks", "100", "--fail-on"]
-    assert "evicted is" in streams_of(capsys, *command, "evicted>0.1%", code=4).err
-    assert run([*command, "rejected>0%"]) == 0

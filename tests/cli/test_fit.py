@@ -98,16 +98,6 @@ def test_what_is_found_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert connection.execute("SELECT count(*) FROM fit_models").fetchone() == (0,)
 
 
-def test_the_report_is_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--html` writes the page with its charts beside the terminal's report."""
-    target = tmp_path / "fit.html"
-    assert run(["fit", CHATS, "--db", ":memory:", "--html", str(target)]) == 0
-    page = target.read_text(encoding="utf-8")
-    assert "observed (Kaplan-Meier)" in page
-    assert "Reuse probability over time" in page
-    assert f"report written to {target}" in capsys.readouterr().err
-
-
 def test_fit_imports_no_more_than_it_needs() -> None:
     """Neither charts nor scipy's statistics, which take long to load."""
     done = python(
@@ -204,13 +194,3 @@ def test_a_capacity_gives_a_guard_what_it_knows(tmp_path: Path) -> None:
     assert expected.evidence is not None
     assert found.fitted.evidence.gain.tolist() == expected.evidence.gain.tolist()
     assert np.array_equal(found.fitted.index, expected.index)
-
-
-def test_other_policies_of_the_plugin_need_no_fit(tmp_path: Path) -> None:
-    """Their parameters are all there is."""
-    path = tmp_path / "policy.toml"
-    assert exported(path, "--policy", "tlru", "--param", "tlru.xi_tokens=512") == 0
-    found = read_settings({}, {"KVSCOPE_RECOMMENDATION": str(path)})
-    assert found.policy is not None
-    assert (found.policy.name, found.policy.values["xi_tokens"]) == ("tlru", 512)
-    assert found.fitted is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -116,6 +117,24 @@ def wait_for(address: str, process: subprocess.Popen[str]) -> None:
 def outside(url: str, address: str) -> bool:
     """Return whether a request leaves this machine."""
     return url.startswith("http") and not url.startswith(address)
+
+
+def pick(page: Page, label: str, option: str) -> None:
+    """Choose an option of a select box by typing; once more where a new drawing closed its list."""
+    from playwright.sync_api import TimeoutError as TooLongError
+
+    box = page.get_by_test_id("stSelectbox").filter(has_text=re.compile(f"^{label}"))
+    until = monotonic() + PATIENCE_MS / 1e3
+    while True:
+        box.evaluate("each => each.scrollIntoView({block: 'center'})")  # its list needs room
+        box.locator("input").fill(option)
+        try:
+            page.get_by_role("option", name=option, exact=True).click(timeout=5_000)
+        except TooLongError:
+            if monotonic() > until:
+                raise
+        else:
+            return
 
 
 def visit(page: Page, name: str) -> None:

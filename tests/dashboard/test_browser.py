@@ -22,6 +22,7 @@ from tests.dashboard.browsing import (
     Server,
     chromium,
     outside,
+    pick,
     serving,
     visit,
 )
@@ -121,10 +122,7 @@ def run_the_lab(page: Page) -> None:
 def tune(page: Page, folder: Path) -> None:
     """Tune for a deployment, copy the flags, download the file."""
     visit(page, "Recommendation")
-    gpu = page.get_by_test_id("stSelectbox").filter(has_text=re.compile(r"^GPU"))
-    gpu.evaluate("each => each.scrollIntoView({block: 'center'})")  # its list needs room
-    gpu.locator("input").fill("h100")
-    page.get_by_role("option", name="h100", exact=True).click()
+    pick(page, "GPU", "h100")
     page.wait_for_url(re.compile("gpu=h100"))
     page.get_by_role("textbox", name="SLO (TTFT)").fill("5s")
     page.get_by_role("button", name="Tune", exact=True).click()

@@ -80,7 +80,11 @@ def test_overview_begins_with_the_pool(
 
 
 def test_one_cache_has_one_hit_rate(db: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of Overview's tile is Capacity's at the pool, Why's, and the mean of that over time."""
+    """That of Overview's tile is Capacity's at the pool, Why's, and the mean of that over time.
+
+    Also where the file states another pool than the one that was looked at before.
+    """
+    assert not shown(db, monkeypatch, gpu="h100", model="llama3-8b").exception
     small = Deployment(gpu="h100", model="llama3-8b", num_gpu_blocks=60)
     write_deployment(here / FILE, small)
     app = shown(db, monkeypatch)

@@ -10,6 +10,7 @@ import plotly.io
 import pytest
 
 from dashboard.render import ready
+from dashboard.wording import escape, escape_around_commands
 from kvscope.characterize.sources import Prefix
 from kvscope.report import space, style
 from tests.dashboard.shown import shown
@@ -93,3 +94,10 @@ def test_only_the_open_tab_is_drawn(db: str, monkeypatch: pytest.MonkeyPatch) ->
     ]
     assert charts(charts_lifetimes="Mean lifetime over time")[1] == "Chart: Mean lifetime over time"
     assert charts(charts_lifetimes="Nowhere")[1] == "Chart: Lifetime of blocks"
+
+
+def test_commands_are_code_and_all_else_is_text() -> None:
+    """A command is left as it is; other backticks, and markup within some, are escaped."""
+    assert escape_around_commands("a* `kvscope tune` adds") == r"a\* `kvscope tune` adds"
+    for text in ("`b`", "`kvscope <b>`", "kvscope tune`"):
+        assert escape_around_commands(text) == escape(text)

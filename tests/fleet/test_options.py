@@ -7,7 +7,7 @@ from threading import Event
 import pytest
 
 from kvscope.app import values
-from kvscope.characterize.windows import Windows
+from kvscope.characterize.distributions import Windows
 from kvscope.core.errors import UsageError
 from kvscope.core.hits import standard
 from kvscope.fleet.options import parse_routers, router_label, router_variants, split_assignments

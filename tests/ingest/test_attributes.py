@@ -23,6 +23,7 @@ from kvscope.ingest.formats.base import Request
 from kvscope.ingest.formats.exporter import rows
 from kvscope.ingest.formats.registry import export
 from kvscope.ingest.pipeline import IngestOptions, ingest
+from kvscope.ingest.time_range import ingest_range
 from kvscope.policies.lru import Lru
 from kvscope.replay.derived_traces import select
 from kvscope.replay.replay import replay
@@ -426,6 +427,16 @@ def test_directives_survive(export: str | None, tmp_path: Path, *, chats: bool) 
     assert kept.number[1] == -1
     assert kept.number[2] == kept.number[4]
     assert kept.distinct[kept.number[3]] == Directives(ends=True, refresh=False)
+
+
+def test_a_time_range_keeps_its_directives(tmp_path: Path) -> None:
+    """Those of its requests, as the whole trace has them."""
+    with open_store(MEMORY) as store:
+        whole = ingest(store, write(tmp_path / "trace.jsonl", STATED, chats=True)).trace
+        part = ingest_range(store, whole, 2.0)
+        kept = load_prompts(store, part).directives
+    assert kept is not None
+    assert kept.distinct[kept.number[1]] == Directives(ends=True, refresh=False)
 
 
 def test_traces_without_directives_have_none(tmp_path: Path) -> None:

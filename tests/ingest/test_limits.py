@@ -257,7 +257,7 @@ def test_a_pipe_without_a_writer_is_given_up(
 
 def test_nesting_is_bounded(tmp_path: Path) -> None:
     """A hundred levels are read, however deep the stack is; thousands are a bad line."""
-    reader = Mooncake.reader(ReadOptions())
+    reader = Mooncake(ReadOptions())
     nested = [LINE[:-2] + b',"x":' + b"[" * n + b"]" * n + b"}\n" for n in (100, 100_000)]
     result = ingested(tmp_path / "a.jsonl", LINE * 150 + b"".join(nested))
     reason = "values nested more than 100 levels deep: flatten what it holds"
@@ -306,7 +306,7 @@ from kvscope.ingest.formats.mooncake import Mooncake
 from kvscope.ingest.source import Source
 
 source = Source(sys.argv[1])
-reader, columns = Mooncake.reader(ReadOptions()), Columns(512, ReadOptions(), Rejects(""))
+reader, columns = Mooncake(ReadOptions()), Columns(512, ReadOptions(), Rejects(""))
 chunks = iter(reader.records(source))
 columns.add(next(chunks))  # kernels are loaded, the first tables are there
 tracemalloc.start()

@@ -165,13 +165,13 @@ def test_one_time_of_five_may_be_anything() -> None:
 def test_intervals_are_of_95_percent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the parameters that were drawn, 95 in 100 lie within, as many below as above."""
     drawn: list[NDArray[np.float64]] = []
-    least = module._least
+    least = module.least_squares
 
     def noted(terms: NDArray[np.float64], medians: NDArray[np.float64]) -> NDArray[np.float64]:
         drawn.append(least(terms, medians))
         return drawn[-1]
 
-    monkeypatch.setattr(module, "_least", noted)
+    monkeypatch.setattr(module, "least_squares", noted)
     rng = np.random.default_rng(0)
     seen = {cell: (one[0] * rng.lognormal(0, 0.1, 5)).tolist() for cell, one in times(TRUE).items()}
     low, high = fit(seen).intervals["per_token_s"]

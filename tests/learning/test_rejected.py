@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.profiles import PROFILES, Alternating
-from kvscope.characterize.windows import Windows
+from kvscope.characterize.distributions import Windows
 from kvscope.core.arrays import Float64s
 from kvscope.core.hits import standard
 from kvscope.core.runs import RunSetting

@@ -24,6 +24,7 @@ from kvscope.replay.last_touch import last_touch_segments
 from kvscope.replay.traffic import Traffic, traffic
 from tests.golden.samples import SAMPLES, sample
 from tests.learning.test_learners import first
+from tests.long import long
 from tests.oracles.replay import paths
 from tests.oracles.turns import turns_before, walk
 from tests.policies.traffics import traffics
@@ -55,7 +56,7 @@ class Served:
             self.most = max(self.most, self.learner.recent.keys)
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("name", ["to-c", "regime-change", *map(long, SAMPLES)])
 def test_classes_and_tables_are_the_simulators(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Request by request or from the whole trace: the same, in the least memory that does."""
     monkeypatch.setattr(recent_blocks, "_AT_A_TIME", 1)

@@ -13,6 +13,7 @@ from kvscope.learning.reuse.online import ReuseEstimator
 from kvscope.policies.wa import LIFE_S, RATE_PER_S, REUSE_PROBABILITY
 from kvscope.replay.traffic import Traffic, traffic
 from tests.golden.samples import SAMPLES, sample
+from tests.long import long
 
 REFIT_S = 120.0
 
@@ -35,7 +36,7 @@ def served(
     return since, tables
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("name", ["to-c", "regime-change", *map(long, SAMPLES)])
 def test_the_tables_are_the_simulators(name: str) -> None:
     """Request by request or from the whole trace: the same tables from the same request on."""
     of = traffic(sample(name), standard())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvscope.core.hits import standard
-from kvscope.policies.base import Leaves, PathPolicy, Policy
+from kvscope.policies.base import Leaves, Policy
 from kvscope.policies.registry import by_name
 from kvscope.policies.tlru import TLru
 from kvscope.replay.replay import replay
@@ -15,25 +15,6 @@ from tests.policies import drawn
 from tests.vllm_sim.examples import asks, told
 
 EVERY_CASE = pytest.mark.parametrize(("policy", "leaves"), drawn.CASES, ids=drawn.case_name)
-
-
-@EVERY_CASE
-def test_a_request_larger_than_the_cache(policy: type[Policy], leaves: Leaves) -> None:
-    """It is cut to the capacity: policies of paths keep its head, queues what came last."""
-    of = _chains([[1, 2, 3, 4, 5]], [1000])
-    done = replay(of, drawn.everything_kept(policy, leaves), 3, tables=drawn.plain_tables(policy))
-    assert done.evictions == 2
-    assert drawn.left(done) == ({1, 2, 3} if issubclass(policy, PathPolicy) else {3, 4, 5})
-
-
-@EVERY_CASE
-def test_a_single_block(policy: type[Policy], leaves: Leaves) -> None:
-    """One block that is asked for again and again is there from the second time on."""
-    of = _chains([[1], [1], [1], [1]], [1000] * 4)
-    of = of._replace(next_prompt_tokens=np.full(4, 3000))
-    done = replay(of, drawn.everything_kept(policy, leaves), 1, tables=drawn.plain_tables(policy))
-    assert done.hit_blocks.tolist() == [0, 1, 1, 1]
-    assert done.evictions == 0
 
 
 @EVERY_CASE

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 import kvscope
 from benchmarks.sampling import whole_sample
-from kvscope.characterize.windows import Windows
+from kvscope.characterize.distributions import Windows
 from kvscope.core.errors import UsageError
 from kvscope.core.executor import Threads
 from kvscope.core.hits import COMPATIBLE, HitDefinition, standard

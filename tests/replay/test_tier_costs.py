@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kvscope.characterize.windows import Windows
+from kvscope.characterize.distributions import Windows
 from kvscope.core.errors import UsageError
 from kvscope.core.files import data_folder
 from kvscope.core.hits import HitDefinition, standard

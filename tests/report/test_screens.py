@@ -40,25 +40,21 @@ def printed(capsys: Streams, command: str, sample: str, db: str, *options: str) 
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
-def test_analyze_answers_on_one_screen(sample: str, db: str, capsys: Streams) -> None:
-    """What caching gives and could give, a capacity table, why tokens miss, one category table."""
-    options = ("--model", "llama3-8b", "--hbm", "16GiB")
-    for lines in (
-        printed(capsys, "analyze", sample, db),
-        printed(capsys, "analyze", sample, db, *options),
-    ):
-        assert len(lines) <= SCREEN
-        words = " ".join(lines)
-        assert "An infinite cache would hit" in words
-        assert "Input tokens that miss at" in words
-        assert sum(line.startswith("type, turn") for line in lines) == 1
-        assert sum(line.startswith("capacity") for line in lines) == 1
+def test_analyze_answers_on_one_screen_and_all_of_it_is_clean(
+    sample: str, db: str, capsys: Streams
+) -> None:
+    """What caching gives and could give, a capacity table, why tokens miss, one category table.
+
+    No table names a category of fewer than 30 requests.
+    """
+    screen = printed(capsys, "analyze", sample, db, "--model", "llama3-8b", "--hbm", "16GiB")
+    assert len(screen) <= SCREEN
+    words = " ".join(screen)
+    assert "An infinite cache would hit" in words
+    assert "Input tokens that miss at" in words
     assert " of the input tokens with 16 GiB" in words
-
-
-@pytest.mark.parametrize("sample", SAMPLES)
-def test_all_of_an_analysis_is_clean(sample: str, db: str, capsys: Streams) -> None:
-    """Every section fits 100 columns, and no table names a category of fewer than 30 requests."""
+    assert sum(line.startswith("type, turn") for line in screen) == 1
+    assert sum(line.startswith("capacity") for line in screen) == 1
     lines = printed(capsys, "analyze", sample, db, "--full")
     assert len(lines) > SCREEN
     start = next(at for at, line in enumerate(lines) if line.startswith("Categories ─"))

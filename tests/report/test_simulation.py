@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from kvscope.app.simulate import Simulation, ordered
-from kvscope.characterize.windows import round_windows
+from kvscope.characterize.distributions import round_windows
 from kvscope.core.hits import standard
 from kvscope.core.runs import Run, TierOutcome
 from kvscope.deployment.models import resolve_model

@@ -20,7 +20,7 @@ from kvscope.retention import prices as retention_prices
 from kvscope.retention import ttls
 from kvscope.retention.prices import Charge, charges, prices
 from kvscope.retention.ttls import NOT_HELD, ttl_curves
-from tests.oracles import ttls as oracle
+from tests.oracles import turns as oracle
 from tests.policies.traffics import CATEGORIES, traffics
 
 TTLS = st.sampled_from((0.0, 1.0, 2.0, 5.0, float("inf"), NOT_HELD))

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.sample_profiles import BirthDeath
 from kvscope.core.errors import InputError
-from kvscope.reuse_models import likelihood
-from kvscope.reuse_models.base import P, ReuseModel, _Shape
-from kvscope.reuse_models.conversation import ConversationModel, next_turn_s, turn_waits
+from kvscope.reuse_models import base
+from kvscope.reuse_models.base import P, ReuseModel
+from kvscope.reuse_models.conversation import fit_conversations, next_turn_s, turn_waits
 from kvscope.reuse_models.distributions import Exponential, Hyperexponential, Lognormal, Weibull
-from kvscope.reuse_models.observations import Observations
-from kvscope.reuse_models.selection import CLOSE, MODELS, choose, enough, tolerance
-from kvscope.synth.birth_death import BirthDeath
+from kvscope.reuse_models.observations import CLOSE, Observations, enough, tolerance
+from kvscope.reuse_models.selection import MODELS, choose
 from tests.reuse_models.drawn import TRUTH, observed
 
 every_model = pytest.mark.parametrize("kind", MODELS)
@@ -31,13 +31,13 @@ waits = st.lists(
 def test_derivatives_are_those_of_the_values(kind: type[ReuseModel]) -> None:
     """Scores agree with central differences of the log-likelihood, run by run."""
     of = observed(TRUTH[kind.name][0], 60, seed=3)
-    shape = _Shape(kind())
+    model = kind()
     free = kind().start(of) + 0.1
-    _, slope = likelihood.scores(shape, of, free)
+    _, slope = base.scores(model, of, free)
     for at in range(len(free)):
         step = np.zeros(len(free))
         step[at] = 1e-6
-        up, down = (likelihood.scores(shape, of, free + sign * step)[0] for sign in (1, -1))
+        up, down = (base.scores(model, of, free + sign * step)[0] for sign in (1, -1))
         assert slope[at] == pytest.approx((up - down) / 2e-6, rel=1e-5, abs=1e-6)
 
 
@@ -103,7 +103,7 @@ def test_order_and_splitting_change_nothing(kind: type[ReuseModel]) -> None:
 def test_merged_waits_tell_the_same(kind: type[ReuseModel]) -> None:
     """Waits within a hundredth of each other as one: parameters within a part in 10,000."""
     of = observed(TRUTH[kind.name][0], 3_000, seed=8)
-    exact = likelihood.maximize(_Shape(kind()), of, kind().start(of), np.array(kind.bounds))
+    exact = base.maximize(kind(), of, kind().start(of), np.array(kind.bounds))
     model = kind()
     names = kind.parameters
     values = dict(zip(names, model.natural(model.ordered(exact.free)[1:]), strict=True))
@@ -227,9 +227,9 @@ def test_the_conversation_model_is_recovered() -> None:
     }
     held, seeds = Counter[str](), 100
     for seed in range(seeds):
-        model = ConversationModel().fit(*turns_of(600, seed))
+        model = fit_conversations(*turns_of(600, seed))
         for one, value in truth.items():
-            interval = model.interval_[one]
+            interval = model.interval[one]
             assert interval is not None
             held[one] += interval[0] <= value <= interval[1]
     for one in truth:  # of 100, 88 or fewer would hold less than once in a hundred times

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.sample_profiles import BirthDeath
 from kvscope.core.files import data_folder
 from kvscope.ingest.pipeline import ingest
 from kvscope.reuse_models.evidence import Evidence, Span, load_evidence
 from kvscope.reuse_models.fit import fit
 from kvscope.reuse_models.results import Fit
-from kvscope.reuse_models.windows import default_length_s, sliding
+from kvscope.reuse_models.selection import default_length_s, sliding
 from kvscope.store.db import MEMORY, Store, open_store
 from kvscope.synth.base import ROOT
-from kvscope.synth.birth_death import BirthDeath
 from tests.characterize.tiny import tiny_store
 from tests.small_traces import requests, stored
 
@@ -115,7 +115,7 @@ def test_each_window_is_fitted_to_its_own_past() -> None:
     assert found is not None
     one = found.fits[0]
     place = evidence.categories.index(one.category)
-    alone = choose(evidence.waits(Span(one.start_s, one.end_s))[place]).exponential
+    alone = choose(evidence.waits(Span(one.start_s, one.end_s))[place]).models[0]
     assert one.reuse_probability == pytest.approx(alone.reuse_probability_)
     assert one.rate_per_s == pytest.approx(alone.params_["rate_per_s"])
 

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from benchmarks.profiles import PROFILES
+from benchmarks.sample_profiles import BirthDeath
 from kvscope.synth.base import ROOT, Fixed, Record
-from kvscope.synth.birth_death import BirthDeath
-from kvscope.synth.profiles import by_name
 
 REQUESTS = 20_000
 MODEL = BirthDeath(prompt_tokens=Fixed(1), output_tokens=Fixed(1))
@@ -85,7 +84,7 @@ def test_history() -> None:
 
 def test_habits_are_traded_at_the_change() -> None:
     """Chats go on before it and documents after it, each about eight times as often."""
-    records = list(by_name("regime-change").generate(requests=5_000, seed=1))
+    records = list(PROFILES["regime-change"].generate(requests=5_000, seed=1))
     goes_on = {record.parent_chat_id for record in records}
     shares = {}
     for kind in ("chat", "document"):
@@ -105,7 +104,7 @@ def test_habits_are_traded_at_the_change() -> None:
 
 def test_without_a_change_the_beginning_is_the_same() -> None:
     """The time of the change is all that it changes."""
-    profile: Any = by_name("regime-change")
+    profile: Any = PROFILES["regime-change"]
     records = list(profile.generate(requests=2_500, seed=3))
     steady = list(replace(profile, change_s=1e9).generate(requests=2_500, seed=3))
     early = [record for record in records if record.timestamp <= 3_600.0]
@@ -119,7 +118,7 @@ SYSTEM = 800 // 16
 
 def firsts(**changes: Any) -> list[int]:
     """Return the first block of the first passage of 5,000 requests."""
-    profile: Any = by_name("retrieval")
+    profile: Any = PROFILES["retrieval"]
     profile = replace(profile, **changes)
     return [record.hash_ids[SYSTEM] for record in profile.generate(requests=5_000, seed=1)]
 
@@ -143,7 +142,7 @@ def test_popularity_drifts() -> None:
 
 
 def test_what_requests_share() -> None:
-    records = list(by_name("retrieval").generate(requests=2_000, seed=3))
+    records = list(PROFILES["retrieval"].generate(requests=2_000, seed=3))
     assert len({tuple(record.hash_ids[:SYSTEM]) for record in records}) == 1
     assert len({record.hash_ids[-1] for record in records}) == 2_000
     parents: dict[int, int] = {}
@@ -153,13 +152,13 @@ def test_what_requests_share() -> None:
 
 
 def test_more_passages_a_request_than_there_are() -> None:
-    profile: Any = by_name("retrieval")
+    profile: Any = PROFILES["retrieval"]
     with pytest.raises(ValueError, match="passages_a_request"):
         replace(profile, passages=2, passages_a_request=3)
 
 
 def test_prompts_and_what_they_share() -> None:
-    records = list(by_name("shared-prefix-groups").generate(requests=1_500, seed=1))
+    records = list(PROFILES["shared-prefix-groups"].generate(requests=1_500, seed=1))
     prompts = {tuple(record.hash_ids) for record in records}
     assert len(prompts) == 750
     assert {len(prompt) for prompt in prompts} == {450}
@@ -170,7 +169,7 @@ def test_prompts_and_what_they_share() -> None:
 
 def test_every_stage_sends_the_prompts_in_one_shuffled_order_from_the_first_on() -> None:
     users = [
-        record.user_id for record in by_name("shared-prefix-groups").generate(requests=900, seed=1)
+        record.user_id for record in PROFILES["shared-prefix-groups"].generate(requests=900, seed=1)
     ]
     assert sorted(users[:750]) == list(range(750))
     assert users[:750] != sorted(users[:750])
@@ -179,7 +178,7 @@ def test_every_stage_sends_the_prompts_in_one_shuffled_order_from_the_first_on()
 
 
 def test_arrivals_follow_the_stages_and_repeat_the_last_one() -> None:
-    records = by_name("shared-prefix-groups").generate(requests=25_000, seed=1)
+    records = PROFILES["shared-prefix-groups"].generate(requests=25_000, seed=1)
     times = np.array([record.timestamp for record in records])
     for start_s, end_s, sent in ((0, 50, 750), (50, 70, 60), (477, 502, 1500), (502, 527, 1500)):
         assert np.sum((times >= start_s) & (times < end_s)) == sent
@@ -191,7 +190,7 @@ def test_arrivals_follow_the_stages_and_repeat_the_last_one() -> None:
 
 
 def test_a_question_that_fills_no_block_belongs_to_its_prompt_alone() -> None:
-    profile: Any = by_name("shared-prefix-groups")
+    profile: Any = PROFILES["shared-prefix-groups"]
     small = replace(profile, groups=1, users_per_group=2, shared_tokens=40, question_tokens=10)
     first, second = small.generate(requests=2, seed=0)
     assert first.hash_ids[:2] == second.hash_ids[:2]
@@ -201,7 +200,7 @@ def test_a_question_that_fills_no_block_belongs_to_its_prompt_alone() -> None:
 
 def test_to_c() -> None:
     """Half of the requests continue a conversation, most conversations are single-turn."""
-    records = list(by_name("to-c").generate(requests=6_000, seed=1))
+    records = list(PROFILES["to-c"].generate(requests=6_000, seed=1))
     children = sum(record.parent_chat_id != ROOT for record in records)
     assert 0.47 < children / len(records) < 0.55
     types = Counter(record.type for record in records)
@@ -215,7 +214,7 @@ def test_to_c() -> None:
 
 def test_to_b() -> None:
     """Hardly any request has a parent, rates are above ten a second."""
-    records = list(by_name("to-b").generate(requests=6_000, seed=1))
+    records = list(PROFILES["to-b"].generate(requests=6_000, seed=1))
     assert sum(record.parent_chat_id != ROOT for record in records) < 0.002 * len(records)
     assert len(records) / records[-1].timestamp > 10
     assert {record.type for record in records} == {"api"}
@@ -223,7 +222,7 @@ def test_to_b() -> None:
 
 def test_agent() -> None:
     """Contexts grow beyond 100,000 tokens behind a few shared heads."""
-    records = list(by_name("agent").generate(requests=1_500, seed=1))
+    records = list(PROFILES["agent"].generate(requests=1_500, seed=1))
     assert max(record.input_length for record in records) > 100_000
     mains = [record for record in records if record.type == "agent"]
     assert len({record.hash_ids[0] for record in mains}) <= 3

@@ -13,6 +13,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import sample_profiles
 from benchmarks.profiles import PROFILES
 from kvscope.core.errors import UsageError
 from kvscope.synth import profiles
@@ -124,13 +125,13 @@ def test_names() -> None:
     assert all(by_name(name).name == name for name in profiles.PROFILES)
     with pytest.raises(UsageError, match="did you mean to-c"):
         by_name("to_c")
-    with pytest.raises(UsageError, match="birth-death"):
+    with pytest.raises(UsageError, match="agent"):
         by_name("?")
 
 
 def test_bad_parameters() -> None:
     """A parameter out of range is refused by name, a negative length too."""
-    profile: Any = by_name("birth-death")
+    profile: Any = PROFILES["birth-death"]
     with pytest.raises(ValueError, match="death_rate_per_s is 0"):
         replace(profile, death_rate_per_s=0)
     with pytest.raises(ValueError, match="block_size is 0"):
@@ -157,7 +158,7 @@ def read(path: Path) -> bytes:
 @pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "jsonl.zst"])
 def test_bytes(tmp_path: Path, ending: str) -> None:
     """Written twice, under two names: equal bytes that decode to the records."""
-    profile = by_name("birth-death")
+    profile = PROFILES["birth-death"]
     for name in ("a", "b"):
         records = profile.generate(requests=100, seed=4)
         assert write_jsonl(records, tmp_path / f"{name}.{ending}") == 100
@@ -175,7 +176,7 @@ def test_half_a_trace_is_no_trace(tmp_path: Path) -> None:
     """When the records break off, neither the file nor its beginning is left behind."""
 
     def broken() -> object:
-        yield from by_name("birth-death").generate(requests=3, seed=1)
+        yield from PROFILES["birth-death"].generate(requests=3, seed=1)
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -188,25 +189,25 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    write_jsonl(by_name("birth-death").generate(requests=1, seed=1), pipe)
+    write_jsonl(PROFILES["birth-death"].generate(requests=1, seed=1), pipe)
     assert os.read(reader, 100_000).endswith(b"}\n")
     os.close(reader)
     assert pipe.is_fifo()
     assert list(tmp_path.iterdir()) == [pipe]
 
 
-@pytest.mark.parametrize("sample", profiles.SAMPLES, ids=lambda sample: sample.profile)
-def test_samples_regenerate(tmp_path: Path, sample: profiles.SampleTrace) -> None:
+@pytest.mark.parametrize("sample", sample_profiles.SAMPLES, ids=lambda sample: sample.profile)
+def test_samples_regenerate(tmp_path: Path, sample: sample_profiles.SampleTrace) -> None:
     """The shipped files hold what their profiles generate.
 
     Compared unpacked: another zlib may pack the same lines into other bytes.
     """
-    path = profiles.write_sample(sample, tmp_path)
+    path = sample_profiles.write_sample(sample, tmp_path)
     assert read(path) == read(SAMPLE_FOLDER / sample.file)
     assert (SAMPLE_FOLDER / sample.file).stat().st_size < 1.1e6
 
 
 def test_samples_usage(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a folder the command says what it takes."""
-    assert profiles.main([]) == 2
+    assert sample_profiles.main([]) == 2
     assert "FOLDER" in capsys.readouterr().err

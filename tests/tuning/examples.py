@@ -9,7 +9,7 @@ from threading import Event
 import numpy as np
 from msgspec.structs import replace
 
-from kvscope.characterize.windows import Windows
+from kvscope.characterize.distributions import Windows
 from kvscope.core.hits import standard
 from kvscope.core.runs import RunSetting
 from kvscope.core.trace import Lineage, Prompts

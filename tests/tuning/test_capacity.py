@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvscope.policies.base import Policy
 from kvscope.policies.registry import by_name
-from kvscope.tuning.capacity import PRECISION, least_for_any, least_for_lru
+from kvscope.tuning.least import PRECISION, least_for_any, least_for_lru
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Evaluator, Trial
 from tests.tuning.examples import chats, workload

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvscope
-from kvscope.tuning.fewest import FleetSize, doubled, fewest, fleet_size
+from kvscope.tuning.least import FleetSize, doubled, fewest, fleet_size
 from kvscope.tuning.target import Target
 from tests.long import long
 

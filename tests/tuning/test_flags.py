@@ -10,7 +10,7 @@ from kvscope.core.errors import UsageError
 from kvscope.deployment.kv_groups import KvGroup, KvGroups
 from kvscope.policies.lru import Lru
 from kvscope.policies.lru_retention import LruRetention
-from kvscope.policies.registry import POLICIES
+from kvscope.policies.registry import POLICIES, by_name
 from kvscope.policies.slru import Slru
 from kvscope.policies.tlru import TLru
 from kvscope.tuning.flags import VLLM_PLUGIN, EngineLaunch, flags
@@ -32,7 +32,6 @@ def test_tlru_is_built_into_sglang_and_vllm_has_the_plugin_for_it() -> None:
     assert told.vllm == f"{VLLM_PLUGIN} --num-gpu-blocks-override 2"
     assert told.vllm_needs_plugin
     assert told.sglang is not None
-    assert flags(TLru({"xi_percentile": 0.9})).sglang is None
 
 
 def test_a_retention_interval_is_vllms_own_flag() -> None:
@@ -46,9 +45,41 @@ def test_a_retention_interval_is_vllms_own_flag() -> None:
     assert "--prefix-cache-retention-interval None" in kept
 
 
-def test_an_infinite_parameter_is_nothing_that_sglang_takes() -> None:
-    """Its configuration is JSON, in whole numbers."""
+def test_sglang_s_flags_are_whole_numbers() -> None:
+    """In tokens; no infinite one, and those of LRU for a T-LRU that is none."""
+    launch = EngineLaunch(16, 1_000)
+    tlru = flags(TLru({"xi_tokens": 2048.4, "next_prompt_tokens": 255.6}), launch)
+    assert tlru.sglang == (
+        "--radix-eviction-policy tlru --radix-eviction-policy-config"
+        """ '{"threshold":2048,"next_prompt_estimate":256}' --max-total-tokens 16000"""
+    )
+    slru = (
+        "--radix-eviction-policy slru --radix-eviction-policy-config '{\"protected_threshold\":3}'"
+    )
+    assert flags(Slru({"protected_uses": 3})).sglang == slru
     assert flags(Slru({"protected_uses": math.inf})).sglang is None
+    for same in (Lru(), TLru({"xi_tokens": 256, "next_prompt_tokens": 256})):
+        assert flags(same, launch).sglang == "--radix-eviction-policy lru --max-total-tokens 16000"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "leaves"),
+    [
+        ("tlru", {"xi_percentile": 0.95}, None),
+        ("tlru", {"ttl_s": 60.0}, None),
+        ("tlru", {}, "any"),
+        ("etlru", {}, None),
+        ("wa", {}, None),
+        ("lru", {"ttl_s": 60.0}, None),
+    ],
+)
+def test_no_flags_for_what_sglang_does_not_have(
+    name: str, values: dict[str, float], leaves: str | None
+) -> None:
+    """Adaptive xi, a time to live and other leaves are not what the flags would run."""
+    told = flags(by_name(name)(values, leaves))  # type: ignore[arg-type]
+    assert told.sglang is None
+    assert "--scheduler-cls" in (told.vllm or "--scheduler-cls")  # the plugin's, or none
 
 
 def test_a_pool_that_the_engine_measures_has_no_flag() -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from kvscope.ingest.formats.base import Request
 from kvscope.policies.lru import Lru
 from kvscope.replay.metrics import GROWTH, ServedRequests, waiting_s
-from kvscope.tuning.load import Load, keeps_up, load_of, ttft_growth
+from kvscope.tuning.least import Load, keeps_up, load_of, ttft_growth
 from kvscope.tuning.replicas import thinned
 from kvscope.tuning.target import Target
 from kvscope.tuning.trial import Evaluator

@@ -8,14 +8,13 @@ from threading import Event
 import pytest
 from msgspec.structs import replace
 
+from benchmarks.sample_profiles import BirthDeath
 from kvscope.core.errors import Stopped
 from kvscope.policies.registry import POLICIES, by_name
 from kvscope.replay.parameter_estimates import ParameterEstimate, bind
 from kvscope.replay.policy_options import Variant
-from kvscope.synth.birth_death import BirthDeath
 from kvscope.tuning import tuner
 from kvscope.tuning.comparison import bounds, changes, harms
-from kvscope.tuning.flags import EngineLaunch, flags
 from kvscope.tuning.search import coarse, finer, search, search_values, xi_hints
 from kvscope.tuning.target import Limits, Target
 from kvscope.tuning.trial import Evaluator, Trial
@@ -56,45 +55,6 @@ def test_no_better_xi_was_overlooked() -> None:
     least = min(one.target_s for one in evaluator.evaluate(every))
     found = min(one.target_s for one in tuning.explored if one.capacity_blocks == IN_TURN_CAPACITY)
     assert found <= least * 1.02
-
-
-def test_flags_are_exact() -> None:
-    """SGLang's own flags for T-LRU, in whole tokens; those for LRU, which T-LRU may be, in both."""
-    launch = EngineLaunch(16, 1_000)
-    tlru = by_name("tlru")({"xi_tokens": 2048.4, "next_prompt_tokens": 255.6})
-    assert flags(tlru, launch).sglang == (
-        "--radix-eviction-policy tlru --radix-eviction-policy-config"
-        """ '{"threshold":2048,"next_prompt_estimate":256}' --max-total-tokens 16000"""
-    )
-    assert flags(by_name("slru")({"protected_uses": 3}), launch).sglang == (
-        "--radix-eviction-policy slru --radix-eviction-policy-config"
-        """ '{"protected_threshold":3}' --max-total-tokens 16000"""
-    )
-    assert flags(by_name("lru")(), launch).vllm == (
-        "--block-size 16 --num-gpu-blocks-override 1000"
-    )
-    for same in (by_name("lru")(), by_name("tlru")({"xi_tokens": 256, "next_prompt_tokens": 256})):
-        assert flags(same, launch).sglang == "--radix-eviction-policy lru --max-total-tokens 16000"
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "leaves"),
-    [
-        ("tlru", {"xi_percentile": 0.95}, None),
-        ("tlru", {"ttl_s": 60.0}, None),
-        ("tlru", {}, "any"),
-        ("etlru", {}, None),
-        ("wa", {}, None),
-        ("lru", {"ttl_s": 60.0}, None),
-    ],
-)
-def test_no_flags_for_what_sglang_does_not_have(
-    name: str, values: dict[str, float], leaves: str | None
-) -> None:
-    """Adaptive xi, a time to live and other leaves are not what the flags would run."""
-    told = flags(by_name(name)(values, leaves))  # type: ignore[arg-type]
-    assert told.sglang is None
-    assert "--scheduler-cls" in (told.vllm or "--scheduler-cls")  # the plugin's, or none
 
 
 def test_ample_capacity_keeps_lru() -> None:

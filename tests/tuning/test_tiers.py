@@ -23,8 +23,14 @@ from kvscope.replay.tier_spec import READS, WRITES
 from kvscope.tuning.comparison import Harm, Window, WindowTrial
 from kvscope.tuning.plan import FULL_SSD, Planner, PlanOption, TuningPlan
 from kvscope.tuning.target import Target
-from kvscope.tuning.tier_prices import TierKind, TierPrice, tier_prices
-from kvscope.tuning.tiers import TierCandidate, TierOffer, TierRejection
+from kvscope.tuning.tiers import (
+    TierCandidate,
+    TierKind,
+    TierOffer,
+    TierPrice,
+    TierRejection,
+    tier_prices,
+)
 from kvscope.tuning.tuner import End, Tuner, TuningOptions, TuningResult
 from tests.small_traces import built, prompts
 from tests.tuning.answered import BLOCK_BYTES, GROUPS, answered

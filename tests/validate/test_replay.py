@@ -1,4 +1,4 @@
-"""When requests are sent, and what an answer may delay."""
+"""Requests as they are sent, and the TTFT that is predicted of them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from pathlib import Path
 from threading import Event
 
 import numpy as np
+import pytest
+from msgspec.structs import replace
 
+from kvscope.latency.profile import LatencyProfile
+from kvscope.policies.lru import Lru
 from kvscope.serving.client import Endpoint
+from kvscope.validate.predict import predict
 from kvscope.validate.replay import Measurement, Pace, TraceReplay
 from kvscope.validate.tokens import TokenTrace
+from kvscope.vllm_sim import EngineSettings, StepCost, replay_in_flight
 from tests.serving.fake import Behaviour, fake_server
 from tests.validate.test_tokens import chats
 
@@ -43,3 +49,37 @@ def test_a_server_that_refuses_all_is_given_up(tmp_path: Path) -> None:
     done, _ = measured(tmp_path, Behaviour(refuses_from=0))
     assert "no request was served: status 400: not today" in done.ended
     assert len(done.errors) >= 5
+
+
+ENGINE = LatencyProfile("the engine's", "", base_s=0.02, per_token_s=1e-3)
+SETTINGS, IN_FLIGHT, SIZE = EngineSettings(300), 8, 32
+
+
+@pytest.mark.parametrize(("slower", "client_s"), [(1.0, 0.0), (2.0, 0.0), (1.0, 0.03)])
+def test_ttft_in_flight_is_as_far_off_as_the_profile(
+    tmp_path: Path, slower: float, client_s: float
+) -> None:
+    """A profile twice as slow predicts twice the TTFT, and no queue that grows with the trace.
+
+    The time that the client takes between an answer and the next request is that of the run.
+    """
+    sent = TokenTrace(chats(tmp_path, 200), forced=True).sent(SIZE)
+    cost = StepCost.of(ENGINE)
+    run = replay_in_flight(sent, Lru(), SETTINGS, cost, IN_FLIGHT, between_s=client_s)
+    in_order = np.sort(run.finish_s)
+    measured = Measurement(
+        sent_s=np.concatenate((np.zeros(IN_FLIGHT), in_order[:-IN_FLIGHT] + client_s)),
+        ttft_s=run.ttft_s,
+        finish_s=run.finish_s,
+        hit_tokens=run.hit_blocks.astype(np.int64) * SIZE,
+        output_tokens=sent.output_tokens.astype(np.int64),
+        errors={},
+    )
+    profile = replace(
+        ENGINE, base_s=slower * ENGINE.base_s, per_token_s=slower * ENGINE.per_token_s
+    )
+    pace = Pace("in-flight", IN_FLIGHT)
+    predicted = predict(sent, Lru(), SETTINGS, profile, pace, measured)
+    assert predicted.ttft_s == pytest.approx(slower * measured.ttft_s)
+    later_s = np.where(sent.output_tokens > 1, (sent.output_tokens - 1) * run.tpot_s, 0.0)
+    assert predicted.answer_s == pytest.approx(slower * (run.ttft_s + later_s))

@@ -59,43 +59,6 @@ def test_empty_blocks_go_first_and_the_last_one_freed_in_front() -> None:
     assert free.num_free_blocks == 6
 
 
-def test_lanes_are_emptied_by_their_scores_and_then_by_age() -> None:
-    """Deep blocks of the younger request before shallow ones of the older."""
-    free, _ = queue()
-    cached(free, "abc", deep_beyond=2)
-    cached(free, "xy", deep_beyond=1)
-    free.popleft_n(3)
-    assert held(free) == ["abc", "xy", "ab", "a", "x"]
-
-
-def test_equal_scores_leave_the_choice_to_age() -> None:
-    """Two lanes of the same worth are one recency list."""
-    free, _ = queue(lambda *_: 0.0, total=5)
-    cached(free, "abc", deep_beyond=2)
-    cached(free, "xy", deep_beyond=1)
-    assert [block.block_hash for block in list(free.lanes[0])] == ["abc", "xy"]
-    assert [free.popleft_n(1)[0].block_id for _ in range(5)] == [2, 1, 0, 4, 3]
-
-
-def test_a_leaf_policy_keeps_what_others_are_found_through() -> None:
-    """A safe head under needed tails is passed over until they are gone."""
-    free, blocks = queue(total=3, leaf=True)
-    cached(free, "abc")
-    free.remove(blocks[0])
-    free.plan = ((0, 0),)  # all of it is safe now
-    free.append_n([blocks[0]])
-    free.plan = None
-    assert [free.popleft_n(1)[0].block_id for _ in range(3)] == [2, 1, 0]
-
-
-def test_of_two_alike_one_may_leave() -> None:
-    """What is cached behind them is found through the other."""
-    free, _ = queue(total=3, leaf=True)
-    cached(free, "ab")
-    cached(free, "a", deep_beyond=0)  # computed again, and safe
-    assert [free.popleft_n(1)[0].block_id for _ in range(3)] == [2, 1, 0]
-
-
 def test_a_head_that_was_set_aside_can_be_hit() -> None:
     """It is free, and a request that finds it takes it out from wherever it is."""
     free, blocks = queue(total=3, leaf=True)

@@ -159,10 +159,3 @@ def test_what_vllm_gets_wrong_is_told_by_its_own_queue() -> None:
         pool.queue.remove(pool.used[0])
     with pytest.raises(AssertionError):
         pool.queue.popleft_n(TOTAL)
-
-
-def test_those_behind_a_block_are_in_order() -> None:
-    """As an offloading manager walks them."""
-    pool = Pool()
-    assert list(pool.queue.iter_blocks_after(None)) == pool.blocks
-    assert list(pool.queue.iter_blocks_after(pool.blocks[1])) == pool.blocks[2:]

@@ -35,93 +35,90 @@ def offloaded(*requests: Request, blocks: int = 5, **options: Any) -> Machine:
     return machine
 
 
-def loaded(machine: Machine) -> list[int]:
-    """Return the blocks that each request loaded."""
-    return (machine.offload.members.external // SIZE).tolist()  # type: ignore[no-any-return]
+FILES = StorageSettings(100, Transfers(2.0, 0.25), Transfers(1.0, 0.5))
+USUAL, ONE = (BEFORE, BETWEEN, AFTER), (asks("abcd", 16),)
+# What the tier does: the requests, its options, and what there was of it in the end.
+RULES: dict[str, tuple[tuple[Request, ...], dict[str, Any], dict[str, Any]]] = {
+    "the pool of five keeps the head of the first request, the tier all four of its blocks": (
+        USUAL,
+        {},
+        {"hits": [0, 0, 1], "loaded": [0, 0, 3], "first_token_s": [1.0, 101.0, 201.0]},
+    ),
+    "a load takes two seconds, and a quarter for each of three chunks, before the step": (
+        USUAL,
+        {"load": Transfers(2.0, 0.25)},
+        {"first_token_s": [1.0, 101.0, 203.75]},
+    ),
+    "outputs are not stored": ((asks("ab", 8, outputs=9),), {}, {"stored": 2}),
+    "but on request": ((asks("ab", 8, outputs=9),), {"prompt_only": False}, {"stored": 4}),
+    "five blocks are two whole chunks of two": (
+        (asks("abcde", 20),),
+        {"blocks": 6, "blocks_per_chunk": 2},
+        {"stored": 2},
+    ),
+    "all blocks are offered once": (USUAL, {"store_threshold": 1}, {"stored": 9}),
+    "only four, which two requests compute, are offered twice": (
+        USUAL,
+        {"store_threshold": 2},
+        {"stored": 4},
+    ),
+    "none is offered three times": (USUAL, {"store_threshold": 3}, {"stored": 0}),
+    # Of "abcd" and "efgh" in six places, c and d go. The pool has a, so b is loaded.
+    "a full tier evicts the tail of the oldest prefix": (
+        USUAL,
+        {"capacity_chunks": 6},
+        {"loaded": [0, 0, 1]},
+    ),
+    # c and d take the places of b and a. The pool has a; b takes that of d, and d that of g. Each
+    # round of reads takes 2 s, and 0.25 s a chunk; the load and the step take another second.
+    "files keep what the tier evicts, and are read in two rounds": (
+        USUAL,
+        {"capacity_chunks": 6, "storage": FILES},
+        {
+            "loaded": [0, 0, 3],
+            "read": [0, 0, 3],
+            "written": 9,
+            "first_token_s": [1.0, 101.0, 201 + 2 * 2.0 + 0.25 * 3],
+        },
+    ),
+    # d is not read back but stored anew. No file of d the first time, of "efgh", and of x.
+    "with room for three files, nothing is deleted and no more is written": (
+        USUAL,
+        {"capacity_chunks": 4, "storage": StorageSettings(3)},
+        {"full": 7, "loaded": [0, 0, 2]},
+    ),
+}
 
 
-def test_loads_what_the_gpu_evicted() -> None:
-    """The pool of five keeps the head of the first request, the tier all four blocks of it."""
-    machine = offloaded(BEFORE, BETWEEN, AFTER)
-    assert machine.requests.hits.tolist() == [0, 0, 1]
-    assert loaded(machine) == [0, 0, 3]
-    assert machine.requests.first_token_s.tolist() == [1.0, 101.0, 201.0]
-
-
-def test_a_load_takes_its_time() -> None:
-    """Two seconds, and a quarter for each of three chunks, before the step for the rest."""
-    machine = offloaded(BEFORE, BETWEEN, AFTER, load=Transfers(2.0, 0.25))
-    assert machine.requests.first_token_s.tolist() == [1.0, 101.0, 203.75]
+@pytest.mark.parametrize("rule", RULES)
+def test_rules(rule: str) -> None:
+    """Hits, blocks loaded and read from files, first tokens, and counts of chunks."""
+    requests, options, expected = RULES[rule]
+    machine = offloaded(*requests, **options)
+    state, members = machine.offload.state[0], machine.offload.members
+    seen = {
+        "hits": machine.requests.hits.tolist(),
+        "loaded": (members.external // SIZE).tolist(),
+        "read": members.read.tolist(),
+        "first_token_s": machine.requests.first_token_s.tolist(),
+        "stored": state.stored,
+        "written": state.written_chunks,
+        "full": state.full,
+    }
+    assert {name: seen[name] for name in expected} == expected
 
 
 def test_a_request_waits_for_a_store_of_its_prefix() -> None:
     """The third request comes while the first one's chunks are being copied, for 300 s."""
-    machine = offloaded(BEFORE, BETWEEN, AFTER, store=Transfers(300.0))
-    assert loaded(machine) == [0, 0, 3]
+    machine = offloaded(*USUAL, store=Transfers(300.0))
+    assert (machine.offload.members.external // SIZE).tolist() == [0, 0, 3]
     assert machine.requests.first_token_s[2] > 300
-
-
-@pytest.mark.parametrize(("prompt_only", "stored"), [(True, 2), (False, 4)])
-def test_outputs_are_stored_only_on_request(prompt_only: bool, stored: int) -> None:
-    """A prompt of two blocks and an output that fills two more."""
-    machine = offloaded(asks("ab", 8, outputs=9), prompt_only=prompt_only)
-    assert machine.offload.state[0].stored == stored
-
-
-def test_whole_chunks_only() -> None:
-    """Five blocks are two chunks of two, and a load of three of them one chunk."""
-    machine = offloaded(asks("abcde", 20), blocks=6, blocks_per_chunk=2)
-    assert machine.offload.state[0].stored == 2
-
-
-@pytest.mark.parametrize(("threshold", "stored"), [(0, 9), (1, 9), (2, 4), (3, 0)])
-def test_a_threshold_counts_offers(threshold: int, stored: int) -> None:
-    """Only the four blocks that two requests compute are offered twice."""
-    machine = offloaded(BEFORE, BETWEEN, AFTER, store_threshold=threshold)
-    assert machine.offload.state[0].stored == stored
-
-
-def test_a_full_tier_evicts_the_oldest_tail_first() -> None:
-    """Of "abcd" and "efgh" in six places, the tail of the older prefix goes: c and d.
-
-    The pool has a, so b is loaded.
-    """
-    machine = offloaded(BEFORE, BETWEEN, AFTER, capacity_chunks=6)
-    assert loaded(machine) == [0, 0, 1]
 
 
 def test_a_store_larger_than_the_tier_is_refused() -> None:
     """Nothing is stored where not all of it fits, and each step tries again."""
-    machine = offloaded(asks("abcd", 16), capacity_chunks=3)
-    assert machine.offload.state[0].stored == 0
-    assert machine.offload.state[0].refused > 0
-
-
-FILES = StorageSettings(100, Transfers(2.0, 0.25), Transfers(1.0, 0.5))
-
-
-def test_storage_keeps_what_the_tier_evicts() -> None:
-    """A tier of six makes room for "efgh", so "cd" is read from files: twice, b in between.
-
-    c and d take the places of b and a. The pool has a; b takes that of d, and d that of g. Each
-    round of reads takes 2 s, and 0.25 s a chunk; the load and the step take another second.
-    """
-    machine = offloaded(BEFORE, BETWEEN, AFTER, capacity_chunks=6, storage=FILES)
-    assert loaded(machine) == [0, 0, 3]
-    assert machine.offload.members.read.tolist() == [0, 0, 3]
-    assert machine.offload.state[0].written_chunks == 9
-    assert machine.requests.first_token_s[2] == 201 + 2 * 2.0 + 0.25 * 3
-
-
-def test_storage_deletes_nothing() -> None:
-    """With room for three files, d is not read back but stored anew, and no file is written.
-
-    Nor was one of d the first time, of "efgh", and of x.
-    """
-    few = StorageSettings(3)
-    machine = offloaded(BEFORE, BETWEEN, AFTER, capacity_chunks=4, storage=few)
-    assert machine.offload.state[0].full == 7
-    assert loaded(machine) == [0, 0, 2]
+    state = offloaded(*ONE, capacity_chunks=3).offload.state[0]
+    assert (state.stored, state.refused > 0) == (0, True)
 
 
 def test_a_tier_smaller_than_a_prompt_never_serves_it() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from kvscope.core.errors import UsageError
+from kvscope.ingest.formats.base import Request
 from kvscope.latency.profile import LatencyProfile
 from kvscope.policies.belady import Belady
 from kvscope.policies.lru import Lru
@@ -27,24 +30,89 @@ from tests.vllm_sim.examples import (
 UNHASHED, LANE = 0, 1
 
 
-def test_the_last_token_is_always_computed() -> None:
-    """A prompt of four full blocks finds three of them; one token more, and it finds four."""
-    seen = served(asks("abcd", 16), asks("abcd", 16, at=9), asks("abcde", 17, at=19), blocks=20)
-    assert seen.requests.hits.tolist() == [0, 3, 4]
+PAIR, PART = (asks("abc", 12, outputs=2), asks("xyz", 12)), {"max_num_batched_tokens": 16}
+# Names of rules: the requests, the engine, and columns of its requests afterwards.
+RULES: dict[str, tuple[tuple[Request, ...], dict[str, Any], dict[str, list[int]]]] = {
+    "the last token is computed, so that three of four full blocks are found": (
+        (asks("abcd", 16), asks("abcd", 16, at=9), asks("abcde", 17, at=19)),
+        {"blocks": 20},
+        {"hits": [0, 3, 4]},
+    ),
+    "found blocks cannot be taken, though they are the oldest": (
+        (asks("ab", 8), asks("xy", 8, at=9), asks("abcd", 16, at=19)),
+        {"blocks": 4},
+        {"hits": [0, 0, 2]},
+    ),
+    "blocks are hashed when they are scheduled: twins of a step share all but the end": (
+        (asks("abc", 12), asks("abc", 12)),
+        {"blocks": 9},
+        {"hits": [0, 2], "first_token_s": [1, 1]},
+    ),
+    "ten tokens at four a step take three steps, and one for each output from then on": (
+        (asks("abc", 10, outputs=3),),
+        {"blocks": 9, "max_num_batched_tokens": 4},
+        {"first_token_s": [3], "finished_s": [5]},
+    ),
+    "of two tokens a step, a request that decodes leaves one to the next prompt": (
+        (asks("a", 2, outputs=9), asks("x", 3, at=1)),
+        {"blocks": 9, "max_num_batched_tokens": 2},
+        {"first_token_s": [1, 4]},
+    ),
+    "a prompt that does not fit waits, and no other one overtakes it": (
+        (asks("abc", 12, outputs=5), asks("xyz", 12), asks("u", 4)),
+        {"blocks": 4},
+        {"admitted_s": [0, 5, 5]},
+    ),
+    "with one slot, the second request starts after the first": (
+        (asks("a", 4, outputs=3), asks("x", 4)),
+        {"blocks": 9, "max_num_seqs": 1},
+        {"admitted_s": [0, 3]},
+    ),
+    # In the third step the first request needs its third block. The second one gives its two back
+    # and waits until nine tokens fit; its own first block is then found, outside the count of hits.
+    # Two of its outputs are known by then.
+    "the youngest request is preempted and starts over": (
+        (asks("ab", 7, outputs=6), asks("xy", 7, outputs=6)),
+        {"blocks": 4},
+        {"preemptions": [0, 1], "hits": [0, 0], "first_token_s": [1, 1], "finished_s": [6, 10]},
+    ),
+    "the youngest request, which needs a block, preempts itself": (
+        (asks("ab", 8, outputs=4), asks("xy", 6, outputs=9)),
+        {"blocks": 5},
+        {"preemptions": [0, 1]},
+    ),
+    "all of a prompt has to fit": (PAIR, {"blocks": 4, **PART}, {"admitted_s": [0, 2]}),
+    "unless its first chunk is enough to begin": (
+        PAIR,
+        {"blocks": 4, "reserve_full_prompt": False, **PART},
+        {"admitted_s": [0, 0]},
+    ),
+    "an overlapped step is planned before the one in progress ends": (
+        PAIR,
+        {"blocks": 4, "async_scheduling": True},
+        {"finished_s": [2, 3], "admitted_s": [0, 2]},
+    ),
+}
 
 
-def test_the_last_output_has_no_place() -> None:
-    """Seven tokens and one output fill one block for good, with two outputs they fill two."""
-    one, two = served(asks("ab", 7), blocks=9), served(asks("ab", 7, outputs=2), blocks=9)
-    assert len(queue(one, LANE)) == 1
-    assert len(queue(two, LANE)) == 2
+@pytest.mark.parametrize("rule", RULES)
+def test_rules(rule: str) -> None:
+    """Hits, times and preemptions of each request."""
+    requests, settings, expected = RULES[rule]
+    seen = served(*requests, **settings).requests
+    assert {name: seen[name].tolist() for name in expected} == expected
 
 
 def test_freed_blocks_lie_in_vllms_order() -> None:
-    """A partial block goes to the front; of the full ones the deepest is given up first."""
+    """A partial block goes to the front; of the full ones the deepest is given up first.
+
+    The last output has no place: seven tokens and one fill one block, and with two outputs two.
+    """
     seen = served(asks("abc", 10), blocks=6)
     assert queue(seen, UNHASHED) == [2, 3, 4, 5]
     assert queue(seen, LANE) == [1, 0]
+    for outputs in (1, 2):
+        assert len(queue(served(asks("ab", 7, outputs=outputs), blocks=9), LANE)) == outputs
 
 
 def test_unhashed_blocks_are_taken_before_any_content_is_lost() -> None:
@@ -54,82 +122,12 @@ def test_unhashed_blocks_are_taken_before_any_content_is_lost() -> None:
     assert seen.state[0].evictions == 2  # c for x y, then y for c
 
 
-def test_blocks_that_are_found_cannot_be_taken() -> None:
-    """abcd finds ab, oldest of all and next to be given up, and takes the two others."""
-    seen = served(asks("ab", 8), asks("xy", 8, at=9), asks("abcd", 16, at=19), blocks=4)
-    assert seen.requests.hits.tolist() == [0, 0, 2]
-    content = seen.blocks.content[queue(seen, LANE)]
-    assert len(set(content.tolist())) == 4
-
-
 def test_duplicates_stay() -> None:
     """The same full prompt twice: its last block is computed again and held twice."""
     seen = served(asks("ab", 8), asks("ab", 8, at=9), blocks=9)
-    content = seen.blocks.content[queue(seen, LANE)].tolist()
-    assert len(content) == 3
-    assert len(set(content)) == 2
-    last = content[0]
-    assert content.count(last) == 2
+    last, *others = seen.blocks.content[queue(seen, LANE)].tolist()
+    assert (others.count(last), len(others)) == (1, 2)
     assert seen.nodes[last].first == 1  # the older one is found
-
-
-def test_a_later_request_of_the_same_step_finds_what_is_being_computed() -> None:
-    """Blocks are hashed when they are scheduled: twins that come together share all but the end."""
-    seen = served(asks("abc", 12), asks("abc", 12), blocks=9)
-    assert seen.requests.hits.tolist() == [0, 2]
-    assert seen.requests.first_token_s.tolist() == [1, 1]
-
-
-def test_long_prompts_are_computed_in_chunks() -> None:
-    """Ten tokens at four a step take three steps, and one output each from then on."""
-    seen = served(asks("abc", 10, outputs=3), blocks=9, max_num_batched_tokens=4)
-    assert seen.requests.first_token_s.tolist() == [3]
-    assert seen.requests.finished_s.tolist() == [5]
-
-
-def test_who_runs_goes_before_who_waits() -> None:
-    """With two tokens a step, one that decodes leaves one token a step to the next prompt."""
-    seen = served(asks("a", 2, outputs=9), asks("x", 3, at=1), blocks=9, max_num_batched_tokens=2)
-    assert seen.requests.first_token_s.tolist() == [1, 4]
-
-
-def test_a_prompt_that_does_not_fit_waits() -> None:
-    """Two prompts of three blocks in four: the second one starts when the first one is done."""
-    seen = served(asks("abc", 12, outputs=5), asks("xyz", 12), blocks=4)
-    assert seen.requests.finished_s.tolist() == [5, 6]
-    assert seen.requests.admitted_s.tolist() == [0, 5]
-
-
-def test_nobody_overtakes() -> None:
-    """A small prompt behind one that does not fit waits too."""
-    seen = served(asks("abc", 12, outputs=5), asks("xyz", 12), asks("u", 4), blocks=4)
-    assert seen.requests.admitted_s.tolist() == [0, 5, 5]
-
-
-def test_only_so_many_run() -> None:
-    """With one slot, the second request starts after the first."""
-    seen = served(asks("a", 4, outputs=3), asks("x", 4), blocks=9, max_num_seqs=1)
-    assert seen.requests.admitted_s.tolist() == [0, 3]
-
-
-def test_the_youngest_is_preempted_and_starts_over() -> None:
-    """Two requests that grow to three blocks each, in four.
-
-    In the third step the first one needs its third block. The second one gives its two back and
-    has to wait until nine tokens fit; it finds its own first block then, outside the count of hits.
-    """
-    first, second = asks("ab", 7, outputs=6), asks("xy", 7, outputs=6)
-    seen = served(first, second, blocks=4)
-    assert seen.requests.preemptions.tolist() == [0, 1]
-    assert seen.requests.hits.tolist() == [0, 0]
-    assert seen.requests.first_token_s.tolist() == [1, 1]
-    assert seen.requests.finished_s.tolist() == [6, 10]  # two outputs known, four to go
-
-
-def test_a_request_can_preempt_itself() -> None:
-    """The youngest one is the one that needs a block."""
-    seen = served(asks("ab", 8, outputs=4), asks("xy", 6, outputs=9), blocks=5)
-    assert seen.requests.preemptions.tolist() == [0, 1]
 
 
 def test_oversized_requests_are_turned_away() -> None:
@@ -140,26 +138,6 @@ def test_oversized_requests_are_turned_away() -> None:
     assert seen.hit_blocks.tolist() == [0, 0, 0]
     assert np.isnan(seen.ttft_s).tolist() == [True, True, False]
     assert seen.queue_s[2] == 0
-
-
-def test_a_prompt_may_start_with_its_first_chunk() -> None:
-    """Unless all of the prompt has to fit, four tokens of it are enough to begin."""
-    two = (asks("abc", 12, outputs=2), asks("xyz", 12))
-    settings = {"max_num_batched_tokens": 16}
-    waits = served(*two, blocks=4, **settings)
-    begins = served(*two, blocks=4, reserve_full_prompt=False, **settings)
-    assert waits.requests.admitted_s.tolist() == [0, 2]
-    assert begins.requests.admitted_s.tolist() == [0, 0]
-
-
-def test_overlapped_steps_free_blocks_one_step_later() -> None:
-    """A step is planned before the one in progress ends, so the next one waits for one more."""
-    two = (asks("abc", 12, outputs=2), asks("xyz", 12))
-    assert served(*two, blocks=4).requests.admitted_s.tolist() == [0, 2]
-    late = served(*two, blocks=4, async_scheduling=True)
-    assert late.requests.first_token_s[0] == 1
-    assert late.requests.finished_s[0] == 2
-    assert late.requests.admitted_s[1] == 2
 
 
 @pytest.mark.parametrize(("launch_s", "first_token_s"), [(0.0, 3), (0.25, 2)])
@@ -238,22 +216,20 @@ def test_what_a_policy_does_not_admit_loses_its_content() -> None:
     check_books(seen, leaf=False)
 
 
-def test_steps_take_the_time_that_the_profile_says() -> None:
-    """A lone prompt has the profile's TTFT, whether it is found in part or not."""
-    profile = LatencyProfile("made", "made", 0.01, 0.001, 0.0001)
+@pytest.mark.parametrize(
+    "profile",
+    [
+        LatencyProfile("made", "made", 0.01, 0.001, 0.0001),
+        LatencyProfile("made", "made", 0.01, 0.001, 0.0001, floor_s=0.015, request_s=0.004),
+    ],
+)
+def test_a_lone_prompt_takes_the_time_of_the_profile(profile: LatencyProfile) -> None:
+    """Whether it is found in part or not, but for what passes outside of the steps."""
     known = told(asks("abcde", 20), asks("abcde", 20, at=9))
     seen = replay_engine(known, Lru(), EngineSettings(30), StepCost.of(profile))
     assert seen.hit_blocks.tolist() == [0, 4]
-    assert seen.ttft_s == pytest.approx(profile.ttft_s(np.array([20, 4]), np.array([0, 16])))
-
-
-def test_a_step_takes_at_least_the_time_to_read_the_weights() -> None:
-    """A lone prompt has the profile's TTFT less what passes outside of the steps."""
-    profile = LatencyProfile("made", "made", 0.01, 0.001, 0.0001, floor_s=0.015, request_s=0.004)
-    known = told(asks("abcde", 20), asks("abcde", 20, at=9))
-    replay = replay_engine(known, Lru(), EngineSettings(30), StepCost.of(profile))
     expected = profile.ttft_s(np.array([20, 4]), np.array([0, 16]))
-    assert replay.ttft_s + profile.request_s == pytest.approx(expected)
+    assert seen.ttft_s + profile.request_s == pytest.approx(expected)
 
 
 def test_two_prompts_of_a_step_read_the_weights_once() -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from msgspec import Struct, field
 
-from kvscope.ingest.formats.base import Identifier
+from kvscope.ingest.formats.base import Identifier, is_marked
 
 ASSISTANT = "assistant"
 Message = dict[str, Any]
@@ -72,20 +72,21 @@ class LoggedRequest(Struct, kw_only=True):
 class LogFormat(ABC):
     """One log format: how it is recognized, how its lines are read.
 
-    Each log gets a new reader, which may keep state; `left_out` counts, by reason, what is no
-    request to a model.
+    Lines are recognized by `marks`, as in `TraceFormat`. Each log gets a new reader, which may keep
+    state; `left_out` counts, by reason, what is no request to a model.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    marks: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self) -> None:
         self.left_out: Counter[str] = Counter()
 
     @classmethod
-    @abstractmethod
     def recognizes(cls, keys: frozenset[str]) -> bool:
         """Return True if a log whose lines mostly have these keys is of this format."""
+        return is_marked(cls.marks, keys)
 
     @abstractmethod
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:

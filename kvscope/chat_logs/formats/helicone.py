@@ -38,15 +38,11 @@ class Helicone(OpenAI):
 
     name = "helicone"
     summary = "Helicone exports with bodies (npx @helicone/export --include-body)"
+    marks = ("request_created_at request_body",)
 
     def __init__(self) -> None:
         super().__init__()
         self._decode = msgspec.json.Decoder(_HeliconeRow).decode
-
-    @classmethod
-    def recognizes(cls, keys: frozenset[str]) -> bool:
-        """Return True if lines are rows of the request table."""
-        return {"request_created_at", "request_body"} <= keys
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
         """Return the row's request; none for calls that no engine has served."""

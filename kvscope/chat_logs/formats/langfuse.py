@@ -14,8 +14,7 @@ import msgspec
 
 from kvscope.chat_logs.formats.base import LoggedRequest
 from kvscope.chat_logs.formats.openai import OpenAI
-from kvscope.ingest.formats.base import BadLine, described
-from kvscope.ingest.formats.times import between, moment
+from kvscope.ingest.formats.base import BadLine, between, described, moment
 
 _GENERATION = "GENERATION"
 _WRITTEN = ("creation", "write")
@@ -26,12 +25,7 @@ class Langfuse(OpenAI):
 
     name = "langfuse"
     summary = "Langfuse observations with input, as JSON lines"
-
-    @classmethod
-    def recognizes(cls, keys: frozenset[str]) -> bool:
-        """Return True if lines are observations with their input."""
-        named = {"traceId", "startTime"} <= keys or {"trace_id", "start_time"} <= keys
-        return named and {"type", "input"} <= keys
+    marks = ("traceId startTime type input", "trace_id start_time type input")
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
         """Return the generation's request; none for other observations."""

@@ -47,15 +47,11 @@ class LiteLLM(LogFormat):
 
     name = "litellm"
     summary = "LiteLLM's StandardLoggingPayload with messages, one per line"
+    marks = ("startTime completionStartTime", "standard_logging_object")
 
     def __init__(self) -> None:
         super().__init__()
         self._decode = msgspec.json.Decoder(_PromptRow).decode
-
-    @classmethod
-    def recognizes(cls, keys: frozenset[str]) -> bool:
-        """Return True if lines have the payload's times, or hold the payload."""
-        return {"startTime", "completionStartTime"} <= keys or "standard_logging_object" in keys
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
         """Return the line's request; none for calls that no engine has served."""

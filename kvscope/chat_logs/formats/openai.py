@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from secrets import randbits
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -32,8 +32,7 @@ from kvscope.chat_logs.formats.base import (
     Prompt,
     Tool,
 )
-from kvscope.ingest.formats.base import BadLine, Identifier, described
-from kvscope.ingest.formats.times import between, in_seconds, moment
+from kvscope.ingest.formats.base import BadLine, Identifier, between, described, in_seconds, moment
 
 _BODIES = ("request", "body")
 _CHATS = ("messages", "conversation", "conversations")
@@ -80,15 +79,11 @@ class OpenAI(LogFormat):
 
     name = "openai"
     summary = "Requests of OpenAI's and Anthropic's APIs, or whole conversations, one per line"
+    marks: ClassVar[tuple[str, ...]] = (*_CHATS, *_BODIES, "prompt", "input")
 
     def __init__(self) -> None:
         super().__init__()
         self._responses = Responses()
-
-    @classmethod
-    def recognizes(cls, keys: frozenset[str]) -> bool:
-        """Return True if lines have messages, a prompt, or a request with them."""
-        return bool(keys & {*_CHATS, *_BODIES, "prompt", "input"})
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
         """Return the line's request, or one per answer of a conversation."""
@@ -97,7 +92,7 @@ class OpenAI(LogFormat):
     def requests(self, fields: dict[str, Any], size: int) -> Sequence[LoggedRequest]:
         """Return the requests in the fields of a line of `size` bytes, as `parse` does."""
         fields = _flattened(fields)
-        if _is_responses(fields):
+        if "messages" not in fields and isinstance(fields.get("input"), str | list):
             fields = self._responses.chat(fields, fields.get("response"), size)
         elif is_anthropic(fields):
             fields = from_anthropic(fields)
@@ -164,11 +159,6 @@ def texts(prompt: object) -> list[Prompt]:
     if prompt is None:
         raise BadLine("Object missing required field `messages` or `prompt`")
     raise BadLine(f"prompt is neither text nor token ids: {described(prompt)}")
-
-
-def _is_responses(fields: Mapping[str, Any]) -> bool:
-    """Return True for a body of the Responses API."""
-    return "messages" not in fields and isinstance(fields.get("input"), str | list)
 
 
 def _links(fields: Mapping[str, Any], answer: LoggedAnswer) -> dict[str, Identifier | None]:

@@ -15,9 +15,8 @@ import msgspec
 
 from kvscope.chat_logs.bodies import from_schema
 from kvscope.chat_logs.formats.base import Chat, LogFormat, LoggedRequest, Message, Prompt, Tool
-from kvscope.ingest.formats.base import BadLine, described
+from kvscope.ingest.formats.base import BadLine, described, moment
 from kvscope.ingest.formats.otlp import OtlpSpan, Values, input_tokens, output_tokens
-from kvscope.ingest.formats.times import moment
 
 _ASKED, _SAID = "llm.input_messages.", "llm.output_messages."
 _PROMPTS, _TOOLS = "llm.prompts.", "llm.tools."
@@ -33,12 +32,12 @@ class OpenInference(LogFormat):
 
     name = "openinference"
     summary = "OpenInference spans that Arize Phoenix exports, as JSON lines"
+    marks = ("attributes context span_kind",)
 
     @classmethod
     def recognizes(cls, keys: frozenset[str]) -> bool:
         """Return True if lines are spans with `attributes`, in an object or in columns."""
-        in_columns = any(key.startswith(f"{_COLUMN}llm.") for key in keys)
-        return in_columns or {"attributes", "context", "span_kind"} <= keys
+        return super().recognizes(keys) or any(key.startswith(f"{_COLUMN}llm.") for key in keys)
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
         """Return the request of a span, none for one without a prompt."""

@@ -24,9 +24,9 @@ from kvscope.chat_logs.formats.openai import texts
 from kvscope.ingest.formats.base import BadLine, described
 from kvscope.ingest.formats.otlp import (
     INPUT_MESSAGES,
+    SPANS,
     OtlpSpan,
     Values,
-    has_spans,
     input_tokens,
     output_tokens,
     spans_of,
@@ -43,11 +43,7 @@ class Otlp(LogFormat):
 
     name = "otlp"
     summary = "OpenTelemetry spans as OTLP JSON, with messages or LMCache's token ids"
-
-    @classmethod
-    def recognizes(cls, keys: frozenset[str]) -> bool:
-        """Return True if lines are exports or spans."""
-        return has_spans(keys)
+    marks = SPANS
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
         """Return the requests of the line's spans that have a prompt."""

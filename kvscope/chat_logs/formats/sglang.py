@@ -15,8 +15,7 @@ import msgspec
 
 from kvscope.chat_logs.formats.base import LogFormat, LoggedRequest
 from kvscope.chat_logs.formats.openai import texts
-from kvscope.ingest.formats.base import BadLine, Identifier, described
-from kvscope.ingest.formats.times import moment
+from kvscope.ingest.formats.base import BadLine, Identifier, described, moment
 
 _FINISHED = "request.finished"
 _OTHERS = "log records of other events than a finished request"
@@ -66,16 +65,12 @@ class SGLang(LogFormat):
 
     name = "sglang"
     summary = "SGLang's exported request metrics, or its request log as JSON"
+    marks = ("request_parameters", "event obj")
 
     def __init__(self) -> None:
         super().__init__()
         self._decode = msgspec.json.Decoder(_Exported).decode
         self._parameters = msgspec.json.Decoder(_ServerRequest).decode
-
-    @classmethod
-    def recognizes(cls, keys: frozenset[str]) -> bool:
-        """Return True if lines have the parameters of requests."""
-        return "request_parameters" in keys or {"event", "obj"} <= keys
 
     def parse(self, line: bytes) -> Sequence[LoggedRequest]:
         """Return the requests of a line, none where none has finished."""

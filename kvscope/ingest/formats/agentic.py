@@ -11,9 +11,8 @@ import math
 
 import msgspec
 
-from kvscope.ingest.formats.base import BadLine, Identifier, ReadOptions, Request, TraceFormat
-from kvscope.ingest.formats.json_lines import RowReader, common_keys
-from kvscope.ingest.formats.times import in_seconds
+from kvscope.ingest.formats.base import BadLine, Identifier, ReadOptions, Request, in_seconds
+from kvscope.ingest.formats.json_lines import RowFormat
 
 _SCHEMA = "dynamo.agentic_mooncake"
 _VERSION = 2
@@ -55,7 +54,16 @@ class _AgenticRow(msgspec.Struct, gc=False):
     dependencies: list[_WaitsFor] | None = None
 
 
-class _AgenticReader(RowReader):
+class AgenticMooncake(RowFormat):
+    """Agentic Mooncake JSONL, version 2; older versions are read as mooncake."""
+
+    name = "agentic-mooncake"
+    summary = "Agentic Mooncake v2: plays of sessions that wait for each other"
+    source = "ai-dynamo/aisimulate (dynamo.agentic_mooncake, version 2)"
+    fields = ("request_id", "play_id", "not_before_ms", "input_length", "hash_ids")
+    marks = ("not_before_ms", "schema hash_id_scope")
+    default_block_size = 64
+    places_sessions = True
     row = _AgenticRow
 
     def __init__(self, options: ReadOptions) -> None:
@@ -114,21 +122,3 @@ class _AgenticReader(RowReader):
 
 def _in_play(play: Identifier | None, request: Identifier | None) -> Identifier | None:
     return request if play is None or request is None else f"{play}/{request}"
-
-
-class AgenticMooncake(TraceFormat):
-    """Agentic Mooncake JSONL, version 2; older versions are read as mooncake."""
-
-    name = "agentic-mooncake"
-    summary = "Agentic Mooncake v2: plays of sessions that wait for each other"
-    source = "ai-dynamo/aisimulate (dynamo.agentic_mooncake, version 2)"
-    fields = ("request_id", "play_id", "not_before_ms", "input_length", "hash_ids")
-    default_block_size = 64
-    reader = _AgenticReader
-    places_sessions = True
-
-    @classmethod
-    def recognizes(cls, head: bytes) -> bool:
-        """Return True if the lines carry `not_before_ms`, or nothing but a header is there."""
-        keys = common_keys(head)
-        return "not_before_ms" in keys or {"schema", "hash_id_scope"} <= keys

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import msgspec
 
-from kvscope.ingest.formats.base import ROOT, Identifier, Request, TraceFormat
-from kvscope.ingest.formats.exporter import LineExporter, Row, milliseconds
+from kvscope.ingest.formats.base import ROOT, Identifier, Request, common_keys, in_seconds
+from kvscope.ingest.formats.exporter import LineExporter, milliseconds
 from kvscope.ingest.formats.json_lines import (
     HASH_IDS,
     INTEGER,
@@ -15,11 +15,9 @@ from kvscope.ingest.formats.json_lines import (
     NAME,
     NUMBER,
     LineColumn,
-    RowReader,
+    RowFormat,
     ServiceRow,
-    common_keys,
 )
-from kvscope.ingest.formats.times import in_seconds
 
 _ROOT = str(ROOT)
 _SPELLED = {
@@ -56,7 +54,15 @@ class _BailianRow(ServiceRow, gc=False, kw_only=True, rename=_SPELLED):
     clock: ClassVar[None] = None
 
 
-class _BailianReader(RowReader):
+class Bailian(RowFormat):
+    """Qwen-Bailian JSONL; `chat_id` distinguishes it from the other JSON lines."""
+
+    name = "bailian"
+    summary = "Qwen-Bailian JSONL: chat ids, times in s, blocks of 16 tokens"
+    source = "Qwen-Bailian anonymized traces (KVCache Cache in the Wild, ATC'25)"
+    fields = ("chat_id", "timestamp", "input_length", "output_length", "hash_ids")
+    default_block_size = 16
+    divides = True
     row = _BailianRow
     in_columns: ClassVar = {
         "chat_id": LineColumn("chat_id", INTEGER),
@@ -71,6 +77,12 @@ class _BailianReader(RowReader):
     }
     always = frozenset({"chat_id", "timestamp", "input_length", "output_length"})
 
+    @classmethod
+    def recognizes(cls, head: bytes) -> bool:
+        """Return True if the lines carry a `chat_id` and are not sessions."""
+        keys = common_keys(head)
+        return "chat_id" in keys and "requests" not in keys
+
     def request(self, row: _BailianRow) -> Request:
         if row.parent_chat_id == _ROOT:
             row.parent_chat_id = ROOT
@@ -79,49 +91,6 @@ class _BailianReader(RowReader):
         if row.arrival_s is None:
             row.arrival_s = in_seconds(row.timestamp_ms)
         return row  # type: ignore[return-value]  # see _BailianRow
-
-
-class Bailian(TraceFormat):
-    """Qwen-Bailian JSONL; `chat_id` distinguishes it from the other JSON lines."""
-
-    name = "bailian"
-    summary = "Qwen-Bailian JSONL: chat ids, times in s, blocks of 16 tokens"
-    source = "Qwen-Bailian anonymized traces (KVCache Cache in the Wild, ATC'25)"
-    fields = ("chat_id", "timestamp", "input_length", "output_length", "hash_ids")
-    default_block_size = 16
-    reader = _BailianReader
-    divides = True
-
-    @classmethod
-    def recognizes(cls, head: bytes) -> bool:
-        """Return True if the lines carry a `chat_id` and are not sessions."""
-        keys = common_keys(head)
-        return "chat_id" in keys and "requests" not in keys
-
-
-class _BailianLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    chat_id: int
-    parent_chat_id: int
-    user_id: int | None = None
-    timestamp: float
-    input_length: int
-    output_length: int
-    type: str
-    turn: int
-    hash_ids: list[int] | None = None
-    block_size: int | None = None
-    model: str | None = None
-    lora_name: str | None = None
-    cache_salt: str | None = None
-    worker: str | None = None
-    ttft_ms: int | float | None = None
-    queue_ms: int | float | None = None
-    duration_ms: int | float | None = None
-    cached_tokens: int | None = None
-    delay_ms: int | float | None = None
-    waits_for: int | None = None
-    retention: msgspec.Raw | None = None
-    repeated_tokens: int | None = None
 
 
 class BailianExport(LineExporter):
@@ -135,29 +104,29 @@ class BailianExport(LineExporter):
     name = Bailian.name
     summary = Bailian.summary
 
-    def line(self, row: Row, block_size: int) -> _BailianLine:
+    def line(self, row: Request, block_size: int) -> dict[str, object]:
         """Return a line in the field order of the published traces."""
-        return _BailianLine(
-            chat_id=row.chat_id,
-            parent_chat_id=ROOT if row.parent_chat_id is None else row.parent_chat_id,
-            user_id=row.user_id,
-            timestamp=row.arrival_s,
-            input_length=row.input_tokens,
-            output_length=row.output_tokens,
-            type=row.type,
-            turn=row.turn,
-            hash_ids=row.hash_ids or None,
-            block_size=None if block_size == Bailian.default_block_size else block_size,
-            model=row.model,
-            lora_name=row.adapter,
-            cache_salt=row.cache_salt,
-            worker=row.worker,
-            ttft_ms=milliseconds(row.ttft_s),
-            queue_ms=milliseconds(row.queue_s),
-            duration_ms=milliseconds(row.duration_s),
-            cached_tokens=row.cached_tokens,
-            delay_ms=milliseconds(row.delay_s),
-            waits_for=row.waits_for,
-            retention=msgspec.Raw(row.retention.encode()) if row.retention else None,
-            repeated_tokens=row.repeated_tokens,
-        )
+        return {
+            "chat_id": row.chat_id,
+            "parent_chat_id": ROOT if row.parent_chat_id is None else row.parent_chat_id,
+            "user_id": row.user_id,
+            "timestamp": row.arrival_s,
+            "input_length": row.input_tokens,
+            "output_length": row.output_tokens,
+            "type": row.type,
+            "turn": row.turn,
+            "hash_ids": row.hash_ids or None,
+            "block_size": None if block_size == Bailian.default_block_size else block_size,
+            "model": row.model,
+            "lora_name": row.adapter,
+            "cache_salt": row.cache_salt,
+            "worker": row.worker,
+            "ttft_ms": milliseconds(row.ttft_s),
+            "queue_ms": milliseconds(row.queue_s),
+            "duration_ms": milliseconds(row.duration_s),
+            "cached_tokens": row.cached_tokens,
+            "delay_ms": milliseconds(row.delay_s),
+            "waits_for": row.waits_for,
+            "retention": row.retention,
+            "repeated_tokens": row.repeated_tokens,
+        }

@@ -1,16 +1,19 @@
 """The contract of a trace format: what one file in this folder has to provide.
 
 A format recognizes its traces by their first bytes and reads them as canonical requests. Most
-formats are lines of text: they subclass `LineReader` and write only `parse`. The loop around it,
+formats are lines of text: they subclass `LineFormat` and write only `parse`. The loop around it,
 defects, interning, lineage and the store are the same for all formats and live elsewhere.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import reprlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import ClassVar, Literal, Self, TypedDict
 
@@ -42,6 +45,9 @@ UNREAD_PROMPTS = (
 # msgspec fails at the interpreter's own limit only, which lies some times higher.
 TOO_DEEP = f"values nested more than {MAX_NESTING} levels deep: flatten what it holds"
 TOO_LONG = f"line longer than {MAX_LINE_BYTES // MIB} MiB: split what it holds"
+_UTF8_BOM = b"\xef\xbb\xbf"
+_TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]')
+_object_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _TRUNCATED = "Input data was truncated"  # msgspec's words
 _MOST_KINDS = 5
 _LONGEST_REASON = 300
@@ -119,6 +125,17 @@ class BadLine(Exception):
         shown, kind = map(reprlib.repr, value), map(described, value)
         super().__init__(": ".join([reason, *shown]))
         self.private = ": ".join([reason, *kind])
+
+
+UNUSABLE = (BadLine, msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""The errors of a line that cannot be used."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why a line cannot be used, for one of the errors UNUSABLE."""
+    if isinstance(error, UnicodeDecodeError):
+        return NOT_UTF8
+    return TOO_DEEP if isinstance(error, RecursionError) else str(error)
 
 
 class RequestColumns(Struct, frozen=True):
@@ -306,18 +323,51 @@ def _kind(reason: str) -> str:
     return reason.split(" - at ", 1)[0].split(":", 1)[0]
 
 
-class Reader(ABC):
-    """Reads one trace; made anew for each, so it may keep state between lines.
+class TraceFormat(ABC):
+    """One trace format: how it is recognized, and, made anew for each trace, what reads it.
 
-    `left_out` counts by reason what is no request to a model. Where the trace ends too early, `cut`
-    says where and what is left out.
+    A reader may keep state between lines. `left_out` counts by reason what is no request to a
+    model. Where the trace ends too early, `cut` says where and what is left out.
+
+    JSON lines are recognized by their keys: `marks` are alternatives, each of them keys by blanks.
+    Abilities are declared: `has_hashes` is False for formats that have only lengths,
+    `places_sessions` is True for those that use `session_arrivals` and `seed`, `divides` is True
+    where any line may be the first that is read. `has_deltas` is True for those whose sessions may
+    hold only what is new, `in_ms` for those whose times may be written in seconds by mistake.
+    `fields` are the names that its records have at least or usually, for messages about files of no
+    known format.
     """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    source: ClassVar[str] = ""  # where the format is described
+    fields: ClassVar[tuple[str, ...]] = ()
+    marks: ClassVar[tuple[str, ...]] = ()
+    default_block_size: ClassVar[int]
+    has_hashes: ClassVar[bool] = True
+    places_sessions: ClassVar[bool] = False
+    divides: ClassVar[bool] = False
+    has_deltas: ClassVar[bool] = False
+    in_ms: ClassVar[bool] = False
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
         self.notes: list[str] = []
         self.left_out: Counter[str] = Counter()
         self.cut = ""
+
+    @classmethod
+    def recognizes(cls, head: bytes) -> bool:
+        """Return True if a trace that begins with `head` (up to 64 KiB) is of this format.
+
+        Where several do, the first of the registry reads it.
+        """
+        return is_marked(cls.marks, common_keys(head))
+
+    @classmethod
+    def unread(cls, head: bytes) -> list[str]:  # noqa: ARG003  (readers of fields override it)
+        """Return the fields in `head` that are ignored, in order of name."""
+        return []
 
     def all_notes(self) -> list[str]:
         """Return the notes on the trace as a whole."""
@@ -328,18 +378,13 @@ class Reader(ABC):
         if text not in self.notes:
             self.notes.append(text)
 
-    @classmethod
-    def unread(cls, head: bytes) -> list[str]:  # noqa: ARG003  (readers of fields override it)
-        """Return the fields in `head` that the reader ignores, in order of name."""
-        return []
-
     @abstractmethod
     def records(self, source: Source) -> Iterator[Records]:
         """Yield all records in file order, numbered from 1, some megabytes of them at a time."""
 
 
-class LineReader(Reader):
-    """A reader of formats with one record per line of text."""
+class LineFormat(TraceFormat):
+    """A format with one record per line of text."""
 
     @abstractmethod
     def parse(self, line: bytes) -> Sequence[Request] | None:
@@ -408,45 +453,97 @@ class LineReader(Reader):
                 continue
             try:
                 requests = self.parse(line)
-            except (BadLine, msgspec.MsgspecError) as error:
-                records.refuse(number, str(error))
-            except UnicodeDecodeError:
-                records.refuse(number, NOT_UTF8)
-            except RecursionError:
-                records.refuse(number, TOO_DEEP)
+            except UNUSABLE as error:
+                records.refuse(number, reason_of(error))
             else:
                 if requests is not None:
                     records.add(number, requests)
         return records
 
 
-class TraceFormat(ABC):
-    """One trace format: its name, how it is recognized, how it is read.
+def is_marked(marks: Sequence[str], keys: frozenset[str]) -> bool:
+    """Return whether all keys of one of the `marks` are among the keys of lines."""
+    return any(keys.issuperset(mark.split()) for mark in marks)
 
-    Each trace gets a `reader` of its own. Abilities are declared: `has_hashes` is False for formats
-    that have only lengths, `places_sessions` is True for those that use `session_arrivals` and
-    `seed`, `divides` is True where any line may be the first that is read. `has_deltas` is True for
-    those whose sessions may hold only what is new, `in_ms` for those whose times may be written in
-    seconds by mistake. `fields` are the names that its records have at least or usually, for
-    messages about files of no known format.
+
+def common_keys(head: bytes) -> frozenset[str]:
+    """Return the keys that at least half of the JSON objects in `head`, one per line, carry.
+
+    A vote, so that neither a broken line nor a stray one decides. Where no line is whole, as with
+    one line longer than `head`, the keys are those in its beginning.
     """
+    lines = head.removeprefix(_UTF8_BOM).split(b"\n")
+    objects = [keys for keys in map(_keys, lines) if keys]
+    if not objects:
+        return frozenset(_keys_of_beginning(next((x for x in lines if x.strip()), b"")))
+    votes = Counter(key for keys in objects for key in keys)
+    return frozenset(key for key, count in votes.items() if 2 * count >= len(objects))
 
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    source: ClassVar[str] = ""  # where the format is described
-    fields: ClassVar[tuple[str, ...]] = ()
-    default_block_size: ClassVar[int]
-    reader: ClassVar[type[Reader]]
-    has_hashes: ClassVar[bool] = True
-    places_sessions: ClassVar[bool] = False
-    divides: ClassVar[bool] = False
-    has_deltas: ClassVar[bool] = False
-    in_ms: ClassVar[bool] = False
 
-    @classmethod
-    @abstractmethod
-    def recognizes(cls, head: bytes) -> bool:
-        """Return True if a trace that begins with `head` (up to 64 KiB) is of this format.
+def _keys(line: bytes) -> frozenset[str]:
+    try:
+        return frozenset(_object_of(line))
+    except (ValueError, RecursionError):
+        return frozenset()
 
-        Where several do, the first of the registry reads it.
-        """
+
+def _keys_of_beginning(line: bytes) -> Iterator[str]:
+    """Yield the outermost keys of an object that may break off anywhere."""
+    if not line.lstrip().startswith(b"{"):
+        return
+    depth = 0
+    for token in _TOKEN.finditer(line):
+        if token[0] in b"{[":
+            depth += 1
+        elif token[0] in b"}]":
+            depth -= 1
+        elif depth == 1 and token[2]:
+            yield token[1].decode(errors="replace")
+
+
+_NANOSECONDS, _MICROSECONDS, _MILLISECONDS = 1e17, 1e14, 1e11  # since 1970, from 1973 on
+_LATEST_S = 1e11
+
+
+def moment(value: object, name: str) -> float | None:
+    """Return a time in s, None where there is none; raise BadLine where the field is no time.
+
+    Numbers that would lie after the year 5138 in seconds are taken for milli-, micro- or
+    nanoseconds since 1970. Texts are numbers or ISO 8601, UTC unless they name a zone.
+    """
+    if value is None:
+        return None
+    try:
+        if isinstance(value, str) and (at_s := _iso(value)) is not None:
+            return at_s
+        number = float(value) if isinstance(value, str | int | float) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number) or isinstance(value, bool):
+        raise BadLine(f"{name} is neither a number nor an ISO 8601 time", value)
+    for least, divisor in ((_NANOSECONDS, 1e9), (_MICROSECONDS, 1e6), (_MILLISECONDS, 1e3)):
+        if abs(number) >= least:
+            number /= divisor
+            break
+    if abs(number) > _LATEST_S:
+        raise BadLine(f"{name} is no time", value)
+    return number
+
+
+def _iso(text: str) -> float | None:
+    """Return seconds since 1970, None for another notation. Raises OverflowError."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return at.replace(tzinfo=at.tzinfo or UTC).timestamp()
+
+
+def between(start_s: float | None, end_s: float | None) -> float | None:
+    """Return the time between two moments, None where one is missing or they are reversed."""
+    return None if start_s is None or end_s is None or end_s < start_s else end_s - start_s
+
+
+def in_seconds(ms: float | None) -> float | None:
+    """Return milliseconds in s."""
+    return None if ms is None else ms / 1000

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from kvscope.ingest.formats.base import UNREAD_PROMPTS, BadLine, Identifier, Request, TraceFormat
-from kvscope.ingest.formats.json_lines import RowReader, common_keys
-from kvscope.ingest.formats.times import in_seconds
+from kvscope.ingest.formats.base import UNREAD_PROMPTS, BadLine, Identifier, Request, in_seconds
+from kvscope.ingest.formats.json_lines import RowFormat
 
 _REQUEST = "request_end"
 _TOOLS = "tool events (a closed loop takes think times from arrivals and durations)"
@@ -62,7 +61,15 @@ class _DynamoRow(msgspec.Struct, gc=False):
     request: _RequestMetrics | None = None
 
 
-class _DynamoReader(RowReader):
+class DynamoTraces(RowFormat):
+    """Dynamo's request traces (schema dynamo.request.trace.v1)."""
+
+    name = "dynamo"
+    summary = "Dynamo request traces (v1): sessions, workers, measured times"
+    source = "ai-dynamo/dynamo, dynamo-llm 1.4.1 (request_trace)"
+    fields = ("schema", "event_type", "event_time_unix_ms", "request")
+    marks = ("event_time_unix_ms",)
+    default_block_size = 64
     row = _DynamoRow
 
     def request(self, row: _DynamoRow) -> Request | None:
@@ -100,19 +107,3 @@ class _DynamoReader(RowReader):
             duration_s=in_seconds(ended.total_time_ms),
             cached_tokens=ended.cached_tokens,
         )
-
-
-class DynamoTraces(TraceFormat):
-    """Dynamo's request traces (schema dynamo.request.trace.v1)."""
-
-    name = "dynamo"
-    summary = "Dynamo request traces (v1): sessions, workers, measured times"
-    source = "ai-dynamo/dynamo, dynamo-llm 1.4.1 (request_trace)"
-    fields = ("schema", "event_type", "event_time_unix_ms", "request")
-    default_block_size = 64
-    reader = _DynamoReader
-
-    @classmethod
-    def recognizes(cls, head: bytes) -> bool:
-        """Return True if the lines are events with Dynamo's times."""
-        return "event_time_unix_ms" in common_keys(head)

@@ -4,59 +4,33 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from typing import BinaryIO, ClassVar, overload
+from typing import BinaryIO, ClassVar
 
 import msgspec
 import numpy as np
-from msgspec import Struct
 
 from kvscope.core.prefix import paths
-from kvscope.core.trace import Trace
+from kvscope.core.trace import Directives, Trace
+from kvscope.ingest.formats.base import ROOT, Request
 from kvscope.store.db import Store
 from kvscope.store.traces import load_block_parents
 
 REQUESTS_AT_ONCE = 4096
 
 Advance = Callable[[int], None]
-
-
-class Row(Struct, frozen=True):
-    """One request; its blocks are named by their numbers in the trie, unique in the trace.
-
-    Chat ids are the trace's own if every request has one, otherwise request numbers. `cache_salt`
-    is the salt's number, `retention` JSON.
-    """
-
-    arrival_s: float
-    chat_id: int
-    parent_chat_id: int | None
-    user_id: int | None
-    type: str
-    turn: int
-    input_tokens: int
-    output_tokens: int
-    model: str | None
-    adapter: str | None
-    cache_salt: str | None
-    worker: str | None
-    ttft_s: float | None
-    queue_s: float | None
-    duration_s: float | None
-    cached_tokens: int | None
-    delay_s: float | None
-    waits_for: int | None
-    retention: str | None
-    repeated_tokens: int | None
-    clock: int | None
-    hash_ids: list[int]
+_directives = msgspec.json.Decoder(Directives).decode
 
 
 def rows(
     store: Store, trace: Trace, first_request: int = 0, after: int | None = None
-) -> Iterator[list[Row]]:
-    """Yield the requests of `trace` in order of arrival, in chunks: all, or those in a range."""
+) -> Iterator[list[Request]]:
+    """Yield the requests of `trace` in order of arrival, in chunks: all, or those in a range.
+
+    Blocks are named by their numbers in the trie, unique in the trace. Chat ids are the trace's own
+    if every request has one, otherwise request numbers; a cache salt is its number.
+    """
     after = trace.requests if after is None else after
     block_parent = load_block_parents(store, trace)
     own_ids = store.row("ingest/export_own_ids", trace_id=trace.trace_id)["own_ids"]
@@ -71,10 +45,23 @@ def rows(
         leaf = np.array([row.pop("leaf") for row in requests], dtype=np.int32)
         blocks = np.array([row.pop("blocks") for row in requests], dtype=np.int32)
         starts, ids = paths(block_parent, leaf, blocks)
-        yield [
-            Row(**row, hash_ids=ids[start:end].tolist())
-            for row, (start, end) in zip(requests, pairwise(starts), strict=True)
-        ]
+        for row, (start, end) in zip(requests, pairwise(starts), strict=True):
+            row["hash_ids"] = ids[start:end].tolist()
+            row["retention"] = row["retention"] and _directives(row["retention"])
+        yield [Request(**row) for row in requests]
+
+
+def as_traced(
+    store: Store, trace: Trace, first_request: int = 0, after: int | None = None
+) -> Iterator[list[Request]]:
+    """Yield the requests as a trace has them: without ids where conversations were inferred."""
+    for requests in rows(store, trace, first_request, after):
+        for request in requests:
+            if trace.lineage != "given":
+                request.chat_id = request.parent_chat_id = request.waits_for = None
+            elif request.parent_chat_id is None:
+                request.parent_chat_id = ROOT
+        yield requests
 
 
 class Exporter(ABC):
@@ -102,24 +89,21 @@ class LineExporter(Exporter):
     """A format with one JSON object per request and line; subclasses write only `line`."""
 
     @abstractmethod
-    def line(self, row: Row, block_size: int) -> msgspec.Struct:
-        """Return the line of one request."""
+    def line(self, row: Request, block_size: int) -> dict[str, object]:
+        """Return the line of one request; what is None is left out."""
 
     def write(self, store: Store, trace: Trace, stream: BinaryIO, advance: Advance) -> None:
         """Write a line per request."""
         encode = msgspec.json.Encoder().encode
         for chunk in rows(store, trace):
-            lines = [encode(self.line(row, trace.block_size)) for row in chunk]
+            lines = [encode(stated(self.line(row, trace.block_size))) for row in chunk]
             stream.write(b"\n".join([*lines, b""]))
             advance(len(chunk))
 
 
-@overload
-def milliseconds(seconds: float) -> int | float: ...
-
-
-@overload
-def milliseconds(seconds: float | None) -> int | float | None: ...
+def stated(line: Mapping[str, object]) -> dict[str, object]:
+    """Return the fields that are not None."""
+    return {name: value for name, value in line.items() if value is not None}
 
 
 def milliseconds(seconds: float | None) -> int | float | None:

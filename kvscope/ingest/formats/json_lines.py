@@ -8,10 +8,8 @@ of JSON and names every defect: the kernel takes a text as a whole or not at all
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar
 
@@ -24,14 +22,15 @@ from kvscope.core.arrays import Float64s, Int64s
 from kvscope.core.jit import callable_in_kernels, kernel
 from kvscope.core.trace import Directives
 from kvscope.ingest.formats.base import (
-    BadLine,
+    UNUSABLE,
     Identifier,
-    LineReader,
+    LineFormat,
     ReadOptions,
     Request,
     RequestColumns,
+    common_keys,
+    in_seconds,
 )
-from kvscope.ingest.formats.times import in_seconds
 from kvscope.ingest.hash_ids import (
     NO_ID,
     UNUSUAL,
@@ -126,16 +125,15 @@ class _Text:
                 x.field: self._numbers[k] / x.per_s for k, x in enumerate(self._columns[NUMBER])
             },
             names={
-                x.field: (self._names_of(k), self._codes[k])
+                x.field: (
+                    [self._text[i:j].decode() for i, j in self._names[k].tolist() if j],
+                    self._codes[k],
+                )
                 for k, x in enumerate(self._columns[NAME])
             },
             starts=self._starts,
             ids=self._ids[:count],
         )
-
-    def _names_of(self, place: int) -> list[str]:
-        spans = self._names[place].tolist()
-        return [self._text[begin:end].decode() for begin, end in spans if end]
 
 
 @kernel
@@ -294,9 +292,6 @@ def _name(text: NDArray[np.uint8], at: int, names: Int64s, place: int) -> tuple[
     return 0, UNUSUAL
 
 
-_UTF8_BOM = b"\xef\xbb\xbf"
-_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]')
 _OPEN, _CLOSE, _LINE_FEED = b"{}\n"
 
 
@@ -333,8 +328,8 @@ class ServiceRow(msgspec.Struct, gc=False, kw_only=True):
             self.duration_s = in_seconds(self.duration_s)
 
 
-class RowReader(LineReader):
-    """A reader of lines that are a `row` each, a struct whose `hash_ids` stay JSON text.
+class RowFormat(LineFormat):
+    """A format whose lines are a `row` each, a struct whose `hash_ids` stay JSON text.
 
     Errors are those of a line with decoded hash ids: the first defect, and its place.
     """
@@ -392,7 +387,7 @@ class RowReader(LineReader):
             requests = [request for row in rows if (request := self.request(row)) is not None]
             if len(requests) == others + 1:
                 return requests
-        except (BadLine, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except UNUSABLE:
             pass
         self.left_out = left_out  # each line is counted when it is parsed by itself
         return None
@@ -409,38 +404,3 @@ def _further_lines(text: bytes) -> int | None:
         return 0
     before, after = characters.take([feeds - 1, feeds + 1], mode="clip")
     return len(feeds) if (before == _CLOSE).all() and (after == _OPEN).all() else None
-
-
-def common_keys(head: bytes) -> frozenset[str]:
-    """Return the keys that at least half of the JSON objects in `head`, one per line, carry.
-
-    A vote, so that neither a broken line nor a stray one decides. Where no line is whole, as with
-    one line longer than `head`, the keys are those in its beginning.
-    """
-    lines = head.removeprefix(_UTF8_BOM).split(b"\n")
-    objects = [keys for keys in map(_keys, lines) if keys]
-    if not objects:
-        return frozenset(_keys_of_beginning(next((x for x in lines if x.strip()), b"")))
-    votes = Counter(key for keys in objects for key in keys)
-    return frozenset(key for key, count in votes.items() if 2 * count >= len(objects))
-
-
-def _keys(line: bytes) -> frozenset[str]:
-    try:
-        return frozenset(_OBJECT.decode(line))
-    except (ValueError, RecursionError):
-        return frozenset()
-
-
-def _keys_of_beginning(line: bytes) -> Iterator[str]:
-    """Yield the outermost keys of an object that may break off anywhere."""
-    if not line.lstrip().startswith(b"{"):
-        return
-    depth = 0
-    for token in _TOKEN.finditer(line):
-        if token[0] in b"{[":
-            depth += 1
-        elif token[0] in b"}]":
-            depth -= 1
-        elif depth == 1 and token[2]:
-            yield token[1].decode(errors="replace")

@@ -12,11 +12,10 @@ from functools import lru_cache
 from kvscope.core.errors import InputError
 from kvscope.ingest.formats.base import (
     BadLine,
-    LineReader,
+    LineFormat,
     ReadOptions,
     Records,
     Request,
-    TraceFormat,
 )
 from kvscope.ingest.source import Source
 
@@ -45,7 +44,22 @@ _DATETIME = re.compile(
 _NS = 1_000_000_000
 
 
-class _LengthsReader(LineReader):
+class LengthsCsv(LineFormat):
+    """CSV with lengths and arrivals: no analysis of reuse."""
+
+    name = "lengths"
+    summary = "CSV of token counts (Azure, BurstGPT, Vidur, BLIS), no block hashes"
+    source = "Azure LLM inference 2023, BurstGPT, Vidur, BLIS"
+    fields = ("timestamp", "prompt_tokens", "completion_tokens")
+    default_block_size = 16
+    has_hashes = False
+
+    @classmethod
+    def recognizes(cls, head: bytes) -> bool:
+        """Return True if the first line names columns for both lengths."""
+        header = csv_header(head)
+        return _column(header, _INPUTS) is not None and _column(header, _OUTPUTS) is not None
+
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
         self._path = ""
@@ -193,21 +207,3 @@ def _days(day: str) -> int:
         return dt.date.fromisoformat(day).toordinal() - 719_163  # 1970-01-01
     except ValueError as error:
         raise BadLine(f"no such day: {day!r}") from error
-
-
-class LengthsCsv(TraceFormat):
-    """CSV with lengths and arrivals: no analysis of reuse."""
-
-    name = "lengths"
-    summary = "CSV of token counts (Azure, BurstGPT, Vidur, BLIS), no block hashes"
-    source = "Azure LLM inference 2023, BurstGPT, Vidur, BLIS"
-    fields = ("timestamp", "prompt_tokens", "completion_tokens")
-    default_block_size = 16
-    reader = _LengthsReader
-    has_hashes = False
-
-    @classmethod
-    def recognizes(cls, head: bytes) -> bool:
-        """Return True if the first line names columns for both lengths."""
-        header = csv_header(head)
-        return _column(header, _INPUTS) is not None and _column(header, _OUTPUTS) is not None

@@ -20,11 +20,12 @@ from kvscope.ingest.formats.base import (
     ReadOptions,
     Request,
     Service,
-    TraceFormat,
+    between,
+    common_keys,
+    moment,
 )
-from kvscope.ingest.formats.json_lines import RowReader, common_keys
+from kvscope.ingest.formats.json_lines import RowFormat
 from kvscope.ingest.formats.lengths import csv_fields, csv_header
-from kvscope.ingest.formats.times import between, moment
 
 _PROMPTED = frozenset({
     "completion", "text_completion", "anthropic_messages", "responses", "generate_content",
@@ -124,9 +125,23 @@ class _PayloadRow(_LengthsPayload, gc=False, kw_only=True):
     standard_logging_object: _LengthsPayload | None = None
 
 
-class _LiteLlmReader(RowReader):
+class LiteLlmPayloads(RowFormat):
+    """LiteLLM's standard logging payloads and spend logs: lengths only."""
+
+    name = "litellm"
+    summary = "LiteLLM payloads and spend logs: lengths and times, no hashes"
+    source = "litellm 1.110.2 (StandardLoggingPayload, SpendLogsPayload)"
+    fields = ("startTime", "endTime", "prompt_tokens", "completion_tokens")
+    default_block_size = 16
+    has_hashes = False
     row = _PayloadRow
     redundant = frozenset({"total_tokens", "response_time", "request_duration_ms"})
+
+    @classmethod
+    def recognizes(cls, head: bytes) -> bool:
+        """Return True if the lines are payloads, or hold them, or a table of them begins."""
+        keys = common_keys(head) or {*csv_header(head)}
+        return {"startTime", "prompt_tokens"} <= keys or "standard_logging_object" in keys
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
@@ -168,21 +183,3 @@ class _LiteLlmReader(RowReader):
             chat_id=payload.request_id if payload.id is None else payload.id,
             **payload.service(),
         )
-
-
-class LiteLlmPayloads(TraceFormat):
-    """LiteLLM's standard logging payloads and spend logs: lengths only."""
-
-    name = "litellm"
-    summary = "LiteLLM payloads and spend logs: lengths and times, no hashes"
-    source = "litellm 1.110.2 (StandardLoggingPayload, SpendLogsPayload)"
-    fields = ("startTime", "endTime", "prompt_tokens", "completion_tokens")
-    default_block_size = 16
-    reader = _LiteLlmReader
-    has_hashes = False
-
-    @classmethod
-    def recognizes(cls, head: bytes) -> bool:
-        """Return True if the lines are payloads, or hold them, or a table of them begins."""
-        keys = common_keys(head) or {*csv_header(head)}
-        return {"startTime", "prompt_tokens"} <= keys or "standard_logging_object" in keys

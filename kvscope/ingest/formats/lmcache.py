@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from kvscope.ingest.formats.base import Identifier, Request, TraceFormat
-from kvscope.ingest.formats.json_lines import RowReader, common_keys
+from kvscope.ingest.formats.base import Identifier, Request
+from kvscope.ingest.formats.json_lines import RowFormat
 
 _NO_OUTPUTS = "lookup logs have no output lengths: taken as 0 tokens"
 
@@ -22,7 +22,15 @@ class _LookupRow(msgspec.Struct, gc=False):
     request_id: Identifier | None = None
 
 
-class _LookupReader(RowReader):
+class LmcacheLookups(RowFormat):
+    """What LMCache's server writes with --lookup-hash-log-dir."""
+
+    name = "lmcache"
+    summary = "LMCache lookup logs: hashes of full chunks, no output lengths"
+    source = "LMCache, lmcache/tools/cache_simulator/README.md (commit 090b924)"
+    fields = ("timestamp", "seq_len", "chunk_size", "chunk_hashes")
+    marks = ("chunk_hashes",)
+    default_block_size = 256
     row = _LookupRow
 
     def request(self, row: _LookupRow) -> Request:
@@ -36,19 +44,3 @@ class _LookupReader(RowReader):
             chat_id=row.request_id,
             model=row.model_name,
         )
-
-
-class LmcacheLookups(TraceFormat):
-    """What LMCache's server writes with --lookup-hash-log-dir."""
-
-    name = "lmcache"
-    summary = "LMCache lookup logs: hashes of full chunks, no output lengths"
-    source = "LMCache, lmcache/tools/cache_simulator/README.md (commit 090b924)"
-    fields = ("timestamp", "seq_len", "chunk_size", "chunk_hashes")
-    default_block_size = 256
-    reader = _LookupReader
-
-    @classmethod
-    def recognizes(cls, head: bytes) -> bool:
-        """Return True if the lines carry `chunk_hashes`."""
-        return "chunk_hashes" in common_keys(head)

@@ -11,8 +11,8 @@ from typing import ClassVar, TypeVar
 
 import msgspec
 
-from kvscope.ingest.formats.base import BadLine, HashIds, Identifier, Request, TraceFormat
-from kvscope.ingest.formats.exporter import LineExporter, Row, milliseconds
+from kvscope.ingest.formats.base import BadLine, HashIds, Identifier, Request, in_seconds
+from kvscope.ingest.formats.exporter import LineExporter, milliseconds
 from kvscope.ingest.formats.json_lines import (
     HASH_IDS,
     INTEGER,
@@ -20,18 +20,15 @@ from kvscope.ingest.formats.json_lines import (
     NAME,
     NUMBER,
     LineColumn,
-    RowReader,
+    RowFormat,
     ServiceRow,
-    common_keys,
 )
-from kvscope.ingest.formats.times import in_seconds
 from kvscope.ingest.hash_ids import decoded
 
 TEXT_PROMPTS = "prompts as text, without input_length"
 
 _BLOCK_SIZE = 512
-_TEXT_KEYS = frozenset({"messages", "text_input", "text_inputs", "texts"})
-_TYPICAL_KEYS = frozenset({"input_length", "input_tokens", "hash_ids"}) | _TEXT_KEYS
+_TEXTS = ("messages", "text_input", "text_inputs", "texts")
 _NO_OUTPUTS = "output_length is missing in some rows: taken as 0 tokens"
 _ABSENT = msgspec.Raw()
 _decode_parts = msgspec.json.Decoder(dict[str, list[Identifier]]).decode
@@ -68,7 +65,19 @@ class _MooncakeRow(ServiceRow, gc=False):
     texts: msgspec.Raw = _ABSENT
 
 
-class _MooncakeReader(RowReader):
+class Mooncake(RowFormat):
+    """Mooncake JSONL and its relatives: JSON lines with lengths, and without `chat_id`."""
+
+    name = "mooncake"
+    summary = "Mooncake JSONL (aiperf, Dynamo too): times in ms, blocks of 512 tokens"
+    source = "Mooncake traces (FAST'25); aiperf and Dynamo write relatives"
+    fields = ("timestamp", "input_length", "output_length", "hash_ids")
+    marks = ("input_length", "input_tokens", "hash_ids", *_TEXTS)
+    default_block_size = _BLOCK_SIZE
+    places_sessions = True  # those of its relatives
+    divides = True
+    has_deltas = True
+    in_ms = True
     row = _MooncakeRow
     in_columns: ClassVar = {
         "timestamp": LineColumn("arrival_s", NUMBER, per_s=1000),
@@ -175,34 +184,6 @@ def _agreed(name: str, value: _Number | None, alias: str, other: _Number | None)
     return other
 
 
-class Mooncake(TraceFormat):
-    """Mooncake JSONL and its relatives: JSON lines with lengths, and without `chat_id`."""
-
-    name = "mooncake"
-    summary = "Mooncake JSONL (aiperf, Dynamo too): times in ms, blocks of 512 tokens"
-    source = "Mooncake traces (FAST'25); aiperf and Dynamo write relatives"
-    fields = ("timestamp", "input_length", "output_length", "hash_ids")
-    default_block_size = _BLOCK_SIZE
-    reader = _MooncakeReader
-    places_sessions = True  # those of its relatives
-    divides = True
-    has_deltas = True
-    in_ms = True
-
-    @classmethod
-    def recognizes(cls, head: bytes) -> bool:
-        """Return True if lines have lengths, hash ids or texts."""
-        return bool(common_keys(head) & _TYPICAL_KEYS)
-
-
-class _MooncakeLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    timestamp: int | float
-    input_length: int
-    output_length: int
-    hash_ids: list[int] | None = None
-    block_size: int | None = None
-
-
 class MooncakeExport(LineExporter):
     """Times, lengths and blocks: no conversations, turns, users, types, models or measured times.
 
@@ -213,12 +194,12 @@ class MooncakeExport(LineExporter):
     name = Mooncake.name
     summary = Mooncake.summary
 
-    def line(self, row: Row, block_size: int) -> _MooncakeLine:
+    def line(self, row: Request, block_size: int) -> dict[str, object]:
         """Return a line in the field order of the published trace."""
-        return _MooncakeLine(
-            timestamp=milliseconds(row.arrival_s),
-            input_length=row.input_tokens,
-            output_length=row.output_tokens,
-            hash_ids=row.hash_ids or None,
-            block_size=None if block_size == Mooncake.default_block_size else block_size,
-        )
+        return {
+            "timestamp": milliseconds(row.arrival_s),
+            "input_length": row.input_tokens,
+            "output_length": row.output_tokens,
+            "hash_ids": row.hash_ids or None,
+            "block_size": None if block_size == Mooncake.default_block_size else block_size,
+        }

@@ -17,21 +17,22 @@ import msgspec
 from kvscope.ingest.formats.base import (
     TOO_DEEP,
     UNREAD_PROMPTS,
+    UNUSABLE,
     BadLine,
-    LineReader,
+    LineFormat,
     ReadOptions,
     Records,
     Request,
     Service,
-    TraceFormat,
+    between,
 )
-from kvscope.ingest.formats.json_lines import common_keys
-from kvscope.ingest.formats.times import between
 from kvscope.ingest.limits import MAX_NESTING
 from kvscope.ingest.source import Source
 
 _NS = 1_000_000_000
 _BEYOND = 2**64
+SPANS = ("resourceSpans", "spanId attributes")
+"""The keys of lines that are export requests, or spans."""
 INPUT_MESSAGES = "gen_ai.input.messages"
 
 _INPUTS = (
@@ -128,11 +129,6 @@ def spans_of(line: bytes) -> Iterator[OtlpSpan]:
             yield from scope.spans
 
 
-def has_spans(keys: frozenset[str]) -> bool:
-    """Return True if lines with these keys are export requests, or spans."""
-    return "resourceSpans" in keys or {"spanId", "attributes"} <= keys
-
-
 def _seconds(unix_nano: int | str | None) -> float | None:
     return None if unix_nano is None else _whole(unix_nano) / _NS
 
@@ -210,7 +206,7 @@ class CachedBeside:
     def learn(self, head: bytes) -> None:
         """Learn from the first lines of a trace which providers do so."""
         for line in head.split(b"\n")[:-1]:
-            with suppress(BadLine, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            with suppress(*UNUSABLE):
                 for span in spans_of(line):
                     self.input_tokens(span.values())
 
@@ -227,7 +223,17 @@ class CachedBeside:
         return inputs + cached * beside, beside
 
 
-class _OtlpReader(LineReader):
+class OtlpSpans(LineFormat):
+    """OTLP JSON with GenAI or vLLM spans: lengths only."""
+
+    name = "otlp"
+    summary = "OTLP JSON lines of GenAI and vLLM spans: lengths, times; no hashes"
+    source = "OpenTelemetry GenAI semantic conventions; vLLM 0.32.0 (vllm/tracing)"
+    fields = ("resourceSpans",)
+    marks = SPANS
+    default_block_size = 16
+    has_hashes = False
+
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
         self._beside = CachedBeside()
@@ -255,20 +261,3 @@ class _OtlpReader(LineReader):
                 output_tokens=output_tokens(values) or 0,
                 **span.service(values),
             )
-
-
-class OtlpSpans(TraceFormat):
-    """OTLP JSON with GenAI or vLLM spans: lengths only."""
-
-    name = "otlp"
-    summary = "OTLP JSON lines of GenAI and vLLM spans: lengths, times; no hashes"
-    source = "OpenTelemetry GenAI semantic conventions; vLLM 0.32.0 (vllm/tracing)"
-    fields = ("resourceSpans",)
-    default_block_size = 16
-    reader = _OtlpReader
-    has_hashes = False
-
-    @classmethod
-    def recognizes(cls, head: bytes) -> bool:
-        """Return True if the lines are export requests of traces, or spans."""
-        return has_spans(common_keys(head))

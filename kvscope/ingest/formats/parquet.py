@@ -24,8 +24,8 @@ from kvscope.core.errors import InputError
 from kvscope.core.files import STANDARD_STREAM, files_of
 from kvscope.core.trace import Directives, Trace
 from kvscope.core.units import GIB
-from kvscope.ingest.formats.base import ROOT, BadLine, Reader, Records, Request, TraceFormat
-from kvscope.ingest.formats.exporter import Advance, Exporter, Row, rows
+from kvscope.ingest.formats.base import BadLine, Records, Request, TraceFormat
+from kvscope.ingest.formats.exporter import Advance, Exporter, as_traced
 from kvscope.ingest.limits import (
     EXPANSION_FREE_BYTES,
     MAX_EXPANSION,
@@ -179,7 +179,21 @@ class _ParquetRow(Request):
 _directives = msgspec.json.Decoder(Directives).decode
 
 
-class _ParquetReader(Reader):
+class Parquet(TraceFormat):
+    """Parquet with columns named as the fields of `Request` or as Baseten's; others are ignored."""
+
+    name = "parquet"
+    summary = "Parquet with kvscope's column names (input_tokens, ...), or Baseten's"
+    source = "kvscope; aiperf, loader/baseten_trace_models.py (commit 264464a)"
+    fields = ("input_tokens", "output_tokens", "arrival_s", "hash_ids")
+    default_block_size = 16
+    places_sessions = True  # where it has a column `clock`, or delays
+
+    @classmethod
+    def recognizes(cls, head: bytes) -> bool:
+        """Return True if the file begins as Parquet does."""
+        return head.startswith(MAGIC)
+
     def records(self, source: Source) -> Iterator[Records]:
         first = 1
         for file in _files(source):
@@ -351,23 +365,6 @@ def _require_lengths(present: Sequence[str], shown: str) -> None:
         )
 
 
-class Parquet(TraceFormat):
-    """Parquet with columns named as the fields of `Request` or as Baseten's; others are ignored."""
-
-    name = "parquet"
-    summary = "Parquet with kvscope's column names (input_tokens, ...), or Baseten's"
-    source = "kvscope; aiperf, loader/baseten_trace_models.py (commit 264464a)"
-    fields = ("input_tokens", "output_tokens", "arrival_s", "hash_ids")
-    default_block_size = 16
-    reader = _ParquetReader
-    places_sessions = True  # where it has a column `clock`, or delays
-
-    @classmethod
-    def recognizes(cls, head: bytes) -> bool:
-        """Return True if the file begins as Parquet does."""
-        return head.startswith(MAGIC)
-
-
 class ParquetExport(Exporter):
     """Every canonical column; conversations that were inferred are left to be inferred again.
 
@@ -412,8 +409,11 @@ class ParquetExport(Exporter):
 
         def frames(*_: object) -> Iterator[pl.DataFrame]:
             # Nothing is pushed down: a sink asks for all columns of all rows.
-            for chunk in rows(store, trace):
-                yield pl.DataFrame(_columns(chunk, trace), schema=schema)
+            for chunk in as_traced(store, trace):
+                columns = {name: [getattr(row, name) for row in chunk] for name in schema}
+                columns["retention"] = [each and each.text for each in columns["retention"]]
+                columns["block_size"] = [trace.block_size] * len(chunk)
+                yield pl.DataFrame(columns, schema=schema)
                 advance(len(chunk))
 
         try:
@@ -422,17 +422,3 @@ class ParquetExport(Exporter):
             if (number := _OS_ERROR.search(str(error))) is None:
                 raise
             raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-
-
-def _columns(chunk: list[Row], trace: Trace) -> dict[str, list[object]]:
-    """Return a column per field; chat ids only where conversations are the trace's own."""
-    columns: dict[str, list[object]] = {
-        name: [getattr(row, name) for row in chunk] for name in Row.__struct_fields__
-    }
-    if trace.lineage == "given":
-        parents = [ROOT if parent is None else parent for parent in columns["parent_chat_id"]]
-        columns |= {"parent_chat_id": parents}
-    else:
-        missing: list[object] = [None] * len(chunk)
-        columns |= {"chat_id": missing, "parent_chat_id": missing, "waits_for": missing}
-    return columns | {"block_size": [trace.block_size] * len(chunk)}

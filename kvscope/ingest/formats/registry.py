@@ -10,11 +10,11 @@ from kvscope.core.errors import InputError, UsageError
 from kvscope.core.files import STANDARD_STREAM, sink
 from kvscope.core.trace import Trace
 from kvscope.ingest.formats.agentic import AgenticMooncake
+from kvscope.ingest.formats.agents import ClaudeCode, Codex, TraceLab
 from kvscope.ingest.formats.bailian import Bailian, BailianExport
-from kvscope.ingest.formats.base import TraceFormat
+from kvscope.ingest.formats.base import TraceFormat, common_keys
 from kvscope.ingest.formats.dynamo import DynamoTraces
 from kvscope.ingest.formats.exporter import Advance, Exporter
-from kvscope.ingest.formats.json_lines import common_keys
 from kvscope.ingest.formats.lengths import LengthsCsv
 from kvscope.ingest.formats.litellm import LiteLlmPayloads
 from kvscope.ingest.formats.lmcache import LmcacheLookups
@@ -23,8 +23,6 @@ from kvscope.ingest.formats.oracle_general import OracleGeneralExport
 from kvscope.ingest.formats.otlp import OtlpSpans
 from kvscope.ingest.formats.parquet import Parquet, ParquetExport
 from kvscope.ingest.formats.tair import Tair
-from kvscope.ingest.formats.tracelab import TraceLab
-from kvscope.ingest.formats.transcripts import ClaudeCode, Codex
 from kvscope.ingest.formats.weka import Weka
 from kvscope.store.checks import require_sound
 from kvscope.store.db import Store

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-from kvscope.ingest.formats.base import BadLine, Request, TraceFormat
-from kvscope.ingest.formats.json_lines import RowReader, common_keys
+from kvscope.ingest.formats.base import BadLine, Request
+from kvscope.ingest.formats.json_lines import RowFormat
 
 _BLOCK_SIZE = 16
 _WRITES = "records of writes, which repeat the blocks of lookups,"
@@ -26,7 +26,15 @@ class _TairRow(msgspec.Struct, gc=False):
     query_type: str | None = None
 
 
-class _TairReader(RowReader):
+class Tair(RowFormat):
+    """Tair KVCache's optimizer schema; an instance counts as a model of its own."""
+
+    name = "tair"
+    summary = "Tair KVCache optimizer traces: times in us, blocks of 16 tokens"
+    source = "alibaba/tair-kvcache, kv_cache_manager/optimizer (commit f6aa2b2)"
+    fields = ("timestamp_us", "keys", "input_len", "output_len")
+    marks = ("timestamp_us keys",)
+    default_block_size = _BLOCK_SIZE
     row = _TairRow
 
     def request(self, row: _TairRow) -> Request | None:
@@ -46,19 +54,3 @@ class _TairReader(RowReader):
             hash_ids=row.keys,
             model=row.instance_id,  # instances share no blocks
         )
-
-
-class Tair(TraceFormat):
-    """Tair KVCache's optimizer schema; an instance counts as a model of its own."""
-
-    name = "tair"
-    summary = "Tair KVCache optimizer traces: times in us, blocks of 16 tokens"
-    source = "alibaba/tair-kvcache, kv_cache_manager/optimizer (commit f6aa2b2)"
-    fields = ("timestamp_us", "keys", "input_len", "output_len")
-    default_block_size = _BLOCK_SIZE
-    reader = _TairReader
-
-    @classmethod
-    def recognizes(cls, head: bytes) -> bool:
-        """Return True if the lines carry `timestamp_us` and `keys`."""
-        return {"timestamp_us", "keys"} <= common_keys(head)

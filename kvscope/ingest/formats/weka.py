@@ -21,12 +21,10 @@ from kvscope.ingest.formats.base import (
     TOO_DEEP,
     BadLine,
     Identifier,
-    LineReader,
+    LineFormat,
     ReadOptions,
     Request,
-    TraceFormat,
 )
-from kvscope.ingest.formats.json_lines import common_keys
 from kvscope.ingest.limits import MAX_NESTING
 
 _MAIN = "main"
@@ -59,7 +57,17 @@ class _WekaSession(msgspec.Struct, gc=False):
     models: list[str] | None = None
 
 
-class _WekaReader(LineReader):
+class Weka(LineFormat):
+    """Weka's agent sessions: JSON lines with `requests`, hash ids local to the session."""
+
+    name = "weka"
+    summary = "Weka agent sessions: one JSON object per session, sub-agents nested"
+    source = "Weka agent-session traces"
+    fields = ("id", "requests")
+    marks = ("requests",)
+    default_block_size = 64
+    places_sessions = True
+
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
         self._decode = msgspec.json.Decoder(_WekaSession).decode
@@ -162,20 +170,3 @@ class _Unfolded:
             name = f"{wanted}#{self._namesakes[wanted] + 1}"
         self._agents.add(name)
         return name
-
-
-class Weka(TraceFormat):
-    """Weka's agent sessions: JSON lines with `requests`, hash ids local to the session."""
-
-    name = "weka"
-    summary = "Weka agent sessions: one JSON object per session, sub-agents nested"
-    source = "Weka agent-session traces"
-    fields = ("id", "requests")
-    default_block_size = 64
-    reader = _WekaReader
-    places_sessions = True
-
-    @classmethod
-    def recognizes(cls, head: bytes) -> bool:
-        """Return True if the lines carry `requests`; a session may be longer than `head`."""
-        return "requests" in common_keys(head)

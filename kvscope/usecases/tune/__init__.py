@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from kvscope.replay.policy_options import Variant
     from kvscope.report.report import Report
     from kvscope.routers.base import Router
-    from kvscope.tuning.tier_prices import TierKind, TierPrice
+    from kvscope.tuning.tiers import TierKind, TierPrice
     from kvscope.usecases.tune.recommendation import Recommendation
 
 WINDOWS = "--warmup, --validation, --judge"
@@ -433,7 +433,7 @@ def _tier_request(options: TuneOptions, where: ResolvedDeployment | None) -> Tie
 
 def _prices(options: TuneOptions) -> dict[TierKind, TierPrice]:
     """Return the price of each kind of memory: as stated, or as the data file has it."""
-    from kvscope.tuning.tier_prices import STATED, tier_prices
+    from kvscope.tuning.tiers import STATED, tier_prices
 
     prices: dict[TierKind, TierPrice] = {"dram": tier_prices().dram, "ssd": tier_prices().ssd}
     stated: dict[TierKind, float | None] = {"dram": options.dram_price, "ssd": options.ssd_price}

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kvscope.app.latency import latency_for
 from kvscope.app.monitor import Monitor
-from kvscope.characterize.windows import round_windows
+from kvscope.characterize.distributions import round_windows
 from kvscope.core import units
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.deployment import ResolvedDeployment
@@ -21,7 +21,7 @@ from kvscope.replay.workload import Workload
 from kvscope.report.report import Report
 from kvscope.report.section import Section, tabulate
 from kvscope.report.words import NONE, count, share, significant
-from kvscope.tuning.load import keeps_up
+from kvscope.tuning.least import keeps_up
 from kvscope.tuning.rule import SloAnswer
 from kvscope.tuning.split import Split, counted_from, split_windows
 from kvscope.tuning.target import Target

@@ -15,7 +15,7 @@ from kvscope.app.latency import TraceLatency, latency_for
 from kvscope.app.monitor import Monitor, replays_on
 from kvscope.app.traces import require_arrivals, routers_for
 from kvscope.app.values import TierSize
-from kvscope.characterize.windows import round_windows
+from kvscope.characterize.distributions import round_windows
 from kvscope.core import units
 from kvscope.core.errors import UsageError
 from kvscope.core.trace import Prompts, Trace
@@ -33,8 +33,7 @@ from kvscope.replay.settings import timed_by, with_groups
 from kvscope.replay.traffic import traffic
 from kvscope.tuning.file import AddedTier, EngineTable, TierTable, why_kept, write_recommendation
 from kvscope.tuning.plan import Planner, ReplicaMachine
-from kvscope.tuning.tier_prices import tier_prices
-from kvscope.tuning.tiers import Options, TierCandidate, TierOffer, sizes_to_compare
+from kvscope.tuning.tiers import Options, TierCandidate, TierOffer, sizes_to_compare, tier_prices
 from kvscope.tuning.tuner import End, Tuner, TuningOptions
 from kvscope.usecases.tune import WINDOWS, TuneRequest
 from kvscope.usecases.tune.recommendation import Assumption, Recommendation, RecordedLater

@@ -22,8 +22,8 @@ from kvscope.policies.base import GUARD, Policy
 from kvscope.replay.policy_options import FORESEEING, SGLANG, VLLM, format_value
 from kvscope.tuning.bootstrap import Gain
 from kvscope.tuning.comparison import Canary, WindowTrial
-from kvscope.tuning.fewest import FewestReplicas
 from kvscope.tuning.flags import EngineLaunch, Flags, flags
+from kvscope.tuning.least import FewestReplicas
 from kvscope.tuning.plan import PlanOption, TierReason, TuningPlan
 from kvscope.tuning.rule import Grade, Judged, Verdict
 from kvscope.tuning.search import XI

@@ -11,7 +11,14 @@ import polars as pl
 import pytest
 
 from kvscope.ingest.formats import registry
-from kvscope.ingest.formats.base import BadLine, Reader, ReadOptions, Records, Rejects, Request
+from kvscope.ingest.formats.base import (
+    BadLine,
+    ReadOptions,
+    Records,
+    Rejects,
+    Request,
+    TraceFormat,
+)
 from kvscope.ingest.hash_ids import decoded
 from kvscope.ingest.source import Source
 
@@ -608,7 +615,7 @@ class ReadTrace:
 
     records: list[tuple[Request, ...]]
     rejects: Rejects
-    reader: Reader
+    reader: TraceFormat
     last: int  # the last record's number
 
     @property
@@ -636,7 +643,7 @@ class TraceReading:
         source = Source(str(self.path))
         try:
             chosen = registry.by_name(name) if name else registry.detect(source.head, source.path)
-            reader = chosen.reader(options or ReadOptions())
+            reader = chosen(options or ReadOptions())
             rejects = Rejects(source.path, strict)
             records, last = [], 0
             for read in map(self.with_ids, reader.records(source)):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope.ingest.formats.bailian import Bailian
-from kvscope.ingest.formats.base import LineReader, ReadOptions, Records, RequestColumns
+from kvscope.ingest.formats.base import LineFormat, ReadOptions, Records, RequestColumns
 from kvscope.ingest.formats.mooncake import Mooncake
 from kvscope.ingest.hash_ids import NO_ID, decoded, keys
 
@@ -53,8 +53,8 @@ def test_at_once_as_one_by_one(chosen: Any, lines: list[bytes]) -> None:
     """Where lines are taken at once, each by itself is one request, and the same one."""
     if chosen is Mooncake:
         lines = [line.replace(b"chat_id", b"request_id") for line in lines]
-    reader = chosen.reader(ReadOptions())
-    assert isinstance(reader, LineReader)
+    reader = chosen(ReadOptions())
+    assert isinstance(reader, LineFormat)
     text = b"\n".join(lines)
     at_once = reader.parse_at_once(text)
     one_by_one = reader._line_by_line(1, text.split(b"\n"))
@@ -67,7 +67,7 @@ def test_at_once_as_one_by_one(chosen: Any, lines: list[bytes]) -> None:
 @pytest.mark.parametrize("chosen", [Bailian, Mooncake])
 def test_plain_lines_are_taken_at_once(chosen: Any) -> None:
     """Those that any program writes, up to a whole chunk of them."""
-    reader = chosen.reader(ReadOptions())
+    reader = chosen(ReadOptions())
     lines = GOOD if chosen is Bailian else [x.replace(b"chat_id", b"request_id") for x in GOOD]
     assert len(reader.parse_at_once(b"\n".join([*lines] * 100))) == 300
 
@@ -142,8 +142,8 @@ TIMED = ("input_tokens", "output_tokens", "arrival_s")
 def texts(draw: st.DrawFn, chosen: Any, *, odd: bool) -> bytes:
     """Draw lines with the same keys in the same order; `odd` ones may hold anything somewhere."""
     values = FORMATS[chosen]
-    always = sorted(chosen.reader.always)
-    others = sorted(values.keys() - chosen.reader.always)
+    always = sorted(chosen.always)
+    others = sorted(values.keys() - chosen.always)
     keys = draw(st.permutations(always + draw(st.lists(st.sampled_from(others), unique=True))))
     count = draw(st.integers(1, 4))
     odd_row, odd_key = draw(st.integers(0, count - 1)), draw(st.sampled_from(keys))
@@ -191,7 +191,7 @@ def same(columns: RequestColumns, records: Records) -> None:
 def test_plain_lines_are_read_as_columns(chosen: Any, data: st.DataObject) -> None:
     """Whatever the order of the keys, the spaces between them, and the digits of numbers."""
     text = data.draw(texts(chosen, odd=False))
-    reader = chosen.reader(ReadOptions())
+    reader = chosen(ReadOptions())
     columns = reader.columns_at_once(text, text.count(b"\n") + 1)
     assert columns is not None
     same(columns, reader._line_by_line(1, text.split(b"\n")))
@@ -203,7 +203,7 @@ def test_plain_lines_are_read_as_columns(chosen: Any, data: st.DataObject) -> No
 def test_odd_lines_are_left_to_msgspec(chosen: Any, data: st.DataObject) -> None:
     """Where one value or line may be anything, the columns are none, or right."""
     text = data.draw(texts(chosen, odd=True))
-    reader = chosen.reader(ReadOptions())
+    reader = chosen(ReadOptions())
     if (columns := reader.columns_at_once(text, text.count(b"\n") + 1)) is not None:
         same(columns, reader._line_by_line(1, text.split(b"\n")))
 
@@ -222,13 +222,13 @@ def test_odd_lines_are_left_to_msgspec(chosen: Any, data: st.DataObject) -> None
 )
 def test_other_shapes_are_left_to_msgspec(text: bytes) -> None:
     """Each line for itself, so that its defect is named."""
-    assert Bailian.reader(ReadOptions()).columns_at_once(text, text.count(b"\n") + 1) is None
+    assert Bailian(ReadOptions()).columns_at_once(text, text.count(b"\n") + 1) is None
 
 
 def test_many_names_are_left_to_msgspec() -> None:
     """A column of strings is one of few names."""
     line = b'{"chat_id":1,"timestamp":1,"input_length":9,"output_length":1,"type":"%d"}'
-    reader = Bailian.reader(ReadOptions())
+    reader = Bailian(ReadOptions())
     few, many = (b"\n".join(line % k for k in range(count)) for count in (64, 65))
     assert reader.columns_at_once(few, few.count(b"\n") + 1) is not None
     assert reader.columns_at_once(many, many.count(b"\n") + 1) is None

@@ -159,7 +159,7 @@ def test_damage_is_told_of_the_users_file(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(parquet(LENGTHS)[:-8]))
     source = Source(str(path))
     with pytest.raises(InputError, match="the Parquet file is damaged") as caught:
-        list(Parquet.reader(ReadOptions()).records(source))
+        list(Parquet(ReadOptions()).records(source))
     source.close()
     assert "kvscope-" not in str(caught.value)
 
@@ -169,7 +169,7 @@ def test_a_path_is_no_pattern(tmp_path: Path) -> None:
     for name in ("trace[1].parquet", "trace1.parquet"):
         (tmp_path / name).write_bytes(parquet(LENGTHS.head(1 if "[" in name else 2)))
     source = Source(str(tmp_path / "trace[1].parquet"))
-    records = list(Parquet.reader(ReadOptions()).records(source))
+    records = list(Parquet(ReadOptions()).records(source))
     source.close()
     assert [list(part) for part in records] == [[(1, [Request(input_tokens=5, output_tokens=1)])]]
 
@@ -180,7 +180,7 @@ def test_folders_add_no_columns(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "trace.parquet").write_bytes(parquet(LENGTHS.head(1)))
     source = Source(str(folder / "trace.parquet"))
-    (read,) = Parquet.reader(ReadOptions()).records(source)
+    (read,) = Parquet(ReadOptions()).records(source)
     source.close()
     assert read.requests[0].type is None
 
@@ -198,7 +198,7 @@ def test_a_folder_of_files_is_one_trace(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(parquet(LENGTHS))
     (tmp_path / "b.parquet.gz").write_bytes(gzip.compress(parquet(bad)))
     source = Source(str(tmp_path))
-    parts = list(Parquet.reader(ReadOptions()).records(source))
+    parts = list(Parquet(ReadOptions()).records(source))
     source.close()
     assert [request.input_tokens for part in parts for request in part.requests] == [5, 6, 7]
     [(row, _)] = [refused for part in parts for refused in part.refused]
@@ -241,7 +241,7 @@ parquet.EXPANSION_FREE_BYTES = 1 << 24  # less to write
 
 def read(path):
     try:
-        for records in parquet.Parquet.reader(ReadOptions()).records(Source(path)):
+        for records in parquet.Parquet(ReadOptions()).records(Source(path)):
             for _, reason in records.refused:
                 return reason
             return max(len(request.hash_ids or ()) for request in records.requests)

@@ -1,25 +1,132 @@
-"""Transcripts of coding agents: Claude Code's session files and Codex's rollouts.
+"""Agents' rounds and calls with lengths and without hashes: TraceLab, Claude Code and Codex.
 
-They hold the usage of each call, and text, which is not read. There are no hashes. Block ids follow
-from lengths: a session appends, so a call repeats the prompt before it. One that is shorter (a
-compacted history) repeats what the provider found in its cache, and so does one of Anthropic's
-that misses blocks which cannot have expired. A call is sent at the latest user message or tool
-result before its answer.
+Block ids follow from lengths: each prompt repeats the beginning of its session's prompt before, and
+all after that is new.
+
+A round of TraceLab states the engine's split into cached prefix and new input; rounds of a session
+come in their order. A round is sent at its latest user message or tool result. Source:
+ai-dynamo/aiperf, src/aiperf/dataset/loader/_tracelab_convert.py, commit 018a03f.
+
+Transcripts of coding agents (Claude Code's session files, Codex's rollouts) hold the usage of each
+call, and text, which is not read. A session appends, so a call repeats the prompt before it. One
+that is shorter (a compacted history) repeats what the provider found in its cache, and so does one
+of Anthropic's that misses blocks which cannot have expired. A call is sent at the latest user
+message or tool result before its answer.
 """
 
 from __future__ import annotations
 
+import reprlib
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
-from kvscope.ingest.formats.base import BadLine, Identifier, ReadOptions, Request, TraceFormat
-from kvscope.ingest.formats.json_lines import RowReader, common_keys
-from kvscope.ingest.formats.times import between, moment
-from kvscope.ingest.formats.tracelab import BLOCK_SIZE, DerivedBlocks
+from kvscope.ingest.formats.base import BadLine, Identifier, ReadOptions, Request, between, moment
+from kvscope.ingest.formats.json_lines import RowFormat
+from kvscope.ingest.limits import MAX_HASH_IDS, MAX_TOKENS
 
-_DERIVED = "block ids follow from the lengths of calls: nothing is shared between sessions"
+BLOCK_SIZE = 16
+_INPUT_EVENTS = frozenset({"user_message", "tool_result"})
+_OUTPUT_EVENTS = frozenset({"text", "reasoning", "tool_call"})
+_FROM_PREFIXES = "block ids follow from cached prefixes: nothing is shared between sessions"
+
+
+class DerivedBlocks:
+    """Block ids of sessions without hashes: each prompt repeats the beginning of the one before."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._paths: dict[Identifier, list[int]] = {}
+        self._next = 1
+
+    def path(self, session: Identifier, total: int, repeated: int) -> list[int]:
+        """Return the ids of a prompt's full blocks: `repeated` tokens are the session's before.
+
+        Raises BadLine where a prompt cannot be so long.
+        """
+        if not 1 <= total <= MAX_TOKENS:
+            raise BadLine(f"input tokens must be 1 to {MAX_TOKENS:,}: {reprlib.repr(total)}")
+        if total // self.size > MAX_HASH_IDS:
+            raise BadLine(f"request with more than {MAX_HASH_IDS:,} blocks: use larger ones")
+        kept = self._paths.get(session, [])[: max(min(repeated, total), 0) // self.size]
+        new = total // self.size - len(kept)
+        path = [*kept, *range(self._next, self._next + new)]
+        self._next += new
+        self._paths[session] = path
+        return path
+
+
+class _TimingEvent(msgspec.Struct, gc=False):
+    event_type: str | None = None
+    timestamp: str | None = None
+
+
+class _TraceLabRow(msgspec.Struct, gc=False):
+    session_id: Identifier
+    input_tokens_total: int
+    prefix_tokens: int
+    round_index: int | None = None
+    output_tokens: int | None = None
+    reasoning_output_tokens: int | None = None
+    model: str | None = None
+    user: Identifier | None = None
+    timing_events: list[_TimingEvent] | None = None
+
+
+class TraceLab(RowFormat):
+    """TraceLab JSONL, a round a line."""
+
+    name = "tracelab"
+    summary = "TraceLab agent rounds: blocks follow from reported prefixes"
+    source = "aiperf, src/aiperf/dataset/loader/_tracelab_convert.py (commit 018a03f)"
+    fields = ("session_id", "round_index", "input_tokens_total", "prefix_tokens")
+    marks = ("input_tokens_total prefix_tokens",)
+    default_block_size = BLOCK_SIZE
+    row = _TraceLabRow
+
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options)
+        self._blocks = DerivedBlocks(options.block_size or BLOCK_SIZE)
+
+    def parse_at_once(self, text: bytes) -> None:
+        """Leave each line to `parse`: ids depend on all lines before, so none is read twice."""
+        return
+
+    def request(self, row: _TraceLabRow) -> Request:
+        self.note(_FROM_PREFIXES)
+        arrival_s, duration_s = _times(row.timing_events or [])
+        path = self._blocks.path(row.session_id, row.input_tokens_total, row.prefix_tokens)
+        return Request(
+            input_tokens=row.input_tokens_total,
+            output_tokens=(row.output_tokens or 0) + (row.reasoning_output_tokens or 0),
+            arrival_s=arrival_s,
+            hash_ids=[*path],
+            block_size=self._blocks.size,
+            session_id=row.session_id,
+            user_id=row.user,
+            type="agent",
+            model=row.model,
+            duration_s=duration_s,
+            cached_tokens=row.prefix_tokens,
+        )
+
+
+def _times(events: list[_TimingEvent]) -> tuple[float | None, float | None]:
+    """Return when a round is sent (s since 1970), and the time until its last output."""
+    inputs_s, outputs_s = _moments(events, _INPUT_EVENTS), _moments(events, _OUTPUT_EVENTS)
+    if not inputs_s and not outputs_s:
+        return None, None
+    arrival_s = max(inputs_s) if inputs_s else min(outputs_s)
+    return arrival_s, max(max(outputs_s) - arrival_s, 0.0) if outputs_s else None
+
+
+def _moments(events: list[_TimingEvent], kinds: frozenset[str]) -> list[float]:
+    times_s = (moment(each.timestamp, "timestamp") for each in events if each.event_type in kinds)
+    return [time_s for time_s in times_s if time_s is not None]
+
+
+_FROM_LENGTHS = "block ids follow from the lengths of calls: nothing is shared between sessions"
 _LIFETIME_S = 300.0  # of a cached block of Anthropic's after its last use, at least
 
 
@@ -37,7 +144,7 @@ class _Usage(msgspec.Struct, gc=False):
     cached_input_tokens: int | None = None
 
 
-class _TranscriptReader(RowReader):
+class _Transcript(RowFormat):
     """Reads calls of sessions, whose state it keeps: when they were last sent, and their blocks."""
 
     def __init__(self, options: ReadOptions) -> None:
@@ -64,7 +171,7 @@ class _TranscriptReader(RowReader):
         at_s: float | None,
         lifetime_s: float = 0.0,
     ) -> Request:
-        self.note(_DERIVED)
+        self.note(_FROM_LENGTHS)
         sent_s = self._sent_s.pop(session, None)
         sent_s = at_s if sent_s is None else sent_s
         before, before_s = self._last.get(session, (0, None))
@@ -103,7 +210,15 @@ class _ClaudeRow(msgspec.Struct, gc=False):
     message: _Message | str | None = None
 
 
-class _ClaudeReader(_TranscriptReader):
+class ClaudeCode(_Transcript):
+    """Session files of Claude Code, one a session: `~/.claude/projects/*/*.jsonl`."""
+
+    name = "claude-code"
+    summary = "Claude Code transcripts: usage per call; blocks follow from lengths"
+    source = "transcripts of Claude Code 2.1"
+    fields = ("sessionId", "parentUuid", "message")
+    marks = ("sessionId parentUuid",)
+    default_block_size = BLOCK_SIZE
     row = _ClaudeRow
 
     def __init__(self, options: ReadOptions) -> None:
@@ -147,22 +262,6 @@ class _ClaudeReader(_TranscriptReader):
         return self._call(session, total, cached, usage, message.model, at_s, _LIFETIME_S)
 
 
-class ClaudeCode(TraceFormat):
-    """Session files of Claude Code, one a session: `~/.claude/projects/*/*.jsonl`."""
-
-    name = "claude-code"
-    summary = "Claude Code transcripts: usage per call; blocks follow from lengths"
-    source = "transcripts of Claude Code 2.1"
-    fields = ("sessionId", "parentUuid", "message")
-    default_block_size = BLOCK_SIZE
-    reader = _ClaudeReader
-
-    @classmethod
-    def recognizes(cls, head: bytes) -> bool:
-        """Return True if lines are entries of a session."""
-        return {"sessionId", "parentUuid"} <= common_keys(head)
-
-
 class _TokenCounts(msgspec.Struct, gc=False):
     last_token_usage: _Usage | None = None
     total_token_usage: _Usage | None = None
@@ -185,7 +284,15 @@ class _CodexRow(msgspec.Struct, gc=False):
 _INPUTS = frozenset({"function_call_output", "custom_tool_call_output", "user_message"})
 
 
-class _CodexReader(_TranscriptReader):
+class Codex(_Transcript):
+    """Rollouts of Codex, one a session: `~/.codex/sessions/**/rollout-*.jsonl`."""
+
+    name = "codex"
+    summary = "Codex rollouts: usage per call; blocks follow from lengths"
+    source = "rollouts of Codex CLI 0.156"
+    fields = ("timestamp", "type", "payload")
+    marks = ("timestamp type payload",)
+    default_block_size = BLOCK_SIZE
     row = _CodexRow
     redundant = frozenset({"ordinal"})
 
@@ -214,20 +321,3 @@ class _CodexReader(_TranscriptReader):
         cached = usage.cached_input_tokens or 0
         at_s = moment(row.timestamp, "timestamp")
         return self._call(self._session, usage.input_tokens, cached, usage, self._model, at_s)
-
-
-class Codex(TraceFormat):
-    """Rollouts of Codex, one a session: `~/.codex/sessions/**/rollout-*.jsonl`."""
-
-    name = "codex"
-    summary = "Codex rollouts: usage per call; blocks follow from lengths"
-    source = "rollouts of Codex CLI 0.156"
-    fields = ("timestamp", "type", "payload")
-    default_block_size = BLOCK_SIZE
-    reader = _CodexReader
-    places_sessions: ClassVar[bool] = False
-
-    @classmethod
-    def recognizes(cls, head: bytes) -> bool:
-        """Return True if lines are entries of a rollout."""
-        return {"timestamp", "type", "payload"} <= common_keys(head)

@@ -1,4 +1,7 @@
-"""The fewest replicas that meet an SLO, and how certain that number is: for every command.
+"""The least that meets an SLO: replicas, and how certain their number is; capacity; load.
+
+Whether replicas keep up with the arrivals, how many would, and what share fits: a queue that grows
+over the whole window has no percentile worth quoting, as a longer window has a worse one.
 
 The window is the counted requests: those after the warm-up. What a replica is, a simulated vLLM or
 a queue of prefills, the sweep says.
@@ -21,10 +24,14 @@ from kvscope.core.executor import Executor
 from kvscope.core.units import format_percentile
 from kvscope.fleet.sweep import Fleet, FleetRun, FleetSweep
 from kvscope.policies.base import Policy
+from kvscope.policies.lru import Lru
 from kvscope.replay.curve import first_counted
+from kvscope.replay.metrics import QueueTimes, ServedRequests
 from kvscope.routers.base import Router
 from kvscope.tuning.bootstrap import Bootstrap, clusters_of, interval
+from kvscope.tuning.replicas import thinned
 from kvscope.tuning.target import Target
+from kvscope.tuning.trial import Advance, Evaluator, Trial
 
 MOST_REPLICAS = 64
 """The most replicas that are tried, where no numbers are stated."""
@@ -187,3 +194,156 @@ def _fewest_of(meets: Bools, counts: Sequence[int]) -> NDArray[np.int64]:
         lasting = np.logical_and.accumulate(meets[..., place::-1], axis=-1).sum(axis=-1)
         fewest = np.where(lasting > 0, place + 1 - lasting, fewest)
     return fewest
+
+
+PRECISION = 0.01
+GRID = 8
+_KEPT = 3  # settings that go on from the grid
+SMALLEST_SHARE = 1 / 16  # of the capacity that LRU needs: no policy gets by with less
+
+
+def least_for_lru(
+    evaluator: Evaluator, low: int, high: int, advance: Advance | None = None
+) -> Trial | None:
+    """Return LRU's trial at the least capacity from `low` to `high` blocks that meets the target.
+
+    None where even `high` does not. Exact to PRECISION: a larger LRU cache holds all that a smaller
+    one does, so no request gets slower with more.
+    Source: Mattson et al., "Evaluation techniques for storage hierarchies", 1970 (inclusion).
+    """
+    failing, meeting = evaluator.evaluate([(Lru(), low), (Lru(), high)], advance)
+    if failing.meets(evaluator.target):
+        return failing
+    if not meeting.meets(evaluator.target):
+        return None
+    while inner := _between(failing.capacity_blocks, meeting.capacity_blocks):
+        for trial in evaluator.evaluate([(Lru(), blocks) for blocks in inner], advance):
+            if trial.meets(evaluator.target):
+                meeting = trial
+                break
+            failing = trial
+    return meeting
+
+
+def least_for_any(
+    evaluator: Evaluator,
+    settings: Sequence[Policy],
+    low: int,
+    high: int,
+    advance: Advance | None = None,
+    *,
+    also: int | None = None,
+) -> Trial | None:
+    """Return the best trial at the least capacity from which on one of `settings` meets the target.
+
+    At every capacity tried from there up to `high` one of them does; a smaller capacity that meets
+    it by chance, below one that does not, does not count. None where `high` does not. `also` is a
+    capacity to try if it lies between.
+    """
+    target = evaluator.target
+    between = {also} if also is not None and low < also < high else set()
+    points = sorted({low, *_grid(low, high), *between, high})
+    failing, least = 0, None
+    while points:
+        pairs = [(policy, blocks) for blocks in points for policy in settings]
+        trials = iter(evaluator.evaluate(pairs, advance))
+        by_capacity = [
+            sorted((next(trials) for _ in settings), key=lambda trial: trial.rank(target))
+            for _ in points
+        ]
+        for ranked in reversed(by_capacity):
+            if not ranked[0].meets(target):
+                failing = ranked[0].capacity_blocks
+                break
+            least = ranked[0]
+            settings = [trial.policy for trial in ranked[:_KEPT]]
+        if least is None or least.capacity_blocks == low:
+            break
+        points = _between(failing, least.capacity_blocks)
+    return least
+
+
+def _between(failing: int, meeting: int) -> list[int]:
+    """Return two capacities between, by equal factors; none where the answer is precise enough."""
+    if meeting - failing <= max(1, int(PRECISION * meeting)):
+        return []
+    points = np.geomspace(max(failing, 1), meeting, 4)[1:3].round().astype(int)
+    inside = sorted({int(blocks) for blocks in points if failing < blocks < meeting})
+    return inside or [(failing + meeting) // 2]
+
+
+def _grid(low: int, high: int) -> list[int]:
+    least = max(low, int(high * SMALLEST_SHARE), 1)
+    return [int(blocks) for blocks in np.geomspace(least, max(high, least), GRID).round()]
+
+
+_SHARE_STEPS = 6  # of a bisection: the share carried is exact to 1/64
+
+
+def ttft_growth(served: ServedRequests, rate_scale: float = 1.0) -> float:
+    """Return the growth of the queue of the counted requests; 0 without times."""
+    queue = _queue(served, rate_scale)
+    return 0.0 if queue is None else queue.growth
+
+
+class Load(Struct, frozen=True):
+    """How the replicas of a deployment bear the arrivals of one window, under LRU.
+
+    `growth` is that of the queue. The rest is set where they are `overloaded`: the least number
+    of replicas that keep up, None where none up to `most_tried` do; the largest share of the
+    conversations that the present ones carry, and LRU's trial on that share.
+    """
+
+    growth: float
+    overloaded: bool
+    replicas_at_least: int | None = None
+    carried_share: float | None = None
+    carried: Trial | None = None
+
+
+def keeps_up(served: ServedRequests, slo_s: float, rate_scale: float = 1.0) -> bool:
+    """Return whether the queue of the counted requests does not grow; True without times."""
+    queue = _queue(served, rate_scale)
+    return queue is None or queue.keeps_up(slo_s)
+
+
+def _queue(served: ServedRequests, rate_scale: float) -> QueueTimes | None:
+    """Return the counted requests that got a token, None where the trace has no times."""
+    if served.queued_ttft_s is None:
+        return None
+    counted = slice(served.first, None)
+    times, arrival_s = served.queued_ttft_s[counted], served.prompts.arrival_s / rate_scale
+    answered = np.isfinite(times)
+    waited_s = (times - served.ttft_s[counted])[answered]
+    return QueueTimes(arrival_s[counted][answered], times[answered], waited_s, float(arrival_s[0]))
+
+
+def load_of(
+    evaluator: Evaluator, capacity_blocks: int, replicas: int, advance: Advance | None = None
+) -> Load:
+    """Return how `replicas` with this capacity bear the evaluator's window under LRU."""
+    workload, target = evaluator.workload, evaluator.target
+    scale = workload.setting.rate_scale
+
+    def keeps(other: Evaluator) -> bool:
+        if advance is not None:
+            advance(1)
+        served = other.served(Lru(), capacity_blocks)
+        counted = served.first < len(served.ttft_s)  # a small share may have none
+        return counted and keeps_up(served, target.slo_s, scale)
+
+    growth = ttft_growth(evaluator.served(Lru(), capacity_blocks), scale)
+    if keeps(evaluator):
+        return Load(growth, overloaded=False)
+    more = range(replicas + 1, most_tried(replicas) + 1)
+    needed = fewest(lambda counts: (keeps(evaluator.over(replicas=each)) for each in counts), more)
+    carried, failing = 0.0, 1.0
+    for _ in range(_SHARE_STEPS):
+        middle = (carried + failing) / 2
+        part = evaluator.over(workload=thinned(workload, middle), replicas=replicas)
+        carried, failing = (middle, failing) if keeps(part) else (carried, middle)
+    if not carried:
+        return Load(growth, overloaded=True, replicas_at_least=needed)
+    part = evaluator.over(workload=thinned(workload, carried), replicas=replicas)
+    trial = part.trial(Lru(), capacity_blocks)
+    return Load(growth, True, needed, carried, trial)
