@@ -28,6 +28,32 @@ _MOST_UNSCROLLED = 20  # rows of a table
 _LONG, _CHARACTER_PX, _WIDEST = 20, 7, 440  # of cells, which a narrower column cuts
 _MOST_SIDE_BY_SIDE = 2  # tables; more of them get tabs
 
+_FONT = '"Source Sans", "Source Sans Pro", sans-serif'
+_INK, _FAINT, _CLEAR = "#31333F", "rgba(128, 132, 149, 0.25)", "rgba(0, 0, 0, 0)"
+# Pixels: of a title in the margin above a chart, and the least margin; of a letter; of a colour
+# bar; of the axes' titles and ticks; and by how much the last label of an axis sticks out.
+_TITLE, _LEAST, _LETTER, _BAR, _BELOW, _AXIS, _HALF = 35, 22, 6, 105, 76, 62, 30
+_DIGITS = 3  # at an axis
+_DARK_SHADES = [[0, "#14283c"], [1, "#7cc4f0"]]
+_NAME = 14  # letters of a line of a bar's name: a phone has no room for more
+_AXES = {
+    "gridcolor": _FAINT,
+    "zerolinecolor": _FAINT,
+    "title": {"font": {"size": 14}, "standoff": 20},
+    "automargin": True,
+}
+_LAYOUT = {
+    "datarevision": 1,
+    "autosize": True,  # else a figure without a width gets one when it is drawn
+    "font": {"family": _FONT, "size": 12, "color": _INK},
+    "paper_bgcolor": "white",
+    "plot_bgcolor": _CLEAR,
+    "margin": {"pad": 8},
+    "legend": {"bgcolor": _CLEAR},
+    "modebar": {"bgcolor": _CLEAR, "color": "#808495", "activecolor": "#0072B2"},
+    "hoverlabel": {"font": {"family": _FONT}},
+}
+
 
 def show(
     sections: Iterable[Section], *, titles: bool = True, within: str = "", cache_key: str = ""
@@ -169,33 +195,6 @@ def _table(table: Table, key: str, **selecting: Any) -> Any:
     if table.note:
         st.caption(escape(table.note))
     return drawn
-
-
-_FONT = '"Source Sans", "Source Sans Pro", sans-serif'
-_INK, _FAINT, _CLEAR = "#31333F", "rgba(128, 132, 149, 0.25)", "rgba(0, 0, 0, 0)"
-# Pixels: of a title in the margin above a chart, and the least margin; of a letter; of a colour
-# bar; of the axes' titles and ticks; and by how much the last label of an axis sticks out.
-_TITLE, _LEAST, _LETTER, _BAR, _BELOW, _AXIS, _HALF = 35, 22, 6, 105, 76, 62, 30
-_DIGITS = 3  # at an axis
-_DARK_SHADES = [[0, "#14283c"], [1, "#7cc4f0"]]
-_NAME = 14  # letters of a line of a bar's name: a phone has no room for more
-_AXES = {
-    "gridcolor": _FAINT,
-    "zerolinecolor": _FAINT,
-    "title": {"font": {"size": 14}, "standoff": 20},
-    "automargin": True,
-}
-_LAYOUT = {
-    "datarevision": 1,
-    "autosize": True,  # else a figure without a width gets one when it is drawn
-    "font": {"family": _FONT, "size": 12, "color": _INK},
-    "paper_bgcolor": "white",
-    "plot_bgcolor": _CLEAR,
-    "margin": {"pad": 8},
-    "legend": {"bgcolor": _CLEAR},
-    "modebar": {"bgcolor": _CLEAR, "color": "#808495", "activecolor": "#0072B2"},
-    "hoverlabel": {"font": {"family": _FONT}},
-}
 
 
 class ReadyFigure(Figure):  # type: ignore[misc]  # plotly has no types

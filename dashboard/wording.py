@@ -31,6 +31,9 @@ CONTROLS = {  # by the option that a message names
 _UPLOAD = "kvscope-upload-"
 _OPTIONS = re.compile("|".join(rf"{option}(?![\w-])" for option in CONTROLS))
 
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>$~:])")
+_COMMAND = re.compile(r"(`kvscope [a-z0-9 .=-]+`)")
+
 
 def in_page_words(text: str) -> str:
     """Return a message with the page's controls for options, and uploads by their names alone."""
@@ -51,10 +54,6 @@ def uploaded(name: str, content: bytes) -> Iterator[str]:
         copy = Path(folder) / Path(name).name
         copy.write_bytes(content)
         yield str(copy)
-
-
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|<>$~:])")
-_COMMAND = re.compile(r"(`kvscope [a-z0-9 .=-]+`)")
 
 
 def escape(text: str) -> str:

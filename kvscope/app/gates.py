@@ -43,6 +43,7 @@ Figures = Mapping[str, float | str | None]
 
 VERDICT = "verdict"
 REGRESSION = "regression"
+RUN = "run:"
 QUEUED = "queued-"
 PERCENTILES: tuple[str, ...] = ("p50", "p90", "p95", "p99")
 BY_SLO: tuple[str, ...] = ("attainment", "tel")
@@ -352,9 +353,6 @@ def _nearest(name: str, candidates: Sequence[str], listed: str) -> str:
 def ttft_figures(ttft_ms: Percentiles) -> dict[str, float]:
     """Return the percentiles of TTFT in seconds."""
     return {name: getattr(ttft_ms, name) / 1e3 for name in PERCENTILES}
-
-
-RUN = "run:"
 
 
 def baseline_figures(

@@ -21,6 +21,11 @@ from kvscope.usecases.analyze import Analysis
 
 _MAP_PX, _MARGIN_PX = 170, 120
 
+_LISTED = 10
+_HEAD = 4  # child runs that make a run of blocks a head that prompts share, and no turn
+_DEPTH = 8
+_MOST_RUNS = 100  # runs of a pixel's width cannot be pointed at, and all take time to draw
+
 
 def sections(analysis: Analysis) -> list[Section]:
     """Return the sections on space."""
@@ -144,12 +149,6 @@ def working_set_chart(working_set: WorkingSet, unit: Unit) -> style.Figure:
     series = [style.Series("", hours, sizes, style.line(0) | {"shape": "hv"})]
     title, y = "Blocks alive", f"blocks alive ({unit.name})"
     return style.lines(title, style.HOURS, y, series, log="", shares="", height=320)
-
-
-_LISTED = 10
-_HEAD = 4  # child runs that make a run of blocks a head that prompts share, and no turn
-_DEPTH = 8
-_MOST_RUNS = 100  # runs of a pixel's width cannot be pointed at, and all take time to draw
 
 
 def hottest_prefixes(prefixes: Sequence[Prefix], block_size: int) -> Section:

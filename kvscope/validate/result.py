@@ -22,6 +22,13 @@ from kvscope.validate.tokens import TraceSample
 
 Verdict = Literal["confirmed", "not confirmed", "inconclusive"]
 
+HITS_IN_FLIGHT = 0.01
+"""The share of hit tokens that may differ where requests overlap: the end of steps is unknown."""
+FAILED = 0.01
+"""The share of requests without an answer that makes a run inconclusive."""
+_NO_SLO_S = 1e9
+_NOT_PROFILED = "TTFT is not judged without the engine's latency (`kvscope calibrate`, --latency)"
+
 
 class EngineFacts(Struct, frozen=True):
     """The engine that was measured, as far as it is known.
@@ -220,15 +227,6 @@ def _run(row: Mapping[str, Any]) -> RunFacts:
         # The store has their number, but neither which ones nor why.
         failed=dict.fromkeys(range(row["failed_requests"]), ""),
     )
-
-
-HITS_IN_FLIGHT = 0.01
-"""The share of hit tokens that may differ where requests overlap: the end of steps is unknown."""
-FAILED = 0.01
-"""The share of requests without an answer that makes a run inconclusive."""
-
-_NO_SLO_S = 1e9
-_NOT_PROFILED = "TTFT is not judged without the engine's latency (`kvscope calibrate`, --latency)"
 
 
 def judge(

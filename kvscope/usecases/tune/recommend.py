@@ -53,6 +53,16 @@ WHY_CONTENDERS = {
 BEYOND_RANGE = 0.01  # share of prompts beyond the measured lengths that is worth a warning
 PREFILL_ENDS = (End("prefill half as long", 0.5), End("prefill twice as long", 2.0))
 
+_DEFAULT_INTERVAL = 0.0  # vLLM's, as `kvscope.policies.lru_retention` counts them
+_POOLS, _ALL_POOLS = (0.5, 1.0, 2.0, 4.0), (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+_TIER_ROWS = 6
+_TIER_OPTIONS: Options = (
+    ("offload_prompt_only", (False,)),
+    ("store_threshold", (2,)),
+    ("eviction_policy", ("arc",)),
+)
+"""The options of a CPU tier that are searched, first what is stored, then what leaves."""
+
 
 def tune(
     trace: Trace, prompts: Prompts, request: TuneRequest, monitor: Monitor | None = None
@@ -305,17 +315,6 @@ def ends_of(
         yield End(f"{starts.open_sessions:.3g} sessions open at a time", sessions=starts)
 
 
-_DEFAULT_INTERVAL = 0.0  # vLLM's, as `kvscope.policies.lru_retention` counts them
-_POOLS, _ALL_POOLS = (0.5, 1.0, 2.0, 4.0), (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-_TIER_ROWS = 6
-_TIER_OPTIONS: Options = (
-    ("offload_prompt_only", (False,)),
-    ("store_threshold", (2,)),
-    ("eviction_policy", ("arc",)),
-)
-"""The options of a CPU tier that are searched, first what is stored, then what leaves."""
-
-
 def tier_offer(
     trace: Trace,
     prompts: Prompts,
@@ -376,7 +375,10 @@ def tier_offer(
 
 
 class OnGroups(Struct, frozen=True):
-    """The groups of a hybrid model's layers, None for other models, for which all is allowed."""
+    """The groups of a hybrid model's layers, None for other models, for which all is allowed.
+
+    `EngineSettings` refuses what is not simulated, and what vLLM refuses: each is checked with it.
+    """
 
     groups: KvGroups | None
 
