@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dashboard.arguments import file_below
-from dashboard.gate import Gate
+from dashboard.serve import Gate
 from dashboard.wording import in_page_words, uploaded
 from kvscope.core.addresses import Address
 from kvscope.core.errors import InputError, UsageError
