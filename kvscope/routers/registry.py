@@ -5,24 +5,14 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from kvscope.core.errors import UsageError
+from kvscope.routers.balancers import LeastRequests, PowerOfTwo, Random, RoundRobin, Session, VllmDp
 from kvscope.routers.base import Router
-from kvscope.routers.best_cached import BestCached
-from kvscope.routers.consistent_hash import ConsistentHash
-from kvscope.routers.dynamo import Dynamo
-from kvscope.routers.dynamo_approx import DynamoApprox
-from kvscope.routers.least_requests import LeastRequests
-from kvscope.routers.llm_d import LlmD
-from kvscope.routers.llm_d_precise import LlmDPrecise
-from kvscope.routers.min_ttft import MinTtft
-from kvscope.routers.mooncake import MooncakeConductor
-from kvscope.routers.power_of_two import PowerOfTwo
-from kvscope.routers.prefix_hash import PrefixHash
+from kvscope.routers.dynamo import Dynamo, DynamoApprox
+from kvscope.routers.hash_ring import ConsistentHash, PrefixHash
+from kvscope.routers.llm_d import LlmD, LlmDPrecise
 from kvscope.routers.prefixaware import Prefixaware
-from kvscope.routers.random import Random
-from kvscope.routers.round_robin import RoundRobin
-from kvscope.routers.session import Session
+from kvscope.routers.references import BestCached, MinTtft, MooncakeConductor
 from kvscope.routers.sglang import Sglang
-from kvscope.routers.vllm_dp import VllmDp
 
 ROUTERS: tuple[type[Router], ...] = (
     RoundRobin,

@@ -20,8 +20,7 @@ from kvscope.core.hits import standard
 from kvscope.core.trace import Prompts
 from kvscope.deployment.kv_groups import GroupKind, KvGroup, KvGroups
 from kvscope.policies.base import LanePolicy, Policy
-from kvscope.policies.lru import Lru
-from kvscope.policies.lru_retention import LruRetention
+from kvscope.policies.lru import Lru, LruRetention
 from kvscope.replay.kernels.lanes import LaneFunctions, lane_functions
 from kvscope.replay.kernels.loop import TablePeriods
 from kvscope.replay.replay import NO_TABLES, Tables

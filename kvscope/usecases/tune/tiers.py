@@ -16,7 +16,7 @@ from kvscope.app.values import TierSize
 from kvscope.core.errors import UsageError
 from kvscope.core.trace import Prompts, Trace
 from kvscope.deployment.kv_groups import KvGroups
-from kvscope.policies.lru_retention import RETENTION, LruRetention, retaining
+from kvscope.policies.lru import RETENTION, LruRetention, retaining
 from kvscope.replay.policy_options import VLLM, Variant
 from kvscope.tuning.tiers import Options, TierCandidate, TierOffer, sizes_to_compare, tier_prices
 from kvscope.vllm_sim.offload_spec import OffloadSpec, own_offload
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvscope.deployment.deployment import ResolvedDeployment
     from kvscope.usecases.tune import TuneRequest
 
-_DEFAULT_INTERVAL = 0.0  # vLLM's, as `kvscope.policies.lru_retention` counts them
+_DEFAULT_INTERVAL = 0.0  # vLLM's, as `kvscope.policies.lru` counts them
 _POOLS, _ALL_POOLS = (0.5, 1.0, 2.0, 4.0), (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _TIER_ROWS = 6
 _TIER_OPTIONS: Options = (
