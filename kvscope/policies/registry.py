@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from difflib import get_close_matches
 
-from kvscope.core.errors import UsageError
+from kvscope.core.errors import UsageError, did_you_mean
 from kvscope.policies.base import Policy
 from kvscope.policies.belady import Belady, TailBelady
 from kvscope.policies.etlru import Etlru
@@ -61,12 +60,8 @@ def by_name(name: str) -> type[Policy]:
             remedy=f"take {REMOVED[wanted]} instead",
         )
     names = [known.name for known in POLICIES]
-    near = get_close_matches(wanted, names, n=1)
-    raise UsageError(
-        f"unknown policy {name!r}",
-        where="--policies",
-        remedy=f"did you mean {near[0]}?" if near else "take some of " + ", ".join(names),
-    )
+    remedy = did_you_mean(wanted, names, "take some of " + ", ".join(names))
+    raise UsageError(f"unknown policy {name!r}", where="--policies", remedy=remedy)
 
 
 def plugin_policies() -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
-from kvscope.core.errors import UsageError
+from kvscope.core.errors import UsageError, did_you_mean
 from kvscope.routers.balancers import LeastRequests, PowerOfTwo, Random, RoundRobin, Session, VllmDp
 from kvscope.routers.base import Router
 from kvscope.routers.dynamo import Dynamo, DynamoApprox
@@ -47,9 +45,7 @@ def router_by_name(name: str) -> type[Router]:
     names = [known.name for known in ROUTERS]
     base = wanted.partition("@")[0]
     versions = [known for known in names if known.partition("@")[0] == base]
-    near = get_close_matches(wanted, names, n=1)
+    remedy = did_you_mean(wanted, names, "take some of " + ", ".join(names))
     if versions:
         remedy = "take " + " or ".join(versions)
-    else:
-        remedy = f"did you mean {near[0]}?" if near else "take some of " + ", ".join(names)
     raise UsageError(f"unknown router {name!r}", where="--router", remedy=remedy)
